@@ -1,0 +1,122 @@
+// The processed law of a row: temperature, top-k, top-p, min-p, as a RowLaw.
+#pragma once
+
+#include "polyspec/detail/row.hpp"
+#include "polyspec/detail/select.hpp"
+#include "polyspec/detail/tiles.hpp"
+#include "polyspec/status.hpp"
+
+namespace polyspec::POLYSPEC_DETAIL {
+
+// One request's sampling parameters, read and checked.
+struct Filter {
+  float temperature;
+  float slope;  // log2(e) / temperature; unused when greedy
+  int64_t top_k;
+  float top_p;
+  float min_p;
+
+  POLYSPEC_FN bool greedy() const { return temperature == 0.0f; }
+};
+
+// Mass of token i under a law: the integers of types.hpp.
+template <class RowType>
+struct LawWeight {
+  RowType row;
+  float max;
+  float threshold;
+  float slope;
+  int head;
+
+  POLYSPEC_FN uint64_t operator()(int64_t i) const {
+    const float z = row[i];
+    const uint64_t mass = mass_of_exponent((z - max) * slope, head);
+    return z >= threshold ? mass : 0;
+  }
+};
+
+template <class RowType>
+POLYSPEC_FN LawWeight<RowType> law_weight(const RowType& row, const RowLaw& law, const Filter& filter, int head) {
+  return {row, law.max, law.threshold, filter.slope, head};
+}
+
+// Largest logit of a row, and what is wrong with the row. Collective.
+template <class Group, class RowType>
+POLYSPEC_FN int32_t row_max(Group& group, const RowType& row, float* max) {
+  int32_t high = kOrderMinusInfinity;
+  int32_t low = kOrderInfinity;
+  for (int64_t i = group.rank(); i < row.n; i += group.size()) {
+    const int32_t order = order_of(row[i]);
+    high = order > high ? order : high;
+    low = order < low ? order : low;
+  }
+  high = group.max(high);
+  low = group.min(low);
+  *max = value_of(high) + 0.0f;  // -0 becomes +0
+  if (high > kOrderInfinity || low < kOrderMinusInfinity) return kStatusNan;
+  if (high == kOrderInfinity) return kStatusInf;
+  if (high == kOrderMinusInfinity) return kStatusEmptyRow;
+  return 0;
+}
+
+// First token with the largest logit (C5). Collective.
+template <class Group, class RowType>
+POLYSPEC_FN int64_t first_equal(Group& group, const RowType& row, float max) {
+  int64_t first = row.n;
+  for (int64_t i = group.rank(); i < row.n; i += group.size()) {
+    if (row[i] == max) {
+      first = i;
+      break;
+    }
+  }
+  return group.min(first);
+}
+
+struct One {
+  POLYSPEC_FN uint64_t operator()(int64_t) const { return 1; }
+};
+
+// Smallest integer mass that is at least `share` of `total`, never 0: the likeliest token always stays.
+POLYSPEC_FN uint64_t share_of(float share, uint64_t total) {
+  const double wanted = static_cast<double>(share) * static_cast<double>(total);
+  uint64_t mass = static_cast<uint64_t>(wanted);
+  if (static_cast<double>(mass) < wanted) ++mass;
+  if (mass > total) mass = total;
+  return mass > 0 ? mass : 1;
+}
+
+// The law of a row; returns error bits (0: *law is good). `head` is head_room of the vocabulary that the masses
+// are meant for. Leaves the law's tile sums in scratch, ready for `pick`. Collective. Not for greedy requests.
+template <class Group, class RowType>
+POLYSPEC_FN int32_t law_of(Group& group, const RowType& row, const Filter& filter, int head, RowLaw* law) {
+  law->threshold = -kInfinity;
+  law->mass = 0;
+  const int32_t error = row_max(group, row, &law->max);
+  if (error != 0) return error;
+  if (filter.top_k > 0 && filter.top_k < row.n) {
+    law->threshold = select_from_top(group, row, One{}, static_cast<uint64_t>(filter.top_k));
+  }
+  if (filter.top_p < 1.0f) {
+    const LawWeight<RowType> kept = law_weight(row, *law, filter, head);
+    const uint64_t total = sum_tiles(group, row.n, kept);
+    law->threshold = select_from_top(group, row, kept, share_of(filter.top_p, total));
+  }
+  if (filter.min_p > 0.0f) {
+    // p(x) >= min_p * max p  <=>  z_x >= max + T log(min_p)
+    const double share = static_cast<double>(filter.min_p);
+    const double edge =
+        static_cast<double>(law->max) + static_cast<double>(filter.temperature) * portable_log(share);
+    const float threshold = static_cast<float>(edge);
+    law->threshold = threshold > law->threshold ? threshold : law->threshold;
+  }
+  law->mass = sum_tiles(group, row.n, law_weight(row, *law, filter, head));
+  return 0;
+}
+
+// log p of a token with logit z.
+POLYSPEC_FN float log_probability(float z, const RowLaw& law, const Filter& filter, int head) {
+  const double scaled = (static_cast<double>(z) - static_cast<double>(law.max)) / static_cast<double>(filter.temperature);
+  return static_cast<float>(scaled - portable_log(static_cast<double>(law.mass) / mass_unit(head)));
+}
+
+}  // namespace polyspec::POLYSPEC_DETAIL

@@ -1,0 +1,54 @@
+// Philox4x32-10, the counter-based generator behind every draw (Salmon et al., SC 2011), and the keying of
+// contract C3: a draw depends on (seed, position, level, round, purpose) and on nothing else.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define POLYSPEC_HD __host__ __device__ __forceinline__
+#else
+#define POLYSPEC_HD inline
+#endif
+
+namespace polyspec {
+
+struct PhiloxBlock {
+  uint32_t x[4];
+};
+
+// Ten rounds on one counter. Reference vectors are checked in csrc/tests/philox_test.cpp.
+POLYSPEC_HD PhiloxBlock philox4x32_10(PhiloxBlock counter, uint32_t key0, uint32_t key1) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = static_cast<uint64_t>(0xD2511F53u) * counter.x[0];
+    const uint64_t b = static_cast<uint64_t>(0xCD9E8D57u) * counter.x[2];
+    counter = {{static_cast<uint32_t>(b >> 32) ^ counter.x[1] ^ key0, static_cast<uint32_t>(b),
+                static_cast<uint32_t>(a >> 32) ^ counter.x[3] ^ key1, static_cast<uint32_t>(a)}};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+// What a draw is for. Draft, accept and resample never share one (papers: "Random numbers").
+enum class Purpose : uint32_t {
+  kSample = 0,  // a token from the law itself, by `sample`
+  kAccept = 1,  // the acceptance test of one draft token
+  kEmit = 2,    // the correction or bonus token of a verification
+};
+
+// 64 uniform bits. level < 2^16, round < 2^32.
+POLYSPEC_HD uint64_t draw_bits(uint64_t seed, int64_t position, int32_t level, int64_t round, Purpose purpose) {
+  const uint64_t at = static_cast<uint64_t>(position);
+  const PhiloxBlock counter{{static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), static_cast<uint32_t>(round),
+                             static_cast<uint32_t>(level) << 16 | static_cast<uint32_t>(purpose)}};
+  const PhiloxBlock out = philox4x32_10(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+  return static_cast<uint64_t>(out.x[1]) << 32 | out.x[0];
+}
+
+// A double strictly inside (0, 1): 52 bits and a half, so neither end can be reached and `u < a` never
+// accepts a token of probability 0.
+POLYSPEC_HD double open_unit(uint64_t bits) {
+  return (static_cast<double>(bits >> 12) + 0.5) * (1.0 / 4503599627370496.0);
+}
+
+}  // namespace polyspec

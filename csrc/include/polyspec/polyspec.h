@@ -1,0 +1,337 @@
+/* The C interface of polyspec, for embedders in C and in every language that can call C. C99.
+ *
+ * It mirrors sample.hpp, verify.hpp and scheduler.hpp; what is said there about the laws, the rules
+ * and the draws holds here. Every function returns a polyspec_code or a plain value; nothing is
+ * thrown across this interface and no function aborts. polyspec_last_error() explains the last
+ * failure of the calling thread.
+ *
+ * Growing structs. A struct that a caller fills begins with `size_t struct_size`, the size that the
+ * caller was compiled with; polyspec_*_default() sets it together with the defaults. The library
+ * reads a size of an earlier release   the fields of that release, the defaults for the rest; its
+ * own size                   everything; a larger size                  everything, and fails
+ * unless all that it does not know is zero; any other size                 nothing:
+ * POLYSPEC_BAD_STRUCT_SIZE. Structs without that field (polyspec_*_param, polyspec_row_law,
+ * polyspec_executor) never change.
+ *
+ * Shapes: b requests, k draft tokens, v vocabulary of the target, vd <= v vocabulary of the draft.
+ * Arrays are in row-major order and live where the call runs: host memory, or device memory for a
+ * CUDA stream. */
+#ifndef POLYSPEC_POLYSPEC_H_
+#define POLYSPEC_POLYSPEC_H_
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define POLYSPEC_VERSION_MAJOR 0
+#define POLYSPEC_VERSION_MINOR 1
+#define POLYSPEC_VERSION_PATCH 0
+
+#if defined(__GNUC__) || defined(__clang__)
+#define POLYSPEC_API __attribute__((visibility("default")))
+#else
+#define POLYSPEC_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Codes
+ * ------------------------------------------------------------------------------------------- */
+
+typedef int32_t polyspec_code;
+enum {
+  POLYSPEC_OK = 0,
+  POLYSPEC_INVALID_ARGUMENT = 1, /* a pointer, size, count or enum is wrong; nothing was written */
+  POLYSPEC_UNSUPPORTED = 2,      /* this build has no such backend */
+  POLYSPEC_CUDA_ERROR = 3,       /* the launch failed */
+  POLYSPEC_BAD_STRUCT_SIZE = 4,  /* struct_size is unknown, or a field unknown here is set */
+  POLYSPEC_WRONG_STATE = 5, /* a scheduler was told something that its next step does not allow */
+  POLYSPEC_OUT_OF_MEMORY = 6,
+  POLYSPEC_INTERNAL_ERROR = 7, /* an exception out of an executor callback, or a defect here */
+};
+
+/* Status of one request, a bit set, 0 when all is well; status.hpp has the details. Bits below
+ * POLYSPEC_STATUS_NOTES stop the request at the row they were found in; the others are notes. */
+enum {
+  POLYSPEC_STATUS_NAN = 1 << 0,
+  POLYSPEC_STATUS_INF = 1 << 1,
+  POLYSPEC_STATUS_EMPTY_ROW = 1 << 2,
+  POLYSPEC_STATUS_DRAFT_ROW = 1 << 3,
+  POLYSPEC_STATUS_TOKEN_OUT_OF_RANGE = 1 << 4,
+  POLYSPEC_STATUS_BAD_LENGTH = 1 << 5,
+  POLYSPEC_STATUS_BAD_PARAMETER = 1 << 6,
+  POLYSPEC_STATUS_DRAFT_LAW_MISMATCH = 1 << 7,
+  POLYSPEC_STATUS_NOTES = 1 << 16,
+  POLYSPEC_STATUS_ZERO_RESIDUAL = 1 << 16,
+};
+
+/* The name of a code, such as "invalid argument". Static storage, never NULL. */
+POLYSPEC_API const char* polyspec_code_string(polyspec_code code);
+
+/* What the last failing call of this thread has to say; "" before any. Valid until the next
+ * failure. */
+POLYSPEC_API const char* polyspec_last_error(void);
+
+/* Writes the names of all bits of a request's status into text[size], comma-separated, always
+ * terminated when size > 0. Returns the length that the whole text has, as snprintf does. */
+POLYSPEC_API size_t polyspec_status_string(int32_t status, char* text, size_t size);
+
+/* "major.minor.patch" of the library that runs, beside the POLYSPEC_VERSION_* of the header
+ * compiled with. */
+POLYSPEC_API const char* polyspec_version(void);
+
+/* 1 when the library was built with CUDA and finds a device, else 0. */
+POLYSPEC_API int32_t polyspec_has_cuda(void);
+
+/* ---- Sampling parameters and draws
+ * ---------------------------------------------------------------------- */
+
+/* One value for the whole batch, or one per request where `data` is not NULL. data: [b] */
+typedef struct polyspec_float_param {
+  const float* data;
+  float value;
+} polyspec_float_param;
+
+typedef struct polyspec_int64_param {
+  const int64_t* data;
+  int64_t value;
+} polyspec_int64_param;
+
+typedef struct polyspec_uint64_param {
+  const uint64_t* data;
+  uint64_t value;
+} polyspec_uint64_param;
+
+/* The processed law: temperature, then top-k, top-p, min-p. Use one object for all levels of a
+ * chain: a target judged with other filters than its draft was drawn with is no longer lossless. */
+typedef struct polyspec_sampling {
+  size_t struct_size;
+  polyspec_float_param temperature; /* finite, >= 0; 0: argmax, lowest id on ties. Default 1 */
+  polyspec_int64_param top_k;       /* >= 0; default 0: off */
+  polyspec_float_param top_p;       /* in [0, 1]; default 1: off */
+  polyspec_float_param min_p;       /* in [0, 1]; default 0: off */
+} polyspec_sampling;
+
+/* The key of the draws. Defaults: everything 0, level 1. */
+typedef struct polyspec_draw {
+  size_t struct_size;
+  polyspec_uint64_param seed;
+  polyspec_int64_param position; /* >= 0; absolute index of the first token judged or drawn */
+  polyspec_int64_param
+      round;     /* in [0, 2^32); counts the level's rounds, so that none re-uses a draw */
+  int32_t level; /* in [1, 2^16); 1 is the target */
+  const uint64_t*
+      bits; /* the caller's own draws, or NULL: [b, 1] for sample, [b, k+1] for verify */
+} polyspec_draw;
+
+/* ---- Where a call runs
+ * ------------------------------------------------------------------------------------ */
+
+enum { POLYSPEC_CPU = 0, POLYSPEC_CUDA = 1 };
+
+/* Runs body(context, i) for every i in [0, n), in any order and on any threads, and returns when
+ * all are done. The library owns no threads: `run` is called only from inside the calls it is given
+ * to. */
+typedef void (*polyspec_body)(void* context, int64_t index);
+typedef struct polyspec_executor {
+  void (*run)(void* pool, int64_t n, polyspec_body body, void* context); /* NULL: serially */
+  void* pool;                                                            /* handed to `run` */
+} polyspec_executor;
+
+typedef struct polyspec_stream {
+  size_t struct_size;
+  int32_t device;             /* POLYSPEC_CPU (default) or POLYSPEC_CUDA */
+  void* cuda_stream;          /* a cudaStream_t; NULL is the legacy default stream. CUDA only */
+  polyspec_executor executor; /* CPU only */
+} polyspec_stream;
+
+/* ---- Sampling
+ * --------------------------------------------------------------------------------------------- */
+
+enum { POLYSPEC_FLOAT32 = 0, POLYSPEC_BFLOAT16 = 1, POLYSPEC_FLOAT16 = 2 };
+
+/* The law of one row of logits in 16 bytes, as types.hpp defines it: opaque to hand up between
+ * levels. */
+typedef struct polyspec_row_law {
+  float max;
+  float threshold;
+  uint64_t mass;
+} polyspec_row_law;
+
+typedef struct polyspec_sample_params {
+  size_t struct_size;
+  int64_t batch;                     /* b */
+  int64_t vocab;                     /* v, in [1, 2^31) */
+  int32_t dtype;                     /* of logits; default POLYSPEC_FLOAT32 */
+  const void* logits;                /* [b, v], unit stride along v */
+  int64_t logits_stride;             /* elements from one request to the next */
+  const polyspec_sampling* sampling; /* NULL: the defaults */
+  const polyspec_draw* draw;         /* NULL: the defaults */
+  int64_t* tokens;                   /* [b] out; -1 where the status has an error */
+  float* logprobs;        /* [b] out; natural log of the token's probability, NaN without a token */
+  int32_t* status;        /* [b] out */
+  polyspec_row_law* laws; /* [b] out, or NULL; for draft_laws of the level above */
+} polyspec_sample_params;
+
+/* The smallest struct_size read: all fields before `laws`. */
+#define POLYSPEC_SAMPLE_PARAMS_MIN_SIZE offsetof(polyspec_sample_params, laws)
+
+/* One token per request from the processed law of its logits. stream NULL: the CPU, serially. */
+POLYSPEC_API polyspec_code polyspec_sample(const polyspec_sample_params* params,
+                                           const polyspec_stream* stream);
+
+/* ---- Verification
+ * ----------------------------------------------------------------------------------------- */
+
+enum { POLYSPEC_RULE_TOKEN = 0, POLYSPEC_RULE_BLOCK = 1 };
+
+typedef struct polyspec_verify_params {
+  size_t struct_size;
+  int64_t batch;       /* b */
+  int64_t draft_len;   /* k >= 0 */
+  int64_t vocab;       /* v, in [1, 2^31) */
+  int64_t draft_vocab; /* vd, in [1, v]; ignored without draft logits */
+
+  int32_t target_dtype; /* default POLYSPEC_FLOAT32 */
+  const void*
+      target_logits; /* [b, k+1, v], unit stride along v; row i is the law after i draft tokens */
+  int64_t target_stride[2]; /* elements per request, per row */
+
+  int32_t draft_dtype;      /* default POLYSPEC_FLOAT32 */
+  const void* draft_logits; /* [b, k, vd], or NULL: the proposal was deterministic */
+  int64_t draft_stride[2];  /* elements per request, per row */
+  const polyspec_row_law*
+      draft_laws;                 /* [b, k] as sample or verify gave them, or NULL: computed here */
+  const int32_t* target_to_draft; /* [v] draft id of each target id, -1: none; NULL: identity */
+
+  const int64_t* draft_tokens;  /* [b, k] target ids */
+  int64_t draft_tokens_stride;  /* elements per request */
+  const int64_t* draft_lengths; /* [b] in [0, k], or NULL: k for every request */
+
+  const polyspec_sampling* sampling; /* NULL: the defaults; the same as for the draft */
+  const polyspec_draw* draw;         /* NULL: the defaults */
+  int32_t rule;                      /* default POLYSPEC_RULE_TOKEN */
+
+  int64_t* tokens;        /* [b, k+1] out; accepted prefix, correction or bonus, then -1 */
+  int64_t* num_accepted;  /* [b] out; in [0, length] */
+  float* logprobs;        /* [b, k+1] out; log p of each emitted token, NaN past them */
+  int32_t* status;        /* [b] out */
+  polyspec_row_law* laws; /* [b, k+1] out, or NULL; for draft_laws of the level above */
+} polyspec_verify_params;
+
+/* The smallest struct_size read: all fields before `laws`. */
+#define POLYSPEC_VERIFY_PARAMS_MIN_SIZE offsetof(polyspec_verify_params, laws)
+
+/* Judges b drafted blocks; the emitted tokens have the target's law. stream NULL: the CPU,
+ * serially. */
+POLYSPEC_API polyspec_code polyspec_verify(const polyspec_verify_params* params,
+                                           const polyspec_stream* stream);
+
+/* ---- Scheduler
+ * -------------------------------------------------------------------------------------------- */
+
+/* The host state machine of a chain of n levels, level 1 the target, level n the drafter. Not to be
+ * used from two threads at once. scheduler.hpp says what each step means. */
+typedef struct polyspec_scheduler polyspec_scheduler;
+
+enum { POLYSPEC_STEP_DRAFT = 0, POLYSPEC_STEP_VERIFY = 1, POLYSPEC_STEP_DONE = 2 };
+
+typedef struct polyspec_step {
+  size_t struct_size; /* set by the caller; no more than this many bytes are written */
+  int32_t kind;       /* POLYSPEC_STEP_* */
+  int32_t level;      /* 1 ... n */
+  int64_t count;      /* tokens to draft, >= 1, or pending tokens to judge, >= 0 */
+} polyspec_step;
+
+/* windows: [num_windows], n - 1 numbers >= 0: windows[i-1] tokens is what level i waits for. */
+POLYSPEC_API polyspec_code polyspec_scheduler_create(const int64_t* windows, int32_t num_windows,
+                                                     polyspec_scheduler** scheduler);
+POLYSPEC_API void polyspec_scheduler_destroy(polyspec_scheduler* scheduler); /* NULL is allowed */
+
+/* Begins a request of max_new_tokens >= 0 tokens. */
+POLYSPEC_API polyspec_code polyspec_scheduler_start(polyspec_scheduler* scheduler,
+                                                    int64_t max_new_tokens);
+
+/* What to do now; changes nothing. */
+POLYSPEC_API polyspec_code polyspec_scheduler_next(const polyspec_scheduler* scheduler,
+                                                   polyspec_step* step);
+
+/* What came of it: `emitted` tokens were drafted, or handed up (accepted and correction or bonus,
+ * cut after the first EOS); eos != 0: the last of them ends the text. */
+POLYSPEC_API polyspec_code polyspec_scheduler_report(polyspec_scheduler* scheduler, int32_t level,
+                                                     int64_t emitted, int32_t eos);
+
+/* windows: [num_windows] as at creation, and as many; they hold from the next step on. */
+POLYSPEC_API polyspec_code polyspec_scheduler_set_windows(polyspec_scheduler* scheduler,
+                                                          const int64_t* windows,
+                                                          int32_t num_windows);
+
+/* windows: [num_windows] out, num_windows = n - 1. */
+POLYSPEC_API polyspec_code polyspec_scheduler_get_windows(const polyspec_scheduler* scheduler,
+                                                          int64_t* windows, int32_t num_windows);
+
+/* Tokens that wait for level 1 ... n-1; tokens that the target has emitted; 1 when nothing is left
+ * to do; the number n of levels. They answer -1 for a NULL scheduler or a level without pending
+ * tokens of its own. */
+POLYSPEC_API int64_t polyspec_scheduler_pending(const polyspec_scheduler* scheduler, int32_t level);
+POLYSPEC_API int64_t polyspec_scheduler_committed(const polyspec_scheduler* scheduler);
+POLYSPEC_API int32_t polyspec_scheduler_done(const polyspec_scheduler* scheduler);
+POLYSPEC_API int32_t polyspec_scheduler_levels(const polyspec_scheduler* scheduler);
+
+/* ---- Defaults
+ * --------------------------------------------------------------------------------------------- */
+
+/* In the header, so that struct_size is the caller's own. */
+
+static inline polyspec_sampling polyspec_sampling_default(void) {
+  polyspec_sampling out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  out.temperature.value = 1.0f;
+  out.top_p.value = 1.0f;
+  return out;
+}
+
+static inline polyspec_draw polyspec_draw_default(void) {
+  polyspec_draw out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  out.level = 1;
+  return out;
+}
+
+static inline polyspec_stream polyspec_stream_default(void) {
+  polyspec_stream out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  return out;
+}
+
+static inline polyspec_sample_params polyspec_sample_params_default(void) {
+  polyspec_sample_params out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  return out;
+}
+
+static inline polyspec_verify_params polyspec_verify_params_default(void) {
+  polyspec_verify_params out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  return out;
+}
+
+static inline polyspec_step polyspec_step_default(void) {
+  polyspec_step out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  return out;
+}
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* POLYSPEC_POLYSPEC_H_ */

@@ -1,0 +1,84 @@
+// polyspec::Scheduler: the host state machine of one chain, without tensors.
+//
+// A chain has n levels; level 1 is the target and level n the drafter (papers: M_1 ... M_n). Level
+// i < n judges the tokens pending for it once windows[i-1] of them have come from below. The
+// machine only counts: `next()` says who does what with how many tokens, `report()` tells it what
+// came of that. Python's loop, the C++ example and the window policies all drive this one object.
+//
+// Windows are bounded by the room that max_new_tokens leaves. A verification of m tokens can emit m
+// + 1, so a level with room for r tokens judges at most r - 1 of them, and the level below it has
+// room for what is then missing:
+//   room_1 = max_new_tokens - committed,   want_i = min(windows[i-1], room_i - 1),
+//   room_{i+1} = room_i - 1 - pending_i.
+// Level i is ready when pending_i >= want_i, or when its pending tokens cannot grow: the last one
+// ends the text, or the drafter had no more to propose. A block may overshoot its window, since a
+// level hands up all it emits.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace polyspec {
+
+struct Step {
+  enum class Kind : int32_t {
+    kDraft = 0,   // level n proposes up to `count` >= 1 tokens
+    kVerify = 1,  // level `level` judges its `count` >= 0 pending tokens; 0: a plain decoding step
+    kDone = 2,    // nothing is left to do; level and count are 0
+  };
+  Kind kind = Kind::kDone;
+  int32_t level = 0;  // 1 ... n
+  int64_t count = 0;
+};
+
+class Scheduler {
+ public:
+  // windows[i-1] is the number of tokens level i waits for, i = 1 ... n-1 (papers: {mu, K} for
+  // three levels). A window of 0 means that the level decodes alone. Throws std::invalid_argument
+  // for an empty list, for 2^16 levels or more (the limit of the draws' key), or for a negative
+  // window. No request is running: done() holds.
+  explicit Scheduler(std::vector<int64_t> windows);
+
+  // Begins a request that may emit `max_new_tokens` >= 0 tokens. Forgets what was pending; the
+  // windows stay. Throws std::invalid_argument for a negative count.
+  void start(int64_t max_new_tokens);
+
+  // What to do now. Does not change the state: calling it twice gives the same step.
+  // No step can lead past max_new_tokens.
+  Step next() const;
+
+  // Tells what the step `next()` named has brought. A drafting step brings 0 <= emitted <= count
+  // tokens; fewer than count means that the drafter has no more this round, and the level above
+  // judges what it has. A verification brings 1 <= emitted <= count + 1: the accepted prefix and
+  // the correction or bonus, cut after the first EOS. `eos`: the last emitted token ends the text.
+  // Throws std::logic_error, and changes nothing, if `level` is not the one `next()` names, if
+  // nothing is left to do, or if the count cannot be; a pending EOS allows no bonus.
+  void report(int32_t level, int64_t emitted, bool eos = false);
+
+  // Changes the windows from the next step on; the number of levels stays. A smaller window never
+  // discards sampled tokens: what is pending further down is judged first (contract C2: a policy
+  // may have looked at those tokens). Throws std::invalid_argument for another number of windows or
+  // a negative one.
+  void set_windows(std::vector<int64_t> windows);
+
+  int32_t levels() const { return static_cast<int32_t>(windows_.size()) + 1; }
+  const std::vector<int64_t>& windows() const { return windows_; }
+  // Tokens waiting to be judged by level 1 ... n-1. Throws std::out_of_range for any other level.
+  int64_t pending(int32_t level) const;
+  int64_t committed() const { return committed_; }  // tokens the target has emitted
+  bool done() const { return ended_ || committed_ == max_new_tokens_; }
+
+ private:
+  struct Pending {
+    int64_t count = 0;
+    bool closed = false;  // cannot grow: ends in EOS, or the drafter had no more
+    bool eos = false;     // the last token ends the text
+  };
+  std::vector<int64_t> windows_;  // [n-1]
+  std::vector<Pending> pending_;  // [n-1]; while level i judges, all levels below it are empty
+  int64_t committed_ = 0;
+  int64_t max_new_tokens_ = 0;
+  bool ended_ = false;  // the target emitted an EOS
+};
+
+}  // namespace polyspec

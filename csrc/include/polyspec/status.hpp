@@ -1,0 +1,40 @@
+// What can go wrong: the result of a call, and the status bits of a request.
+#pragma once
+
+#include <cstdint>
+
+namespace polyspec {
+
+// Result of a call, known on the host when the call returns. Calls never throw.
+struct Result {
+  enum class Code : int32_t {
+    kOk = 0,
+    kInvalidArgument = 1,  // a pointer, size or enum is wrong; nothing was written
+    kUnsupported = 2,      // this build has no such backend
+    kCudaError = 3,        // the launch failed; `message` is CUDA's text
+  };
+  Code code = Code::kOk;
+  const char* message = "";  // static storage, never freed
+
+  bool ok() const { return code == Code::kOk; }
+};
+
+// Status of one request (contract C4), a bit set of int32. 0: all is well.
+//
+// An error bit (below kStatusNotes) stops the request at the row it was found in: tokens from there on
+// are -1, and num_accepted tells how many tokens stand before it, hence the position of the fault.
+// A note (kStatusNotes and above) reports a rounding corner that was handled; the tokens are good.
+enum StatusBits : int32_t {
+  kStatusNan = 1 << 0,               // a NaN in a row of logits
+  kStatusInf = 1 << 1,               // +inf in a row of logits: no law exists
+  kStatusEmptyRow = 1 << 2,          // every logit is -inf: nothing has probability
+  kStatusDraftRow = 1 << 3,          // set beside the bits above when the row is the draft's
+  kStatusTokenOutOfRange = 1 << 4,   // a draft token is not in [0, vocab)
+  kStatusBadLength = 1 << 5,         // a draft length is not in [0, draft_len]
+  kStatusBadParameter = 1 << 6,      // temperature, top-k, top-p, min-p or position out of range
+  kStatusDraftLawMismatch = 1 << 7,  // a draft token has probability 0 under the law it came with
+  kStatusNotes = 1 << 16,
+  kStatusZeroResidual = 1 << 16,  // rejected, but the residual rounds to zero: drawn from p itself
+};
+
+}  // namespace polyspec

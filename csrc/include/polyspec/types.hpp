@@ -1,0 +1,61 @@
+// Types shared by every operator: element types, per-request parameters, row laws and where a call runs.
+//
+// No torch and no CUDA header is included here; a CUDA stream is only forward-declared.
+#pragma once
+
+#include <cstdint>
+
+struct CUstream_st;  // cudaStream_t is a pointer to this
+
+namespace polyspec {
+
+// Element type of a logits tensor.
+enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+// How a drafted block is judged.
+enum class Rule : int32_t {
+  kToken = 0,  // token by token: accept while u < p/q (Leviathan et al. 2023)
+  kBlock = 1,  // the block as a whole, never shorter on average (Sun et al. 2024, arXiv 2403.10444)
+};
+
+// A parameter with one value for the whole batch, or one per request.
+// `data` lives where the call runs (device memory for a CUDA call) and is read there.
+template <class T>
+struct PerRequest {
+  const T* data = nullptr;  // [b], or nullptr: `value` holds for every request
+  T value{};
+};
+
+// What the law behind one row of logits z needs to be evaluated at any token without reading the row
+// again. The law of token x is the exact rational m_x / mass with the integer
+//   m_x = trunc(2^S * exp2(log2(e) / T * (z_x - max)))  where z_x >= threshold,  else 0,
+// S = 62 - ceil(log2(vocabulary)). Integers add up to the same total in any order, so the law, and
+// every token drawn from it, is the same on a CPU thread, a CUDA block and a cluster (contract C3).
+// The draft sampler produces one RowLaw per token and the verifier above consumes it: the law handed
+// up is then the law sampled from, bit for bit (contract C1).
+struct RowLaw {
+  float max;        // largest logit of the row
+  float threshold;  // smallest logit that the filters keep; -inf without filters
+  uint64_t mass;    // sum of m_x over the kept tokens, > 0; 1 at temperature 0 (one-hot law)
+};
+
+// Runs body(context, i) for every i in [0, n), in any order and on any threads, and returns when all
+// are done. The library owns no threads: an embedder lends its own.
+struct Executor {
+  using Body = void (*)(void* context, int64_t index);
+  void (*run)(void* pool, int64_t n, Body body, void* context) = nullptr;  // nullptr: serially
+  void* pool = nullptr;                                                    // handed to `run`
+};
+
+// Where a call runs. A CUDA call is asynchronous: it launches on the stream and returns.
+struct Stream {
+  enum class Device : int32_t { kCpu = 0, kCuda = 1 };
+  Device device = Device::kCpu;
+  CUstream_st* cuda = nullptr;  // the stream of a CUDA call; nullptr is the legacy default stream
+  Executor executor{};          // the threads of a CPU call
+
+  static Stream cpu(Executor executor = {}) { return {Device::kCpu, nullptr, executor}; }
+  static Stream on(CUstream_st* stream) { return {Device::kCuda, stream, {}}; }
+};
+
+}  // namespace polyspec

@@ -1,0 +1,20 @@
+// The CPU backend's entry points, one set per instruction set (rows.cpp is compiled once for each).
+#pragma once
+
+#include "polyspec/verify.hpp"
+
+namespace polyspec::cpu {
+
+struct Rows {
+  void (*sample_request)(const SampleParams& params, int64_t request);
+  void (*verify_request)(const VerifyParams& params, int64_t request);
+  const char* isa;
+};
+
+extern const Rows kRowsBaseline;
+#ifdef POLYSPEC_X86
+extern const Rows kRowsAvx2;
+extern const Rows kRowsAvx512;
+#endif
+
+}  // namespace polyspec::cpu

@@ -1,0 +1,69 @@
+// polyspec::sample and polyspec::verify: check what the host can see, then hand over to the backend.
+#include "cpu/dispatch.hpp"
+#include "cuda/launch.hpp"
+#include "polyspec/verify.hpp"
+
+namespace polyspec {
+namespace {
+
+constexpr int64_t kVocabLimit = int64_t{1} << 31;
+
+Result invalid(const char* message) { return {Result::Code::kInvalidArgument, message}; }
+
+Result check_draw(const DrawParams& draw) {
+  if (draw.level < 1 || draw.level >= (1 << 16)) return invalid("level must be in [1, 65536)");
+  return {};
+}
+
+bool known(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+}
+
+Result check(const SampleParams& p) {
+  if (p.batch < 0) return invalid("batch must be >= 0");
+  if (p.vocab < 1 || p.vocab >= kVocabLimit) return invalid("vocab must be in [1, 2^31)");
+  if (!known(p.dtype)) return invalid("dtype is not a DType");
+  if (p.batch > 0 && (p.logits == nullptr || p.tokens == nullptr || p.logprobs == nullptr || p.status == nullptr)) {
+    return invalid("logits, tokens, logprobs and status must not be null");
+  }
+  return check_draw(p.draw);
+}
+
+Result check(const VerifyParams& p) {
+  if (p.batch < 0 || p.draft_len < 0) return invalid("batch and draft_len must be >= 0");
+  if (p.vocab < 1 || p.vocab >= kVocabLimit) return invalid("vocab must be in [1, 2^31)");
+  if (!known(p.target_dtype)) return invalid("target_dtype is not a DType");
+  if (p.rule != Rule::kToken && p.rule != Rule::kBlock) return invalid("rule is not a Rule");
+  if (p.draft_logits != nullptr) {
+    if (!known(p.draft_dtype)) return invalid("draft_dtype is not a DType");
+    if (p.draft_vocab < 1 || p.draft_vocab > p.vocab) return invalid("draft_vocab must be in [1, vocab]");
+  }
+  if (p.batch > 0 && (p.target_logits == nullptr || p.tokens == nullptr || p.num_accepted == nullptr ||
+                      p.logprobs == nullptr || p.status == nullptr)) {
+    return invalid("target_logits, tokens, num_accepted, logprobs and status must not be null");
+  }
+  if (p.batch > 0 && p.draft_len > 0 && p.draft_tokens == nullptr) {
+    return invalid("draft_tokens must not be null when draft_len > 0");
+  }
+  return check_draw(p.draw);
+}
+
+}  // namespace
+
+Result sample(const SampleParams& params, Stream stream) {
+  const Result result = check(params);
+  if (!result.ok() || params.batch == 0) return result;
+  if (stream.device == Stream::Device::kCuda) return cuda::sample(params, stream.cuda);
+  cpu::sample(params, stream.executor);
+  return {};
+}
+
+Result verify(const VerifyParams& params, Stream stream) {
+  const Result result = check(params);
+  if (!result.ok() || params.batch == 0) return result;
+  if (stream.device == Stream::Device::kCuda) return cuda::verify(params, stream.cuda);
+  cpu::verify(params, stream.executor);
+  return {};
+}
+
+}  // namespace polyspec
