@@ -1,0 +1,21 @@
+// How the example compares a chain with its target alone; try the same on models of your own.
+#pragma once
+
+#include "chain.hpp"
+
+// Mean of -log p per token of `text`, in nats, under the target as it is, without temperature and
+// filters. Needs logits that are log p, as those of NgramModel. 0 for an empty text.
+double cross_entropy(Level& target, const std::vector<int64_t>& prompt,
+                     const std::vector<int64_t>& text);
+
+struct Comparison {
+  int64_t cells = 0;  // pairs of tokens that are counted apart
+  double chi_square = 0;
+  double sigmas = 0;  // chi_square as a normal deviate; beyond 4.75 with probability 1e-6
+};
+
+// Whether chain and target draw from one law: generates `trials` short texts with either, keyed by
+// the seeds settings.seed, settings.seed + 1, ..., counts their third and fourth token as one cell and
+// takes the two-sample chi-square statistic. Cells seen less than 20 times count as one.
+Comparison compare_laws(Chain& chain, Level& target, const std::vector<int64_t>& prompt,
+                        Settings settings, int64_t trials);

@@ -1,0 +1,400 @@
+// The C interface over the C++ one: struct sizes, codes and texts; nothing is computed here.
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <vector>
+
+#include "cuda/launch.hpp"
+#include "polyspec/polyspec.h"
+#include "polyspec/scheduler.hpp"
+#include "polyspec/verify.hpp"
+
+struct polyspec_scheduler {
+  explicit polyspec_scheduler(std::vector<int64_t> windows) : machine(std::move(windows)) {}
+  polyspec::Scheduler machine;
+};
+
+namespace {
+
+// A struct_size beyond this is a forgotten initialisation, not a later release: its tail is not
+// read.
+constexpr size_t kMaxStructSize = 4096;
+
+thread_local char last_error[256] = "";
+
+polyspec_code fail(polyspec_code code, const char* function, const char* text) {
+  std::snprintf(last_error, sizeof last_error, "%s: %s", function, text);
+  return code;
+}
+
+// Runs `body` and turns what it throws into a code.
+template <class Body>
+polyspec_code guarded(const char* function, Body&& body) noexcept {
+  try {
+    return body();
+  } catch (const std::invalid_argument& error) {
+    return fail(POLYSPEC_INVALID_ARGUMENT, function, error.what());
+  } catch (const std::logic_error& error) {
+    return fail(POLYSPEC_WRONG_STATE, function, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(POLYSPEC_OUT_OF_MEMORY, function, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(POLYSPEC_INTERNAL_ERROR, function, error.what());
+  } catch (...) {
+    return fail(POLYSPEC_INTERNAL_ERROR, function, "an exception of unknown type");
+  }
+}
+
+polyspec_code from_result(const char* function, const polyspec::Result& result) {
+  static_assert(
+      static_cast<int>(polyspec::Result::Code::kInvalidArgument) == POLYSPEC_INVALID_ARGUMENT, "");
+  static_assert(static_cast<int>(polyspec::Result::Code::kUnsupported) == POLYSPEC_UNSUPPORTED, "");
+  static_assert(static_cast<int>(polyspec::Result::Code::kCudaError) == POLYSPEC_CUDA_ERROR, "");
+  if (result.ok()) return POLYSPEC_OK;
+  return fail(static_cast<polyspec_code>(result.code), function, result.message);
+}
+
+// Whether the caller's struct can be read: its size is `min_size` (the first release), the present
+// one, or a larger one that is zero past the present one. A release that adds a field adds the size
+// before it.
+template <class T>
+polyspec_code check_size(const char* function, const T* given, size_t min_size) {
+  if (given == nullptr) return fail(POLYSPEC_INVALID_ARGUMENT, function, "a struct is NULL");
+  const size_t size = given->struct_size;
+  char text[160];
+  if (size != min_size && (size < sizeof(T) || size > kMaxStructSize)) {
+    std::snprintf(text, sizeof text, "struct_size is %zu; this library (%s) knows %zu and %zu",
+                  size, polyspec_version(), min_size, sizeof(T));
+    return fail(POLYSPEC_BAD_STRUCT_SIZE, function, text);
+  }
+  const char* bytes = reinterpret_cast<const char*>(given);
+  for (size_t i = sizeof(T); i < size; ++i) {
+    if (bytes[i] != 0) {
+      std::snprintf(text, sizeof text,
+                    "byte %zu of a struct is set, but this library (%s) knows only %zu", i,
+                    polyspec_version(), sizeof(T));
+      return fail(POLYSPEC_BAD_STRUCT_SIZE, function, text);
+    }
+  }
+  return POLYSPEC_OK;
+}
+
+// Reads the fields that the caller has over `out`, which holds the defaults.
+template <class T>
+polyspec_code read_struct(const char* function, const T* given, size_t min_size, T* out) {
+  const polyspec_code code = check_size(function, given, min_size);
+  if (code == POLYSPEC_OK) std::memcpy(out, given, std::min(given->struct_size, sizeof(T)));
+  return code;
+}
+
+// An optional struct: NULL leaves the defaults.
+template <class T>
+polyspec_code read_optional(const char* function, const T* given, T* out) {
+  return given == nullptr ? POLYSPEC_OK : read_struct(function, given, sizeof(T), out);
+}
+
+// What sample and verify share: the optional structs behind their pointers, in C++ terms.
+struct Common {
+  polyspec::SamplingParams sampling;
+  polyspec::DrawParams draw;
+  polyspec::Stream stream;
+};
+
+polyspec_code read_common(const char* function, const polyspec_sampling* sampling,
+                          const polyspec_draw* draw, const polyspec_stream* stream, Common* out) {
+  polyspec_sampling s = polyspec_sampling_default();
+  polyspec_draw d = polyspec_draw_default();
+  polyspec_stream w = polyspec_stream_default();
+  polyspec_code code = read_optional(function, sampling, &s);
+  if (code == POLYSPEC_OK) code = read_optional(function, draw, &d);
+  if (code == POLYSPEC_OK) code = read_optional(function, stream, &w);
+  if (code != POLYSPEC_OK) return code;
+
+  out->sampling.temperature = {s.temperature.data, s.temperature.value};
+  out->sampling.top_k = {s.top_k.data, s.top_k.value};
+  out->sampling.top_p = {s.top_p.data, s.top_p.value};
+  out->sampling.min_p = {s.min_p.data, s.min_p.value};
+
+  out->draw.seed = {d.seed.data, d.seed.value};
+  out->draw.position = {d.position.data, d.position.value};
+  out->draw.round = {d.round.data, d.round.value};
+  out->draw.level = d.level;
+  out->draw.bits = d.bits;
+
+  if (w.device == POLYSPEC_CPU) {
+    out->stream = polyspec::Stream::cpu({w.executor.run, w.executor.pool});
+  } else if (w.device == POLYSPEC_CUDA) {
+    out->stream = polyspec::Stream::on(static_cast<CUstream_st*>(w.cuda_stream));
+  } else {
+    return fail(POLYSPEC_INVALID_ARGUMENT, function,
+                "the device of a stream is neither CPU nor CUDA");
+  }
+  return POLYSPEC_OK;
+}
+
+// The same 16 bytes under two names.
+static_assert(sizeof(polyspec_row_law) == sizeof(polyspec::RowLaw), "row law");
+static_assert(offsetof(polyspec_row_law, threshold) == offsetof(polyspec::RowLaw, threshold),
+              "row law");
+static_assert(offsetof(polyspec_row_law, mass) == offsetof(polyspec::RowLaw, mass), "row law");
+
+polyspec::RowLaw* as_laws(polyspec_row_law* laws) {
+  return reinterpret_cast<polyspec::RowLaw*>(laws);
+}
+const polyspec::RowLaw* as_laws(const polyspec_row_law* laws) {
+  return reinterpret_cast<const polyspec::RowLaw*>(laws);
+}
+
+static_assert(POLYSPEC_FLOAT16 == static_cast<int>(polyspec::DType::kFloat16), "dtype");
+static_assert(POLYSPEC_BFLOAT16 == static_cast<int>(polyspec::DType::kBFloat16), "dtype");
+static_assert(POLYSPEC_RULE_BLOCK == static_cast<int>(polyspec::Rule::kBlock), "rule");
+static_assert(POLYSPEC_STEP_DONE == static_cast<int>(polyspec::Step::Kind::kDone), "step");
+static_assert(POLYSPEC_STATUS_DRAFT_LAW_MISMATCH == int{polyspec::kStatusDraftLawMismatch},
+              "status");
+static_assert(POLYSPEC_STATUS_ZERO_RESIDUAL == int{polyspec::kStatusZeroResidual}, "status");
+static_assert(POLYSPEC_STATUS_NOTES == int{polyspec::kStatusNotes}, "status");
+
+}  // namespace
+
+// ---- Codes
+// -------------------------------------------------------------------------------------------
+
+#define POLYSPEC_STRING(x) #x
+#define POLYSPEC_JOIN(a, b, c) POLYSPEC_STRING(a) "." POLYSPEC_STRING(b) "." POLYSPEC_STRING(c)
+
+const char* polyspec_version(void) {
+  return POLYSPEC_JOIN(POLYSPEC_VERSION_MAJOR, POLYSPEC_VERSION_MINOR, POLYSPEC_VERSION_PATCH);
+}
+
+const char* polyspec_last_error(void) { return last_error; }
+
+const char* polyspec_code_string(polyspec_code code) {
+  switch (code) {
+    case POLYSPEC_OK:
+      return "ok";
+    case POLYSPEC_INVALID_ARGUMENT:
+      return "invalid argument";
+    case POLYSPEC_UNSUPPORTED:
+      return "not supported by this build";
+    case POLYSPEC_CUDA_ERROR:
+      return "CUDA error";
+    case POLYSPEC_BAD_STRUCT_SIZE:
+      return "bad struct size";
+    case POLYSPEC_WRONG_STATE:
+      return "wrong state";
+    case POLYSPEC_OUT_OF_MEMORY:
+      return "out of memory";
+    case POLYSPEC_INTERNAL_ERROR:
+      return "internal error";
+    default:
+      return "unknown code";
+  }
+}
+
+size_t polyspec_status_string(int32_t status, char* text, size_t size) {
+  static const struct {
+    int32_t bit;
+    const char* name;
+  } kNames[] = {
+      {POLYSPEC_STATUS_NAN, "NaN in a row of logits"},
+      {POLYSPEC_STATUS_INF, "+inf in a row of logits"},
+      {POLYSPEC_STATUS_EMPTY_ROW, "no token has probability"},
+      {POLYSPEC_STATUS_DRAFT_ROW, "the row is the draft's"},
+      {POLYSPEC_STATUS_TOKEN_OUT_OF_RANGE, "draft token out of range"},
+      {POLYSPEC_STATUS_BAD_LENGTH, "draft length out of range"},
+      {POLYSPEC_STATUS_BAD_PARAMETER, "sampling parameter out of range"},
+      {POLYSPEC_STATUS_DRAFT_LAW_MISMATCH, "draft token without probability under its law"},
+      {POLYSPEC_STATUS_ZERO_RESIDUAL, "residual rounds to zero (note)"},
+  };
+  size_t length = 0;
+  const auto append = [&](const char* part) {
+    const size_t n = std::strlen(part);
+    if (length < size) {
+      const size_t copied = std::min(n, size - length - 1);
+      std::memcpy(text + length, part, copied);
+      text[length + copied] = '\0';
+    }
+    length += n;
+  };
+  if (text == nullptr) size = 0;
+  append(status == 0 ? "ok" : "");
+  int32_t unknown = status;
+  for (const auto& entry : kNames) {
+    if ((status & entry.bit) == 0) continue;
+    if (length > 0) append(", ");
+    append(entry.name);
+    unknown &= ~entry.bit;
+  }
+  if (unknown != 0) append(length > 0 ? ", unknown bits" : "unknown bits");
+  return length;
+}
+
+int32_t polyspec_has_cuda(void) { return polyspec::cuda::available() ? 1 : 0; }
+
+// ---- Operators
+// ---------------------------------------------------------------------------------------
+
+polyspec_code polyspec_sample(const polyspec_sample_params* params, const polyspec_stream* stream) {
+  return guarded(__func__, [&, function = __func__]() -> polyspec_code {
+    polyspec_sample_params in = polyspec_sample_params_default();
+    Common common;
+    polyspec_code code = read_struct(function, params, POLYSPEC_SAMPLE_PARAMS_MIN_SIZE, &in);
+    if (code == POLYSPEC_OK) code = read_common(function, in.sampling, in.draw, stream, &common);
+    if (code != POLYSPEC_OK) return code;
+
+    polyspec::SampleParams p;
+    p.batch = in.batch;
+    p.vocab = in.vocab;
+    p.dtype = static_cast<polyspec::DType>(in.dtype);
+    p.logits = in.logits;
+    p.logits_stride = in.logits_stride;
+    p.sampling = common.sampling;
+    p.draw = common.draw;
+    p.tokens = in.tokens;
+    p.logprobs = in.logprobs;
+    p.status = in.status;
+    p.laws = as_laws(in.laws);
+    return from_result(function, polyspec::sample(p, common.stream));
+  });
+}
+
+polyspec_code polyspec_verify(const polyspec_verify_params* params, const polyspec_stream* stream) {
+  return guarded(__func__, [&, function = __func__]() -> polyspec_code {
+    polyspec_verify_params in = polyspec_verify_params_default();
+    Common common;
+    polyspec_code code = read_struct(function, params, POLYSPEC_VERIFY_PARAMS_MIN_SIZE, &in);
+    if (code == POLYSPEC_OK) code = read_common(function, in.sampling, in.draw, stream, &common);
+    if (code != POLYSPEC_OK) return code;
+
+    polyspec::VerifyParams p;
+    p.batch = in.batch;
+    p.draft_len = in.draft_len;
+    p.vocab = in.vocab;
+    p.draft_vocab = in.draft_vocab;
+    p.target_dtype = static_cast<polyspec::DType>(in.target_dtype);
+    p.target_logits = in.target_logits;
+    p.draft_dtype = static_cast<polyspec::DType>(in.draft_dtype);
+    p.draft_logits = in.draft_logits;
+    for (int i = 0; i < 2; ++i) {
+      p.target_stride[i] = in.target_stride[i];
+      p.draft_stride[i] = in.draft_stride[i];
+    }
+    p.draft_laws = as_laws(in.draft_laws);
+    p.target_to_draft = in.target_to_draft;
+    p.draft_tokens = in.draft_tokens;
+    p.draft_tokens_stride = in.draft_tokens_stride;
+    p.draft_lengths = in.draft_lengths;
+    p.sampling = common.sampling;
+    p.draw = common.draw;
+    p.rule = static_cast<polyspec::Rule>(in.rule);
+    p.tokens = in.tokens;
+    p.num_accepted = in.num_accepted;
+    p.logprobs = in.logprobs;
+    p.status = in.status;
+    p.laws = as_laws(in.laws);
+    return from_result(function, polyspec::verify(p, common.stream));
+  });
+}
+
+// ---- Scheduler
+// ---------------------------------------------------------------------------------------
+
+namespace {
+
+std::vector<int64_t> read_windows(const int64_t* windows, int32_t num_windows) {
+  if (windows == nullptr || num_windows < 1)
+    throw std::invalid_argument("windows is NULL or empty");
+  return std::vector<int64_t>(windows, windows + num_windows);
+}
+
+template <class T>
+void require(const T* pointer, const char* text) {
+  if (pointer == nullptr) throw std::invalid_argument(text);
+}
+
+}  // namespace
+
+polyspec_code polyspec_scheduler_create(const int64_t* windows, int32_t num_windows,
+                                        polyspec_scheduler** scheduler) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the address for the scheduler is NULL");
+    *scheduler = nullptr;
+    *scheduler = new polyspec_scheduler(read_windows(windows, num_windows));
+    return POLYSPEC_OK;
+  });
+}
+
+void polyspec_scheduler_destroy(polyspec_scheduler* scheduler) { delete scheduler; }
+
+polyspec_code polyspec_scheduler_start(polyspec_scheduler* scheduler, int64_t max_new_tokens) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the scheduler is NULL");
+    scheduler->machine.start(max_new_tokens);
+    return POLYSPEC_OK;
+  });
+}
+
+polyspec_code polyspec_scheduler_next(const polyspec_scheduler* scheduler, polyspec_step* step) {
+  return guarded(__func__, [&, function = __func__]() -> polyspec_code {
+    require(scheduler, "the scheduler is NULL");
+    const polyspec_code code = check_size(function, step, sizeof(polyspec_step));
+    if (code != POLYSPEC_OK) return code;
+    const polyspec::Step next = scheduler->machine.next();
+    step->kind = static_cast<int32_t>(next.kind);
+    step->level = next.level;
+    step->count = next.count;
+    return POLYSPEC_OK;
+  });
+}
+
+polyspec_code polyspec_scheduler_report(polyspec_scheduler* scheduler, int32_t level,
+                                        int64_t emitted, int32_t eos) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the scheduler is NULL");
+    scheduler->machine.report(level, emitted, eos != 0);
+    return POLYSPEC_OK;
+  });
+}
+
+polyspec_code polyspec_scheduler_set_windows(polyspec_scheduler* scheduler, const int64_t* windows,
+                                             int32_t num_windows) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the scheduler is NULL");
+    scheduler->machine.set_windows(read_windows(windows, num_windows));
+    return POLYSPEC_OK;
+  });
+}
+
+polyspec_code polyspec_scheduler_get_windows(const polyspec_scheduler* scheduler, int64_t* windows,
+                                             int32_t num_windows) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the scheduler is NULL");
+    require(windows, "windows is NULL");
+    const std::vector<int64_t>& held = scheduler->machine.windows();
+    if (static_cast<size_t>(num_windows) != held.size()) {
+      throw std::invalid_argument("num_windows is not the number of levels less one");
+    }
+    std::copy(held.begin(), held.end(), windows);
+    return POLYSPEC_OK;
+  });
+}
+
+int64_t polyspec_scheduler_pending(const polyspec_scheduler* scheduler, int32_t level) {
+  if (scheduler == nullptr || level < 1 || level >= scheduler->machine.levels()) return -1;
+  return scheduler->machine.pending(level);
+}
+
+int64_t polyspec_scheduler_committed(const polyspec_scheduler* scheduler) {
+  return scheduler == nullptr ? -1 : scheduler->machine.committed();
+}
+
+int32_t polyspec_scheduler_done(const polyspec_scheduler* scheduler) {
+  return scheduler == nullptr ? -1 : scheduler->machine.done();
+}
+
+int32_t polyspec_scheduler_levels(const polyspec_scheduler* scheduler) {
+  return scheduler == nullptr ? -1 : scheduler->machine.levels();
+}

@@ -1,0 +1,311 @@
+// Enumerates everything a chain of toy models can emit, with its probability.
+//
+// The production Scheduler says what happens next and the production sample and verify do it; this
+// file only keeps what a real driver keeps: the committed text, and per level the pending tokens
+// with the laws they came from. States that agree in all of that are merged.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "outcomes.hpp"
+#include "polyspec/scheduler.hpp"
+#include "toy_models.hpp"
+
+namespace enumeration {
+
+using TextLaw = std::map<Text, double>;
+
+inline double total_variation(const TextLaw& a, const TextLaw& b) {
+  double sum = 0.0;
+  for (const auto& [text, p] : a) {
+    const auto other = b.find(text);
+    sum += std::fabs(p - (other == b.end() ? 0.0 : other->second));
+  }
+  for (const auto& [text, p] : b) sum += a.count(text) == 0 ? p : 0.0;
+  return sum / 2.0;
+}
+
+// The law of one row as polyspec::sample draws from it, and the RowLaw it hands up.
+struct SampledRow {
+  Law law;
+  polyspec::RowLaw row_law{};
+};
+
+class Enumerator {
+ public:
+  explicit Enumerator(ToyChain chain) : chain_(std::move(chain)), rows_(chain_.count()) {}
+  virtual ~Enumerator() = default;
+
+  struct Run {
+    TextLaw texts;               // law of the emitted texts of up to max_new_tokens tokens
+    double target_passes = 0.0;  // expected number of verifications by the target
+    double emitted = 0.0;        // expected number of tokens
+  };
+
+  // Windows in force at a state, from what is pending; called before every step when given.
+  using Policy = std::function<std::vector<int64_t>(const std::vector<Text>& pending)>;
+
+  Run run(const std::vector<int64_t>& windows, int64_t max_new_tokens,
+          const Policy& policy = nullptr) {
+    State begin{
+        polyspec::Scheduler(windows), std::vector<Text>(windows.size() + 1), {}, false, 1.0};
+    begin.laws.resize(windows.size() + 1);
+    begin.scheduler.start(max_new_tokens);
+    Run result;
+    Layer layer;
+    layer.emplace(begin.key(), begin);
+    while (!layer.empty()) {
+      Layer following;
+      for (auto& [key, state] : layer) {
+        if (policy)
+          state.scheduler.set_windows(policy({state.texts.begin() + 1, state.texts.end()}));
+        const polyspec::Step step = state.scheduler.next();
+        if (step.kind == polyspec::Step::Kind::kDone) {
+          result.texts[state.texts[0]] += state.probability;
+          result.emitted += state.probability * static_cast<double>(state.texts[0].size());
+          continue;
+        }
+        if (step.level == 1) result.target_passes += state.probability;
+        if (step.kind == polyspec::Step::Kind::kDraft) {
+          draft(state, step, &following);
+        } else {
+          judge(state, step, &following);
+        }
+      }
+      layer = std::move(following);
+    }
+    return result;
+  }
+
+  // The target's own law, by polyspec::sample token after token.
+  TextLaw target_law(int64_t max_new_tokens) {
+    return autoregressive(max_new_tokens,
+                          [this](const Text& text) { return sampled(0, text).law; });
+  }
+  // The same in plain double arithmetic.
+  TextLaw softmax_law(int64_t max_new_tokens) {
+    return autoregressive(max_new_tokens, [this](const Text& text) {
+      return processed_law(chain_.levels[0].after(text), chain_.vocab(), chain_.sampling);
+    });
+  }
+
+  const ToyChain& chain() const { return chain_; }
+  double worst_deviation() const { return worst_deviation_; }     // of verify from the formulas
+  size_t verifications() const { return verifications_.size(); }  // distinct ones
+
+  struct Proposal {
+    std::vector<int64_t> tokens;
+    std::vector<polyspec::RowLaw> laws;
+    double probability = 1.0;
+  };
+
+  // All proposals of up to `count` tokens after `text`. They end at an EOS, which stays.
+  virtual std::vector<Proposal> propose(const Text& text, int64_t count) {
+    std::vector<Proposal> all;
+    grow(text, count, {}, &all);
+    return all;
+  }
+
+  // All outcomes of judging `pending` after `text` at `level` (0 is the target here).
+  virtual std::vector<Outcome> verify(int level, const Text& text, const Text& pending,
+                                      const std::vector<polyspec::RowLaw>& laws) {
+    return verify_against(level, level + 1, text, pending, laws);
+  }
+
+ protected:
+  // Judges with the rows of chain level `draft` as the proposal's.
+  std::vector<Outcome> verify_against(int level, int draft, const Text& text, const Text& pending,
+                                      const std::vector<polyspec::RowLaw>& laws) {
+    const int64_t k = static_cast<int64_t>(pending.size());
+    const int64_t vocab = chain_.vocab();
+    const ToyModel& drafter = chain_.levels[draft];
+    const bool is_last = draft == chain_.count() - 1;
+    const bool no_logits = is_last && chain_.deterministic_drafter;
+    std::vector<float> p_rows, q_rows;  // [k+1, vocab], [k, draft vocab]
+    std::vector<Law> p, q;
+    std::vector<int64_t> y;
+    Text before = text;
+    for (int64_t i = 0; i <= k; ++i) {
+      const float* row = chain_.levels[level].after(before);
+      p_rows.insert(p_rows.end(), row, row + vocab);
+      p.push_back(sampled(level, before).law);
+      if (i == k) break;
+      const float* draft_row = drafter.after(before);
+      q_rows.insert(q_rows.end(), draft_row, draft_row + drafter.vocab());
+      y.push_back(pending[i]);
+      q.push_back(no_logits ? Law(vocab, 0.0) : on_target_ids(draft, before));
+      if (no_logits) q.back()[y[i]] = 1.0;
+      before.push_back(pending[i]);
+    }
+    polyspec::VerifyParams params;
+    params.draft_len = k;
+    params.vocab = vocab;
+    params.draft_vocab = drafter.vocab();
+    params.target_logits = p_rows.data();
+    params.target_stride[1] = vocab;
+    params.draft_logits = no_logits ? nullptr : q_rows.data();
+    params.draft_stride[1] = drafter.vocab();
+    params.draft_laws = chain_.hand_up_laws && !no_logits ? laws.data() : nullptr;
+    params.target_to_draft = is_last && !chain_.draft_of.empty() ? chain_.draft_of.data() : nullptr;
+    params.draft_tokens = y.data();
+    params.sampling = chain_.sampling;
+    params.rule = chain_.rule;
+    const Decisions formula = reference_decisions(chain_.rule, p, q, y);
+    std::vector<Outcome> outcomes = find_outcomes(params, formula);
+    worst_deviation_ = std::max(worst_deviation_, deviation(chain_.rule, outcomes, formula));
+    return outcomes;
+  }
+
+  // The law of `level` after `text`. The drafter's is over its own ids.
+  const SampledRow& sampled(int level, const Text& text) {
+    const auto [at, fresh] = rows_[level].try_emplace(context(text));
+    if (fresh) {
+      polyspec::SampleParams params;
+      params.vocab = chain_.levels[level].vocab();
+      params.logits = chain_.levels[level].after(text);
+      params.sampling = chain_.sampling;
+      at->second.law = find_sample_law(params, &at->second.row_law);
+    }
+    return at->second;
+  }
+
+  int64_t target_id(int64_t draft_token) const {
+    for (size_t x = 0; x < chain_.draft_of.size(); ++x) {
+      if (chain_.draft_of[x] == draft_token) return static_cast<int64_t>(x);
+    }
+    return draft_token;
+  }
+
+ private:
+  struct State {
+    polyspec::Scheduler scheduler;
+    std::vector<Text> texts;                          // [0]: committed; [i]: pending for level i
+    std::vector<std::vector<polyspec::RowLaw>> laws;  // of the pending tokens, from the level below
+    bool closed;                                      // the drafter proposed fewer than asked
+    double probability;
+
+    Text key() const {  // the laws follow from the texts
+      Text key(1, closed ? '1' : '0');
+      for (const Text& text : texts) (key += text) += '|';
+      return key;
+    }
+    Text prefix(
+        int32_t through) const {  // committed text and what is pending for levels 1 ... through
+      Text all;
+      for (int32_t i = 0; i <= through; ++i) all += texts[i];
+      return all;
+    }
+  };
+  using Layer = std::unordered_map<Text, State>;
+
+  static void add(State state, Layer* layer) {
+    const auto [at, fresh] = layer->try_emplace(state.key(), state);
+    if (!fresh) at->second.probability += state.probability;
+  }
+
+  static Text context(const Text& text) {
+    return text.size() <= 2 ? text : text.substr(text.size() - 2);
+  }
+
+  // Hands `tokens` of the level `from` (1-based) up, cut after the first EOS.
+  void hand_up(State state, int32_t from, const std::vector<int64_t>& tokens,
+               const std::vector<polyspec::RowLaw>& laws, Layer* layer) const {
+    int64_t emitted = 0;
+    bool eos = false;
+    while (emitted < static_cast<int64_t>(tokens.size()) && !eos) {
+      eos = tokens[emitted] == chain_.eos;
+      state.texts[from - 1].push_back(static_cast<char>(tokens[emitted]));
+      state.laws[from - 1].push_back(laws[emitted]);
+      ++emitted;
+    }
+    if (from == 1) state.laws[0].clear();
+    state.scheduler.report(from, emitted, eos);
+    add(std::move(state), layer);
+  }
+
+  void draft(const State& state, const polyspec::Step& step, Layer* layer) {
+    const Text text = state.prefix(step.level - 1);
+    for (const Proposal& proposal : propose(text, step.count)) {
+      State next = state;
+      next.probability *= proposal.probability;
+      next.closed = static_cast<int64_t>(proposal.tokens.size()) < step.count;
+      hand_up(std::move(next), step.level, proposal.tokens, proposal.laws, layer);
+    }
+  }
+
+  void judge(const State& state, const polyspec::Step& step, Layer* layer) {
+    const Text text = state.prefix(step.level - 1);
+    const Text& pending = state.texts[step.level];
+    CHECK_EQ(step.count, static_cast<int64_t>(pending.size()));
+    const Text key = std::to_string(step.level) + context(text) + '|' + pending;
+    const auto [at, fresh] = verifications_.try_emplace(key);
+    if (fresh) at->second = verify(step.level - 1, text, pending, state.laws[step.level]);
+    for (const Outcome& outcome : at->second) {
+      State next = state;
+      next.probability *= outcome.probability;
+      next.texts[step.level].clear();
+      next.laws[step.level].clear();
+      if (step.level == chain_.count() - 1) next.closed = false;
+      hand_up(std::move(next), step.level, outcome.tokens, outcome.laws, layer);
+    }
+  }
+
+  void grow(const Text& text, int64_t count, Proposal so_far, std::vector<Proposal>* all) {
+    const bool ended = !so_far.tokens.empty() && so_far.tokens.back() == chain_.eos;
+    if (count == 0 || ended) {
+      all->push_back(std::move(so_far));
+      return;
+    }
+    const int last = chain_.count() - 1;
+    const SampledRow& row = sampled(last, text);
+    const int64_t best = std::max_element(row.law.begin(), row.law.end()) - row.law.begin();
+    for (int64_t x = 0; x < chain_.levels[last].vocab(); ++x) {
+      const double p = chain_.deterministic_drafter ? (x == best ? 1.0 : 0.0) : row.law[x];
+      if (p == 0.0) continue;
+      Proposal longer = so_far;
+      longer.tokens.push_back(target_id(x));
+      longer.laws.push_back(row.row_law);
+      longer.probability *= p;
+      grow(text + static_cast<char>(target_id(x)), count - 1, std::move(longer), all);
+    }
+  }
+
+  Law on_target_ids(int level, const Text& text) {
+    const Law& law = sampled(level, text).law;
+    const bool drafter = level == chain_.count() - 1;
+    Law mapped(chain_.vocab(), 0.0);
+    for (size_t x = 0; x < law.size(); ++x) mapped[drafter ? target_id(x) : x] = law[x];
+    return mapped;
+  }
+
+  template <class RowLawAfter>
+  TextLaw autoregressive(int64_t max_new_tokens, RowLawAfter&& law_after) const {
+    TextLaw open{{Text(), 1.0}}, ended;
+    for (int64_t i = 0; i < max_new_tokens; ++i) {
+      TextLaw longer;
+      for (const auto& [text, probability] : open) {
+        const Law law = law_after(text);
+        for (size_t x = 0; x < law.size(); ++x) {
+          if (law[x] == 0.0) continue;
+          TextLaw& into = static_cast<int>(x) == chain_.eos ? ended : longer;
+          into[text + static_cast<char>(x)] = probability * law[x];
+        }
+      }
+      open = std::move(longer);
+    }
+    open.insert(ended.begin(), ended.end());
+    return open;
+  }
+
+  ToyChain chain_;
+  std::vector<std::unordered_map<Text, SampledRow>> rows_;        // [level][context]
+  std::unordered_map<Text, std::vector<Outcome>> verifications_;  // by level, context and pending
+  double worst_deviation_ = 0.0;
+};
+
+}  // namespace enumeration
