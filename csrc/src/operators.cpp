@@ -1,4 +1,5 @@
-// polyspec::sample and polyspec::verify: check what the host can see, then hand over to the backend.
+// polyspec::sample and polyspec::verify: check what the host can see, then hand over to the
+// backend.
 #include "cpu/dispatch.hpp"
 #include "cuda/launch.hpp"
 #include "polyspec/verify.hpp"
@@ -23,7 +24,8 @@ Result check(const SampleParams& p) {
   if (p.batch < 0) return invalid("batch must be >= 0");
   if (p.vocab < 1 || p.vocab >= kVocabLimit) return invalid("vocab must be in [1, 2^31)");
   if (!known(p.dtype)) return invalid("dtype is not a DType");
-  if (p.batch > 0 && (p.logits == nullptr || p.tokens == nullptr || p.logprobs == nullptr || p.status == nullptr)) {
+  if (p.batch > 0 && (p.logits == nullptr || p.tokens == nullptr || p.logprobs == nullptr ||
+                      p.status == nullptr)) {
     return invalid("logits, tokens, logprobs and status must not be null");
   }
   return check_draw(p.draw);
@@ -36,10 +38,11 @@ Result check(const VerifyParams& p) {
   if (p.rule != Rule::kToken && p.rule != Rule::kBlock) return invalid("rule is not a Rule");
   if (p.draft_logits != nullptr) {
     if (!known(p.draft_dtype)) return invalid("draft_dtype is not a DType");
-    if (p.draft_vocab < 1 || p.draft_vocab > p.vocab) return invalid("draft_vocab must be in [1, vocab]");
+    if (p.draft_vocab < 1 || p.draft_vocab > p.vocab)
+      return invalid("draft_vocab must be in [1, vocab]");
   }
-  if (p.batch > 0 && (p.target_logits == nullptr || p.tokens == nullptr || p.num_accepted == nullptr ||
-                      p.logprobs == nullptr || p.status == nullptr)) {
+  if (p.batch > 0 && (p.target_logits == nullptr || p.tokens == nullptr ||
+                      p.num_accepted == nullptr || p.logprobs == nullptr || p.status == nullptr)) {
     return invalid("target_logits, tokens, num_accepted, logprobs and status must not be null");
   }
   if (p.batch > 0 && p.draft_len > 0 && p.draft_tokens == nullptr) {

@@ -15,7 +15,7 @@ struct Comparison {
 };
 
 // Whether chain and target draw from one law: generates `trials` short texts with either, keyed by
-// the seeds settings.seed, settings.seed + 1, ..., counts their third and fourth token as one cell and
-// takes the two-sample chi-square statistic. Cells seen less than 20 times count as one.
+// the seeds settings.seed, settings.seed + 1, ..., counts their third and fourth token as one cell
+// and takes the two-sample chi-square statistic. Cells seen less than 20 times count as one.
 Comparison compare_laws(Chain& chain, Level& target, const std::vector<int64_t>& prompt,
                         Settings settings, int64_t trials);

@@ -1,5 +1,6 @@
-// Philox4x32-10, the counter-based generator behind every draw (Salmon et al., SC 2011), and the keying of
-// contract C3: a draw depends on (seed, position, level, round, purpose) and on nothing else.
+// Philox4x32-10, the counter-based generator behind every draw (Salmon et al., SC 2011), and the
+// keying of contract C3: a draw depends on (seed, position, level, round, purpose) and on nothing
+// else.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,7 @@
 #ifdef __CUDACC__
 #define POLYSPEC_HD __host__ __device__ __forceinline__
 #else
-#define POLYSPEC_HD inline
+#define POLYSPEC_HD inline __attribute__((always_inline))
 #endif
 
 namespace polyspec {
@@ -29,7 +30,7 @@ POLYSPEC_HD PhiloxBlock philox4x32_10(PhiloxBlock counter, uint32_t key0, uint32
   return counter;
 }
 
-// What a draw is for. Draft, accept and resample never share one (papers: "Random numbers").
+// What a draw is for. Draft, accept and resample never share one.
 enum class Purpose : uint32_t {
   kSample = 0,  // a token from the law itself, by `sample`
   kAccept = 1,  // the acceptance test of one draft token
@@ -37,16 +38,19 @@ enum class Purpose : uint32_t {
 };
 
 // 64 uniform bits. level < 2^16, round < 2^32.
-POLYSPEC_HD uint64_t draw_bits(uint64_t seed, int64_t position, int32_t level, int64_t round, Purpose purpose) {
+POLYSPEC_HD uint64_t draw_bits(uint64_t seed, int64_t position, int32_t level, int64_t round,
+                               Purpose purpose) {
   const uint64_t at = static_cast<uint64_t>(position);
-  const PhiloxBlock counter{{static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), static_cast<uint32_t>(round),
+  const PhiloxBlock counter{{static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32),
+                             static_cast<uint32_t>(round),
                              static_cast<uint32_t>(level) << 16 | static_cast<uint32_t>(purpose)}};
-  const PhiloxBlock out = philox4x32_10(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+  const PhiloxBlock out =
+      philox4x32_10(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
   return static_cast<uint64_t>(out.x[1]) << 32 | out.x[0];
 }
 
-// A double strictly inside (0, 1): 52 bits and a half, so neither end can be reached and `u < a` never
-// accepts a token of probability 0.
+// A double strictly inside (0, 1): 52 bits and a half, so neither end can be reached and `u < a`
+// never accepts a token of probability 0.
 POLYSPEC_HD double open_unit(uint64_t bits) {
   return (static_cast<double>(bits >> 12) + 0.5) * (1.0 / 4503599627370496.0);
 }

@@ -11,17 +11,18 @@ namespace polyspec {
 struct SamplingParams {
   PerRequest<float> temperature{nullptr, 1.0f};  // finite, >= 0
   PerRequest<int64_t> top_k{nullptr, 0};         // >= 0; 0: off
-  PerRequest<float> top_p{nullptr, 1.0f};        // in [0, 1]; 1: off; the likeliest token always stays
-  PerRequest<float> min_p{nullptr, 0.0f};        // in [0, 1]; 0: off
+  PerRequest<float> top_p{nullptr, 1.0f};  // in [0, 1]; 1: off; the likeliest token always stays
+  PerRequest<float> min_p{nullptr, 0.0f};  // in [0, 1]; 0: off
 };
 
 // What keys a request's draws beside their purpose (contract C3). The absolute position of a token,
 // the level that draws and its round make a draw unique; the batch does not enter.
 struct DrawParams {
   PerRequest<uint64_t> seed{nullptr, 0};
-  PerRequest<int64_t> position{nullptr, 0};  // >= 0; absolute index of the first token judged or drawn
-  PerRequest<int64_t> round{nullptr, 0};     // in [0, 2^32); counts the level's draws at a position
-  int32_t level = 1;                         // in [1, 2^16); 1 is the target
+  PerRequest<int64_t> position{nullptr,
+                               0};        // >= 0; absolute index of the first token judged or drawn
+  PerRequest<int64_t> round{nullptr, 0};  // in [0, 2^32); counts the level's draws at a position
+  int32_t level = 1;                      // in [1, 2^16); 1 is the target
   // Draws of the caller's own in place of Philox, for another generator or an exact enumeration:
   // [b, 1] for sample, [b, k+1] for verify (k acceptance tests, then the emitted token).
   const uint64_t* bits = nullptr;
@@ -36,13 +37,15 @@ struct SampleParams {
   SamplingParams sampling;
   DrawParams draw;
 
-  int64_t* tokens = nullptr;   // [b]; -1 where the status has an error
-  float* logprobs = nullptr;   // [b] natural log of the token's probability; NaN where there is no token
-  int32_t* status = nullptr;   // [b] StatusBits
-  RowLaw* laws = nullptr;      // [b] law of each row, for the verifier above; may be nullptr
+  int64_t* tokens = nullptr;  // [b]; -1 where the status has an error
+  float* logprobs =
+      nullptr;  // [b] natural log of the token's probability; NaN where there is no token
+  int32_t* status = nullptr;  // [b] StatusBits
+  RowLaw* laws = nullptr;     // [b] law of each row, for the verifier above; may be nullptr
 };
 
-// Draws b tokens. On the CPU the outputs are written when the call returns; on CUDA the work is queued.
+// Draws b tokens. On the CPU the outputs are written when the call returns; on CUDA the work is
+// queued.
 Result sample(const SampleParams& params, Stream stream = Stream::cpu());
 
 }  // namespace polyspec

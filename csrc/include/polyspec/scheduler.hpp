@@ -1,9 +1,10 @@
 // polyspec::Scheduler: the host state machine of one chain, without tensors.
 //
-// A chain has n levels; level 1 is the target and level n the drafter (papers: M_1 ... M_n). Level
-// i < n judges the tokens pending for it once windows[i-1] of them have come from below. The
-// machine only counts: `next()` says who does what with how many tokens, `report()` tells it what
-// came of that. Python's loop, the C++ example and the window policies all drive this one object.
+// A chain has n levels; level 1 is the target and level n the drafter (M_1 ... M_n in Wang et al.,
+// ICML 2025). Level i < n judges the tokens pending for it once windows[i-1] of them have come from
+// below. The machine only counts: `next()` says who does what with how many tokens, `report()`
+// tells it what came of that. Python's loop, the C++ example and the window policies all drive this
+// one object.
 //
 // Windows are bounded by the room that max_new_tokens leaves. A verification of m tokens can emit m
 // + 1, so a level with room for r tokens judges at most r - 1 of them, and the level below it has
@@ -33,7 +34,7 @@ struct Step {
 
 class Scheduler {
  public:
-  // windows[i-1] is the number of tokens level i waits for, i = 1 ... n-1 (papers: {mu, K} for
+  // windows[i-1] is the number of tokens level i waits for, i = 1 ... n-1 ({mu, K} there, for
   // three levels). A window of 0 means that the level decodes alone. Throws std::invalid_argument
   // for an empty list, for 2^16 levels or more (the limit of the draws' key), or for a negative
   // window. No request is running: done() holds.

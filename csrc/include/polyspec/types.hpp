@@ -1,4 +1,5 @@
-// Types shared by every operator: element types, per-request parameters, row laws and where a call runs.
+// Types shared by every operator: element types, per-request parameters, row laws and where a call
+// runs.
 //
 // No torch and no CUDA header is included here; a CUDA stream is only forward-declared.
 #pragma once
@@ -26,21 +27,21 @@ struct PerRequest {
   T value{};
 };
 
-// What the law behind one row of logits z needs to be evaluated at any token without reading the row
-// again. The law of token x is the exact rational m_x / mass with the integer
+// What the law behind one row of logits z needs to be evaluated at any token without reading the
+// row again. The law of token x is the exact rational m_x / mass with the integer
 //   m_x = trunc(2^S * exp2(log2(e) / T * (z_x - max)))  where z_x >= threshold,  else 0,
 // S = 62 - ceil(log2(vocabulary)). Integers add up to the same total in any order, so the law, and
 // every token drawn from it, is the same on a CPU thread, a CUDA block and a cluster (contract C3).
-// The draft sampler produces one RowLaw per token and the verifier above consumes it: the law handed
-// up is then the law sampled from, bit for bit (contract C1).
+// The draft sampler produces one RowLaw per token and the verifier above consumes it: the law
+// handed up is then the law sampled from, bit for bit (contract C1).
 struct RowLaw {
   float max;        // largest logit of the row
   float threshold;  // smallest logit that the filters keep; -inf without filters
   uint64_t mass;    // sum of m_x over the kept tokens, > 0; 1 at temperature 0 (one-hot law)
 };
 
-// Runs body(context, i) for every i in [0, n), in any order and on any threads, and returns when all
-// are done. The library owns no threads: an embedder lends its own.
+// Runs body(context, i) for every i in [0, n), in any order and on any threads, and returns when
+// all are done. The library owns no threads: an embedder lends its own.
 struct Executor {
   using Body = void (*)(void* context, int64_t index);
   void (*run)(void* pool, int64_t n, Body body, void* context) = nullptr;  // nullptr: serially

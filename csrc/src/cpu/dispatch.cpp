@@ -1,4 +1,5 @@
-// Picks the widest instruction set this processor has and runs the requests of a batch on the caller's threads.
+// Picks the widest instruction set this processor has and runs the requests of a batch on the
+// caller's threads.
 #include "cpu/dispatch.hpp"
 
 #include <cstdlib>
@@ -9,14 +10,16 @@
 namespace polyspec::cpu {
 namespace {
 
-// POLYSPEC_CPU_ISA=baseline|avx2 asks for less than the processor has; the tests compare the copies with it.
+// POLYSPEC_CPU_ISA=baseline|avx2 asks for less than the processor has; the tests compare the copies
+// with it.
 const Rows& choose() {
 #ifdef POLYSPEC_X86
   const char* wanted = std::getenv("POLYSPEC_CPU_ISA");
   const bool any = wanted == nullptr;
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl");
   if (avx512 && (any || std::strcmp(wanted, "avx512") == 0)) return kRowsAvx512;
   if (avx2 && (any || std::strcmp(wanted, "baseline") != 0)) return kRowsAvx2;
 #endif

@@ -1,5 +1,5 @@
-// The row algorithms over the group of one, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2 or
-// avx512, and the build passes the matching compiler flags.
+// The row algorithms over the group of one, compiled for one instruction set: POLYSPEC_ISA is
+// baseline, avx2 or avx512, and the build passes the matching compiler flags.
 #define POLYSPEC_JOIN_(a, b) a##b
 #define POLYSPEC_JOIN(a, b) POLYSPEC_JOIN_(a, b)
 #define POLYSPEC_STRING_(a) #a
@@ -19,9 +19,12 @@ void sample_one(const SampleParams& params, int64_t request) {
   Scratch scratch;
   SerialGroup group(scratch);
   switch (params.dtype) {
-    case DType::kFloat32: return sample_request<float>(group, params, request);
-    case DType::kBFloat16: return sample_request<BFloat16>(group, params, request);
-    case DType::kFloat16: return sample_request<Float16>(group, params, request);
+    case DType::kFloat32:
+      return sample_request<float>(group, params, request);
+    case DType::kBFloat16:
+      return sample_request<BFloat16>(group, params, request);
+    case DType::kFloat16:
+      return sample_request<Float16>(group, params, request);
   }
 }
 
@@ -29,9 +32,12 @@ void verify_one(const VerifyParams& params, int64_t request) {
   Scratch scratch;
   SerialGroup group(scratch);
   switch (params.target_dtype) {
-    case DType::kFloat32: return verify_request<float>(group, params, request);
-    case DType::kBFloat16: return verify_request<BFloat16>(group, params, request);
-    case DType::kFloat16: return verify_request<Float16>(group, params, request);
+    case DType::kFloat32:
+      return verify_request<float>(group, params, request);
+    case DType::kBFloat16:
+      return verify_request<BFloat16>(group, params, request);
+    case DType::kFloat16:
+      return verify_request<Float16>(group, params, request);
   }
 }
 
@@ -43,7 +49,7 @@ namespace polyspec::cpu {
 #define POLYSPEC_TABLE_baseline kRowsBaseline
 #define POLYSPEC_TABLE_avx2 kRowsAvx2
 #define POLYSPEC_TABLE_avx512 kRowsAvx512
-const Rows POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {&POLYSPEC_DETAIL::sample_one, &POLYSPEC_DETAIL::verify_one,
-                                                           POLYSPEC_STRING(POLYSPEC_ISA)};
+const Rows POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
+    &POLYSPEC_DETAIL::sample_one, &POLYSPEC_DETAIL::verify_one, POLYSPEC_STRING(POLYSPEC_ISA)};
 
 }  // namespace polyspec::cpu

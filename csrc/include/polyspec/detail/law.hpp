@@ -36,7 +36,8 @@ struct LawWeight {
 };
 
 template <class RowType>
-POLYSPEC_FN LawWeight<RowType> law_weight(const RowType& row, const RowLaw& law, const Filter& filter, int head) {
+POLYSPEC_FN LawWeight<RowType> law_weight(const RowType& row, const RowLaw& law,
+                                          const Filter& filter, int head) {
   return {row, law.max, law.threshold, filter.slope, head};
 }
 
@@ -76,7 +77,8 @@ struct One {
   POLYSPEC_FN uint64_t operator()(int64_t) const { return 1; }
 };
 
-// Smallest integer mass that is at least `share` of `total`, never 0: the likeliest token always stays.
+// Smallest integer mass that is at least `share` of `total`, never 0: the likeliest token always
+// stays.
 POLYSPEC_FN uint64_t share_of(float share, uint64_t total) {
   const double wanted = static_cast<double>(share) * static_cast<double>(total);
   uint64_t mass = static_cast<uint64_t>(wanted);
@@ -85,10 +87,12 @@ POLYSPEC_FN uint64_t share_of(float share, uint64_t total) {
   return mass > 0 ? mass : 1;
 }
 
-// The law of a row; returns error bits (0: *law is good). `head` is head_room of the vocabulary that the masses
-// are meant for. Leaves the law's tile sums in scratch, ready for `pick`. Collective. Not for greedy requests.
+// The law of a row; returns error bits (0: *law is good). `head` is head_room of the vocabulary
+// that the masses are meant for. Leaves the law's tile sums in scratch, ready for `pick`.
+// Collective. Not for greedy requests.
 template <class Group, class RowType>
-POLYSPEC_FN int32_t law_of(Group& group, const RowType& row, const Filter& filter, int head, RowLaw* law) {
+POLYSPEC_FN int32_t law_of(Group& group, const RowType& row, const Filter& filter, int head,
+                           RowLaw* law) {
   law->threshold = -kInfinity;
   law->mass = 0;
   const int32_t error = row_max(group, row, &law->max);
@@ -104,8 +108,8 @@ POLYSPEC_FN int32_t law_of(Group& group, const RowType& row, const Filter& filte
   if (filter.min_p > 0.0f) {
     // p(x) >= min_p * max p  <=>  z_x >= max + T log(min_p)
     const double share = static_cast<double>(filter.min_p);
-    const double edge =
-        static_cast<double>(law->max) + static_cast<double>(filter.temperature) * portable_log(share);
+    const double edge = static_cast<double>(law->max) +
+                        static_cast<double>(filter.temperature) * portable_log(share);
     const float threshold = static_cast<float>(edge);
     law->threshold = threshold > law->threshold ? threshold : law->threshold;
   }
@@ -115,7 +119,8 @@ POLYSPEC_FN int32_t law_of(Group& group, const RowType& row, const Filter& filte
 
 // log p of a token with logit z.
 POLYSPEC_FN float log_probability(float z, const RowLaw& law, const Filter& filter, int head) {
-  const double scaled = (static_cast<double>(z) - static_cast<double>(law.max)) / static_cast<double>(filter.temperature);
+  const double scaled = (static_cast<double>(z) - static_cast<double>(law.max)) /
+                        static_cast<double>(filter.temperature);
   return static_cast<float>(scaled - portable_log(static_cast<double>(law.mass) / mass_unit(head)));
 }
 

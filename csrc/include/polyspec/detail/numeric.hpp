@@ -1,5 +1,6 @@
-// Portable arithmetic of the row algorithms. Every function gives the same bits on every processor: IEEE
-// operations in a fixed order, fused only where fma is written (the build turns contraction off).
+// Portable arithmetic of the row algorithms. Every function gives the same bits on every processor:
+// IEEE operations in a fixed order, fused only where fma is written (the build turns contraction
+// off).
 #pragma once
 
 #include <cstdint>
@@ -8,15 +9,16 @@
 
 #include "polyspec/types.hpp"
 
-// Device functions in a CUDA file, inline functions elsewhere. (The fibre tests ask for less inlining, to compile fast.)
+// Device functions in a CUDA file, inline functions elsewhere. (The fibre tests ask for less
+// inlining, to compile fast.)
 #ifdef __CUDACC__
 #define POLYSPEC_FN __device__ __forceinline__
 #elif !defined(POLYSPEC_FN)
 #define POLYSPEC_FN inline __attribute__((always_inline))
 #endif
 
-// The row algorithms are compiled once per instruction set; each copy needs names of its own, or the
-// linker would merge them and run one set's instructions on a processor without it.
+// The row algorithms are compiled once per instruction set; each copy needs names of its own, or
+// the linker would merge them and run one set's instructions on a processor without it.
 #ifndef POLYSPEC_DETAIL
 #define POLYSPEC_DETAIL detail
 #endif
@@ -55,7 +57,8 @@ POLYSPEC_FN float value_of_key(uint32_t key) {
   return value_of(static_cast<int32_t>(key ^ 0x80000000u));
 }
 
-// Head room of the integer masses: V tokens of at most 2^(62 - head_room(V)) add up to less than 2^63.
+// Head room of the integer masses: V tokens of at most 2^(62 - head_room(V)) add up to less than
+// 2^63.
 POLYSPEC_FN int head_room(int64_t vocab) {
   int bits = 0;
   while ((int64_t{1} << bits) < vocab) ++bits;
@@ -78,7 +81,8 @@ POLYSPEC_FN uint64_t mass_of_exponent(float exponent, int head) {
   p = __builtin_fmaf(p, f, 0.24022648f);
   p = __builtin_fmaf(p, f, 0.6931472f);
   p = __builtin_fmaf(p, f, 1.0f);
-  const uint32_t bits = bit_cast<uint32_t>(p) + (static_cast<uint32_t>(static_cast<int32_t>(whole)) << 23);
+  const uint32_t bits =
+      bit_cast<uint32_t>(p) + (static_cast<uint32_t>(static_cast<int32_t>(whole)) << 23);
   const uint32_t down = 127u - (bits >> 23) + static_cast<uint32_t>(head);
   const uint64_t significand = static_cast<uint64_t>((bits & 0x7fffffu) | 0x800000u) << 39;
   return significand >> (down < 63u ? down : 63u);
@@ -91,7 +95,8 @@ POLYSPEC_FN float slope_of(float temperature) {
   return static_cast<float>(slope < largest ? slope : largest);
 }
 
-// Natural logarithm of a positive normal double, within 2 ulp: the C libraries' differ in the last bit.
+// Natural logarithm of a positive normal double, within 2 ulp: the C libraries' differ in the last
+// bit.
 POLYSPEC_FN double portable_log(double value) {
   uint64_t bits = bit_cast<uint64_t>(value);
   int exponent = static_cast<int>(bits >> 52) - 1023;

@@ -12,15 +12,16 @@ POLYSPEC_FN T value_for(const PerRequest<T>& parameter, int64_t request) {
   return parameter.data != nullptr ? parameter.data[request] : parameter.value;
 }
 
-// Reads a request's sampling parameters; returns kStatusBadParameter or 0. NaNs fail every comparison.
+// Reads a request's sampling parameters; returns kStatusBadParameter or 0. NaNs fail every
+// comparison.
 POLYSPEC_FN int32_t read_filter(const SamplingParams& sampling, int64_t request, Filter* filter) {
   filter->temperature = value_for(sampling.temperature, request);
   filter->top_k = value_for(sampling.top_k, request);
   filter->top_p = value_for(sampling.top_p, request);
   filter->min_p = value_for(sampling.min_p, request);
-  const bool good = filter->temperature >= 0.0f && filter->temperature < kInfinity && filter->top_k >= 0 &&
-                    filter->top_p >= 0.0f && filter->top_p <= 1.0f && filter->min_p >= 0.0f &&
-                    filter->min_p <= 1.0f;
+  const bool good = filter->temperature >= 0.0f && filter->temperature < kInfinity &&
+                    filter->top_k >= 0 && filter->top_p >= 0.0f && filter->top_p <= 1.0f &&
+                    filter->min_p >= 0.0f && filter->min_p <= 1.0f;
   filter->slope = good && !filter->greedy() ? slope_of(filter->temperature) : 0.0f;
   return good ? 0 : kStatusBadParameter;
 }
@@ -40,13 +41,15 @@ struct Draws {
   }
 };
 
-POLYSPEC_FN int32_t read_draws(const DrawParams& draw, int64_t request, int64_t slots, Draws* draws) {
+POLYSPEC_FN int32_t read_draws(const DrawParams& draw, int64_t request, int64_t slots,
+                               Draws* draws) {
   draws->seed = value_for(draw.seed, request);
   draws->position = value_for(draw.position, request);
   draws->round = value_for(draw.round, request);
   draws->level = draw.level;
   draws->bits = draw.bits != nullptr ? draw.bits + request * slots : nullptr;
-  const bool good = draws->position >= 0 && draws->round >= 0 && draws->round <= int64_t{0xffffffff};
+  const bool good =
+      draws->position >= 0 && draws->round >= 0 && draws->round <= int64_t{0xffffffff};
   return good ? 0 : kStatusBadParameter;
 }
 

@@ -40,9 +40,12 @@ struct AnyRow {
   DType dtype;
   POLYSPEC_FN float operator[](int64_t i) const {
     switch (dtype) {
-      case DType::kFloat32: return static_cast<const float*>(data)[i];
-      case DType::kBFloat16: return to_float(static_cast<const BFloat16*>(data)[i]);
-      default: return to_float(static_cast<const Float16*>(data)[i]);
+      case DType::kFloat32:
+        return static_cast<const float*>(data)[i];
+      case DType::kBFloat16:
+        return to_float(static_cast<const BFloat16*>(data)[i]);
+      default:
+        return to_float(static_cast<const Float16*>(data)[i]);
     }
   }
 };

@@ -12,7 +12,8 @@ POLYSPEC_FN void sample_request(Group& group, const SampleParams& params, int64_
   Filter filter;
   Draws draws;
   Emission emission;
-  int32_t status = read_filter(params.sampling, request, &filter) | read_draws(params.draw, request, 1, &draws);
+  int32_t status =
+      read_filter(params.sampling, request, &filter) | read_draws(params.draw, request, 1, &draws);
   if (status == 0 && filter.greedy()) {
     status = greedy_emission(group, row, &emission);
   } else if (status == 0) {

@@ -1,17 +1,18 @@
-// Radix select: the logit at which the weight of the larger-or-equal logits first reaches a wanted total.
+// Radix select: the logit at which the weight of the larger-or-equal logits first reaches a wanted
+// total.
 //
-// With weight 1 this is the k-th largest logit (top-k); with a token's mass it is the edge of the nucleus
-// (top-p). No sorting: three histograms of the float's ordered bits, 11 + 11 + 10. The histogram adds integers,
-// so it does not matter in which order threads reach a bin, and tokens that tie at the edge share a key and stay
-// together.
+// With weight 1 this is the k-th largest logit (top-k); with a token's mass it is the edge of the
+// nucleus (top-p). No sorting: three histograms of the float's ordered bits, 11 + 11 + 10. The
+// histogram adds integers, so it does not matter in which order threads reach a bin, and tokens
+// that tie at the edge share a key and stay together.
 #pragma once
 
 #include "polyspec/detail/group.hpp"
 
 namespace polyspec::POLYSPEC_DETAIL {
 
-// Largest bin d with bins[d] + bins[d + 1] + ... >= need, where need <= the total. `need` becomes what is
-// left of it for that bin. Collective.
+// Largest bin d with bins[d] + bins[d + 1] + ... >= need, where need <= the total. `need` becomes
+// what is left of it for that bin. Collective.
 template <class Group>
 POLYSPEC_FN int bin_from_top(Group& group, uint64_t* need) {
   Scratch& scratch = group.scratch();
@@ -32,10 +33,11 @@ POLYSPEC_FN int bin_from_top(Group& group, uint64_t* need) {
   return static_cast<int>(scratch.found[0]);
 }
 
-// Largest logit t of the row with sum of weight(i) over row[i] >= t reaching `need`, 1 <= need <= sum of all weights.
-// Collective.
+// Largest logit t of the row with sum of weight(i) over row[i] >= t reaching `need`, 1 <= need <=
+// sum of all weights. Collective.
 template <class Group, class AnyRowType, class Weight>
-POLYSPEC_FN float select_from_top(Group& group, const AnyRowType& row, const Weight& weight, uint64_t need) {
+POLYSPEC_FN float select_from_top(Group& group, const AnyRowType& row, const Weight& weight,
+                                  uint64_t need) {
   uint64_t* bins = group.scratch().bins;
   uint32_t prefix = 0;
   uint32_t mask = 0;

@@ -1,11 +1,11 @@
-// The block rule for one request (Sun et al. 2024, arXiv 2403.10444): the block is judged as a whole, and
-// its longest prefix i with u_i < h_i stands.
+// The block rule for one request (Sun et al. 2024, arXiv 2403.10444): the block is judged as a
+// whole, and its longest prefix i with u_i < h_i stands.
 //
 //   p_0 = 1, p_i = min(1, p_{i-1} p(y_i)/q(y_i)),  S_i = sum_x max(p_i p(x) - q(x), 0),
 //   h_i = S_i / (S_i + 1 - p_i),  h_m = p_m.
 //
-// One sweep over the rows: S_i belongs to row i, whose laws the ratio of the next token needs anyway. p_i = 0
-// ends the sweep, since every later h is 0 too.
+// One sweep over the rows: S_i belongs to row i, whose laws the ratio of the next token needs
+// anyway. p_i = 0 ends the sweep, since every later h is 0 too.
 #pragma once
 
 #include "polyspec/detail/verify_token.hpp"
@@ -37,7 +37,8 @@ POLYSPEC_FN Verdict verify_block(Group& group, const Block<T>& block) {
     }
     double h = i == 0 ? 1.0 : 0.0;  // the empty prefix always stands
     if (i > 0) {
-      const uint64_t total = sum_tiles(group, params.vocab, residual_weight(block, i, p_law, q_law, scale));
+      const uint64_t total =
+          sum_tiles(group, params.vocab, residual_weight(block, i, p_law, q_law, scale));
       const double s = static_cast<double>(total) / mass_unit(head);
       h = s > 0.0 ? s / (s + (1.0 - scale)) : 0.0;  // s = 0: nothing could be drawn here
     }
@@ -61,8 +62,8 @@ POLYSPEC_FN Verdict verify_block(Group& group, const Block<T>& block) {
     if (verdict.status == 0) verdict.last = emit_from_law(group, block, block.length, p_law);
     return verdict;
   }
-  verdict.last =
-      emit_from_residual(group, block, verdict.accepted, kept_p, kept_q, kept_scale, &verdict.status);
+  verdict.last = emit_from_residual(group, block, verdict.accepted, kept_p, kept_q, kept_scale,
+                                    &verdict.status);
   return verdict;
 }
 

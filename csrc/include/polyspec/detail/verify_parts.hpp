@@ -1,4 +1,5 @@
-// What both verification rules are made of: the block's view of one request, acceptance and residual.
+// What both verification rules are made of: the block's view of one request, acceptance and
+// residual.
 #pragma once
 
 #include "polyspec/detail/request.hpp"
@@ -16,12 +17,13 @@ struct Block {
   Draws draws;
 
   POLYSPEC_FN Row<T> target_row(int64_t i) const {
-    return row_at<T>(params.target_logits, request * params.target_stride[0] + i * params.target_stride[1],
-                     params.vocab);
+    return row_at<T>(params.target_logits,
+                     request * params.target_stride[0] + i * params.target_stride[1], params.vocab);
   }
   POLYSPEC_FN AnyRow draft_row(int64_t i) const {
     return any_row_at(params.draft_logits, params.draft_dtype,
-                      request * params.draft_stride[0] + i * params.draft_stride[1], params.draft_vocab);
+                      request * params.draft_stride[0] + i * params.draft_stride[1],
+                      params.draft_vocab);
   }
   POLYSPEC_FN int64_t token(int64_t i) const {
     return params.draft_tokens[request * params.draft_tokens_stride + i];
@@ -30,7 +32,9 @@ struct Block {
   POLYSPEC_FN double accept_draw(int64_t i) const {
     return open_unit(draws.at(i, i, Purpose::kAccept));
   }
-  POLYSPEC_FN uint64_t emit_draw(int64_t i) const { return draws.at(i, params.draft_len, Purpose::kEmit); }
+  POLYSPEC_FN uint64_t emit_draw(int64_t i) const {
+    return draws.at(i, params.draft_len, Purpose::kEmit);
+  }
   // Writes one emitted token; rank 0 only.
   POLYSPEC_FN void write(int64_t i, int64_t token, float logprob, const RowLaw& law) const {
     const int64_t at = request * (params.draft_len + 1) + i;
@@ -66,8 +70,8 @@ POLYSPEC_FN int32_t draft_law(Group& group, const Block<T>& block, int64_t i, Ro
 // p(y)/q(y) for draft token y of row i, q = 1 for a deterministic proposal; error bits or 0. The
 // quotient is exact up to double rounding, and exactly 1 for equal laws.
 template <class T>
-POLYSPEC_FN int32_t acceptance_ratio(const Block<T>& block, int64_t i, int64_t y, const RowLaw& p_law,
-                                     const RowLaw& q_law, double* ratio) {
+POLYSPEC_FN int32_t acceptance_ratio(const Block<T>& block, int64_t i, int64_t y,
+                                     const RowLaw& p_law, const RowLaw& q_law, double* ratio) {
   const VerifyParams& params = block.params;
   const auto p = law_weight(block.target_row(i), p_law, block.filter, head_room(params.vocab));
   const double p_mass = static_cast<double>(p(y));
@@ -85,7 +89,8 @@ POLYSPEC_FN int32_t acceptance_ratio(const Block<T>& block, int64_t i, int64_t y
   return 0;
 }
 
-// Integer masses of max(scale * p - q, 0) in units of 2^-(62 - head): the law drawn from after a rejection.
+// Integer masses of max(scale * p - q, 0) in units of 2^-(62 - head): the law drawn from after a
+// rejection.
 template <class T>
 struct ResidualWeight {
   LawWeight<Row<T>> p;
@@ -130,9 +135,11 @@ POLYSPEC_FN ResidualWeight<T> residual_weight(const Block<T>& block, int64_t i, 
   return weight;
 }
 
-// Draws from a law whose tile sums are in scratch, as the last emitted token of the block. Collective.
+// Draws from a law whose tile sums are in scratch, as the last emitted token of the block.
+// Collective.
 template <class T, class Group>
-POLYSPEC_FN Emission emit_from_law(Group& group, const Block<T>& block, int64_t i, const RowLaw& law) {
+POLYSPEC_FN Emission emit_from_law(Group& group, const Block<T>& block, int64_t i,
+                                   const RowLaw& law) {
   const int head = head_room(block.params.vocab);
   const Row<T> row = block.target_row(i);
   Emission emission;
@@ -143,11 +150,12 @@ POLYSPEC_FN Emission emit_from_law(Group& group, const Block<T>& block, int64_t 
   return emission;
 }
 
-// Draws the correction of row i from norm(max(scale * p - q, 0)). Where that rounds to nothing p and q are equal
-// up to rounding and p itself is drawn from, with a note. Collective.
+// Draws the correction of row i from norm(max(scale * p - q, 0)). Where that rounds to nothing p
+// and q are equal up to rounding and p itself is drawn from, with a note. Collective.
 template <class T, class Group>
-POLYSPEC_FN Emission emit_from_residual(Group& group, const Block<T>& block, int64_t i, const RowLaw& p_law,
-                                        const RowLaw& q_law, double scale, int32_t* status) {
+POLYSPEC_FN Emission emit_from_residual(Group& group, const Block<T>& block, int64_t i,
+                                        const RowLaw& p_law, const RowLaw& q_law, double scale,
+                                        int32_t* status) {
   const ResidualWeight<T> weight = residual_weight(block, i, p_law, q_law, scale);
   const Row<T> row = block.target_row(i);
   const uint64_t total = sum_tiles(group, row.n, weight);

@@ -1,14 +1,16 @@
-// The token rule for one request: walk the block, stop at the first rejection (Leviathan et al. 2023).
+// The token rule for one request: walk the block, stop at the first rejection (Leviathan et al.
+// 2023).
 //
-// Rows after the first rejection are not read. At temperature 0 both laws are one-hot and the rule is "keep
-// what equals the argmax": draft rows are not read at all.
+// Rows after the first rejection are not read. At temperature 0 both laws are one-hot and the rule
+// is "keep what equals the argmax": draft rows are not read at all.
 #pragma once
 
 #include "polyspec/detail/verify_parts.hpp"
 
 namespace polyspec::POLYSPEC_DETAIL {
 
-// What became of a block: the tokens accepted, and the emission behind them unless status has an error.
+// What became of a block: the tokens accepted, and the emission behind them unless status has an
+// error.
 struct Verdict {
   int64_t accepted = 0;
   int32_t status = 0;
