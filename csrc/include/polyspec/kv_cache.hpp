@@ -1,0 +1,138 @@
+// Operators on caches of keys and values: append, pages, and the compaction of an accepted tree
+// path.
+//
+// Contract C7: a contiguous cache rolls back by its lengths alone and moves no bytes, so there is
+// no operator for it; a paged cache gives the pages behind the new lengths back; a tree moves its
+// accepted path and nothing else. No call allocates, waits for the device or reads a device value
+// on the host, so all can be captured in a graph.
+//
+// Elements are opaque: 1, 2 or 4 bytes, moved as they are. Strides and dimensions count elements,
+// offsets are 64-bit. Keys and values go through one call; their last dimensions may differ (d_k,
+// d_v).
+#pragma once
+
+#include "polyspec/status.hpp"
+#include "polyspec/types.hpp"
+
+namespace polyspec {
+
+// Status bits of these operators, beside kStatusBadLength of status.hpp. A row with an error keeps
+// its length, its pages and what its committed tokens are made of.
+enum CacheStatusBits : int32_t {
+  kStatusCacheFull = 1 << 8,  // the row's tokens do not fit, or no page is free
+  kStatusBadPage = 1
+      << 9,  // a page id or count of pages that cannot be: the block table or free list is damaged
+  kStatusBadPath = 1 << 10,  // a tree path that does not increase, or leaves the cache
+};
+
+// Rows of vectors somewhere, unit stride along the vector.
+struct KvSource {
+  const void* data = nullptr;
+  int64_t stride[3] = {0, 0, 0};
+};
+struct KvCache {
+  void* data = nullptr;
+  int64_t stride[3] = {0, 0, 0};
+};
+
+// What both ways to append share.
+struct NewTokens {
+  int64_t batch = 0;                 // b >= 0
+  int64_t heads = 0;                 // h >= 1, heads of keys and values (not of queries)
+  int64_t tokens = 0;                // t >= 0
+  int64_t key_dim = 0;               // d_k >= 1
+  int64_t value_dim = 0;             // d_v >= 1
+  int32_t element_size = 0;          // 1, 2 or 4 bytes
+  KvSource keys, values;             // [b, h, t, d_k], [b, h, t, d_v]
+  const int64_t* lengths = nullptr;  // [b] tokens that each row holds already
+  const int64_t* counts = nullptr;   // [b] in [0, t], new tokens of each row, or nullptr: t each
+
+  int64_t* new_lengths =
+      nullptr;  // [b] lengths + counts, or lengths where the status has an error; may be nullptr,
+                // must not be `lengths`: several threads read those
+  int32_t* status = nullptr;  // [b]
+};
+
+// Appends to a preallocated cache. Token i of row b goes to position lengths[b] + i. Positions are
+// slots, unless `ring`: then the first `sinks` positions keep their slots for ever (attention
+// sinks, Xiao et al. 2024, arXiv 2309.17453) and position p lies in slot sinks + (p - sinks) mod
+// (capacity - sinks), over the token it displaces. Of a block longer than the ring only the last
+// tokens are written. A row that does not fit is not written at all: kStatusCacheFull.
+struct AppendParams {
+  NewTokens in;
+  int64_t capacity = 0;  // c >= 1
+  bool ring = false;
+  int64_t sinks = 0;     // in [0, c); only with `ring`
+  KvCache keys, values;  // [b, h, c, d_k], [b, h, c, d_v]; no overlap with in.keys, in.values
+};
+Result append(const AppendParams& params, Stream stream = Stream::cpu());
+
+// Appends to a paged cache: position p of row b lies in page block_table[b, p / page_size] at p %
+// page_size. The row must hold the pages (reserve_pages); a position without one is not written and
+// sets kStatusBadPage.
+struct PagedAppendParams {
+  NewTokens in;
+  int64_t pages = 0;      // n >= 1
+  int64_t page_size = 0;  // s >= 1
+  int64_t max_pages = 0;  // m >= 0, pages that a row can hold
+  KvCache keys, values;   // [n, h, s, d_k], [n, h, s, d_v]
+  const int32_t* block_table =
+      nullptr;                     // [b, m] page ids; what lies behind a row's pages is not read
+  int64_t block_table_stride = 0;  // from one row to the next
+};
+Result append_paged(const PagedAppendParams& params, Stream stream = Stream::cpu());
+
+// Gives rows the pages they need, or takes back those they need no more. One block table serves all
+// layers. The free list is a stack: free_pages[0 ... free_count) are the ids nobody holds. Rows are
+// served in ascending order, so which page goes where does not depend on timing (contract C3 wants
+// that of everything).
+struct PagesParams {
+  int64_t batch = 0;                 // b >= 0
+  int64_t pages = 0;                 // n >= 1, below 2^31
+  int64_t page_size = 0;             // s >= 1
+  int64_t max_pages = 0;             // m >= 0
+  const int64_t* lengths = nullptr;  // [b] tokens that each row must be able to hold, or is cut to
+  int32_t* block_table = nullptr;    // [b, m] in and out; -1 where a page was taken back
+  int64_t block_table_stride = 0;
+  int64_t* held = nullptr;        // [b] in and out; row b holds pages block_table[b, 0 ... held[b])
+  int32_t* free_pages = nullptr;  // [n] in and out
+  int64_t* free_count = nullptr;  // [1] in and out
+  int32_t* status = nullptr;      // [b]
+};
+// Rows that hold too few pages take from the free list's top. When it runs out, this row and later
+// ones in need get none: kStatusCacheFull.
+Result reserve_pages(const PagesParams& params, Stream stream = Stream::cpu());
+// Rows that hold too many pages push them, lowest index first. A page id out of range, or more free
+// pages than there are, leaves the row as it is: kStatusBadPage.
+Result truncate_pages(const PagesParams& params, Stream stream = Stream::cpu());
+
+// After a tree has been verified: node i of row b lies in slot lengths[b] + i, and the accepted
+// nodes path[b, 0 ... j) move to slots lengths[b] ... lengths[b] + j. A parent comes before its
+// children, so path indices strictly increase and no move goes to a higher slot; a thread that
+// copies one lane of all j tokens in order therefore works in place. All layers, keys and values,
+// in one launch. A path that does not increase or leaves the cache moves nothing: kStatusBadPath.
+struct CompactTreeParams {
+  int64_t layers = 0;        // l >= 0
+  int64_t batch = 0;         // b >= 0
+  int64_t heads = 0;         // h >= 1
+  int64_t capacity = 0;      // c >= 1
+  int64_t key_dim = 0;       // d_k >= 1
+  int64_t value_dim = 0;     // d_v >= 1
+  int32_t element_size = 0;  // 1, 2 or 4 bytes
+  void* const* keys =
+      nullptr;  // [l] base of each layer's [b, h, c, d_k]; an array on the device of the call
+  void* const* values = nullptr;      // [l] base of each layer's [b, h, c, d_v]
+  int64_t key_stride[3] = {0, 0, 0};  // of every layer
+  int64_t value_stride[3] = {0, 0, 0};
+  int32_t alignment = 16;            // bytes that every base is a multiple of; a power of two
+  int64_t path_len = 0;              // m >= 0
+  const int64_t* lengths = nullptr;  // [b] committed tokens in front of the tree
+  const int64_t* path = nullptr;     // [b, m] accepted nodes, then -1
+
+  int64_t* new_lengths =
+      nullptr;                // [b] lengths + accepted nodes; may be nullptr, must not be `lengths`
+  int32_t* status = nullptr;  // [b]
+};
+Result compact_tree(const CompactTreeParams& params, Stream stream = Stream::cpu());
+
+}  // namespace polyspec

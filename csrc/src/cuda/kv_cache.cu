@@ -1,0 +1,172 @@
+// The cache operators on CUDA, each one launch. What a thread does is written in kv_index.hpp and
+// kv_pages.hpp, where the CPU tests reach it; here is only how threads are laid over rows, heads
+// and lanes.
+//
+// These kernels move a few kilobytes and are bound by latency: CTAs are small, so that even one row
+// of one layer spreads over several multiprocessors, and a thread moves as many bytes at once as
+// the addresses allow.
+#include <cuda_runtime.h>
+
+#include "cuda/cta_group.cuh"
+#include "cuda/kv_cache.hpp"
+#include "polyspec/detail/kv_index.hpp"
+#include "polyspec/detail/kv_lanes.hpp"
+#include "polyspec/detail/kv_pages.hpp"
+
+namespace polyspec::cuda {
+namespace {
+
+using detail::Lane16;
+
+constexpr int kLaneThreads = 128;
+constexpr int kPageThreads = 256;  // rows per round; a batch is seldom larger
+constexpr int64_t kMaxX = 0x7fffffff;
+constexpr int64_t kMaxYZ = 65535;
+
+// Grid: x over the lanes of all tokens, y over heads, z over rows. Grids too large for the hardware
+// go in strides.
+template <class Lane>
+__global__ void __launch_bounds__(kLaneThreads)
+    append_kernel(const __grid_constant__ AppendParams p, int64_t threads) {
+  for (int64_t row = blockIdx.z; row < p.in.batch; row += gridDim.z)
+    for (int64_t head = blockIdx.y; head < p.in.heads; head += gridDim.y)
+      for (int64_t x = blockIdx.x * int64_t{kLaneThreads} + threadIdx.x; x < threads;
+           x += gridDim.x * int64_t{kLaneThreads}) {
+        detail::append_lane<Lane>(p, row, head, x);
+      }
+}
+
+template <class Lane>
+__global__ void __launch_bounds__(kLaneThreads)
+    append_paged_kernel(const __grid_constant__ PagedAppendParams p, int64_t threads) {
+  for (int64_t row = blockIdx.z; row < p.in.batch; row += gridDim.z)
+    for (int64_t head = blockIdx.y; head < p.in.heads; head += gridDim.y)
+      for (int64_t x = blockIdx.x * int64_t{kLaneThreads} + threadIdx.x; x < threads;
+           x += gridDim.x * int64_t{kLaneThreads}) {
+        detail::append_paged_lane<Lane>(p, row, head, x);
+      }
+}
+
+// Grid: x over the lanes of all heads, y over rows, z over layers.
+template <class Lane>
+__global__ void __launch_bounds__(kLaneThreads)
+    compact_kernel(const __grid_constant__ CompactTreeParams p, int32_t lanes, int64_t threads) {
+  for (int64_t layer = blockIdx.z; layer < p.layers; layer += gridDim.z)
+    for (int64_t row = blockIdx.y; row < p.batch; row += gridDim.y)
+      for (int64_t x = blockIdx.x * int64_t{kLaneThreads} + threadIdx.x; x < threads;
+           x += gridDim.x * int64_t{kLaneThreads}) {
+        const int64_t head = x / lanes;
+        detail::compact_lane<Lane>(p, layer, row, head, static_cast<int32_t>(x - head * lanes));
+      }
+}
+
+template <bool kReserve>
+__global__ void __launch_bounds__(kPageThreads)
+    pages_kernel(const __grid_constant__ PagesParams p) {
+  __shared__ detail::CtaShared<kPageThreads> shared;
+  detail::CtaGroup<kPageThreads> group(shared);
+  detail::move_pages<kReserve>(group, p);
+}
+
+unsigned clamped(int64_t n, int64_t limit) {
+  return static_cast<unsigned>(n < 1 ? 1 : n < limit ? n : limit);
+}
+
+dim3 grid_of(int64_t threads, int64_t y, int64_t z) {
+  return dim3(clamped((threads + kLaneThreads - 1) / kLaneThreads, kMaxX), clamped(y, kMaxYZ),
+              clamped(z, kMaxYZ));
+}
+
+// The error is this launch's own and is not left behind for the next caller of cudaGetLastError.
+template <class... Params, class... Args>
+Result launch(void (*kernel)(Params...), dim3 grid, int threads, cudaStream_t stream,
+              const Args&... args) {
+  void* pointers[] = {const_cast<void*>(static_cast<const void*>(&args))...};
+  const cudaError_t error = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid,
+                                             dim3(threads), pointers, 0, stream);
+  if (error == cudaSuccess) return {};
+  cudaGetLastError();
+  return {Result::Code::kCudaError, cudaGetErrorString(error)};
+}
+
+template <class Lane>
+Result append_as(const AppendParams& p, CUstream_st* stream) {
+  const auto lanes = detail::token_lanes<Lane>(p.in.key_dim, p.in.value_dim, p.in.element_size);
+  // Without new tokens one thread still writes the row's verdict.
+  const int64_t threads = p.in.tokens > 0 ? p.in.tokens * lanes.all() : 1;
+  return launch(append_kernel<Lane>, grid_of(threads, p.in.heads, p.in.batch), kLaneThreads, stream,
+                p, threads);
+}
+
+template <class Lane>
+Result append_paged_as(const PagedAppendParams& p, CUstream_st* stream) {
+  const auto lanes = detail::token_lanes<Lane>(p.in.key_dim, p.in.value_dim, p.in.element_size);
+  const int64_t threads = p.in.tokens > 0 ? p.in.tokens * lanes.all() : 1;
+  return launch(append_paged_kernel<Lane>, grid_of(threads, p.in.heads, p.in.batch), kLaneThreads,
+                stream, p, threads);
+}
+
+template <class Lane>
+Result compact_as(const CompactTreeParams& p, CUstream_st* stream) {
+  const int32_t lanes = detail::token_lanes<Lane>(p.key_dim, p.value_dim, p.element_size).all();
+  const int64_t threads = p.heads * lanes;
+  return launch(compact_kernel<Lane>, grid_of(threads, p.batch, p.layers), kLaneThreads, stream, p,
+                lanes, threads);
+}
+
+}  // namespace
+
+Result append(const AppendParams& params, CUstream_st* stream) {
+  switch (detail::lane_bytes(params)) {
+    case 16:
+      return append_as<Lane16>(params, stream);
+    case 8:
+      return append_as<uint64_t>(params, stream);
+    case 4:
+      return append_as<uint32_t>(params, stream);
+    case 2:
+      return append_as<uint16_t>(params, stream);
+    default:
+      return append_as<uint8_t>(params, stream);
+  }
+}
+
+Result append_paged(const PagedAppendParams& params, CUstream_st* stream) {
+  switch (detail::lane_bytes(params)) {
+    case 16:
+      return append_paged_as<Lane16>(params, stream);
+    case 8:
+      return append_paged_as<uint64_t>(params, stream);
+    case 4:
+      return append_paged_as<uint32_t>(params, stream);
+    case 2:
+      return append_paged_as<uint16_t>(params, stream);
+    default:
+      return append_paged_as<uint8_t>(params, stream);
+  }
+}
+
+Result compact_tree(const CompactTreeParams& params, CUstream_st* stream) {
+  switch (detail::lane_bytes(params)) {
+    case 16:
+      return compact_as<Lane16>(params, stream);
+    case 8:
+      return compact_as<uint64_t>(params, stream);
+    case 4:
+      return compact_as<uint32_t>(params, stream);
+    case 2:
+      return compact_as<uint16_t>(params, stream);
+    default:
+      return compact_as<uint8_t>(params, stream);
+  }
+}
+
+Result reserve_pages(const PagesParams& params, CUstream_st* stream) {
+  return launch(pages_kernel<true>, dim3(1), kPageThreads, stream, params);
+}
+
+Result truncate_pages(const PagesParams& params, CUstream_st* stream) {
+  return launch(pages_kernel<false>, dim3(1), kPageThreads, stream, params);
+}
+
+}  // namespace polyspec::cuda
