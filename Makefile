@@ -1,0 +1,50 @@
+# The README's two commands, from a fresh clone:
+#   make demo                 make test
+#   make demo VENV=dir        an environment that exists already, or another place for a new one
+#   make test PYTHON=python3.12   the interpreter to make the environment from
+# POLYSPEC_CUDA=ON|OFF in the environment decides about the CUDA kernels.
+VENV ?= .venv
+PYTHON ?= python3
+# Installed only where the environment has no torch yet. Pinned, because this release's wheel on the package
+# index in use need not bring the CUDA libraries; set TORCH=torch on a machine with a GPU.
+TORCH ?= torch==2.13.0
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+CXX_FILES = $$(find csrc -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
+
+.PHONY: demo test environment test-environment lint clean
+
+demo: environment
+	$(PY) -m polyspec_ext demo
+
+test: test-environment
+	$(VENV)/bin/ctest --test-dir build/test --output-on-failure --parallel 2
+	$(PY) -m pytest -q
+	$(MAKE) --no-print-directory lint
+
+lint:
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy polyspec_ext
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+environment: $(PY)
+	@$(PY) -c "import torch" 2>/dev/null || (echo "installing $(TORCH)" && $(PIP) "$(TORCH)")
+	$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13"
+	$(PIP) --no-build-isolation -e .
+
+# One build folder for the module and for CTest. With nvcc at hand the CUDA kernels are compiled as well.
+test-environment: export POLYSPEC_CUDA ?= $(shell command -v nvcc >/dev/null 2>&1 && echo ON)
+test-environment: export POLYSPEC_BUILD_DIR = build/test
+test-environment: export CMAKE_ARGS = -DPOLYSPEC_BUILD_TESTS=ON
+test-environment: $(PY)
+	@$(PY) -c "import torch" 2>/dev/null || (echo "installing $(TORCH)" && $(PIP) "$(TORCH)")
+	$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13"
+	$(PIP) --no-build-isolation -e ".[test]"
+
+clean:
+	rm -rf build polyspec_ext/_C*.so

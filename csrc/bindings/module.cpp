@@ -1,0 +1,85 @@
+// The Python module polyspec_ext._C: the scheduler, what was built, and (by being loaded) the
+// operators of torch_ops.cpp. Its stubs are polyspec_ext/_C.pyi; python_tests/test_build.py
+// compares the two.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+
+#include "polyspec/scheduler.hpp"
+#include "polyspec/status.hpp"
+
+namespace py = pybind11;
+using polyspec::Scheduler;
+using polyspec::Step;
+
+#ifndef POLYSPEC_WITH_CUDA
+#define POLYSPEC_WITH_CUDA 0
+#endif
+
+namespace {
+
+std::string step_repr(const Step& step) {
+  const char* kinds[] = {"DRAFT", "VERIFY", "DONE"};
+  return std::string("Step(kind=") + kinds[static_cast<int>(step.kind)] +
+         ", level=" + std::to_string(step.level) + ", count=" + std::to_string(step.count) + ")";
+}
+
+py::dict build_info() {
+  py::dict info;
+  info["version"] = POLYSPEC_VERSION;
+  info["cuda"] = static_cast<bool>(POLYSPEC_WITH_CUDA);
+  info["cuda_architectures"] = POLYSPEC_WITH_CUDA ? POLYSPEC_CUDA_ARCHITECTURES : "";
+  info["torch"] = POLYSPEC_TORCH_VERSION;
+  info["compiler"] = __VERSION__;
+  return info;
+}
+
+py::dict status_bits() {
+  py::dict bits;
+  bits["NAN"] = static_cast<int>(polyspec::kStatusNan);
+  bits["INF"] = static_cast<int>(polyspec::kStatusInf);
+  bits["EMPTY_ROW"] = static_cast<int>(polyspec::kStatusEmptyRow);
+  bits["DRAFT_ROW"] = static_cast<int>(polyspec::kStatusDraftRow);
+  bits["TOKEN_OUT_OF_RANGE"] = static_cast<int>(polyspec::kStatusTokenOutOfRange);
+  bits["BAD_LENGTH"] = static_cast<int>(polyspec::kStatusBadLength);
+  bits["BAD_PARAMETER"] = static_cast<int>(polyspec::kStatusBadParameter);
+  bits["DRAFT_LAW_MISMATCH"] = static_cast<int>(polyspec::kStatusDraftLawMismatch);
+  bits["ZERO_RESIDUAL"] = static_cast<int>(polyspec::kStatusZeroResidual);
+  return bits;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "Compiled part of polyspec_ext. Import polyspec_ext instead.";
+  m.def("build_info", &build_info, "What this module was built with.");
+  m.def("status_bits", &status_bits, "The bits of a request's status (polyspec/status.hpp).");
+
+  py::enum_<Step::Kind>(m, "StepKind", "What a step of the chain does.")
+      .value("DRAFT", Step::Kind::kDraft)
+      .value("VERIFY", Step::Kind::kVerify)
+      .value("DONE", Step::Kind::kDone);
+
+  py::class_<Step>(m, "Step", "One step of the chain: `level` drafts or judges `count` tokens.")
+      .def_readonly("kind", &Step::kind)
+      .def_readonly("level", &Step::level)
+      .def_readonly("count", &Step::count)
+      .def("__repr__", &step_repr);
+
+  py::class_<Scheduler>(
+      m, "Scheduler", "Host state machine of one chain, without tensors (polyspec/scheduler.hpp).")
+      .def(py::init<std::vector<int64_t>>(), py::arg("windows"),
+           "windows[i-1] is the number of tokens level i waits for, i = 1 ... n-1.")
+      .def("start", &Scheduler::start, py::arg("max_new_tokens"), "Begins a request.")
+      .def("next", &Scheduler::next, "What to do now; does not change the state.")
+      .def("report", &Scheduler::report, py::arg("level"), py::arg("emitted"),
+           py::arg("eos") = false, "Tells what the step that `next` named has brought.")
+      .def("set_windows", &Scheduler::set_windows, py::arg("windows"),
+           "Changes the windows from the next step on.")
+      .def("pending", &Scheduler::pending, py::arg("level"), "Tokens waiting for level 1 ... n-1.")
+      .def_property_readonly("levels", &Scheduler::levels)
+      .def_property_readonly("windows", &Scheduler::windows)
+      .def_property_readonly("committed", &Scheduler::committed)
+      .def_property_readonly("done", &Scheduler::done);
+}

@@ -1,0 +1,100 @@
+// What the operators' bindings share: tensors of the LibTorch stable ABI (target 2.11), where a
+// call runs, and torch's threads.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <initializer_list>
+#include <optional>
+
+#include "polyspec/status.hpp"
+#include "polyspec/types.hpp"
+
+// Lives in libtorch_cuda, which a CPU build of torch does not have; then the address is null. It is
+// the way to the current stream that torch 2.11 and 2.12 have as well as later ones.
+extern "C" __attribute__((weak)) AOTITorchError
+aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
+
+namespace bindings {
+
+using torch::stable::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+// Where a call runs, read off its main tensor; every other tensor must be there too.
+struct Place {
+  int32_t device_type = 0;
+  int32_t device_index = 0;
+
+  explicit Place(const Tensor& tensor) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device_type));
+    device_index = tensor.get_device_index();
+  }
+  bool operator==(const Place& other) const {
+    return device_type == other.device_type && device_index == other.device_index;
+  }
+  bool cuda() const { return device_type == aoti_torch_device_type_cuda(); }
+};
+
+inline int32_t dtype_of(const Tensor& tensor) {
+  int32_t dtype = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
+}
+
+// The shape a tensor must have, and that it is where the call runs.
+inline void expect(const Tensor& tensor, const char* name, const Place& place,
+                   std::initializer_list<int64_t> shape) {
+  STD_TORCH_CHECK(Place(tensor) == place, name, ": expected a tensor on the device of the others");
+  STD_TORCH_CHECK(tensor.dim() == static_cast<int64_t>(shape.size()), name, ": expected ",
+                  shape.size(), " dimensions, got ", tensor.dim());
+  int64_t axis = 0;
+  for (const int64_t size : shape) {
+    STD_TORCH_CHECK(tensor.size(axis) == size, name, ": expected size ", size, " in dimension ",
+                    axis, ", got ", tensor.size(axis));
+    ++axis;
+  }
+}
+
+inline void expect_unit_stride(const Tensor& tensor, const char* name) {
+  const int64_t last = tensor.dim() - 1;
+  STD_TORCH_CHECK(tensor.size(last) <= 1 || tensor.stride(last) == 1, name,
+                  ": expected unit stride in the last dimension, got ", tensor.stride(last));
+}
+
+// An executor that works on torch's own threads, so that torch.set_num_threads holds for the core
+// too. A thread gets at least kGrain tasks.
+template <int64_t kGrain>
+void run_on_torch_threads(void*, int64_t n, polyspec::Executor::Body body, void* context) {
+  struct Work {
+    polyspec::Executor::Body body;
+    void* context;
+  } work{body, context};
+  const auto range = [](int64_t begin, int64_t end, void* opaque) {
+    const Work& mine = *static_cast<const Work*>(opaque);
+    for (int64_t i = begin; i < end; ++i) mine.body(mine.context, i);
+  };
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, n, kGrain, range, &work));
+}
+
+// Runs an operator of the core on the tensors' device and torch's current stream.
+template <int64_t kGrain, class Params>
+void run(polyspec::Result (*op)(const Params&, polyspec::Stream), const Params& params,
+         const Place& place) {
+  polyspec::Result result;
+  if (place.cuda()) {
+    const torch::stable::accelerator::DeviceGuard guard(place.device_index);
+    void* stream = nullptr;
+    STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr,
+                    "polyspec: this torch has no CUDA, yet got a CUDA tensor");
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(place.device_index, &stream));
+    result = op(params, polyspec::Stream::on(static_cast<CUstream_st*>(stream)));
+  } else {
+    result = op(params, polyspec::Stream::cpu({run_on_torch_threads<kGrain>, nullptr}));
+  }
+  STD_TORCH_CHECK(result.ok(), "polyspec: ", result.message);
+}
+
+}  // namespace bindings

@@ -1,0 +1,218 @@
+// The operators polyspec::sample and polyspec::verify for torch's dispatcher, on the LibTorch
+// stable ABI (target 2.11): one binary serves torch 2.11 and every later release.
+//
+// What is checked here is what memory safety needs: kinds, shapes and strides of every pointer.
+// Python (polyspec_ext/ops.py) has raised the typed errors before. No tensor's value is read on the
+// host; values that only the data can tell come back as status bits.
+#include <tuple>
+
+#include "polyspec/verify.hpp"
+#include "stable.hpp"
+
+namespace {
+
+using namespace bindings;
+
+// A call's place and its batch, read off the logits.
+struct Batch : Place {
+  int64_t batch = 0;
+  explicit Batch(const Tensor& logits) : Place(logits), batch(logits.size(0)) {}
+};
+
+template <class T>
+int32_t dtype_for() {
+  if constexpr (std::is_same_v<T, float>) return aoti_torch_dtype_float32();
+  if constexpr (std::is_same_v<T, int32_t>) return aoti_torch_dtype_int32();
+  return aoti_torch_dtype_int64();  // int64_t, and uint64_t as its two's complement
+}
+
+polyspec::DType logits_dtype(const Tensor& logits, const char* name) {
+  const int32_t dtype = dtype_of(logits);
+  if (dtype == aoti_torch_dtype_float32()) return polyspec::DType::kFloat32;
+  if (dtype == aoti_torch_dtype_bfloat16()) return polyspec::DType::kBFloat16;
+  STD_TORCH_CHECK(dtype == aoti_torch_dtype_float16(), name,
+                  ": expected float32, bfloat16 or float16");
+  return polyspec::DType::kFloat16;
+}
+
+// Data of a contiguous tensor of elements T, or nullptr for none.
+template <class T>
+const T* data_of(const OptTensor& tensor, const char* name, const Place& place,
+                 std::initializer_list<int64_t> shape) {
+  if (!tensor.has_value()) return nullptr;
+  expect(*tensor, name, place, shape);
+  STD_TORCH_CHECK(dtype_of(*tensor) == dtype_for<T>(), name, ": wrong dtype");
+  STD_TORCH_CHECK(tensor->is_contiguous(), name, ": expected a contiguous tensor");
+  return static_cast<const T*>(tensor->const_data_ptr());
+}
+
+template <class T, class Scalar>
+polyspec::PerRequest<T> per_request(Scalar value, const OptTensor& values, const char* name,
+                                    const Batch& place) {
+  return {data_of<T>(values, name, place, {place.batch}), static_cast<T>(value)};
+}
+
+template <class T>
+Tensor empty(const Place& place, std::initializer_list<int64_t> shape) {
+  int64_t strides[3] = {1, 1, 1};
+  const int64_t rank = static_cast<int64_t>(shape.size());
+  for (int64_t axis = rank - 2; axis >= 0; --axis) {
+    strides[axis] = strides[axis + 1] * shape.begin()[axis + 1];
+  }
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      rank, shape.begin(), strides, dtype_for<T>(), place.device_type, place.device_index, &made));
+  return Tensor(made);
+}
+
+template <class T>
+T* out_ptr(const Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+
+int32_t checked_level(int64_t level) {
+  STD_TORCH_CHECK(level >= 1 && level < (1 << 16), "level: expected 1 to 65535, got ", level);
+  return static_cast<int32_t>(level);
+}
+
+using Sampled = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+Sampled sample(const Tensor& logits, double temperature, const OptTensor& temperatures,
+               int64_t top_k, const OptTensor& top_ks, double top_p, const OptTensor& top_ps,
+               double min_p, const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
+               int64_t position, const OptTensor& positions, int64_t round, const OptTensor& rounds,
+               int64_t level, const OptTensor& draws) {
+  STD_TORCH_CHECK(logits.dim() == 2 && logits.size(1) >= 1,
+                  "logits: expected shape [B, V] with V >= 1");
+  expect_unit_stride(logits, "logits");
+  const Batch place(logits);
+
+  polyspec::SampleParams params;
+  params.batch = place.batch;
+  params.vocab = logits.size(1);
+  params.dtype = logits_dtype(logits, "logits");
+  params.logits = logits.const_data_ptr();
+  params.logits_stride = logits.stride(0);
+  params.sampling.temperature = per_request<float>(temperature, temperatures, "temperature", place);
+  params.sampling.top_k = per_request<int64_t>(top_k, top_ks, "top_k", place);
+  params.sampling.top_p = per_request<float>(top_p, top_ps, "top_p", place);
+  params.sampling.min_p = per_request<float>(min_p, min_ps, "min_p", place);
+  params.draw.seed = per_request<uint64_t>(seed, seeds, "seed", place);
+  params.draw.position = per_request<int64_t>(position, positions, "position", place);
+  params.draw.round = per_request<int64_t>(round, rounds, "round", place);
+  params.draw.level = checked_level(level);
+  params.draw.bits = data_of<uint64_t>(draws, "draws", place, {place.batch, 1});
+
+  const Tensor tokens = empty<int64_t>(place, {place.batch});
+  const Tensor logprobs = empty<float>(place, {place.batch});
+  const Tensor status = empty<int32_t>(place, {place.batch});
+  const Tensor laws = empty<int64_t>(place, {place.batch, 2});
+  params.tokens = out_ptr<int64_t>(tokens);
+  params.logprobs = out_ptr<float>(logprobs);
+  params.status = out_ptr<int32_t>(status);
+  params.laws = out_ptr<polyspec::RowLaw>(laws);
+  run<1>(&polyspec::sample, params, place);
+  return {tokens, logprobs, status, laws};
+}
+
+Verified verify(const Tensor& target_logits, const Tensor& draft_tokens,
+                const OptTensor& draft_logits, const OptTensor& draft_lengths,
+                const OptTensor& target_to_draft, const OptTensor& draft_laws, double temperature,
+                const OptTensor& temperatures, int64_t top_k, const OptTensor& top_ks, double top_p,
+                const OptTensor& top_ps, double min_p, const OptTensor& min_ps, int64_t seed,
+                const OptTensor& seeds, int64_t position, const OptTensor& positions, int64_t round,
+                const OptTensor& rounds, int64_t level, int64_t rule, const OptTensor& draws) {
+  STD_TORCH_CHECK(
+      target_logits.dim() == 3 && target_logits.size(1) >= 1 && target_logits.size(2) >= 1,
+      "target_logits: expected shape [B, K+1, V] with V >= 1");
+  expect_unit_stride(target_logits, "target_logits");
+  const Batch place(target_logits);
+  const int64_t draft_len = target_logits.size(1) - 1;
+  const int64_t vocab = target_logits.size(2);
+  expect(draft_tokens, "draft_tokens", place, {place.batch, draft_len});
+  expect_unit_stride(draft_tokens, "draft_tokens");
+  STD_TORCH_CHECK(dtype_of(draft_tokens) == aoti_torch_dtype_int64(),
+                  "draft_tokens: expected int64");
+  STD_TORCH_CHECK(rule == 0 || rule == 1, "rule: expected 0 (token) or 1 (block), got ", rule);
+
+  polyspec::VerifyParams params;
+  params.batch = place.batch;
+  params.draft_len = draft_len;
+  params.vocab = vocab;
+  params.target_dtype = logits_dtype(target_logits, "target_logits");
+  params.target_logits = target_logits.const_data_ptr();
+  params.target_stride[0] = target_logits.stride(0);
+  params.target_stride[1] = target_logits.stride(1);
+  if (draft_logits.has_value() && draft_len > 0) {
+    const Tensor& draft = *draft_logits;
+    STD_TORCH_CHECK(draft.dim() == 3 && draft.size(2) >= 1 && draft.size(2) <= vocab,
+                    "draft_logits: expected shape [B, K, Vd] with 1 <= Vd <= ", vocab);
+    params.draft_vocab = draft.size(2);
+    expect(draft, "draft_logits", place, {place.batch, draft_len, params.draft_vocab});
+    expect_unit_stride(draft, "draft_logits");
+    params.draft_dtype = logits_dtype(draft, "draft_logits");
+    params.draft_logits = draft.const_data_ptr();
+    params.draft_stride[0] = draft.stride(0);
+    params.draft_stride[1] = draft.stride(1);
+    params.draft_laws = reinterpret_cast<const polyspec::RowLaw*>(
+        data_of<int64_t>(draft_laws, "draft_laws", place, {place.batch, draft_len, 2}));
+    params.target_to_draft = data_of<int32_t>(target_to_draft, "target_to_draft", place, {vocab});
+  }
+  params.draft_tokens = static_cast<const int64_t*>(draft_tokens.const_data_ptr());
+  params.draft_tokens_stride = draft_tokens.stride(0);
+  params.draft_lengths = data_of<int64_t>(draft_lengths, "draft_lengths", place, {place.batch});
+  params.sampling.temperature = per_request<float>(temperature, temperatures, "temperature", place);
+  params.sampling.top_k = per_request<int64_t>(top_k, top_ks, "top_k", place);
+  params.sampling.top_p = per_request<float>(top_p, top_ps, "top_p", place);
+  params.sampling.min_p = per_request<float>(min_p, min_ps, "min_p", place);
+  params.draw.seed = per_request<uint64_t>(seed, seeds, "seed", place);
+  params.draw.position = per_request<int64_t>(position, positions, "position", place);
+  params.draw.round = per_request<int64_t>(round, rounds, "round", place);
+  params.draw.level = checked_level(level);
+  params.draw.bits = data_of<uint64_t>(draws, "draws", place, {place.batch, draft_len + 1});
+  params.rule = static_cast<polyspec::Rule>(rule);
+
+  const Tensor tokens = empty<int64_t>(place, {place.batch, draft_len + 1});
+  const Tensor num_accepted = empty<int64_t>(place, {place.batch});
+  const Tensor logprobs = empty<float>(place, {place.batch, draft_len + 1});
+  const Tensor status = empty<int32_t>(place, {place.batch});
+  const Tensor laws = empty<int64_t>(place, {place.batch, draft_len + 1, 2});
+  params.tokens = out_ptr<int64_t>(tokens);
+  params.num_accepted = out_ptr<int64_t>(num_accepted);
+  params.logprobs = out_ptr<float>(logprobs);
+  params.status = out_ptr<int32_t>(status);
+  params.laws = out_ptr<polyspec::RowLaw>(laws);
+  run<1>(&polyspec::verify, params, place);
+  return {tokens, num_accepted, logprobs, status, laws};
+}
+
+}  // namespace
+
+// A parameter that may differ per request comes twice: as a scalar, and as a tensor [B] that
+// overrides it when given. So a scalar never has to become a tensor first.
+STABLE_TORCH_LIBRARY(polyspec, m) {
+  m.def(
+      "sample(Tensor logits, float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
+      "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, Tensor? seeds, "
+      "int position, Tensor? positions, int round, Tensor? rounds, int level, Tensor? draws) "
+      "-> (Tensor tokens, Tensor logprobs, Tensor status, Tensor laws)");
+  m.def(
+      "verify(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, "
+      "Tensor? draft_lengths, Tensor? target_to_draft, Tensor? draft_laws, "
+      "float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
+      "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, Tensor? seeds, "
+      "int position, Tensor? positions, int round, Tensor? rounds, int level, int rule, "
+      "Tensor? draws) "
+      "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, Tensor laws)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
+  m.impl("sample", TORCH_BOX(&sample));
+  m.impl("verify", TORCH_BOX(&verify));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
+  m.impl("sample", TORCH_BOX(&sample));
+  m.impl("verify", TORCH_BOX(&verify));
+}

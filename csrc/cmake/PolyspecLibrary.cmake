@@ -1,0 +1,72 @@
+# The library `polyspec` and its CMake package. C++17, no torch, no Python.
+set(POLYSPEC_CXX_WARNINGS -Wall -Wextra)
+if(POLYSPEC_WERROR)
+  list(APPEND POLYSPEC_CXX_WARNINGS -Werror)
+endif()
+# Contraction into fused multiply-adds would make laws depend on the instruction set (contract C3).
+set(POLYSPEC_CXX_FLAGS ${POLYSPEC_CXX_WARNINGS} -ffp-contract=off)
+
+file(GLOB polyspec_sources CONFIGURE_DEPENDS csrc/src/*.cpp csrc/src/cpu/*.cpp)
+set(rows_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/rows.cpp")
+list(REMOVE_ITEM polyspec_sources "${rows_source}")
+
+add_library(polyspec ${polyspec_sources})
+add_library(polyspec::polyspec ALIAS polyspec)
+target_compile_features(polyspec PUBLIC cxx_std_17)
+target_include_directories(polyspec PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/csrc/include>"
+                                           "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
+target_include_directories(polyspec PRIVATE csrc/src)
+target_compile_options(polyspec PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${POLYSPEC_CXX_FLAGS}>")
+
+# rows.cpp once per instruction set; csrc/src/cpu/dispatch.cpp chooses among them at run time.
+set(isa_baseline "")
+set(isa_avx2 -mavx2 -mfma -mf16c)
+set(isa_avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
+set(isas baseline)
+set(isa_definitions "")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  list(APPEND isas avx2 avx512)
+  set(isa_definitions POLYSPEC_X86=1)
+endif()
+target_compile_definitions(polyspec PRIVATE ${isa_definitions})
+foreach(isa IN LISTS isas)
+  add_library(polyspec_rows_${isa} OBJECT "${rows_source}")
+  target_compile_features(polyspec_rows_${isa} PRIVATE cxx_std_17)
+  target_include_directories(polyspec_rows_${isa} PRIVATE csrc/include csrc/src)
+  target_compile_definitions(polyspec_rows_${isa} PRIVATE POLYSPEC_ISA=${isa} ${isa_definitions})
+  target_compile_options(polyspec_rows_${isa} PRIVATE ${POLYSPEC_CXX_FLAGS} ${isa_${isa}})
+  target_sources(polyspec PRIVATE $<TARGET_OBJECTS:polyspec_rows_${isa}>)
+endforeach()
+
+if(POLYSPEC_CUDA)
+  file(GLOB polyspec_kernels CONFIGURE_DEPENDS csrc/src/cuda/*.cu)
+  target_sources(polyspec PRIVATE ${polyspec_kernels})
+  target_link_libraries(polyspec PRIVATE CUDA::cudart_static)
+  # A fused multiply-add on the device would round a law differently from the CPU (contract C3); a spill
+  # or local memory is a performance fault that nobody sees, hence an error.
+  target_compile_options(
+    polyspec
+    PRIVATE
+      "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xcompiler=-Wall,-ffp-contract=off;-Xptxas=-v,-warn-spills,-warn-lmem-usage>")
+  if(POLYSPEC_WERROR)
+    target_compile_options(
+      polyspec
+      PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings;-Xptxas=--warning-as-error;-Xcompiler=-Werror>")
+  endif()
+  set_target_properties(polyspec PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
+else()
+  target_sources(polyspec PRIVATE csrc/src/cuda/stub.cpp)
+endif()
+
+# Embedders: find_package(polyspec), then link polyspec::polyspec.
+include(CMakePackageConfigHelpers)
+install(TARGETS polyspec EXPORT polyspec-targets ARCHIVE LIBRARY RUNTIME COMPONENT library)
+install(DIRECTORY csrc/include/polyspec DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT library)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/polyspec)
+install(EXPORT polyspec-targets NAMESPACE polyspec:: DESTINATION ${package_dir} COMPONENT library)
+configure_package_config_file(csrc/cmake/polyspec-config.cmake.in polyspec-config.cmake
+                              INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(polyspec-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/polyspec-config.cmake"
+              "${CMAKE_CURRENT_BINARY_DIR}/polyspec-config-version.cmake"
+        DESTINATION ${package_dir} COMPONENT library)

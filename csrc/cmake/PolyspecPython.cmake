@@ -1,0 +1,54 @@
+# Python, pybind11 and torch. find_package(Torch) would ask for the whole CUDA toolkit, so the
+# interpreter itself is asked for torch's paths; nothing of torch reaches the library `polyspec`.
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+
+# Sets `out` to what the Python code prints; on failure stops with `hint`.
+function(polyspec_ask_python out code hint)
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -c "${code}"
+    OUTPUT_VARIABLE answer ERROR_VARIABLE trouble RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(failed)
+    message(FATAL_ERROR "${hint}\n(${Python_EXECUTABLE} said: ${trouble})")
+  endif()
+  set(${out} "${answer}" PARENT_SCOPE)
+endfunction()
+
+polyspec_ask_python(
+  torch_answer
+  "import os, torch; d = os.path.dirname(torch.__file__); print(d, torch.__version__, torch.version.cuda or 'none', sep=';')"
+  "polyspec_ext needs torch >= 2.11 in the interpreter that builds it: pip install 'torch>=2.11'")
+list(GET torch_answer 0 POLYSPEC_TORCH_DIR)
+list(GET torch_answer 1 POLYSPEC_TORCH_VERSION)
+list(GET torch_answer 2 POLYSPEC_TORCH_CUDA)
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" torch_release "${POLYSPEC_TORCH_VERSION}")
+if(torch_release VERSION_LESS 2.11)
+  message(FATAL_ERROR "polyspec_ext needs torch >= 2.11, found ${POLYSPEC_TORCH_VERSION}: pip install 'torch>=2.11'")
+endif()
+
+polyspec_ask_python(pybind11_DIR "import pybind11; print(pybind11.get_cmake_dir())"
+                    "polyspec_ext needs pybind11 to build: pip install pybind11")
+find_package(pybind11 CONFIG REQUIRED)
+
+function(polyspec_add_python_module)
+  pybind11_add_module(_C MODULE csrc/bindings/module.cpp csrc/bindings/torch_ops.cpp
+                      csrc/bindings/cache_ops.cpp)
+  target_compile_features(_C PRIVATE cxx_std_17)
+  target_compile_options(_C PRIVATE ${POLYSPEC_CXX_WARNINGS})
+  target_include_directories(_C SYSTEM PRIVATE "${POLYSPEC_TORCH_DIR}/include")
+  # One binary for torch 2.11 and every later release: no symbol newer than 2.11 is used.
+  target_compile_definitions(
+    _C PRIVATE TORCH_TARGET_VERSION=0x020b000000000000 POLYSPEC_VERSION="${PROJECT_VERSION}"
+               POLYSPEC_TORCH_VERSION="${POLYSPEC_TORCH_VERSION}"
+               POLYSPEC_CUDA_ARCHITECTURES="${CMAKE_CUDA_ARCHITECTURES}")
+  if(POLYSPEC_CUDA)
+    target_compile_definitions(_C PRIVATE POLYSPEC_WITH_CUDA=1)
+  endif()
+  # libtorch stays a needed library although no symbol of it is used by name: on a CUDA torch it is
+  # the one that brings libtorch_cuda, where the weak reference to the current stream is resolved. No
+  # rpath: `import torch` has loaded these libraries before, wherever they are.
+  target_link_libraries(
+    _C PRIVATE polyspec "-Wl,--push-state,--no-as-needed" "${POLYSPEC_TORCH_DIR}/lib/libtorch.so"
+               "${POLYSPEC_TORCH_DIR}/lib/libtorch_cpu.so" "-Wl,--pop-state")
+  set_target_properties(_C PROPERTIES SKIP_BUILD_RPATH ON)
+  install(TARGETS _C LIBRARY DESTINATION . COMPONENT python)
+endfunction()

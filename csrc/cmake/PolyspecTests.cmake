@@ -1,0 +1,31 @@
+# Each *_test.cpp or *_test.c in csrc/tests is one executable and one CTest; what the folders below it hold
+# serves all of them. A test that needs a GPU returns 77 without one and is reported as skipped.
+enable_testing()
+enable_language(C)
+
+file(GLOB polyspec_tests CONFIGURE_DEPENDS csrc/tests/*_test.cpp csrc/tests/*_test.c)
+file(GLOB support_sources CONFIGURE_DEPENDS csrc/tests/*/*.cpp)
+
+add_library(polyspec_test_support INTERFACE)
+if(support_sources)
+  add_library(polyspec_test_objects STATIC ${support_sources})
+  target_include_directories(polyspec_test_objects PRIVATE csrc/tests csrc/src)
+  target_compile_options(polyspec_test_objects PRIVATE ${POLYSPEC_CXX_FLAGS})
+  target_link_libraries(polyspec_test_objects PUBLIC polyspec)
+  target_link_libraries(polyspec_test_support INTERFACE polyspec_test_objects)
+endif()
+target_link_libraries(polyspec_test_support INTERFACE polyspec)
+if(POLYSPEC_CUDA)
+  target_link_libraries(polyspec_test_support INTERFACE CUDA::cudart_static)
+  target_compile_definitions(polyspec_test_support INTERFACE POLYSPEC_WITH_CUDA=1)
+endif()
+
+foreach(source IN LISTS polyspec_tests)
+  get_filename_component(name "${source}" NAME_WE)
+  add_executable(${name} "${source}")
+  target_link_libraries(${name} PRIVATE polyspec_test_support)
+  target_include_directories(${name} PRIVATE csrc/tests csrc/src)
+  target_compile_options(${name} PRIVATE ${POLYSPEC_CXX_FLAGS})
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
+endforeach()

@@ -1,0 +1,68 @@
+"""Lossless polybasic speculative decoding: chains of models that answer exactly as the largest."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch  # before _C: it loads the libraries that _C needs
+
+try:
+    from polyspec_ext import _C
+except ImportError as error:
+    raise ImportError(
+        f"the compiled part of polyspec_ext is missing or does not load ({error}); build it with: "
+        "pip install --no-build-isolation -e ."
+    ) from error
+
+from polyspec_ext.errors import PolyspecError, RequestError, Status, raise_for_status
+from polyspec_ext.ops import SampleResult, VerifyResult, has_cuda, sample, verify
+
+if TYPE_CHECKING:
+    from polyspec_ext.chain import Chain
+    from polyspec_ext.drafters import Drafter, Proposal
+    from polyspec_ext.levels import Level
+    from polyspec_ext.rollback_cache import RollbackCache
+
+# Imported when first asked for: they pull in transformers, which the operators do not need.
+_LAZY = {
+    "Chain": "polyspec_ext.chain",
+    "Level": "polyspec_ext.levels",
+    "Drafter": "polyspec_ext.drafters",
+    "Proposal": "polyspec_ext.drafters",
+    "RollbackCache": "polyspec_ext.rollback_cache",
+}
+
+Scheduler = _C.Scheduler
+__version__ = str(_C.build_info()["version"])
+__all__ = [
+    "Chain",
+    "Drafter",
+    "Level",
+    "PolyspecError",
+    "Proposal",
+    "RequestError",
+    "RollbackCache",
+    "SampleResult",
+    "Scheduler",
+    "Status",
+    "VerifyResult",
+    "has_cuda",
+    "raise_for_status",
+    "sample",
+    "verify",
+]
+
+del torch
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,188 @@
+"""What the host can know about the operators' arguments, and errors that name expected and given.
+
+Every call of ``sample`` and ``verify`` pays for this, so texts are made only on the way to a raise.
+TypeError: wrong kind or dtype. ValueError: wrong shape, stride, device or range.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from polyspec_ext import _C
+from polyspec_ext.errors import PolyspecError
+
+FLOAT32_MAX = 3.4028234663852886e38
+INT64_MAX = 2**63 - 1
+ROUND_MAX = 2**32 - 1
+SEED_MAX = 2**64 - 1
+LEVEL_MAX = 2**16 - 1
+
+_LOGITS_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+_INT_DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
+_RULES = {"token": 0, "block": 1}
+_BUILT_WITH_CUDA = bool(_C.build_info()["cuda"])
+
+Place = tuple[int, torch.device]  # batch and device, which every tensor of a call shares
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a {value.dtype} tensor"
+    return type(value).__name__
+
+
+def _wrong_kind(name: str, expected: str, value: object) -> NoReturn:
+    raise TypeError(f"{name}: expected {expected}, given {_kind(value)}")
+
+
+def _wrong_shape(name: str, expected: str, tensor: torch.Tensor) -> NoReturn:
+    raise ValueError(f"{name}: expected shape {expected}, given {list(tensor.shape)}")
+
+
+def logits(name: str, value: Any, shape: str, rank: int) -> Place:
+    """Checks the logits a call is about; gives its batch and device.
+
+    Args:
+        name: for the text.
+        value: must be a tensor of that rank, fp32, bf16 or fp16, unit stride along the vocabulary.
+        shape: for the text, such as "[B, V]".
+        rank: number of dimensions.
+    """
+    if not isinstance(value, torch.Tensor) or value.dtype not in _LOGITS_DTYPES:
+        _wrong_kind(name, "a float32, bfloat16 or float16 tensor", value)
+    if value.dim() != rank:
+        _wrong_shape(name, shape, value)
+    vocab = value.shape[-1]
+    if vocab < 1 or vocab > 2**31 - 1:
+        _wrong_shape(name, f"{shape} with 1 <= V < 2**31", value)
+    if vocab > 1 and value.stride(-1) != 1:
+        raise ValueError(
+            f"{name}: expected unit stride along the vocabulary, given stride {value.stride(-1)}; "
+            "call .contiguous() on it"
+        )
+    device = value.device
+    if device.type == "cuda":
+        if not _BUILT_WITH_CUDA:
+            raise PolyspecError(
+                f"{name} is on {device}, but polyspec_ext was built without CUDA kernels: "
+                "reinstall with POLYSPEC_CUDA=1 in the environment"
+            )
+    elif device.type not in ("cpu", "meta"):
+        raise ValueError(f"{name}: expected a tensor on cpu or cuda, given one on {device}")
+    return value.shape[0], device
+
+
+def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Raises unless the tensor is where the logits are."""
+    if tensor.device != device:
+        raise ValueError(f"{name}: expected the logits' device {device}, given {tensor.device}")
+
+
+def _per_request(name: str, tensor: torch.Tensor, place: Place, dtype: torch.dtype) -> torch.Tensor:
+    batch, device = place
+    if tensor.dim() != 1 or tensor.shape[0] != batch:
+        _wrong_shape(name, f"[{batch}] (one value per request) or a Python scalar", tensor)
+    on_device(name, tensor, device)
+    return tensor.to(dtype).contiguous()
+
+
+def real(
+    name: str, value: Any, place: Place, high: float = 1.0
+) -> tuple[float, torch.Tensor | None]:
+    """A number in [0, high], or a floating tensor [B]: (scalar, None) or (unused, tensor)."""
+    if isinstance(value, torch.Tensor):
+        if not value.dtype.is_floating_point:
+            _wrong_kind(name, "a number or a floating-point tensor", value)
+        return 0.0, _per_request(name, value, place, torch.float32)
+    kind = type(value)
+    if kind is not float and kind is not int:
+        if kind is bool or not isinstance(value, numbers.Real):
+            _wrong_kind(name, "a number or a floating-point tensor", value)
+        value = float(value)
+    if not 0.0 <= value <= high:
+        bound = "a finite number >= 0" if high > 1.0 else "a number in [0, 1]"
+        raise ValueError(f"{name}: expected {bound}, given {value}")
+    return value, None
+
+
+def _index(name: str, value: Any) -> int:
+    if isinstance(value, (bool, torch.Tensor)) or not hasattr(value, "__index__"):
+        _wrong_kind(name, "an integer or an integer tensor", value)
+    return operator.index(value)
+
+
+def integer(
+    name: str, value: Any, place: Place, high: int = INT64_MAX
+) -> tuple[int, torch.Tensor | None]:
+    """An integer in [0, high], or an integer tensor [B]: (scalar, None) or (unused, tensor)."""
+    if isinstance(value, torch.Tensor):
+        if value.dtype not in _INT_DTYPES:
+            _wrong_kind(name, "an integer or an integer tensor", value)
+        return 0, _per_request(name, value, place, torch.int64)
+    if type(value) is not int:
+        value = _index(name, value)
+    if not 0 <= value <= high:
+        raise ValueError(f"{name}: expected an integer in [0, {high}], given {value}")
+    return value, None
+
+
+def seed(value: Any, place: Place) -> tuple[int, torch.Tensor | None]:
+    """A seed in [0, 2**64) as the int64 of the same 64 bits, or an int64 or uint64 tensor [B]."""
+    if isinstance(value, torch.Tensor):
+        if value.dtype == torch.uint64:
+            value = value.view(torch.int64)
+        return integer("seed", value, place)
+    bits, _ = integer("seed", value, place, SEED_MAX)
+    return (bits if bits <= INT64_MAX else bits - 2**64), None
+
+
+def level(value: Any) -> int:
+    """A level in [1, 2**16); 1 is the target."""
+    if type(value) is not int:
+        value = _index("level", value)
+    if not 1 <= value <= LEVEL_MAX:
+        raise ValueError(f"level: expected an integer in [1, {LEVEL_MAX}], given {value}")
+    return value  # type: ignore[no-any-return]
+
+
+def rule(value: Any) -> int:
+    """The operator's number of a rule."""
+    number = _RULES.get(value) if isinstance(value, str) else None
+    if number is None:
+        raise ValueError(f"rule: expected 'token' or 'block', given {value!r}")
+    return number
+
+
+def table(
+    name: str, value: Any, place: Place, shape: Sequence[int], text: str, dtype: torch.dtype
+) -> torch.Tensor:
+    """An integer tensor of an exact shape on the logits' device, made contiguous and of `dtype`."""
+    if not isinstance(value, torch.Tensor) or value.dtype not in _INT_DTYPES:
+        _wrong_kind(name, "an integer tensor", value)
+    if value.dim() != len(shape) or any(map(operator.ne, value.shape, shape)):
+        _wrong_shape(name, f"{text} = {list(shape)}", value)
+    on_device(name, value, place[1])
+    return value.to(dtype).contiguous()
+
+
+def draws(value: Any, place: Place, count: int, text: str) -> torch.Tensor | None:
+    """The caller's own 64-bit draws, as int64 (or uint64) bits, [B, count]."""
+    if value is None:
+        return None
+    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.uint64):
+        _wrong_kind("draws", "an int64 tensor of 64-bit draws", value)
+    if value.dtype == torch.uint64:
+        value = value.view(torch.int64)
+    return table("draws", value, place, (place[0], count), text, torch.int64)
+
+
+def laws(value: Any, place: Place, count: int) -> torch.Tensor:
+    """Laws as ``sample`` and ``verify`` return them, gathered as [B, K, 2]."""
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.int64:
+        _wrong_kind("draft_laws", "an int64 tensor of laws from sample or verify", value)
+    return table("draft_laws", value, place, (place[0], count, 2), "[B, K, 2]", torch.int64)

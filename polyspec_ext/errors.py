@@ -1,0 +1,111 @@
+"""Typed errors, and the status bits of a request (contract C4)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import torch
+
+PerRequestInt = int | Sequence[int] | torch.Tensor
+
+
+class Status(enum.IntFlag):
+    """Bits of a request's status, as in polyspec/status.hpp. 0: all is well.
+
+    Bits up to ``DRAFT_LAW_MISMATCH`` are errors: the request stopped at the row they were found in.
+    ``ZERO_RESIDUAL`` is a note about a rounding corner; the tokens are good.
+    """
+
+    NAN = 1 << 0
+    INF = 1 << 1
+    EMPTY_ROW = 1 << 2
+    DRAFT_ROW = 1 << 3
+    TOKEN_OUT_OF_RANGE = 1 << 4
+    BAD_LENGTH = 1 << 5
+    BAD_PARAMETER = 1 << 6
+    DRAFT_LAW_MISMATCH = 1 << 7
+    ZERO_RESIDUAL = 1 << 16
+
+
+ERROR_BITS = (1 << 16) - 1
+
+_TEXT = {
+    Status.NAN: "a NaN in a row of logits",
+    Status.INF: "+inf in a row of logits",
+    Status.EMPTY_ROW: "every logit of a row is -inf, so no token has probability",
+    Status.DRAFT_ROW: "the row is the draft's",
+    Status.TOKEN_OUT_OF_RANGE: "a draft token is outside the vocabulary",
+    Status.BAD_LENGTH: "a draft length is outside [0, K]",
+    Status.BAD_PARAMETER: (
+        "a parameter (temperature, top_k, top_p, min_p, position or round) is out of range"
+    ),
+    Status.DRAFT_LAW_MISMATCH: "a draft token has probability 0 under the law it came with",
+}
+
+
+def describe(status: int) -> str:
+    """The error bits of one request's status, in words; "ok" for none."""
+    parts = [text for bit, text in _TEXT.items() if status & bit]
+    unknown = status & ERROR_BITS & ~sum(_TEXT)
+    if unknown:
+        parts.append(f"unknown error bits {unknown:#x}")
+    return "; ".join(parts) or "ok"
+
+
+class PolyspecError(RuntimeError):
+    """Base of every error polyspec_ext defines."""
+
+
+class RequestError(PolyspecError, ValueError):
+    """The data of one request made a law impossible. Also a ValueError.
+
+    Attributes:
+        request: row of the batch.
+        level: level of the chain that found the fault; 1 is the target.
+        position: absolute position of the token that could not be judged or drawn.
+        status: the request's status bits.
+    """
+
+    def __init__(self, request: int, level: int, position: int, status: int) -> None:
+        self.request = request
+        self.level = level
+        self.position = position
+        self.status = Status(status)
+        super().__init__(
+            f"request {request}, level {level}, position {position}: {describe(status)} "
+            f"(status {status:#x})"
+        )
+
+    def __reduce__(self) -> tuple[type[RequestError], tuple[int, int, int, int]]:
+        return type(self), (self.request, self.level, self.position, int(self.status))
+
+
+def _at(values: PerRequestInt, request: int) -> int:
+    return values if isinstance(values, int) else int(values[request])
+
+
+def raise_for_status(
+    status: torch.Tensor,
+    *,
+    level: int,
+    position: PerRequestInt,
+    num_accepted: torch.Tensor | None = None,
+) -> None:
+    """Raises for the first request whose status has an error bit; notes do not raise.
+
+    Reads ``status`` on the host, so it waits for the device once.
+
+    Args:
+        status: [B] int32, as ``sample`` and ``verify`` return it.
+        level: level of the chain that made the call.
+        position: the call's ``position``, a scalar or [B].
+        num_accepted: [B], from ``verify``: tokens before the fault, added to the position.
+
+    Raises:
+        RequestError: names request, level, position and what was found.
+    """
+    for request, bits in enumerate(status.tolist()):
+        if bits & ERROR_BITS:
+            before = 0 if num_accepted is None else int(num_accepted[request])
+            raise RequestError(request, level, _at(position, request) + before, bits)

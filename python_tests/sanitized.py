@@ -1,0 +1,32 @@
+"""A few small calls of every operator on the GPU, for compute-sanitizer (see .ci/gpu)."""
+
+from __future__ import annotations
+
+import torch
+
+import polyspec_ext as ps
+
+
+def main() -> None:
+    assert ps.has_cuda(), "needs a CUDA device and a build with kernels"
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for vocab in (1, 33, 4097):
+            batch, k, draft_vocab = 3, 2, max(1, vocab - 1)
+            draft = torch.randn(batch, k, draft_vocab).to("cuda", dtype)
+            target = torch.randn(batch, k + 1, vocab).to("cuda", dtype)
+            for options in ({}, {"top_k": 9, "top_p": 0.9, "min_p": 0.01}, {"temperature": 0.0}):
+                drawn = [ps.sample(draft[:, i], position=i, level=2, **options) for i in range(k)]
+                tokens = torch.stack([d.tokens for d in drawn], 1)
+                laws = torch.stack([d.laws for d in drawn], 1)
+                for rule in ("token", "block"):
+                    r = ps.verify(target, tokens, draft, rule=rule, draft_laws=laws, **options)
+                    ps.raise_for_status(r.status, level=1, position=0)
+                    r = ps.verify(target, tokens, rule=rule, **options)
+                    ps.raise_for_status(r.status, level=1, position=0)
+    torch.cuda.synchronize()
+    print("done")
+
+
+if __name__ == "__main__":
+    main()

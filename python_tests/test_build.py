@@ -1,0 +1,268 @@
+"""The build: stubs that match the module, an installed package, what a missing tool says."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polyspec_ext as ps
+from polyspec_ext import _C
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+CMAKE = shutil.which("cmake", path=TOOLS)
+needs_cmake = pytest.mark.skipif(CMAKE is None, reason="needs cmake")
+
+
+def run(*command: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in {**os.environ, **variables}.items() if v is not None}
+    words = [str(c) for c in command]
+    return subprocess.run(words, env=env, capture_output=True, text=True)
+
+
+# -------------------------------------------------------------------------------------------- stubs
+
+
+def stub_classes() -> tuple[dict[str, ast.ClassDef], dict[str, ast.FunctionDef]]:
+    tree = ast.parse((ROOT / "polyspec_ext" / "_C.pyi").read_text())
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return classes, functions
+
+
+def stub_parameters(function: ast.FunctionDef) -> list[str]:
+    return [a.arg for a in function.args.args]
+
+
+def module_parameters(function: Any) -> list[str]:
+    """Parameter names from the signature that pybind11 writes as the first line of a docstring."""
+    signature = re.match(r"\w+\((.*?)\)(?: ->|$)", (function.__doc__ or "").splitlines()[0])
+    assert signature is not None, function
+    depth_free = re.sub(r"\[[^\]]*\]|'[^']*'", "", signature.group(1))
+    return [part.split(":")[0].split("=")[0].strip() for part in depth_free.split(",") if part]
+
+
+def public(members: Any) -> set[str]:
+    return {name for name in members if not name.startswith("_")}
+
+
+def test_stub_names_are_the_modules() -> None:
+    classes, functions = stub_classes()
+    assert public(vars(_C)) == set(classes) | set(functions)
+
+
+def test_stub_members_are_the_modules() -> None:
+    classes, functions = stub_classes()
+    for name, node in functions.items():
+        assert stub_parameters(node) == module_parameters(getattr(_C, name)), name
+    for name, node in classes.items():
+        real = getattr(_C, name)
+        if name == "StepKind":
+            values = {t.id for a in node.body if isinstance(a, ast.Assign) for t in a.targets}  # type: ignore[attr-defined]
+            assert values == set(real.__members__)
+            continue
+        methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
+        assert public(vars(real)) == public(methods), name
+        for method, definition in methods.items():
+            attribute = inspect.getattr_static(real, method)
+            is_property = any(getattr(d, "id", "") == "property" for d in definition.decorator_list)
+            assert isinstance(attribute, property) == is_property, f"{name}.{method}"
+            if not is_property:
+                assert stub_parameters(definition) == module_parameters(attribute), method
+
+
+def test_public_names_exist_or_say_what_is_missing() -> None:
+    for name in ps.__all__:
+        assert getattr(ps, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Chian'"):
+        ps.Chian  # noqa: B018
+
+
+def test_version_is_the_builds() -> None:
+    text = (ROOT / "CMakeLists.txt").read_text()
+    found = re.search(r"project\(polyspec VERSION ([0-9.]+)", text)
+    assert found is not None
+    assert ps.__version__ == found.group(1)
+
+
+def test_has_cuda_is_an_answer_not_an_error() -> None:
+    code = "import polyspec_ext as ps; print(ps.has_cuda())"
+    done = run(sys.executable, "-c", code, CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT))
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_importing_the_operators_does_not_import_transformers() -> None:
+    code = "import sys, polyspec_ext; polyspec_ext.sample; print('transformers' in sys.modules)"
+    done = run(sys.executable, "-c", code, PYTHONPATH=str(ROOT))
+    assert done.stdout.strip() == "False", done.stderr
+
+
+# What the module uses of libtorch. All of it is in torch 2.11.0; look a new symbol up there.
+IN_TORCH_2_11 = {
+    "aoti_torch_abi_version",
+    "aoti_torch_create_device_guard",
+    "aoti_torch_delete_device_guard",
+    "aoti_torch_delete_library_object",
+    "aoti_torch_delete_tensor_object",
+    "aoti_torch_device_type_cuda",
+    "aoti_torch_dtype_bfloat16",
+    "aoti_torch_dtype_float16",
+    "aoti_torch_dtype_float32",
+    "aoti_torch_dtype_int32",
+    "aoti_torch_dtype_int64",
+    "aoti_torch_empty_strided",
+    "aoti_torch_get_current_cuda_stream",
+    "aoti_torch_get_device_index",
+    "aoti_torch_get_device_type",
+    "aoti_torch_get_dim",
+    "aoti_torch_get_dtype",
+    "aoti_torch_get_size",
+    "aoti_torch_get_stride",
+    "aoti_torch_is_contiguous",
+    "aoti_torch_library_def",
+    "aoti_torch_library_init_def",
+    "aoti_torch_library_init_impl",
+    "aoti_torch_new_tensor_handle",
+    "torch_get_const_data_ptr",
+    "torch_get_mutable_data_ptr",
+    "torch_library_impl",
+    "torch_parallel_for",
+}
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+def test_module_needs_nothing_newer_than_torch_2_11() -> None:
+    done = run("nm", "-D", "--undefined-only", _C.__file__)
+    used = set(re.findall(r"\b[Uw] ((?:aoti_)?torch_\w+)", done.stdout))
+    assert "torch_library_impl" in used
+    assert used <= IN_TORCH_2_11
+
+
+# ------------------------------------------------------------------------------------ missing tools
+
+
+def build_with(tmp_path: Path, blocked: str = "", tools: str = "") -> str:
+    """What setup.py says when `blocked` cannot be imported and PATH holds only `tools`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in tools.split():
+        found = shutil.which(tool, path=TOOLS)
+        (folder / tool).symlink_to(found or "/bin/true")
+    code = (
+        f"import sys; sys.executable = {str(folder / 'python')!r}\n"
+        "import importlib.util as u; find = u.find_spec\n"
+        f"u.find_spec = lambda n, *a: None if n == {blocked!r} else find(n, *a)\n"
+        "sys.argv = ['setup.py', 'build_ext', '--inplace']\n"
+        "names = {'__file__': 'setup.py', '__name__': '__main__'}\n"
+        "exec(compile(open('setup.py').read(), 'setup.py', 'exec'), names)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PATH": str(folder), "POLYSPEC_BUILD_DIR": str(tmp_path / "build")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "install"),
+    [("torch", "'torch>=2.11'"), ("pybind11", "pybind11"), ("cmake", "cmake"), ("ninja", "ninja")],
+)
+def test_a_missing_tool_is_named_with_the_remedy(
+    missing: str, install: str, tmp_path: Path
+) -> None:
+    tools = " ".join({"cmake", "ninja"} - {missing})
+    text = build_with(tmp_path, blocked=missing, tools=tools)
+    assert f"polyspec_ext cannot be built: {missing} not found" in text, text
+    assert f"pip install {install}\n" in text, text
+
+
+@needs_cmake
+def test_cuda_without_nvcc_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nvcc")
+    failed = run(CMAKE, "-S", ROOT, "-B", tmp_path / "build", POLYSPEC_CUDA="ON", CUDACXX=nowhere)
+    assert failed.returncode != 0
+    text = " ".join(failed.stderr.split())
+    assert "no CUDA compiler (nvcc) was found. Install the CUDA toolkit" in text
+    assert "POLYSPEC_CUDA=OFF" in text
+
+
+# ------------------------------------------------------------------------------------------ package
+
+CONSUMER = """
+cmake_minimum_required(VERSION 3.24)
+project(consumer LANGUAGES CXX)
+find_package(polyspec {version} REQUIRED)
+add_executable(consumer main.cpp)
+target_link_libraries(consumer PRIVATE polyspec::polyspec)
+"""
+MAIN = """
+#include <cstdio>
+#include "polyspec/verify.hpp"
+int main() {
+  const float logits[4] = {0, 1, 5, 2};
+  int64_t token = -1;
+  float logprob = 0;
+  int32_t status = -1;
+  polyspec::SampleParams params;
+  params.batch = 1;
+  params.vocab = 4;
+  params.logits = logits;
+  params.sampling.temperature.value = 0.0f;
+  params.tokens = &token;
+  params.logprobs = &logprob;
+  params.status = &status;
+  if (!polyspec::sample(params).ok()) return 1;
+  std::printf("%d %d", static_cast<int>(token), status);
+}
+"""
+
+
+@needs_cmake
+def test_installed_prefix_serves_a_torch_free_program(tmp_path: Path) -> None:
+    build, prefix, consumer = tmp_path / "build", tmp_path / "prefix", tmp_path / "consumer"
+    done = run(CMAKE, "-S", ROOT, "-B", build, "-DCMAKE_BUILD_TYPE=Debug", POLYSPEC_CUDA="OFF")
+    assert done.returncode == 0, done.stderr
+    assert run(CMAKE, "--build", build, "--parallel", 2).returncode == 0
+    assert run(CMAKE, "--install", build, "--prefix", prefix).returncode == 0
+    public_headers = {p.name for p in (ROOT / "csrc" / "include" / "polyspec").iterdir()}
+    assert {p.name for p in (prefix / "include" / "polyspec").iterdir()} == public_headers
+
+    consumer.mkdir()
+    (consumer / "main.cpp").write_text(MAIN)
+
+    def configure(version: str) -> subprocess.CompletedProcess[str]:
+        (consumer / "CMakeLists.txt").write_text(CONSUMER.format(version=version))
+        shutil.rmtree(consumer / "out", ignore_errors=True)
+        return run(CMAKE, "-S", consumer, "-B", consumer / "out", f"-DCMAKE_PREFIX_PATH={prefix}")
+
+    major, minor = ps.__version__.split(".")[:2]
+    assert configure(f"{major}.{int(minor) + 1}").returncode != 0
+    assert configure(f"{major}.{minor}").returncode == 0
+    built = run(CMAKE, "--build", consumer / "out")
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert run(consumer / "out" / "consumer").stdout == "2 0"
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+def test_wide_instructions_stay_in_their_own_functions() -> None:
+    """A weak function in an object compiled for AVX could be the copy that every caller gets."""
+    objects = list(ROOT.glob("build/*/CMakeFiles/polyspec_rows_avx*/csrc/src/cpu/rows.cpp.o"))
+    if not objects:
+        pytest.skip("no build folder with variants at hand")
+    for path in objects:
+        listed = run("nm", "--defined-only", "-C", path).stdout
+        shared = [line for line in listed.splitlines() if re.search(r" [WVu] ", line)]
+        assert [s for s in shared if f"detail_{path.parts[-5][14:-4]}" not in s] == [], path
