@@ -1,0 +1,88 @@
+"""Attention masks and positions for batches whose rows have different lengths.
+
+Everything is computed on the device from the lengths, so no call waits for it. Masks are additive,
+``[B, 1, T, N]`` in the model's dtype, 0 where query i of row b sees slot n and the dtype's lowest
+value elsewhere. `transformers` hands a 4-D mask through to eager and sdpa attention as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def query_positions(base: torch.Tensor, counts: torch.Tensor | None, tokens: int) -> torch.Tensor:
+    """Position of each new token, ``[B, T]`` int64.
+
+    Padding behind a row's `counts` repeats the position of its last token, so that learned
+    positions stay in range.
+
+    Args:
+        base: [B] int64, tokens each row holds.
+        counts: [B] int64, new tokens of each row, or None: `tokens` each.
+    """
+    steps = torch.arange(tokens, device=base.device)
+    if counts is None:
+        return base[:, None] + steps
+    return base[:, None] + torch.minimum(steps[None, :], (counts[:, None] - 1).clamp(min=0))
+
+
+def ring_positions(ends: torch.Tensor, capacity: int, sinks: int) -> torch.Tensor:
+    """Position that each slot of a ring holds once positions ``[0, ends[b])`` are in, ``[B,
+    capacity]``; -1: none.
+
+    Args:
+        ends: [B] int64.
+        capacity: slots, of which the first `sinks` are not part of the ring.
+    """
+    slots = torch.arange(capacity, device=ends.device)
+    last = ends[:, None] - 1
+    # The highest position that has been and falls on the slot; before the first lap that may be
+    # none.
+    held = last - torch.remainder(last - slots, capacity - sinks)
+    held = torch.where(held >= sinks, held, -1)
+    if sinks == 0:
+        return held
+    return torch.where(slots < sinks, torch.where(slots <= last, slots, -1), held)
+
+
+def visible_slots(
+    queries: torch.Tensor, slots: torch.Tensor, window: int | None = None, sinks: int = 0
+) -> torch.Tensor:
+    """Which slots each query sees: causal, and within a window but for the sinks. ``[B, T, N]``
+    bool.
+
+    Args:
+        queries: [B, T] positions of the queries.
+        slots: [B or 1, N] positions that the slots hold, -1 for none.
+        window: a query at position p sees positions above ``p - window``; None sees all before it.
+    """
+    held = slots[:, None, :]
+    seen = (held <= queries[..., None]) & (held >= 0)
+    if window is not None:
+        near = held > queries[..., None] - window
+        seen = seen & (near if sinks == 0 else near | (held < sinks))
+    return seen
+
+
+def tree_slots(base: torch.Tensor, tree: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Which slots each node of a tree sees: the committed tokens, its ancestors and itself. ``[B,
+    T, N]`` bool.
+
+    Args:
+        base: [B] int64, committed tokens; node i lies in slot ``base[b] + i``.
+        tree: [B, T, T] bool; ``tree[b, i, j]``: node j is i or an ancestor of i.
+    """
+    slots = torch.arange(capacity, device=base.device)
+    node = slots[None, :] - base[:, None]
+    inside = (node >= 0) & (node < tree.shape[1])
+    index = node.clamp(0, tree.shape[1] - 1)[:, None, :].expand(-1, tree.shape[1], -1)
+    ancestors = tree.gather(2, index) & inside[:, None, :]
+    return ancestors | (node < 0)[:, None, :]
+
+
+def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``[B, T, N]`` bool as the mask ``[B, 1, T, N]`` that is added to the scores."""
+    hidden = torch.finfo(dtype).min
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, hidden
+    )[:, None]

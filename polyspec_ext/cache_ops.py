@@ -1,0 +1,243 @@
+"""The operators on caches of keys and values as functions over torch tensors
+(polyspec/kv_cache.hpp).
+
+Thin on purpose: shapes, dtypes and devices are checked where the pointers are taken, values only
+the data can tell come back as status bits, and nothing waits for the device. Caches are written in
+place. All work under ``torch.compile`` and in CUDA graphs.
+
+Rolling a contiguous cache back needs no operator: its lengths are all that changes (contract C7).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import torch
+
+__all__ = [
+    "CacheStatus",
+    "append",
+    "append_paged",
+    "compact_tree",
+    "pointers",
+    "reserve_pages",
+    "truncate_pages",
+]
+
+Appended = tuple[torch.Tensor, torch.Tensor]
+
+
+class CacheStatus(enum.IntFlag):
+    """Status bits of the cache operators (polyspec/kv_cache.hpp); a row with one is unchanged."""
+
+    BAD_LENGTH = 1 << 5
+    CACHE_FULL = 1 << 8
+    BAD_PAGE = 1 << 9
+    BAD_PATH = 1 << 10
+
+
+def append(
+    cache_keys: torch.Tensor,
+    cache_values: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    counts: torch.Tensor | None = None,
+    *,
+    ring: bool = False,
+    sinks: int = 0,
+) -> Appended:
+    """Append new keys and values behind each row's own length, in place.
+
+    Args:
+        cache_keys, cache_values: [B, H, C, Dk] and [B, H, C, Dv], elements of 1, 2 or 4 bytes, any
+            strides but unit stride along the last dimension. Written.
+        keys, values: [B, H, T, Dk] and [B, H, T, Dv], strides likewise; the cache's dtype.
+        lengths: [B] int64, tokens each row holds: token i of row b goes to position ``lengths[b] +
+            i``.
+        counts: [B] int64 in [0, T], new tokens of each row; None: T each.
+        ring: positions past the first `sinks` wrap: position p lies in slot ``sinks + (p - sinks) %
+            (C - sinks)``, over what was there (sliding windows; with sinks, StreamingLLM, arXiv
+            2309.17453).
+        sinks: positions that keep their slots.
+
+    Returns:
+        new_lengths [B] int64, and status [B] int32 (`CacheStatus`): CACHE_FULL where a row's tokens
+        do not fit, BAD_LENGTH for a negative length or a count out of range. Such a row is not
+        written.
+    """
+    made: Appended = torch.ops.polyspec.append(
+        cache_keys, cache_values, keys, values, lengths, counts, ring, sinks
+    )
+    return made
+
+
+def append_paged(
+    cache_keys: torch.Tensor,
+    cache_values: torch.Tensor,
+    block_table: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    counts: torch.Tensor | None = None,
+) -> Appended:
+    """Append to a paged cache, in place.
+
+    Args:
+        cache_keys, cache_values: [pages, H, page_size, Dk] and [pages, H, page_size, Dv]. Written.
+        block_table: [B, max_pages] int32; position p of row b lies in page ``block_table[b, p //
+            page_size]``.
+        keys, values, lengths, counts: as in `append`.
+
+    Returns:
+        new_lengths and status as in `append`; BAD_PAGE where the table has no page for a token.
+    """
+    made: Appended = torch.ops.polyspec.append_paged(
+        cache_keys, cache_values, block_table, keys, values, lengths, counts
+    )
+    return made
+
+
+def reserve_pages(
+    block_table: torch.Tensor,
+    held: torch.Tensor,
+    free_pages: torch.Tensor,
+    free_count: torch.Tensor,
+    lengths: torch.Tensor,
+    page_size: int,
+) -> torch.Tensor:
+    """Give every row the pages for ``lengths[b]`` tokens, rows in ascending order, from the free
+    list's top.
+
+    Args:
+        block_table: [B, max_pages] int32. Written.
+        held: [B] int64, pages of each row: ``block_table[b, :held[b]]``. Written.
+        free_pages: [pages] int32, of which the first ``free_count`` [1] int64 are free. Both
+            written.
+        lengths: [B] int64.
+
+    Returns:
+        status [B] int32: CACHE_FULL where no page was left (for this row and later ones in need) or
+        the table is too short.
+    """
+    status: torch.Tensor = torch.ops.polyspec.reserve_pages(
+        block_table, held, free_pages, free_count, lengths, page_size
+    )
+    return status
+
+
+def truncate_pages(
+    block_table: torch.Tensor,
+    held: torch.Tensor,
+    free_pages: torch.Tensor,
+    free_count: torch.Tensor,
+    lengths: torch.Tensor,
+    page_size: int,
+) -> torch.Tensor:
+    """Take back the pages behind ``lengths[b]`` tokens: the rollback of a paged cache. Arguments as
+    in `reserve_pages`.
+
+    Returns:
+        status [B] int32: BAD_PAGE where a page id or count cannot be; that row keeps its pages.
+    """
+    status: torch.Tensor = torch.ops.polyspec.truncate_pages(
+        block_table, held, free_pages, free_count, lengths, page_size
+    )
+    return status
+
+
+def pointers(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Where the layers' keys and values lie: [2, L] int64 on their device, for `compact_tree`.
+
+    Make it anew when a layer's storage changes. It copies a few numbers to the device;
+    `compact_tree` itself does not.
+    """
+    bases = [[tensor.data_ptr() for tensor in keys], [tensor.data_ptr() for tensor in values]]
+    return torch.tensor(bases, dtype=torch.int64).to(keys[0].device, non_blocking=True)
+
+
+def compact_tree(
+    keys: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    pointers: torch.Tensor,
+    lengths: torch.Tensor,
+    path: torch.Tensor,
+) -> Appended:
+    """Move a tree's accepted path to the front, in place, for all layers in one launch.
+
+    Node i of row b lies in slot ``lengths[b] + i``; node ``path[b, j]`` moves to slot ``lengths[b]
+    + j``.
+
+    Args:
+        keys, values: L tensors [B, H, C, Dk] and [B, H, C, Dv], the same strides in every layer.
+            Written.
+        pointers: [2, L] int64 from `pointers`.
+        lengths: [B] int64, committed tokens in front of the tree.
+        path: [B, M] int64, accepted nodes in strictly increasing order, then -1.
+
+    Returns:
+        new_lengths [B] int64, lengths + accepted nodes, and status [B] int32: BAD_PATH where the
+        path does not increase or leaves the cache; nothing is moved in that row.
+    """
+    made: Appended = torch.ops.polyspec.compact_tree(
+        list(keys), list(values), pointers, lengths, path
+    )
+    return made
+
+
+def _row_results(rows: int, like: torch.Tensor) -> Appended:
+    return like.new_empty(rows, dtype=torch.int64), like.new_empty(rows, dtype=torch.int32)
+
+
+def _append_fake(
+    cache_keys: torch.Tensor,
+    cache_values: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    counts: torch.Tensor | None,
+    ring: bool,
+    sinks: int,
+) -> Appended:
+    return _row_results(keys.shape[0], lengths)
+
+
+def _append_paged_fake(
+    cache_keys: torch.Tensor,
+    cache_values: torch.Tensor,
+    block_table: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    counts: torch.Tensor | None,
+) -> Appended:
+    return _row_results(keys.shape[0], lengths)
+
+
+def _pages_fake(
+    block_table: torch.Tensor,
+    held: torch.Tensor,
+    free_pages: torch.Tensor,
+    free_count: torch.Tensor,
+    lengths: torch.Tensor,
+    page_size: int,
+) -> torch.Tensor:
+    return lengths.new_empty(block_table.shape[0], dtype=torch.int32)
+
+
+def _compact_tree_fake(
+    keys: list[torch.Tensor],
+    values: list[torch.Tensor],
+    pointers: torch.Tensor,
+    lengths: torch.Tensor,
+    path: torch.Tensor,
+) -> Appended:
+    return _row_results(path.shape[0], lengths)
+
+
+torch.library.register_fake("polyspec::append", _append_fake)
+torch.library.register_fake("polyspec::append_paged", _append_paged_fake)
+torch.library.register_fake("polyspec::reserve_pages", _pages_fake)
+torch.library.register_fake("polyspec::truncate_pages", _pages_fake)
+torch.library.register_fake("polyspec::compact_tree", _compact_tree_fake)

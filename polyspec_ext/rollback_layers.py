@@ -1,0 +1,333 @@
+"""The layers of `RollbackCache`: where keys and values lie, and how they are appended and read.
+
+All layers share one `Rows`, the lengths of the batch. They hold no reference to the cache, so that
+a cache is freed the moment it is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+from . import cache_masks, cache_ops
+
+
+def round_up(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+class Rows:
+    """Lengths of a batch's rows, on the device, with what the host knows about them.
+
+    Attributes:
+        lengths: [B] int64, tokens of each row, those of the forward pass in progress included.
+        base: [B] int64, the lengths before that pass.
+        counts: [B] int64, its new tokens per row, or None: `new` each.
+        new: tokens per row of that pass, padding included; None before any.
+        status: [B] int32, the status bits of all appends (`cache_ops.CacheStatus`).
+        host: the lengths, where the host knows them; None after counts or lengths came as a tensor.
+        bound: no length is above it; `base_bound`: none of `base` is.
+        span: slots of a full layer that attention reads.
+        capacity: slots that a full layer must have.
+    """
+
+    def __init__(
+        self, batch: int, capacity: int, step: int, bucket: int, device: torch.device
+    ) -> None:
+        self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.base = torch.zeros_like(self.lengths)
+        self.status = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.step, self.bucket, self.capacity = step, bucket, capacity
+        self.reset()
+
+    def reset(self) -> None:
+        self.lengths.zero_()
+        self.base.zero_()
+        self.status.zero_()
+        self.counts: torch.Tensor | None = None
+        self.new: int | None = None
+        self.host: list[int] | None = [0] * self.lengths.shape[0]
+        self.bound = self.base_bound = 0
+        self.span = 0
+        self.seen: set[int] = set()
+
+    @property
+    def ragged(self) -> bool:
+        return self.host is None or len(set(self.host)) > 1
+
+    def begin(self, new: int, counts: Sequence[int] | torch.Tensor | None) -> None:
+        """A forward pass of `new` tokens per row begins. Lengths change in place, for graphs."""
+        if counts is None:
+            self.counts = None
+            self.host = None if self.host is None else [n + new for n in self.host]
+        elif isinstance(counts, torch.Tensor):
+            self.counts = counts.to(device=self.lengths.device, dtype=torch.int64)
+            self.host = None
+        else:
+            if len(counts) != self.lengths.shape[0] or not all(
+                0 <= count <= new for count in counts
+            ):
+                raise ValueError(
+                    f"counts: expected {self.lengths.shape[0]} numbers in [0, {new}], "
+                    f"given {list(counts)}"
+                )
+            self.counts = torch.tensor(list(counts), dtype=torch.int64).to(
+                self.lengths.device, non_blocking=True
+            )
+            self.host = (
+                None
+                if self.host is None
+                else [n + c for n, c in zip(self.host, counts, strict=True)]
+            )
+        self.base.copy_(self.lengths)
+        self.lengths.add_(new if self.counts is None else self.counts.clamp(0, new))
+        self.base_bound = self.bound
+        self.bound = self.bound + new if self.host is None else max(self.host, default=0)
+        if self.bound > self.capacity:
+            self.capacity = round_up(self.bound, self.step)
+        self.span = min(round_up(max(self.bound, 1), self.bucket), self.capacity)
+        self.new = new
+        self.seen = set()
+
+    def cut(self, lengths: Sequence[int] | torch.Tensor, bound: int | None) -> None:
+        """Keep at most ``lengths[b]`` tokens of row b."""
+        if isinstance(lengths, torch.Tensor):
+            torch.minimum(self.lengths, lengths.to(self.lengths), out=self.lengths).clamp_(min=0)
+            self.host = None
+        else:
+            given = [int(n) for n in lengths]
+            if len(given) != self.lengths.shape[0] or min(given, default=0) < 0:
+                raise ValueError(
+                    f"lengths: expected {self.lengths.shape[0]} numbers >= 0, given {given}"
+                )
+            wanted = torch.tensor(given, dtype=torch.int64).to(
+                self.lengths.device, non_blocking=True
+            )
+            torch.minimum(self.lengths, wanted, out=self.lengths)
+            self.bound = min(self.bound, max(given, default=0))
+            if self.host is not None:
+                self.host = [min(n, m) for n, m in zip(self.host, given, strict=True)]
+        if self.host is not None:
+            self.bound = max(self.host, default=0)
+        if bound is not None:
+            self.bound = min(self.bound, bound)
+
+    def select(self, indices: torch.Tensor) -> None:
+        """Keep, repeat or permute rows; `indices` is an int64 tensor."""
+        self.lengths = self.lengths.index_select(0, indices.to(self.lengths.device))
+        self.status = self.status.index_select(0, indices.to(self.status.device))
+        self.base = torch.zeros_like(self.lengths)
+        self.counts, self.new, self.seen = None, None, set()
+        if self.host is not None and not self.ragged:
+            self.host = self.host[:1] * int(indices.shape[0])
+        elif self.host is not None:
+            # Reading indices on a device would wait for it.
+            on_host = indices.device.type == "cpu"
+            self.host = [self.host[i] for i in indices.tolist()] if on_host else None
+        if self.host is not None:
+            self.bound = max(self.host, default=0)
+
+
+class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values ``[B, H, C, D]`` by position: slot p of row b is its token p. Rolls back by
+    the lengths alone.
+
+    Attributes:
+        window: sliding window of the model's attention, or None. All keys are kept; the mask hides
+            the old ones.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    polyspec_rollback = True
+    is_croppable = True
+    is_compileable = False
+    supports_early_init = False
+
+    def __init__(self, rows: Rows, index: int, window: int | None = None) -> None:
+        super().__init__()
+        self.rows, self.index, self.window = rows, index, window
+        self.is_sliding = window is not None
+
+    @property
+    def kind(self) -> tuple[int | None, ...]:
+        """Layers of the same kind share a mask."""
+        return (self.window,)
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.keys, self.values = self._room(key_states), self._room(value_states)
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def _slots(self) -> int:
+        return self.rows.capacity
+
+    def _room(self, like: torch.Tensor) -> torch.Tensor:
+        # Zeros, since a slot that the mask hides still takes part as weight 0 times its value.
+        return like.new_zeros(like.shape[0], like.shape[1], self._slots(), like.shape[3])
+
+    def _grow(self) -> None:
+        if self.keys.shape[2] < self._slots():
+            old_keys, old_values = self.keys, self.values
+            keys, values = self._room(old_keys), self._room(old_values)
+            keys[:, :, : old_keys.shape[2]] = old_keys
+            values[:, :, : old_values.shape[2]] = old_values
+            self.keys, self.values = keys, values
+
+    def _begin(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        rows, tokens = self.rows, key_states.shape[2]
+        if rows.new is None or self.index in rows.seen:
+            if rows.ragged:
+                raise ValueError(
+                    "rows have different lengths: pass the model **cache.inputs(tokens) "
+                    "for every forward pass"
+                )
+            rows.begin(tokens, None)
+        if tokens != rows.new or key_states.shape[0] != rows.lengths.shape[0]:
+            raise ValueError(
+                f"expected {rows.new} new tokens in {rows.lengths.shape[0]} rows, as prepared; "
+                f"given {tokens} in {key_states.shape[0]}"
+            )
+        rows.seen.add(self.index)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._grow()
+
+    def _local(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Lengths and counts on the layer's device; a copy only where layers lie on several."""
+        rows = self.rows
+        counts = rows.counts
+        return rows.base.to(self.device), counts if counts is None else counts.to(self.device)
+
+    def _append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        base, counts = self._local()
+        _, status = cache_ops.append(self.keys, self.values, keys, values, base, counts)
+        self._report(status)
+
+    def _report(self, status: torch.Tensor) -> None:
+        rows = self.rows
+        if self.index == 0:  # lengths are the same in every layer, and so is the verdict
+            rows.status.bitwise_or_(status.to(rows.status.device))
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append, and return what attention reads: views ``[B, H, span, Dk]`` and values alike."""
+        self._begin(key_states, value_states)
+        self._append(unit_stride(key_states), unit_stride(value_states))
+        return self.keys[:, :, : self.rows.span], self.values[:, :, : self.rows.span]
+
+    def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
+        """Which of the slots that `update` returns each query sees, ``[B, T, N]`` bool."""
+        rows = self.rows
+        if tree is not None:
+            if self.window is not None:
+                raise ValueError("a tree cannot be verified through sliding-window attention")
+            return cache_masks.tree_slots(rows.base, tree, rows.span)
+        slots = torch.arange(rows.span, device=queries.device)[None, :]
+        return cache_masks.visible_slots(queries, slots, self.window)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        if self._prepared():
+            return self.rows.span, 0
+        return round_up(self.rows.bound + query_length, self.rows.bucket), 0
+
+    def _prepared(self) -> bool:
+        return self.rows.new is not None and self.index not in self.rows.seen
+
+    def get_seq_length(self) -> int:
+        """Tokens of the longest row, as far as the host knows, before a pass in progress."""
+        return self.rows.base_bound if self._prepared() else self.rows.bound
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        # A NaN in a hidden slot would still spread, so the next request starts from zeros.
+        if self.is_initialized:
+            self.keys.zero_()
+            self.values.zero_()
+
+    def select(self, indices: torch.Tensor) -> None:
+        """Keep, repeat or permute rows; `indices` is an int64 tensor."""
+        if self.is_initialized:
+            self.keys = self.keys.index_select(0, indices.to(self.keys.device))
+            self.values = self.values.index_select(0, indices.to(self.values.device))
+
+
+class RingLayer(RollbackLayer):
+    """A sliding window in ``window + slack`` slots, whatever the length: position p lies in slot p
+    mod (window + slack).
+
+    At most `slack` tokens can be rolled back, counted from the longest a row has been; what they
+    displaced is gone. A pass of more than ``slack + 1`` tokens attends to the ring and the new
+    tokens side by side, and appends then.
+    """
+
+    def __init__(self, rows: Rows, index: int, window: int, slack: int, sinks: int = 0) -> None:
+        super().__init__(rows, index, window)
+        self.slack, self.sinks = slack, sinks
+        self.size = sinks + window + slack
+
+    @property
+    def kind(self) -> tuple[int | None, ...]:
+        return (self.window, self.size, self.sinks)
+
+    def _slots(self) -> int:
+        return self.size
+
+    def _append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        base, counts = self._local()
+        _, status = cache_ops.append(
+            self.keys, self.values, keys, values, base, counts, ring=True, sinks=self.sinks
+        )
+        self._report(status)
+
+    def _begin_prepared(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        if not self._prepared():
+            raise ValueError(
+                "a ring of keys needs its own mask: pass the model **cache.inputs(tokens) "
+                "for every forward pass"
+            )
+        self._begin(key_states, value_states)
+
+    def _wide(self) -> bool:
+        return self.rows.new is not None and self.rows.new > self.slack + 1
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._begin_prepared(key_states, value_states)
+        key_states, value_states = unit_stride(key_states), unit_stride(value_states)
+        if self._wide():
+            keys, values = (
+                torch.cat([self.keys, key_states], 2),
+                torch.cat([self.values, value_states], 2),
+            )
+            self._append(key_states, value_states)
+            return keys, values
+        self._append(key_states, value_states)
+        return self.keys, self.values
+
+    def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
+        if tree is not None:
+            raise ValueError("a tree cannot be verified in a ring of keys")
+        rows = self.rows
+        if not self._wide():
+            slots = cache_masks.ring_positions(rows.lengths, self.size, self.sinks)
+            return cache_masks.visible_slots(queries, slots, self.window, self.sinks)
+        assert rows.new is not None
+        fresh = rows.base[:, None] + torch.arange(rows.new, device=queries.device)
+        fresh = torch.where(fresh < rows.lengths[:, None], fresh, -1)
+        slots = torch.cat([cache_masks.ring_positions(rows.base, self.size, self.sinks), fresh], 1)
+        return cache_masks.visible_slots(queries, slots, self.window, self.sinks)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.size + (query_length if query_length > self.slack + 1 else 0), 0
+
+
+def unit_stride(states: torch.Tensor) -> torch.Tensor:
+    """The operators want unit stride along the vector; models nearly always have it."""
+    return states if states.stride(-1) == 1 or states.shape[-1] == 1 else states.contiguous()

@@ -1,0 +1,231 @@
+"""The cache operators through torch's dispatcher: results, refusals, opcheck, torch.compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from polyspec_ext import cache_ops
+from polyspec_ext.cache_ops import CacheStatus
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return str(request.param)
+
+
+def numbers(*shape: int, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(-99, 99, shape, generator=generator).to(dtype).to(device)
+
+
+def guarded(*shape: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A view with other memory around every vector, and that memory."""
+    whole = numbers(*[n + 2 for n in shape], dtype=dtype, device=device)
+    return whole[tuple(slice(1, -1) for _ in shape)], whole
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ring", [False, True])
+def test_append(dtype: torch.dtype, ring: bool, device: str) -> None:
+    sinks = 2 if ring else 0
+    b, h, t, c, dk, dv = 5, 3, 6, 10, 8, 4
+    keys, whole_keys = guarded(b, h, c, dk, dtype=dtype, device=device)
+    values, whole_values = guarded(b, h, c, dv, dtype=dtype, device=device)
+    # As attention layers hand them over: [b, t, h, d] with the heads moved to the front.
+    new_keys = numbers(b, t, h, dk, dtype=dtype, device=device).transpose(1, 2)
+    new_values = numbers(b, t, h, dv, dtype=dtype, device=device).transpose(1, 2)
+    lengths = torch.tensor([0, 7, 4, -1, 9], device=device)
+    counts = torch.tensor([6, 4, 6, 1, 7], device=device)
+    expected_keys, expected_values = whole_keys.clone(), whole_values.clone()
+    bad_length, full = int(CacheStatus.BAD_LENGTH), int(CacheStatus.CACHE_FULL)
+    status = [0, 0 if ring else full, 0, bad_length, bad_length]
+    for row, (length, count) in enumerate(zip(lengths.tolist(), counts.tolist(), strict=True)):
+        for i in range(count if status[row] == 0 else 0):
+            slot = length + i
+            if ring and slot >= sinks:
+                slot = sinks + (slot - sinks) % (c - sinks)
+            expected_keys[row + 1, 1:-1, slot + 1, 1:-1] = new_keys[row, :, i]
+            expected_values[row + 1, 1:-1, slot + 1, 1:-1] = new_values[row, :, i]
+    new_lengths, got = cache_ops.append(
+        keys, values, new_keys, new_values, lengths, counts, ring=ring, sinks=sinks
+    )
+    assert torch.equal(whole_keys, expected_keys)
+    assert torch.equal(whole_values, expected_values)
+    assert got.tolist() == status
+    expected = [
+        n + c if s == 0 else n
+        for n, c, s in zip(lengths.tolist(), counts.tolist(), status, strict=True)
+    ]
+    assert new_lengths.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pages_are_reserved_filled_and_given_back(dtype: torch.dtype, device: str) -> None:
+    b, h, t, d, pages, size, most = 3, 2, 5, 8, 8, 4, 4
+    keys, whole_keys = guarded(pages, h, size, d, dtype=dtype, device=device)
+    values, whole_values = guarded(pages, h, size, d, dtype=dtype, device=device)
+    table = torch.full((b, most), -1, dtype=torch.int32, device=device)
+    held = torch.zeros(b, dtype=torch.int64, device=device)
+    free = torch.arange(pages, dtype=torch.int32, device=device)
+    free_count = torch.tensor([pages], device=device)
+    lengths = torch.tensor([6, 0, 3], device=device)
+    counts = torch.tensor([5, 5, 1], device=device)
+    pool = (table, held, free, free_count)
+    assert not cache_ops.reserve_pages(*pool, lengths + counts, size).any()
+    assert table.tolist() == [[7, 6, 5, -1], [4, 3, -1, -1], [2, -1, -1, -1]]
+    assert held.tolist() == [3, 2, 1]
+    assert free_count.tolist() == [2]
+    new_keys = numbers(b, h, t, d, dtype=dtype, device=device)
+    expected_keys, expected_values = whole_keys.clone(), whole_values.clone()
+    for row, (length, count) in enumerate(zip(lengths.tolist(), counts.tolist(), strict=True)):
+        for i in range(count):
+            page = int(table[row, (length + i) // size])
+            expected_keys[page + 1, 1:-1, (length + i) % size + 1, 1:-1] = new_keys[row, :, i]
+            expected_values[page + 1, 1:-1, (length + i) % size + 1, 1:-1] = new_keys[row, :, i]
+    new_lengths, status = cache_ops.append_paged(
+        keys, values, table, new_keys, new_keys, lengths, counts
+    )
+    assert not status.any()
+    assert new_lengths.tolist() == [11, 5, 4]
+    assert torch.equal(whole_keys, expected_keys)
+    assert torch.equal(whole_values, expected_values)
+    assert not cache_ops.truncate_pages(*pool, torch.tensor([4, 5, 0], device=device), size).any()
+    assert table.tolist() == [[7, -1, -1, -1], [4, 3, -1, -1], [-1, -1, -1, -1]]
+    assert free[: int(free_count)].tolist() == [0, 1, 6, 5, 2]
+    status = cache_ops.reserve_pages(*pool, torch.tensor([16, 5, 16], device=device), size)
+    assert status.tolist() == [0, 0, int(CacheStatus.CACHE_FULL)]  # three pages went to row 0
+    assert held.tolist() == [4, 2, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compact_tree(dtype: torch.dtype, device: str) -> None:
+    layers, b, h, c, d = 3, 4, 2, 12, 8
+    held = [guarded(b, h, c, d, dtype=dtype, device=device) for _ in range(2 * layers)]
+    keys, values = [view for view, _ in held[:layers]], [view for view, _ in held[layers:]]
+    for i, (_, whole) in enumerate(held):
+        whole.add_(i)
+    lengths = torch.tensor([2, 0, 5, 1], device=device)
+    path = torch.tensor(
+        [[1, 4, 6, 9], [0, 1, 3, -1], [2, 7, -1, -1], [3, 3, -1, -1]], device=device
+    )
+    expected = [whole.clone() for _, whole in held]
+    for (_, whole), wanted in zip(held, expected, strict=True):
+        for row, nodes in enumerate([[1, 4, 6, 9], [0, 1, 3], [], []]):
+            for j, node in enumerate(nodes):
+                at = int(lengths[row]) + 1
+                wanted[row + 1, 1:-1, at + j, 1:-1] = whole[row + 1, 1:-1, at + node, 1:-1]
+    new_lengths, status = cache_ops.compact_tree(
+        keys, values, cache_ops.pointers(keys, values), lengths, path
+    )
+    bad = int(CacheStatus.BAD_PATH)
+    assert status.tolist() == [0, 0, bad, bad]  # row 2 leaves the cache, row 3 repeats a node
+    assert new_lengths.tolist() == [6, 3, 5, 1]
+    for (_, whole), wanted in zip(held, expected, strict=True):
+        assert torch.equal(whole, wanted)
+
+
+def arguments() -> dict[str, Any]:
+    return {
+        "cache_keys": torch.zeros(2, 2, 8, 4),
+        "cache_values": torch.zeros(2, 2, 8, 4),
+        "keys": torch.ones(2, 2, 3, 4),
+        "values": torch.ones(2, 2, 3, 4),
+        "lengths": torch.zeros(2, dtype=torch.int64),
+        "counts": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("keys", torch.ones(2, 2, 3, 5)),
+        ("keys", torch.ones(2, 3, 3, 4)),
+        ("keys", torch.ones(2, 2, 3, 4, dtype=torch.float16)),
+        ("keys", torch.ones(2, 2, 4, 3).transpose(2, 3)),
+        ("values", torch.ones(2, 2, 2, 4)),
+        ("values", torch.ones(2, 3, 4)),
+        ("lengths", torch.zeros(3, dtype=torch.int64)),
+        ("lengths", torch.zeros(2, dtype=torch.int32)),
+        ("lengths", torch.zeros(4, dtype=torch.int64)[::2]),
+        ("counts", torch.zeros(1, dtype=torch.int64)),
+        ("cache_values", torch.zeros(2, 2, 7, 4)),
+        ("cache_keys", torch.zeros(1, 2, 8, 4)),
+    ],
+)
+def test_append_refuses_by_name(name: str, value: torch.Tensor) -> None:
+    given = {**arguments(), name: value}
+    with pytest.raises(RuntimeError, match="expected"):
+        cache_ops.append(**given)
+    assert not given["cache_keys"].any()
+
+
+def test_sizes_and_pointers_are_refused() -> None:
+    wide = {
+        k: v.double() if v is not None and v.is_floating_point() else v
+        for k, v in arguments().items()
+    }
+    with pytest.raises(RuntimeError, match="element_size must be 1, 2 or 4"):
+        cache_ops.append(**wide)
+    with pytest.raises(RuntimeError, match="sinks must be"):
+        cache_ops.append(**arguments(), ring=True, sinks=8)
+    keys, values = [torch.zeros(1, 1, 4, 4)], [torch.zeros(1, 1, 4, 4)]
+    lengths, path = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
+    stale = cache_ops.pointers([torch.zeros(1, 1, 4, 4)], values)
+    with pytest.raises(RuntimeError, match="pointers"):
+        cache_ops.compact_tree(keys, values, stale, lengths, path)
+    both = [*keys, torch.zeros(1, 1, 8, 4)[:, :, ::2]]
+    with pytest.raises(RuntimeError, match="strides"):
+        cache_ops.compact_tree(both, both, cache_ops.pointers(both, both), lengths, path)
+
+
+def test_opcheck() -> None:
+    """Schemas say what is written, and fake implementations agree with the real ones."""
+    ops = torch.ops.polyspec
+    tests = ("test_schema", "test_faketensor")
+    a = arguments()
+    given = (
+        a["cache_keys"],
+        a["cache_values"],
+        a["keys"],
+        a["values"],
+        a["lengths"],
+        None,
+        False,
+        0,
+    )
+    torch.library.opcheck(ops.append.default, given, test_utils=tests)
+    table = torch.zeros(2, 2, dtype=torch.int32)
+    given = (a["cache_keys"], a["cache_values"], table, a["keys"], a["values"], a["lengths"], None)
+    torch.library.opcheck(ops.append_paged.default, given, test_utils=tests)
+    held = torch.zeros(2, dtype=torch.int64)
+    free, count = torch.arange(3, dtype=torch.int32), torch.tensor([3])
+    for op in (ops.reserve_pages.default, ops.truncate_pages.default):
+        torch.library.opcheck(
+            op, (table, held, free, count, torch.tensor([3, 1]), 2), test_utils=tests
+        )
+
+
+def test_under_torch_compile() -> None:
+    def step(
+        keys: torch.Tensor, values: torch.Tensor, new: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        after, _ = cache_ops.append(keys, values, new * 2, new + 1, lengths)
+        return after + keys[:, :, 0, 0].sum().to(torch.int64) * 0
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    a, b = arguments(), arguments()
+    lengths = torch.tensor([1, 4])
+    assert torch.equal(step(a["cache_keys"], a["cache_values"], a["keys"], lengths), lengths + 3)
+    assert torch.equal(
+        compiled(b["cache_keys"], b["cache_values"], b["keys"], lengths), lengths + 3
+    )
+    assert torch.equal(a["cache_keys"], b["cache_keys"])
+    assert a["cache_keys"].any()
