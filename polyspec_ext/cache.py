@@ -1,0 +1,105 @@
+"""Which caches can roll back, and the refusal by name of those that cannot (contract C7).
+
+After a rejection every level must forget its latest tokens. A cache of keys and values by position
+can: it is cut. A recurrent state cannot: it has folded them in. A static or ring-buffer cache has
+overwritten what it would need.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel
+
+# Layer types of a configuration whose state is a function of all tokens so far. "conv" layers keep
+# a short window.
+_STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
+
+
+def name_of(model: Any) -> str:
+    """How messages call a model: its id, the folder it was loaded from, or its class."""
+    place = str(getattr(model, "name_or_path", "") or "")
+    return (os.path.basename(os.path.normpath(place)) if os.path.isdir(place) else place) or type(
+        model
+    ).__name__
+
+
+def full_cache() -> Cache:
+    """An empty cache that keeps every key and value of every layer."""
+    from transformers import DynamicCache
+
+    # Without a configuration no layer drops what leaves a sliding window; the model's mask hides
+    # it instead.
+    return DynamicCache()
+
+
+def require_rollback(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model whose state cannot be cut at a token.
+
+    Raises:
+        TypeError: `model` is not a causal language model of `transformers`.
+        ValueError: its state is recurrent or hybrid, or it is an encoder-decoder.
+    """
+    config = getattr(model, "config", None)
+    if config is None or not callable(getattr(model, "get_output_embeddings", None)):
+        raise TypeError(
+            f"{name}: expected a causal language model of transformers, given "
+            f"{type(model).__name__}"
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{name}: expected a decoder-only model, given the encoder-decoder "
+            f"{type(model).__name__}"
+        )
+    if model.get_output_embeddings() is None:
+        raise TypeError(
+            f"{name}: expected a model with a language-model head, given {type(model).__name__}"
+        )
+    text_config = config.get_text_config(decoder=True)
+    types = sorted({str(t) for t in getattr(text_config, "layer_types", None) or ()})
+    stateful = [t for t in types if any(word in t for word in _STATEFUL)]
+    if stateful or getattr(model, "_is_stateful", False):
+        kind = (
+            "a hybrid of attention and recurrent layers"
+            if len(stateful) < len(types)
+            else "a recurrent state"
+        )
+        what = f" (layer types: {', '.join(types)})" if types else ""
+        raise ValueError(
+            f"{name}: {type(model).__name__} keeps {kind}{what}, which cannot be rolled back after "
+            "a rejected token; "
+            "expected a model whose cache holds keys and values by position"
+        )
+
+
+def require_croppable(cache: Cache, name: str) -> None:
+    """Refuse a cache with a layer that cannot be cut by a token count.
+
+    Raises:
+        ValueError: names the level, the cache and the kind of layer.
+    """
+    from transformers import cache_utils
+
+    # These layer types, and only these, are known to cut exactly: all keys and values are kept, in
+    # order.
+    exact = (cache_utils.DynamicLayer,)
+    made = getattr(cache, "layer_class_to_replicate", None)
+    kinds = [type(layer) for layer in getattr(cache, "layers", ())] + (
+        [made] if made is not None else []
+    )
+    bad = sorted(
+        {
+            kind.__name__
+            for kind in kinds
+            if kind not in exact and not getattr(kind, "polyspec_rollback", False)
+        }
+    )
+    if bad or not callable(getattr(cache, "crop", None)):
+        raise ValueError(
+            f"{name}: {type(cache).__name__} with layers {', '.join(bad) or 'that have no crop'} "
+            "cannot be rolled back exactly "
+            "after a rejected token; expected a cache that keeps all keys and values, such as "
+            "DynamicCache()"
+        )

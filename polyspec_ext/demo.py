@@ -1,0 +1,284 @@
+"""``python -m polyspec_ext demo``: the shipped chain beside plain decoding of the same target, in
+one run.
+
+Two baselines, both the same target with its cache: the same engine with one level, which is the
+honest one, and transformers' own greedy `generate`. Configurations take turns, so that a change in
+the machine's load meets them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from . import tiny
+from .chain import Chain
+from .stats import Stats, merge
+
+QUESTIONS = (
+    "A baker makes 12 trays of rolls with 8 rolls on each tray. She sells 70 rolls in the morning. "
+    "How many rolls are left?",
+    "Maria reads 15 pages of her book every day. The book has 240 pages. How many days does she "
+    "need to read half of it?",
+    "A farmer has 5 rows of apple trees with 9 trees in each row. Each tree gives 20 apples. How "
+    "many apples does he have?",
+    "Ben buys 3 notebooks for $4 each and a pen for $2. He pays with a $20 bill. How much change "
+    "does he get?",
+    "A train has 8 cars. Each car has 45 seats, and 60 seats in the whole train are empty. How "
+    "many people are on the train?",
+    "Lena saves $6 a week for 10 weeks. Then she spends a third of her money on a game. How much "
+    "money does she have left?",
+    "There are 24 students in a class. Half of them play soccer and 5 others play chess. How many "
+    "play neither of the two?",
+    "A gardener plants 7 flowers an hour for 4 hours on Monday and twice as many on Tuesday. How "
+    "many does he plant in all?",
+)
+# A first difference counts as a tie of rounding where the two largest logits are closer than this.
+TIE = 1e-4
+
+
+@dataclass
+class Entry:
+    """One configuration and what it measured."""
+
+    label: str
+    levels: tuple[str, ...]
+    chain: Chain | None  # None: transformers' generate
+    window: list[int] = field(default_factory=list)
+    seconds: dict[tuple[int, int], float] = field(
+        default_factory=dict
+    )  # (question, repeat) -> prefill + decoding
+    new_tokens: dict[int, int] = field(default_factory=dict)  # question -> tokens
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    stats: list[Stats] = field(default_factory=list)
+
+    def tokens_per_second(self) -> float:
+        """Over all questions, each with the median of its repeats; prefill and decoding
+        together."""
+        medians = [
+            statistics.median(s for (q, _), s in self.seconds.items() if q == n)
+            for n in self.new_tokens
+        ]
+        return sum(self.new_tokens.values()) / sum(medians)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    model = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            model = next(
+                (line.split(":", 1)[1].strip() for line in file if line.startswith("model name")),
+                model,
+            )
+    except OSError:
+        pass
+    import transformers
+
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+@torch.inference_mode()
+def first_difference(
+    model: Any, prompt: list[int], plain: list[int], other: list[int]
+) -> dict[str, Any] | None:
+    """None where both texts are the same; else the first place they differ and the gap of the
+    target's two largest logits there, from one forward pass over the whole text."""
+    if plain == other:
+        return None
+    place = next(
+        (i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b),
+        min(len(plain), len(other)),
+    )
+    logits = model(
+        input_ids=torch.tensor([prompt + plain[:place]], device=model.device), use_cache=False
+    ).logits[0, -1]
+    top = logits.float().topk(2).values.tolist()
+    return {"place": place, "gap": top[0] - top[1], "tie": top[0] - top[1] < TIE}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print. Returns 1 where greedy output differs by more than a tie."""
+    from transformers import AutoTokenizer
+
+    from .levels import load
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if not 1 <= args.prompts <= len(QUESTIONS) or args.repeats < 1:
+        raise ValueError(
+            f"expected --prompts in [1, {len(QUESTIONS)}] and --repeats >= 1, given {args.prompts} "
+            f"and {args.repeats}"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
+    models = {name: load(tiny.path(name)).model for name in tiny.LEVELS}
+    prompts = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in QUESTIONS[: args.prompts]]
+
+    def entry(label: str, levels: tuple[str, ...], window: list[int] | None = None) -> Entry:
+        chosen = list(tiny.WINDOWS[levels]) if window is None else window
+        return Entry(label, levels, Chain([models[name] for name in levels], chosen), chosen)
+
+    two, three = args.two_level_window, args.window
+    entries = [
+        entry("plain decoding, same engine", ("target",)),
+        Entry("plain decoding, transformers generate", ("target",), None),
+        entry("two levels: target, drafter", ("target", "drafter"), two),
+        entry("two levels: target, middle", ("target", "middle"), two),
+        entry("three levels: target, middle, drafter", tiny.LEVELS, three),
+    ]
+    total = len(entries) * len(prompts) * (args.repeats + 1)
+    with tqdm(
+        total=total, desc="measuring", file=sys.stderr, leave=False, disable=args.json
+    ) as bar:
+        for repeat in range(-1, args.repeats):  # the first round only warms up
+            for number, prompt in enumerate(prompts):
+                for e in entries:
+                    _measure(e, number, repeat, prompt, models["target"], args)
+                    bar.update()
+    result = _report(entries, prompts, models["target"], args)
+    if args.json:
+        result["texts"] = [
+            tokenizer.decode(entries[-1].texts[n], skip_special_tokens=True)
+            for n in range(len(prompts))
+        ]
+        print(json.dumps(result, indent=2))
+    else:
+        _print(result, entries[-1], tokenizer)
+    return 0 if all(row["differences"] == row["ties"] for row in result["configurations"]) else 1
+
+
+def _measure(
+    e: Entry, number: int, repeat: int, prompt: list[int], target: Any, args: argparse.Namespace
+) -> None:
+    began = time.perf_counter()
+    if e.chain is not None:
+        out = e.chain.generate(prompt, args.max_new_tokens, args.temperature, seed=args.seed)
+        seconds = time.perf_counter() - began
+        text = out.sequences[0, len(prompt) :].tolist()
+        if repeat >= 0:
+            e.stats.append(out.stats)
+    else:
+        ids = torch.tensor([prompt])
+        options: dict[str, Any] = {"do_sample": False}
+        if args.temperature > 0:
+            torch.manual_seed(args.seed)
+            options = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}
+        with torch.inference_mode():
+            row = target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=args.max_new_tokens,
+                **options,
+            )
+        seconds = time.perf_counter() - began
+        text = row[0, len(prompt) :].tolist()
+    if repeat >= 0:
+        e.seconds[number, repeat] = seconds
+        e.texts[number], e.new_tokens[number] = text, len(text)
+
+
+def _report(
+    entries: list[Entry], prompts: list[list[int]], target: Any, args: argparse.Namespace
+) -> dict[str, Any]:
+    plain = entries[0]
+    base = plain.tokens_per_second()
+    rows = []
+    for e in entries:
+        differences: list[dict[str, Any]] = []
+        if args.temperature == 0:
+            found = [
+                first_difference(target, p, plain.texts[n], e.texts[n])
+                for n, p in enumerate(prompts)
+            ]
+            differences = [d | {"prompt": n} for n, d in enumerate(found) if d is not None]
+        rate = e.tokens_per_second()
+        rows.append(
+            {
+                "label": e.label,
+                "window": e.window,
+                "tokens_per_second": rate,
+                "ratio": rate / base,
+                "new_tokens": sum(e.new_tokens.values()),
+                "differences": len(differences),
+                "ties": sum(d["tie"] for d in differences),
+                "first_differences": differences,
+                "stats": merge(e.stats).to_dict() if e.stats else None,
+            }
+        )
+    return {
+        "machine": machine(),
+        "temperature": args.temperature,
+        "prompts": len(prompts),
+        "repeats": args.repeats,
+        "max_new_tokens": args.max_new_tokens,
+        "configurations": rows,
+    }
+
+
+def _print(result: dict[str, Any], shown: Entry, tokenizer: Any) -> None:
+    for number, text in shown.texts.items():
+        print(
+            "Question: "
+            f"{QUESTIONS[number]}\nAnswer:{tokenizer.decode(text, skip_special_tokens=True)}\n"
+        )
+    print("(the text above is the three-level chain's)\n")
+    greedy = result["temperature"] == 0
+    print(
+        f"{'configuration':40} {'window':>8} {'tokens/s':>9} {'ratio':>6}  "
+        f"{'same text as plain' if greedy else ''}"
+    )
+    for row in result["configurations"]:
+        window = ",".join(map(str, row["window"])) or "-"
+        line = f"{row['label']:40} {window:>8} {row['tokens_per_second']:9.1f} {row['ratio']:5.2f}x"
+        if greedy:
+            same = result["prompts"] - row["differences"]
+            line += f"  {same} of {result['prompts']}"
+            for d in row["first_differences"]:
+                kind = "tie" if d["tie"] else "DIFFERENT"
+                line += f"; prompt {d['prompt'] + 1}, token {d['place'] + 1}: {kind}, "
+                line += f"gap of the top two logits {d['gap']:.1e}"
+        print(line)
+    print(
+        "\nper level                                forward passes   ms/pass  mean acceptance "
+        "length  acceptance rate"
+    )
+    for row in result["configurations"]:
+        if row["stats"] is None or len(row["stats"]["levels"]) == 1:
+            continue
+        print(row["label"])
+        for level in row["stats"]["levels"]:
+            passes = level["num_forward_passes"]
+            line = (
+                f"  {level['name']:38} {passes:14}  {level['seconds'] / max(1, passes) * 1e3:8.2f}"
+            )
+            if level["mean_acceptance_length"] is not None:
+                line += f"  {level['mean_acceptance_length']:22.2f}"
+                line += f"  {level['draft_acceptance_rate']:15.2f}"
+            print(line)
+    where = result["machine"]
+    print(
+        f"\n{result['prompts']} questions, median of {result['repeats']} interleaved runs each, up "
+        f"to {result['max_new_tokens']} new "
+        f"tokens, prefill included, temperature {result['temperature']:g}\n{where['cpu']}, "
+        f"{where['cores']} cores, "
+        f"{where['threads']} threads; torch {where['torch']}, transformers {where['transformers']}"
+    )

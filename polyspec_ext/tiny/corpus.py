@@ -1,0 +1,81 @@
+"""The text the shipped models are trained on, and their tokenizer.
+
+Two public sources: GSM8K's training split (MIT) and Tiny Shakespeare (public domain). GSM8K's
+calculator annotations ``<<48/2=24>>`` are removed, so that a solution reads as prose.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from . import prompt_of
+
+BOS, EOS = "<|bos|>", "<|eos|>"
+VOCAB_SIZE = 2048
+_CALCULATOR = re.compile(r"<<[^>]*>>")
+
+
+def gsm8k(path: Path) -> list[str]:
+    """Documents ``Question: ...\\nAnswer: ...\\n#### n`` of one GSM8K split (a ``.jsonl`` file)."""
+    documents = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        answer = _CALCULATOR.sub("", row["answer"]).strip()
+        documents.append(f"{prompt_of(row['question'])} {answer}")
+    return documents
+
+
+def shakespeare(path: Path, speeches: int = 6) -> list[str]:
+    """Passages of a few consecutive speeches, split at the blank lines between speakers."""
+    parts = path.read_text(encoding="utf-8").split("\n\n")
+    return ["\n\n".join(parts[i : i + speeches]).strip() for i in range(0, len(parts), speeches)]
+
+
+def train_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of `VOCAB_SIZE` ids; digits stay apart so that arithmetic is learnable."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A",
+        pair=f"{BOS} $A $B",
+        special_tokens=[(BOS, tokenizer.token_to_id(BOS))],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=EOS
+    )
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[torch.Tensor]:
+    """One int64 tensor per document: ``bos ... eos``."""
+    rows = tokenizer(documents)["input_ids"]
+    return [torch.tensor([*row, tokenizer.eos_token_id]) for row in rows]
+
+
+def pack(documents: list[torch.Tensor], length: int, generator: torch.Generator) -> torch.Tensor:
+    """Shuffled documents laid end to end and cut into rows: ``[rows, length]`` int64."""
+    order = torch.randperm(len(documents), generator=generator).tolist()
+    stream = torch.cat([documents[i] for i in order])
+    # A random start moves the cuts, so that no document is always split at the same place.
+    start = int(torch.randint(0, length, (1,), generator=generator))
+    rows = (stream.numel() - start) // length
+    packed = stream[start : start + rows * length].view(rows, length)
+    return packed[torch.randperm(rows, generator=generator)]

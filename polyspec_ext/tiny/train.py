@@ -1,0 +1,273 @@
+"""Train the shipped chain: ``python -m polyspec_ext.tiny.train --data DIR --output DIR``.
+
+Four stages, each resumable (a finished stage's directory is kept and skipped on the next run):
+
+1. *seed*: a model of the middle's shape, trained on the text.
+2. *target*: the seed with identity layers put in between, trained on. Starting from the seed saves
+   most of the early training.
+3. *middle*: starts as the target without those layers, which keeps much of its law, and is taught
+   the target's law.
+4. *drafter*: one narrow layer, taught the same way.
+
+The report (`report.json`) holds the held-out loss of each model and its overlap with the target:
+E[1 - TV] at temperature 1 over GSM8K's test split, which is the per-token acceptance of speculative
+sampling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from . import corpus
+
+LENGTH = 320  # tokens per training row; a GSM8K problem with its solution has about 200
+BATCH = 16
+# Where the seed's layers stand in the target; the layers between start as identities.
+SEED_LAYERS = (0, 4, 9)
+TARGET_LAYERS = 10
+
+
+def config(
+    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, ids: dict[str, int]
+) -> LlamaConfig:
+    """A Llama configuration; multiples of 128 in-features allow quantisation in groups of 128."""
+    return LlamaConfig(
+        vocab_size=corpus.VOCAB_SIZE,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        **ids,
+    )
+
+
+def grow(seed: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The target at its start: exactly the seed's law, with identity layers waiting to learn."""
+    shape = LlamaConfig.from_dict(
+        {**seed.config.to_dict(), "num_hidden_layers": TARGET_LAYERS, "layer_types": None}
+    )
+    target = LlamaForCausalLM(shape)
+    target.model.embed_tokens.load_state_dict(seed.model.embed_tokens.state_dict())
+    target.model.norm.load_state_dict(seed.model.norm.state_dict())
+    for layer in target.model.layers:
+        # With both output projections zero a pre-norm layer adds nothing to the residual stream.
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    for place, layer in zip(SEED_LAYERS, seed.model.layers, strict=True):
+        target.model.layers[place].load_state_dict(layer.state_dict())
+    return target
+
+
+def shrink(target: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The middle at its start: the target without the layers that were put in between.
+
+    They began as identities, so the layers around them still work together without them.
+    """
+    shape = LlamaConfig.from_dict(
+        {**target.config.to_dict(), "num_hidden_layers": len(SEED_LAYERS), "layer_types": None}
+    )
+    middle = LlamaForCausalLM(shape)
+    middle.model.embed_tokens.load_state_dict(target.model.embed_tokens.state_dict())
+    middle.model.norm.load_state_dict(target.model.norm.state_dict())
+    for layer, place in zip(middle.model.layers, SEED_LAYERS, strict=True):
+        layer.load_state_dict(target.model.layers[place].state_dict())
+    return middle
+
+
+def batches(documents: list[torch.Tensor], generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """Endless ``[BATCH, LENGTH]`` batches, repacked in a new order every epoch."""
+    while True:
+        rows = corpus.pack(documents, LENGTH, generator)
+        yield from rows[: rows.shape[0] // BATCH * BATCH].split(BATCH)
+
+
+def fit(
+    model: LlamaForCausalLM,
+    documents: list[torch.Tensor],
+    loss_of: Callable[[torch.Tensor], torch.Tensor],
+    tokens: int,
+    rate: float,
+    name: str,
+) -> None:
+    """AdamW with warm-up and cosine decay over `tokens` training tokens, forward passes in bf16."""
+    data = batches(documents, torch.Generator().manual_seed(torch.initial_seed()))
+    steps = max(1, tokens // (BATCH * LENGTH))
+    decay = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
+    warm = max(1, min(100, steps // 10))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda s: min((s + 1) / warm, 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * s / steps))),
+    )
+    model.train()
+    smooth = None
+    for _ in (bar := tqdm(range(steps), desc=name, mininterval=5)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = loss_of(next(data))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
+        bar.set_postfix(loss=f"{smooth:.4f}", refresh=False)
+    model.eval()
+
+
+def text_loss(model: LlamaForCausalLM) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Mean next-token cross-entropy, nats."""
+    return lambda ids: model(input_ids=ids, labels=ids).loss
+
+
+def distillation_loss(
+    student: LlamaForCausalLM, teacher: LlamaForCausalLM, kl_weight: float = 1.0
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Total variation between the two laws, which is what acceptance loses per token, and forward
+    KL, which has a gradient where total variation has none."""
+
+    def loss(ids: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            wanted = teacher(input_ids=ids).logits.float().log_softmax(-1)
+        given = student(input_ids=ids).logits.float().log_softmax(-1)
+        kl = F.kl_div(given, wanted, log_target=True, reduction="none").sum(-1).mean()
+        variation = 0.5 * (given.exp() - wanted.exp()).abs().sum(-1).mean()
+        total: torch.Tensor = kl_weight * kl + variation
+        return total
+
+    return loss
+
+
+@torch.no_grad()
+def measure(
+    model: LlamaForCausalLM, target: LlamaForCausalLM, documents: list[torch.Tensor]
+) -> dict[str, float]:
+    """Held-out loss (nats a token) and overlap with the target, E[1 - TV], at temperature 1."""
+    loss = overlap = agree = 0.0
+    count = 0
+    for document in tqdm(documents, desc="held out", mininterval=5, leave=False):
+        ids = document[None]
+        p = target(input_ids=ids).logits[0, :-1].float().softmax(-1)
+        logq = model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+        loss -= logq.gather(1, ids[0, 1:, None]).sum().item()
+        overlap += torch.minimum(p, logq.exp()).sum().item()
+        agree += (p.argmax(-1) == logq.argmax(-1)).sum().item()
+        count += document.numel() - 1
+    return {
+        "held_out_loss": round(loss / count, 4),
+        "overlap": round(overlap / count, 4),
+        "greedy_agreement": round(agree / count, 4),
+        "tokens": count,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="folder with gsm8k_train.jsonl, gsm8k_test.jsonl, tinyshakespeare.txt",
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="one model directory per level is written here"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="multiplies every stage's token count (0.001 for a trial)",
+    )
+    parser.add_argument("--keep-seed", action="store_true", help="keep the seed stage's directory")
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+
+    texts = corpus.gsm8k(args.data / "gsm8k_train.jsonl")
+    texts += corpus.shakespeare(args.data / "tinyshakespeare.txt")
+    if not (args.output / "tokenizer").exists():
+        corpus.train_tokenizer(texts).save_pretrained(args.output / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(args.output / "tokenizer")
+    ids = {
+        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    documents = corpus.encode(tokenizer, texts)
+    held_out = corpus.encode(tokenizer, corpus.gsm8k(args.data / "gsm8k_test.jsonl"))[:300]
+    print(f"{sum(d.numel() for d in documents):,} training tokens in {len(documents):,} documents")
+
+    def stage(name: str, make: Callable[[], LlamaForCausalLM]) -> LlamaForCausalLM:
+        place = args.output / name
+        if not (place / "config.json").exists():
+            model = make()
+            model.to(torch.bfloat16).save_pretrained(place)
+            shutil.copytree(args.output / "tokenizer", place, dirs_exist_ok=True)
+        return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+
+    def amount(tokens: float) -> int:
+        return int(tokens * args.scale)
+
+    def reseed(name: str) -> None:
+        # Per stage, so that a resumed run does what an uninterrupted one does.
+        torch.manual_seed(args.seed + zlib.crc32(name.encode()))
+
+    def make_seed() -> LlamaForCausalLM:
+        reseed("seed")
+        model = LlamaForCausalLM(config(256, 640, 3, 4, 2, ids))
+        fit(model, documents, text_loss(model), amount(5e6), 3e-3, "seed")
+        return model
+
+    def make_target() -> LlamaForCausalLM:
+        seed = stage("seed", make_seed)
+        reseed("target")
+        model = grow(seed)
+        fit(model, documents, text_loss(model), amount(11e6), 1.5e-3, "target")
+        return model
+
+    target = stage("target", make_target)
+
+    def make_middle() -> LlamaForCausalLM:
+        model = shrink(target)
+        for round, (rate, kl_weight) in enumerate([(1.5e-3, 1.0), (1e-3, 0.1)], 1):
+            reseed(f"middle {round}")
+            loss = distillation_loss(model, target, kl_weight)
+            fit(model, documents, loss, amount(4.5e6), rate, f"middle, round {round}")
+        return model
+
+    def make_drafter() -> LlamaForCausalLM:
+        reseed("drafter")
+        model = LlamaForCausalLM(config(128, 384, 1, 2, 1, ids))
+        fit(model, documents, distillation_loss(model, target), amount(4e6), 6e-3, "drafter")
+        return model
+
+    levels = {
+        "target": target,
+        "middle": stage("middle", make_middle),
+        "drafter": stage("drafter", make_drafter),
+    }
+    report = {name: measure(model, target, held_out) for name, model in levels.items()}
+    (args.output / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2))
+    shutil.rmtree(args.output / "tokenizer")
+    if not args.keep_seed:
+        shutil.rmtree(args.output / "seed", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Whether two levels speak of the same tokens.
+
+The verification compares laws id by id, so ids must mean the same text on every level. A chain of
+levels with different tokenizers would still emit the target's law, but every draft would be
+nonsense: it is refused instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _vocabulary(level: Any) -> dict[str, int] | None:
+    """Text of each token -> id, where the level knows its tokenizer."""
+    find = getattr(level, "tokenizer", None)
+    tokenizer = find() if callable(find) else None
+    return None if tokenizer is None else dict(tokenizer.get_vocab())
+
+
+def require_same(names: list[str], levels: list[Any]) -> None:
+    """Check every level against the target, ``levels[0]``.
+
+    Known tokenizers must give the same id to the same token wherever both levels have that id.
+    Unknown ones can only be judged by size: a draft vocabulary larger than the target's is then
+    refused. Vocabularies padded to different sizes, or a smaller one for the draft, are fine.
+
+    Raises:
+        ValueError: names both levels, what was expected and what was found.
+    """
+    target = _vocabulary(levels[0])
+    for name, level in zip(names[1:], levels[1:], strict=True):
+        draft = _vocabulary(level)
+        common = min(levels[0].vocab_size, level.vocab_size)
+        if target is None or draft is None:
+            if level.vocab_size > levels[0].vocab_size:
+                raise ValueError(
+                    f"vocabulary of {name}: expected at most the {levels[0].vocab_size} ids of "
+                    f"the target {names[0]}, given {level.vocab_size}, and no tokenizers that "
+                    "would show that the rest is padding"
+                )
+            continue
+        if draft == target:
+            continue
+        by_id = {i: token for token, i in target.items() if i < common}
+        other = {i: token for token, i in draft.items() if i < common}
+        differ = sorted(i for i in by_id.keys() & other.keys() if by_id[i] != other[i])
+        if differ:
+            i = differ[0]
+            raise ValueError(
+                f"tokenizer of {name}: expected that of the target {names[0]}, given one that "
+                f"differs in {len(differ)} of {common} ids (first: id {i} is {other[i]!r} and not "
+                f"{by_id[i]!r})"
+            )

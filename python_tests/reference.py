@@ -1,0 +1,328 @@
+"""An oracle for the operators in numpy: slow, plain and written from the papers and the headers
+alone.
+
+Laws are kept twice: as the integer masses that csrc/include/polyspec/types.hpp defines, and as
+float64 probabilities. Nothing here calls the library, so agreement is evidence.
+
+Sources: Leviathan et al. 2023 (rule "token"), Sun et al. 2024, arXiv 2403.10444 (rule "block"),
+Salmon et al., SC 2011 (Philox4x32-10).
+
+The library evaluates its exponential in float32 and may be off by `Law.error`; it promises that
+what it *emits* has the law it *samples* from to 1e-15 (test_lossless.py asks for that, law against
+law). Hence every decision the oracle takes on a real number comes with `sharp`: False where the
+other outcome is within that rounding, so that a test may skip such a case and count the skips.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Words = npt.NDArray[np.uint64]
+
+# Status bits of csrc/include/polyspec/status.hpp.
+NAN, INF, EMPTY_ROW, DRAFT_ROW = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+TOKEN_OUT_OF_RANGE, BAD_LENGTH, BAD_PARAMETER, DRAFT_LAW_MISMATCH = 1 << 4, 1 << 5, 1 << 6, 1 << 7
+ZERO_RESIDUAL = 1 << 16
+
+# Purposes of a draw (csrc/include/polyspec/philox.hpp).
+SAMPLE, ACCEPT, EMIT = 0, 1, 2
+
+EPS32 = 2.0**-23
+ALL_ONES = 2**64 - 1
+
+
+# --------------------------------------------------------------------------------------------- laws
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling parameters of one request; the defaults leave the law alone."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of ps.sample and ps.verify."""
+        return dict(vars(self))
+
+
+PLAIN = Sampling()
+
+
+@dataclass(frozen=True)
+class Law:
+    """A processed law: integer `masses` [V] with sum `total`, `log_probs` [V] in nats (-inf where
+    the mass is 0), `error` [V], the relative error of a mass allowed to float32 (1e9: a filter's
+    edge may fall on either side of the token), and `rounding`, the total variation that comes of
+    it."""
+
+    masses: Words
+    total: int
+    log_probs: Floats
+    error: Floats
+    rounding: float = 0.0
+
+    @property
+    def probs(self) -> Floats:
+        return np.asarray(self.masses.astype(np.float64) / float(self.total))
+
+
+def mass_bits(vocab: int) -> int:
+    """S of types.hpp: masses are at most 2^S, so that a row's total fits in 62 bits."""
+    return 62 - (vocab - 1).bit_length()
+
+
+def processed_law(logits: npt.ArrayLike, sampling: Sampling = PLAIN) -> Law:
+    """Temperature, then top-k, top-p, min-p, each on what the last kept; ties at an edge are kept.
+
+    logits: [V], with a finite maximum and no NaN. Parameters are rounded to float32, as they
+    travel.
+    """
+    z = np.asarray(logits, dtype=np.float64)
+    if np.isnan(z).any() or not np.isfinite(z.max()):
+        raise ValueError("the row has no law")
+    if sampling.temperature == 0.0:
+        return one_hot(int(np.argmax(z)), z.size)  # numpy's argmax takes the lowest index of a tie
+    temperature = float(np.float32(sampling.temperature))
+    top_p, min_p = float(np.float32(sampling.top_p)), float(np.float32(sampling.min_p))
+    gap = z - z.max()
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        nats = np.where(gap == 0, 0.0, gap / temperature)
+    masses = np.floor(np.exp2(nats * math.log2(math.e)) * 2.0 ** mass_bits(z.size))
+    error = np.where((masses > 0) & (gap != 0), EPS32 * (2.0 + 2.0 * np.abs(nats)), 0.0)
+    keep, vague = np.ones(z.size, dtype=bool), np.zeros(z.size, dtype=bool)
+    if 0 < sampling.top_k < z.size:
+        keep = z >= np.partition(z, -sampling.top_k)[-sampling.top_k]
+    if top_p < 1.0:
+        before, total = _mass_above(z, np.where(keep, masses, 0.0))
+        slack = 2.0 * float((masses * error)[keep].sum())
+        vague |= keep & (before > 0) & (np.abs(before - top_p * total) <= slack)
+        keep &= (before < top_p * total) | (before == 0)
+    if min_p > 0.0:
+        ratio = np.exp(nats)
+        vague |= (gap != 0) & (np.abs(ratio - min_p) <= 4 * (error + EPS32) * min_p)
+        keep &= ratio >= min_p
+    rounding = float((masses * error)[keep].sum() + 2 * masses[vague].sum()) / masses[keep].sum()
+    masses = np.where(keep, masses, 0.0).astype(np.uint64)
+    total = int(masses.sum(dtype=np.uint64))
+    log_total = math.log(total) - mass_bits(z.size) * math.log(2.0)
+    log_probs = np.where(masses > 0, nats - log_total, -np.inf)
+    return Law(masses, total, log_probs, np.where(vague, 1e9, error), rounding)
+
+
+def _mass_above(z: Floats, masses: Floats) -> tuple[Floats, float]:
+    """For each token the mass of the tokens with a larger logit, and the mass of all."""
+    order = np.argsort(-z, kind="stable")
+    up_to = np.cumsum(masses[order])
+    first = np.append(True, z[order][1:] != z[order][:-1])  # of a run of ties
+    start = np.maximum.accumulate(np.where(first, np.arange(z.size), 0))
+    before = np.empty(z.size)
+    before[order] = np.append(0.0, up_to)[start]
+    return before, float(up_to[-1])
+
+
+def on_target_ids(law: Law, vocab: int, target_to_draft: Sequence[int] | None = None) -> Law:
+    """A draft law [Vd] over the target's ids [V]: 0 where the draft has no such token."""
+    ids = np.arange(vocab) if target_to_draft is None else np.asarray(target_to_draft)
+    known = (ids >= 0) & (ids < law.masses.size)
+    safe = np.where(known, ids, 0)
+    return Law(
+        np.where(known, law.masses[safe], np.uint64(0)),
+        law.total,
+        np.where(known, law.log_probs[safe], -np.inf),
+        np.where(known, law.error[safe], 0.0),
+        law.rounding,
+    )
+
+
+def one_hot(token: int, vocab: int) -> Law:
+    masses = np.zeros(vocab, dtype=np.uint64)
+    masses[token] = 1
+    return Law(masses, 1, np.where(masses > 0, 0.0, -np.inf), np.zeros(vocab))
+
+
+# -------------------------------------------------------------------------------------------- draws
+
+
+def draw_bits(
+    seed: npt.ArrayLike, position: npt.ArrayLike, level: int, round_: npt.ArrayLike, purpose: int
+) -> Words:
+    """64 Philox bits per (seed, position, round); the arrays broadcast."""
+    low = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    at, key, turn = (np.asarray(a, dtype=np.uint64) for a in (position, seed, round_))
+    x0, x1, x2, key0, key1 = at & low, at >> half, turn & low, key & low, key >> half
+    x3 = np.uint64(level << 16 | purpose)
+    for _ in range(10):
+        a, b = x0 * np.uint64(0xD2511F53), x2 * np.uint64(0xCD9E8D57)
+        x0, x1, x2, x3 = (b >> half) ^ x1 ^ key0, b & low, (a >> half) ^ x3 ^ key1, a & low
+        key0 = (key0 + np.uint64(0x9E3779B9)) & low
+        key1 = (key1 + np.uint64(0xBB67AE85)) & low
+    return np.asarray(x1 << half | x0, dtype=np.uint64)
+
+
+def open_unit(bits: int) -> float:
+    return ((bits >> 12) + 0.5) * 2.0**-52
+
+
+def stratified_bits(n: int, rng: np.random.Generator) -> Words:
+    """n draws, one at random in each of n equal cells of [0, 2^64), in ascending order."""
+    step = 2**64 // n
+    inside = rng.integers(0, step, n, np.uint64)
+    return np.asarray(np.arange(n, dtype=np.uint64) * np.uint64(step) + inside, dtype=np.uint64)
+
+
+def random_bits(shape: tuple[int, ...], rng: np.random.Generator) -> Words:
+    return rng.integers(0, 2**64, shape, np.uint64)
+
+
+def inverse_cdf(masses: Words, bits: int, slack: float = 0.0) -> tuple[int, bool]:
+    """Token of r = floor(bits * total / 2^64) in ascending id order, and whether the draw is clear
+    of the cell's edges by more than `slack` units of mass."""
+    cumulative = np.cumsum(masses, dtype=np.uint64)
+    total = int(cumulative[-1])
+    r = (bits * total) >> 64
+    token = int(np.searchsorted(cumulative, np.uint64(r), side="right"))
+    low, high = int(cumulative[token]) - int(masses[token]), int(cumulative[token])
+    slack += masses.size
+    return token, (low == 0 or r - low > slack) and (high == total or high - r > slack)
+
+
+def admits(law: Law, token: int, bits: int) -> bool:
+    """Whether a draw may give this token: it lies in the token's cell, or within rounding of it."""
+    high = int(np.cumsum(law.masses, dtype=np.uint64)[token])
+    low = high - int(law.masses[token])
+    r, slack = (bits * law.total) >> 64, law.rounding * law.total + law.masses.size
+    return (law.masses[token] > 0 or law.error[token] > 1) and low - slack <= r < high + slack
+
+
+# ---------------------------------------------------------------------------------------- the rules
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a rule says of one block: `accept` [m] (a_i or h_i), `stop` [m+1] the law of the number
+    of accepted tokens, `emit` [m+1, V] the law of the token that follows them, `left` [m] the
+    residual's mass."""
+
+    accept: Floats
+    stop: Floats
+    emit: Floats
+    left: Floats
+
+
+def judge(p: Floats, q: Floats, block: Sequence[int], rule: str) -> Judgement:
+    """p: [m+1, V] target laws, q: [m, V] proposal laws, block: m tokens with q > 0."""
+    m = len(block)
+    ratio = np.asarray([p[i, y] / q[i, y] for i, y in enumerate(block)], dtype=np.float64)
+    weight = np.ones(m + 1)  # p_i of the block rule
+    if rule == "block":
+        for i in range(m):
+            weight[i + 1] = min(1.0, weight[i] * ratio[i])
+    left = np.maximum(weight[:m, None] * p[:m] - q, 0.0).sum(axis=1)
+    if rule == "token":
+        accept = np.minimum(ratio, 1.0)
+    else:
+        h = np.ones(m + 1)
+        for i in range(1, m):
+            h[i] = left[i] / (left[i] + 1.0 - weight[i]) if weight[i] < 1.0 else 1.0
+        h[m] = weight[m]
+        accept = h[1:]
+    emit = np.stack([residual(p[i], q[i], weight[i]) for i in range(m)] + [p[m]])
+    return Judgement(accept, stopping_law(accept, rule), emit, left)
+
+
+def stopping_law(accept: Floats, rule: str) -> Floats:
+    """Law [m+1] of the number of accepted tokens, from the acceptance probabilities [m]."""
+    if rule == "token":  # up to the first test that fails
+        reached = np.append(1.0, np.cumprod(accept))
+        return np.asarray(reached * np.append(1.0 - accept, 1.0))
+    fails_after = np.append(np.cumprod(1.0 - accept[::-1])[::-1], 1.0)  # the last test that passes
+    return np.asarray(np.append(1.0, accept) * fails_after)
+
+
+def residual(p: Floats, q: Floats, weight: float = 1.0) -> Floats:
+    """norm(max(weight p - q, 0)), or p itself where nothing is left."""
+    left = np.maximum(weight * p - q, 0.0)
+    return left / left.sum() if left.sum() > 0 else p
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One request's result as ps.verify shapes it: tokens and logprobs have m+1 entries or
+    fewer."""
+
+    tokens: list[int]
+    num_accepted: int
+    logprobs: list[float]
+    sharp: bool
+
+
+def sample(law: Law, bits: int) -> tuple[int, bool]:
+    """Token of one draw from a law, and whether it is sharp."""
+    return inverse_cdf(law.masses, bits, law.rounding * law.total)
+
+
+def verify(
+    target: Sequence[Law],
+    block: Sequence[int],
+    draft: Sequence[Law] | None,
+    bits: Sequence[int],
+    rule: str,
+) -> Outcome:
+    """Judges one block of m tokens with draws `bits`: m acceptance tests, then (last) the emitted
+    token.
+
+    target: m+1 laws or more. draft: m laws over the target's ids or more; None: one-hot at the
+    block.
+    """
+    m, vocab = len(block), target[0].masses.size
+    if draft is None:
+        draft = [one_hot(y, vocab) for y in block]
+    p = np.stack([law.probs for law in target[: m + 1]])
+    q = np.stack([law.probs for law in draft[:m]]) if m else np.zeros((0, vocab))
+    j = judge(p, q, block, rule)
+    unit = 2.0 ** -mass_bits(vocab)
+    rounding = [a.rounding + b.rounding for a, b in zip(target, draft, strict=False)][:m]
+    accepted, weight, sharp = [], 1.0, True
+    loose = [0.0]  # errors of the block rule's p_i
+    for i, y in enumerate(block):
+        u = open_unit(int(bits[i]))
+        ratio = weight * p[i, y] / q[i, y]
+        error = float(target[i].error[y] + draft[i].error[y])
+        vague = error > 1  # a filter's edge decides
+        error = min(1.0, ratio) * (error + rounding[i]) + 8 * unit / max(q[i, y], unit) + vague
+        slack = error
+        if rule == "block":
+            slack = loose[-1] + error if ratio - loose[-1] - error < 1 or vague else 0.0
+            weight = min(1.0, ratio)
+            loose.append(slack)
+            if i + 1 < m:
+                left, lost = float(j.left[i + 1]), 1.0 - weight + slack
+                slack = (rounding[i + 1] + slack) * lost + left * slack
+                slack /= max(left + 1.0 - weight, unit) ** 2
+        sharp &= bool(abs(u - j.accept[i]) > slack)
+        accepted.append(u < j.accept[i])
+    if rule == "token":
+        n = accepted.index(False) if False in accepted else m
+    else:
+        n = max([i + 1 for i in range(m) if accepted[i]], default=0)
+    if n == m:
+        token, clear = sample(target[m], int(bits[-1]))
+    else:
+        masses = np.floor(j.emit[n] * 2.0 ** mass_bits(vocab)).astype(np.uint64)
+        off = rounding[n] + (loose[n] if rule == "block" else 0.0) + 8 * vocab * unit
+        off /= max(float(j.left[n]), unit)
+        token, clear = inverse_cdf(masses, int(bits[-1]), min(off, 1.0) / unit)
+    tokens = [*block[:n], token]
+    logprobs = [float(target[i].log_probs[y]) for i, y in enumerate(tokens)]
+    return Outcome(tokens, n, logprobs, bool(sharp and clear))

@@ -1,0 +1,323 @@
+"""Hugging Face models as levels: every family rolls back exactly, and what cannot is refused by
+name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import polyspec_ext as ps
+from polyspec_ext.levels import HuggingFaceLevel, as_level, feed
+
+V = 96
+
+# Family -> configuration class and the sizes of a small model of `layers` layers.
+FAMILIES: dict[str, Any] = {
+    "llama": lambda n, v: hf.LlamaConfig(
+        vocab_size=v,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=n,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    ),
+    "qwen2": lambda n, v: hf.Qwen2Config(
+        vocab_size=v,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=n,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    ),
+    "qwen3": lambda n, v: hf.Qwen3Config(
+        vocab_size=v,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=n,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+    ),
+    "gpt2": lambda n, v: hf.GPT2Config(
+        vocab_size=v, n_embd=32, n_layer=n, n_head=4, n_positions=128
+    ),
+    "opt": lambda n, v: hf.OPTConfig(
+        vocab_size=v,
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=n,
+        num_attention_heads=4,
+        word_embed_proj_dim=32,
+        max_position_embeddings=128,
+    ),
+    "pythia": lambda n, v: hf.GPTNeoXConfig(
+        vocab_size=v,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=n,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+    ),
+    # Sliding windows shorter than the text: the level keeps everything and lets the mask hide it.
+    "mistral, sliding window": lambda n, v: hf.MistralConfig(
+        vocab_size=v,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=n,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
+    ),
+    "gemma2, sliding window": lambda n, v: hf.Gemma2Config(
+        vocab_size=v,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=n,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=8,
+    ),
+}
+
+
+def make(family: str, layers: int = 2, seed: int = 0, vocab: int = V) -> Any:
+    """A random model, sharp enough that greedy texts are not all the same token."""
+    torch.manual_seed(seed)
+    config = FAMILIES[family](layers, vocab)
+    config.tie_word_embeddings = False  # tied random weights repeat their input
+    config.eos_token_id = config.bos_token_id = config.pad_token_id = None
+    model = hf.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.normal_(0, 0.25)
+    return model
+
+
+@torch.no_grad()
+def plain_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """Greedy decoding without any cache."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(
+            int(model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax())
+        )
+    return tokens
+
+
+PROMPT = [5, 17, 80, 3, 3, 41]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rollback_is_exact(family: str) -> None:
+    """Tokens, a detour that is rolled back, more tokens: the rows are those of a forward pass
+    without a cache."""
+    model = make(family)
+    level = HuggingFaceLevel(model)
+    text = [*PROMPT, *range(20, 40)]
+    whole = model(input_ids=torch.tensor([text]), use_cache=False).logits
+    level.prefill(torch.tensor([text[:4]]))
+    at = 4
+    with torch.inference_mode():
+        for step, detour in ((1, 3), (3, 1), (2, 6), (5, 2), (1, 4), (6, 5), (4, 1)):
+            level.forward(torch.tensor([[9] * detour]), detour)
+            level.rollback([at])
+            rows = level.forward(torch.tensor([text[at : at + step]]), step)
+            assert rows.shape == (1, step, V)
+            torch.testing.assert_close(rows, whole[:, at : at + step], rtol=1e-4, atol=1e-4)
+            at += step
+    assert at == len(text)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chain_is_greedy_decoding_of_the_target(family: str) -> None:
+    # Some random models say one token for ever; such a text would prove nothing.
+    target, middle = make(family, seed=5 if family == "qwen3" else 0), make(family, seed=1)
+    # The same weights a little off make a draft that is right often and wrong often.
+    with torch.no_grad():
+        for a, b in zip(middle.parameters(), target.parameters(), strict=True):
+            a.copy_(b + 0.02 * a)
+    out = ps.Chain([target, middle, make(family, 1, seed=2)], [4, 2]).generate(
+        PROMPT, 24, eos_token_id=[]
+    )
+    text = plain_greedy(target, PROMPT, 24)
+    assert len(set(text[len(PROMPT) :])) > 1  # not a text that any bookkeeping would give
+    assert out.sequences.tolist() == [text]
+    assert out.stats.levels[0].num_accepted_tokens > 0
+
+
+def test_half_precision_level() -> None:
+    target, draft = make("llama").bfloat16(), make("llama", 1, seed=3).bfloat16()
+    out = ps.Chain([target, draft], [3]).generate(PROMPT, 10, temperature=1.0, eos_token_id=[])
+    assert out.sequences.shape == (1, 16)
+
+
+def test_levels_from_directories_and_ids(tmp_path: Path) -> None:
+    make("llama").save_pretrained(tmp_path / "target")
+    make("llama", 1, seed=2).to(torch.bfloat16).save_pretrained(tmp_path / "draft")
+    chain = ps.Chain([tmp_path / "target", str(tmp_path / "draft")], [3])
+    assert chain.names == ["target", "draft"]
+    assert chain.levels[0].model.dtype == torch.float32  # type: ignore[attr-defined]
+    assert chain.drafter.level.model.dtype == torch.float32  # type: ignore[union-attr]
+    assert chain.generate(PROMPT, 8, eos_token_id=[]).sequences.tolist() == [
+        plain_greedy(make("llama"), PROMPT, 8)
+    ]
+
+
+def test_eos_of_the_generation_configuration() -> None:
+    model = make("llama")
+    text = plain_greedy(model, PROMPT, 12)
+    eos = text[len(PROMPT) + 4]
+    model.generation_config.eos_token_id = [eos, 95]
+    out = ps.Chain([model, make("llama", 1)], [3]).generate(PROMPT, 12)
+    first = text.index(eos, len(PROMPT))
+    assert out.sequences.tolist() == [text[: first + 1]]
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def test_recurrent_and_hybrid_models_are_refused_by_name() -> None:
+    mamba = hf.MambaForCausalLM(
+        hf.MambaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=1, state_size=4)
+    ).eval()
+    with pytest.raises(
+        ValueError, match=r"MambaForCausalLM keeps a recurrent state.*cannot be rolled back"
+    ):
+        ps.Chain([make("llama"), mamba], [3])
+    hybrid = hf.AutoModelForCausalLM.from_config(
+        hf.Qwen3NextConfig(
+            vocab_size=V,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            linear_num_value_heads=2,
+            linear_num_key_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+        )
+    ).eval()
+    with pytest.raises(
+        ValueError, match=r"Qwen3NextForCausalLM keeps a hybrid of attention and recurrent layers"
+    ):
+        ps.Chain([hybrid, make("llama")], [3])
+
+
+def test_caches_that_cannot_roll_back_are_refused_by_name() -> None:
+    sliding = make("mistral, sliding window")
+    for cache, kind in (
+        (
+            lambda: hf.StaticCache(config=sliding.config, max_cache_len=32),
+            "StaticSlidingWindowLayer",
+        ),
+        (lambda: hf.StaticCache(config=make("llama").config, max_cache_len=32), "StaticLayer"),
+        (lambda: hf.DynamicCache(config=sliding.config), "DynamicSlidingWindowLayer"),
+    ):
+        with pytest.raises(ValueError, match=f"my level: .*{kind}.*cannot be rolled back exactly"):
+            HuggingFaceLevel(sliding, name="my level", new_cache=cache)
+
+
+def test_models_that_are_no_level() -> None:
+    t5 = hf.T5ForConditionalGeneration(
+        hf.T5Config(vocab_size=V, d_model=16, d_ff=16, d_kv=4, num_layers=1, num_heads=2)
+    ).eval()
+    with pytest.raises(
+        ValueError, match="expected a decoder-only model, given the encoder-decoder T5"
+    ):
+        ps.Chain([t5, t5], [2])
+    with pytest.raises(TypeError, match="language-model head, given LlamaModel"):
+        ps.Chain([make("llama").model], [])
+    with pytest.raises(ValueError, match="eval mode, given one in training mode"):
+        ps.Chain([make("llama").train()], [])
+    with pytest.raises(TypeError, match="given Linear"):
+        as_level(torch.nn.Linear(2, 2))
+
+
+def test_context_too_long() -> None:
+    chain = ps.Chain([make("gpt2"), make("gpt2", 1)], [2])
+    with pytest.raises(
+        ValueError,
+        match=(
+            "expected at most 128 tokens in its context, given a prompt of 6 and max_new_tokens=123"
+        ),
+    ):
+        chain.generate(PROMPT, 123)
+    assert chain.generate(PROMPT, 122, eos_token_id=[]).sequences.shape == (1, 128)
+
+
+# ---- vocabularies --------------------------------------------------------------------------------
+
+
+def save_with_tokenizer(
+    place: Path, words: list[str], vocab: int, seed: int, layers: int = 1
+) -> Path:
+    make("llama", layers, seed, vocab).save_pretrained(place)
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=words[0]).save_pretrained(
+        place
+    )
+    return place
+
+
+WORDS = [f"w{i}" for i in range(60)]
+
+
+def test_other_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    target = save_with_tokenizer(tmp_path / "target", WORDS, 64, 0)
+    other = save_with_tokenizer(tmp_path / "other", [*WORDS[:10], *reversed(WORDS[10:])], 64, 1)
+    text = (
+        r"tokenizer of other: expected that of the target target, given one that differs in 50 of "
+        r"64 ids \(first: id 10 is 'w59' and not 'w10'\)"
+    )
+    with pytest.raises(ValueError, match=text):
+        ps.Chain([target, other], [4])
+    ps.Chain([target, other], [2], check_vocabulary=False)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(64, 60), (64, 72), (60, 64), (64, 72, 60), (72, 64, 96)], ids=str
+)
+def test_padded_vocabularies(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """The same tokenizer behind logits of different widths, wider or narrower than the target's."""
+    places = [
+        save_with_tokenizer(tmp_path / str(i), WORDS, size, i) for i, size in enumerate(sizes)
+    ]
+    chain = ps.Chain(places, [3, 2][-(len(sizes) - 1) :])
+    target = make("llama", 1, 0, sizes[0])
+    prompt = [5, 17, sizes[0] - 1]
+    assert chain.generate(prompt, 16, eos_token_id=[]).sequences.tolist() == [
+        plain_greedy(target, prompt, 16)
+    ]
+    for seed in range(8):
+        out = chain.generate(prompt, 16, temperature=1.5, seed=seed, eos_token_id=[])
+        assert int(out.sequences.max()) < sizes[0]
+
+
+def test_wider_draft_of_unknown_tokenizer_is_refused() -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"expected at most the 96 ids of the target .*given 128, and no tokenizers",
+    ):
+        ps.Chain([make("llama"), make("llama", 1, vocab=128)], [2])
+
+
+def test_feed_replaces_unknown_ids() -> None:
+    level = HuggingFaceLevel(make("llama"))
+    assert feed([1, 95, 96, 400], level).tolist() == [[1, 95, 0, 0]]
+    assert feed([], level).shape == (1, 0)
