@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ..chain import Chain
 
 LEVELS = ("target", "middle", "drafter")
-# Window of each shipped chain, by its levels: the fastest of a sweep on two CPU cores.
+# Window of each shipped chain, by its levels: among the fastest of a small sweep on two CPU cores.
 WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("target",): (),
-    ("target", "middle"): (4,),
-    ("target", "drafter"): (4,),
-    ("target", "middle", "drafter"): (8, 3),
+    ("target", "middle"): (5,),
+    ("target", "drafter"): (3,),
+    ("target", "middle", "drafter"): (6, 1),
 }
 
 

@@ -21,10 +21,10 @@ struct Result {
 
 // Status of one request (contract C4), a bit set of int32. 0: all is well.
 //
-// An error bit (below kStatusNotes) stops the request at the row it was found in: tokens from there
-// on are -1, and num_accepted tells how many tokens stand before it, hence the position of the
-// fault. A note (kStatusNotes and above) reports a rounding corner that was handled; the tokens are
-// good.
+// An error bit (below kStatusNotes) stops the request at row num_accepted, hence at that offset
+// from its position: tokens from there on are -1. Under the token rule the tokens before it stand;
+// under the block rule, which needs the whole block to judge any of it, none does and all are -1. A
+// note (kStatusNotes and above) reports a rounding corner that was handled; the tokens are good.
 enum StatusBits : int32_t {
   kStatusNan = 1 << 0,               // a NaN in a row of logits
   kStatusInf = 1 << 1,               // +inf in a row of logits: no law exists

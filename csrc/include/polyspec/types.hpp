@@ -30,10 +30,12 @@ struct PerRequest {
 // What the law behind one row of logits z needs to be evaluated at any token without reading the
 // row again. The law of token x is the exact rational m_x / mass with the integer
 //   m_x = trunc(2^S * exp2(log2(e) / T * (z_x - max)))  where z_x >= threshold,  else 0,
-// S = 62 - ceil(log2(vocabulary)). Integers add up to the same total in any order, so the law, and
-// every token drawn from it, is the same on a CPU thread, a CUDA block and a cluster (contract C3).
-// The draft sampler produces one RowLaw per token and the verifier above consumes it: the law
-// handed up is then the law sampled from, bit for bit (contract C1).
+// S = 62 - ceil(log2(vocabulary)), exp2 in float arithmetic of fixed order (24 significant bits:
+// the law is within about 1e-6 of the softmax in exact arithmetic). Integers add up to the same
+// total in any order, so the law, and every token drawn from it, is the same on a CPU thread, a
+// CUDA block and a cluster (contract C3). The draft sampler produces one RowLaw per token and the
+// verifier above consumes it: the law handed up is then the law sampled from, bit for bit (contract
+// C1).
 struct RowLaw {
   float max;        // largest logit of the row
   float threshold;  // smallest logit that the filters keep; -inf without filters
