@@ -292,3 +292,22 @@ def test_c_interface(prefix: Path, tmp_path: Path) -> None:
     define = f'-DEXPECTED_VERSION="{version[1]}"'
     run(CC, *flags, define, "-I", prefix / "include", source, "-o", tmp_path / "c_api", *library)
     assert "all passed" in run(tmp_path / "c_api").stdout
+
+
+def test_microbenchmark(prefix: Path) -> None:
+    """csrc/examples/bench: every operator a row with the columns of `bench kernels`."""
+    build = prefix.parent / "bench"
+    cmake_build(ROOT / "csrc" / "examples" / "bench", build, f"-DCMAKE_PREFIX_PATH={prefix}")
+    bench = build / "kernel_bench"
+    shape = ["--vocab", 500, "--batch", 8, "--draft-len", 4, "--repeats", 40, "--acceptance", 0.6]
+    for options in ([], ["--threads", 2], ["--top-k", 20, "--top-p", 0.9]):
+        out = run(bench, *shape, *options).stdout
+        assert "| | median | quartiles | mean | GB/s | % copy | x polyspec |" in out
+        for name in ("sample", "verify-token", "verify-token-bare", "verify-block"):
+            assert re.search(rf"^\| {name} \| \d", out, re.MULTILINE), out
+        measured = re.search(r"acceptance 0.600 asked, (\S+) measured", out)
+        assert measured is not None
+        # 320 blocks, more than 700 trials of probability 0.6: five deviations.
+        assert abs(float(measured[1]) - 0.6) < 0.095
+    assert run(bench, "--vocab", "x", check=False).returncode == 2
+    assert "Usage: kernel_bench" in run(bench, "--help").stdout

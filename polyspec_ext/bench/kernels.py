@@ -1,0 +1,257 @@
+"""``bench kernels``: every operator on a grid, beside its peers, in turns within one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import polyspec_ext as ps
+from polyspec_ext import _C
+from polyspec_ext.bench import grid, inputs, peers, plot, table, targets, timing
+from polyspec_ext.bench.operators import OPERATORS
+from polyspec_ext.errors import PolyspecError
+
+SCHEMA = 1  # of the JSON report
+REPEATS, QUICK_REPEATS = 60, 20
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the numbers are measured on. Names no path."""
+    import transformers
+
+    cpu = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            ]
+        cpu = names[0] if names else cpu
+    except OSError:
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else cpu,
+        "cpu": cpu,
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "polyspec": _C.build_info(),
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    """Abbreviated commit of the checkout that this package is in, "+" for local changes; None
+    outside a checkout."""
+    package = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != package.parent:
+            return None  # installed into somebody else's checkout
+        changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        return git("rev-parse", "--short=12", "HEAD") + changed
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def cases_of(args: argparse.Namespace) -> list[grid.Case]:
+    """The grid that the options describe."""
+    names = args.operators or list(OPERATORS)
+    unknown = [name for name in names if name not in OPERATORS]
+    if unknown:
+        raise ValueError(f"--operators: expected {', '.join(OPERATORS)}, given {unknown[0]!r}")
+    filters = [grid.Filters.parse(text) for text in args.filters] if args.filters else None
+    axes: dict[str, Sequence[Any] | None] = {
+        "batch": args.batch,
+        "draft_len": args.draft_len,
+        "vocab": args.vocab,
+        "dtype": args.dtype,
+        "acceptance": args.acceptance,
+        "filters": filters,
+    }
+    if args.draft_len and min(args.draft_len) < 1:
+        raise ValueError(f"--draft-len: expected numbers >= 1, given {min(args.draft_len)}")
+    cases: list[grid.Case] = []
+    for name in names:
+        center = grid.base(name, OPERATORS[name].verifies, args.device)
+        if any(values is not None for values in axes.values()):
+            cases += grid.product(center, axes)
+        else:
+            cases += grid.quick(center) if args.quick else grid.star(center, args.device)
+    return cases
+
+
+def measure_case(
+    case: grid.Case,
+    *,
+    device: str,
+    clock: timing.Clock,
+    repeats: int,
+    seed: int,
+    with_peers: bool = True,
+    compiled: bool = False,
+    copy_gbs: float = 1.0,
+    tick: Any = lambda: None,
+) -> dict[str, Any]:
+    """Measures one case; gives its part of the report."""
+    operator = OPERATORS[case.operator]
+    feed = inputs.make(case, device, seed)
+    acceptance = None
+    if operator.verifies:
+        measured, blocks = inputs.measured_acceptance(feed)
+        acceptance = {
+            "asked": case.acceptance,
+            "expected": feed.expected_acceptance,
+            "measured": measured,
+            "blocks": blocks,
+        }
+    contenders = [operator.ours(feed)]
+    notes: list[str] = []
+    if with_peers:
+        others, notes = peers.contenders(case.operator, feed, compiled=compiled)
+        contenders += others
+    timed, failures = timing.measure(contenders, feed.load, repeats, clock, tick)
+    if not timed or timed[0].contender is not contenders[0]:
+        raise PolyspecError(f"{case} does not run: {failures[contenders[0].name]}")
+    notes += [f"{name}: {reason}" for name, reason in failures.items()]
+    ours = timed[0]
+    useful = statistics.fmean(operator.bytes(case, accepted) for accepted in ours.accepted or [[]])
+    rows = [_row(one, ours, useful, copy_gbs) for one in timed]
+    accepted = [count for counts in ours.accepted for count in counts]
+    return {
+        **{name: value for name, value in asdict(case).items() if name != "acceptance"},
+        "filters": str(case.filters),
+        "acceptance_asked": case.acceptance,
+        "acceptance": acceptance,
+        "mean_accepted": statistics.fmean(accepted) if accepted else None,
+        "bytes": useful,
+        "rows": rows,
+        "notes": notes,
+    }
+
+
+def _row(one: timing.Timed, ours: timing.Timed, useful: float, copy_gbs: float) -> dict[str, Any]:
+    summary = timing.Summary.of(one.seconds)
+    moved = float(one.contender.cost([])) if one.contender.cost else useful
+    gbs = moved / summary.median * 1e-3
+    ratio = None if one is ours else asdict(timing.ratio(one.seconds, ours.seconds))
+    accepted = [count for counts in one.accepted for count in counts]
+    return {
+        "name": one.contender.name,
+        "repeats": len(one.seconds),
+        "median_us": summary.median,
+        "q25_us": summary.q25,
+        "q75_us": summary.q75,
+        "mean_us": summary.mean,
+        "bytes": moved,
+        "gbs": gbs,
+        "percent_of_copy": 100 * gbs / copy_gbs,
+        "mean_accepted": statistics.fmean(accepted) if accepted else None,
+        "ratio": ratio,
+        "graph": one.graph,
+    }
+
+
+@torch.inference_mode()
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures all cases; gives the report that the JSON holds."""
+    device = args.device
+    if device == "cuda" and not ps.has_cuda():
+        raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    repeats = args.repeats or (QUICK_REPEATS if args.quick else REPEATS)
+    if repeats < 1:
+        raise ValueError(f"--repeats: expected a number >= 1, given {repeats}")
+    cases = cases_of(args)
+    torch.manual_seed(args.seed)
+    cold = device == "cuda" if args.cold is None else args.cold
+    clock: timing.Clock
+    if device == "cuda":
+        clock = timing.CudaClock(cold)
+    else:
+        clock = timing.CpuClock(cold, args.processor_time)
+    before = timing.load_average()
+    copy_gbs = timing.copy_bandwidth(clock, device)
+    measured = []
+    with tqdm(total=len(cases) * repeats, unit="turn", file=sys.stderr, smoothing=0.05) as bar:
+        for case in cases:
+            bar.set_description(str(case))
+            measured.append(
+                measure_case(
+                    case,
+                    device=device,
+                    clock=clock,
+                    repeats=repeats,
+                    seed=args.seed,
+                    with_peers=not args.no_peers,
+                    compiled=not (args.no_compile or args.quick),
+                    copy_gbs=copy_gbs,
+                    tick=bar.update,
+                )
+            )
+    return {
+        "schema": SCHEMA,
+        "command": "bench kernels",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "device": device,
+        "machine": machine(device),
+        "settings": {
+            "repeats": repeats,
+            "cold": cold,
+            "seed": args.seed,
+            "quick": args.quick,
+            "clock": clock.kind,
+        },
+        "load": {"before": before, "after": timing.load_average()},
+        "copy_gbs": copy_gbs,
+        "cases": measured,
+        "targets": [asdict(target) for target in targets.check(measured, device)],
+    }
+
+
+def write(report: dict[str, Any], folder: Path) -> list[Path]:
+    """Writes <device>-<date>.json, .md and, with matplotlib, .png; gives their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{report['device']}-{report['date']}"
+    paths = [folder / f"{stem}.json", folder / f"{stem}.md"]
+    paths[0].write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    paths[1].write_text(table.markdown(report), encoding="utf-8")
+    if plot.available():
+        paths.append(folder / f"{stem}.png")
+        plot.draw(report, paths[-1])
+    return paths
+
+
+def run(args: argparse.Namespace) -> int:
+    """The subcommand."""
+    if args.output and not plot.available():
+        print(plot.MISSING, file=sys.stderr)
+    report = report_of(args)
+    print(json.dumps(report, indent=1) if args.json else table.markdown(report))
+    if args.output:
+        for path in write(report, Path(args.output)):
+            print(f"wrote {path}", file=sys.stderr)
+    return 0

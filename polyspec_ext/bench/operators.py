@@ -1,0 +1,76 @@
+"""The operators that the benchmark knows, and how each is called and costed.
+
+An operator beyond these registers itself with ``register``; peers refer to it by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import polyspec_ext as ps
+from polyspec_ext.bench import cost
+from polyspec_ext.bench.grid import Case
+from polyspec_ext.bench.inputs import Feed
+from polyspec_ext.bench.timing import Contender
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of this package.
+
+    Attributes:
+        name: as in ``--operators``.
+        verifies: whether the cases have draft tokens.
+        ours: makes the contender that peers are compared with.
+        bytes: bytes a call must move, given accepted counts [B] (empty without drafts).
+    """
+
+    name: str
+    verifies: bool
+    ours: Callable[[Feed], Contender]
+    bytes: Callable[[Case, Sequence[int]], int]
+
+
+OPERATORS: dict[str, Operator] = {}
+
+
+def register(operator: Operator) -> None:
+    """Adds an operator to the benchmark. ValueError for a name that is taken."""
+    if operator.name in OPERATORS:
+        raise ValueError(f"operator {operator.name!r} is registered already")
+    OPERATORS[operator.name] = operator
+
+
+def _sample(feed: Feed) -> Contender:
+    logits, filters = feed.target[:, -1], feed.case.filters.given()
+    return Contender("polyspec", lambda: ps.sample(logits, **filters, seed=feed.seeds))
+
+
+def _verify(rule: str, laws: bool) -> Callable[[Feed], Contender]:
+    def make(feed: Feed) -> Contender:
+        filters = feed.case.filters.given()
+        draft_laws = feed.laws if laws else None
+        return Contender(
+            "polyspec",
+            lambda: ps.verify(
+                feed.target, feed.tokens, feed.draft, draft_laws=draft_laws, **filters,
+                seed=feed.seeds, rule=rule,
+            ),
+            accepted=lambda result: result.num_accepted,
+        )  # fmt: skip
+
+    return make
+
+
+register(Operator("sample", False, _sample, lambda case, _: cost.sample_bytes(case)))
+register(Operator("verify-token", True, _verify("token", True), cost.token_rule_bytes))
+register(
+    Operator(
+        "verify-token-bare",  # the draft's laws are not handed over
+        True,
+        _verify("token", False),
+        lambda case, accepted: cost.token_rule_bytes(case, accepted, laws=False),
+    )
+)
+register(Operator("verify-block", True, _verify("block", True), cost.block_rule_bytes))

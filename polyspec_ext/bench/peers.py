@@ -1,0 +1,207 @@
+"""The peers of each operator, as far as they can be imported.
+
+Each starts from the same logits in the same dtype and does the work of the same call. Where a peer
+needs less than a whole call would (its drafts filtered beforehand, one batch of filters where the
+library calls them per position), it gets the benefit.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from polyspec_ext.bench import cost, rules
+from polyspec_ext.bench.grid import Filters
+from polyspec_ext.bench.inputs import Feed
+from polyspec_ext.bench.timing import Contender
+
+LOOP_LIMIT = 8  # largest batch at which a batch-1 peer is called once per request
+
+TRANSFORMERS = "transformers _speculative_sampling"
+WARPERS = "transformers warpers + multinomial"
+LOGSUMEXP = "torch.logsumexp, K+1 rows"
+SORT = "torch.sort filter + multinomial"
+MULTINOMIAL = "torch softmax + multinomial"
+EAGER = "eager torch"
+COMPILED = "torch.compile"
+FLASHINFER = "FlashInfer"
+
+
+def contenders(operator: str, feed: Feed, *, compiled: bool) -> tuple[list[Contender], list[str]]:
+    """The peers of an operator on these inputs, and notes on those that are left out."""
+    made: list[Contender] = []
+    notes: list[str] = []
+    if operator == "sample":
+        made += _sampling(feed, compiled)
+    elif operator.startswith("verify"):
+        made += _verifying(operator, feed, compiled)
+        made += _transformers(operator, feed, notes)
+    if operator in ("sample", "verify-token", "verify-token-bare"):
+        made += _flashinfer(operator, feed, notes)
+    return made, notes
+
+
+def warpers(filters: Filters) -> Callable[[torch.Tensor], torch.Tensor]:
+    """transformers' logits processors for the filters, on scores [n, V] fp32."""
+    from transformers.generation import logits_process
+
+    chain: list[Any] = []
+    if filters.top_k:
+        chain.append(logits_process.TopKLogitsWarper(filters.top_k))
+    if filters.top_p < 1:
+        chain.append(logits_process.TopPLogitsWarper(filters.top_p))
+    if filters.min_p:
+        chain.append(logits_process.MinPLogitsWarper(filters.min_p))
+
+    def apply(scores: torch.Tensor) -> torch.Tensor:
+        for warper in chain:
+            scores = warper(None, scores)
+        return scores
+
+    return apply
+
+
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    torch._dynamo.reset()  # shapes seen before count against its limit; past it, it runs eagerly
+    return torch.compile(function, dynamic=False, fullgraph=True)
+
+
+def _sampling(feed: Feed, compiled: bool) -> list[Contender]:
+    logits, filters = feed.target[:, -1], feed.case.filters
+    made = []
+    if filters.off:
+        made.append(Contender(MULTINOMIAL, lambda: logits.float().softmax(-1).multinomial(1)))
+    else:
+        warp = warpers(filters)
+        made.append(Contender(SORT, lambda: rules.sort_sample(logits, filters)))
+        made.append(
+            Contender(WARPERS, lambda: warp(logits.float()).softmax(-1).multinomial(1), graph=False)
+        )
+    made.append(Contender(EAGER, lambda: rules.sample(logits, filters)))
+    if compiled:
+        quick = _compile(lambda z: rules.sample(z, filters))
+        made.append(Contender(COMPILED, lambda: quick(logits)))
+    return made
+
+
+def _verifying(operator: str, feed: Feed, compiled: bool) -> list[Contender]:
+    case, filters = feed.case, feed.case.filters
+    rule = rules.block_rule if operator == "verify-block" else rules.token_rule
+    made = [
+        Contender(
+            LOGSUMEXP,
+            lambda: feed.target.logsumexp(-1),
+            cost=lambda _: cost.logsumexp_bytes(case),
+        ),
+        Contender(
+            EAGER,
+            lambda: rule(feed.target, feed.tokens, feed.draft, filters),
+            accepted=lambda verdict: verdict[1],
+        ),
+    ]
+    if compiled:
+        quick = _compile(lambda z, y, w: rule(z, y, w, filters))
+        made.append(
+            Contender(
+                COMPILED,
+                lambda: quick(feed.target, feed.tokens, feed.draft),
+                accepted=lambda verdict: verdict[1],
+            )
+        )
+    return made
+
+
+def transformers_rule(feed: Feed) -> Callable[[], list[tuple[torch.Tensor, torch.Tensor]]]:
+    """transformers' token rule over a feed, one request after the other: (tokens [1, n+1], n) each.
+
+    ImportError where this release has it no more: it is not a public function.
+    """
+    from transformers.generation.utils import _speculative_sampling
+
+    case = feed.case
+    k = case.draft_len
+    warp = warpers(case.filters)
+    draft = warp(feed.draft.float().flatten(0, 1)).view_as(feed.draft)
+
+    def call() -> list[tuple[torch.Tensor, torch.Tensor]]:
+        verdicts = []
+        for i in range(case.batch):
+            target = warp(feed.target[i].float())
+            verdicts.append(
+                _speculative_sampling(feed.tokens[i : i + 1], draft[i : i + 1], k, target[None])
+            )
+        return verdicts
+
+    return call
+
+
+def _transformers(operator: str, feed: Feed, notes: list[str]) -> list[Contender]:
+    if operator == "verify-block" or feed.case.batch > LOOP_LIMIT:
+        return []
+    try:
+        call = transformers_rule(feed)
+    except ImportError as error:
+        notes.append(f"{TRANSFORMERS}: {error}")
+        return []
+    name = TRANSFORMERS if feed.case.batch == 1 else f"{TRANSFORMERS}, one by one"
+    return [
+        Contender(
+            name,
+            call,
+            graph=False,
+            accepted=lambda verdicts: torch.stack([n for _, n in verdicts]),
+        )
+    ]
+
+
+def _flashinfer(operator: str, feed: Feed, notes: list[str]) -> list[Contender]:
+    if feed.target.device.type != "cuda":
+        return []
+    try:
+        sampling = importlib.import_module("flashinfer.sampling")
+    except Exception as error:  # a wheel for another torch fails in its own ways
+        notes.append(f"{FLASHINFER}: {type(error).__name__}: {error}".splitlines()[0])
+        return []
+    filters = feed.case.filters
+    if operator == "sample":
+        return [Contender(FLASHINFER, lambda: _flashinfer_sample(sampling, feed))]
+    if filters.min_p:
+        notes.append(f"{FLASHINFER}: min-p has no renormalisation for chain_speculative_sampling")
+        return []
+    return [
+        Contender(
+            FLASHINFER, lambda: _flashinfer_verify(sampling, feed), accepted=lambda out: out[2]
+        )
+    ]
+
+
+def _flashinfer_sample(sampling: Any, feed: Feed) -> Any:
+    logits, filters = feed.target[:, -1].float(), feed.case.filters
+    if filters.off:
+        return sampling.sampling_from_logits(logits)
+    if filters.top_k and not filters.min_p:
+        return sampling.top_k_top_p_sampling_from_logits(logits, filters.top_k, filters.top_p)
+    probs = _flashinfer_renorm(sampling, logits.softmax(-1), filters)
+    if filters.min_p:
+        return sampling.min_p_sampling_from_probs(probs, filters.min_p)
+    return sampling.sampling_from_probs(probs)
+
+
+def _flashinfer_renorm(sampling: Any, probs: torch.Tensor, filters: Filters) -> torch.Tensor:
+    flat = probs.view(-1, probs.shape[-1])
+    if filters.top_k:
+        flat = sampling.top_k_renorm_probs(flat, filters.top_k)
+    if filters.top_p < 1:
+        flat = sampling.top_p_renorm_probs(flat, filters.top_p)
+    return flat.view_as(probs)
+
+
+def _flashinfer_verify(sampling: Any, feed: Feed) -> Any:
+    """(tokens, accepted, emitted). Its `emitted` count is the prefix before the first rejection,
+    its `accepted` count goes on past it."""
+    target = _flashinfer_renorm(sampling, feed.target.float().softmax(-1), feed.case.filters)
+    draft = _flashinfer_renorm(sampling, feed.draft.float().softmax(-1), feed.case.filters)
+    return sampling.chain_speculative_sampling(draft, feed.tokens.int(), target)

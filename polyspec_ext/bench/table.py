@@ -1,0 +1,107 @@
+"""The report as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Report = dict[str, Any]
+
+LEGEND = (
+    "Times in microseconds per call: median, quartiles and mean over turns in which everybody "
+    "ran once. GB/s: the bytes that the operator must move (every needed row of logits once, "
+    "drafts and outputs) over the median time; a peer's are the same useful bytes, whatever it "
+    "moves itself, except logsumexp, which reads all K+1 rows. % copy: of the copy bandwidth of "
+    "this run, on buffers that no cache holds; data that a cache holds can pass 100. x polyspec: "
+    "how many times longer, median of the turns' ratios with its 95 % interval."
+)
+
+
+def _number(value: float) -> str:
+    """Three or more significant digits without an exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _case_title(case: Report) -> str:
+    parts = [case["operator"], f"batch {case['batch']}"]
+    if case["draft_len"]:
+        parts.append(f"K {case['draft_len']}, acceptance {case['acceptance_asked']:g}")
+    parts += [f"V {case['vocab']}", case["dtype"], f"filters {case['filters']}"]
+    return ", ".join(parts)
+
+
+def _acceptance(case: Report) -> str:
+    found = case["acceptance"]
+    return (
+        f"Acceptance {found['asked']:g} asked, {found['expected']:.3f} by construction, "
+        f"{found['measured']:.3f} measured over {found['blocks']} blocks; "
+        f"{case['mean_accepted']:.2f} tokens accepted per timed call and request."
+    )
+
+
+def _case(case: Report) -> Iterator[str]:
+    yield f"### {_case_title(case)}"
+    yield ""
+    if case["draft_len"]:
+        yield _acceptance(case)
+        yield ""
+    yield "| | median | quartiles | mean | GB/s | % copy | x polyspec | |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in case["rows"]:
+        ratio = row["ratio"]
+        times = (
+            "1"
+            if ratio is None
+            else f"{_number(ratio['median'])} ({_number(ratio['low'])} to {_number(ratio['high'])})"
+        )
+        cells = [
+            row["name"],
+            _number(row["median_us"]),
+            f"{_number(row['q25_us'])} to {_number(row['q75_us'])}",
+            _number(row["mean_us"]),
+            _number(row["gbs"]),
+            _number(row["percent_of_copy"]),
+            times,
+            "graph" if row["graph"] else "",
+        ]
+        yield "| " + " | ".join(cells) + " |"
+    yield ""
+    for note in case["notes"]:
+        yield f"Left out: {note}"
+    if case["notes"]:
+        yield ""
+
+
+def machine_lines(report: Report) -> Iterator[str]:
+    """What the numbers were measured on, and how busy it was."""
+    machine = report["machine"]
+    yield f"{machine['device_name']}, {machine['threads']} threads of {machine['cores']} cores, "
+    yield f"torch {machine['torch']}, transformers {machine['transformers']}, "
+    yield f"commit {machine['commit']}; copy bandwidth {report['copy_gbs']:.1f} GB/s; "
+    before, after = report["load"]["before"], report["load"]["after"]
+    if before is not None:
+        yield f"load average {before:.1f} before, {after:.1f} after; "
+    settings = report["settings"]
+    caches = "flushed before every call" if settings["cold"] else "as they are"
+    yield f"{settings['clock']}, caches {caches}."
+
+
+def targets(report: Report) -> Iterator[str]:
+    """The table of targets."""
+    yield "| target | measured | met |"
+    yield "|---|---|---|"
+    words = {True: "yes", False: "**no**", None: "-"}
+    for target in report["targets"]:
+        yield f"| {target['text']} | {target['measured']} | {words[target['met']]} |"
+
+
+def markdown(report: Report) -> str:
+    """The whole report."""
+    lines = [f"# Kernel benchmark, {report['device']}, {report['date']}", ""]
+    lines += ["".join(machine_lines(report)), "", LEGEND, ""]
+    for case in report["cases"]:
+        lines += _case(case)
+    lines += ["## Targets", "", *targets(report), ""]
+    return "\n".join(lines)
