@@ -35,11 +35,12 @@ function(polyspec_add_python_module)
   target_compile_features(_C PRIVATE cxx_std_17)
   target_compile_options(_C PRIVATE ${POLYSPEC_CXX_WARNINGS})
   target_include_directories(_C SYSTEM PRIVATE "${POLYSPEC_TORCH_DIR}/include")
+  list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
   # One binary for torch 2.11 and every later release: no symbol newer than 2.11 is used.
   target_compile_definitions(
     _C PRIVATE TORCH_TARGET_VERSION=0x020b000000000000 POLYSPEC_VERSION="${PROJECT_VERSION}"
                POLYSPEC_TORCH_VERSION="${POLYSPEC_TORCH_VERSION}"
-               POLYSPEC_CUDA_ARCHITECTURES="${CMAKE_CUDA_ARCHITECTURES}")
+               POLYSPEC_CUDA_ARCHITECTURES="${architectures}")
   if(POLYSPEC_CUDA)
     target_compile_definitions(_C PRIVATE POLYSPEC_WITH_CUDA=1)
   endif()
