@@ -216,6 +216,21 @@ def test_targets_need_median_and_mean() -> None:
     assert targets.check([_case("sample", Filters(), rows)], "cpu")[2].met is None
 
 
+def test_a_busy_machine_judges_nothing() -> None:
+    wall, processor = timing.CpuClock(), timing.CpuClock(processor_time=True)
+    assert timing.is_busy(1.0, 2, 2, wall)
+    assert not timing.is_busy(0.3, 2, 2, wall)
+    assert not timing.is_busy(1.0, 1, 2, wall)
+    assert not timing.is_busy(9.0, 2, 2, processor)
+    assert not timing.is_busy(None, 2, 2, wall)
+    rows = {peers.TRANSFORMERS: (9.0, 9.0), peers.LOGSUMEXP: (2.0, 2.0)}
+    cases = [_case("verify-token", Filters(), rows)]
+    assert [target.met for target in targets.check(cases, "cpu")][:2] == [True, True]
+    found = targets.check(cases, "cpu", judge=False)
+    assert all(target.met is None for target in found)
+    assert found[0].measured.startswith("9.00x")
+
+
 def test_cuda_targets_are_all_listed() -> None:
     found = targets.check([], "cuda")
     assert len(found) == 4 * 6 + 1

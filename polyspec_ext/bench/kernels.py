@@ -194,6 +194,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     else:
         clock = timing.CpuClock(cold, args.processor_time)
     before = timing.load_average()
+    busy = timing.is_busy(before, torch.get_num_threads(), machine(device)["cores"], clock)
     copy_gbs = timing.copy_bandwidth(clock, device)
     measured = []
     with tqdm(total=len(cases) * repeats, unit="turn", file=sys.stderr, smoothing=0.05) as bar:
@@ -225,10 +226,10 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             "quick": args.quick,
             "clock": clock.kind,
         },
-        "load": {"before": before, "after": timing.load_average()},
+        "load": {"before": before, "after": timing.load_average(), "busy": busy},
         "copy_gbs": copy_gbs,
         "cases": measured,
-        "targets": [asdict(target) for target in targets.check(measured, device)],
+        "targets": [asdict(target) for target in targets.check(measured, device, judge=not busy)],
     }
 
 

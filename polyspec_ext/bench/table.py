@@ -16,6 +16,12 @@ LEGEND = (
     "how many times longer, median of the turns' ratios with its 95 % interval."
 )
 
+BUSY = (
+    "**The machine was busy with something else: wall times of whoever uses several threads are "
+    "inflated, and the targets are not judged.** Repeat it on an idle machine, or with "
+    "--threads 1 --processor-time."
+)
+
 
 def _number(value: float) -> str:
     """Three or more significant digits without an exponent."""
@@ -100,7 +106,10 @@ def targets(report: Report) -> Iterator[str]:
 def markdown(report: Report) -> str:
     """The whole report."""
     lines = [f"# Kernel benchmark, {report['device']}, {report['date']}", ""]
-    lines += ["".join(machine_lines(report)), "", LEGEND, ""]
+    lines += ["".join(machine_lines(report)), ""]
+    if report["load"]["busy"]:
+        lines += [BUSY, ""]
+    lines += [LEGEND, ""]
     for case in report["cases"]:
         lines += _case(case)
     lines += ["## Targets", "", *targets(report), ""]

@@ -230,6 +230,13 @@ def copy_bandwidth(clock: Clock, device: str, repeats: int = 9) -> float:
     return 2 * size / statistics.median(timed.seconds) * 1e-9
 
 
+def is_busy(load: float | None, threads: int, cores: int, clock: Clock) -> bool:
+    """Whether others left too few cores for `threads`. Wall times then measure the scheduler:
+    whoever waits for several threads in every step, as torch does, loses far more than one thread.
+    """
+    return clock.kind == "wall time" and load is not None and load + threads > cores + 0.5
+
+
 def load_average() -> float | None:
     """Runnable processes over the last minute; how busy the machine is beside this."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
