@@ -115,6 +115,7 @@ IN_TORCH_2_11 = {
     "aoti_torch_delete_tensor_object",
     "aoti_torch_device_type_cuda",
     "aoti_torch_dtype_bfloat16",
+    "aoti_torch_dtype_element_size",
     "aoti_torch_dtype_float16",
     "aoti_torch_dtype_float32",
     "aoti_torch_dtype_int32",
@@ -130,11 +131,15 @@ IN_TORCH_2_11 = {
     "aoti_torch_is_contiguous",
     "aoti_torch_library_def",
     "aoti_torch_library_init_def",
+    "aoti_torch_library_init_fragment",
     "aoti_torch_library_init_impl",
     "aoti_torch_new_tensor_handle",
+    "torch_delete_list",
     "torch_get_const_data_ptr",
     "torch_get_mutable_data_ptr",
     "torch_library_impl",
+    "torch_list_get_item",
+    "torch_list_size",
     "torch_parallel_for",
 }
 
