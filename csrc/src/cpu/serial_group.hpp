@@ -7,6 +7,8 @@ namespace polyspec::POLYSPEC_DETAIL {
 
 class SerialGroup {
  public:
+  static constexpr bool kSerial = true;
+
   explicit SerialGroup(Scratch& scratch) : scratch_(scratch) {}
 
   POLYSPEC_FN static constexpr int rank() { return 0; }

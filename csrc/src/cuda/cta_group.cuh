@@ -33,6 +33,8 @@ class CtaGroup {
   static constexpr int kWarps = Shared::kWarps;
 
  public:
+  static constexpr bool kSerial = false;
+
   __device__ __forceinline__ explicit CtaGroup(Shared& shared) : shared_(shared) {}
 
   __device__ __forceinline__ static int rank() { return static_cast<int>(threadIdx.x); }

@@ -10,6 +10,8 @@ namespace polyspec::POLYSPEC_DETAIL {
 // One thread of the group.
 class FibreGroup {
  public:
+  static constexpr bool kSerial = false;
+
   FibreGroup(fibre::Machine& machine, Scratch& scratch, int rank)
       : machine_(machine), scratch_(scratch), rank_(rank) {}
 

@@ -4,16 +4,18 @@
 // block, or test fibres. Only the reductions differ. Integers are the only things added up, so all
 // give the same bits.
 //
-//   int rank(), size()            this thread and the number of threads
-//   int lane(), lanes()           this thread within its team, and the team's size (a warp on CUDA)
-//   int team(), teams()           the team's index and the number of teams; rank = team * lanes +
-//   lane void sync()                   barrier of the group; writes to scratch before it are seen
-//   after it int32_t max(int32_t), min(int32_t);  int64_t min(int64_t)        over the group, in
-//   every thread uint64_t sum(uint64_t)                                           over the group,
-//   in every thread uint64_t exclusive_scan(uint64_t)     sum over lower ranks uint64_t
-//   team_sum(uint64_t)           over the team, in every lane uint64_t
-//   team_exclusive_scan(uint64_t, uint64_t* total)  sum over lower lanes; total in every lane void
-//   add(uint64_t* shared, uint64_t)  atomic add to scratch Scratch& scratch()
+// What a group has to offer:
+//   - kSerial: whether the group is one thread, whose loops the compiler vectorises
+//   - rank(), size(): this thread and the number of threads
+//   - lane(), lanes(): this thread within its team, and the team's size (a warp on CUDA)
+//   - team(), teams(): the team's index and the number of teams; rank = team * lanes + lane
+//   - sync(): barrier of the group; writes to scratch before it are seen after it
+//   - max(int32_t), min(int32_t), min(int64_t), sum(uint64_t): over the group, in every thread
+//   - exclusive_scan(uint64_t): sum over lower ranks
+//   - team_sum(uint64_t): over the team, in every lane
+//   - team_exclusive_scan(uint64_t, uint64_t* total): sum over lower lanes; total in every lane
+//   - add(uint64_t* shared, uint64_t): atomic add to scratch
+//   - scratch(): the Scratch that the group shares
 //
 // Every member but rank ... teams, add and scratch is collective: all threads of the group (team)
 // call it together. The group's reductions and its scan are barriers as well: what a thread reads

@@ -38,7 +38,7 @@ POLYSPEC_FN Verdict verify_block(Group& group, const Block<T>& block) {
     double h = i == 0 ? 1.0 : 0.0;  // the empty prefix always stands
     if (i > 0) {
       const uint64_t total =
-          sum_tiles(group, params.vocab, residual_weight(block, i, p_law, q_law, scale));
+          residual_mass(group, block, i, residual_weight(block, i, p_law, q_law, scale));
       const double s = static_cast<double>(total) / mass_unit(head);
       h = s > 0.0 ? s / (s + (1.0 - scale)) : 0.0;  // s = 0: nothing could be drawn here
     }
