@@ -7,11 +7,16 @@ overwritten what it would need.
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
+
+    from .rollback_cache import RollbackCache
 
 # Layer types of a configuration whose state is a function of all tokens so far. "conv" layers keep
 # a short window.
@@ -103,3 +108,98 @@ def require_croppable(cache: Cache, name: str) -> None:
             "after a rejected token; expected a cache that keeps all keys and values, such as "
             "DynamicCache()"
         )
+
+
+class Factory:
+    """Makes the caches of one level.
+
+    Args:
+        make: from batch size and capacity (tokens per row) to an empty cache.
+        batches: batch sizes other than 1 are fine.
+    """
+
+    def __init__(self, make: Callable[[int, int], Cache], batches: bool) -> None:
+        self.make, self.batches = make, batches
+
+    def __call__(self, rows: int, capacity: int = 1) -> Cache:
+        return self.make(rows, capacity)
+
+
+def factory(
+    model: PreTrainedModel,
+    name: str,
+    new_cache: Callable[..., Cache] | None,
+    streaming: int | Mapping[str, int] | None,
+    options: Mapping[str, Any],
+    *,
+    wanted: bool,
+) -> Factory:
+    """How a level makes its caches (arguments of `HuggingFaceLevel`).
+
+    Args:
+        wanted: the model can do with a `RollbackCache` all that batches ask for. Without it, or
+            where the configuration has layers that such a cache does not know, the default is one
+            sequence in a `DynamicCache`.
+
+    Raises:
+        ValueError: options that exclude each other or that the model cannot have.
+    """
+    from .rollback_cache import RollbackCache
+
+    if new_cache is not None:
+        if streaming is not None or options:
+            raise ValueError(f"{name}: expected new_cache or options of the default, given both")
+        made = new_cache
+        takes = bool(inspect.signature(made).parameters)
+        return Factory(lambda rows, capacity: made(rows) if takes else made(), batches=takes)
+    step = int(options.get("step", _STEP))
+    # Off the CPU attention reads spare slots, so that captured graphs see few shapes.
+    bucket = 1 if model.device.type == "cpu" else _BUCKET
+
+    def sized(capacity: int) -> dict[str, Any]:
+        least = max(capacity, int(options.get("capacity", 1)))
+        return {"bucket": bucket, **options, "step": step, "capacity": -(-least // step) * step}
+
+    if streaming is not None:
+        window: dict[str, int] = (
+            {"window": streaming} if isinstance(streaming, int) else dict(streaming)
+        )
+        return Factory(
+            lambda rows, capacity: RollbackCache.streaming(model, rows, **window, **options), True
+        )
+    if wanted or options:
+        try:
+            RollbackCache.for_model(model, 1, **sized(1))
+        except ValueError:
+            if options:
+                raise
+        else:
+            return Factory(
+                lambda rows, capacity: RollbackCache.for_model(model, rows, **sized(capacity)),
+                "page_size" not in options,
+            )
+    return Factory(lambda rows, capacity: full_cache(), False)
+
+
+_STEP = 256  # tokens per row that a cache grows by
+_BUCKET = 128
+
+
+def is_rollback(cache: Any) -> bool:
+    from .rollback_cache import RollbackCache
+
+    return isinstance(cache, RollbackCache)
+
+
+def fits(cache: RollbackCache, capacity: int) -> bool:
+    """A cache of this size does for `capacity` tokens, and is not so large that it should go."""
+    has = cache.rows.capacity
+    return capacity <= has <= max(4 * capacity, 4 * _STEP) or not cache.grows
+
+
+def longest_pass(cache: Any) -> int:
+    """Tokens of a row that one forward pass may append."""
+    return min(
+        (layer.longest_pass for layer in cache.layers if hasattr(layer, "longest_pass")),
+        default=sys.maxsize,
+    )

@@ -13,8 +13,8 @@ import torch
 def query_positions(base: torch.Tensor, counts: torch.Tensor | None, tokens: int) -> torch.Tensor:
     """Position of each new token, ``[B, T]`` int64.
 
-    Padding behind a row's `counts` repeats the position of its last token, so that learned
-    positions stay in range.
+    Padding behind a row's `counts` repeats the position of its last token (0 in an empty row), so
+    that learned positions stay in range.
 
     Args:
         base: [B] int64, tokens each row holds.
@@ -23,7 +23,7 @@ def query_positions(base: torch.Tensor, counts: torch.Tensor | None, tokens: int
     steps = torch.arange(tokens, device=base.device)
     if counts is None:
         return base[:, None] + steps
-    return base[:, None] + torch.minimum(steps[None, :], (counts[:, None] - 1).clamp(min=0))
+    return (base[:, None] + torch.minimum(steps[None, :], counts[:, None] - 1)).clamp_(min=0)
 
 
 def ring_positions(ends: torch.Tensor, capacity: int, sinks: int) -> torch.Tensor:
@@ -86,3 +86,17 @@ def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
         ~visible, hidden
     )[:, None]
+
+
+def causal_strip(queries: int, longest: int, dtype: torch.dtype) -> torch.Tensor:
+    """Additive causal masks of up to `queries` tokens behind any number <= `longest` of others,
+    cut out by `cut_strip`: ``[queries, longest + queries]``."""
+    hidden = torch.full((queries, longest + queries), torch.finfo(dtype).min, dtype=dtype)
+    return hidden.triu_(longest + 1)
+
+
+def cut_strip(strip: torch.Tensor, base: int, tokens: int) -> torch.Tensor:
+    """The mask of `tokens` queries behind `base` tokens, a view ``[1, 1, tokens, base +
+    tokens]``."""
+    longest = strip.shape[1] - strip.shape[0]
+    return strip[:tokens].narrow(1, longest - base, base + tokens)[None, None]

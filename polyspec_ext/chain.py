@@ -2,58 +2,72 @@
 
 The staged rule (Wang et al., ICML 2025, algorithm 1, made exact): level i < n waits for
 window[i-1] tokens from below and judges them, with the processed law of level i+1 as q for every
-one of them. The C++ `Scheduler` says who is next; `request.py` does it.
+one of them. The C++ `Scheduler` says who is next; `batch.py` does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import vocabulary
+from . import requests, vocabulary
+from .batch import Batch, Observer
 from .drafters import Drafter, DraftModel, Proposal
+from .graphs import CudaRecorder, Graphs
 from .levels import Level, as_level
-from .request import Request
+from .requests import Floats, Ints, Prompt
 from .sampling import Sampling
 from .stats import Stats
+
+if TYPE_CHECKING:
+    from .processors import LawProcessors
 
 RULES = ("token", "block")
 
 
 @dataclass(slots=True)
 class Output:
-    """What `Chain.generate` returns: ``sequences`` ``[1, N]`` int64, prompt and new tokens, and the
-    statistics."""
+    """What `Chain.generate` returns.
+
+    Attributes:
+        sequences: ``[B, N]`` int64, prompts and new tokens, short rows padded at their end.
+        stats: of the whole batch.
+        requests: the statistics of each row. Times are those of the passes it took part in.
+        logprobs: of the new tokens of each row, under the target's processed law.
+    """
 
     sequences: torch.Tensor
     stats: Stats
+    requests: list[Stats] = field(default_factory=list)
+    logprobs: list[list[float]] = field(default_factory=list)
 
 
 class Stream:
-    """Iterator over new tokens, as the target commits them; `stats` is up to date after each."""
+    """Iterator over the new tokens of one prompt, as the target commits them; `stats` is up to date
+    after each."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
         self._ready: list[int] = []
         self._next = 0
 
     @property
     def stats(self) -> Stats:
-        return self.request.stats
+        return self.batch.stats
 
     def __iter__(self) -> Iterator[int]:
         return self
 
     def __next__(self) -> int:
         if self._next == len(self._ready):
-            self.request.chain.require_current(self.request)
-            self._ready, self._next = self.request.advance(), 0
-            if not self._ready:
+            committed = self.batch.advance()
+            if not committed:
                 raise StopIteration
+            self._ready, self._next = committed[0][1], 0
         self._next += 1
         return self._ready[self._next - 1]
 
@@ -71,6 +85,8 @@ class Chain:
         rule: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2024), on every level.
         dtype, device: for models loaded here; float32 on the CPU and the checkpoint's own
         elsewhere by default. check_vocabulary: compare the tokenizers that lie beside the models.
+        graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
+            CUDA device; never on the CPU.
 
     Raises:
         TypeError: an element is none of the above.
@@ -88,6 +104,7 @@ class Chain:
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
         check_vocabulary: bool = True,
+        graphs: bool | None = None,
     ) -> None:
         if isinstance(levels, str | Path) or len(levels) == 0:
             raise ValueError(f"levels: expected a list of at least one model, given {levels!r}")
@@ -135,7 +152,25 @@ class Chain:
             names.append(getattr(self.drafter, "name", type(self.drafter).__name__))
         self.levels = made  # those that verify; the target is levels[0]
         self.names = names
-        self._current: Request | None = None
+        self._current: Batch | None = None
+        self.graphs = self._graphs(graphs)
+        if isinstance(self.drafter, DraftModel):
+            self.drafter.graphs = self.graphs
+
+    def _graphs(self, wanted: bool | None) -> Graphs | None:
+        devices = {self.device(i) for i in range(len(self.levels))}
+        if isinstance(self.drafter, DraftModel):
+            devices.add(self.drafter.device)
+        device = devices.pop()
+        possible = not devices and device.type == "cuda"
+        if wanted is False or (wanted is None and not possible):
+            return None
+        if not possible:
+            raise ValueError(
+                "graphs: expected all levels on one CUDA device, given "
+                + ", ".join(sorted(map(str, {device, *devices})))
+            )
+        return Graphs(CudaRecorder(device))
 
     def device(self, index: int) -> torch.device:
         """Where the logits of verifying level `index` (from 0) are."""
@@ -143,7 +178,7 @@ class Chain:
 
     def stream(
         self,
-        input_ids: torch.Tensor | Sequence[int],
+        input_ids: Prompt,
         max_new_tokens: int = 256,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -152,72 +187,148 @@ class Chain:
         seed: int = 0,
         eos_token_id: int | Sequence[int] | None = None,
     ) -> Stream:
-        """Like `generate`, but yields each new token when the target has committed it.
+        """Like `generate` for one prompt, but yields each new token when the target has committed
+        it.
 
-        A chain works on one request at a time: starting another ends this one.
+        A chain works on one batch at a time: starting another ends this one.
         """
-        prompt = _prompt(input_ids, self.vocab_sizes[0])
-        if max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens: expected a number >= 0, given {max_new_tokens}")
-        for name, limit in self._limits:
-            if limit is not None and len(prompt) + max_new_tokens > limit:
-                raise ValueError(
-                    f"{name}: expected at most {limit} tokens in its context, given a prompt of "
-                    f"{len(prompt)} and "
-                    f"max_new_tokens={max_new_tokens}"
-                )
-        sampling = Sampling(float(temperature), int(top_k), float(top_p), float(min_p))
+        prompts = requests.prompts(input_ids, self.vocab_sizes[0])
+        if len(prompts) != 1:
+            raise ValueError(
+                f"input_ids: expected one prompt to stream, given {len(prompts)}; use batch() for "
+                "several"
+            )
+        return Stream(
+            self.batch(
+                prompts, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
+            )
+        )
+
+    def batch(
+        self,
+        prompts: Sequence[list[int]],
+        max_new_tokens: Ints = 256,
+        temperature: Floats = 0.0,
+        top_k: Ints = 0,
+        top_p: Floats = 1.0,
+        min_p: Floats = 0.0,
+        seed: Ints = 0,
+        eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        processors: LawProcessors | None = None,
+        observe: Observer | None = None,
+    ) -> Batch:
+        """A batch of token lists, to be moved on by ``advance()`` as the caller likes.
+
+        Arguments are those of `generate`; the lists are copied. `processors` and `observe` are
+        those of `Batch`.
+        """
+        rows = [list(prompt) for prompt in prompts]
+        count = len(rows)
+        requests.require_batches(self, count)
+        limits = requests.per_row("max_new_tokens", max_new_tokens, count)
+        for prompt, limit in zip(rows, limits, strict=True):
+            requests.require_room(self._limits, len(prompt), limit)
+        values = [
+            requests.per_row(name, value, count)
+            for name, value in (
+                ("temperature", temperature),
+                ("top_k", top_k),
+                ("top_p", top_p),
+                ("min_p", min_p),
+            )
+        ]
         if eos_token_id is None:
             eos_token_id = getattr(self.levels[0], "eos_token_ids", ())
-        eos = frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id or ())
-        self._current = Request(self, prompt, max_new_tokens, sampling, seed % 2**64, eos)
-        return Stream(self._current)
+        return Batch(
+            self,
+            rows,
+            max_new_tokens=limits,
+            sampling=[
+                Sampling(float(t), int(k), float(p), float(m))
+                for t, k, p, m in zip(*values, strict=True)
+            ],
+            seeds=requests.seeds(seed, count),
+            eos=requests.eos_sets(eos_token_id, count),
+            processors=processors,
+            observe=observe,
+        )
 
     def generate(
         self,
-        input_ids: torch.Tensor | Sequence[int],
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int = 0,
-        eos_token_id: int | Sequence[int] | None = None,
+        input_ids: Prompt,
+        max_new_tokens: Ints = 256,
+        temperature: Floats = 0.0,
+        top_k: Ints = 0,
+        top_p: Floats = 1.0,
+        min_p: Floats = 0.0,
+        seed: Ints = 0,
+        eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        pad_token_id: int | None = None,
     ) -> Output:
-        """Continue one prompt with exactly the target's law.
+        """Continue prompts with exactly the target's law.
 
         Args:
-            input_ids: ``[N]`` or ``[1, N]``, N >= 1.
-            max_new_tokens: never exceeded.
+            input_ids: one prompt, ``[N]`` or ``[1, N]``; or several, ``[B, N]`` with
+                `attention_mask` or a list of lists; N >= 1 each.
+            max_new_tokens: never exceeded. This and what follows: one value, or one per row.
             temperature, top_k, top_p, min_p: make the law out of the logits, alike on every level;
                 temperature 0 is the target's argmax.
-            seed: the same seed and inputs give the same tokens.
-            eos_token_id: id or ids that end the text (and are kept); None: the target's own, []:
-                none.
+            seed: the same seed and inputs give the same tokens, whatever the rest of the batch.
+                One value s for B rows means s, s + 1, ... s + B - 1.
+            eos_token_id: id or ids that end a text (and are kept), or such a list per row; None:
+                the target's own, []: none.
+            attention_mask: ``[B, N]``, 0 where a row of `input_ids` is padding, on either side.
+            pad_token_id: fills the ends of short rows of the output. None: the first EOS id, or 0.
 
         Raises:
             ValueError: bad input; names what was expected and what was given.
             RequestError: a row of logits has no law (NaN, +inf, all -inf); names request, level
-            and position. The
-                chain stays usable.
+                and position. The chain stays usable.
         """
-        stream = self.stream(
-            input_ids, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
+        prompts = requests.prompts(input_ids, self.vocab_sizes[0], attention_mask)
+        batch = self.batch(
+            prompts, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
         )
         try:
-            for _ in stream:
+            while batch.advance():
                 pass
         finally:
-            self._current = None
-        device = input_ids.device if isinstance(input_ids, torch.Tensor) else None
+            self.end(batch)
+        if pad_token_id is None:
+            pad_token_id = min(batch.rows[0].eos, default=0)
         return Output(
-            torch.tensor([stream.request.tokens], dtype=torch.int64, device=device), stream.stats
+            requests.padded(input_ids, prompts, [row.tokens for row in batch.rows], pad_token_id),
+            batch.stats,
+            [row.stats for row in batch.rows],
+            [row.logprobs for row in batch.rows],
         )
 
-    def require_current(self, request: Request) -> None:
-        """The caches belong to the latest request; an older stream must not go on with them."""
-        if request is not self._current:
-            raise RuntimeError("this stream has ended: its chain has begun another request since")
+    def begin(self, batch: Batch) -> None:
+        """The caches belong to `batch` from now on."""
+        self._current = batch
+
+    def end(self, batch: Batch) -> None:
+        if self._current is batch:
+            self._current = None
+
+    def require_current(self, batch: Batch) -> None:
+        """The caches belong to the latest batch; an older one must not go on with them."""
+        if batch is not self._current:
+            raise RuntimeError(
+                "this stream has ended: its chain has begun another request since, or it failed"
+            )
+
+    def drafter_of(self, number: int, count: int) -> Drafter | None:
+        """The drafter of request `number` of `count`: a drafter that is no model remembers one
+        text, so every request has its own."""
+        drafter = self.drafter
+        if drafter is None or isinstance(drafter, DraftModel) or number == 0:
+            return drafter
+        fork: Callable[[], Drafter] = drafter.fork  # type: ignore[attr-defined]
+        return fork()
 
     def drafter_counters(self) -> tuple[int, float]:
         """Forward passes and prefill seconds the drafter has counted so far, over all requests."""
@@ -264,29 +375,3 @@ class Chain:
 def _distinct(names: list[str]) -> list[str]:
     """Names, numbered where two levels share one."""
     return [n if names.count(n) == 1 else f"{n} (level {i + 1})" for i, n in enumerate(names)]
-
-
-def _prompt(input_ids: torch.Tensor | Sequence[int], vocab_size: int) -> list[int]:
-    """The prompt as a fresh list of ids."""
-    if isinstance(input_ids, torch.Tensor):
-        if input_ids.dtype.is_floating_point or input_ids.dtype == torch.bool:
-            raise TypeError(f"input_ids: expected an integer dtype, given {input_ids.dtype}")
-        if input_ids.dim() not in (1, 2) or (input_ids.dim() == 2 and input_ids.shape[0] != 1):
-            raise ValueError(
-                "input_ids: expected one prompt of shape [N] or [1, N], given "
-                f"{list(input_ids.shape)}; "
-                "several prompts at once are not supported yet"
-            )
-        prompt: list[int] = input_ids.reshape(-1).tolist()
-    else:
-        prompt = list(input_ids)
-        if not all(isinstance(token, int) for token in prompt):
-            raise TypeError(
-                "input_ids: expected token ids of one prompt, given something else in the list"
-            )
-    if not prompt:
-        raise ValueError("input_ids: expected at least 1 token, given 0")
-    if min(prompt) < 0 or max(prompt) >= vocab_size:
-        bad = next(token for token in prompt if not 0 <= token < vocab_size)
-        raise ValueError(f"input_ids: expected token ids in [0, {vocab_size}), given {bad}")
-    return prompt

@@ -81,6 +81,12 @@ class RequestError(PolyspecError, ValueError):
         return type(self), (self.request, self.level, self.position, int(self.status))
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """`BaseException.add_note`, where Python has it (3.11); `error.__notes__` holds it anyhow."""
+    notes: list[str] = [*getattr(error, "__notes__", []), note]
+    setattr(error, "__notes__", notes)  # noqa: B010 (type checkers know the name from 3.11 on)
+
+
 def _at(values: PerRequestInt, request: int) -> int:
     return values if isinstance(values, int) else int(values[request])
 

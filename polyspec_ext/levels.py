@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from . import cache as caches
+from .level_hf import HuggingFaceLevel, level_of
 
-if TYPE_CHECKING:
-    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+__all__ = ["HuggingFaceLevel", "Level", "as_level", "feed", "load"]
 
 
 @runtime_checkable
 class Level(Protocol):
     """One model of a chain and its cache.
 
-    A level holds the keys and values of one batch of sequences (so far one sequence, B = 1).
-    `prefill` starts a batch, `forward` appends to it, `rollback` cuts it. Optional attributes:
-    `name` (for messages), `device` (of tokens and logits; default the CPU), `max_length` (longest
-    context, None: no limit), `eos_token_ids`, `tokenizer()`.
+    A level holds the keys and values of one batch of sequences. `prefill` starts a batch,
+    `forward` appends to it, `rollback` cuts it. The four names below do for one sequence, B = 1. A
+    level with `supports_batches = True` takes more, as `HuggingFaceLevel` does::
+
+        prefill(tokens [B, T], counts=None)     row b reads its first counts[b] tokens
+        forward(tokens [B, T], keep, counts=None, first=None)
+        select(rows)                            keep these rows, in that order
+
+    ``Level(model, ...)`` itself is short for ``HuggingFaceLevel(model, ...)``, whose arguments it
+    takes: ``Level(copy, shares_cache_with=target)``, ``Level(draft, streaming=256)``.
+
+    Optional attributes: `name` (for messages), `device` (of tokens and logits; default the CPU),
+    `max_length` (longest context, None: no limit), `eos_token_ids`, `tokenizer()`,
+    `reserve(tokens)` (before `prefill`: the longest row that the batch will have).
     """
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        # Classes that name the protocol as their base are made as any other.
+        return HuggingFaceLevel(*args, **options) if cls is Level else super().__new__(cls)
 
     @property
     def vocab_size(self) -> int:
@@ -57,97 +69,6 @@ def feed(tokens: list[int], level: Level) -> torch.Tensor:
     return torch.tensor([tokens], dtype=torch.int64, device=getattr(level, "device", None))
 
 
-class HuggingFaceLevel:
-    """A `transformers` causal language model with a cache that rolls back.
-
-    Args:
-        model: in eval mode.
-        name: for messages and statistics; the model's own name or class otherwise.
-        new_cache: makes the empty cache of a request. The default keeps every key and value, also
-            of models with sliding-window attention (their mask hides what is out of the window),
-            so that any rollback is exact.
-
-    Raises:
-        TypeError: not a causal language model.
-        ValueError: in training mode, or the cache cannot roll back (contract C7); the message
-        names the level.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        name: str | None = None,
-        new_cache: Callable[[], Cache] | None = None,
-    ) -> None:
-        self.model = model
-        self.name = name or caches.name_of(model)
-        caches.require_rollback(model, self.name)
-        if model.training:
-            raise ValueError(
-                f"{self.name}: expected a model in eval mode, given one in training mode; call "
-                "model.eval()"
-            )
-        self.device = model.device
-        text_config = model.config.get_text_config(decoder=True)
-        head = model.get_output_embeddings()
-        out_features = getattr(head, "out_features", None)
-        self._vocab_size = int(out_features or text_config.vocab_size)
-        self.max_length: int | None = getattr(text_config, "max_position_embeddings", None)
-        self._new_cache = new_cache or caches.full_cache
-        caches.require_croppable(self._new_cache(), self.name)
-        self._cache: Any = None
-        # Positions and causality follow from the cache, so the only arguments a forward pass needs
-        # are these.
-        self._arguments: dict[str, Any] = {"use_cache": True, "return_dict": True}
-        self._slices = "logits_to_keep" in inspect.signature(model.forward).parameters
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a text, from the generation configuration."""
-        generation = getattr(self.model, "generation_config", None)
-        ids = getattr(generation, "eos_token_id", None)
-        if ids is None:
-            ids = getattr(self.model.config, "eos_token_id", None)
-        if ids is None:
-            return ()
-        return (ids,) if isinstance(ids, int) else tuple(ids)
-
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer that lies beside the model's weights, or None. Never asks the network."""
-        place = getattr(self.model, "name_or_path", "")
-        if not place:
-            return None
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(place, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError):
-            return None
-
-    def prefill(self, tokens: torch.Tensor) -> None:
-        self._cache = self._new_cache()
-        if tokens.shape[1]:
-            self.forward(tokens, 1)
-
-    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
-        if self._slices:
-            self._arguments["logits_to_keep"] = keep
-        out = self.model(input_ids=tokens, past_key_values=self._cache, **self._arguments)
-        logits: torch.Tensor = out.logits
-        return logits if logits.shape[1] == keep else logits[:, -keep:]
-
-    def rollback(self, lengths: Sequence[int]) -> None:
-        # A negative count removes that many; every 5.x release of transformers understands it so.
-        excess = self._cache.get_seq_length() - lengths[0]
-        if excess > 0:
-            self._cache.crop(-excess)
-
-
 def load(
     place: str | Path, dtype: torch.dtype | None = None, device: str | torch.device | None = None
 ) -> HuggingFaceLevel:
@@ -174,7 +95,7 @@ def as_level(
     if isinstance(thing, Level):
         return thing
     if isinstance(thing, torch.nn.Module) and hasattr(thing, "config"):
-        return HuggingFaceLevel(thing)
+        return level_of(thing)
     raise TypeError(
         "expected a Hugging Face causal model, a model id or path, or an object with vocab_size, "
         "prefill, forward and "

@@ -15,6 +15,7 @@ length it may be left out, as ``generate`` does, but for layers that keep a ring
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from .streaming_layers import StreamingLayer, rotary_frequencies
 
 __all__ = ["RollbackCache"]
 
+# Longest pass whose mask is cut out of a strip.
+_STRIP = 32
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -117,6 +120,9 @@ class RollbackCache(Cache):  # type: ignore[misc]
             layers=[self._layer(i, t, window, slack) for i, t in enumerate(self.types)]
         )
         self._pointers: tuple[tuple[int, ...], torch.Tensor] | None = None
+        self._survey()
+        self._positions = torch.empty(1, 0, dtype=torch.int64)
+        self._strip: torch.Tensor | None = None
 
     @classmethod
     def for_model(cls, model: Any, batch_size: int, **options: Any) -> RollbackCache:
@@ -157,7 +163,30 @@ class RollbackCache(Cache):  # type: ignore[misc]
             StreamingLayer(cache.rows, i, window, slack, sinks, frequencies)
             for i in range(len(cache.types))
         ]
+        cache._survey()
         return cache
+
+    def _survey(self) -> None:
+        """What every pass asks of the layers, asked once."""
+        # Rows of at most so many tokens see all that lies before them, in every layer.
+        self._near = min(
+            0 if isinstance(layer, RingLayer) else layer.window or sys.maxsize
+            for layer in self.layers
+        )
+        self._sliding = [layer.is_sliding for layer in self.layers]
+        self._never = [False] * len(self.layers)
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return self._sliding
+
+    @property
+    def is_linear(self) -> list[bool]:
+        return self._never
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        return self._never
 
     def _layer(self, index: int, kind: str, window: int | None, slack: int | None) -> RollbackLayer:
         window = None if kind == _FULL else window
@@ -181,7 +210,12 @@ class RollbackCache(Cache):  # type: ignore[misc]
 
     @property
     def batch_size(self) -> int:
-        return int(self.rows.lengths.shape[0])
+        return self.rows.batch
+
+    @property
+    def grows(self) -> bool:
+        """Memory follows the longest row, in some layer."""
+        return any(not isinstance(layer, RingLayer) for layer in self.layers)
 
     def inputs(
         self,
@@ -200,13 +234,19 @@ class RollbackCache(Cache):  # type: ignore[misc]
                 `accept_path`.
 
         Returns:
-            attention_mask, ``[B, 1, T, N]`` in the cache's dtype (a dict by layer type where layers
-            differ), and position_ids, ``[B, T]`` int64: keyword arguments of the model.
+            Keyword arguments of the model: attention_mask, ``[B or 1, 1, T, N]`` in the cache's
+            dtype (a dict by layer type where layers differ), or None where causality is all there
+            is to it and the model needs to be told nothing; position_ids, ``[B or 1, T]`` int64.
         """
         if tokens < 1:
             raise ValueError(f"tokens: expected >= 1, given {tokens}")
         rows = self.rows
         rows.begin(tokens, counts)
+        if tree is None and rows.at is not None and rows.span == rows.bound <= self._near:
+            return {
+                "attention_mask": self._causal_mask(rows.at, tokens),
+                "position_ids": self._range(rows.at, tokens),
+            }
         positions = cache_masks.query_positions(rows.base, rows.counts, tokens)
         if tree is not None:
             tree = tree.to(rows.base.device).expand(self.batch_size, tokens, tokens)
@@ -219,6 +259,39 @@ class RollbackCache(Cache):  # type: ignore[misc]
             by_type[kind] = masks[layer.kind]
         mask: Any = next(iter(by_type.values())) if len(by_type) == 1 else by_type
         return {"attention_mask": mask, "position_ids": positions}
+
+    def _range(self, start: int, count: int) -> torch.Tensor:
+        if self._positions.shape[1] < start + count:
+            length = max(self.rows.capacity, start + count)
+            self._positions = torch.arange(length, device=self.rows.device)[None]
+        return self._positions.narrow(1, start, count)
+
+    def _causal_mask(self, base: int, tokens: int) -> torch.Tensor | None:
+        """A mask for a few new tokens without computing one, and None where that is all right.
+
+        One new token sees everything, and a first pass is causal by itself. On the CPU, masks of
+        small passes are cut out of one strip; elsewhere attention kernels want them aligned.
+        """
+        if tokens == 1 or base == 0 or tokens > _STRIP or not self.rows.on_cpu:
+            return None
+        strip = self._strip
+        if strip is None or strip.shape[1] < base + _STRIP:
+            longest = max(self.rows.capacity, base)
+            strip = self._strip = cache_masks.causal_strip(_STRIP, longest, self.dtype)
+        return cache_masks.cut_strip(strip, base, tokens)
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        kept: tuple[torch.Tensor, torch.Tensor] = self.layers[layer_idx].update(
+            key_states, value_states
+        )
+        return kept
 
     def rollback(self, lengths: Sequence[int] | torch.Tensor, *, bound: int | None = None) -> None:
         """Keep the first ``lengths[b]`` tokens of row b, never more than it has. Moves no bytes.

@@ -1,11 +1,18 @@
 """What a request cost and how much of each level's draft was accepted. The names are those of
-vLLM."""
+vLLM.
+
+Everything is counted from what the host reads anyway, once per verification: statistics cost no
+synchronisation of their own.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+HISTOGRAMS = ("acceptance_histogram", "draft_length_histogram")
 
 
 @dataclass(slots=True)
@@ -30,6 +37,11 @@ class LevelStats:
         num_proposed_tokens: tokens drawn by a drafter.
         num_accepted_tokens_per_pos: [i] = number of blocks whose token i was accepted.
         acceptance_histogram: [a] = number of blocks of which exactly a tokens were accepted.
+        draft_length_histogram: [m] = number of blocks of exactly m tokens; blocks end early at an
+            EOS and where few tokens are left to generate.
+        num_draft_tokens_per_pos: [i] = number of blocks that had a token i.
+        draft_acceptance_rate_per_pos: [i] = share of the blocks with a token i whose token i was
+            accepted. (vLLM divides by all blocks, which is the same where all have one length.)
     """
 
     name: str = ""
@@ -43,6 +55,7 @@ class LevelStats:
     num_emitted_tokens: int = 0
     num_proposed_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
+    draft_length_histogram: list[int] = field(default_factory=list)
 
     def judged(self, drafted: int, accepted: int, emitted: int) -> None:
         """Count one verification of `drafted` tokens."""
@@ -53,18 +66,26 @@ class LevelStats:
         self.num_drafts += 1
         self.num_draft_tokens += drafted
         self.num_accepted_tokens += accepted
-        histogram = self.acceptance_histogram
+        histogram, lengths = self.acceptance_histogram, self.draft_length_histogram
         if len(histogram) <= drafted:
-            histogram.extend([0] * (drafted + 1 - len(histogram)))
+            more = [0] * (drafted + 1 - len(histogram))
+            histogram.extend(more)
+            lengths.extend(more)
         histogram[accepted] += 1
+        lengths[drafted] += 1
 
     @property
     def num_accepted_tokens_per_pos(self) -> list[int]:
-        tail, counts = 0, []
-        for blocks in reversed(self.acceptance_histogram[1:]):
-            tail += blocks
-            counts.append(tail)
-        return counts[::-1]
+        return _reaching(self.acceptance_histogram)
+
+    @property
+    def num_draft_tokens_per_pos(self) -> list[int]:
+        return _reaching(self.draft_length_histogram)
+
+    @property
+    def draft_acceptance_rate_per_pos(self) -> list[float]:
+        pairs = zip(self.num_accepted_tokens_per_pos, self.num_draft_tokens_per_pos, strict=True)
+        return [accepted / drafted for accepted, drafted in pairs]
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -84,23 +105,39 @@ class LevelStats:
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, with None for what is not defined."""
         plain: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        plain["acceptance_histogram"] = list(self.acceptance_histogram)
-        plain["num_accepted_tokens_per_pos"] = self.num_accepted_tokens_per_pos
+        for name in HISTOGRAMS:
+            plain[name] = list(plain[name])
+        for name in (
+            "num_accepted_tokens_per_pos",
+            "num_draft_tokens_per_pos",
+            "draft_acceptance_rate_per_pos",
+        ):
+            plain[name] = getattr(self, name)
         for name in ("mean_acceptance_length", "draft_acceptance_rate"):
             value = getattr(self, name)
-            plain[name] = value if value == value else None
+            plain[name] = None if math.isnan(value) else value
         return plain
+
+
+def _reaching(histogram: Sequence[int]) -> list[int]:
+    """[i] = how many of the counted lengths are above i."""
+    tail, counts = 0, []
+    for blocks in reversed(histogram[1:]):
+        tail += blocks
+        counts.append(tail)
+    return counts[::-1]
 
 
 @dataclass(slots=True)
 class Stats:
-    """One request. `levels[0]` is the target, the last one the drafter. Prefill and decoding are
-    timed apart."""
+    """One request, or several. `levels[0]` is the target, the last one the drafter. Prefill and
+    decoding are timed apart."""
 
     levels: list[LevelStats]
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0
     decode_seconds: float = 0.0
+    num_requests: int = 1
 
     @property
     def prefill_seconds(self) -> float:
@@ -119,33 +156,84 @@ class Stats:
         return self.decode_seconds - sum(level.seconds for level in self.levels)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, ready for JSON, with None for what is not defined."""
         rate = self.tokens_per_second
         return {
+            "num_requests": self.num_requests,
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_new_tokens": self.num_new_tokens,
-            "tokens_per_second": rate if rate == rate else None,
+            "tokens_per_second": None if math.isnan(rate) else rate,
             "prefill_seconds": self.prefill_seconds,
             "decode_seconds": self.decode_seconds,
             "overhead_seconds": self.overhead_seconds,
             "levels": [level.to_dict() for level in self.levels],
         }
 
+    def table(self) -> str:
+        """One screen for people: a line per level, then acceptance by position."""
+        from .stats_table import table
+
+        return table(self)
+
+
+class Books:
+    """Enters what happens in a batch twice: in its total and in the statistics of each row that
+    took part. Times and forward passes are the batch's, and count in full for each row of it.
+
+    Args:
+        total: of the batch; for a batch of one it is the row's as well.
+    """
+
+    def __init__(self, total: Stats) -> None:
+        self._total = total
+
+    def _of(self, rows: Sequence[Stats]) -> list[Stats]:
+        return [self._total, *(row for row in rows if row is not self._total)]
+
+    def decoded(self, rows: Sequence[Stats], seconds: float) -> None:
+        for stats in self._of(rows):
+            stats.decode_seconds += seconds
+
+    def committed(self, row: Stats, tokens: int) -> None:
+        for stats in self._of([row]):
+            stats.num_new_tokens += tokens
+
+    def proposed(self, row: Stats, tokens: int) -> None:
+        for stats in self._of([row]):
+            stats.levels[-1].num_proposed_tokens += tokens
+
+    def judged(self, row: Stats, index: int, drafted: int, accepted: int, emitted: int) -> None:
+        for stats in self._of([row]):
+            stats.levels[index].judged(drafted, accepted, emitted)
+
+    def spent(
+        self, rows: Sequence[Stats], index: int, seconds: float, passes: int, prefill: float
+    ) -> None:
+        for stats in self._of(rows):
+            level = stats.levels[index]
+            level.num_forward_passes += passes
+            level.seconds += seconds
+            level.prefill_seconds += prefill
+
 
 def merge(requests: Sequence[Stats]) -> Stats:
-    """Counts and times of several requests of one chain, added up."""
+    """Counts and times of several requests of one chain, added up. (The times of requests that
+    shared a batch are in its total already.)"""
     if not requests:
         raise ValueError("expected the statistics of at least one request, given none")
-    total = Stats([LevelStats(level.name) for level in requests[0].levels])
+    total = Stats([LevelStats(level.name) for level in requests[0].levels], num_requests=0)
     for stats in requests:
+        total.num_requests += stats.num_requests
         total.num_prompt_tokens += stats.num_prompt_tokens
         total.num_new_tokens += stats.num_new_tokens
         total.decode_seconds += stats.decode_seconds
         for into, level in zip(total.levels, stats.levels, strict=True):
             for name in LevelStats.__slots__:
-                if name not in ("name", "acceptance_histogram"):
+                if name not in ("name", *HISTOGRAMS):
                     setattr(into, name, getattr(into, name) + getattr(level, name))
-            longer = len(level.acceptance_histogram) - len(into.acceptance_histogram)
-            into.acceptance_histogram.extend([0] * max(0, longer))
-            for accepted, blocks in enumerate(level.acceptance_histogram):
-                into.acceptance_histogram[accepted] += blocks
+            for name in HISTOGRAMS:
+                sums, counts = getattr(into, name), getattr(level, name)
+                sums.extend([0] * (len(counts) - len(sums)))
+                for length, blocks in enumerate(counts):
+                    sums[length] += blocks
     return total

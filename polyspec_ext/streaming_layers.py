@@ -69,6 +69,10 @@ class StreamingLayer(RingLayer):
         super().__init__(rows, index, window, slack, sinks)
         self.frequencies = frequencies
 
+    @property
+    def longest_pass(self) -> int:
+        return self.slack + 1
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
         self.sink_keys = self.keys[:, :, : self.sinks].clone()  # as they were computed

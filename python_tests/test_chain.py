@@ -10,7 +10,7 @@ import torch
 import toy
 
 import polyspec_ext as ps
-from polyspec_ext import request as request_module
+from polyspec_ext import batch as request_module
 from polyspec_ext.drafters import Context, PromptLookup, Proposal
 
 # ---- bookkeeping ---------------------------------------------------------------------------------
@@ -279,13 +279,19 @@ BAD_CALLS = [
     (
         {"input_ids": torch.zeros(2, 3, dtype=torch.long)},
         ValueError,
-        r"expected one prompt .*given \[2, 3\]",
+        "toy 11: expected one prompt, given 2; ToyLevel has no `supports_batches`",
+    ),
+    (
+        {"input_ids": torch.zeros(2, 3, 1, dtype=torch.long)},
+        ValueError,
+        r"expected shape \[N\] or \[B, N\], given \[2, 3, 1\]",
     ),
     ({"input_ids": []}, ValueError, "at least 1 token, given 0"),
     ({"input_ids": [3]}, ValueError, r"in \[0, 3\), given 3"),
     ({"input_ids": [-1]}, ValueError, r"in \[0, 3\), given -1"),
     ({"input_ids": torch.zeros(1, 3)}, TypeError, "integer dtype, given torch.float32"),
-    ({"input_ids": [[0, 1]]}, TypeError, "token ids of one prompt"),
+    ({"input_ids": [0, [1]]}, TypeError, "token ids of one prompt"),
+    ({"input_ids": [[0], []]}, ValueError, "at least 1 token, given 0"),
     ({"max_new_tokens": -1}, ValueError, "max_new_tokens: expected a number >= 0, given -1"),
     ({"temperature": -0.1}, ValueError, "temperature: expected .*given -0.1"),
     ({"temperature": math.nan}, ValueError, "temperature: expected .*given nan"),

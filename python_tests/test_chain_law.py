@@ -13,8 +13,9 @@ import toy
 from scipy import stats as scipy_stats
 
 import polyspec_ext as ps
-from polyspec_ext import request as request_module
-from polyspec_ext.drafters import DraftModel, Proposal
+from polyspec_ext import batch as request_module
+from polyspec_ext.drafters import DraftModel
+from polyspec_ext.request import Chunk
 
 ALPHA = 1e-6
 
@@ -152,26 +153,27 @@ def test_sampled_frequencies() -> None:
 def mutant_rows_off_by_one(patch: pytest.MonkeyPatch, made: list[toy.ToyLevel]) -> None:
     take = request_module.PendingLaws.take
 
-    def wrong(self: Any) -> Any:
-        rows, _ = take(self)
-        return (None if rows is None else rows.roll(1, dims=1)), None
+    def wrong(self: Any, *args: Any) -> Any:
+        chunk = take(self, *args)
+        return None if chunk is None else Chunk(chunk.logits.roll(1, dims=1), None)
 
     patch.setattr(request_module.PendingLaws, "take", wrong)
 
 
 def mutant_law_of_the_drafter(patch: pytest.MonkeyPatch, made: list[toy.ToyLevel]) -> None:
     """q = p3 at M_1: for level 1's block the rows are the drafter's."""
-    verify = request_module.Request._verify
+    verify = request_module.Batch._verify
 
-    def wrong(self: Any, index: int, count: int) -> Any:
+    def wrong(self: Any, index: int, group: Any) -> Any:
+        row, count = group[0]
         if index == 0 and count:
-            start = len(self.tokens) - count
-            rows = [made[-1].row(self.tokens[: start + i]) for i in range(count)]
-            self._pending[0].clear()
-            self._pending[0].add(torch.stack(rows)[None], None)
-        return verify(self, index, count)
+            start = len(row.tokens) - count
+            rows = [made[-1].row(row.tokens[: start + i]) for i in range(count)]
+            self._pending[0].clear(0)
+            self._pending[0].add(0, Chunk(torch.stack(rows)[None], None), count)
+        return verify(self, index, group)
 
-    patch.setattr(request_module.Request, "_verify", wrong)
+    patch.setattr(request_module.Batch, "_verify", wrong)
 
 
 def mutant_resample_from_the_law(patch: pytest.MonkeyPatch, made: list[toy.ToyLevel]) -> None:
@@ -208,19 +210,18 @@ def mutant_correction_dropped(patch: pytest.MonkeyPatch, made: list[toy.ToyLevel
 
 def mutant_tail_dropped(patch: pytest.MonkeyPatch, made: list[toy.ToyLevel]) -> None:
     """The drafter throws its last token away where that token was not likely."""
-    propose = DraftModel.propose
+    draft = DraftModel.draft
 
-    def wrong(self: Any, context: Any, k: int) -> Proposal:
-        proposal = propose(self, context, k)
-        rows = proposal.logits
-        if rows is None or toy.law(rows[0, -1])[proposal.tokens[-1]] > 0.5:
-            return proposal
-        n = len(proposal.tokens) - 1
-        if n == 0:
-            return Proposal([])
-        return Proposal(proposal.tokens[:n], rows[:, :n], laws=None)
+    def wrong(self: Any, *args: Any) -> Any:
+        made = draft(self, *args)
+        assert made.logits is not None
+        assert made.tokens is not None
+        if toy.law(made.logits[0, -1])[made.tokens[0][-1]] <= 0.5:
+            made.tokens[0].pop()
+            made.counts[0] -= 1
+        return made
 
-    patch.setattr(DraftModel, "propose", wrong)
+    patch.setattr(DraftModel, "draft", wrong)
 
 
 def mutant_target_cache_not_cut(patch: pytest.MonkeyPatch, made: list[toy.ToyLevel]) -> None:

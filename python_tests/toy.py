@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from polyspec_ext import request as request_module
+from polyspec_ext import batch as request_module
 from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.drafters import model as draft_module
 

@@ -26,6 +26,7 @@ class Context:
         level: the drafter's number in the chain, n (papers: M_n).
         round: counts the drafting rounds of the request.
         eos: ids that end the text; drafting past one is wasted work.
+        request: its number in the batch, for messages.
     """
 
     tokens: list[int]
@@ -35,6 +36,7 @@ class Context:
     level: int = 2
     round: int = 0
     eos: frozenset[int] = frozenset()
+    request: int = 0
 
 
 @dataclass(slots=True)
@@ -62,7 +64,8 @@ class Proposal:
 @runtime_checkable
 class Drafter(Protocol):
     """Anything that proposes tokens. Optional attributes: `name`, `num_forward_passes`,
-    `prefill_seconds`."""
+    `prefill_seconds`, and ``fork()``, which gives another of the same kind for another request:
+    without it a chain with this drafter takes one prompt at a time."""
 
     def propose(self, context: Context, k: int) -> Proposal:
         """At most `k` >= 1 tokens to follow ``context.tokens``."""

@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
 from .. import ops
-from ..errors import raise_for_status
-from ..levels import Level, feed
+from ..captured import CapturableLevel, draft_step
+from ..errors import ERROR_BITS, RequestError
+from ..levels import Level
+from ..parameters import Parameters, feed, integers, on_device
 from .base import Context, Proposal
+
+if TYPE_CHECKING:
+    from ..graphs import Graphs
+    from ..processors import LawProcessors
+
+
+@dataclass(slots=True)
+class Draft:
+    """What one drafting round brought, for B rows.
+
+    Attributes:
+        counts: tokens of each row.
+        tokens: the ids, ``[counts[b]]`` each, or None: the host has not read them yet.
+        drawn: ``[B, k]`` int64 on the drafter's device; -1 where a row of logits had no law.
+        status: ``[B, k]`` int32, of `ps.sample`.
+        logits: ``[B, k, Vd]``, the rows they were drawn from, or None: nobody will ask. Valid until
+            the next round.
+        laws: ``[B, k, 2]`` int64, as `ps.sample` gave them; None with `logits`.
+    """
+
+    counts: list[int]
+    tokens: list[list[int]] | None
+    drawn: torch.Tensor
+    status: torch.Tensor
+    logits: torch.Tensor | None
+    laws: torch.Tensor | None
 
 
 class DraftModel:
-    """Draws k tokens one after another from a level's processed law.
+    """Draws k tokens one after another from a level's processed law, for all rows of a batch.
 
     Args:
         level: the model; its cache belongs to this drafter from now on.
@@ -30,94 +62,252 @@ class DraftModel:
         self.device = torch.device(getattr(level, "device", "cpu"))
         self.num_forward_passes = 0
         self.prefill_seconds = 0.0
-        self._cached = 0  # leading tokens of the context whose keys and values the level holds
-        self._rows: torch.Tensor | None = None  # [1, k, Vd], reused by every proposal
-        self._laws: torch.Tensor | None = None  # [1, k, 2]
+        self.processors: LawProcessors | None = None
+        self.graphs: Graphs | None = None  # where windows are drafted as one graph
+        # Whether tokens are looked at as they are drawn: for nothing on the CPU, where it saves
+        # drafting past an EOS; elsewhere it would have the host wait for the device.
+        self.looks = self.device.type == "cpu"
+        # Leading tokens of each context whose keys and values the level holds; None: no batch yet.
+        self._cached: list[int] | None = None
+        self._rows: torch.Tensor | None = None  # [B, k, Vd], reused by every round
+        self._laws: torch.Tensor | None = None  # [B, k, 2]
+
+    def forget(self) -> None:
+        """Another batch begins; its first round reads the prompts."""
+        self._cached = None
+
+    def select(self, slots: Sequence[int]) -> None:
+        """Keep these rows, in that order."""
+        if self._cached is not None:
+            self._cached = [self._cached[slot] for slot in slots]
+            self.level.select(slots)  # type: ignore[attr-defined]
 
     def propose(self, context: Context, k: int) -> Proposal:
         """`k` tokens, fewer only after an EOS. Raises RequestError where a row of logits has no
         law."""
-        tokens, sampling = context.tokens, context.sampling
         if context.valid == 0:
-            self._prefill(tokens)
-        elif self._cached > context.valid:
-            self.level.rollback([context.valid])
-            self._cached = context.valid
-        on_cpu = self.device.type == "cpu"
-        keep_rows = not sampling.greedy
-        position = len(tokens)
-        fed = feed(tokens[self._cached :], self.level)
-        drawn: list[torch.Tensor] = []
-        values: list[int] = []
+            self.forget()
+        parameters = Parameters([context.sampling], [context.seed])
+        draft = self.draft([context], [k], parameters)
+        if draft.tokens is None:
+            raise_for_draft(draft.status.tolist(), [context], [len(context.tokens)], [k])
+            values = draft.drawn[0].tolist()
+        else:
+            values = draft.tokens[0]
+        return Proposal(values, draft.logits, laws=draft.laws)
+
+    def draft(
+        self, contexts: Sequence[Context], counts: Sequence[int], parameters: Parameters
+    ) -> Draft:
+        """Up to ``counts[b]`` tokens for row b; 0 where a row has no part in this round.
+
+        A row ends early behind an EOS where the tokens can be looked at for nothing, on the CPU; on
+        another device nothing waits for it.
+
+        Raises:
+            RequestError: a row of logits has no law, and the tokens were looked at.
+        """
+        if self._cached is None:
+            self._prefill(contexts, counts)
+        cached = self._cached
+        assert cached is not None
+        self._cut(contexts)
+        look = self.looks or self.processors is not None
+        if self.graphs is not None and not look:
+            captured = self._captured(contexts, counts, parameters, cached, self.graphs)
+            if captured is not None:
+                return captured
+        batch, device = len(contexts), self.device
+        arguments = parameters.on(device)
+        ends = [len(context.tokens) for context in contexts]
+        rounds = integers([context.round for context in contexts], device)
+        left = list(counts)  # tokens still to draw, by row
+        values: list[list[int]] = [[] for _ in contexts]
+        fed, given = feed(
+            [
+                context.tokens[have:] if count else []
+                for context, have, count in zip(contexts, cached, counts, strict=True)
+            ],
+            self.level,
+        )
         rows: list[torch.Tensor] = []
-        laws: list[torch.Tensor] = []
-        status: list[torch.Tensor] = []
-        for i in range(k):
-            logits = self.level.forward(fed, 1)
+        samples: list[ops.SampleResult] = []
+        for i in range(max(counts)):
+            if given is None:
+                logits = self.level.forward(fed, 1)
+            else:
+                last = [max(n - 1, 0) for n in given]
+                logits = self.level.forward(fed, 1, given, last)  # type: ignore[call-arg]
             self.num_forward_passes += 1
             if logits.shape[-1] > self.vocab_size:
                 logits = logits[..., : self.vocab_size]
+            if self.processors is not None:
+                logits = self._processed(logits, contexts, values, left)
             s = ops.sample(
                 logits[:, 0],
-                sampling.temperature,
-                sampling.top_k,
-                sampling.top_p,
-                sampling.min_p,
-                context.seed,
-                position + i,
-                context.level,
-                context.round,
+                arguments["temperature"],
+                arguments["top_k"],
+                arguments["top_p"],
+                arguments["min_p"],
+                arguments["seed"],
+                integers([end + i for end in ends], device),
+                contexts[0].level,
+                rounds,
             )
-            if keep_rows:
-                rows.append(logits)
-                laws.append(s.laws)
-            if on_cpu:
-                value = int(s.tokens)
-                if value < 0:
-                    raise_for_status(s.status, level=context.level, position=position + i)
-                values.append(value)
-                if value in context.eos:
-                    break
-                fed = s.tokens.view(1, 1)
-            else:
-                # Reading a token would stall the device, so a window is drafted whole and looked
-                # at once, below.
-                drawn.append(s.tokens)
-                status.append(s.status)
-                fed = s.tokens.clamp_min(0).view(1, 1)
-        if not on_cpu:
-            values = torch.cat(drawn).tolist()
-            if min(values) < 0:
-                bad = next(i for i, value in enumerate(values) if value < 0)
-                raise_for_status(status[bad], level=context.level, position=position + bad)
-        # The last token drawn was fed to nobody yet.
-        self._cached = position + (len(values) if on_cpu else k) - 1
-        if not keep_rows:
-            return Proposal(values)
-        return self._gather(values, rows, laws)
+            rows.append(logits)
+            samples.append(s)
+            taken = left
+            left = [max(n - 1, 0) for n in left]
+            if look:
+                read = s.tokens.tolist()
+                if min(read) < 0:
+                    bits = s.status[:, None].tolist()
+                    raise_for_draft(bits, contexts, [end + i for end in ends], taken)
+                for b, context in enumerate(contexts):
+                    if taken[b]:
+                        values[b].append(read[b])
+                        if read[b] in context.eos:
+                            left[b] = 0
+            if not any(left):
+                break
+            # A token that could not be drawn is -1; until that is looked at it must stay an id.
+            fed = (s.tokens if look else s.tokens.clamp_min(0)).view(batch, 1)
+            given = None if all(left) else [1 if n else 0 for n in left]
+            if look and given is not None:
+                fed = fed.clamp_min(0)
+        drawn = [len(own) for own in values] if look else list(counts)
+        for b, (end, count) in enumerate(zip(ends, drawn, strict=True)):
+            if count:  # the last token drawn was fed to nobody yet
+                cached[b] = end + count - 1
+        logits_of, laws_of = (None, None) if parameters.greedy else self._gather(rows, samples)
+        return Draft(
+            drawn,
+            values if look else None,
+            samples[0].tokens[:, None]
+            if len(samples) == 1
+            else torch.stack([s.tokens for s in samples], 1),
+            samples[0].status[:, None]
+            if len(samples) == 1
+            else torch.stack([s.status for s in samples], 1),
+            logits_of,
+            laws_of,
+        )
 
-    def _prefill(self, tokens: list[int]) -> None:
+    def _captured(
+        self,
+        contexts: Sequence[Context],
+        counts: Sequence[int],
+        parameters: Parameters,
+        cached: list[int],
+        graphs: Graphs,
+    ) -> Draft | None:
+        """The same as one graph; None where this round cannot be one."""
+        level, device, k = self.level, self.device, max(counts)
+        lists = [
+            context.tokens[have:] if count else []
+            for context, have, count in zip(contexts, cached, counts, strict=True)
+        ]
+        longest = 2  # what was emitted last, and at most one token drawn and not read
+        if set(counts) - {0, k} or not isinstance(level, CapturableLevel):
+            return None
+        if max(map(len, lists)) > longest:
+            return None
+        place = level.graph_key([longest, *[1] * (k - 1)])
+        if place is None:
+            return None
+        fed, _ = feed(lists, level)
+        ends = [len(context.tokens) for context in contexts]
+        table = on_device(
+            [list(map(len, lists)), ends, [context.round for context in contexts]],
+            torch.int64,
+            device,
+        )
+        number, keep_rows = contexts[0].level, not parameters.greedy
+        drawn, status, logits, laws = graphs.run(
+            ("draft", number, k, keep_rows, place),
+            draft_step(level, self.vocab_size, number, k, keep_rows),
+            [F.pad(fed, (0, longest - fed.shape[1])), *table, *parameters.tensors(device)],
+        )
+        self.num_forward_passes += k
+        cached[:] = [
+            end + k - 1 if count else have
+            for have, end, count in zip(cached, ends, counts, strict=True)
+        ]
+        level.passed(cached)
+        assert drawn is not None
+        assert status is not None
+        return Draft(list(counts), None, drawn, status, logits, laws)
+
+    def _prefill(self, contexts: Sequence[Context], counts: Sequence[int]) -> None:
         began = time.perf_counter()
-        self.level.prefill(feed(tokens[:-1], self.level))
-        self._cached = len(tokens) - 1
+        prompts = [context.tokens[:-1] for context in contexts]
+        fed, given = feed(prompts, self.level)
+        if given is None:
+            self.level.prefill(fed)
+        else:
+            self.level.prefill(fed, given)  # type: ignore[call-arg]
+        self._cached = [len(prompt) for prompt in prompts]
         self.prefill_seconds += time.perf_counter() - began
 
+    def _cut(self, contexts: Sequence[Context]) -> None:
+        """The level forgets what no longer stands."""
+        cached = self._cached
+        assert cached is not None
+        wanted = [
+            min(have, context.valid) if context.valid else have
+            for have, context in zip(cached, contexts, strict=True)
+        ]
+        if wanted != cached:
+            self.level.rollback(wanted)
+            cached[:] = wanted
+
+    def _processed(
+        self,
+        logits: torch.Tensor,
+        contexts: Sequence[Context],
+        values: list[list[int]],
+        left: list[int],
+    ) -> torch.Tensor:
+        assert self.processors is not None
+        out = logits.clone()
+        for b, context in enumerate(contexts):
+            if left[b]:
+                prefix = torch.tensor(context.tokens + values[b], device=logits.device)
+                out[b] = self.processors.apply(logits[b], prefix, context.request)
+        return out
+
     def _gather(
-        self, values: list[int], rows: list[torch.Tensor], laws: list[torch.Tensor]
-    ) -> Proposal:
-        """The rows side by side in one buffer, which the next proposal overwrites."""
+        self, rows: list[torch.Tensor], samples: list[ops.SampleResult]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows side by side in one buffer, which the next round overwrites."""
         k = len(rows)
         if k == 1:
-            return Proposal(values, rows[0], laws=laws[0].view(1, 1, 2))
-        if (
-            self._rows is None
-            or self._laws is None
-            or self._rows.shape[1] < k
-            or self._rows.dtype != rows[0].dtype
-        ):
-            self._rows = rows[0].new_empty(1, k, self.vocab_size)
-            self._laws = laws[0].new_empty(1, k, 2)
-        logits, law = self._rows[:, :k], self._laws[:, :k]
+            return rows[0], samples[0].laws[:, None]
+        batch, dtype = rows[0].shape[0], rows[0].dtype
+        old = self._rows
+        if old is None or old.shape[0] != batch or old.shape[1] < k or old.dtype != dtype:
+            old = self._rows = rows[0].new_empty(batch, k, self.vocab_size)
+            self._laws = samples[0].laws.new_empty(batch, k, 2)
+        assert self._laws is not None
+        logits, laws = old[:, :k], self._laws[:, :k]
         torch.cat(rows, dim=1, out=logits)
-        torch.cat(laws, dim=0, out=law[0])
-        return Proposal(values, logits, laws=law)
+        torch.stack([s.laws for s in samples], dim=1, out=laws)
+        return logits, laws
+
+
+def raise_for_draft(
+    status: Sequence[Sequence[int]],
+    contexts: Sequence[Context],
+    positions: Sequence[int],
+    counts: Sequence[int],
+) -> None:
+    """Raises RequestError for the first token of the round that could not be drawn.
+
+    Args:
+        status: ``[B][k]`` status bits, of the tokens at ``positions[b]`` and behind.
+        counts: tokens of each row; what follows them took no part.
+    """
+    for own, context, position, count in zip(status, contexts, positions, counts, strict=True):
+        for i, bits in enumerate(own[:count]):
+            if bits & ERROR_BITS:
+                raise RequestError(context.request, context.level, position + i, bits)

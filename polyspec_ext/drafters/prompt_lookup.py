@@ -37,6 +37,10 @@ class PromptLookup:
             list[tuple[tuple[int, ...], int | None]]
         ] = []  # [p]: what indexing place p replaced
 
+    def fork(self) -> PromptLookup:
+        """Another with the same settings and nothing remembered."""
+        return PromptLookup(self._sizes.start, self._sizes.stop + 1)
+
     def propose(self, context: Context, k: int) -> Proposal:
         """Up to `k` tokens; none where no suffix has been seen before."""
         tokens = context.tokens

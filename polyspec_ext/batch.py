@@ -1,0 +1,351 @@
+"""The rounds of a batch on its way through a chain.
+
+Every row has its own `Scheduler`, which alone says what the row does next; the batch only lets
+rows do together what they would do anyway. Rows that lag behind further down the chain go first,
+so that the others find them at the same level. No token of a row depends on its neighbours, since
+draws are keyed by the row's own seed and position (contract C3).
+
+On a CUDA device the host waits for nothing while a window is drafted; it reads tokens, counts and
+status of a verification together, once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import ops
+from ._C import StepKind
+from .drafters import DraftModel
+from .drafters.model import Draft, raise_for_draft
+from .errors import ERROR_BITS, RequestError, add_note
+from .judging import Group, judge
+from .parameters import Parameters, feed
+from .reading import Reading, read
+from .request import PendingLaws, Row, cut_at_eos
+from .sampling import Sampling
+from .stats import Books, LevelStats, Stats
+
+if TYPE_CHECKING:
+    from .chain import Chain
+    from .processors import LawProcessors
+
+Observer = Callable[[int, torch.Tensor], None]
+
+
+class Batch:
+    """B prompts on their way through a chain. The chain's caches belong to its latest batch.
+
+    Args:
+        chain: the levels and the rule.
+        prompts: token ids, at least one each; the lists grow by what is generated.
+        max_new_tokens: upper bounds of new tokens, >= 0.
+        sampling: parameters, the same on every level of a row's chain.
+        seeds: key the draws; in [0, 2**64).
+        eos: ids that end each text.
+        processors: change logits before they become a law, on every level alike (contract C1).
+        observe: called with a row's number and the target's logits ``[e, V]``, processed, behind
+            which its e committed tokens were emitted.
+
+    Attributes:
+        rows: one per request, in the order given.
+        stats: the whole batch: counts added up, times and forward passes counted once.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        prompts: Sequence[list[int]],
+        *,
+        max_new_tokens: Sequence[int],
+        sampling: Sequence[Sampling],
+        seeds: Sequence[int],
+        eos: Sequence[frozenset[int]],
+        processors: LawProcessors | None = None,
+        observe: Observer | None = None,
+    ) -> None:
+        self.chain = chain
+        self._processors, self._observe = processors, observe
+        names = chain.names
+        self.stats = Stats([LevelStats(name) for name in names])
+        single = len(prompts) == 1
+        self.rows: list[Row] = []
+        for number, prompt in enumerate(prompts):
+            stats = self.stats if single else Stats([LevelStats(name) for name in names])
+            stats.num_prompt_tokens = len(prompt)
+            self.rows.append(
+                Row(
+                    number,
+                    prompt,
+                    chain.window,
+                    max_new_tokens[number],
+                    sampling[number],
+                    seeds[number],
+                    eos[number],
+                    stats,
+                    chain.drafter_of(number, len(prompts)),
+                )
+            )
+        if not single:
+            self.stats.num_prompt_tokens = sum(map(len, prompts))
+        self._books = Books(self.stats)
+        self._limits = list(max_new_tokens)
+        self._slots = list(self.rows)
+        self._parameters = Parameters(sampling, seeds)
+        count = len(chain.levels)
+        self._read = [False] * count  # levels that have read the prompts
+        self._pending = [PendingLaws(len(prompts), chain.device(i)) for i in range(count)]
+        self._unread: Draft | None = None
+        if isinstance(chain.drafter, DraftModel):
+            chain.drafter.forget()
+            chain.drafter.processors = processors
+        chain.begin(self)
+
+    @torch.inference_mode()
+    def advance(self) -> list[tuple[int, list[int]]]:
+        """Rounds until the target commits tokens: these, by the number of their row; nothing when
+        every text is complete.
+
+        Raises:
+            RequestError: a row of logits has no law; names request, level and position.
+            RuntimeError: the chain has begun another batch since, or this one failed.
+        """
+        self.chain.require_current(self)
+        began = time.perf_counter()
+        prefilled = self.stats.prefill_seconds
+        try:
+            committed = self._rounds()
+        except BaseException:
+            self.chain.end(self)
+            raise
+        seconds = time.perf_counter() - began - (self.stats.prefill_seconds - prefilled)
+        self._books.decoded([row.stats for row in self._slots], seconds)
+        return committed
+
+    def stop(self, number: int) -> None:
+        """Row `number` is complete now; what is pending for it is forgotten."""
+        self.rows[number].ended = True
+
+    def _rounds(self) -> list[tuple[int, list[int]]]:
+        while True:
+            self._leave()
+            drafting: list[tuple[Row, int]] = []
+            judging: list[tuple[Row, int]] = []
+            deepest = 0
+            for row in self._slots:
+                if row.ended:
+                    continue
+                step = row.scheduler.next()
+                if step.kind == StepKind.DRAFT:
+                    drafting.append((row, step.count))
+                elif step.kind == StepKind.VERIFY:
+                    if step.level > deepest:
+                        deepest, judging = step.level, []
+                    if step.level == deepest:
+                        judging.append((row, step.count))
+            if drafting:
+                self._draft(drafting)
+            elif judging:
+                emitted = self._verify(deepest - 1, judging)
+                if deepest == 1:
+                    return emitted
+            else:
+                return []
+
+    def _leave(self) -> None:
+        """Rows that are complete leave the caches once they are a quarter of them: what stays is
+        copied then."""
+        slots = self._slots
+        staying = [row for row in slots if not row.ended]
+        if len(staying) == len(slots) or not staying or len(staying) * 4 > len(slots) * 3:
+            return
+        keep = [row.slot for row in staying]
+        for level, begun in zip(self.chain.levels, self._read, strict=True):
+            if begun:
+                level.select(keep)  # type: ignore[attr-defined]
+        for pending in self._pending:
+            pending.select(keep)
+        if isinstance(self.chain.drafter, DraftModel):
+            self.chain.drafter.select(keep)
+        for slot, row in enumerate(staying):
+            row.slot = slot
+        self._slots = staying
+        self._parameters = Parameters(
+            [row.sampling for row in staying], [row.seed for row in staying]
+        )
+
+    # ---- drafting --------------------------------------------------------------------------------
+
+    def _draft(self, group: Group) -> None:
+        """One drafting round: up to so many tokens for each row's lowest level that verifies."""
+        chain, drafter = self.chain, self.chain.drafter
+        began = time.perf_counter()
+        passes, prefill = chain.drafter_counters()
+        if isinstance(drafter, DraftModel):
+            self._draft_together(group, drafter)
+        else:
+            for row, count in group:
+                self._draft_alone(row, count)
+        more_passes, more_prefill = chain.drafter_counters()
+        prefill = more_prefill - prefill
+        self._book(group, -1, began, more_passes - passes, prefill)
+
+    def _draft_together(self, group: Group, drafter: DraftModel) -> None:
+        slots = self._slots
+        counts = [0] * len(slots)
+        for row, count in group:
+            counts[row.slot] = count
+        contexts = [row.context for row in slots]
+        with _named(self.chain, -1, group):
+            draft = drafter.draft(contexts, counts, self._parameters)
+        if draft.tokens is None:
+            self._unread = draft
+        width = draft.drawn.shape[1]
+        pending = self._pending[-1]
+        chunk = None if draft.logits is None else pending.chunk(draft.logits, draft.laws)
+        for row, _ in group:
+            count = draft.counts[row.slot]
+            if draft.tokens is None:
+                first = -1 - row.slot * width
+                new, ended = list(range(first, first - count, -1)), False
+            else:
+                new = draft.tokens[row.slot]
+                ended = bool(new) and new[-1] in row.eos
+            if chunk is not None and new:
+                pending.add(row.slot, chunk, len(new))
+            self._drafted(row, count, new, ended)
+        for row in slots:  # what is void for a row was cut, whether it took part or not
+            row.context.valid = len(row.tokens)
+
+    def _draft_alone(self, row: Row, count: int) -> None:
+        drafter = row.drafter
+        assert drafter is not None
+        with _named(self.chain, -1, [(row, count)]):
+            proposal = drafter.propose(row.context, count)
+        tokens = self.chain.check_proposal(proposal, count)
+        kept, ended = cut_at_eos(tokens, row.eos)
+        pending = self._pending[-1]
+        if proposal.logits is not None and not self._parameters.greedy and kept:
+            one = pending.chunk(proposal.logits, proposal.laws)
+            if len(self._slots) > 1:
+                one = one.spread(len(self._slots))
+            pending.add(row.slot, one, len(kept))
+        self._drafted(row, len(tokens), kept, ended)
+        row.context.valid = len(row.tokens)
+
+    def _drafted(self, row: Row, proposed: int, kept: list[int], ended: bool) -> None:
+        row.context.round += 1
+        row.tokens += kept
+        self._books.proposed(row.stats, proposed)
+        # Fewer than asked for, or none, closes the block: the level above judges what there is.
+        row.scheduler.report(len(self.chain.names), len(kept), ended)
+
+    # ---- verification ----------------------------------------------------------------------------
+
+    def _verify(self, index: int, group: Group) -> list[tuple[int, list[int]]]:
+        """Level `index` (from 0) judges the pending tokens of some rows. Returns what it emits for
+        each, cut behind an EOS."""
+        chain = self.chain
+        began = time.perf_counter()
+        with _named(chain, index, group):
+            prefill = self._prefill(index)
+            slots, unread = self._slots, self._unread
+            r, logits = judge(
+                chain,
+                index,
+                group,
+                slots,
+                self._pending[index],
+                self._parameters,
+                None if unread is None else unread.drawn,
+                self._processors,
+            )
+        look = self._look(r, index, group)
+        above = self._pending[index - 1] if index > 0 and not self._parameters.greedy else None
+        handed = None if above is None else above.chunk(logits, r.laws)
+        out: list[tuple[int, list[int]]] = []
+        cut: set[int] = set()  # levels whose caches hold something void
+        for row, count in group:
+            slot = row.slot
+            accepted, start = look.accepted[slot], len(row.tokens) - count
+            if look.status[slot] & ERROR_BITS:
+                at = start + accepted
+                raise RequestError(row.number, index + 1, at, look.status[slot])
+            kept, ended = cut_at_eos(look.tokens[slot][: accepted + 1], row.eos)
+            emitted = len(kept)
+            accepted = min(accepted, emitted)
+            row.rounds[index] += 1
+            if above is not None and handed is not None:
+                above.add(slot, handed, emitted)
+            row.tokens[start:] = kept
+            row.cached[index] = start + count
+            cut |= row.cut(index, start + accepted)
+            row.scheduler.report(index + 1, emitted, ended)
+            self._books.judged(row.stats, index, count, accepted, emitted)
+            if index == 0:
+                row.logprobs += look.logprobs[slot][:emitted]
+                self._books.committed(row.stats, emitted)
+                if self._observe is not None:
+                    self._observe(row.number, logits[slot, :emitted])
+                row.ended = row.ended or row.scheduler.done
+            out.append((row.number, kept))
+        for i in cut:
+            if self._read[i]:
+                chain.levels[i].rollback([row.cached[i] for row in slots])
+        self._book(group, index, began, 1, prefill)
+        return out
+
+    def _prefill(self, index: int) -> float:
+        """On a level's first use it reads what stands for good, but the last token, whose logits
+        are wanted. Returns the seconds that took."""
+        if self._read[index]:
+            return 0.0
+        began = time.perf_counter()
+        level, slots = self.chain.levels[index], self._slots
+        ahead = [row.committed - 1 for row in slots]
+        reserve = getattr(level, "reserve", None)
+        if reserve is not None:
+            reserve(max(len(row.tokens) + self._limits[row.number] for row in slots))
+        fed, counts = feed([row.tokens[:n] for row, n in zip(slots, ahead, strict=True)], level)
+        if counts is None:
+            level.prefill(fed)
+        else:
+            level.prefill(fed, counts)  # type: ignore[call-arg]
+        for row, n in zip(slots, ahead, strict=True):
+            row.cached[index] = n
+        self._read[index] = True
+        return time.perf_counter() - began
+
+    def _look(self, r: ops.VerifyResult, index: int, group: Group) -> Reading:
+        """Tokens, counts and status on the host, in one reading."""
+        draft, self._unread = self._unread, None
+        look = read(r, draft, index == 0)
+        if draft is not None and look.drafted is not None:
+            counts = [0] * len(self._slots)
+            for row, count in group:
+                counts[row.slot] = count
+            ends = [len(row.tokens) - n for row, n in zip(self._slots, counts, strict=True)]
+            raise_for_draft(look.drafted, [row.context for row in self._slots], ends, counts)
+        return look
+
+    def _book(self, group: Group, index: int, began: float, passes: int, prefill: float) -> None:
+        seconds = time.perf_counter() - began - prefill
+        self._books.spent([row.stats for row, _ in group], index, seconds, passes, prefill)
+
+
+@contextmanager
+def _named(chain: Chain, index: int, group: Group) -> Iterator[None]:
+    """Tells an exception where it came from: level, requests and positions."""
+    try:
+        yield
+    except RequestError:
+        raise  # says so itself
+    except Exception as error:
+        number = index + 1 if index >= 0 else len(chain.names)
+        where = ", ".join(f"request {row.number} at position {row.committed}" for row, _ in group)
+        add_note(error, f"in level {number} ({chain.names[index]}), {where}")
+        raise

@@ -1,0 +1,67 @@
+"""Passes of a Hugging Face level that can be captured (`captured.CapturableLevel`)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from .rollback_layers import RollbackLayer, round_up
+
+
+class CapturedPasses:
+    """Mixed into `HuggingFaceLevel`: passes whose counts only the device knows."""
+
+    model: Any
+    _cache: Any
+    _head: torch.nn.Module
+    _slices: bool
+    _arguments: dict[str, Any]
+    supports_batches: bool
+    _member: Any
+
+    def graph_key(self, passes: Sequence[int]) -> Hashable | None:
+        """See `CapturableLevel`. Caches of one run of slots per row can be captured, once they are
+        allocated and while they need not grow."""
+        cache = self._cache
+        if self._member is not None:  # lengths go up and down between levels, on the host
+            return None
+        if not self.supports_batches or not all(
+            type(layer) is RollbackLayer and layer.is_initialized for layer in cache.layers
+        ):
+            return None
+        rows, spans = cache.rows, []
+        bound = rows.bound
+        for tokens in passes:
+            bound += tokens
+            spans.append(min(round_up(bound, rows.bucket), rows.capacity))
+        if bound > min(rows.capacity, cache.layers[0].keys.shape[2]):
+            return None
+        return (cache.layers[0].keys.data_ptr(), rows.batch, rows.capacity, *spans)
+
+    def passed(self, lengths: Sequence[int]) -> None:
+        """The rows hold so many tokens now."""
+        self._cache.rows.note(lengths)
+
+    def forward_captured(
+        self, tokens: torch.Tensor, keep: int, counts: torch.Tensor, first: torch.Tensor
+    ) -> torch.Tensor:
+        """`forward` with ``[B]`` tensors, which are read on the device only."""
+        arguments = {**self._arguments, **self._cache.inputs(tokens.shape[1], counts)}
+        if self._slices:
+            arguments["logits_to_keep"] = 0
+        wanted = first[:, None] + torch.arange(keep, device=first.device)
+        wanted = wanted.clamp_max(tokens.shape[1] - 1)[..., None]
+
+        def gather(module: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+            hidden = given[0]
+            return (hidden.gather(1, wanted.expand(-1, -1, hidden.shape[2])), *given[1:])
+
+        hook = self._head.register_forward_pre_hook(gather)
+        try:
+            out = self.model(input_ids=tokens, past_key_values=self._cache, **arguments)
+        finally:
+            hook.remove()
+        logits: torch.Tensor = out.logits
+        return logits

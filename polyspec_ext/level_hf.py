@@ -1,0 +1,362 @@
+"""Hugging Face causal models as levels."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import cache as caches
+from .level_graph import CapturedPasses
+from .level_shared import Member, Shared, require_same_shape
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+
+
+# Attention that takes an additive mask of any pattern, which rows of different lengths need.
+_MASKED = ("eager", "sdpa")
+
+# Levels made to share their model's cache, by the model's id, so that a chain which is given the
+# model finds them. A level keeps its model, so an id is not used again while it is in here.
+_owners: weakref.WeakValueDictionary[int, HuggingFaceLevel] = weakref.WeakValueDictionary()
+
+
+def level_of(model: PreTrainedModel) -> HuggingFaceLevel:
+    """The level of `model`: the one that shares its cache with others, or else a new one."""
+    return _owners.get(id(model)) or HuggingFaceLevel(model)
+
+
+class HuggingFaceLevel(CapturedPasses):
+    """A `transformers` causal language model with a cache that rolls back.
+
+    Batches work over `RollbackCache`, which is the default where the model's layers allow it, with
+    eager or sdpa attention. The cache of a batch is used again by the next one of the same size.
+
+    Args:
+        model: in eval mode.
+        name: for messages and statistics; the model's own name or class otherwise.
+        new_cache: makes the empty cache of a batch: a callable of the batch size, or of nothing
+            for caches of one sequence. The default keeps every key and value, also of models with
+            sliding-window attention (their mask hides what is out of the window), so that any
+            rollback is exact.
+        streaming: attention sinks and a window instead (`RollbackCache.streaming`), so that the
+            cost of a draft level does not grow with the context: the window, or a dict of window,
+            sinks and slack.
+        shares_cache_with: a level, or the model of one, further up in the chain, of which this
+            model is a quantised or pruned copy: it reads that level's keys and values, and writes
+            its own only behind them (`level_shared`). A copy with fewer layers finds its layers'
+            keys by their `layer_idx`.
+        prefill_chunk: tokens of a row that one pass reads at most. A pass of c tokens behind n
+            others needs memory for c rows of activations and for masks of c * (n + c) elements;
+            so that, and not the square of the prompt, is what a prefill takes beside the cache.
+        cache_options: of the default cache: capacity, step, bucket, page_size (`RollbackCache`).
+
+    Raises:
+        TypeError: not a causal language model.
+        ValueError: in training mode, or the cache cannot roll back (contract C7); the message
+        names the level.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        name: str | None = None,
+        new_cache: Callable[..., Cache] | None = None,
+        streaming: int | Mapping[str, int] | None = None,
+        shares_cache_with: HuggingFaceLevel | PreTrainedModel | None = None,
+        prefill_chunk: int = 1024,
+        **cache_options: Any,
+    ) -> None:
+        self.model = model
+        self.name = name or caches.name_of(model)
+        caches.require_rollback(model, self.name)
+        if model.training:
+            raise ValueError(
+                f"{self.name}: expected a model in eval mode, given one in training mode; call "
+                "model.eval()"
+            )
+        if prefill_chunk < 1:
+            raise ValueError(f"prefill_chunk: expected >= 1, given {prefill_chunk}")
+        self.prefill_chunk = prefill_chunk
+        self.device = model.device
+        text_config = model.config.get_text_config(decoder=True)
+        self._head = model.get_output_embeddings()
+        out_features = getattr(self._head, "out_features", None)
+        self._vocab_size = int(out_features or text_config.vocab_size)
+        self.max_length: int | None = getattr(text_config, "max_position_embeddings", None)
+        parameters = inspect.signature(model.forward).parameters
+        self._slices = "logits_to_keep" in parameters
+        # Positions and causality follow from the cache, so the only arguments a pass over rows in
+        # step needs are these.
+        self._arguments: dict[str, Any] = {"use_cache": True, "return_dict": True}
+        placed = "position_ids" in parameters
+        masked = getattr(text_config, "_attn_implementation", None) in _MASKED
+        self._make = caches.factory(
+            model, self.name, new_cache, streaming, cache_options, wanted=placed and masked
+        )
+        self._cache: Any = self._make(1)
+        caches.require_croppable(self._cache, self.name)
+        self._rolls = caches.is_rollback(self._cache)
+        self.supports_batches = bool(self._rolls and self._make.batches and placed and masked)
+        self._chunk = min(prefill_chunk, caches.longest_pass(self._cache))
+        self._reserved = 0
+        self._member: Member | None = None
+        if shares_cache_with is not None:
+            if new_cache is not None or streaming is not None or cache_options:
+                raise ValueError(
+                    f"{self.name}: expected shares_cache_with or a cache of its own, given both"
+                )
+            self._share(shares_cache_with)
+
+    def _share(self, other: HuggingFaceLevel | PreTrainedModel) -> None:
+        owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)
+        require_same_shape(self.model, owner.model, self.name)
+        for level in (self, owner):
+            if not level.supports_batches or level._chunk < level.prefill_chunk:
+                raise ValueError(
+                    f"{level.name}: expected a level over a full RollbackCache to share, given "
+                    f"{type(level._cache).__name__}"
+                )
+        if owner._member is None:
+            owner._member = Shared(owner).owner
+            _owners[id(owner.model)] = owner
+        self._member = Member(owner._member.shared, self)
+        self._cache = owner._cache
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def cache(self) -> Any:
+        """The cache of the batch in progress."""
+        return self._cache
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text, from the generation configuration."""
+        generation = getattr(self.model, "generation_config", None)
+        ids = getattr(generation, "eos_token_id", None)
+        if ids is None:
+            ids = getattr(self.model.config, "eos_token_id", None)
+        if ids is None:
+            return ()
+        return (ids,) if isinstance(ids, int) else tuple(ids)
+
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer that lies beside the model's weights, or None. Never asks the network."""
+        place = getattr(self.model, "name_or_path", "")
+        if not place:
+            return None
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(place, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError):
+            return None
+
+    def reserve(self, tokens: int) -> None:
+        """The longest row of the next batch will hold `tokens`: its cache is made for so many."""
+        self._reserved = tokens
+
+    def prefill(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
+        """Begin a batch of ``tokens.shape[0]`` rows; row b reads its first ``counts[b]`` tokens
+        (None: all), in passes of at most `prefill_chunk`."""
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.prefill(tokens, counts)
+        reserved, self._reserved = self._reserved, 0
+        if self._member is not None:
+            return self._member.prefill(tokens, counts, reserved)
+        rows, longest = tokens.shape
+        if counts is not None:
+            longest = max(counts, default=0)
+        self._cache = self.fresh(rows, max(reserved, longest))
+        self.read(tokens[:, :longest], counts)
+        return None
+
+    def fresh(self, rows: int, capacity: int) -> Any:
+        """An empty cache: the one at hand, emptied, if it has the rows and about the size."""
+        cache = self._cache
+        if self._rolls and cache.batch_size == rows and caches.fits(cache, capacity):
+            cache.reset()
+            return cache
+        if rows != 1 and not self.supports_batches:
+            raise ValueError(
+                f"{self.name}: expected one sequence, given a batch of {rows}; batches need "
+                "attention with masks (eager or sdpa), a model that takes position_ids, and a "
+                "RollbackCache"
+            )
+        self._cache = cache = None  # before the next is allocated
+        return self._make(rows, capacity)
+
+    def adopt(self, cache: Any) -> None:
+        """From now on this is the level's cache."""
+        self._cache = cache
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int] | None) -> None:
+        """Append prompt tokens, of which no logits are wanted."""
+        for _, piece, some in _pieces(tokens, counts, self._chunk):
+            self._pass(piece, 1, some, None)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None = None,
+        first: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Append and return next-token logits, ``[B, keep, vocab_size]``.
+
+        Args:
+            tokens: ``[B, T]`` int64, T >= 1.
+            keep: rows of logits per sequence, 1 <= keep <= T.
+            counts: row b appends its first ``counts[b]`` in [0, T] tokens; None: all of them.
+            first: row [b, j] of the result stands behind token ``first[b] + j`` of this pass;
+                rows at or past ``counts[b]`` mean nothing. None: the last `keep` of T.
+        """
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.forward(tokens, keep, counts, first)
+        if self._member is not None:
+            return self._member.forward(tokens, keep, counts, first)
+        return self.run(tokens, keep, counts, first)
+
+    def run(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None,
+        first: Sequence[int] | None,
+    ) -> torch.Tensor:
+        """`forward` behind what the cache holds."""
+        if tokens.shape[1] <= self._chunk:
+            return self._pass(tokens, keep, counts, first)
+        return self._long(tokens, keep, counts, first)
+
+    def _pass(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None,
+        first: Sequence[int] | None,
+    ) -> torch.Tensor:
+        longest = tokens.shape[1]
+        arguments = self._arguments
+        if self.supports_batches:
+            arguments = {**arguments, **self._cache.inputs(longest, counts)}
+        elif counts is not None and any(count != longest for count in counts):
+            raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
+        if first is None or all(f == longest - keep for f in first):
+            if self._slices:
+                arguments["logits_to_keep"] = keep
+            out = self.model(input_ids=tokens, past_key_values=self._cache, **arguments)
+            logits: torch.Tensor = out.logits
+            return logits if logits.shape[1] == keep else logits[:, -keep:]
+        rows = _row_indices(first, counts, keep, longest)
+        if self._slices:
+            arguments["logits_to_keep"] = 0
+        # Hidden states are gathered in front of the head, and not logits behind it: those of all T
+        # tokens would be large. What a model does to its logits still happens to them.
+        hook = self._head.register_forward_pre_hook(_Gather(rows))
+        try:
+            out = self.model(input_ids=tokens, past_key_values=self._cache, **arguments)
+        finally:
+            hook.remove()
+        logits = out.logits
+        return logits if logits.shape[1] == keep else _gather(logits, rows)
+
+    def _long(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None,
+        first: Sequence[int] | None,
+    ) -> torch.Tensor:
+        """A pass of more tokens than go in one: in pieces, whose logits are put together."""
+        longest = tokens.shape[1]
+        begin = longest - keep if first is None else min(first)
+        kept: list[torch.Tensor] = []
+        for start, piece, some in _pieces(tokens, counts, self._chunk):
+            width = piece.shape[1]
+            needed = max(start + width - max(begin, start), 0)
+            logits = self._pass(piece, max(needed, 1), some, None)
+            if needed:
+                kept.append(logits)
+        logits = torch.cat(kept, 1)
+        if first is None:
+            return logits
+        shifted = [f - begin for f in first]
+        limits = [(longest if counts is None else counts[b]) - begin for b in range(len(first))]
+        return _gather(logits, _row_indices(shifted, limits, keep, logits.shape[1]))
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        """Keep the first ``lengths[b]`` tokens of row b; never more than it has."""
+        if self._member is not None:
+            self._member.rollback(lengths)
+            return
+        if self._rolls:
+            self._cache.rollback(lengths)
+            return
+        # A negative count removes that many; every 5.x release of transformers understands it so.
+        excess = self._cache.get_seq_length() - lengths[0]
+        if excess > 0:
+            self._cache.crop(-excess)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in that order."""
+        with torch.inference_mode():
+            if self._member is not None:
+                self._member.shared.select(self._member, list(rows))
+            elif list(rows) != list(range(self._cache.batch_size)):
+                self._cache.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
+
+
+def _pieces(
+    tokens: torch.Tensor, counts: Sequence[int] | None, chunk: int
+) -> Iterator[tuple[int, torch.Tensor, list[int] | None]]:
+    """`tokens` in pieces of at most `chunk` columns, with the counts of each."""
+    longest = tokens.shape[1]
+    for start in range(0, longest, chunk):
+        piece = tokens if longest <= chunk else tokens[:, start : start + chunk]
+        some = (
+            None
+            if counts is None
+            else [min(max(count - start, 0), piece.shape[1]) for count in counts]
+        )
+        yield start, piece, some
+
+
+def _row_indices(
+    first: Sequence[int], counts: Sequence[int] | None, keep: int, longest: int
+) -> torch.Tensor:
+    """``[B, keep]``: which of a pass's tokens each row of logits stands behind, in bounds."""
+    ends = [longest] * len(first) if counts is None else counts
+    return torch.tensor(
+        [
+            [max(min(start + j, end - 1, longest - 1), 0) for j in range(keep)]
+            for start, end in zip(first, ends, strict=True)
+        ],
+        dtype=torch.int64,
+    )
+
+
+def _gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``states[b, rows[b, j]]``, ``[B, keep, H]``."""
+    index = rows.to(states.device, non_blocking=True)[..., None]
+    return states.gather(1, index.expand(-1, -1, states.shape[2]))
+
+
+class _Gather:
+    """Forward pre-hook of a language-model head: only these tokens' hidden states go on."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    def __call__(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (_gather(arguments[0], self.rows), *arguments[1:])

@@ -1,0 +1,332 @@
+"""Batches through the chain: rows that differ in everything, and that nobody's neighbour can tell.
+
+Toy levels whose logits depend on nothing but the row's own cache, so a row alone and in a batch
+must give the same tokens, log-probabilities and counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import toy
+from torch.overrides import TorchFunctionMode
+
+import polyspec_ext as ps
+from polyspec_ext.drafters import PromptLookup
+
+VOCAB = 20
+
+
+class Rows(toy.ToyLevel):
+    """A toy level with one cache per row. What means nothing comes back as NaN."""
+
+    supports_batches = True
+
+    def prefill(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
+        counts = counts or [tokens.shape[1]] * tokens.shape[0]
+        self.caches = [row[:n] for row, n in zip(tokens.tolist(), counts, strict=True)]
+        self.most = 0
+
+    def forward(  # type: ignore[override]
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None = None,
+        first: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        batch, width = tokens.shape
+        assert batch == len(self.caches)
+        counts = counts or [width] * batch
+        first = first or [width - keep] * batch
+        out = torch.full((batch, keep, self.vocab_size), math.nan)
+        for b, row in enumerate(tokens.tolist()):
+            before = len(self.caches[b])
+            self.caches[b] += row[: counts[b]]
+            for j in range(keep):
+                if 0 <= first[b] + j < counts[b]:
+                    out[b, j] = self.row(self.caches[b][: before + first[b] + j + 1])
+        self.most = max(self.most, batch)
+        return out
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        for cache, length in zip(self.caches, lengths, strict=True):
+            assert 0 <= length <= len(cache)
+            del cache[length:]
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.caches = [self.caches[row] for row in rows]
+
+
+def make(count: int) -> list[Any]:
+    return [Rows(VOCAB, 11 + i, scale=1.5) for i in range(count)]
+
+
+# Everything differs between rows: prompt, length, parameters, EOS, seed.
+ROWS: list[dict[str, Any]] = [
+    {"prompt": [1], "max_new_tokens": 25, "temperature": 1.0, "seed": 3, "eos": []},
+    {"prompt": [4, 2, 7, 1, 1], "max_new_tokens": 9, "temperature": 0.0, "seed": 4, "eos": [5]},
+    {"prompt": [3] * 12, "max_new_tokens": 0, "temperature": 0.5, "seed": 5, "eos": []},
+    {"prompt": [8, 9], "max_new_tokens": 1, "temperature": 0.7, "seed": 2**64 - 1, "eos": []},
+    {"prompt": [8, 9], "max_new_tokens": 40, "temperature": 1.3, "top_k": 5, "seed": 7, "eos": [2]},
+    {"prompt": [0, 1, 2], "max_new_tokens": 30, "temperature": 1.0, "top_p": 0.8, "seed": 8},
+    {"prompt": [5, 5, 5], "max_new_tokens": 17, "temperature": 0.9, "min_p": 0.1, "seed": 9},
+]
+
+
+def arguments(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    names = {
+        "max_new_tokens": 0, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0
+    }  # fmt: skip
+    made = {name: [row.get(name, default) for row in rows] for name, default in names.items()}
+    return {**made, "eos_token_id": [row.get("eos", []) for row in rows]}
+
+
+def run(chain: ps.Chain, rows: list[dict[str, Any]]) -> ps.Output:
+    return chain.generate([row["prompt"] for row in rows], **arguments(rows))
+
+
+def texts(out: ps.Output, rows: list[dict[str, Any]]) -> list[list[int]]:
+    new = [stats.num_new_tokens for stats in out.requests]
+    return [
+        own[: len(row["prompt"]) + n]
+        for own, row, n in zip(out.sequences.tolist(), rows, new, strict=True)
+    ]
+
+
+CHAINS: list[tuple[list[int], str]] = [
+    ([], "token"),
+    ([4], "token"),
+    ([3, 2], "token"),
+    ([5, 1], "block"),
+    ([4, 3, 2], "token"),
+]
+
+
+@pytest.mark.parametrize("lookup", [False, True])
+@pytest.mark.parametrize(("window", "rule"), CHAINS, ids=str)
+def test_a_row_does_not_see_its_neighbours(window: list[int], rule: str, lookup: bool) -> None:
+    if lookup and not window:
+        pytest.skip("a drafter needs a level above it")
+    levels = make(len(window) + 1)
+    if lookup:
+        levels[-1] = PromptLookup()
+    chain = ps.Chain(levels, window, rule=rule)
+    alone = [run(chain, [row]) for row in ROWS]
+    together = run(chain, ROWS)
+    assert texts(together, ROWS) == [out.sequences[0].tolist() for out in alone]
+    for got, wanted in zip(together.logprobs, (out.logprobs[0] for out in alone), strict=True):
+        assert got == wanted
+    for got_stats, out in zip(together.requests, alone, strict=True):
+        for a, b in zip(got_stats.levels, out.stats.levels, strict=True):
+            assert a.acceptance_histogram == b.acceptance_histogram
+            assert a.num_emitted_tokens == b.num_emitted_tokens
+            assert a.num_proposed_tokens == b.num_proposed_tokens
+    # Another order and other neighbours.
+    order = [5, 0, 6, 4]
+    some = run(chain, [ROWS[i] for i in order])
+    assert texts(some, [ROWS[i] for i in order]) == [alone[i].sequences[0].tolist() for i in order]
+
+
+def test_rows_leave_and_the_caches_shrink() -> None:
+    levels = make(3)
+    chain = ps.Chain(levels, [3, 2])
+    batch = chain.batch([[1]] * 8, [3] * 6 + [40] * 2, 1.0, seed=list(range(8)), eos_token_id=[])
+    seen: dict[int, list[int]] = {i: [] for i in range(8)}
+    while committed := batch.advance():
+        for number, tokens in committed:
+            seen[number] += tokens
+    assert [len(own) for own in seen.values()] == [3] * 6 + [40] * 2
+    assert [len(level.caches) for level in levels] == [2, 2, 2]
+    assert levels[0].most == 8
+
+
+def test_passes_and_seconds_are_counted_once_for_the_batch() -> None:
+    chain = ps.Chain(make(2), [3])
+    out = run(chain, ROWS)
+    for i, level in enumerate(out.stats.levels):
+        each = [stats.levels[i] for stats in out.requests]
+        assert level.num_draft_tokens == sum(one.num_draft_tokens for one in each)
+        assert level.num_proposed_tokens == sum(one.num_proposed_tokens for one in each)
+        assert max(one.num_forward_passes for one in each) <= level.num_forward_passes
+        assert level.num_forward_passes < sum(one.num_forward_passes for one in each)
+        assert level.seconds < sum(one.seconds for one in each)
+    assert out.stats.num_new_tokens == sum(stats.num_new_tokens for stats in out.requests)
+
+
+def test_stop_ends_a_row_and_no_other() -> None:
+    chain = ps.Chain(make(3), [3, 2])
+    alone = [run(chain, [ROWS[i]]).sequences[0].tolist() for i in (0, 4)]
+    batch = chain.batch([ROWS[0]["prompt"], ROWS[4]["prompt"]], **arguments([ROWS[0], ROWS[4]]))
+    first = dict(batch.advance())
+    batch.stop(0)
+    while batch.advance():
+        pass
+    assert batch.rows[0].tokens[: 1 + len(first[0])] == [*ROWS[0]["prompt"], *first[0]]
+    assert batch.rows[0].stats.num_new_tokens == len(first[0]) < 25
+    assert batch.rows[1].tokens == alone[1]
+
+
+def test_seeds_of_a_batch_count_up() -> None:
+    chain = ps.Chain(make(2), [3])
+    three = chain.generate([[1]] * 3, 12, 1.0, seed=2**64 - 1, eos_token_id=[]).sequences
+    assert len({tuple(row) for row in three.tolist()}) == 3
+    for i, seed in enumerate((2**64 - 1, 0, 1)):
+        own = chain.generate([1], 12, 1.0, seed=seed, eos_token_id=[]).sequences
+        assert own[0].equal(three[i])
+
+
+def test_padding() -> None:
+    chain = ps.Chain(make(2), [3])
+    ids = torch.tensor([[0, 0, 4], [1, 2, 3]])
+    mask = torch.tensor([[0, 0, 1], [1, 1, 1]])
+    out = chain.generate(
+        ids, [2, 5], attention_mask=mask, eos_token_id=[], pad_token_id=17
+    ).sequences
+    assert out[:, :3].equal(ids)
+    assert out[0, 3:5].tolist() == chain.generate([4], 2, eos_token_id=[]).sequences[0, 1:].tolist()
+    assert out[0, 5:].tolist() == [17] * 3
+    right = chain.generate(ids.flip(1), 2, attention_mask=mask.flip(1), eos_token_id=[]).sequences
+    assert right[0, 3:].equal(out[0, 3:5])
+    with pytest.raises(ValueError, match="given a gap"):
+        chain.generate(ids, 2, attention_mask=torch.tensor([[1, 0, 1], [1, 1, 1]]))
+    with pytest.raises(ValueError, match=r"expected the shape of input_ids, \[2, 3\], given \[3\]"):
+        chain.generate(ids, 2, attention_mask=torch.tensor([1, 0, 1]))
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+def test_a_bad_row_is_named(faulty: int) -> None:
+    levels = make(3)
+    chain = ps.Chain(levels, [4, 2])
+    good = run(chain, ROWS).sequences
+    row = levels[faulty].row
+
+    def poisoned(prefix: Sequence[int]) -> torch.Tensor:
+        z: torch.Tensor = row(prefix).clone()
+        if len(prefix) == 6 and list(prefix[:3]) == [0, 1, 2]:
+            z[3] = math.nan
+        return z
+
+    levels[faulty].row = poisoned
+    with pytest.raises(ps.RequestError) as caught:
+        run(chain, ROWS)
+    assert (caught.value.request, caught.value.level, caught.value.position) == (5, faulty + 1, 6)
+    levels[faulty].row = row
+    assert run(chain, ROWS).sequences.equal(good)
+
+
+def test_an_exception_says_where() -> None:
+    levels = make(3)
+    chain = ps.Chain(levels, [4, 2])
+    levels[1].row = lambda prefix: torch.zeros(3, 3)
+    with pytest.raises(RuntimeError) as caught:
+        chain.generate([[1, 2], [3]], 9)
+    assert "in level 2 (toy 12), request 0 at position 2, request 1 at position 1" in str(
+        caught.value.__notes__  # type: ignore[attr-defined]
+    )
+
+
+def test_bad_batches() -> None:
+    chain = ps.Chain(make(2), [3])
+    with pytest.raises(ValueError, match="top_p: expected one value or one for each of 2 prompts"):
+        chain.generate([[1], [2]], 3, top_p=[0.5] * 3)
+    with pytest.raises(ValueError, match="expected one prompt to stream, given 2"):
+        chain.stream([[1], [2]], 3)
+
+    class Once:
+        name = "once"
+
+        def propose(self, context: Any, k: int) -> Any:
+            raise NotImplementedError
+
+    with pytest.raises(ValueError, match="once: expected one prompt, given 2; Once has no `fork`"):
+        ps.Chain([make(1)[0], Once()], [3]).generate([[1], [2]], 3)
+
+
+class Reads(TorchFunctionMode):
+    """Counts what hands a tensor's value to the host."""
+
+    names = ("tolist", "item", "__int__", "__bool__", "__float__", "__index__", "cpu", "numpy")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in self.names:
+            self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Quiet(Rows):
+    """The same level, without reading the tokens it is fed outside its bookkeeping."""
+
+    def prefill(self, *args: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            super().prefill(*args)
+
+    def forward(self, *args: Any) -> torch.Tensor:  # type: ignore[override]
+        with torch._C.DisableTorchFunction():
+            return super().forward(*args)
+
+
+@pytest.mark.parametrize("window", [[4], [3, 2]], ids=str)
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:1]], ids=len)
+def test_the_host_reads_once_per_verification(
+    window: list[int], rows: list[dict[str, Any]]
+) -> None:
+    """As on a device that must not be waited for: drafts stay unread until they are judged, and
+    the tokens are those that looking at every one gives."""
+    levels = [Quiet(VOCAB, 11 + i, scale=1.5) for i in range(len(window) + 1)]
+    chain = ps.Chain(levels, window)
+    wanted = run(chain, rows)
+    chain.drafter.looks = False  # type: ignore[union-attr]
+    drafts: list[int] = []
+    draft = chain.drafter.draft  # type: ignore[union-attr]
+    with Reads() as reads:
+
+        def watched(*args: Any) -> Any:
+            before = len(reads.seen)
+            made = draft(*args)
+            drafts.append(len(reads.seen) - before)
+            return made
+
+        chain.drafter.draft = watched  # type: ignore[union-attr]
+        batch = chain.batch([row["prompt"] for row in rows], **arguments(rows))
+        while batch.advance():
+            pass
+    assert set(drafts) == {0}
+    judged = [level.num_forward_passes for level in batch.stats.levels[:-1]]
+    lowest, above = judged[-1], judged[:-1]
+    # A reading of a level on the CPU whose draft was looked at takes several calls; what judges an
+    # unread draft takes one.
+    upper = sum(above)
+    assert reads.seen == ["tolist"] * len(reads.seen)
+    assert lowest <= len(reads.seen) <= 4 * upper + 4 * lowest
+    assert [row.tokens for row in batch.rows] == texts(wanted, rows)
+    assert [row.logprobs for row in batch.rows] == wanted.logprobs
+
+
+@pytest.mark.parametrize("at", [3, 5, 8])
+def test_an_unread_draft_that_has_no_law_is_named(at: int) -> None:
+    levels = make(3)
+    chain = ps.Chain(levels, [4, 2])
+    row = levels[2].row
+
+    def poisoned(prefix: Sequence[int]) -> torch.Tensor:
+        z: torch.Tensor = row(prefix).clone()
+        if len(prefix) == at and prefix[0] == 0:
+            z[3] = math.nan
+        return z
+
+    levels[2].row = poisoned
+    places = []
+    for looks in (True, False):
+        chain.drafter.looks = looks  # type: ignore[union-attr]
+        with pytest.raises(ps.RequestError, match="level 3") as caught:
+            run(chain, ROWS)
+        places.append((caught.value.request, caught.value.position, caught.value.status))
+    assert places == [(5, at, 1), (5, at, 1)]
