@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -100,6 +100,7 @@ class Batch:
         self._read = [False] * count  # levels that have read the prompts
         self._pending = [PendingLaws(len(prompts), chain.device(i)) for i in range(count)]
         self._unread: Draft | None = None
+        self._begun = False
         if isinstance(chain.drafter, DraftModel):
             chain.drafter.forget()
             chain.drafter.processors = processors
@@ -131,6 +132,9 @@ class Batch:
         self.rows[number].ended = True
 
     def _rounds(self) -> list[tuple[int, list[int]]]:
+        if not self._begun:
+            self._begun = True
+            self._prefill()
         while True:
             self._leave()
             drafting: list[tuple[Row, int]] = []
@@ -164,13 +168,16 @@ class Batch:
         if len(staying) == len(slots) or not staying or len(staying) * 4 > len(slots) * 3:
             return
         keep = [row.slot for row in staying]
-        for level, begun in zip(self.chain.levels, self._read, strict=True):
-            if begun:
-                level.select(keep)  # type: ignore[attr-defined]
+        chain, group = self.chain, [(row, 0) for row in staying]
+        for index, level in enumerate(chain.levels):
+            if self._read[index]:
+                with _named(chain, index, group):
+                    level.select(keep)  # type: ignore[attr-defined]
         for pending in self._pending:
             pending.select(keep)
-        if isinstance(self.chain.drafter, DraftModel):
-            self.chain.drafter.select(keep)
+        if isinstance(chain.drafter, DraftModel):
+            with _named(chain, -1, group):
+                chain.drafter.select(keep)
         for slot, row in enumerate(staying):
             row.slot = slot
         self._slots = staying
@@ -191,8 +198,9 @@ class Batch:
             for row, count in group:
                 self._draft_alone(row, count)
         more_passes, more_prefill = chain.drafter_counters()
-        prefill = more_prefill - prefill
-        self._book(group, -1, began, more_passes - passes, prefill)
+        prefill = more_prefill - prefill  # of a drafter that is no model, and reads when asked
+        self._books.prefilled([row.stats for row, _ in group], -1, prefill)
+        self._book(group, -1, began + prefill, more_passes - passes)
 
     def _draft_together(self, group: Group, drafter: DraftModel) -> None:
         slots = self._slots
@@ -252,7 +260,6 @@ class Batch:
         chain = self.chain
         began = time.perf_counter()
         with _named(chain, index, group):
-            prefill = self._prefill(index)
             slots, unread = self._slots, self._unread
             r, logits = judge(
                 chain,
@@ -295,21 +302,53 @@ class Batch:
             out.append((row.number, kept))
         for i in cut:
             if self._read[i]:
-                chain.levels[i].rollback([row.cached[i] for row in slots])
-        self._book(group, index, began, 1, prefill)
+                with _named(chain, i, group):
+                    chain.levels[i].rollback([row.cached[i] for row in slots])
+        self._book(group, index, began, 1)
         return out
 
-    def _prefill(self, index: int) -> float:
-        """On a level's first use it reads what stands for good, but the last token, whose logits
-        are wanted. Returns the seconds that took."""
-        if self._read[index]:
-            return 0.0
+    def _prefill(self) -> None:
+        """Every level that will be asked reads what stands for good, but the last token, whose
+        logits are wanted. All are set going before anybody waits, so that levels on several devices
+        read at the same time."""
+        chain, slots = self.chain, self._slots
+        longest = max((self._limits[row.number] for row in slots if not row.ended), default=0)
+        if longest == 0:
+            return
+        # The last token of a text needs no draft, and nothing below a window of 0 is asked.
+        asked = 1
+        while longest > 1 and asked < len(chain.names) and chain.window[asked - 1] > 0:
+            asked += 1
+        for index in range(min(asked, len(chain.levels))):
+            began = time.perf_counter()
+            with _named(chain, index, [(row, 0) for row in slots]):
+                self._prefill_level(index)
+            self._book_prefill(index, began)
+        if asked == len(chain.names) and isinstance(chain.drafter, DraftModel):
+            began = time.perf_counter()
+            with _named(chain, -1, [(row, 0) for row in slots]):
+                self._reserve(chain.drafter.level)
+                chain.drafter.prefill([row.context for row in slots])
+            self._book_prefill(-1, began)
         began = time.perf_counter()
-        level, slots = self.chain.levels[index], self._slots
-        ahead = [row.committed - 1 for row in slots]
+        devices = {chain.device(i) for i in range(len(chain.levels))}
+        for device in devices:
+            if device.type == "cuda":  # so that prefill and decoding are timed apart
+                torch.cuda.synchronize(device)
+        self._book_prefill(0, began)
+
+    def _reserve(self, level: Any) -> None:
+        """Tells a level that wants to know how long its rows can get; a captured pass may run a few
+        tokens ahead of them."""
         reserve = getattr(level, "reserve", None)
         if reserve is not None:
-            reserve(max(len(row.tokens) + self._limits[row.number] for row in slots))
+            ahead = max(self.chain.window, default=0) + 2
+            reserve(max(len(row.tokens) + self._limits[row.number] for row in self._slots) + ahead)
+
+    def _prefill_level(self, index: int) -> None:
+        level, slots = self.chain.levels[index], self._slots
+        ahead = [row.committed - 1 for row in slots]
+        self._reserve(level)
         fed, counts = feed([row.tokens[:n] for row, n in zip(slots, ahead, strict=True)], level)
         if counts is None:
             level.prefill(fed)
@@ -318,7 +357,6 @@ class Batch:
         for row, n in zip(slots, ahead, strict=True):
             row.cached[index] = n
         self._read[index] = True
-        return time.perf_counter() - began
 
     def _look(self, r: ops.VerifyResult, index: int, group: Group) -> Reading:
         """Tokens, counts and status on the host, in one reading."""
@@ -332,9 +370,13 @@ class Batch:
             raise_for_draft(look.drafted, [row.context for row in self._slots], ends, counts)
         return look
 
-    def _book(self, group: Group, index: int, began: float, passes: int, prefill: float) -> None:
-        seconds = time.perf_counter() - began - prefill
-        self._books.spent([row.stats for row, _ in group], index, seconds, passes, prefill)
+    def _book(self, group: Group, index: int, began: float, passes: int) -> None:
+        seconds = time.perf_counter() - began
+        self._books.spent([row.stats for row, _ in group], index, seconds, passes)
+
+    def _book_prefill(self, index: int, began: float) -> None:
+        seconds = time.perf_counter() - began
+        self._books.prefilled([row.stats for row in self._slots], index, seconds)
 
 
 @contextmanager

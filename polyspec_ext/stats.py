@@ -206,14 +206,15 @@ class Books:
         for stats in self._of([row]):
             stats.levels[index].judged(drafted, accepted, emitted)
 
-    def spent(
-        self, rows: Sequence[Stats], index: int, seconds: float, passes: int, prefill: float
-    ) -> None:
+    def prefilled(self, rows: Sequence[Stats], index: int, seconds: float) -> None:
+        for stats in self._of(rows):
+            stats.levels[index].prefill_seconds += seconds
+
+    def spent(self, rows: Sequence[Stats], index: int, seconds: float, passes: int) -> None:
         for stats in self._of(rows):
             level = stats.levels[index]
             level.num_forward_passes += passes
             level.seconds += seconds
-            level.prefill_seconds += prefill
 
 
 def merge(requests: Sequence[Stats]) -> Stats:

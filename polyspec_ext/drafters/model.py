@@ -73,7 +73,7 @@ class DraftModel:
         self._laws: torch.Tensor | None = None  # [B, k, 2]
 
     def forget(self) -> None:
-        """Another batch begins; its first round reads the prompts."""
+        """Another batch begins: `prefill` it, or its first round will."""
         self._cached = None
 
     def select(self, slots: Sequence[int]) -> None:
@@ -108,7 +108,7 @@ class DraftModel:
             RequestError: a row of logits has no law, and the tokens were looked at.
         """
         if self._cached is None:
-            self._prefill(contexts, counts)
+            self.prefill(contexts)
         cached = self._cached
         assert cached is not None
         self._cut(contexts)
@@ -238,7 +238,8 @@ class DraftModel:
         assert status is not None
         return Draft(list(counts), None, drawn, status, logits, laws)
 
-    def _prefill(self, contexts: Sequence[Context], counts: Sequence[int]) -> None:
+    def prefill(self, contexts: Sequence[Context]) -> None:
+        """Read all tokens of a new batch's contexts but the last, whose logits are wanted."""
         began = time.perf_counter()
         prompts = [context.tokens[:-1] for context in contexts]
         fed, given = feed(prompts, self.level)
