@@ -170,6 +170,31 @@ def table(
     return value.to(dtype).contiguous()
 
 
+def ids(name: str, value: Any, place: Place) -> torch.Tensor:
+    """Token ids as int64 [1, E] (the same for all requests) or [B, E] on the logits' device.
+
+    Args:
+        name: for the text.
+        value: an integer, integers (each >= -1; -1 is no id), or an integer tensor [E] or [B, E].
+    """
+    batch, device = place
+    if not isinstance(value, torch.Tensor):
+        listed = list(value) if isinstance(value, Sequence) else [value]
+        tokens = [_index(name, one) for one in listed]
+        if any(not -1 <= one <= INT64_MAX for one in tokens):
+            raise ValueError(f"{name}: expected ids >= 0, or -1 for none, given {tokens}")
+        return torch.tensor([tokens], dtype=torch.int64, device=device)
+    if value.dtype not in _INT_DTYPES:
+        _wrong_kind(name, "an integer, a sequence of integers or an integer tensor", value)
+    if value.dim() == 1:
+        value = value.unsqueeze(0)
+    elif value.dim() != 2 or value.shape[0] != batch:
+        _wrong_shape(name, f"[E] or [B, E] = [{batch}, E]", value)
+    on_device(name, value, device)
+    given: torch.Tensor = value.to(torch.int64).contiguous()
+    return given
+
+
 def draws(value: Any, place: Place, count: int, text: str) -> torch.Tensor | None:
     """The caller's own 64-bit draws, as int64 (or uint64) bits, [B, count]."""
     if value is None:

@@ -10,19 +10,22 @@ Both work under ``torch.compile`` and have fake implementations.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, overload
 
 import torch
 
 from polyspec_ext import _C, _checks
 
-__all__ = ["SampleResult", "VerifyResult", "has_cuda", "sample", "verify"]
+__all__ = ["CutVerifyResult", "SampleResult", "VerifyResult", "has_cuda", "sample", "verify"]
 
 Real = float | torch.Tensor
 Int = int | torch.Tensor
+Ids = int | Sequence[int] | torch.Tensor
 
 _sample = torch.ops.polyspec.sample.default
 _verify = torch.ops.polyspec.verify.default
+_verify_cut = torch.ops.polyspec.verify_cut.default
 
 
 class SampleResult(NamedTuple):
@@ -58,6 +61,36 @@ class VerifyResult(NamedTuple):
     logprobs: torch.Tensor
     status: torch.Tensor
     laws: torch.Tensor
+
+
+class CutVerifyResult(NamedTuple):
+    """What ``verify`` returns when it is told where texts end: ``VerifyResult`` and five more.
+
+    Attributes:
+        tokens: [B, K+1] int64, as in ``VerifyResult``, and -1 behind a cut.
+        num_accepted: [B] int64, draft tokens among the emitted.
+        logprobs: [B, K+1] float32, NaN behind a cut.
+        status: [B] int32 bit set, 0 = fine; a row behind a cut is not reported.
+        laws: [B, K+1, 2] int64, opaque; 0 behind a cut.
+        num_emitted: [B] int64, tokens emitted, an EOS included.
+        ended: [B] int64 bit set: 1 the last token is an EOS, 2 the room is used up; 0 the text
+            goes on.
+        cache_lengths: [B] int64, position + num_accepted: what a cache that has read the block may
+            keep. One more than next_positions where the last token is a draft token.
+        next_ids: [B] int64, the last emitted token, input of the next pass; -1 if there is none.
+        next_positions: [B] int64, its absolute position; -1 if there is none.
+    """
+
+    tokens: torch.Tensor
+    num_accepted: torch.Tensor
+    logprobs: torch.Tensor
+    status: torch.Tensor
+    laws: torch.Tensor
+    num_emitted: torch.Tensor
+    ended: torch.Tensor
+    cache_lengths: torch.Tensor
+    next_ids: torch.Tensor
+    next_positions: torch.Tensor
 
 
 def has_cuda() -> bool:
@@ -119,6 +152,7 @@ def sample(
     )
 
 
+@overload
 def verify(
     target_logits: torch.Tensor,
     draft_tokens: torch.Tensor,
@@ -137,7 +171,80 @@ def verify(
     target_to_draft: torch.Tensor | None = None,
     draft_laws: torch.Tensor | None = None,
     draws: torch.Tensor | None = None,
-) -> VerifyResult:
+    eos: None = None,
+    room: None = None,
+) -> VerifyResult: ...
+
+
+@overload
+def verify(
+    target_logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_logits: torch.Tensor | None = None,
+    *,
+    draft_lengths: torch.Tensor | None = None,
+    temperature: Real = 1.0,
+    top_k: Int = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    seed: Int = 0,
+    position: Int = 0,
+    level: int = 1,
+    round: Int = 0,
+    rule: str = "token",
+    target_to_draft: torch.Tensor | None = None,
+    draft_laws: torch.Tensor | None = None,
+    draws: torch.Tensor | None = None,
+    eos: Ids,
+    room: Int | None = None,
+) -> CutVerifyResult: ...
+
+
+@overload
+def verify(
+    target_logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_logits: torch.Tensor | None = None,
+    *,
+    draft_lengths: torch.Tensor | None = None,
+    temperature: Real = 1.0,
+    top_k: Int = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    seed: Int = 0,
+    position: Int = 0,
+    level: int = 1,
+    round: Int = 0,
+    rule: str = "token",
+    target_to_draft: torch.Tensor | None = None,
+    draft_laws: torch.Tensor | None = None,
+    draws: torch.Tensor | None = None,
+    eos: None = None,
+    room: Int,
+) -> CutVerifyResult: ...
+
+
+def verify(
+    target_logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_logits: torch.Tensor | None = None,
+    *,
+    draft_lengths: torch.Tensor | None = None,
+    temperature: Real = 1.0,
+    top_k: Int = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    seed: Int = 0,
+    position: Int = 0,
+    level: int = 1,
+    round: Int = 0,
+    rule: str = "token",
+    target_to_draft: torch.Tensor | None = None,
+    draft_laws: torch.Tensor | None = None,
+    draws: torch.Tensor | None = None,
+    eos: Ids | None = None,
+    room: Int | None = None,
+) -> VerifyResult | CutVerifyResult:
     """Judges a drafted block against the target's logits and emits what stands.
 
     Rule "token" accepts draft token y while u < p(y) / q(y) and draws from norm(max(p - q, 0)) at
@@ -165,6 +272,11 @@ def verify(
             rows under the same parameters; they are then not reduced again.
         draws: [B, K+1] int64, 64 uniform bits each in place of Philox: K acceptance tests, then the
             emitted token.
+        eos: ids that end a text and are kept: one, several, or an integer tensor [E] or [B, E] on
+            the logits' device, padded with -1. (Ids that are no tensor are copied to the device.)
+        room: >= 0, most tokens that may be emitted; scalar or [B]. A request with room 0 is not
+            read. With ``eos`` or ``room`` given the emitted tokens are cut, and the result is a
+            ``CutVerifyResult``; without them nothing is cut.
 
     Raises:
         TypeError: an argument or dtype is of the wrong kind.
@@ -206,26 +318,30 @@ def verify(
         draft_lengths = _checks.table(
             "draft_lengths", draft_lengths, place, (batch,), "[B]", torch.int64
         )
-    return VerifyResult._make(
-        _verify(
-            target_logits,
-            draft_tokens,
-            draft_logits,
-            draft_lengths,
-            target_to_draft,
-            draft_laws,
-            *_checks.real("temperature", temperature, place, _checks.FLOAT32_MAX),
-            *_checks.integer("top_k", top_k, place),
-            *_checks.real("top_p", top_p, place),
-            *_checks.real("min_p", min_p, place),
-            *_checks.seed(seed, place),
-            *_checks.integer("position", position, place),
-            *_checks.integer("round", round, place, _checks.ROUND_MAX),
-            _checks.level(level),
-            _checks.rule(rule),
-            _checks.draws(draws, place, rows, "[B, K+1]"),
-        )
+    arguments = (
+        target_logits,
+        draft_tokens,
+        draft_logits,
+        draft_lengths,
+        target_to_draft,
+        draft_laws,
+        *_checks.real("temperature", temperature, place, _checks.FLOAT32_MAX),
+        *_checks.integer("top_k", top_k, place),
+        *_checks.real("top_p", top_p, place),
+        *_checks.real("min_p", min_p, place),
+        *_checks.seed(seed, place),
+        *_checks.integer("position", position, place),
+        *_checks.integer("round", round, place, _checks.ROUND_MAX),
+        _checks.level(level),
+        _checks.rule(rule),
+        _checks.draws(draws, place, rows, "[B, K+1]"),
     )
+    if eos is None and room is None:
+        return VerifyResult._make(_verify(*arguments))
+    ids = None if eos is None else _checks.ids("eos", eos, place)
+    limit = _checks.integer("room", _checks.INT64_MAX if room is None else room, place)
+    *outputs, ends = _verify_cut(*arguments, ids, *limit)
+    return CutVerifyResult(*outputs, *ends.unbind(0))
 
 
 def _sample_fake(logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
@@ -249,5 +365,11 @@ def _verify_fake(target_logits: torch.Tensor, *_: object) -> tuple[torch.Tensor,
     )
 
 
+def _verify_cut_fake(target_logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
+    ends = target_logits.new_empty((5, target_logits.shape[0]), dtype=torch.int64)
+    return (*_verify_fake(target_logits), ends)
+
+
 torch.library.register_fake("polyspec::sample", _sample_fake)
 torch.library.register_fake("polyspec::verify", _verify_fake)
+torch.library.register_fake("polyspec::verify_cut", _verify_cut_fake)

@@ -11,10 +11,12 @@ def main() -> None:
     assert ps.has_cuda(), "needs a CUDA device and a build with kernels"
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for vocab in (1, 33, 4097):
+        for vocab in (1, 33, 4097, 33001):  # the last is spread over a cluster
             batch, k, draft_vocab = 3, 2, max(1, vocab - 1)
             draft = torch.randn(batch, k, draft_vocab).to("cuda", dtype)
             target = torch.randn(batch, k + 1, vocab).to("cuda", dtype)
+            ends_at = torch.tensor([0, -1], device="cuda")
+            room = torch.arange(batch, device="cuda")
             for options in ({}, {"top_k": 9, "top_p": 0.9, "min_p": 0.01}, {"temperature": 0.0}):
                 drawn = [ps.sample(draft[:, i], position=i, level=2, **options) for i in range(k)]
                 tokens = torch.stack([d.tokens for d in drawn], 1)
@@ -24,6 +26,8 @@ def main() -> None:
                     ps.raise_for_status(r.status, level=1, position=0)
                     r = ps.verify(target, tokens, rule=rule, **options)
                     ps.raise_for_status(r.status, level=1, position=0)
+                    ends = ps.verify(target, tokens, rule=rule, eos=ends_at, room=room, **options)
+                    ps.raise_for_status(ends.status, level=1, position=0)
     torch.cuda.synchronize()
     print("done")
 

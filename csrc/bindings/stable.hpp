@@ -79,6 +79,15 @@ void run_on_torch_threads(void*, int64_t n, polyspec::Executor::Body body, void*
   STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, n, kGrain, range, &work));
 }
 
+// The stream that calls on a CUDA tensor's device go to.
+inline polyspec::Stream current_stream(const Place& place) {
+  void* stream = nullptr;
+  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr,
+                  "polyspec: this torch has no CUDA, yet got a CUDA tensor");
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(place.device_index, &stream));
+  return polyspec::Stream::on(static_cast<CUstream_st*>(stream));
+}
+
 // Runs an operator of the core on the tensors' device and torch's current stream.
 template <int64_t kGrain, class Params>
 void run(polyspec::Result (*op)(const Params&, polyspec::Stream), const Params& params,
@@ -86,11 +95,7 @@ void run(polyspec::Result (*op)(const Params&, polyspec::Stream), const Params& 
   polyspec::Result result;
   if (place.cuda()) {
     const torch::stable::accelerator::DeviceGuard guard(place.device_index);
-    void* stream = nullptr;
-    STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr,
-                    "polyspec: this torch has no CUDA, yet got a CUDA tensor");
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(place.device_index, &stream));
-    result = op(params, polyspec::Stream::on(static_cast<CUstream_st*>(stream)));
+    result = op(params, current_stream(place));
   } else {
     result = op(params, polyspec::Stream::cpu({run_on_torch_threads<kGrain>, nullptr}));
   }

@@ -8,6 +8,7 @@
 
 #include "polyspec/verify.hpp"
 #include "stable.hpp"
+#include "workspace.hpp"
 
 namespace {
 
@@ -77,6 +78,7 @@ int32_t checked_level(int64_t level) {
 
 using Sampled = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using VerifiedAndCut = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Sampled sample(const Tensor& logits, double temperature, const OptTensor& temperatures,
                int64_t top_k, const OptTensor& top_ks, double top_p, const OptTensor& top_ps,
@@ -116,13 +118,21 @@ Sampled sample(const Tensor& logits, double temperature, const OptTensor& temper
   return {tokens, logprobs, status, laws};
 }
 
-Verified verify(const Tensor& target_logits, const Tensor& draft_tokens,
-                const OptTensor& draft_logits, const OptTensor& draft_lengths,
-                const OptTensor& target_to_draft, const OptTensor& draft_laws, double temperature,
-                const OptTensor& temperatures, int64_t top_k, const OptTensor& top_ks, double top_p,
-                const OptTensor& top_ps, double min_p, const OptTensor& min_ps, int64_t seed,
-                const OptTensor& seeds, int64_t position, const OptTensor& positions, int64_t round,
-                const OptTensor& rounds, int64_t level, int64_t rule, const OptTensor& draws) {
+// A verification whose arguments are checked and whose outputs are made.
+struct Verification {
+  polyspec::VerifyParams params;
+  Batch place;
+  Verified outputs;
+};
+
+Verification prepare(const Tensor& target_logits, const Tensor& draft_tokens,
+                     const OptTensor& draft_logits, const OptTensor& draft_lengths,
+                     const OptTensor& target_to_draft, const OptTensor& draft_laws,
+                     double temperature, const OptTensor& temperatures, int64_t top_k,
+                     const OptTensor& top_ks, double top_p, const OptTensor& top_ps, double min_p,
+                     const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
+                     int64_t position, const OptTensor& positions, int64_t round,
+                     const OptTensor& rounds, int64_t level, int64_t rule, const OptTensor& draws) {
   STD_TORCH_CHECK(
       target_logits.dim() == 3 && target_logits.size(1) >= 1 && target_logits.size(2) >= 1,
       "target_logits: expected shape [B, K+1, V] with V >= 1");
@@ -183,9 +193,55 @@ Verified verify(const Tensor& target_logits, const Tensor& draft_tokens,
   params.logprobs = out_ptr<float>(logprobs);
   params.status = out_ptr<int32_t>(status);
   params.laws = out_ptr<polyspec::RowLaw>(laws);
-  run<1>(&polyspec::verify, params, place);
-  return {tokens, num_accepted, logprobs, status, laws};
+  return {params, place, {tokens, num_accepted, logprobs, status, laws}};
 }
+
+void run_verify(Verification& call) {
+  constexpr int64_t kFewRows = 256;  // about as many as a device has multiprocessors
+  const int64_t rows = call.place.batch * (call.params.draft_len + 1);
+  if (call.place.cuda() && rows > 0 && rows <= kFewRows) {
+    const torch::stable::accelerator::DeviceGuard guard(call.place.device_index);
+    call.params.workspace = Workspaces::lend(call.place, current_stream(call.place));
+  }
+  run<1>(&polyspec::verify, call.params, call.place);
+}
+
+// The operators `verify` and `verify_cut`, which takes what `prepare` takes and where texts end.
+template <class>
+struct Verify;
+template <class... Args>
+struct Verify<Verification(Args...)> {
+  static Verified plain(Args... args) {
+    Verification call = prepare(args...);
+    run_verify(call);
+    return call.outputs;
+  }
+
+  static VerifiedAndCut cut(Args... args, const OptTensor& eos, int64_t room,
+                            const OptTensor& rooms) {
+    Verification call = prepare(args...);
+    polyspec::CutParams& cut = call.params.cut;
+    if (eos.has_value()) {
+      STD_TORCH_CHECK(eos->dim() == 2 && (eos->size(0) == 1 || eos->size(0) == call.place.batch),
+                      "eos: expected shape [1, E] or [B, E]");
+      cut.eos_count = eos->size(1);
+      cut.eos_stride = eos->size(0) == 1 ? 0 : cut.eos_count;
+      cut.eos = data_of<int64_t>(eos, "eos", call.place, {eos->size(0), cut.eos_count});
+    }
+    cut.room = per_request<int64_t>(room, rooms, "room", call.place);
+    const Tensor ends = empty<int64_t>(call.place, {5, call.place.batch});
+    int64_t** const outputs[] = {&cut.num_emitted, &cut.ended, &cut.cache_lengths, &cut.next_ids,
+                                 &cut.next_positions};
+    int64_t* row = out_ptr<int64_t>(ends);
+    for (int64_t** const output : outputs) {
+      *output = row;
+      row += call.place.batch;
+    }
+    run_verify(call);
+    return std::tuple_cat(call.outputs, std::make_tuple(ends));
+  }
+};
+using VerifyOperators = Verify<decltype(prepare)>;
 
 }  // namespace
 
@@ -205,14 +261,26 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "int position, Tensor? positions, int round, Tensor? rounds, int level, int rule, "
       "Tensor? draws) "
       "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, Tensor laws)");
+  // ends: num_emitted, ended, cache_lengths, next_ids, next_positions; int64 [5, B].
+  m.def(
+      "verify_cut(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, "
+      "Tensor? draft_lengths, Tensor? target_to_draft, Tensor? draft_laws, "
+      "float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
+      "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, Tensor? seeds, "
+      "int position, Tensor? positions, int round, Tensor? rounds, int level, int rule, "
+      "Tensor? draws, Tensor? eos, int room, Tensor? rooms) "
+      "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, Tensor laws, "
+      "Tensor ends)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
   m.impl("sample", TORCH_BOX(&sample));
-  m.impl("verify", TORCH_BOX(&verify));
+  m.impl("verify", TORCH_BOX(&VerifyOperators::plain));
+  m.impl("verify_cut", TORCH_BOX(&VerifyOperators::cut));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
   m.impl("sample", TORCH_BOX(&sample));
-  m.impl("verify", TORCH_BOX(&verify));
+  m.impl("verify", TORCH_BOX(&VerifyOperators::plain));
+  m.impl("verify_cut", TORCH_BOX(&VerifyOperators::cut));
 }

@@ -6,7 +6,9 @@ enable_language(C)
 file(GLOB polyspec_tests CONFIGURE_DEPENDS csrc/tests/*_test.cpp csrc/tests/*_test.c)
 file(GLOB support_sources CONFIGURE_DEPENDS csrc/tests/*/*.cpp)
 
+find_package(Threads REQUIRED)
 add_library(polyspec_test_support INTERFACE)
+target_link_libraries(polyspec_test_support INTERFACE Threads::Threads)
 if(support_sources)
   add_library(polyspec_test_objects STATIC ${support_sources})
   target_include_directories(polyspec_test_objects PRIVATE csrc/tests csrc/src)
@@ -29,3 +31,16 @@ foreach(source IN LISTS polyspec_tests)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
 endforeach()
+
+if("avx2" IN_LIST isas)
+  target_compile_options(cpu_masses_test PRIVATE ${isa_avx2})
+endif()
+
+if(POLYSPEC_CUDA)
+  list(LENGTH polyspec_kernels kernel_files)
+  target_compile_definitions(
+    kernel_budget_test
+    PRIVATE POLYSPEC_KERNEL_LOGS="${CMAKE_BINARY_DIR}/CMakeFiles/polyspec.dir"
+            POLYSPEC_KERNEL_BUDGET="${CMAKE_CURRENT_SOURCE_DIR}/csrc/tests/kernel_budget.txt"
+            POLYSPEC_KERNEL_FILES=${kernel_files})
+endif()

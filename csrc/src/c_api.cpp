@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <initializer_list>
 #include <new>
 #include <stdexcept>
 #include <vector>
@@ -57,17 +58,21 @@ polyspec_code from_result(const char* function, const polyspec::Result& result) 
   return fail(static_cast<polyspec_code>(result.code), function, result.message);
 }
 
-// Whether the caller's struct can be read: its size is `min_size` (the first release), the present
-// one, or a larger one that is zero past the present one. A release that adds a field adds the size
-// before it.
+// The struct sizes of earlier releases; a release that adds a field adds the size before it.
+using Sizes = std::initializer_list<size_t>;
+
+// Whether the caller's struct can be read: its size is that of an earlier release, the present one,
+// or a larger one that is zero past the present one.
 template <class T>
-polyspec_code check_size(const char* function, const T* given, size_t min_size) {
+polyspec_code check_size(const char* function, const T* given, Sizes earlier) {
   if (given == nullptr) return fail(POLYSPEC_INVALID_ARGUMENT, function, "a struct is NULL");
   const size_t size = given->struct_size;
   char text[160];
-  if (size != min_size && (size < sizeof(T) || size > kMaxStructSize)) {
+  const bool known = std::find(earlier.begin(), earlier.end(), size) != earlier.end();
+  if (!known && (size < sizeof(T) || size > kMaxStructSize)) {
     std::snprintf(text, sizeof text, "struct_size is %zu; this library (%s) knows %zu and %zu",
-                  size, polyspec_version(), min_size, sizeof(T));
+                  size, polyspec_version(), earlier.size() > 0 ? *earlier.begin() : sizeof(T),
+                  sizeof(T));
     return fail(POLYSPEC_BAD_STRUCT_SIZE, function, text);
   }
   const char* bytes = reinterpret_cast<const char*>(given);
@@ -84,16 +89,16 @@ polyspec_code check_size(const char* function, const T* given, size_t min_size) 
 
 // Reads the fields that the caller has over `out`, which holds the defaults.
 template <class T>
-polyspec_code read_struct(const char* function, const T* given, size_t min_size, T* out) {
-  const polyspec_code code = check_size(function, given, min_size);
+polyspec_code read_struct(const char* function, const T* given, Sizes earlier, T* out) {
+  const polyspec_code code = check_size(function, given, earlier);
   if (code == POLYSPEC_OK) std::memcpy(out, given, std::min(given->struct_size, sizeof(T)));
   return code;
 }
 
 // An optional struct: NULL leaves the defaults.
 template <class T>
-polyspec_code read_optional(const char* function, const T* given, T* out) {
-  return given == nullptr ? POLYSPEC_OK : read_struct(function, given, sizeof(T), out);
+polyspec_code read_optional(const char* function, const T* given, T* out, Sizes earlier = {}) {
+  return given == nullptr ? POLYSPEC_OK : read_struct(function, given, earlier, out);
 }
 
 // What sample and verify share: the optional structs behind their pointers, in C++ terms.
@@ -110,7 +115,7 @@ polyspec_code read_common(const char* function, const polyspec_sampling* samplin
   polyspec_stream w = polyspec_stream_default();
   polyspec_code code = read_optional(function, sampling, &s);
   if (code == POLYSPEC_OK) code = read_optional(function, draw, &d);
-  if (code == POLYSPEC_OK) code = read_optional(function, stream, &w);
+  if (code == POLYSPEC_OK) code = read_optional(function, stream, &w, {POLYSPEC_STREAM_MIN_SIZE});
   if (code != POLYSPEC_OK) return code;
 
   out->sampling.temperature = {s.temperature.data, s.temperature.value};
@@ -128,6 +133,7 @@ polyspec_code read_common(const char* function, const polyspec_sampling* samplin
     out->stream = polyspec::Stream::cpu({w.executor.run, w.executor.pool});
   } else if (w.device == POLYSPEC_CUDA) {
     out->stream = polyspec::Stream::on(static_cast<CUstream_st*>(w.cuda_stream));
+    out->stream.overlap = w.overlap != 0;
   } else {
     return fail(POLYSPEC_INVALID_ARGUMENT, function,
                 "the device of a stream is neither CPU nor CUDA");
@@ -155,6 +161,9 @@ static_assert(POLYSPEC_STEP_DONE == static_cast<int>(polyspec::Step::Kind::kDone
 static_assert(POLYSPEC_STATUS_DRAFT_LAW_MISMATCH == int{polyspec::kStatusDraftLawMismatch},
               "status");
 static_assert(POLYSPEC_STATUS_ZERO_RESIDUAL == int{polyspec::kStatusZeroResidual}, "status");
+static_assert(POLYSPEC_VERIFY_WORKSPACE_BYTES == polyspec::kVerifyWorkspaceBytes, "workspace");
+static_assert(POLYSPEC_ENDED_EOS == int{polyspec::kEndedEos}, "ended");
+static_assert(POLYSPEC_ENDED_ROOM == int{polyspec::kEndedRoom}, "ended");
 static_assert(POLYSPEC_STATUS_NOTES == int{polyspec::kStatusNotes}, "status");
 
 }  // namespace
@@ -241,7 +250,7 @@ polyspec_code polyspec_sample(const polyspec_sample_params* params, const polysp
   return guarded(__func__, [&, function = __func__]() -> polyspec_code {
     polyspec_sample_params in = polyspec_sample_params_default();
     Common common;
-    polyspec_code code = read_struct(function, params, POLYSPEC_SAMPLE_PARAMS_MIN_SIZE, &in);
+    polyspec_code code = read_struct(function, params, {POLYSPEC_SAMPLE_PARAMS_MIN_SIZE}, &in);
     if (code == POLYSPEC_OK) code = read_common(function, in.sampling, in.draw, stream, &common);
     if (code != POLYSPEC_OK) return code;
 
@@ -265,7 +274,9 @@ polyspec_code polyspec_verify(const polyspec_verify_params* params, const polysp
   return guarded(__func__, [&, function = __func__]() -> polyspec_code {
     polyspec_verify_params in = polyspec_verify_params_default();
     Common common;
-    polyspec_code code = read_struct(function, params, POLYSPEC_VERIFY_PARAMS_MIN_SIZE, &in);
+    polyspec_code code =
+        read_struct(function, params,
+                    {POLYSPEC_VERIFY_PARAMS_MIN_SIZE, POLYSPEC_VERIFY_PARAMS_UNCUT_SIZE}, &in);
     if (code == POLYSPEC_OK) code = read_common(function, in.sampling, in.draw, stream, &common);
     if (code != POLYSPEC_OK) return code;
 
@@ -295,6 +306,16 @@ polyspec_code polyspec_verify(const polyspec_verify_params* params, const polysp
     p.logprobs = in.logprobs;
     p.status = in.status;
     p.laws = as_laws(in.laws);
+    p.cut.eos = in.eos;
+    p.cut.eos_count = in.eos_count;
+    p.cut.eos_stride = in.eos_stride;
+    p.cut.room.data = in.room;
+    p.cut.num_emitted = in.num_emitted;
+    p.cut.ended = in.ended;
+    p.cut.cache_lengths = in.cache_lengths;
+    p.cut.next_ids = in.next_ids;
+    p.cut.next_positions = in.next_positions;
+    p.workspace = in.workspace;
     return from_result(function, polyspec::verify(p, common.stream));
   });
 }
@@ -340,7 +361,7 @@ polyspec_code polyspec_scheduler_start(polyspec_scheduler* scheduler, int64_t ma
 polyspec_code polyspec_scheduler_next(const polyspec_scheduler* scheduler, polyspec_step* step) {
   return guarded(__func__, [&, function = __func__]() -> polyspec_code {
     require(scheduler, "the scheduler is NULL");
-    const polyspec_code code = check_size(function, step, sizeof(polyspec_step));
+    const polyspec_code code = check_size(function, step, {});
     if (code != POLYSPEC_OK) return code;
     const polyspec::Step next = scheduler->machine.next();
     step->kind = static_cast<int32_t>(next.kind);

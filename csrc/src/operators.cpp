@@ -48,6 +48,14 @@ Result check(const VerifyParams& p) {
   if (p.batch > 0 && p.draft_len > 0 && p.draft_tokens == nullptr) {
     return invalid("draft_tokens must not be null when draft_len > 0");
   }
+  if (p.cut.eos_count < 0) return invalid("eos_count must be >= 0");
+  if (p.cut.eos_count > 0 && p.cut.eos == nullptr) {
+    return invalid("eos must not be null when eos_count > 0");
+  }
+  if (p.cut.room.data == nullptr && p.cut.room.value < 0) return invalid("room must be >= 0");
+  if ((reinterpret_cast<uintptr_t>(p.workspace) & 15) != 0) {
+    return invalid("workspace must be 16-byte aligned");
+  }
   return check_draw(p.draw);
 }
 
@@ -56,7 +64,7 @@ Result check(const VerifyParams& p) {
 Result sample(const SampleParams& params, Stream stream) {
   const Result result = check(params);
   if (!result.ok() || params.batch == 0) return result;
-  if (stream.device == Stream::Device::kCuda) return cuda::sample(params, stream.cuda);
+  if (stream.device == Stream::Device::kCuda) return cuda::sample(params, stream);
   cpu::sample(params, stream.executor);
   return {};
 }
@@ -64,9 +72,18 @@ Result sample(const SampleParams& params, Stream stream) {
 Result verify(const VerifyParams& params, Stream stream) {
   const Result result = check(params);
   if (!result.ok() || params.batch == 0) return result;
-  if (stream.device == Stream::Device::kCuda) return cuda::verify(params, stream.cuda);
+  if (stream.device == Stream::Device::kCuda) return cuda::verify(params, stream);
   cpu::verify(params, stream.executor);
   return {};
+}
+
+Result clear_workspace(void* workspace, int64_t bytes, Stream stream) {
+  if (workspace == nullptr || bytes < 0) return invalid("workspace must not be null");
+  return cuda::clear(workspace, bytes, stream);
+}
+
+bool is_capturing(Stream stream) {
+  return stream.device == Stream::Device::kCuda && cuda::is_capturing(stream);
 }
 
 }  // namespace polyspec

@@ -139,6 +139,8 @@ static void test_struct_sizes(void) {
   polyspec_stream stream = polyspec_stream_default();
   stream.struct_size = 0;
   CHECK_CODE(POLYSPEC_BAD_STRUCT_SIZE, polyspec_sample(&p, &stream));
+  stream.struct_size = POLYSPEC_STREAM_MIN_SIZE;
+  CHECK_CODE(POLYSPEC_OK, polyspec_sample(&p, &stream));
   polyspec_verify_params verify = polyspec_verify_params_default();
   verify.struct_size = POLYSPEC_VERIFY_PARAMS_MIN_SIZE - 8;
   CHECK_CODE(POLYSPEC_BAD_STRUCT_SIZE, polyspec_verify(&verify, NULL));
@@ -269,6 +271,32 @@ static void test_verify(void) {
   memcpy(target + V, kUp, sizeof kUp);
   CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
   CHECK(out.accepted == 1 && out.tokens[0] == 1 && out.tokens[1] == 2 && out.tokens[2] == -1);
+
+  /* The same with an end: after one token for want of room, or because it is an EOS. */
+  const int64_t one = 1, eos[2] = {-1, 1};
+  int64_t emitted = -9, ended = -9, cached = -9, next = -9, where = -9;
+  p.room = &one;
+  p.num_emitted = &emitted;
+  p.ended = &ended;
+  p.cache_lengths = &cached;
+  p.next_ids = &next;
+  p.next_positions = &where;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
+  CHECK(emitted == 1 && ended == POLYSPEC_ENDED_ROOM && out.tokens[0] == 1 && out.tokens[1] == -1);
+  CHECK(cached == 1 && next == 1 && where == 0 && out.accepted == 1);
+  p.room = NULL;
+  p.eos = eos;
+  p.eos_count = 2;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
+  CHECK(emitted == 1 && ended == POLYSPEC_ENDED_EOS && out.tokens[0] == 1 && out.tokens[1] == -1);
+  /* A caller of the release before has none of these fields: they must not be read. */
+  p.struct_size = POLYSPEC_VERIFY_PARAMS_UNCUT_SIZE;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
+  CHECK(out.accepted == 1 && out.tokens[0] == 1 && out.tokens[1] == 2 && out.tokens[2] == -1);
+  p.struct_size = sizeof p;
+  p.eos = NULL;
+  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify(&p, NULL));
+  p.eos_count = 0;
 
   p.draft_len = -1;
   CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify(&p, NULL));

@@ -11,17 +11,17 @@
 
 #include "check.hpp"
 #include "cpu/rows.hpp"
-#include "random_case.hpp"
+#include "random_verify.hpp"
 
 namespace {
 
 using polyspec::cpu::Rows;
 
 void run(const Rows& rows, const polyspec::SampleParams& params) {
-  for (int64_t b = 0; b < params.batch; ++b) rows.sample_request(params, b);
+  for (int64_t b = 0; b < params.batch; ++b) rows.sample_request(params, b, nullptr);
 }
 void run(const Rows& rows, const polyspec::VerifyParams& params) {
-  for (int64_t b = 0; b < params.batch; ++b) rows.verify_request(params, b);
+  for (int64_t b = 0; b < params.batch; ++b) rows.verify_request(params, b, nullptr);
 }
 
 template <class Case>

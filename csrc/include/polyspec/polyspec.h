@@ -145,7 +145,12 @@ typedef struct polyspec_stream {
   int32_t device;             /* POLYSPEC_CPU (default) or POLYSPEC_CUDA */
   void* cuda_stream;          /* a cudaStream_t; NULL is the legacy default stream. CUDA only */
   polyspec_executor executor; /* CPU only */
+  int32_t overlap; /* CUDA, sm_90 and later: not 0 lets the launch begin while the kernel before it
+                      still runs; no memory is touched before that one ends. Default 0 */
 } polyspec_stream;
+
+/* The size of the release without `overlap`. */
+#define POLYSPEC_STREAM_MIN_SIZE offsetof(polyspec_stream, overlap)
 
 /* ---- Sampling
  * --------------------------------------------------------------------------------------------- */
@@ -219,10 +224,30 @@ typedef struct polyspec_verify_params {
   float* logprobs;        /* [b, k+1] out; log p of each emitted token, NaN past them */
   int32_t* status;        /* [b] out */
   polyspec_row_law* laws; /* [b, k+1] out, or NULL; for draft_laws of the level above */
+
+  /* Where a text ends: verify.hpp, CutParams. Tokens behind a cut are -1. */
+  const int64_t* eos;   /* [b, eos_count] ids that end a text and are kept, -1 is no id; or NULL */
+  int64_t eos_count;    /* default 0 */
+  int64_t eos_stride;   /* elements per request; default 0: one list for all */
+  const int64_t* room;  /* [b] >= 0, most tokens that may be emitted; NULL: no limit */
+  int64_t* num_emitted; /* [b] out, or NULL; tokens emitted, in [0, k+1] */
+  int64_t* ended;       /* [b] out, or NULL; POLYSPEC_ENDED_*, 0: the text goes on */
+  int64_t* cache_lengths;  /* [b] out, or NULL; position + accepted tokens */
+  int64_t* next_ids;       /* [b] out, or NULL; the last emitted token, -1 if there is none */
+  int64_t* next_positions; /* [b] out, or NULL; its absolute position, -1 if there is none */
+
+  void*
+      workspace; /* CUDA: POLYSPEC_VERIFY_WORKSPACE_BYTES of device memory, 16-byte aligned, zeroed
+                    once and lent to one call at a time; or NULL. Makes small batches faster */
 } polyspec_verify_params;
 
-/* The smallest struct_size read: all fields before `laws`. */
+#define POLYSPEC_VERIFY_WORKSPACE_BYTES 65536
+
+enum { POLYSPEC_ENDED_EOS = 1 << 0, POLYSPEC_ENDED_ROOM = 1 << 1 };
+
+/* The sizes of earlier releases that are read: all fields before `laws`, all before `eos`. */
 #define POLYSPEC_VERIFY_PARAMS_MIN_SIZE offsetof(polyspec_verify_params, laws)
+#define POLYSPEC_VERIFY_PARAMS_UNCUT_SIZE offsetof(polyspec_verify_params, eos)
 
 /* Judges b drafted blocks; the emitted tokens have the target's law. stream NULL: the CPU,
  * serially. */

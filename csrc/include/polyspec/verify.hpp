@@ -5,6 +5,31 @@
 
 namespace polyspec {
 
+// Why a text ends: a bit set.
+enum EndedBits : int64_t {
+  kEndedEos = 1 << 0,   // the last emitted token is one of the request's `eos`
+  kEndedRoom = 1 << 1,  // as many tokens were emitted as there was room for
+};
+
+// Where a request's text ends, and what its next pass begins with. Cuts are made after the rule has
+// judged, so that what is emitted is a prefix of what it would be without them, and its law stays
+// the target's. Behind a cut tokens are -1, log-probabilities NaN and laws zero; num_accepted
+// counts the draft tokens before it; an error or note of a row behind it is not reported. A request
+// with room 0 is not judged: nothing of it is read and its status is 0.
+struct CutParams {
+  const int64_t* eos = nullptr;  // [b, e] ids that end a text (and are kept); -1 is no id
+  int64_t eos_count = 0;         // e
+  int64_t eos_stride = 0;        // elements per request; 0: one list for all
+  PerRequest<int64_t> room{nullptr, INT64_MAX};  // >= 0; most tokens that may be emitted
+
+  // Outputs, [b] each, nullptr where not wanted. Of n emitted tokens a are accepted draft tokens:
+  int64_t* num_emitted = nullptr;     // n, in [0, k+1]
+  int64_t* ended = nullptr;           // EndedBits; 0: the text goes on
+  int64_t* cache_lengths = nullptr;   // position + a: what a cache that has read the block may keep
+  int64_t* next_ids = nullptr;        // the last emitted token, the next pass's input; -1 if n = 0
+  int64_t* next_positions = nullptr;  // its absolute position, position + n - 1; -1 if n = 0
+};
+
 // Row i of the target's logits is the law of the token after i draft tokens, so row i judges
 // draft token i and row `length` gives the bonus token. With
 // p, q the processed laws of target and draft:
@@ -46,11 +71,27 @@ struct VerifyParams {
   float* logprobs = nullptr;        // [b, k+1] log p of each emitted token, NaN past them
   int32_t* status = nullptr;        // [b] StatusBits
   RowLaw* laws =
-      nullptr;  // [b, k+1] target law of each emitted token, for the level above; or nullptr
+      nullptr;    // [b, k+1] target law of each emitted token, for the level above; or nullptr
+  CutParams cut;  // EOS and length; by default nothing is cut and nothing of it written
+
+  // CUDA: kVerifyWorkspaceBytes of device memory, 16-byte aligned, zeroed once before its first use
+  // and then lent to one call at a time, as the calls of one stream are; nullptr: none. With it the
+  // rows of a few requests are reduced all at once; results do not depend on it.
+  void* workspace = nullptr;
 };
 
+constexpr int64_t kVerifyWorkspaceBytes = 65536;
+
 // Judges b blocks. On the CPU the outputs are written when the call returns; on CUDA the work is
-// queued. After a rejection in a row, later rows are not read (rule token).
+// queued. After a rejection in a row, later rows are not read (rule token; a CUDA call with a
+// workspace may reduce all rows of a few requests at once).
 Result verify(const VerifyParams& params, Stream stream = Stream::cpu());
+
+// Zeroes device memory that is to be a workspace and waits until it is. Not while the stream is
+// being captured.
+Result clear_workspace(void* workspace, int64_t bytes, Stream stream);
+
+// Whether a CUDA stream is being captured into a graph; false where that cannot be told.
+bool is_capturing(Stream stream);
 
 }  // namespace polyspec

@@ -31,24 +31,34 @@ const Rows& rows() {
   return chosen;
 }
 
-template <class Params>
-struct Call {
-  void (*request)(const Params&, int64_t);
-  const Params* params;
-};
+// The threads share the rows of a few large requests and take whole requests otherwise.
+constexpr int64_t kFewRequests = 8;
+constexpr int64_t kSharedVocab = 32768;
 
 template <class Params>
-void run(void (*request)(const Params&, int64_t), const Params& params, const Executor& executor) {
-  if (executor.run == nullptr || params.batch == 1) {
-    for (int64_t i = 0; i < params.batch; ++i) request(params, i);
+bool shares_rows(const Params& params) {
+  return params.batch == 1 || (params.batch < kFewRequests && params.vocab >= kSharedVocab);
+}
+
+template <class Params>
+using Request = void (*)(const Params&, int64_t, const Executor*);
+
+template <class Params>
+void run(Request<Params> request, const Params& params, const Executor& executor) {
+  if (executor.run == nullptr || shares_rows(params)) {
+    const Executor* shared = executor.run != nullptr ? &executor : nullptr;
+    for (int64_t i = 0; i < params.batch; ++i) request(params, i, shared);
     return;
   }
-  Call<Params> call{request, &params};
+  struct Call {
+    Request<Params> request;
+    const Params* params;
+  } call{request, &params};
   executor.run(
       executor.pool, params.batch,
       [](void* context, int64_t i) {
-        const auto& call = *static_cast<const Call<Params>*>(context);
-        call.request(*call.params, i);
+        const Call& mine = *static_cast<const Call*>(context);
+        mine.request(*mine.params, i, nullptr);
       },
       &call);
 }

@@ -8,16 +8,16 @@
 
 #include "cpu/rows.hpp"
 
-#include "cpu/serial_group.hpp"
+#include "cpu/row_tasks.hpp"
 #include "polyspec/detail/sample_request.hpp"
 #include "polyspec/detail/verify_request.hpp"
 
 namespace polyspec::POLYSPEC_DETAIL {
 namespace {
 
-void sample_one(const SampleParams& params, int64_t request) {
+void sample_one(const SampleParams& params, int64_t request, const Executor* executor) {
   Scratch scratch;
-  SerialGroup group(scratch);
+  SerialGroup group(scratch, executor);
   switch (params.dtype) {
     case DType::kFloat32:
       return sample_request<float>(group, params, request);
@@ -28,9 +28,9 @@ void sample_one(const SampleParams& params, int64_t request) {
   }
 }
 
-void verify_one(const VerifyParams& params, int64_t request) {
+void verify_one(const VerifyParams& params, int64_t request, const Executor* executor) {
   Scratch scratch;
-  SerialGroup group(scratch);
+  SerialGroup group(scratch, executor);
   switch (params.target_dtype) {
     case DType::kFloat32:
       return verify_request<float>(group, params, request);

@@ -6,8 +6,9 @@
 namespace polyspec::cpu {
 
 struct Rows {
-  void (*sample_request)(const SampleParams& params, int64_t request);
-  void (*verify_request)(const VerifyParams& params, int64_t request);
+  // One request of a batch; the rows are spread over the executor's threads, or not if it is null.
+  void (*sample_request)(const SampleParams& params, int64_t request, const Executor* executor);
+  void (*verify_request)(const VerifyParams& params, int64_t request, const Executor* executor);
   const char* isa;
 };
 

@@ -1,4 +1,5 @@
-// The thread group of one: what the row algorithms run on in the CPU backend.
+// The thread group of one: what the row algorithms run on in the CPU backend. A row's loops may
+// still be spread over the caller's threads, see row_tasks.hpp.
 #pragma once
 
 #include "polyspec/detail/group.hpp"
@@ -7,9 +8,9 @@ namespace polyspec::POLYSPEC_DETAIL {
 
 class SerialGroup {
  public:
-  static constexpr bool kSerial = true;
-
-  explicit SerialGroup(Scratch& scratch) : scratch_(scratch) {}
+  // Without an executor everything happens on this thread.
+  explicit SerialGroup(Scratch& scratch, const Executor* executor = nullptr)
+      : scratch_(scratch), executor_(executor) {}
 
   POLYSPEC_FN static constexpr int rank() { return 0; }
   POLYSPEC_FN static constexpr int size() { return 1; }
@@ -18,8 +19,7 @@ class SerialGroup {
   POLYSPEC_FN static constexpr int team() { return 0; }
   POLYSPEC_FN static constexpr int teams() { return 1; }
   POLYSPEC_FN static void sync() {}
-  POLYSPEC_FN static int32_t max(int32_t value) { return value; }
-  POLYSPEC_FN static int32_t min(int32_t value) { return value; }
+  POLYSPEC_FN static void max_and_min(int32_t*, int32_t*) {}
   POLYSPEC_FN static int64_t min(int64_t value) { return value; }
   POLYSPEC_FN static uint64_t sum(uint64_t value) { return value; }
   POLYSPEC_FN static uint64_t exclusive_scan(uint64_t) { return 0; }
@@ -28,11 +28,18 @@ class SerialGroup {
     *total = value;
     return 0;
   }
-  POLYSPEC_FN static void add(uint64_t* shared, uint64_t value) { *shared += value; }
+  POLYSPEC_FN uint64_t* bins() { return scratch_.bins; }
+  POLYSPEC_FN static void add(uint64_t* bin, uint64_t value) { *bin += value; }
+  POLYSPEC_FN void clear_bins() {
+    for (uint64_t& bin : scratch_.bins) bin = 0;
+  }
+  POLYSPEC_FN static void merge_bins() {}
   POLYSPEC_FN Scratch& scratch() { return scratch_; }
+  POLYSPEC_FN const Executor* executor() const { return executor_; }
 
  private:
   Scratch& scratch_;
+  const Executor* executor_;
 };
 
 }  // namespace polyspec::POLYSPEC_DETAIL

@@ -1,22 +1,17 @@
-// The CUDA backend's entry points: choose the kernel for the logits' element type, and see whether
-// any can run.
-#include "cuda/kernels.cuh"
-#include "cuda/launch.hpp"
+// The CUDA backend's entry points: choose the kernel for the logits' element type, and see what the
+// device is.
+#include "cuda/launch.cuh"
 
 namespace polyspec::cuda {
 namespace {
 
-Result result_of(cudaError_t error) {
-  if (error == cudaSuccess) return {};
-  return {Result::Code::kCudaError, cudaGetErrorString(error)};
-}
+__global__ void probe() {}
 
 // Whether this build has code for the current device; this makes its context, as the first launch
 // would.
 bool has_image() {
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&sample_kernel<float>)) ==
-         cudaSuccess;
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&probe)) == cudaSuccess;
 }
 
 bool current_device_runs_kernels() {
@@ -31,19 +26,52 @@ bool current_device_runs_kernels() {
 
 }  // namespace
 
-Result sample(const SampleParams& params, CUstream_st* stream) {
-  switch (params.dtype) {
-    case DType::kFloat32:
-      return result_of(launch(sample_kernel<float>, kSampleThreads, params, stream));
-    case DType::kBFloat16:
-      return result_of(launch(sample_kernel<detail::BFloat16>, kSampleThreads, params, stream));
-    case DType::kFloat16:
-      return result_of(launch(sample_kernel<detail::Float16>, kSampleThreads, params, stream));
-  }
-  return {Result::Code::kInvalidArgument, "dtype is not a DType"};
+std::atomic<int> forced_ctas{0};
+std::atomic<int> forced_rows_at_once{-1};
+
+void force_shape(int ctas, int rows_at_once) {
+  forced_ctas.store(ctas, std::memory_order_relaxed);
+  forced_rows_at_once.store(rows_at_once, std::memory_order_relaxed);
 }
 
-Result verify(const VerifyParams& params, CUstream_st* stream) {
+Result clear(void* memory, int64_t bytes, const Stream& stream) {
+  cudaError_t error = cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), stream.cuda);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream.cuda);
+  if (error != cudaSuccess) cudaGetLastError();
+  return result_of(error);
+}
+
+bool is_capturing(const Stream& stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream.cuda, &status) != cudaSuccess) cudaGetLastError();
+  return status != cudaStreamCaptureStatusNone;
+}
+
+DeviceShape current_device() {
+  constexpr int kDevices = 64;
+  static std::atomic<int> known[kDevices];  // multiprocessors * 2 + clusters; 0: not asked yet
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) {
+    cudaGetLastError();
+    return {};
+  }
+  int shape = known[device].load(std::memory_order_relaxed);
+  if (shape == 0) {
+    int multiprocessors = 1;
+    int clusters = 0;
+    if (cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) !=
+            cudaSuccess ||
+        cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device) != cudaSuccess) {
+      cudaGetLastError();
+      clusters = 0;
+    }
+    shape = multiprocessors * 2 + (clusters != 0);
+    known[device].store(shape, std::memory_order_relaxed);
+  }
+  return {shape / 2, shape % 2 != 0};
+}
+
+Result verify(const VerifyParams& params, const Stream& stream) {
   switch (params.target_dtype) {
     case DType::kFloat32:
       return result_of(launch_verify<float>(params, stream));

@@ -27,16 +27,41 @@ struct CtaShared {
   uint64_t slots[2][kWarps];
 };
 
+// What reductions do with two values.
+struct Smaller {
+  __device__ __forceinline__ int64_t operator()(int64_t a, int64_t b) const {
+    return a < b ? a : b;
+  }
+};
+struct Plus {
+  __device__ __forceinline__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
+};
+// The larger and the smaller of two orders in one word, so that one reduction does for both.
+struct Extremes {
+  __device__ __forceinline__ static uint64_t pack(int32_t high, int32_t low) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low);
+  }
+  __device__ __forceinline__ static void unpack(uint64_t both, int32_t* high, int32_t* low) {
+    *high = static_cast<int32_t>(both >> 32);
+    *low = static_cast<int32_t>(both & 0xffffffffu);
+  }
+  __device__ __forceinline__ uint64_t operator()(uint64_t a, uint64_t b) const {
+    int32_t high, low, other_high, other_low;
+    unpack(a, &high, &low);
+    unpack(b, &other_high, &other_low);
+    return pack(high > other_high ? high : other_high, low < other_low ? low : other_low);
+  }
+};
+
 template <int kThreads>
 class CtaGroup {
   using Shared = CtaShared<kThreads>;
   static constexpr int kWarps = Shared::kWarps;
 
  public:
-  static constexpr bool kSerial = false;
-
   __device__ __forceinline__ explicit CtaGroup(Shared& shared) : shared_(shared) {}
 
+  __device__ __forceinline__ static constexpr int ctas() { return 1; }
   __device__ __forceinline__ static int rank() { return static_cast<int>(threadIdx.x); }
   __device__ __forceinline__ static constexpr int size() { return kThreads; }
   __device__ __forceinline__ static int lane() { return rank() % kWarp; }
@@ -45,24 +70,24 @@ class CtaGroup {
   __device__ __forceinline__ static constexpr int teams() { return kWarps; }
   __device__ __forceinline__ static void sync() { __syncthreads(); }
 
-  __device__ __forceinline__ int32_t max(int32_t value) {
-    return static_cast<int32_t>(reduce(static_cast<int64_t>(value), Larger{}));
-  }
-  __device__ __forceinline__ int32_t min(int32_t value) {
-    return static_cast<int32_t>(reduce(static_cast<int64_t>(value), Smaller{}));
+  __device__ __forceinline__ void max_and_min(int32_t* high, int32_t* low) {
+    Extremes::unpack(reduce(Extremes::pack(*high, *low), Extremes{}), high, low);
   }
   __device__ __forceinline__ int64_t min(int64_t value) { return reduce(value, Smaller{}); }
   __device__ __forceinline__ uint64_t sum(uint64_t value) { return reduce(value, Plus{}); }
 
   __device__ __forceinline__ uint64_t exclusive_scan(uint64_t value) {
-    uint64_t total;
-    const uint64_t lower = team_exclusive_scan(value, &total);
-    uint64_t* slots = next_slots();
-    if (lane() == 0) slots[team()] = total;
-    __syncthreads();
     uint64_t unused;
-    const uint64_t in_lower_warps =
-        team_exclusive_scan(lane() < kWarps ? slots[lane()] : 0, &unused);
+    return exclusive_scan(value, &unused);
+  }
+  // The sum over the whole CTA as well.
+  __device__ __forceinline__ uint64_t exclusive_scan(uint64_t value, uint64_t* total) {
+    uint64_t of_warp;
+    const uint64_t lower = team_exclusive_scan(value, &of_warp);
+    uint64_t* slots = next_slots();
+    if (lane() == 0) slots[team()] = of_warp;
+    __syncthreads();
+    const uint64_t in_lower_warps = team_exclusive_scan(lane() < kWarps ? slots[lane()] : 0, total);
     return lower + __shfl_sync(kAll, in_lower_warps, team());
   }
   __device__ __forceinline__ static uint64_t team_sum(uint64_t value) {
@@ -78,41 +103,28 @@ class CtaGroup {
     *total = __shfl_sync(kAll, inclusive, kWarp - 1);
     return inclusive - value;
   }
-  __device__ __forceinline__ static void add(uint64_t* shared, uint64_t value) {
-    atomicAdd(reinterpret_cast<unsigned long long*>(shared),
-              static_cast<unsigned long long>(value));
+  // Shared memory adds 32 bits in one instruction but 64 bits in a loop that fails under
+  // contention, so the halves are added apart. Every wrap of the low half is somebody's carry, in
+  // any order.
+  __device__ __forceinline__ static void add(uint64_t* bin, uint64_t value) {
+    unsigned* halves = reinterpret_cast<unsigned*>(bin);
+    const unsigned low = static_cast<unsigned>(value);
+    const unsigned before = atomicAdd(&halves[0], low);
+    const unsigned carry = before + low < low ? 1 : 0;
+    const unsigned high = static_cast<unsigned>(value >> 32) + carry;
+    if (high != 0) atomicAdd(&halves[1], high);
+  }
+  // add(bin, 1) to a bin that stays below 2^32.
+  __device__ __forceinline__ static void count(uint64_t* bin) {
+    atomicAdd(reinterpret_cast<unsigned*>(bin), 1u);
   }
   __device__ __forceinline__ Scratch& scratch() { return shared_.scratch; }
-
- private:
-  static constexpr unsigned kAll = 0xffffffffu;
-
-  struct Larger {
-    template <class T>
-    __device__ __forceinline__ T operator()(T a, T b) const {
-      return a > b ? a : b;
-    }
-  };
-  struct Smaller {
-    template <class T>
-    __device__ __forceinline__ T operator()(T a, T b) const {
-      return a < b ? a : b;
-    }
-  };
-  struct Plus {
-    template <class T>
-    __device__ __forceinline__ T operator()(T a, T b) const {
-      return a + b;
-    }
-  };
-
-  template <class T, class Op>
-  __device__ __forceinline__ static T warp_reduce(T value, Op op) {
-    POLYSPEC_UNROLL
-    for (int step = kWarp / 2; step > 0; step /= 2)
-      value = op(value, __shfl_xor_sync(kAll, value, step));
-    return value;
+  __device__ __forceinline__ uint64_t* bins() { return shared_.scratch.bins; }
+  __device__ __forceinline__ void clear_bins() {
+    for (int bin = rank(); bin < kBins; bin += kThreads) shared_.scratch.bins[bin] = 0;
+    __syncthreads();
   }
+  __device__ __forceinline__ static void merge_bins() { __syncthreads(); }
 
   // In every thread the reduction over the CTA.
   template <class T, class Op>
@@ -124,6 +136,17 @@ class CtaGroup {
     value = static_cast<T>(slots[0]);
     POLYSPEC_UNROLL
     for (int warp = 1; warp < kWarps; ++warp) value = op(value, static_cast<T>(slots[warp]));
+    return value;
+  }
+
+ private:
+  static constexpr unsigned kAll = 0xffffffffu;
+
+  template <class T, class Op>
+  __device__ __forceinline__ static T warp_reduce(T value, Op op) {
+    POLYSPEC_UNROLL
+    for (int step = kWarp / 2; step > 0; step /= 2)
+      value = op(value, __shfl_xor_sync(kAll, value, step));
     return value;
   }
 

@@ -1,16 +1,37 @@
-// The kernels of polyspec::sample and polyspec::verify and how they are launched.
+// The kernels of polyspec::sample and polyspec::verify.
 //
-// One CTA works on one request: it walks the rows of its block and stops at the first rejection, so
-// later rows are not read. Everything happens in this one launch: no workspace, nothing to clear,
-// no value read on the host, so a launch can be captured in a CUDA graph. Parameters travel by
-// value; what their pointers lead to is read when the kernel runs.
+// One group works on one request: it walks the rows of its block and stops at the first rejection,
+// so later rows are not read. The group is a CTA before sm_90; later it is a cluster of one or more
+// CTAs, as launched, over which each row is spread. Everything happens in one launch: no workspace,
+// nothing to clear, no value read on the host, so a launch can be captured in a CUDA graph.
+// Parameters travel by value; what their pointers lead to is read when the kernel runs.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/cta_group.cuh"
+#include "cuda/last_arriver.cuh"
+#include "cuda/launch_shape.hpp"
+#include "cuda/row_reader.cuh"
 #include "polyspec/detail/sample_request.hpp"
 #include "polyspec/detail/verify_request.hpp"
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#include "cuda/cluster_group.cuh"
+namespace polyspec::cuda {
+template <int kThreads>
+using Shared = detail::ClusterShared<kThreads>;
+template <int kThreads>
+using Group = detail::ClusterGroup<kThreads>;
+}  // namespace polyspec::cuda
+#else
+namespace polyspec::cuda {
+template <int kThreads>
+using Shared = detail::CtaShared<kThreads>;
+template <int kThreads>
+using Group = detail::CtaGroup<kThreads>;
+}  // namespace polyspec::cuda
+#endif
 
 namespace polyspec::cuda {
 
@@ -19,44 +40,61 @@ namespace polyspec::cuda {
 constexpr int kSampleThreads = 512;
 constexpr int kVerifyThreads = 384;
 
+// Waits for the kernel before this one in the stream, whose end a launch with the attribute
+// cudaLaunchAttributeProgrammaticStreamSerialization does not wait for. Nothing of global memory
+// may be touched before. Returns at once in other launches.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <class T, class AnyGroup>
+__device__ __forceinline__ void run_request(AnyGroup& group, const SampleParams& params,
+                                            int64_t b) {
+  detail::sample_request<T>(group, params, b);
+}
+template <class T, class AnyGroup>
+__device__ __forceinline__ void run_request(AnyGroup& group, const VerifyParams& params,
+                                            int64_t b) {
+  detail::verify_request<T>(group, params, b);
+}
+
 // T is the element type of the (target's) logits. __grid_constant__ lets the row algorithms hold
 // references to the parameters without a copy of them in every thread's local memory.
-template <class T>
-__global__ void __launch_bounds__(kSampleThreads, 1)
-    sample_kernel(const __grid_constant__ SampleParams params) {
-  __shared__ detail::CtaShared<kSampleThreads> shared;
-  detail::CtaGroup<kSampleThreads> group(shared);
-  for (int64_t request = blockIdx.x; request < params.batch; request += gridDim.x) {
-    detail::sample_request<T>(group, params, request);
+template <class T, int kThreads, class Params>
+__global__ void __launch_bounds__(kThreads, 1)
+    request_kernel(const __grid_constant__ Params params) {
+  __shared__ Shared<kThreads> shared;
+  wait_for_previous_kernel();
+  Group<kThreads> group(shared);
+  group.sync();  // the other CTAs of a cluster have begun: their shared memory is there
+  const int64_t groups = gridDim.x / group.ctas();
+  for (int64_t b = blockIdx.x / group.ctas(); b < params.batch; b += groups) {
+    run_request<T>(group, params, b);
   }
+  group.sync();  // no CTA leaves while another may reach into its shared memory
 }
 
-template <class T>
-__global__ void __launch_bounds__(kVerifyThreads, 1)
-    verify_kernel(const __grid_constant__ VerifyParams params) {
-  __shared__ detail::CtaShared<kVerifyThreads> shared;
-  detail::CtaGroup<kVerifyThreads> group(shared);
-  for (int64_t request = blockIdx.x; request < params.batch; request += gridDim.x) {
-    detail::verify_request<T>(group, params, request);
-  }
+// A group per row; the last to arrive judges the block.
+template <class T, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1)
+    rows_kernel(const __grid_constant__ VerifyParams params) {
+  static_assert(kTicketBytes + kMostRecords * sizeof(detail::RowRecord) <= kVerifyWorkspaceBytes,
+                "the workspace has room for the records");
+  __shared__ Shared<kThreads> shared;
+  wait_for_previous_kernel();
+  Group<kThreads> group(shared);
+  group.sync();
+  const int64_t rows = params.draft_len + 1;
+  const int64_t row = blockIdx.x / group.ctas();  // of the whole batch
+  const int64_t request = row / rows;
+  unsigned* tickets = static_cast<unsigned*>(params.workspace);
+  detail::RowRecord* records =
+      reinterpret_cast<detail::RowRecord*>(static_cast<char*>(params.workspace) + kTicketBytes);
+  detail::verify_row<T>(group, params, request, row - request * rows, records + request * rows,
+                        tickets + request);
+  group.sync();
 }
-
-// Launches one CTA per request. The error, if there is one, is this launch's own and is not left
-// behind for the next caller of cudaGetLastError.
-template <class Params>
-cudaError_t launch(void (*kernel)(Params), int threads, const Params& params, cudaStream_t stream) {
-  constexpr int64_t kMaxGrid = 0x7fffffff;  // beyond it a CTA takes several requests
-  const int64_t grid = params.batch < kMaxGrid ? params.batch : kMaxGrid;
-  void* arguments[] = {const_cast<Params*>(&params)};
-  const cudaError_t error =
-      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(grid)),
-                       dim3(static_cast<unsigned>(threads)), arguments, 0, stream);
-  if (error != cudaSuccess) cudaGetLastError();
-  return error;
-}
-
-// One definition per element type, each in a file of its own: verify_<type>.cu.
-template <class T>
-cudaError_t launch_verify(const VerifyParams& params, cudaStream_t stream);
 
 }  // namespace polyspec::cuda

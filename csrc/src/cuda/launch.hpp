@@ -6,11 +6,20 @@
 
 namespace polyspec::cuda {
 
-// Arguments are checked already (operators.cpp). Both launch on the stream and return.
-Result sample(const SampleParams& params, CUstream_st* stream);
-Result verify(const VerifyParams& params, CUstream_st* stream);
+// Arguments are checked already (operators.cpp). Both launch on stream.cuda and return.
+Result sample(const SampleParams& params, const Stream& stream);
+Result verify(const VerifyParams& params, const Stream& stream);
+
+// As clear_workspace and is_capturing of verify.hpp.
+Result clear(void* memory, int64_t bytes, const Stream& stream);
+bool is_capturing(const Stream& stream);
 
 // Whether a device that these kernels run on is there. Never fails.
 bool available();
+
+// From now on a request (or a row, where rows are done at once) gets this many CTAs, 1, 2, 4 or 8,
+// and verification does the rows at once where there is a workspace, or never, whatever the batch;
+// 0 and -1: the backend chooses. For tests and measurements. Results do not depend on it.
+void force_shape(int ctas, int rows_at_once);
 
 }  // namespace polyspec::cuda

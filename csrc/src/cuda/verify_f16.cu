@@ -1,11 +1,11 @@
-// The verification kernel for target logits in float16.
-#include "cuda/kernels.cuh"
+// The verification kernels for target logits in float16.
+#include "cuda/launch.cuh"
 
 namespace polyspec::cuda {
 
 template <>
-cudaError_t launch_verify<detail::Float16>(const VerifyParams& params, cudaStream_t stream) {
-  return launch(verify_kernel<detail::Float16>, kVerifyThreads, params, stream);
+cudaError_t launch_verify<detail::Float16>(const VerifyParams& params, const Stream& stream) {
+  return launch_verify_kernel<detail::Float16>(params, stream);
 }
 
 }  // namespace polyspec::cuda

@@ -8,7 +8,7 @@
 #include "fibre/fibre_machine.hpp"
 #include "polyspec/detail/sample_request.hpp"
 #include "polyspec/detail/verify_request.hpp"
-#include "random_case.hpp"
+#include "random_verify.hpp"
 
 namespace polyspec::POLYSPEC_DETAIL {
 
@@ -55,16 +55,24 @@ class Expected {
   // requests in turn, with what the last one left in its scratch.
   template <class MakeGroup>
   void check(fibre::Machine& machine, MakeGroup make_group) const {
-    std::vector<unsigned char> got = call_.outputs.bytes;
-    const auto params = call_.params(call_.inputs.bytes.data(), got.data());
-    machine.run([&](int rank) {
+    check_run(machine, [&](int rank, const auto& params) {
       auto group = make_group(rank);
       for (int64_t b = 0; b < params.batch; ++b) request(group, params, b);
     });
+  }
+
+  // Runs the call as body(rank, params).
+  template <class Body>
+  void check_run(fibre::Machine& machine, Body body) const {
+    std::vector<unsigned char> got = call_.outputs.bytes;
+    const auto params = call_.params(call_.inputs.bytes.data(), got.data());
+    machine.run([&](int rank) { body(rank, params); });
     cases::check_same(outputs_, got,
                       name_ + ", " + std::to_string(machine.size()) + " threads in teams of " +
                           std::to_string(machine.lanes()));
   }
+
+  const Case& call() const { return call_; }
 
  private:
   Case call_;

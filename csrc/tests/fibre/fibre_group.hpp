@@ -10,8 +10,6 @@ namespace polyspec::POLYSPEC_DETAIL {
 // One thread of the group.
 class FibreGroup {
  public:
-  static constexpr bool kSerial = false;
-
   FibreGroup(fibre::Machine& machine, Scratch& scratch, int rank)
       : machine_(machine), scratch_(scratch), rank_(rank) {}
 
@@ -23,11 +21,9 @@ class FibreGroup {
   int teams() const { return machine_.pause(), machine_.size() / machine_.lanes(); }
 
   void sync() { machine_.meet_group(rank_, "sync", 0); }
-  int32_t max(int32_t value) {
-    return best(meet("max", value), value, [](auto a, auto b) { return a > b; });
-  }
-  int32_t min(int32_t value) {
-    return best(meet("min", value), value, [](auto a, auto b) { return a < b; });
+  void max_and_min(int32_t* high, int32_t* low) {
+    *high = best(meet("max", *high), *high, [](auto a, auto b) { return a > b; });
+    *low = best(meet("min", *low), *low, [](auto a, auto b) { return a < b; });
   }
   int64_t min(int64_t value) {
     return best(meet("min of 64 bits", value), value, [](auto a, auto b) { return a < b; });
@@ -42,10 +38,16 @@ class FibreGroup {
     *total = sum_of(all, machine_.lanes());
     return sum_of(all, rank_ % machine_.lanes());
   }
-  void add(uint64_t* shared, uint64_t value) {
+  uint64_t* bins() { return scratch().bins; }
+  void add(uint64_t* bin, uint64_t value) {
     machine_.pause();
-    *shared += value;
+    *bin += value;
   }
+  void clear_bins() {
+    for (int bin = rank(); bin < kBins; bin += size()) scratch().bins[bin] = 0;
+    sync();
+  }
+  void merge_bins() { sync(); }
   Scratch& scratch() { return machine_.pause(), scratch_; }
 
  private:

@@ -10,15 +10,18 @@ Machine* running = nullptr;  // makecontext hands over integers only
 
 }  // namespace
 
-Machine::Machine(int size, int lanes, Order order, uint64_t seed)
+Machine::Machine(int size, int lanes, Order order, uint64_t seed, int block)
     : size_(size),
       lanes_(lanes),
+      block_(block > 0 ? block : size),
       order_(order),
       random_(seed),
       group_(size),
+      blocks_(size / block_, Meeting(block_)),
       teams_(size / lanes, Meeting(lanes)),
       fibres_(size) {
-  CHECK_EQ(0, size % lanes);
+  CHECK_EQ(0, size % block_);
+  CHECK_EQ(0, block_ % lanes);
   for (Fibre& fibre : fibres_) fibre.stack.reset(new char[kStack]);
 }
 
@@ -106,6 +109,10 @@ const std::vector<uint64_t>& Machine::meet(Meeting& meeting, int member, int ran
 
 const std::vector<uint64_t>& Machine::meet_group(int rank, const char* operation, uint64_t given) {
   return meet(group_, rank, rank, operation, given);
+}
+
+const std::vector<uint64_t>& Machine::meet_block(int rank, const char* operation, uint64_t given) {
+  return meet(blocks_[rank / block_], rank % block_, rank, operation, given);
 }
 
 const std::vector<uint64_t>& Machine::meet_team(int rank, const char* operation, uint64_t given) {

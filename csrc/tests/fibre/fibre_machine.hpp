@@ -24,16 +24,18 @@ constexpr Order kOrders[] = {Order::kAscending, Order::kDescending, Order::kRand
 
 class Machine {
  public:
-  // Threads 0 ... size - 1 in teams of `lanes` consecutive ones; lanes divides size.
-  Machine(int size, int lanes, Order order, uint64_t seed);
+  // Threads 0 ... size - 1 in teams of `lanes` consecutive ones, and blocks of `block` (0: one
+  // block of all); lanes divides block, block divides size.
+  Machine(int size, int lanes, Order order, uint64_t seed, int block = 0);
 
   // Runs body(rank) in every fibre until all have returned.
   void run(const std::function<void(int)>& body);
 
-  // Waits for the other threads of the group (team); returns what each of them gave, by rank
-  // (lane). `operation` must be the same in all. The answer stays valid until the second meeting
-  // after this one.
+  // Waits for the other threads of the group (block, team); returns what each of them gave, by rank
+  // (within it). `operation` must be the same in all. The answer stays valid until the second
+  // meeting after this one.
   const std::vector<uint64_t>& meet_group(int rank, const char* operation, uint64_t given);
+  const std::vector<uint64_t>& meet_block(int rank, const char* operation, uint64_t given);
   const std::vector<uint64_t>& meet_team(int rank, const char* operation, uint64_t given);
 
   // A point at which a fibre may be interrupted.
@@ -42,6 +44,7 @@ class Machine {
   int current() const { return current_; }  // rank of the fibre that runs
   int size() const { return size_; }
   int lanes() const { return lanes_; }
+  int block() const { return block_; }
 
  private:
   struct Meeting {
@@ -68,10 +71,11 @@ class Machine {
   int next_fibre();
   void yield();
 
-  int size_, lanes_;
+  int size_, lanes_, block_;
   Order order_;
   cases::Random random_;
   Meeting group_;
+  std::vector<Meeting> blocks_;
   std::vector<Meeting> teams_;
   std::vector<Fibre> fibres_;
   ucontext_t home_;

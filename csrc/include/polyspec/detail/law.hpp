@@ -28,12 +28,14 @@ struct LawWeight {
   float slope;
   int head;
 
-  POLYSPEC_FN uint64_t operator()(int64_t i) const {
-    const float z = row[i];
-    const uint64_t mass = mass_of_exponent((z - max) * slope, head);
-    // A mask and no branch: what is computed from two masses then still vectorises.
-    const uint64_t kept = -static_cast<uint64_t>(z >= threshold);
-    return mass & kept;
+  POLYSPEC_FN uint64_t operator()(int64_t i) const { return of(row[i]); }
+
+  // Mass of a token with logit z.
+  POLYSPEC_FN uint64_t of(float z) const { return mass_of_exponent(exponent_of(z), head); }
+
+  // A choice of exponents and no branch: what is computed from two masses then still vectorises.
+  POLYSPEC_FN float exponent_of(float z) const {
+    return z >= threshold ? (z - max) * slope : -kInfinity;
   }
 };
 
@@ -43,18 +45,29 @@ POLYSPEC_FN LawWeight<RowType> law_weight(const RowType& row, const RowLaw& law,
   return {row, law.max, law.threshold, filter.slope, head};
 }
 
+// Largest and smallest order of the logits that this thread looks at. (A backend may overload it
+// for its rows, and first_of below.)
+template <class Group, class RowType>
+POLYSPEC_FN void extremes(Group& group, const RowType& row, int32_t* high, int32_t* low) {
+  int32_t most = kOrderMinusInfinity;
+  int32_t least = kOrderInfinity;
+  POLYSPEC_ROLLED
+  for (int64_t i = group.rank(); i < row.n; i += group.size()) {
+    const int32_t order = order_of(row[i]);
+    most = order > most ? order : most;
+    least = order < least ? order : least;
+  }
+  *high = most;
+  *low = least;
+}
+
 // Largest logit of a row, and what is wrong with the row. Collective.
 template <class Group, class RowType>
 POLYSPEC_FN int32_t row_max(Group& group, const RowType& row, float* max) {
-  int32_t high = kOrderMinusInfinity;
-  int32_t low = kOrderInfinity;
-  for (int64_t i = group.rank(); i < row.n; i += group.size()) {
-    const int32_t order = order_of(row[i]);
-    high = order > high ? order : high;
-    low = order < low ? order : low;
-  }
-  high = group.max(high);
-  low = group.min(low);
+  int32_t high;
+  int32_t low;
+  extremes(group, row, &high, &low);
+  group.max_and_min(&high, &low);
   *max = value_of(high) + 0.0f;  // -0 becomes +0
   if (high > kOrderInfinity || low < kOrderMinusInfinity) return kStatusNan;
   if (high == kOrderInfinity) return kStatusInf;
@@ -62,17 +75,19 @@ POLYSPEC_FN int32_t row_max(Group& group, const RowType& row, float* max) {
   return 0;
 }
 
+// First of the tokens that this thread looks at whose logit is `max`; the row's length if none is.
+template <class Group, class RowType>
+POLYSPEC_FN int64_t first_of(Group& group, const RowType& row, float max) {
+  for (int64_t i = group.rank(); i < row.n; i += group.size()) {
+    if (row[i] == max) return i;
+  }
+  return row.n;
+}
+
 // First token with the largest logit (C5). Collective.
 template <class Group, class RowType>
 POLYSPEC_FN int64_t first_equal(Group& group, const RowType& row, float max) {
-  int64_t first = row.n;
-  for (int64_t i = group.rank(); i < row.n; i += group.size()) {
-    if (row[i] == max) {
-      first = i;
-      break;
-    }
-  }
-  return group.min(first);
+  return group.min(first_of(group, row, max));
 }
 
 struct One {

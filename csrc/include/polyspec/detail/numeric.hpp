@@ -66,14 +66,14 @@ POLYSPEC_FN int head_room(int64_t vocab) {
 }
 POLYSPEC_FN double mass_unit(int head) { return static_cast<double>(uint64_t{1} << (62 - head)); }
 
-// trunc(2^(62 - head) * 2^exponent), exponent <= 0 (-inf gives 0).
-// 2^f on [-1/2, 1/2] is a polynomial fitted for relative error (2e-9 before rounding, 8e-8 after);
-// the float's 24 significant bits are then shifted into place as an integer.
-POLYSPEC_FN uint64_t mass_of_exponent(float exponent, int head) {
-  exponent = exponent > -100.0f ? exponent : -100.0f;  // 2^-100 is below every unit of mass
-  const float shifter = 12582912.0f;                   // 1.5 * 2^23: adding it rounds to an integer
-  const float whole = (exponent + shifter) - shifter;
-  const float f = exponent - whole;
+// 2^exponent, exponent <= 0 (-inf and NaN give 2^-100, below every unit of mass).
+// 2^f on [-1/2, 1/2] is a polynomial fitted for relative error (2e-9 before rounding, 8e-8 after).
+POLYSPEC_FN float exp2_of(float exponent) {
+  exponent = exponent > -100.0f ? exponent : -100.0f;
+  // Adding 1.5 * 2^23 rounds to an integer, which the low bits of the sum then are.
+  const float shifter = 12582912.0f;
+  const float shifted = exponent + shifter;
+  const float f = exponent - (shifted - shifter);
   float p = 0.00015353362f;
   p = __builtin_fmaf(p, f, 0.0013398874f);
   p = __builtin_fmaf(p, f, 0.009618437f);
@@ -81,8 +81,13 @@ POLYSPEC_FN uint64_t mass_of_exponent(float exponent, int head) {
   p = __builtin_fmaf(p, f, 0.24022648f);
   p = __builtin_fmaf(p, f, 0.6931472f);
   p = __builtin_fmaf(p, f, 1.0f);
-  const uint32_t bits =
-      bit_cast<uint32_t>(p) + (static_cast<uint32_t>(static_cast<int32_t>(whole)) << 23);
+  return bit_cast<float>(bit_cast<uint32_t>(p) + (bit_cast<uint32_t>(shifted) << 23));
+}
+
+// trunc(2^(62 - head) * 2^exponent), exponent <= 0: the float's 24 significant bits are shifted
+// into place as an integer.
+POLYSPEC_FN uint64_t mass_of_exponent(float exponent, int head) {
+  const uint32_t bits = bit_cast<uint32_t>(exp2_of(exponent));
   const uint32_t down = 127u - (bits >> 23) + static_cast<uint32_t>(head);
   const uint64_t significand = static_cast<uint64_t>((bits & 0x7fffffu) | 0x800000u) << 39;
   return significand >> (down < 63u ? down : 63u);

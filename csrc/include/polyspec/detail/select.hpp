@@ -20,6 +20,7 @@ POLYSPEC_FN int bin_from_top(Group& group, uint64_t* need) {
   const int top = kBins - 1 - run * group.rank();  // each thread takes a run of bins, downwards
   const int bottom = top - run + 1 > 0 ? top - run + 1 : 0;
   uint64_t mine = 0;
+  POLYSPEC_ROLLED
   for (int bin = top; bin >= bottom; --bin) mine += scratch.bins[bin];
   uint64_t above = group.exclusive_scan(mine);
   if (above < *need && *need - above <= mine) {
@@ -33,27 +34,45 @@ POLYSPEC_FN int bin_from_top(Group& group, uint64_t* need) {
   return static_cast<int>(scratch.found[0]);
 }
 
+// One digit of a key: which keys it is counted for, and where in them it stands.
+struct Digit {
+  uint32_t prefix;  // of the digits above
+  uint32_t prefix_mask;
+  int shift;
+  uint32_t mask;
+
+  POLYSPEC_FN bool counts(uint32_t key) const { return (key & prefix_mask) == prefix; }
+  POLYSPEC_FN uint32_t of(uint32_t key) const { return (key >> shift) & mask; }
+};
+
+// Adds the weights of the tokens that this thread looks at to the group's histogram. (A backend may
+// overload it for its rows.)
+template <class Group, class AnyRowType, class Weight>
+POLYSPEC_FN void count_digit(Group& group, const AnyRowType& row, const Weight& weight,
+                             const Digit& digit) {
+  uint64_t* bins = group.bins();
+  POLYSPEC_ROLLED
+  for (int64_t i = group.rank(); i < row.n; i += group.size()) {
+    const uint32_t key = key_of(row[i]);
+    if (digit.counts(key)) group.add(&bins[digit.of(key)], weight(i));
+  }
+}
+
 // Largest logit t of the row with sum of weight(i) over row[i] >= t reaching `need`, 1 <= need <=
 // sum of all weights. Collective.
 template <class Group, class AnyRowType, class Weight>
 POLYSPEC_FN float select_from_top(Group& group, const AnyRowType& row, const Weight& weight,
                                   uint64_t need) {
-  uint64_t* bins = group.scratch().bins;
   uint32_t prefix = 0;
   uint32_t mask = 0;
-  for (int digit = 0; digit < 3; ++digit) {
-    const int shift = digit == 0 ? 21 : digit == 1 ? 10 : 0;
-    const uint32_t digit_mask = digit < 2 ? 2047u : 1023u;
-    for (int bin = group.rank(); bin < kBins; bin += group.size()) bins[bin] = 0;
-    group.sync();
-    for (int64_t i = group.rank(); i < row.n; i += group.size()) {
-      const uint32_t key = key_of(row[i]);
-      if ((key & mask) == prefix) group.add(&bins[(key >> shift) & digit_mask], weight(i));
-    }
-    group.sync();
+  for (int i = 0; i < 3; ++i) {
+    const Digit digit{prefix, mask, i == 0 ? 21 : i == 1 ? 10 : 0, i < 2 ? 2047u : 1023u};
+    group.clear_bins();
+    count_digit(group, row, weight, digit);
+    group.merge_bins();
     const uint32_t found = static_cast<uint32_t>(bin_from_top(group, &need));
-    prefix |= found << shift;
-    mask |= digit_mask << shift;
+    prefix |= found << digit.shift;
+    mask |= digit.mask << digit.shift;
   }
   return value_of_key(prefix);
 }

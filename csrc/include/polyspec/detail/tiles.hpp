@@ -25,23 +25,30 @@ struct Tiling {
   }
 };
 
+// A lane's share of a tile's mass. (A backend may overload it for its rows.)
+template <class Group, class Weight>
+POLYSPEC_FN uint64_t lane_mass(Group& group, const Weight& weight, int64_t begin, int64_t end) {
+  uint64_t sum = 0;
+  POLYSPEC_ROLLED
+  for (int64_t i = begin + group.lane(); i < end; i += group.lanes()) sum += weight(i);
+  return sum;
+}
+
 // Total of weight(i), i in [0, n), leaving the tile sums in scratch. Collective.
 template <class Group, class Weight>
 POLYSPEC_FN uint64_t sum_tiles(Group& group, int64_t n, const Weight& weight) {
   const Tiling tiling(n);
   uint64_t* tiles = group.scratch().tiles;
-  for (int64_t tile = group.team(); tile < tiling.count; tile += group.teams()) {
-    const int64_t end = tiling.end(tile);
-    uint64_t sum = 0;
-    for (int64_t i = tiling.begin(tile) + group.lane(); i < end; i += group.lanes())
-      sum += weight(i);
-    sum = group.team_sum(sum);
-    if (group.lane() == 0) tiles[tile] = sum;
-  }
-  group.sync();
   uint64_t mine = 0;
-  for (int64_t tile = group.rank(); tile < tiling.count; tile += group.size()) mine += tiles[tile];
-  return group.sum(mine);
+  for (int64_t tile = group.team(); tile < tiling.count; tile += group.teams()) {
+    const uint64_t sum =
+        group.team_sum(lane_mass(group, weight, tiling.begin(tile), tiling.end(tile)));
+    if (group.lane() == 0) {
+      tiles[tile] = sum;
+      mine += sum;
+    }
+  }
+  return group.sum(mine);  // a barrier too: the tile sums are seen after it
 }
 
 // The token whose mass covers `target`: the first i with weight(0) + ... + weight(i) > target.
@@ -57,6 +64,7 @@ POLYSPEC_FN int64_t pick(Group& group, int64_t n, const Weight& weight, uint64_t
   const int64_t first = run * group.rank();
   const int64_t last = first + run < tiling.count ? first + run : tiling.count;
   uint64_t mine = 0;
+  POLYSPEC_ROLLED
   for (int64_t tile = first; tile < last; ++tile) mine += scratch.tiles[tile];
   uint64_t before = group.exclusive_scan(mine);
   if (before <= target && target - before < mine) {
@@ -66,13 +74,29 @@ POLYSPEC_FN int64_t pick(Group& group, int64_t n, const Weight& weight, uint64_t
     scratch.found[1] = target - before;
   }
   group.sync();
-  const int64_t tile = static_cast<int64_t>(scratch.found[0]);
-  const uint64_t rest = scratch.found[1];
   if (group.team() == 0) {
-    const int64_t end = tiling.end(tile);
+    const int64_t tile = static_cast<int64_t>(scratch.found[0]);
+    uint64_t rest = scratch.found[1];
+    int64_t begin = tiling.begin(tile);
+    int64_t end = tiling.end(tile);
+    // Each lane sums a run of consecutive tokens; the run that covers the rest is cut up in turn.
+    while (group.lanes() > 1 && end - begin > group.lanes()) {
+      const int64_t length = (end - begin + group.lanes() - 1) / group.lanes();
+      const int64_t from = begin + length * group.lane();
+      const int64_t to = from + length < end ? from + length : end;
+      uint64_t mass = 0;
+      POLYSPEC_ROLLED
+      for (int64_t i = from; i < to; ++i) mass += weight(i);
+      uint64_t total;
+      const uint64_t lower = group.team_exclusive_scan(mass, &total);
+      const bool covers = lower <= rest && rest - lower < mass;
+      rest -= group.team_sum(covers ? lower : 0);
+      begin = static_cast<int64_t>(group.team_sum(covers ? static_cast<uint64_t>(from) : 0));
+      end = begin + length < end ? begin + length : end;
+    }
     uint64_t passed = 0;
-    for (int64_t start = tiling.begin(tile); start < end && passed <= rest;
-         start += group.lanes()) {
+    POLYSPEC_ROLLED
+    for (int64_t start = begin; start < end && passed <= rest; start += group.lanes()) {
       const int64_t i = start + group.lane();
       const uint64_t mass = i < end ? weight(i) : 0;
       uint64_t total;

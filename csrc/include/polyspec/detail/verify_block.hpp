@@ -24,7 +24,7 @@ POLYSPEC_FN Verdict verify_block(Group& group, const Block<T>& block) {
   for (int64_t i = 0; i < block.length && scale > 0.0; ++i) {
     RowLaw p_law;
     RowLaw q_law{0.0f, 0.0f, 1};
-    int32_t error = law_of(group, block.target_row(i), block.filter, head, &p_law);
+    int32_t error = target_law(group, block, i, &p_law);
     const int64_t y = block.token(i);
     if (error == 0 && (y < 0 || y >= params.vocab)) error = kStatusTokenOutOfRange;
     if (error == 0 && !block.deterministic()) error = draft_law(group, block, i, &q_law);
@@ -38,7 +38,7 @@ POLYSPEC_FN Verdict verify_block(Group& group, const Block<T>& block) {
     double h = i == 0 ? 1.0 : 0.0;  // the empty prefix always stands
     if (i > 0) {
       const uint64_t total =
-          residual_mass(group, block, i, residual_weight(block, i, p_law, q_law, scale));
+          sum_tiles(group, params.vocab, residual_weight(block, i, p_law, q_law, scale));
       const double s = static_cast<double>(total) / mass_unit(head);
       h = s > 0.0 ? s / (s + (1.0 - scale)) : 0.0;  // s = 0: nothing could be drawn here
     }
@@ -58,7 +58,7 @@ POLYSPEC_FN Verdict verify_block(Group& group, const Block<T>& block) {
   if (block.length == 0 || (scale > 0.0 && block.accept_draw(block.length - 1) < scale)) {
     verdict.accepted = block.length;
     RowLaw p_law;
-    verdict.status = law_of(group, block.target_row(block.length), block.filter, head, &p_law);
+    verdict.status = target_law(group, block, block.length, &p_law);
     if (verdict.status == 0) verdict.last = emit_from_law(group, block, block.length, p_law);
     return verdict;
   }

@@ -54,6 +54,18 @@ POLYSPEC_FN int64_t draft_id(const VerifyParams& params, int64_t token) {
   return token < params.draft_vocab ? token : -1;
 }
 
+// The target's law of row i, its tile sums left in scratch, and at temperature 0 its argmax; error
+// bits or 0. Collective.
+template <class T, class Group>
+POLYSPEC_FN int32_t target_law(Group& group, const Block<T>& block, int64_t i, RowLaw* law) {
+  return law_of(group, block.target_row(i), block.filter, head_room(block.params.vocab), law);
+}
+template <class T, class Group>
+POLYSPEC_FN int32_t target_argmax(Group& group, const Block<T>& block, int64_t i,
+                                  Emission* emission) {
+  return greedy_emission(group, block.target_row(i), emission);
+}
+
 // The draft's law of row i: as handed over, or computed. Collective.
 template <class T, class Group>
 POLYSPEC_FN int32_t draft_law(Group& group, const Block<T>& block, int64_t i, RowLaw* law) {
@@ -112,6 +124,12 @@ struct ResidualWeight {
     }
     return left > 0.0 ? static_cast<uint64_t>(static_cast<int64_t>(left * unit)) : 0;
   }
+  // The same of a token whose two masses are at hand.
+  POLYSPEC_FN uint64_t of(uint64_t p_mass, uint64_t q_mass) const {
+    const double left =
+        static_cast<double>(p_mass) * p_scale - static_cast<double>(q_mass) * q_scale;
+    return left > 0.0 ? static_cast<uint64_t>(static_cast<int64_t>(left * unit)) : 0;
+  }
 };
 
 template <class T>
@@ -133,55 +151,6 @@ POLYSPEC_FN ResidualWeight<T> residual_weight(const Block<T>& block, int64_t i, 
     weight.proposed = -1;
   }
   return weight;
-}
-
-// The same masses in the common case, for a loop that vectorises: draft and target rows of one
-// element type and one vocabulary.
-template <class T>
-struct PlainResidualWeight {
-  LawWeight<Row<T>> p;
-  LawWeight<Row<T>> q;
-  double p_scale;
-  double q_scale;
-  double unit;
-
-  POLYSPEC_FN uint64_t operator()(int64_t i) const {
-    // Masses are below 2^63, and signed integers convert in vector registers; the clamp comes
-    // before the conversion, which could not be speculated otherwise.
-    const double left = static_cast<double>(static_cast<int64_t>(p(i))) * p_scale -
-                        static_cast<double>(static_cast<int64_t>(q(i))) * q_scale;
-    return static_cast<uint64_t>(static_cast<int64_t>((left > 0.0 ? left : 0.0) * unit));
-  }
-};
-
-template <class T>
-POLYSPEC_FN bool residual_is_plain(const Block<T>& block) {
-  const VerifyParams& params = block.params;
-  return !block.deterministic() && params.target_to_draft == nullptr &&
-         params.draft_vocab == params.vocab && params.draft_dtype == params.target_dtype;
-}
-
-template <class T>
-POLYSPEC_FN PlainResidualWeight<T> plain_residual_weight(const Block<T>& block, int64_t i,
-                                                         const ResidualWeight<T>& weight) {
-  const Row<T> row{static_cast<const T*>(block.draft_row(i).data), block.params.draft_vocab};
-  return {weight.p,
-          {row, weight.q.max, weight.q.threshold, weight.q.slope, weight.q.head},
-          weight.p_scale,
-          weight.q_scale,
-          weight.unit};
-}
-
-// Total residual mass of row i, its tile sums left in scratch. Collective.
-template <class T, class Group>
-POLYSPEC_FN uint64_t residual_mass(Group& group, const Block<T>& block, int64_t i,
-                                   const ResidualWeight<T>& weight) {
-  if constexpr (Group::kSerial) {
-    if (residual_is_plain(block)) {
-      return sum_tiles(group, block.params.vocab, plain_residual_weight(block, i, weight));
-    }
-  }
-  return sum_tiles(group, block.params.vocab, weight);
 }
 
 // Draws from a law whose tile sums are in scratch, as the last emitted token of the block.
@@ -207,7 +176,7 @@ POLYSPEC_FN Emission emit_from_residual(Group& group, const Block<T>& block, int
                                         int32_t* status) {
   const ResidualWeight<T> weight = residual_weight(block, i, p_law, q_law, scale);
   const Row<T> row = block.target_row(i);
-  const uint64_t total = residual_mass(group, block, i, weight);
+  const uint64_t total = sum_tiles(group, row.n, weight);
   if (total == 0) {
     *status |= kStatusZeroResidual;
     sum_tiles(group, row.n, weight.p);

@@ -24,7 +24,7 @@ POLYSPEC_FN Verdict verify_greedy(Group& group, const Block<T>& block) {
   Verdict verdict;
   for (int64_t i = 0;; ++i) {
     verdict.accepted = i;
-    verdict.status = greedy_emission(group, block.target_row(i), &verdict.last);
+    verdict.status = target_argmax(group, block, i, &verdict.last);
     if (verdict.status != 0 || i == block.length) return verdict;
     const int64_t y = block.token(i);
     if (y < 0 || y >= block.params.vocab) {
@@ -43,7 +43,7 @@ POLYSPEC_FN Verdict verify_token(Group& group, const Block<T>& block) {
   for (int64_t i = 0;; ++i) {
     verdict.accepted = i;
     RowLaw p_law;
-    verdict.status = law_of(group, block.target_row(i), block.filter, head, &p_law);
+    verdict.status = target_law(group, block, i, &p_law);
     if (verdict.status != 0) return verdict;
     if (i == block.length) {
       verdict.last = emit_from_law(group, block, i, p_law);

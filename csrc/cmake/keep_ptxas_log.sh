@@ -1,0 +1,14 @@
+#!/bin/sh
+# Compiler launcher for CUDA files: keeps what the compiler says beside the object, as <object>.log,
+# for csrc/tests/kernel_budget_test.cpp, and shows all of it but ptxas's account of resources.
+object=
+previous=
+for argument in "$@"; do
+  [ "$previous" = -o ] && object=$argument
+  previous=$argument
+done
+[ -n "$object" ] || exec "$@"
+"$@" >"$object.log" 2>&1
+code=$?
+grep -v -e '^ptxas info' -e 'bytes stack frame' -e '^$' "$object.log"
+exit $code

@@ -1,0 +1,90 @@
+// Residual masses over a range of a row: what ResidualWeight (verify_parts.hpp) gives, in loops
+// that vectorise. Draft rows may have another element type, a smaller vocabulary or a map, or there
+// may be none.
+#pragma once
+
+#include <algorithm>
+
+#include "cpu/row_loops.hpp"
+#include "polyspec/detail/verify_parts.hpp"
+
+namespace polyspec::POLYSPEC_DETAIL {
+
+// Where the draft has nothing: scale * p alone.
+template <class T>
+struct TargetPart {
+  RealLaw<T> p;
+  double p_scale;
+
+  POLYSPEC_FN uint64_t operator()(int64_t i) const {
+    return truncated(__builtin_floor(p.of(i)) * p_scale * p.unit);
+  }
+};
+
+// Draft and target side by side in one vocabulary.
+template <class T, class U>
+struct BothParts {
+  RealLaw<T> p;
+  RealLaw<U> q;
+  double p_scale;
+  double q_scale;
+
+  POLYSPEC_FN uint64_t operator()(int64_t i) const {
+    const double left = __builtin_floor(p.of(i)) * p_scale - __builtin_floor(q.of(i)) * q_scale;
+    // The clamp comes before the conversion, which could not be speculated otherwise.
+    return truncated((left > 0.0 ? left : 0.0) * p.unit);
+  }
+};
+
+template <class T, class U>
+POLYSPEC_FN BothParts<T, U> both_parts(const ResidualWeight<T>& weight, const Row<T>& p,
+                                       const Row<U>& q) {
+  return {RealLaw(over(weight.p, p)), RealLaw(over(weight.q, q)), weight.p_scale, weight.q_scale};
+}
+
+// The draft's logits of n target ids, -inf (mass 0) where the draft cannot propose the id.
+template <class U>
+POLYSPEC_LOOP void gather_loop(const U* data, int64_t draft_vocab, const int32_t* map, int64_t n,
+                               float* logits) {
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t j = map[i];
+    logits[i] = j >= 0 && j < draft_vocab ? to_float(data[j]) : -kInfinity;
+  }
+}
+
+template <class T>
+POLYSPEC_FN uint64_t mapped_mass(const ResidualWeight<T>& weight, int64_t begin, int64_t end) {
+  constexpr int64_t kGathered = 512;
+  float logits[kGathered];
+  uint64_t sum = 0;
+  for (; begin < end; begin += kGathered) {
+    const int64_t n = std::min(kGathered, end - begin);
+    with_type(weight.q.row, [&](const auto& row) {
+      gather_loop(row.data, weight.draft_vocab, weight.target_to_draft + begin, n, logits);
+    });
+    const Row<T> target{weight.p.row.data + begin, n};
+    sum += sum_loop(both_parts(weight, target, Row<float>{logits, n}), 0, n);
+  }
+  return sum;
+}
+
+template <class T>
+POLYSPEC_LOOP uint64_t mass_between(const ResidualWeight<T>& weight, int64_t begin, int64_t end) {
+  const bool one_hot = weight.proposed >= 0;
+  if (!fits_vectors(weight.p.head)) return sum_loop(weight, begin, end);
+  const TargetPart<T> alone{RealLaw(weight.p), weight.p_scale};
+  if (one_hot) {
+    const int64_t y = weight.proposed;
+    const uint64_t sum = sum_loop(alone, begin, end);
+    return begin <= y && y < end ? sum - alone(y) + weight(y) : sum;
+  }
+  if (weight.target_to_draft != nullptr) return mapped_mass(weight, begin, end);
+  const int64_t shared = std::clamp(weight.draft_vocab, begin, end);
+  uint64_t sum = shared < end ? sum_loop(alone, shared, end) : 0;
+  with_type(weight.q.row, [&](const auto& row) {
+    sum += sum_loop(both_parts(weight, weight.p.row, row), begin, shared);
+  });
+  return sum;
+}
+
+}  // namespace polyspec::POLYSPEC_DETAIL

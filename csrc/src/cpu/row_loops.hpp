@@ -1,0 +1,152 @@
+// The loops of the CPU backend over a range of one row: maxima, masses, keys.
+//
+// Each is a function of its own, never inlined, over one element type, and works on copies of its
+// arguments. Inlined into a whole request the compiler keeps the per-element conditions as
+// branches and gives up on vectors, which costs a factor of twenty. Rows and weights of a type
+// known at run time only are told apart here, once per range.
+#pragma once
+
+#include "polyspec/detail/law.hpp"
+
+#define POLYSPEC_LOOP __attribute__((noinline))
+
+namespace polyspec::POLYSPEC_DETAIL {
+
+// ---- Masses in vector registers ----
+//
+// A mass has 24 significant bits, so that as a double it is exact: floor(2^x * unit) is the integer
+// of mass_of_exponent, in fewer operations than shifting 64-bit integers about. Without a rounding
+// instruction (x86 before AVX2) the plain weights are faster.
+
+#if !defined(__x86_64__) || defined(__AVX2__)
+constexpr bool kRoundsInVectors = true;
+#else
+constexpr bool kRoundsInVectors = false;
+#endif
+
+// AVX2 has no conversion to 64-bit integers; in [2^52, 2^53) a double's low bits are an integer.
+#if defined(__x86_64__) && !defined(__AVX512DQ__)
+constexpr int kVectorHead = 11;  // masses stay below 2^52
+POLYSPEC_FN uint64_t truncated(double value) {
+  constexpr double kTwo52 = 4503599627370496.0;
+  constexpr uint64_t kTwo52Bits = 0x4330000000000000u;
+  return bit_cast<uint64_t>(__builtin_floor(value) + kTwo52) - kTwo52Bits;
+}
+#else
+constexpr int kVectorHead = 0;
+POLYSPEC_FN uint64_t truncated(double value) {
+  return static_cast<uint64_t>(static_cast<int64_t>(value));
+}
+#endif
+
+// Whether masses with this head room may go through doubles.
+POLYSPEC_FN bool fits_vectors(int head) { return kRoundsInVectors && head >= kVectorHead; }
+
+// The masses of LawWeight: trunc(of(i)).
+template <class T>
+struct RealLaw {
+  LawWeight<Row<T>> law;
+  double unit;
+
+  POLYSPEC_FN explicit RealLaw(const LawWeight<Row<T>>& weight)
+      : law(weight), unit(mass_unit(weight.head)) {}
+
+  POLYSPEC_FN double of(int64_t i) const {
+    return static_cast<double>(exp2_of(law.exponent_of(law.row[i]))) * unit;
+  }
+  POLYSPEC_FN uint64_t operator()(int64_t i) const { return truncated(of(i)); }
+};
+
+// ---- Loops over one element type ----
+
+template <class Weight>
+POLYSPEC_LOOP uint64_t sum_loop(const Weight& given, int64_t begin, int64_t end) {
+  const Weight weight = given;
+  uint64_t sum = 0;
+  for (int64_t i = begin; i < end; ++i) sum += weight(i);
+  return sum;
+}
+
+template <class Weight>
+POLYSPEC_LOOP void mass_loop(const Weight& given, int64_t begin, int64_t n, uint64_t* masses) {
+  const Weight weight = given;
+  for (int64_t i = 0; i < n; ++i) masses[i] = weight(begin + i);
+}
+
+struct Extremes {
+  int32_t high, low;  // orders, see order_of
+};
+
+template <class T>
+POLYSPEC_LOOP Extremes extremes_loop(const T* data, int64_t n) {
+  int32_t high = kOrderMinusInfinity;
+  int32_t low = kOrderInfinity;
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t order = order_of(to_float(data[i]));
+    high = order > high ? order : high;
+    low = order < low ? order : low;
+  }
+  return {high, low};
+}
+
+template <class T>
+POLYSPEC_LOOP bool any_equal_loop(const T* data, int64_t n, float value) {
+  uint32_t any = 0;
+  for (int64_t i = 0; i < n; ++i) any |= to_float(data[i]) == value ? 1u : 0u;
+  return any != 0;
+}
+
+template <class T>
+POLYSPEC_LOOP void key_loop(const T* data, int64_t n, uint32_t* keys) {
+  for (int64_t i = 0; i < n; ++i) keys[i] = key_of(to_float(data[i]));
+}
+
+// ---- Rows and weights of any type ----
+
+// f(row) with the element type made known.
+template <class T, class F>
+POLYSPEC_FN auto with_type(const Row<T>& row, const F& f) {
+  return f(row);
+}
+template <class F>
+POLYSPEC_FN auto with_type(const AnyRow& row, const F& f) {
+  switch (row.dtype) {
+    case DType::kFloat32:
+      return f(Row<float>{static_cast<const float*>(row.data), row.n});
+    case DType::kBFloat16:
+      return f(Row<BFloat16>{static_cast<const BFloat16*>(row.data), row.n});
+    default:
+      return f(Row<Float16>{static_cast<const Float16*>(row.data), row.n});
+  }
+}
+
+// The same law's masses over another view of the row.
+template <class From, class To>
+POLYSPEC_FN LawWeight<To> over(const LawWeight<From>& weight, const To& row) {
+  return {row, weight.max, weight.threshold, weight.slope, weight.head};
+}
+
+// weight(begin) + ... + weight(end - 1).
+template <class RowType>
+POLYSPEC_FN uint64_t mass_between(const LawWeight<RowType>& weight, int64_t begin, int64_t end) {
+  return with_type(weight.row, [&](const auto& row) {
+    const auto typed = over(weight, row);
+    return fits_vectors(weight.head) ? sum_loop(RealLaw(typed), begin, end)
+                                     : sum_loop(typed, begin, end);
+  });
+}
+
+template <class T>
+POLYSPEC_FN void masses_of(const LawWeight<Row<T>>& weight, int64_t begin, int64_t n,
+                           uint64_t* masses) {
+  if (fits_vectors(weight.head)) return mass_loop(RealLaw(weight), begin, n, masses);
+  mass_loop(weight, begin, n, masses);
+}
+
+template <class RowType>
+POLYSPEC_FN Extremes extremes_between(const RowType& any, int64_t begin, int64_t end) {
+  return with_type(any,
+                   [&](const auto& row) { return extremes_loop(row.data + begin, end - begin); });
+}
+
+}  // namespace polyspec::POLYSPEC_DETAIL

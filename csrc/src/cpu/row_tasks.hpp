@@ -1,0 +1,109 @@
+// The row algorithms of detail/ overloaded for the group of one: whole-row loops that vectorise
+// and, where an executor is given, run on the caller's threads. The sums are integers, so neither
+// the vectors nor the threads change a bit.
+#pragma once
+
+#include <algorithm>
+
+#include "cpu/residual_loops.hpp"
+#include "cpu/select_loops.hpp"
+
+namespace polyspec::POLYSPEC_DETAIL {
+
+// A task should outlast its hand-over to another thread: 8192 tokens take about 3 us.
+constexpr int64_t kTilesPerTask = 8;
+constexpr int64_t kFewestTasks = 4;
+
+// body(first, last) over tiles [0, count), cut into tasks; returns the number of tasks. Task i
+// begins at tile i * kTilesPerTask.
+template <class Body>
+int64_t over_tiles(const SerialGroup& group, int64_t count, const Body& body) {
+  const int64_t tasks = (count + kTilesPerTask - 1) / kTilesPerTask;
+  const Executor* executor = group.executor();
+  if (executor == nullptr || tasks < kFewestTasks) {
+    body(int64_t{0}, count);
+    return 1;
+  }
+  struct Work {
+    const Body* body;
+    int64_t count;
+  } work{&body, count};
+  executor->run(
+      executor->pool, tasks,
+      [](void* context, int64_t task) {
+        const Work& mine = *static_cast<const Work*>(context);
+        const int64_t first = task * kTilesPerTask;
+        (*mine.body)(first, std::min(first + kTilesPerTask, mine.count));
+      },
+      &work);
+  return tasks;
+}
+
+template <class RowType>
+void extremes(SerialGroup& group, const RowType& row, int32_t* high, int32_t* low) {
+  const Tiling tiling(row.n);
+  Extremes found[kMaxTiles / kTilesPerTask];
+  const int64_t tasks = over_tiles(group, tiling.count, [&](int64_t first, int64_t last) {
+    found[first / kTilesPerTask] = extremes_between(row, tiling.begin(first), tiling.end(last - 1));
+  });
+  *high = found[0].high;
+  *low = found[0].low;
+  for (int64_t i = 1; i < tasks; ++i) {
+    *high = std::max(*high, found[i].high);
+    *low = std::min(*low, found[i].low);
+  }
+}
+
+template <class RowType>
+int64_t first_of(SerialGroup&, const RowType& any, float max) {
+  return with_type(any, [&](const auto& row) {
+    constexpr int64_t kStep = 1024;
+    for (int64_t begin = 0; begin < row.n; begin += kStep) {
+      const int64_t end = std::min(begin + kStep, row.n);
+      if (!any_equal_loop(row.data + begin, end - begin, max)) continue;
+      for (int64_t i = begin; i < end; ++i) {
+        if (row[i] == max) return i;
+      }
+    }
+    return row.n;
+  });
+}
+
+template <class Weight>
+uint64_t sum_tiles(SerialGroup& group, int64_t n, const Weight& weight) {
+  const Tiling tiling(n);
+  uint64_t* tiles = group.scratch().tiles;
+  over_tiles(group, tiling.count, [&](int64_t first, int64_t last) {
+    for (int64_t tile = first; tile < last; ++tile)
+      tiles[tile] = mass_between(weight, tiling.begin(tile), tiling.end(tile));
+  });
+  uint64_t sum = 0;
+  for (int64_t tile = 0; tile < tiling.count; ++tile) sum += tiles[tile];
+  return sum;
+}
+
+// Tiles, then steps of 128 tokens in vectors, then one token at a time. The bounds hold even where
+// a law handed over does not belong to its row, so that nothing past the vocabulary is picked.
+template <class Weight>
+int64_t pick(SerialGroup& group, int64_t n, const Weight& weight, uint64_t target) {
+  constexpr int64_t kStep = 128;
+  const Tiling tiling(n);
+  const uint64_t* tiles = group.scratch().tiles;
+  int64_t tile = 0;
+  for (; tile + 1 < tiling.count && target >= tiles[tile]; ++tile) target -= tiles[tile];
+  int64_t i = tiling.begin(tile);
+  const int64_t end = tiling.end(tile);
+  for (; i + kStep < end; i += kStep) {
+    const uint64_t mass = mass_between(weight, i, i + kStep);
+    if (target < mass) break;
+    target -= mass;
+  }
+  for (; i + 1 < end; ++i) {
+    const uint64_t mass = weight(i);
+    if (target < mass) break;
+    target -= mass;
+  }
+  return i;
+}
+
+}  // namespace polyspec::POLYSPEC_DETAIL

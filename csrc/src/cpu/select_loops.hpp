@@ -1,0 +1,161 @@
+// The radix select of detail/select.hpp overloaded for the group of one: as few tokens as possible
+// reach a histogram, whose scattered additions do not vectorise.
+//
+//   - top-k: the largest logit of each of 2048 columns of the row; the k-th largest of those is a
+//     bound that the k-th largest of all logits cannot be below.
+//   - top-p behind top-k: what top-k cut has no mass.
+//   - otherwise, after the first digit only the tokens of its bin are left.
+//
+// Those left are copied out, and the digits are found on the copy; where they are too many, on the
+// row. Either way the result is that of three histograms over the whole row.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "cpu/row_loops.hpp"
+#include "cpu/serial_group.hpp"
+
+namespace polyspec::POLYSPEC_DETAIL {
+
+constexpr int64_t kSelectStep = 256;
+constexpr int64_t kColumns = 2048;
+constexpr uint64_t kColumnsTopK = 512;  // a larger k would leave many more tokens than k
+constexpr int64_t kCandidates = 16384;
+
+struct Candidates {
+  float logits[kCandidates];
+  int64_t count;
+};
+
+template <class T>
+POLYSPEC_LOOP int64_t count_in_loop(const T* data, int64_t n, uint32_t low, uint32_t span) {
+  uint32_t count = 0;
+  for (int64_t i = 0; i < n; ++i) count += key_of(to_float(data[i])) - low <= span ? 1u : 0u;
+  return count;
+}
+
+// Copies the logits with a key in [low, low + span]; false: they are too many.
+template <class T>
+bool collect(const Row<T>& row, uint32_t low, uint32_t span, Candidates* found) {
+  found->count = 0;
+  for (int64_t begin = 0; begin < row.n; begin += kSelectStep) {
+    const int64_t end = std::min(begin + kSelectStep, row.n);
+    if (count_in_loop(row.data + begin, end - begin, low, span) == 0) continue;
+    if (found->count + kSelectStep > kCandidates) return false;
+    for (int64_t i = begin; i < end; ++i) {
+      const float z = row[i];
+      found->logits[found->count] = z;  // no branch: overwritten by the next if it is not in
+      found->count += key_of(z) - low <= span ? 1 : 0;
+    }
+  }
+  return true;
+}
+
+template <class T>
+POLYSPEC_LOOP void column_max_loop(const T* data, int64_t n, float* columns) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float z = to_float(data[i]);
+    columns[i] = z > columns[i] ? z : columns[i];
+  }
+}
+
+template <class T>
+void column_maxima(const Row<T>& row, float* columns) {
+  for (int64_t i = 0; i < kColumns; ++i) columns[i] = -kInfinity;
+  for (int64_t begin = 0; begin < row.n; begin += kColumns)
+    column_max_loop(row.data + begin, std::min(kColumns, row.n - begin), columns);
+}
+
+POLYSPEC_FN One weight_over(One, const Row<float>&) { return {}; }
+template <class RowType>
+POLYSPEC_FN LawWeight<Row<float>> weight_over(const LawWeight<RowType>& weight,
+                                              const Row<float>& row) {
+  return over(weight, row);
+}
+
+template <class T, class Weight>
+POLYSPEC_LOOP void count_digit(SerialGroup& group, const Row<T>& row, const Weight& weight,
+                               const Digit& given) {
+  const Digit digit = given;
+  uint32_t keys[kSelectStep];
+  uint64_t masses[kSelectStep];
+  uint64_t* bins = group.bins();
+  for (int64_t begin = 0; begin < row.n; begin += kSelectStep) {
+    const int64_t n = std::min(kSelectStep, row.n - begin);
+    key_loop(row.data + begin, n, keys);
+    if constexpr (!std::is_same_v<Weight, One>) masses_of(weight, begin, n, masses);
+    for (int64_t i = 0; i < n; ++i) {
+      if (!digit.counts(keys[i])) continue;
+      if constexpr (std::is_same_v<Weight, One>) {
+        ++bins[digit.of(keys[i])];
+      } else {
+        bins[digit.of(keys[i])] += masses[i];
+      }
+    }
+  }
+}
+
+// Finds the digits [from, to) behind those in `prefix`, and what is left of `need`.
+template <class RowType, class Weight>
+void find_digits(SerialGroup& group, const RowType& row, const Weight& weight, int from, int to,
+                 uint32_t* prefix, uint64_t* need) {
+  constexpr int kShift[] = {21, 10, 0};
+  constexpr uint32_t kMask[] = {2047, 2047, 1023};
+  for (int i = from; i < to; ++i) {
+    const uint32_t above = i == 0 ? 0 : ~uint32_t{0} << kShift[i - 1];
+    group.clear_bins();
+    count_digit(group, row, weight, Digit{*prefix, above, kShift[i], kMask[i]});
+    *prefix |= static_cast<uint32_t>(bin_from_top(group, need)) << kShift[i];
+  }
+}
+
+// Key below which no token can matter; 0: none known.
+template <class T>
+uint32_t lowest_key(SerialGroup& group, const Row<T>& row, One, uint64_t need) {
+  if (need > kColumnsTopK || row.n <= kCandidates) return 0;
+  float columns[kColumns];
+  column_maxima(row, columns);
+  uint32_t key = 0;
+  find_digits(group, Row<float>{columns, kColumns}, One{}, 0, 3, &key, &need);
+  return key;
+}
+template <class T>
+uint32_t lowest_key(SerialGroup&, const Row<T>&, const LawWeight<Row<T>>& weight, uint64_t) {
+  return weight.threshold > -kInfinity ? key_of(weight.threshold) : 0;
+}
+
+template <class T, class Weight>
+POLYSPEC_LOOP float select_typed(SerialGroup& group, const Row<T>& row, const Weight& weight,
+                                 uint64_t need) {
+  Candidates found;
+  uint32_t key = 0;
+  int from = 0;
+  const uint32_t low = lowest_key(group, row, weight, need);
+  bool narrow = low > 0 && collect(row, low, ~uint32_t{0} - low, &found);
+  if (!narrow) {
+    find_digits(group, row, weight, 0, 1, &key, &need);
+    from = 1;
+    narrow = collect(row, key, (1u << 21) - 1, &found);
+  }
+  if (narrow) {
+    const Row<float> few{found.logits, found.count};
+    find_digits(group, few, weight_over(weight, few), from, 3, &key, &need);
+  } else {
+    find_digits(group, row, weight, from, 3, &key, &need);
+  }
+  return value_of_key(key);
+}
+
+template <class RowType>
+float select_from_top(SerialGroup& group, const RowType& any, One, uint64_t need) {
+  return with_type(any, [&](const auto& row) { return select_typed(group, row, One{}, need); });
+}
+template <class RowType>
+float select_from_top(SerialGroup& group, const RowType& any, const LawWeight<RowType>& weight,
+                      uint64_t need) {
+  return with_type(
+      any, [&](const auto& row) { return select_typed(group, row, over(weight, row), need); });
+}
+
+}  // namespace polyspec::POLYSPEC_DETAIL

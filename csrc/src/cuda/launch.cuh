@@ -1,0 +1,98 @@
+// How the kernels are launched: over CTAs or clusters, on a stream, with or without overlap.
+#pragma once
+
+#include <atomic>
+
+#include "cuda/kernels.cuh"
+#include "cuda/launch.hpp"
+#include "cuda/launch_shape.hpp"
+
+namespace polyspec::cuda {
+
+// What launches ask of the current device, found out once per device. `clusters` is false where the
+// attribute cannot be read.
+struct DeviceShape {
+  int multiprocessors = 0;
+  bool clusters = false;
+};
+DeviceShape current_device();
+
+// In place of launch_shape.hpp's choices, for tests; 0 and -1: none.
+extern std::atomic<int> forced_ctas;
+extern std::atomic<int> forced_rows_at_once;
+
+inline Result result_of(cudaError_t error) {
+  if (error == cudaSuccess) return {};
+  return {Result::Code::kCudaError, cudaGetErrorString(error)};
+}
+
+// Launches a kernel over groups of `ctas` CTAs, clusters when there are several. The error, if
+// there is one, is this launch's own and is not left behind for the next caller of
+// cudaGetLastError.
+template <class Params>
+cudaError_t launch_over(void (*kernel)(Params), int64_t groups, int ctas, int threads,
+                        const Params& params, const Stream& stream) {
+  const int64_t most = 0x7fffffff / ctas;  // beyond it a group takes several requests
+  if (groups > most) groups = most;
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(groups * ctas));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream.cuda;
+  config.attrs = attributes;
+  if (ctas > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
+    ++config.numAttrs;
+  }
+  if (stream.overlap) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
+    ++config.numAttrs;
+  }
+  void* arguments[] = {const_cast<Params*>(&params)};
+  const cudaError_t error =
+      cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
+}
+
+// Launches with as many CTAs per group as fit the device. Where a cluster cannot be had (a slice of
+// a device, say) groups of one CTA do the same.
+template <class Params>
+cudaError_t launch(void (*kernel)(Params), int64_t groups, int threads, const Params& params,
+                   const Stream& stream) {
+  const DeviceShape device = current_device();
+  int ctas = forced_ctas.load(std::memory_order_relaxed);
+  if (ctas == 0) ctas = ctas_per_group(groups, params.vocab, device.multiprocessors);
+  Stream on = stream;
+  on.overlap = stream.overlap && device.clusters;  // both came with sm_90
+  if (ctas > 1 && device.clusters &&
+      launch_over(kernel, groups, ctas, threads, params, on) == cudaSuccess) {
+    return cudaSuccess;
+  }
+  return launch_over(kernel, groups, 1, threads, params, on);
+}
+
+// The kernels of one element type, each in a file of its own: verify_<type>.cu.
+template <class T>
+cudaError_t launch_verify_kernel(const VerifyParams& params, const Stream& stream) {
+  const DeviceShape device = current_device();
+  const int64_t rows = params.draft_len + 1;
+  const int forced = forced_rows_at_once.load(std::memory_order_relaxed);
+  const bool fits =
+      params.batch <= kMostRecords && rows <= kMostRecords && params.batch * rows <= kMostRecords;
+  if (params.workspace != nullptr && forced != 0 && fits &&
+      (forced > 0 ||
+       rows_at_once(params.batch, rows, params.vocab, device.multiprocessors, device.clusters))) {
+    return launch(rows_kernel<T, kVerifyThreads>, params.batch * rows, kVerifyThreads, params,
+                  stream);
+  }
+  return launch(request_kernel<T, kVerifyThreads, VerifyParams>, params.batch, kVerifyThreads,
+                params, stream);
+}
+
+template <class T>
+cudaError_t launch_verify(const VerifyParams& params, const Stream& stream);
+
+}  // namespace polyspec::cuda

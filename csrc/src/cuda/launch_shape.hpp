@@ -1,0 +1,37 @@
+// How many CTAs a request gets. Host arithmetic without CUDA, so that a CTest reaches it.
+#pragma once
+
+#include <cstdint>
+
+namespace polyspec::cuda {
+
+constexpr int kMaxClusterCtas = 8;  // the largest cluster that every device with clusters runs
+// Below this many tokens per CTA a barrier more costs as much as the tokens do.
+constexpr int64_t kLeastTokens = 4096;
+
+// The workspace: a ticket per request, then the row records.
+constexpr int64_t kMostRecords = 1024;
+constexpr int64_t kTicketBytes = 4 * kMostRecords;
+
+// CTAs per group, a power of two: as many as leave every multiprocessor at most one CTA, so that a
+// small batch spreads its rows over the chip and a large one gets one CTA per request, which walks
+// and stops at the first rejection.
+inline int ctas_per_group(int64_t groups, int64_t vocab, int multiprocessors) {
+  int ctas = 1;
+  while (ctas < kMaxClusterCtas && 2 * ctas * groups <= multiprocessors &&
+         vocab >= 2 * ctas * kLeastTokens) {
+    ctas *= 2;
+  }
+  return ctas;
+}
+
+// Whether a verification's rows, the last included, are worth reducing all at once: each then has
+// groups of its own, but the rows after a rejection are read in vain and whoever judges has a row's
+// CTAs only. With clusters the walk is fast too; without them a walk has one multiprocessor.
+inline bool rows_at_once(int64_t batch, int64_t rows, int64_t vocab, int multiprocessors,
+                         bool clusters) {
+  if (rows < 2 || batch > kMostRecords || batch * rows > kMostRecords) return false;
+  return vocab >= 2 * kLeastTokens && (clusters ? 4 : 1) * batch * rows <= multiprocessors;
+}
+
+}  // namespace polyspec::cuda

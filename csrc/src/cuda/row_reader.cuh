@@ -1,0 +1,222 @@
+// Rows read in vectors of 16 bytes: the CUDA backend's loops over a row's logits, in place of the
+// element by element ones of law.hpp, select.hpp and tiles.hpp (overload resolution prefers these
+// for rows whose type is known).
+//
+// Rows begin anywhere, so each tile is read as a head up to the first 16-byte boundary, whole
+// vectors, and a tail. All passes over a row go tile by tile, a warp per tile: each multiprocessor
+// reads the same part of it in every pass, and a CTA alone finds some of it in its own cache (a
+// cluster's barriers empty that cache, so its second pass comes from L2). Nothing is added up but
+// integers, so the order does not show. A CTest runs these loops on fibres.
+#pragma once
+
+#include <type_traits>
+
+#include "polyspec/detail/verify_parts.hpp"
+
+#ifdef __CUDACC__
+#define POLYSPEC_UNROLL_ALL _Pragma("unroll")
+#else
+#define POLYSPEC_UNROLL_ALL
+#endif
+
+namespace polyspec::POLYSPEC_DETAIL {
+
+struct alignas(16) Words {
+  uint32_t word[4];
+};
+
+// Loads from a multiple of 16; elsewhere hardware faults, and so does this on the host.
+POLYSPEC_FN Words load_vector(const void* from) {
+#ifndef __CUDACC__
+  if ((reinterpret_cast<uintptr_t>(from) & 15) != 0) __builtin_trap();
+#endif
+  return *reinterpret_cast<const Words*>(from);
+}
+
+// Element j of a vector.
+template <class T>
+POLYSPEC_FN float element(const Words& words, int j) {
+  if constexpr (sizeof(T) == 4) {
+    return bit_cast<float>(words.word[j]);
+  } else {
+    return to_float(T{static_cast<uint16_t>(words.word[j / 2] >> (16 * (j % 2)))});
+  }
+}
+
+// How n elements of which the first has address `element` (in elements) split into vectors.
+template <int kWidth>
+struct VectorSplit {
+  int head;     // elements before the first vector
+  int vectors;  // whole ones
+  int ends;     // elements before the first and behind the last vector
+
+  POLYSPEC_FN VectorSplit(uint64_t element, int n) {
+    head = static_cast<int>((kWidth - element % kWidth) % kWidth);
+    head = head < n ? head : n;
+    vectors = (n - head) / kWidth;
+    ends = n - vectors * kWidth;
+  }
+  // First element of vector v; element number e of those in no vector.
+  POLYSPEC_FN int vector_at(int v) const { return head + v * kWidth; }
+  POLYSPEC_FN int end_at(int e) const { return e < head ? e : vectors * kWidth + e; }
+};
+
+// Calls f(i, row[i]) for this worker's share of the at most 2^30 elements in [begin, end): together
+// the workers cover each once. kAhead vectors are loaded before the first is used: where the loads
+// are all that takes time, enough of them have to be under way.
+template <int kAhead, class T, class F>
+POLYSPEC_FN void visit(const Row<T>& row, int64_t begin, int64_t end, int worker, int workers,
+                       const F& f) {
+  constexpr int kWidth = 16 / sizeof(T);
+  const T* data = row.data + begin;
+  const VectorSplit<kWidth> split(reinterpret_cast<uintptr_t>(data) / sizeof(T),
+                                  static_cast<int>(end - begin));
+  POLYSPEC_ROLLED
+  for (int v = worker; v < split.vectors; v += kAhead * workers) {
+    Words words[kAhead] = {};
+    POLYSPEC_UNROLL_ALL
+    for (int u = 0; u < kAhead; ++u) {
+      if (v + u * workers < split.vectors)
+        words[u] = load_vector(data + split.vector_at(v + u * workers));
+    }
+    POLYSPEC_UNROLL_ALL
+    for (int u = 0; u < kAhead; ++u) {
+      if (v + u * workers >= split.vectors) break;
+      const int64_t at = begin + split.vector_at(v + u * workers);
+      POLYSPEC_UNROLL_ALL
+      for (int j = 0; j < kWidth; ++j) f(at + j, element<T>(words[u], j));
+    }
+  }
+  POLYSPEC_ROLLED
+  for (int e = worker; e < split.ends; e += workers) {
+    const int at = split.end_at(e);
+    f(begin + at, to_float(data[at]));
+  }
+}
+
+// visit for this thread's share of a whole row.
+template <int kAhead, class Group, class T, class F>
+POLYSPEC_FN void visit_row(Group& group, const Row<T>& row, const F& f) {
+  const Tiling tiling(row.n);
+  for (int64_t tile = group.team(); tile < tiling.count; tile += group.teams()) {
+    visit<kAhead>(row, tiling.begin(tile), tiling.end(tile), group.lane(), group.lanes(), f);
+  }
+}
+
+template <class Group, class T>
+POLYSPEC_FN void extremes(Group& group, const Row<T>& row, int32_t* high, int32_t* low) {
+  int32_t most = kOrderMinusInfinity;
+  int32_t least = kOrderInfinity;
+  visit_row<4>(group, row, [&](int64_t, float z) {
+    const int32_t order = order_of(z);
+    most = order > most ? order : most;
+    least = order < least ? order : least;
+  });
+  *high = most;
+  *low = least;
+}
+
+template <class Group, class T>
+POLYSPEC_FN int64_t first_of(Group& group, const Row<T>& row, float max) {
+  int64_t first = row.n;
+  visit_row<2>(group, row, [&](int64_t i, float z) {
+    if (z == max && i < first) first = i;
+  });
+  return first;
+}
+
+// Adds the weight of a token with logit z.
+template <class Group>
+POLYSPEC_FN void add_weight(Group& group, uint64_t* bin, const One&, float) {
+  group.count(bin);  // a vocabulary has fewer than 2^31 tokens
+}
+template <class Group, class RowType>
+POLYSPEC_FN void add_weight(Group& group, uint64_t* bin, const LawWeight<RowType>& weight,
+                            float z) {
+  group.add(bin, weight.of(z));
+}
+
+template <class Group, class T, class Weight>
+POLYSPEC_FN void count_digit(Group& group, const Row<T>& row, const Weight& weight,
+                             const Digit& digit) {
+  uint64_t* bins = group.bins();
+  visit_row<1>(group, row, [&](int64_t, float z) {
+    const uint32_t key = key_of(z);
+    if (digit.counts(key)) add_weight(group, &bins[digit.of(key)], weight, z);
+  });
+}
+
+template <class Group, class T>
+POLYSPEC_FN uint64_t lane_mass(Group& group, const LawWeight<Row<T>>& weight, int64_t begin,
+                               int64_t end) {
+  uint64_t sum = 0;
+  visit<4>(weight.row, begin, end, group.lane(), group.lanes(),
+           [&](int64_t, float z) { sum += weight.of(z); });
+  return sum;
+}
+
+template <class T>
+POLYSPEC_FN bool has_type(const AnyRow& row) {
+  constexpr DType kType = std::is_same_v<T, float>      ? DType::kFloat32
+                          : std::is_same_v<T, BFloat16> ? DType::kBFloat16
+                                                        : DType::kFloat16;
+  return row.dtype == kType;
+}
+
+// 16 bytes from any address.
+template <class T>
+POLYSPEC_FN Words load_words(const T* from, bool aligned) {
+  if (aligned) return load_vector(from);
+  Words words = {};
+  POLYSPEC_UNROLL_ALL
+  for (int j = 0; j < static_cast<int>(16 / sizeof(T)); ++j) {
+    if constexpr (sizeof(T) == 4) words.word[j] = bit_cast<uint32_t>(from[j]);
+    if constexpr (sizeof(T) == 2)
+      words.word[j / 2] |= static_cast<uint32_t>(from[j].bits) << (16 * (j % 2));
+  }
+  return words;
+}
+
+// Residual masses of draft and target rows of one type and one vocabulary: vectors of both rows are
+// read side by side, the draft's element by element where it lies differently.
+template <class T>
+POLYSPEC_FN uint64_t both_masses(const ResidualWeight<T>& weight, int64_t begin, int64_t end,
+                                 int worker, int workers) {
+  constexpr int kWidth = 16 / sizeof(T);
+  const T* p = weight.p.row.data + begin;
+  const T* q = static_cast<const T*>(weight.q.row.data) + begin;
+  const VectorSplit<kWidth> split(reinterpret_cast<uintptr_t>(p) / sizeof(T),
+                                  static_cast<int>(end - begin));
+  const bool aligned =
+      ((reinterpret_cast<uintptr_t>(p) ^ reinterpret_cast<uintptr_t>(q)) & 15) == 0;
+  uint64_t sum = 0;
+  POLYSPEC_ROLLED
+  for (int v = worker; v < split.vectors; v += workers) {
+    const Words p_words = load_words(p + split.vector_at(v), true);
+    const Words q_words = load_words(q + split.vector_at(v), aligned);
+    POLYSPEC_UNROLL_ALL
+    for (int j = 0; j < kWidth; ++j)
+      sum += weight.of(weight.p.of(element<T>(p_words, j)), weight.q.of(element<T>(q_words, j)));
+  }
+  POLYSPEC_ROLLED
+  for (int e = worker; e < split.ends; e += workers) {
+    const int at = split.end_at(e);
+    sum += weight.of(weight.p.of(to_float(p[at])), weight.q.of(to_float(q[at])));
+  }
+  return sum;
+}
+
+template <class Group, class T>
+POLYSPEC_FN uint64_t lane_mass(Group& group, const ResidualWeight<T>& weight, int64_t begin,
+                               int64_t end) {
+  if (weight.proposed < 0 && weight.target_to_draft == nullptr && end <= weight.draft_vocab &&
+      has_type<T>(weight.q.row)) {
+    return both_masses(weight, begin, end, group.lane(), group.lanes());
+  }
+  uint64_t sum = 0;
+  POLYSPEC_ROLLED
+  for (int64_t i = begin + group.lane(); i < end; i += group.lanes()) sum += weight(i);
+  return sum;
+}
+
+}  // namespace polyspec::POLYSPEC_DETAIL

@@ -1,0 +1,27 @@
+// polyspec::sample on CUDA: the kernels for all element types.
+#include "cuda/launch.cuh"
+
+namespace polyspec::cuda {
+namespace {
+
+template <class T>
+Result launch_sample(const SampleParams& params, const Stream& stream) {
+  return result_of(launch(request_kernel<T, kSampleThreads, SampleParams>, params.batch,
+                          kSampleThreads, params, stream));
+}
+
+}  // namespace
+
+Result sample(const SampleParams& params, const Stream& stream) {
+  switch (params.dtype) {
+    case DType::kFloat32:
+      return launch_sample<float>(params, stream);
+    case DType::kBFloat16:
+      return launch_sample<detail::BFloat16>(params, stream);
+    case DType::kFloat16:
+      return launch_sample<detail::Float16>(params, stream);
+  }
+  return {Result::Code::kInvalidArgument, "dtype is not a DType"};
+}
+
+}  // namespace polyspec::cuda
