@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
@@ -29,6 +31,18 @@ def name_of(model: Any) -> str:
     return (os.path.basename(os.path.normpath(place)) if os.path.isdir(place) else place) or type(
         model
     ).__name__
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where a model takes its tokens and, as accelerate arranges it, gives its logits.
+
+    Of a model that `device_map` has spread, this is the device its outermost hook runs on; its
+    first weights may lie elsewhere, or nowhere while they are offloaded.
+    """
+    place = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
+    if place is None:
+        place = model.device
+    return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
 
 
 def full_cache() -> Cache:
@@ -150,22 +164,29 @@ def factory(
         if streaming is not None or options:
             raise ValueError(f"{name}: expected new_cache or options of the default, given both")
         made = new_cache
-        takes = bool(inspect.signature(made).parameters)
+        takes = any(
+            p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            for p in inspect.signature(made).parameters.values()
+        )
         return Factory(lambda rows, capacity: made(rows) if takes else made(), batches=takes)
     step = int(options.get("step", _STEP))
     # Off the CPU attention reads spare slots, so that captured graphs see few shapes.
-    bucket = 1 if model.device.type == "cpu" else _BUCKET
+    bucket = 1 if device_of(model).type == "cpu" else _BUCKET
 
     def sized(capacity: int) -> dict[str, Any]:
         least = max(capacity, int(options.get("capacity", 1)))
-        return {"bucket": bucket, **options, "step": step, "capacity": -(-least // step) * step}
+        default = {"bucket": bucket, "device": device_of(model)}
+        return {**default, **options, "step": step, "capacity": -(-least // step) * step}
 
     if streaming is not None:
         window: dict[str, int] = (
             {"window": streaming} if isinstance(streaming, int) else dict(streaming)
         )
         return Factory(
-            lambda rows, capacity: RollbackCache.streaming(model, rows, **window, **options), True
+            lambda rows, capacity: RollbackCache.streaming(
+                model, rows, **window, **{"device": device_of(model), **options}
+            ),
+            True,
         )
     if wanted or options:
         try:

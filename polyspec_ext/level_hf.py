@@ -39,10 +39,10 @@ class HuggingFaceLevel(CapturedPasses):
     Args:
         model: in eval mode.
         name: for messages and statistics; the model's own name or class otherwise.
-        new_cache: makes the empty cache of a batch: a callable of the batch size, or of nothing
-            for caches of one sequence. The default keeps every key and value, also of models with
-            sliding-window attention (their mask hides what is out of the window), so that any
-            rollback is exact.
+        new_cache: makes the empty cache of a batch: a callable that requires one argument, the
+            batch size, or none, for caches of one sequence. The default keeps every key and value,
+            also of models with sliding-window attention (their mask hides what is out of the
+            window), so that any rollback is exact.
         streaming: attention sinks and a window instead (`RollbackCache.streaming`), so that the
             cost of a draft level does not grow with the context: the window, or a dict of window,
             sinks and slack.
@@ -83,7 +83,7 @@ class HuggingFaceLevel(CapturedPasses):
         if prefill_chunk < 1:
             raise ValueError(f"prefill_chunk: expected >= 1, given {prefill_chunk}")
         self.prefill_chunk = prefill_chunk
-        self.device = model.device
+        self.device = caches.device_of(model)
         text_config = model.config.get_text_config(decoder=True)
         self._head = model.get_output_embeddings()
         out_features = getattr(self._head, "out_features", None)
@@ -183,7 +183,9 @@ class HuggingFaceLevel(CapturedPasses):
     def fresh(self, rows: int, capacity: int) -> Any:
         """An empty cache: the one at hand, emptied, if it has the rows and about the size."""
         cache = self._cache
-        if self._rolls and cache.batch_size == rows and caches.fits(cache, capacity):
+        # None: the last attempt to make one failed.
+        usable = cache is not None and self._rolls and cache.batch_size == rows
+        if usable and caches.fits(cache, capacity):
             cache.reset()
             return cache
         if rows != 1 and not self.supports_batches:
@@ -263,7 +265,7 @@ class HuggingFaceLevel(CapturedPasses):
             arguments["logits_to_keep"] = 0
         # Hidden states are gathered in front of the head, and not logits behind it: those of all T
         # tokens would be large. What a model does to its logits still happens to them.
-        hook = self._head.register_forward_pre_hook(_Gather(rows))
+        hook = self._head.register_forward_pre_hook(_Gather(rows), prepend=True)
         try:
             out = self.model(input_ids=tokens, past_key_values=self._cache, **arguments)
         finally:

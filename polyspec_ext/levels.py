@@ -26,7 +26,8 @@ class Level(Protocol):
         select(rows)                            keep these rows, in that order
 
     ``Level(model, ...)`` itself is short for ``HuggingFaceLevel(model, ...)``, whose arguments it
-    takes: ``Level(copy, shares_cache_with=target)``, ``Level(draft, streaming=256)``.
+    takes: ``Level(copy, shares_cache_with=target)``, ``Level(draft, streaming=256)``. (A type
+    checker that makes no protocols wants the long name.)
 
     Optional attributes: `name` (for messages), `device` (of tokens and logits; default the CPU),
     `max_length` (longest context, None: no limit), `eos_token_ids`, `tokenizer()`,

@@ -52,8 +52,10 @@ class PagedRows(Rows):
         torch.arange(self.pages, out=self.free)
         self.free_count.fill_(self.pages)
 
-    def begin(self, new: int, counts: Sequence[int] | torch.Tensor | None) -> None:
-        super().begin(new, counts)
+    def begin(
+        self, new: int, counts: Sequence[int] | torch.Tensor | None, bucket: int | None = None
+    ) -> None:
+        super().begin(new, counts, bucket)
         longest = self._pages_for(self.bound)
         if longest > self.table.shape[1]:
             wider = round_up(longest, self._pages_for(self.step))

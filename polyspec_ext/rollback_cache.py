@@ -200,7 +200,8 @@ class RollbackCache(Cache):  # type: ignore[misc]
 
     @property
     def lengths(self) -> torch.Tensor:
-        """[B] int64, tokens of each row. Changes in place; clone it to keep it."""
+        """[B] int64, tokens of each row. On a device it changes in place; clone it to keep it. On
+        the CPU it is made when asked for; ask again after the next pass."""
         return self.rows.lengths
 
     @property
@@ -337,6 +338,13 @@ class RollbackCache(Cache):  # type: ignore[misc]
             self.rollback(
                 rows.lengths + tokens_to_remove, bound=max(rows.bound + tokens_to_remove, 0)
             )
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.get_seq_length(layer_idx)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        sizes: tuple[int, int] = self.layers[layer_idx].get_mask_sizes(query_length)
+        return sizes
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return int(self.layers[layer_idx].get_seq_length())

@@ -78,9 +78,11 @@ class Rows:
         return self._base
 
     def _write(self) -> None:
+        # New tensors, since those at hand may have been made in inference mode and the reader be
+        # outside it.
         self._late = False
-        self._lengths.copy_(torch.tensor(self.host))
-        self._base.copy_(torch.tensor(self._base_host))
+        self._lengths = torch.tensor(self.host)
+        self._base = torch.tensor(self._base_host)
 
     @property
     def ragged(self) -> bool:
@@ -269,14 +271,15 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append, and return what attention reads: views ``[B, H, span, Dk]`` and values alike."""
         self._begin(key_states, value_states)
-        rows = self.rows
+        rows, keys, values = self.rows, self.keys, self.values
         if rows.at is not None and self.on_cpu:
             # Rows in step are one block, and two copies cost less than the operator with lengths.
-            self.keys.narrow(2, rows.at, key_states.shape[2]).copy_(key_states)
-            self.values.narrow(2, rows.at, key_states.shape[2]).copy_(value_states)
+            new = key_states.shape[2]
+            keys.narrow(2, rows.at, new).copy_(key_states)
+            values.narrow(2, rows.at, new).copy_(value_states)
         else:
             self._append(unit_stride(key_states), unit_stride(value_states))
-        return self.keys.narrow(2, 0, rows.span), self.values.narrow(2, 0, rows.span)
+        return keys.narrow(2, 0, rows.span), values.narrow(2, 0, rows.span)
 
     def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
         """Which of the slots that `update` returns each query sees, ``[B, T, N]`` bool."""
@@ -301,6 +304,10 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.rows.base_bound if self._prepared() else self.rows.bound
 
     def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        """The name of `get_max_length` in older releases of transformers 5."""
         return -1
 
     def reset(self) -> None:

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from rollback_driver import build
-from test_levels import FAMILIES, V, make
-from transformers import DynamicCache
+import transformers as hf
+from test_levels import FAMILIES, V, make, plain_greedy
 
+import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel
-from polyspec_ext.rollback_cache import RollbackCache
 
 BATCH_FAMILIES = [name for name in FAMILIES if name != "gemma2, sliding window"]
 
@@ -106,11 +105,107 @@ def test_ragged_rows_equal_each_row_alone(family: str, attention: str) -> None:
 
 
 @torch.inference_mode()
-def test_gemma_caps_what_it_returns() -> None:
-    """Scores and logits are capped by the model; a batch's logits come from its own head."""
+def test_what_a_model_does_to_its_logits_still_happens() -> None:
+    """Gemma 2 caps its scores and its logits. Only the head's hidden states are gathered."""
     model = make("gemma2, sliding window")
     model.set_attn_implementation("eager")
     model.config.final_logit_softcapping = 0.5
-    alone = Alone(HuggingFaceLevel(model), PROMPTS)
-    ragged_life(alone)
-    assert alone.forward([2, 1, 1], 1, [0, 0, 0]).abs().max() <= 0.5 if len(alone.rows) == 3 else 1
+    ragged_life(Alone(HuggingFaceLevel(model), PROMPTS))
+    capped = Alone(HuggingFaceLevel(model), PROMPTS).forward([3, 4, 1, 2], 2, [1, 2, 0, 0])
+    assert 0.3 < capped.abs().max() <= 0.5
+
+
+class Headless(torch.nn.Module):
+    """A head that keeps count of the hidden states it is given."""
+
+    def __init__(self, head: Any) -> None:
+        super().__init__()
+        self.head, self.seen = head, [0]
+        self.out_features = head.out_features
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        self.seen.append(states.shape[0] * states.shape[1])
+        return self.head(states)  # type: ignore[no-any-return]
+
+
+@torch.inference_mode()
+def test_the_head_sees_no_more_than_is_kept() -> None:
+    model = make("llama")
+    model.set_output_embeddings(Headless(model.get_output_embeddings()))
+    level = HuggingFaceLevel(model)
+    alone = Alone(level, PROMPTS)
+    seen = model.get_output_embeddings().seen
+    for counts, keep, first in (([3, 4, 1, 2], 2, [1, 2, 0, 0]), (None, 3, None)):
+        seen.clear()
+        ids = torch.randint(3, V, (4, 4), generator=alone.random)
+        level.forward(ids, keep, counts, first)
+        assert seen == [4 * keep]
+
+
+@torch.inference_mode()
+def test_a_row_of_nan_stays_its_own() -> None:
+    """What one row has in its cache does not reach its neighbours, nor the next batch."""
+    model = make("llama")
+    level = HuggingFaceLevel(model)
+    alone = Alone(level, PROMPTS)
+    for layer in level.cache.layers:
+        layer.keys[1].fill_(float("nan"))
+        layer.values[1].fill_(float("nan"))
+    logits = level.forward(torch.tensor([[4, 5]] * 4), 1, [2, 0, 1, 2], [1, 0, 0, 1])
+    assert logits[[0, 2, 3]].isfinite().all()
+    alone = Alone(level, PROMPTS)
+    alone.forward([1, 1, 1, 1], 1)
+
+
+@torch.inference_mode()
+def test_rows_at_the_end_of_learned_positions_can_wait() -> None:
+    model = make("gpt2")  # 128 positions
+    level = HuggingFaceLevel(model)
+    level.prefill(torch.full((2, 128), 7), [128, 3])
+    logits = level.forward(torch.tensor([[1, 2], [3, 4]]), 1, [0, 2], [0, 1])
+    whole = model(torch.tensor([[7, 7, 7, 3, 4]]), use_cache=False).logits[0, -1]
+    torch.testing.assert_close(logits[1, 0], whole, rtol=1e-4, atol=1e-4)
+
+
+def test_one_sequence_where_batches_cannot_be() -> None:
+    """A cache of one's own, and models that place tokens by themselves."""
+    model = make("llama")
+    dynamic = HuggingFaceLevel(model, new_cache=hf.DynamicCache)
+    bloom = HuggingFaceLevel(
+        hf.BloomForCausalLM(
+            hf.BloomConfig(vocab_size=V, hidden_size=32, n_layer=2, n_head=4)
+        ).eval()
+    )
+    for level in (dynamic, bloom):
+        assert not level.supports_batches
+        with pytest.raises(ValueError, match="expected one sequence, given a batch of 2"):
+            level.prefill(torch.tensor([[1, 2], [3, 4]]))
+        out = ps.Chain([level, make("llama", 1)], [3]).generate([5, 6, 7], 12, eos_token_id=[])
+        assert out.sequences.tolist() == [plain_greedy(level.model, [5, 6, 7], 12)]
+
+
+def test_bad_arguments() -> None:
+    model = make("llama")
+    for options, text in (
+        ({"prefill_chunk": 0}, "prefill_chunk: expected >= 1, given 0"),
+        ({"new_cache": hf.DynamicCache, "streaming": 8}, "given both"),
+        ({"streaming": {"window": 0}}, "window, sinks, slack"),
+        ({"page_size": 0}, "page_size: expected >= 1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            ps.Level(model, **options)
+    with pytest.raises(ValueError, match="rotary positions of a known layout"):
+        ps.Level(make("gpt2"), streaming=8)
+
+
+def test_level_is_a_protocol_and_makes_levels() -> None:
+    assert isinstance(ps.Level(make("llama")), ps.Level)
+
+    class Mine(ps.Level):
+        vocab_size = 3
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    assert Mine("mine").name == "mine"
+    assert not isinstance(object(), ps.Level)

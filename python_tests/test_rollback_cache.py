@@ -193,3 +193,14 @@ def test_refusals() -> None:
     cache.inputs(2)
     with pytest.raises(ValueError, match="as prepared"):
         cache.update(torch.zeros(2, 2, 3, 8), torch.zeros(2, 2, 3, 8), 0)
+
+
+@torch.no_grad()
+def test_padding_is_not_written_though_rows_are_in_step() -> None:
+    model = build(CONFIGS["llama"])
+    cache = RollbackCache.for_model(model, 2, capacity=16)
+    driver = Driver(model, cache)
+    driver.forward([4, 4])
+    driver.forward([1, 3])
+    assert not any(layer.keys[0, :, 5:].any() for layer in cache.layers)
+    assert cache.layers[0].keys[1, :, 6].any()
