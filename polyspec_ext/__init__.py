@@ -16,29 +16,43 @@ except ImportError as error:
     ) from error
 
 from polyspec_ext.errors import PolyspecError, RequestError, Status, raise_for_status
-from polyspec_ext.ops import SampleResult, VerifyResult, has_cuda, sample, verify
+from polyspec_ext.ops import (
+    CutVerifyResult,
+    SampleResult,
+    VerifyResult,
+    has_cuda,
+    sample,
+    verify,
+)
 
 if TYPE_CHECKING:
-    from polyspec_ext.chain import Chain
+    from polyspec_ext.chain import Chain, Output
     from polyspec_ext.drafters import Drafter, Proposal
-    from polyspec_ext.levels import Level
+    from polyspec_ext.generation import custom_generate
+    from polyspec_ext.levels import HuggingFaceLevel, Level
     from polyspec_ext.rollback_cache import RollbackCache
 
 # Imported when first asked for: they pull in transformers, which the operators do not need.
 _LAZY = {
     "Chain": "polyspec_ext.chain",
+    "Output": "polyspec_ext.chain",
+    "HuggingFaceLevel": "polyspec_ext.levels",
     "Level": "polyspec_ext.levels",
     "Drafter": "polyspec_ext.drafters",
     "Proposal": "polyspec_ext.drafters",
     "RollbackCache": "polyspec_ext.rollback_cache",
+    "custom_generate": "polyspec_ext.generation",
 }
 
 Scheduler = _C.Scheduler
 __version__ = str(_C.build_info()["version"])
 __all__ = [
     "Chain",
+    "CutVerifyResult",
     "Drafter",
+    "HuggingFaceLevel",
     "Level",
+    "Output",
     "PolyspecError",
     "Proposal",
     "RequestError",
@@ -47,6 +61,7 @@ __all__ = [
     "Scheduler",
     "Status",
     "VerifyResult",
+    "custom_generate",
     "has_cuda",
     "raise_for_status",
     "sample",

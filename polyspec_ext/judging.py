@@ -57,7 +57,7 @@ def judge(
             return found
     logits, drafted = call.forward()
     if processors is not None:
-        changed = logits.clone()
+        changed = logits.to(torch.float32, copy=True)  # as processors give it, whatever the dtype
         for row, count in group:
             prefix = torch.tensor(row.tokens, device=logits.device)
             own = logits[row.slot, : count + 1]
@@ -113,7 +113,7 @@ class _Call:
     def verify(self, logits: torch.Tensor, drafted: torch.Tensor) -> ops.VerifyResult:
         device, chunk, lengths = logits.device, self.chunk, self.lengths
         even = lengths.count(self.width) == len(lengths)
-        return ops.verify(
+        verdict: ops.VerifyResult = ops.verify(
             logits,
             drafted,
             None if chunk is None else chunk.logits,
@@ -125,6 +125,7 @@ class _Call:
             rule=self.chain.rule,
             draft_laws=None if chunk is None else chunk.laws,
         )
+        return verdict
 
     def captured(self) -> tuple[ops.VerifyResult, torch.Tensor] | None:
         """The same as one graph; None where this call cannot be one."""

@@ -270,7 +270,7 @@ class DraftModel:
         left: list[int],
     ) -> torch.Tensor:
         assert self.processors is not None
-        out = logits.clone()
+        out = logits.to(torch.float32, copy=True)  # as processors give it, whatever the dtype
         for b, context in enumerate(contexts):
             if left[b]:
                 prefix = torch.tensor(context.tokens + values[b], device=logits.device)
