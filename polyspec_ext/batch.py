@@ -92,6 +92,7 @@ class Batch:
             )
         if not single:
             self.stats.num_prompt_tokens = sum(map(len, prompts))
+            self.stats.num_requests = len(prompts)
         self._books = Books(self.stats)
         self._limits = list(max_new_tokens)
         self._slots = list(self.rows)
@@ -271,7 +272,7 @@ class Batch:
                 None if unread is None else unread.drawn,
                 self._processors,
             )
-        look = self._look(r, index, group)
+            look = self._look(r, index, group)
         above = self._pending[index - 1] if index > 0 and not self._parameters.greedy else None
         handed = None if above is None else above.chunk(logits, r.laws)
         out: list[tuple[int, list[int]]] = []

@@ -137,7 +137,7 @@ def generate(args: argparse.Namespace) -> int:
         print(json.dumps(report, indent=2))
         return 0
     print(text[len(shown) :] if text.startswith(shown) else "")
-    print(summary(stream.stats), file=sys.stderr)
+    print(stream.stats.table() if args.stats else summary(stream.stats), file=sys.stderr)
     return 0
 
 
@@ -176,6 +176,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--raw", action="store_true", help="do not wrap the prompt into 'Question: ...\\nAnswer:'"
     )
     sub.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
+    sub.add_argument(
+        "--stats",
+        action="store_true",
+        help="a table of every level's work and acceptance at the end",
+    )
     add_chain_options(sub)
     add_sampling_options(sub)
     sub.set_defaults(run=generate)

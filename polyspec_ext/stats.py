@@ -195,16 +195,19 @@ class Books:
             stats.decode_seconds += seconds
 
     def committed(self, row: Stats, tokens: int) -> None:
-        for stats in self._of([row]):
-            stats.num_new_tokens += tokens
+        self._total.num_new_tokens += tokens
+        if row is not self._total:
+            row.num_new_tokens += tokens
 
     def proposed(self, row: Stats, tokens: int) -> None:
-        for stats in self._of([row]):
-            stats.levels[-1].num_proposed_tokens += tokens
+        self._total.levels[-1].num_proposed_tokens += tokens
+        if row is not self._total:
+            row.levels[-1].num_proposed_tokens += tokens
 
     def judged(self, row: Stats, index: int, drafted: int, accepted: int, emitted: int) -> None:
-        for stats in self._of([row]):
-            stats.levels[index].judged(drafted, accepted, emitted)
+        self._total.levels[index].judged(drafted, accepted, emitted)
+        if row is not self._total:
+            row.levels[index].judged(drafted, accepted, emitted)
 
     def prefilled(self, rows: Sequence[Stats], index: int, seconds: float) -> None:
         for stats in self._of(rows):

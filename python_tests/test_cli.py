@@ -106,6 +106,11 @@ def test_generate_streams_the_text_that_json_has(capsys: pytest.CaptureFixture[s
     assert out == report["text"] + "\n"
     assert "tokens/s" in err
     assert "level 2 middle" in err
+    _, out, err = call(capsys, *options, "--stats")
+    assert out == report["text"] + "\n"
+    table = err.splitlines()
+    assert table[0].endswith("tokens/s")
+    assert [line.split()[1] for line in table[4:7]] == [*tiny.LEVELS]
 
 
 def test_generate_with_a_chain_of_ones_own(

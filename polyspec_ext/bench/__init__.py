@@ -1,4 +1,5 @@
-"""Benchmarks: ``python -m polyspec_ext bench kernels``. Each kind adds a subcommand here.
+"""Benchmarks: ``python -m polyspec_ext bench kernels|overhead|generate``. Each kind adds a
+subcommand here.
 
 This module is light, so that the command line can be built without importing what is measured.
 """
@@ -6,6 +7,7 @@ This module is light, so that the command line can be built without importing wh
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 __all__ = ["add_commands"]
@@ -18,6 +20,8 @@ def add_commands(commands: Any) -> None:
     )
     kinds = parser.add_subparsers(dest="bench", required=True, metavar="WHAT")
     _add_kernels(kinds)
+    _add_overhead(kinds)
+    _add_generate(kinds)
 
 
 def _integers(text: str) -> list[int]:
@@ -95,3 +99,84 @@ def _kernels(args: argparse.Namespace) -> int:
     from polyspec_ext.bench import kernels
 
     return kernels.run(args)
+
+
+def _add_overhead(kinds: Any) -> None:
+    sub = kinds.add_parser(
+        "overhead",
+        help="host time of the chain itself",
+        description="Host time per verification round outside forward passes and operators, eager, "
+        "with levels whose logits lie ready. Prints Markdown, or JSON.",
+    )
+    sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
+    sub.add_argument("--json", action="store_true", help="one JSON object instead of Markdown")
+    sub.add_argument("--quick", action="store_true", help="few turns")
+    sub.add_argument("--levels", type=_integers, metavar="N,...", help="(default: 2,3,4)")
+    sub.add_argument("--batch", type=_integers, metavar="B,...", help="(default: 1,8,32)")
+    sub.add_argument("--turns", type=int, metavar="N", help="(default: 20; with --quick 4)")
+    sub.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="(default: %(default)s)"
+    )
+    sub.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
+    sub.set_defaults(run=_overhead)
+
+
+def _overhead(args: argparse.Namespace) -> int:
+    from polyspec_ext.bench import overhead
+
+    return overhead.run(args)
+
+
+def _add_generate(kinds: Any) -> None:
+    sub = kinds.add_parser(
+        "generate",
+        help="tokens per second beside plain and assisted generation",
+        description="Tokens per second of the shipped chains beside plain decoding and "
+        "transformers' assisted generation with the same models, in turns within one run. Prints "
+        "Markdown, or JSON.",
+    )
+    sub.add_argument("--json", action="store_true", help="one JSON object instead of Markdown")
+    sub.add_argument(
+        "--prompts", type=int, default=8, metavar="N", help="questions (default: %(default)s)"
+    )
+    sub.add_argument(
+        "--questions",
+        type=Path,
+        metavar="FILE",
+        help='JSON lines with "question" (default: GSM8K\'s test split where it lies beside the '
+        "repository, else built-in ones)",
+    )
+    sub.add_argument("--repeats", type=int, default=5, metavar="N", help="(default: %(default)s)")
+    sub.add_argument(
+        "--batch",
+        type=int,
+        default=8,
+        metavar="B",
+        help="of the batched runs (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--max-new-tokens", type=int, default=128, metavar="N", help="(default: %(default)s)"
+    )
+    sub.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="every text goes on to --max-new-tokens, so that no row of a batch ends early",
+    )
+    sub.add_argument(
+        "--temperature", type=_numbers, default=[0.0, 1.0], metavar="T,...", help="(default: 0,1)"
+    )
+    sub.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    sub.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="processor time of the process in place of wall time, for a machine that is busy with "
+        "something else; says what wall time would only with --threads 1",
+    )
+    sub.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
+    sub.set_defaults(run=_generate)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from polyspec_ext.bench import generation
+
+    return generation.run(args)

@@ -1,0 +1,385 @@
+"""``bench generate``: tokens per second of the shipped chains beside plain decoding and
+transformers' own assisted generation, with the same target and drafters, in turns within one run.
+
+Everybody's tokens are counted alike, up to and including the EOS, over wall time from the prompt to
+the last token, prefill included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from polyspec_ext import demo, tiny
+from polyspec_ext.bench import generation_table, timing
+from polyspec_ext.bench.kernels import machine
+from polyspec_ext.chain import Chain
+from polyspec_ext.request import cut_at_eos
+from polyspec_ext.stats import Stats, merge
+
+SCHEMA = 1  # of the JSON report
+BATCH = 8  # rows of the batched runs
+# GSM8K's test split, where it lies beside the repository.
+GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k_test.jsonl"
+PLAIN, GENERATE, ASSISTED = "plain decoding", "transformers generate", "transformers assisted"
+
+Texts = list[list[int]]  # new tokens of each prompt
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One call: prompts and how to continue them."""
+
+    prompts: list[list[int]]
+    max_new_tokens: int
+    temperature: float
+    seed: int
+
+
+@dataclass
+class Contender:
+    """One way to generate, and what it measured.
+
+    Attributes:
+        kind: PLAIN, GENERATE, ASSISTED or "chain".
+        levels: the shipped models it uses.
+        batch: prompts per call.
+        seconds, tokens: by repeat, over all prompts.
+        texts: by prompt, of the last repeat.
+    """
+
+    label: str
+    kind: str
+    levels: tuple[str, ...]
+    batch: int
+    call: Callable[[Wish], Texts]
+    window: list[int] = field(default_factory=list)
+    seconds: dict[int, float] = field(default_factory=dict)
+    tokens: dict[int, int] = field(default_factory=dict)
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    stats: list[Stats] = field(default_factory=list)
+
+    def rates(self) -> list[float]:
+        """Tokens per second of every repeat."""
+        return [self.tokens[repeat] / self.seconds[repeat] for repeat in sorted(self.seconds)]
+
+
+def questions(count: int, file: Path | None) -> tuple[list[str], str]:
+    """The first `count` questions, and where they are from: `file` or GSM8K's test split (JSON
+    lines with "question"), else the demo's own.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    place = file or (GSM8K if GSM8K.exists() else None)
+    if place is None:
+        found, source = list(demo.QUESTIONS), "built-in questions"
+    else:
+        lines = place.read_text(encoding="utf-8").splitlines()
+        found, source = [json.loads(line)["question"] for line in lines[:count]], place.stem
+    if len(found) < count:
+        raise ValueError(f"--prompts: expected at most {len(found)} of {source}, given {count}")
+    return found[:count], source
+
+
+def chain_call(chain: Chain, keep: list[Stats]) -> Callable[[Wish], Texts]:
+    """Our own chain, which keeps its statistics in `keep`."""
+
+    def call(wish: Wish) -> Texts:
+        out = chain.generate(
+            wish.prompts if len(wish.prompts) > 1 else wish.prompts[0],
+            wish.max_new_tokens,
+            wish.temperature,
+            seed=wish.seed,
+        )
+        keep.append(out.stats)
+        rows = out.sequences.tolist()
+        widths = [len(prompt) for prompt in wish.prompts]
+        if len(rows) > 1:  # ragged prompts stand at the front of their rows
+            news = [one.num_new_tokens for one in out.requests]
+            return [
+                row[width : width + new] for row, width, new in zip(rows, widths, news, strict=True)
+            ]
+        return [rows[0][widths[0] :]]
+
+    return call
+
+
+def generate_call(
+    target: Any, eos: frozenset[int], assistant: Any = None, constant: int | None = None
+) -> Callable[[Wish], Texts]:
+    """transformers' ``generate``, with an assistant model or without.
+
+    Args:
+        constant: draft so many tokens every time; None leaves the assistant's defaults.
+    """
+
+    def call(wish: Wish) -> Texts:
+        options: dict[str, Any] = {"do_sample": False}
+        if wish.temperature > 0:
+            torch.manual_seed(wish.seed)
+            options = {"do_sample": True, "temperature": wish.temperature, "top_k": 0, "top_p": 1.0}
+        width = max(map(len, wish.prompts))
+        pads = [width - len(prompt) for prompt in wish.prompts]
+        padded = zip(pads, wish.prompts, strict=True)
+        ids = torch.tensor([[0] * pad + prompt for pad, prompt in padded])
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads])
+        if assistant is not None:
+            options["assistant_model"] = assistant
+        with torch.inference_mode():
+            rows = target.generate(
+                ids, attention_mask=mask, max_new_tokens=wish.max_new_tokens, **options
+            )
+        return [cut_at_eos(row[width:], eos)[0] for row in rows.tolist()]
+
+    if assistant is None:
+        return call
+
+    def assisted(wish: Wish) -> Texts:
+        with _assistant_settings(assistant, constant):
+            return call(wish)
+
+    return assisted
+
+
+@contextmanager
+def _assistant_settings(assistant: Any, constant: int | None) -> Iterator[None]:
+    """The assistant's generation configuration for one call. A call changes what it finds there
+    (the confidence threshold), so every one starts from the same."""
+    import copy
+
+    before = assistant.generation_config
+    config = assistant.generation_config = copy.deepcopy(before)
+    if constant is not None:
+        config.num_assistant_tokens = constant
+        config.num_assistant_tokens_schedule = "constant"
+        config.assistant_confidence_threshold = 0.0
+    try:
+        yield
+    finally:
+        assistant.generation_config = before
+
+
+def contenders(models: dict[str, Any], batch: int) -> list[Contender]:
+    """Everybody, plain decoding first."""
+    from polyspec_ext.levels import HuggingFaceLevel
+
+    target = models["target"]
+    eos = frozenset(HuggingFaceLevel(target).eos_token_ids)
+    made: list[Contender] = []
+
+    def own(levels: tuple[str, ...], rows: int) -> None:
+        window = list(tiny.WINDOWS[levels])
+        kept: list[Stats] = []
+        kind = PLAIN if len(levels) == 1 else "chain"
+        label = PLAIN if len(levels) == 1 else f"chain: {', '.join(levels)}"
+        call = chain_call(Chain([models[name] for name in levels], window), kept)
+        made.append(Contender(label, kind, levels, rows, call, window, stats=kept))
+
+    chains: list[tuple[str, ...]] = [("target", "drafter"), ("target", "middle"), tiny.LEVELS]
+    own(("target",), 1)
+    made.append(Contender(GENERATE, GENERATE, ("target",), 1, generate_call(target, eos)))
+    for name in ("drafter", "middle"):
+        (window,) = tiny.WINDOWS["target", name]
+        for constant in (None, window):
+            how = "defaults" if constant is None else f"{constant} tokens"
+            call = generate_call(target, eos, models[name], constant)
+            label = f"{ASSISTED}: target, {name}, {how}"
+            made.append(Contender(label, ASSISTED, ("target", name), 1, call))
+    for levels in chains:
+        own(levels, 1)
+    if batch > 1:
+        own(("target",), batch)
+        made.append(Contender(GENERATE, GENERATE, ("target",), batch, generate_call(target, eos)))
+        for levels in chains:
+            own(levels, batch)
+    return made
+
+
+def measure(
+    made: Sequence[Contender],
+    prompts: Sequence[list[int]],
+    *,
+    repeats: int,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    clock: Callable[[], float] = time.perf_counter,
+    tick: Callable[[int], object] = lambda n: None,
+) -> None:
+    """Everybody in turns: the ones that take one prompt at every prompt, the others at every group
+    of prompts, in an order that rotates. A first call each warms up."""
+    for one in made:
+        one.call(Wish(list(prompts[: one.batch]), 8, temperature, seed))
+    one_at_a_time = [one for one in made if one.batch == 1]
+    together = [one for one in made if one.batch > 1]
+    size = max((one.batch for one in together), default=len(prompts))
+    for one in made:
+        one.stats.clear()
+    for repeat in range(repeats):
+        turns = [(one_at_a_time, [number]) for number in range(len(prompts))]
+        for start in range(0, len(prompts), size):
+            group = list(range(start, min(start + size, len(prompts))))
+            turns.append((together, group))
+        for turn, (some, numbers) in enumerate(turns):
+            # Prompts of a batch count seeds up, so a prompt has one seed however it is run.
+            first = seed + repeat * len(prompts) + numbers[0]
+            wish = Wish([prompts[n] for n in numbers], max_new_tokens, temperature, first)
+            shift = (turn + repeat) % max(1, len(some))
+            for one in [*some[shift:], *some[:shift]]:
+                began = clock()
+                texts = one.call(wish)
+                seconds = clock() - began
+                one.seconds[repeat] = one.seconds.get(repeat, 0.0) + seconds
+                one.tokens[repeat] = one.tokens.get(repeat, 0) + sum(map(len, texts))
+                one.texts.update(zip(numbers, texts, strict=True))
+                tick(len(numbers))
+
+
+def ratios(a: Contender, b: Contender) -> dict[str, float]:
+    """Rate of `a` over that of `b`, repeat by repeat: median, lowest and highest."""
+    each = [x / y for x, y in zip(a.rates(), b.rates(), strict=True)]
+    return {"median": statistics.median(each), "low": min(each), "high": max(each)}
+
+
+def decoding_rate(one: Contender) -> float | None:
+    """Tokens per second of wall time without the prefill, over all repeats; None for
+    transformers."""
+    return merge(one.stats).tokens_per_second if one.stats else None
+
+
+def _results(
+    made: Sequence[Contender], prompts: Sequence[list[int]], target: Any, temperature: float
+) -> dict[str, Any]:
+    rows = []
+    for one in made:
+        rates = one.rates()
+        row: dict[str, Any] = {
+            "label": one.label,
+            "kind": one.kind,
+            "levels": list(one.levels),
+            "window": one.window,
+            "batch": one.batch,
+            "tokens_per_second": {
+                "median": statistics.median(rates), "low": min(rates), "high": max(rates)
+            },
+            "new_tokens": sum(one.tokens.values()),
+            "x_plain": ratios(one, made[0]),
+            # Without the prefill, by our own clock; transformers does not tell.
+            "decoding_tokens_per_second": decoding_rate(one),
+            "stats": merge(one.stats).to_dict() if one.stats else None,
+        }  # fmt: skip
+        if temperature == 0:
+            found = [
+                demo.first_difference(target, p, made[0].texts[n], one.texts[n])
+                for n, p in enumerate(prompts)
+            ]
+            row["differences"] = [d | {"prompt": n} for n, d in enumerate(found) if d is not None]
+        rows.append(row)
+    return {"temperature": temperature, "rows": rows, "targets": _targets(made)}
+
+
+def _targets(made: Sequence[Contender]) -> list[dict[str, Any]]:
+    """The aims of the runtime: 1.5x assisted generation with the same target and drafter, whichever
+    way that runs faster; 3x with 8 rows."""
+    found: list[dict[str, Any]] = []
+    alone = [one for one in made if one.kind == "chain" and one.batch == 1]
+    for one in alone:
+        same = (one.levels[0], one.levels[-1])
+        rivals = [r for r in made if r.kind == ASSISTED and r.levels == same]
+        if rivals:
+            best = max(rivals, key=lambda rival: statistics.median(rival.rates()))
+            text = f"{one.label}: at least 1.5x {best.label}"
+            found.append({"text": text, "wanted": 1.5, **ratios(one, best)})
+    for one in alone:
+        for more in made:
+            if more.kind == "chain" and more.levels == one.levels and more.batch > 1:
+                text = f"{one.label}: batch {more.batch} at least 3x batch 1"
+                found.append({"text": text, "wanted": 3.0, **ratios(more, one)})
+                together, apart = decoding_rate(more), decoding_rate(one)
+                if together and apart:
+                    found[-1]["decoding"] = together / apart
+    for target in found:
+        target["met"] = target["median"] >= target["wanted"]
+    return found
+
+
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures; gives the report that the JSON holds."""
+    from transformers import AutoTokenizer
+
+    from polyspec_ext.levels import load
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.repeats < 1 or args.prompts < 1 or args.batch < 1:
+        raise ValueError(
+            "expected --prompts, --repeats and --batch >= 1, given "
+            f"{args.prompts}, {args.repeats} and {args.batch}"
+        )
+    asked, source = questions(args.prompts, args.questions)
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
+    models = {name: load(tiny.path(name)).model for name in tiny.LEVELS}
+    if args.ignore_eos:
+        for model in models.values():
+            model.config.eos_token_id = model.generation_config.eos_token_id = None
+    prompts: list[list[int]] = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in asked]
+    before = timing.load_average()
+    results = []
+    per_run = len(contenders(models, args.batch)) * len(prompts) * args.repeats
+    with tqdm(
+        total=per_run * len(args.temperature), unit="prompt", file=sys.stderr, leave=False
+    ) as bar:
+        for temperature in args.temperature:
+            bar.set_description(f"temperature {temperature:g}")
+            made = contenders(models, args.batch)
+            measure(
+                made,
+                prompts,
+                repeats=args.repeats,
+                max_new_tokens=args.max_new_tokens,
+                temperature=temperature,
+                seed=args.seed,
+                clock=time.process_time if args.processor_time else time.perf_counter,
+                tick=bar.update,
+            )
+            results.append(_results(made, prompts, models["target"], temperature))
+    return {
+        "schema": SCHEMA,
+        "command": "bench generate",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "machine": machine("cpu"),
+        "settings": {
+            "prompts": len(prompts),
+            "source": source,
+            "repeats": args.repeats,
+            "max_new_tokens": args.max_new_tokens,
+            "ignore_eos": args.ignore_eos,
+            "seed": args.seed,
+            "clock": "processor time" if args.processor_time else "wall time",
+        },
+        "load": {"before": before, "after": timing.load_average()},
+        "results": results,
+    }
+
+
+def run(args: argparse.Namespace) -> int:
+    """The subcommand. Returns 1 where greedy texts differ by more than a tie."""
+    report = report_of(args)
+    print(json.dumps(report, indent=1) if args.json else generation_table.markdown(report))
+    differences = (
+        d for r in report["results"] for row in r["rows"] for d in row.get("differences", ())
+    )
+    return 0 if all(d["tie"] for d in differences) else 1

@@ -1,0 +1,75 @@
+"""The report of ``bench generate`` as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Report = dict[str, Any]
+
+
+def markdown(report: Report) -> str:
+    """The whole report."""
+    where, settings, load = report["machine"], report["settings"], report["load"]
+    busy = "" if load["before"] is None else f"; load average {load['before']:.1f} before"
+    limit = "EOS ignored," if settings["ignore_eos"] else "up to"
+    lines = [
+        f"# Generation with the shipped models, {report['date']}",
+        "",
+        f"{where['cpu']}, {where['threads']} threads of {where['cores']} cores, torch "
+        f"{where['torch']}, transformers {where['transformers']}, commit {where['commit']}{busy}.",
+        "",
+        f"Tokens per second of {settings['clock']}, prefill included, over "
+        f"{settings['prompts']} questions ({settings['source']}), {limit} "
+        f"{settings['max_new_tokens']} new tokens each: median, lowest and highest of "
+        f"{settings['repeats']} repeats, in turns. x plain: over plain "
+        "decoding at batch 1, repeat by repeat. Decoding: tokens per second of wall time without "
+        "the prefill, as our chains tell it.",
+        "",
+    ]
+    for result in report["results"]:
+        lines += [*_result(result, settings["prompts"]), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _result(result: Report, prompts: int) -> Iterator[str]:
+    greedy = result["temperature"] == 0
+    yield f"## Temperature {result['temperature']:g}{' (greedy)' if greedy else ''}"
+    yield ""
+    last = [" text as plain decoding |", "---|"] if greedy else ["", ""]
+    yield "| | window | batch | tokens/s | range | x plain | range | decoding |" + last[0]
+    yield "|---|---|---|---|---|---|---|---|" + last[1]
+    for row in result["rows"]:
+        rate, times = row["tokens_per_second"], row["x_plain"]
+        decoding = row["decoding_tokens_per_second"]
+        cells = [
+            row["label"],
+            ",".join(map(str, row["window"])) or "-",
+            str(row["batch"]),
+            f"{rate['median']:.1f}",
+            f"{rate['low']:.1f} to {rate['high']:.1f}",
+            f"{times['median']:.2f}",
+            f"{times['low']:.2f} to {times['high']:.2f}",
+            "-" if decoding is None else f"{decoding:.1f}",
+        ]
+        if greedy:
+            cells.append(_equal(row["differences"], prompts))
+        yield "| " + " | ".join(cells) + " |"
+    yield ""
+    for target in result["targets"]:
+        word = "met" if target["met"] else "**missed**"
+        yield (
+            f"- {target['text']}: {target['median']:.2f}x ({target['low']:.2f} to "
+            f"{target['high']:.2f}), {word}"
+            + ("" if "decoding" not in target else f"; decoding alone {target['decoding']:.2f}x")
+        )
+
+
+def _equal(differences: list[dict[str, Any]], prompts: int) -> str:
+    ties = sum(d["tie"] for d in differences)
+    text = f"{prompts - len(differences)} of {prompts}"
+    if ties:
+        text += f", {ties} part at a tie"
+    if len(differences) > ties:
+        text += f", **{len(differences) - ties} differ**"
+    return text

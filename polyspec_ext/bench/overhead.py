@@ -1,0 +1,329 @@
+"""``bench overhead``: what the chain's own Python costs per verification round.
+
+The levels are instant: their logits lie ready, so a forward pass is a slice. What is spent in them
+and in the operators is timed and taken off; the rest is the loop, the scheduler, the bookkeeping
+and the tensors that are made for the operators' arguments. A round is one verification, at whatever
+level, with the drafting before it. Reading a level's verdict belongs to it; on a GPU that is also
+where the host waits for the device, so that is told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import polyspec_ext as ps
+from polyspec_ext import ops
+from polyspec_ext.bench import timing
+from polyspec_ext.bench.kernels import machine
+from polyspec_ext.errors import PolyspecError
+
+SCHEMA = 1  # of the JSON report
+BUDGET = 150.0  # microseconds per round at batch 1
+LEVELS, BATCHES = (2, 3, 4), (1, 8, 32)
+TURNS, QUICK_TURNS = 20, 4
+PER_TURN = 10  # calls of ``advance`` of a case, before the next case has its turn
+VOCAB = 2048  # as the shipped models
+SPREAD = 0.3  # of the logits: flat laws, so that five of six draft tokens are accepted
+MANY = 1 << 40  # more new tokens than any run makes
+
+
+class Meter:
+    """Seconds spent in what it wraps."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.calls = 0
+
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        clock = time.perf_counter
+
+        def timed(*args: Any, **options: Any) -> Any:
+            began = clock()
+            try:
+                return call(*args, **options)
+            finally:
+                self.seconds += clock() - began
+                self.calls += 1
+
+        return timed
+
+
+class InstantLevel:
+    """A level without a model: rows of logits that were made before, in any batch size.
+
+    Args:
+        name: for messages.
+        rows: logits ``[B, R, V]``; a pass takes the next of the R rows, in turns.
+    """
+
+    supports_batches = True
+
+    def __init__(self, name: str, rows: torch.Tensor) -> None:
+        self.name, self._rows = name, rows
+        self._next = 0
+        self.vocab_size = rows.shape[2]
+        self.device = rows.device
+
+    def prefill(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
+        self._next = 0
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None = None,
+        first: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        start = self._next
+        if start + keep > self._rows.shape[1]:
+            start = 0
+        self._next = start + 1
+        return self._rows[:, start : start + keep]
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        pass
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._rows = self._rows[list(rows)]
+
+
+@dataclass
+class Case:
+    """One configuration and what its rounds took, in seconds per round."""
+
+    levels: int
+    batch: int
+    chain: ps.Chain
+    running: Any  # its `Batch`
+    ours: list[float] = field(default_factory=list)
+    checks: list[float] = field(default_factory=list)
+    operators: list[float] = field(default_factory=list)
+    forwards: list[float] = field(default_factory=list)
+    waiting: list[float] = field(default_factory=list)
+    rounds: int = 0
+    calls: int = 0
+
+
+class Meters:
+    """What is taken off, by kind."""
+
+    def __init__(self) -> None:
+        self.forwards, self.operators, self.functions, self.waiting = (Meter() for _ in range(4))
+
+    def all(self) -> tuple[Meter, ...]:
+        return self.forwards, self.operators, self.functions, self.waiting
+
+    @contextmanager
+    def installed(self, device: str) -> Iterator[None]:
+        """The operators are timed while this lasts: as functions, and the compiled part alone."""
+        with ExitStack() as stack:
+            for name in ("sample", "verify"):
+                stack.enter_context(_replaced(ops, name, self.functions))
+                stack.enter_context(_replaced(ops, f"_{name}", self.operators))
+            if device == "cuda":
+                stack.enter_context(_replaced(torch.Tensor, "tolist", self.waiting))
+            yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, meter: Meter) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, meter.wrap(before))
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def make(levels: int, batch: int, device: str, temperature: float, meters: Meters) -> Case:
+    """A chain of `levels` instant levels with the default windows, under way in a batch."""
+    generator = torch.Generator().manual_seed(levels)
+    window = [4 * 2**i for i in reversed(range(levels - 1))]
+    rows = max(window) + 64
+    made: list[Any] = []
+    for i in range(levels):
+        logits = torch.randn(batch, rows, VOCAB, generator=generator) * SPREAD
+        level = InstantLevel(f"level {i + 1}", logits.to(device))
+        level.forward = meters.forwards.wrap(level.forward)  # type: ignore[method-assign]
+        made.append(level)
+    chain = ps.Chain(made, window, graphs=False)
+    prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
+    running = chain.batch(prompts, MANY, temperature, seed=3, eos_token_id=[])
+    return Case(levels, batch, chain, running)
+
+
+def turn(case: Case, meters: Meters, calls: int, keep: bool) -> None:
+    """Some calls of ``advance``, each of which ends with the target's verdict."""
+    advance, clock = case.running.advance, time.perf_counter
+    judging = case.running.stats.levels[:-1]
+    for _ in range(calls):
+        before = [meter.seconds for meter in meters.all()]
+        passes = sum(level.num_forward_passes for level in judging)
+        began = clock()
+        advance()
+        total = clock() - began
+        if not keep:
+            continue
+        rounds = sum(level.num_forward_passes for level in judging) - passes
+        forwards, operators, functions, waiting = (
+            meter.seconds - was for meter, was in zip(meters.all(), before, strict=True)
+        )
+        case.ours.append((total - forwards - operators - waiting) / rounds)
+        case.checks.append((functions - operators) / rounds)
+        case.operators.append(operators / rounds)
+        case.forwards.append(forwards / rounds)
+        case.waiting.append(waiting / rounds)
+        case.rounds += rounds
+        case.calls += 1
+
+
+def measure(
+    levels: Sequence[int],
+    batches: Sequence[int],
+    device: str,
+    turns: int,
+    temperature: float,
+    tick: Callable[[], object] = lambda: None,
+) -> list[Case]:
+    """All cases in turns, so that a change in the machine's load meets every one of them."""
+    meters = Meters()
+    cases = [make(n, b, device, temperature, meters) for n in levels for b in batches]
+    with meters.installed(device):
+        for case in cases:
+            turn(case, meters, PER_TURN, keep=False)
+        for number in range(turns):
+            shift = number % len(cases)
+            for case in cases[shift:] + cases[:shift]:
+                turn(case, meters, PER_TURN, keep=True)
+                tick()
+    return cases
+
+
+def _row(case: Case) -> dict[str, Any]:
+    def summary(seconds: list[float]) -> dict[str, float]:
+        made = timing.Summary.of(seconds)
+        return {"median": made.median, "q25": made.q25, "q75": made.q75, "mean": made.mean}
+
+    stats = case.running.stats
+    return {
+        "levels": case.levels,
+        "batch": case.batch,
+        "window": case.chain.window,
+        "advances": case.calls,
+        "rounds": case.rounds,
+        "drafter_passes_per_round": stats.levels[-1].num_forward_passes
+        / sum(level.num_forward_passes for level in stats.levels[:-1]),
+        "draft_acceptance_rate": [level.draft_acceptance_rate for level in stats.levels[:-1]],
+        "ours_us": summary(case.ours),
+        "checks_us": summary(case.checks),
+        "operators_us": summary(case.operators),
+        "forwards_us": summary(case.forwards),
+        "waiting_us": summary(case.waiting),
+    }
+
+
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures all cases; gives the report that the JSON holds."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.device == "cuda" and not ps.has_cuda():
+        raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
+    turns = args.turns or (QUICK_TURNS if args.quick else TURNS)
+    levels, batches = args.levels or LEVELS, args.batch or BATCHES
+    if min(levels) < 2 or min(batches) < 1 or turns < 1:
+        raise ValueError(
+            "expected --levels >= 2, --batch >= 1 and --turns >= 1, given "
+            f"{min(levels)}, {min(batches)} and {turns}"
+        )
+    before = timing.load_average()
+    total = turns * len(levels) * len(batches)
+    with tqdm(total=total, desc="overhead", unit="turn", file=sys.stderr, leave=False) as bar:
+        cases = measure(levels, batches, args.device, turns, args.temperature, bar.update)
+    rows = [_row(case) for case in cases]
+    return {
+        "schema": SCHEMA,
+        "command": "bench overhead",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "device": args.device,
+        "machine": machine(args.device),
+        "settings": {"turns": turns, "temperature": args.temperature, "vocab": VOCAB},
+        "load": {"before": before, "after": timing.load_average()},
+        "cases": rows,
+        "targets": _targets(rows, args.device),
+    }
+
+
+def _targets(rows: Sequence[dict[str, Any]], device: str) -> list[dict[str, Any]]:
+    found = [row for row in rows if row["batch"] == 1]
+    return [
+        {
+            "text": f"{row['levels']} levels, batch 1, {device}: at most {BUDGET:g} us per round",
+            "measured": row["ours_us"]["median"],
+            "met": row["ours_us"]["median"] <= BUDGET,
+        }
+        for row in found
+    ]
+
+
+LEGEND = (
+    "Microseconds of host time per verification round, median and quartiles over the target's "
+    "rounds: a round is one verification at any level with the drafting before it. Ours: outside "
+    "forward passes and compiled operators. Checks: the part of it that goes into the operators' "
+    "Python functions. Operators: their compiled part. Passes: of the drafter, per round."
+)
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as a table."""
+    where, load = report["machine"], report["load"]
+    busy = "" if load["before"] is None else f", load average {load['before']:.1f} before"
+    lines = [
+        f"# Overhead of the chain, {report['device']}, {report['date']}",
+        "",
+        f"{where['device_name']}, {where['threads']} threads of {where['cores']} cores, torch "
+        f"{where['torch']}{busy}.",
+        "",
+        LEGEND,
+        "",
+    ]
+    cuda = report["device"] == "cuda"
+    heads = ["levels", "window", "batch", "ours", "quartiles", "checks", "operators", "passes"]
+    heads += ["waiting for the device"] if cuda else []
+    lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for row in report["cases"]:
+        ours = row["ours_us"]
+        cells = [
+            str(row["levels"]),
+            ",".join(map(str, row["window"])),
+            str(row["batch"]),
+            f"{ours['median']:.0f}",
+            f"{ours['q25']:.0f} to {ours['q75']:.0f}",
+            f"{row['checks_us']['median']:.0f}",
+            f"{row['operators_us']['median']:.0f}",
+            f"{row['drafter_passes_per_round']:.1f}",
+        ]
+        cells += [f"{row['waiting_us']['median']:.0f}"] if cuda else []
+        lines.append("| " + " | ".join(cells) + " |")
+    lines.append("")
+    for target in report["targets"]:
+        word = "met" if target["met"] else "**missed**"
+        lines.append(f"{target['text']}: {target['measured']:.0f}, {word}")
+    return "\n".join(lines)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The subcommand."""
+    report = report_of(args)
+    print(json.dumps(report, indent=1) if args.json else markdown(report))
+    return 0

@@ -1,0 +1,90 @@
+"""``bench overhead``: what is taken off, what is left, and the report."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from polyspec_ext import cli, ops
+from polyspec_ext.bench import overhead
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "overhead", "--json", "--levels", "2,3", "--batch", "1,3", "--turns", "1"]
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr()
+    report = json.loads(out.out)
+    assert [(row["levels"], row["batch"]) for row in report["cases"]] == [
+        (2, 1), (2, 3), (3, 1), (3, 3)
+    ]  # fmt: skip
+    for row in report["cases"]:
+        assert row["advances"] == overhead.PER_TURN
+        assert row["rounds"] >= row["advances"]
+        for name in ("ours_us", "checks_us", "operators_us", "forwards_us"):
+            times = row[name]
+            assert 0 < times["q25"] <= times["median"] <= times["q75"]
+        assert row["checks_us"]["median"] < row["ours_us"]["median"]
+        assert row["waiting_us"]["median"] == 0
+        assert 0.4 < row["draft_acceptance_rate"][-1] < 0.9
+    assert [target["met"] for target in report["targets"]] == [
+        target["measured"] <= overhead.BUDGET for target in report["targets"]
+    ]
+    assert len(report["targets"]) == 2
+    text = overhead.markdown(report)
+    assert text.count("\n| 2 | 4 |") == 2
+    assert f"{report['machine']['threads']} threads" in text
+
+
+def test_the_operators_are_put_back() -> None:
+    before = ops.sample, ops.verify, ops._sample, ops._verify
+    overhead.measure([2], [1], "cpu", 1, 1.0)
+    assert (ops.sample, ops.verify, ops._sample, ops._verify) == before
+
+
+@pytest.mark.parametrize("part", ["forward", "operator", "check", "chain"])
+def test_time_is_booked_where_it_is_spent(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause of 3 ms in one place shows there and nowhere else."""
+    from polyspec_ext import batch
+
+    def slower(call: Any) -> Any:
+        def slow(*args: Any, **options: Any) -> Any:
+            time.sleep(0.003)
+            return call(*args, **options)
+
+        return slow
+
+    owner, name = {
+        "forward": (overhead.InstantLevel, "forward"),
+        "operator": (ops, "_verify"),
+        "check": (ops, "verify"),
+        "chain": (batch.Batch, "_leave"),
+    }[part]
+    monkeypatch.setattr(owner, name, slower(getattr(owner, name)))
+    (case,) = overhead.measure([2], [1], "cpu", 1, 1.0)
+    slow = {
+        "forward": min(case.forwards),
+        "operator": min(case.operators),
+        "check": min(case.checks),
+        "chain": min(o - c for o, c in zip(case.ours, case.checks, strict=True)),
+    }
+    assert {kind for kind, seconds in slow.items() if seconds > 0.003} == {part}
+
+
+def test_instant_levels_give_rows_in_turns() -> None:
+    level = overhead.InstantLevel("level", torch.arange(2 * 5 * 3).view(2, 5, 3).float())
+    seen = [level.forward(torch.zeros(2, 1, dtype=torch.int64), 2)[0, 0, 0].item() for _ in "12345"]
+    assert seen == [0, 3, 6, 9, 0]
+    level.select([1])
+    assert level.forward(torch.zeros(1, 1, dtype=torch.int64), 1).shape == (1, 1, 3)
+
+
+def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "overhead", "--levels", "1"]) == 2
+    assert "expected --levels >= 2" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert cli.main(["bench", "overhead", "--device", "cuda"]) == 2
+        assert "no CUDA device" in capsys.readouterr().err

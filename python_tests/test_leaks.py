@@ -1,0 +1,89 @@
+"""A thousand calls, three in ten of which fail, leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_failures import PROMPTS, SAMPLING, Failing, model
+
+import polyspec_ext as ps
+from polyspec_ext.levels import HuggingFaceLevel
+
+
+def make() -> tuple[ps.Chain, list[HuggingFaceLevel]]:
+    levels = [HuggingFaceLevel(model(seed, 1), name=f"level {seed}") for seed in range(2)]
+    return ps.Chain(levels, [2]), levels
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def living() -> tuple[int, int]:
+    """Tensors and all objects that the garbage collector knows."""
+    gc.collect()
+    objects = gc.get_objects()
+    tensors = sum(issubclass(type(thing), torch.Tensor) for thing in objects)
+    return tensors, len(objects)
+
+
+def calls(chain: ps.Chain, levels: list[HuggingFaceLevel], count: int) -> Iterator[str]:
+    """Short calls of every kind and what became of them."""
+    layer = levels[0].model.model.layers[0]
+    forward = layer.forward
+
+    def nan(*args: Any, **options: Any) -> Any:
+        return forward(*args, **options) * math.nan
+
+    for i in range(count):
+        prompts = PROMPTS[0] if i % 3 else PROMPTS[:2]
+        kind = i % 10
+        if kind == 2:
+            layer.forward = Failing(forward, 1 + i % 4, RuntimeError("fails"))
+        elif kind == 4:
+            layer.forward = Failing(forward, 1 + i % 4, KeyboardInterrupt())
+        elif kind == 6:
+            layer.forward = nan
+        try:
+            if kind == 8:
+                next(chain.stream(PROMPTS[1], 4, **SAMPLING))
+            else:
+                chain.generate(prompts, 3, temperature=float(i % 2), seed=i, eos_token_id=[])
+            yield "good"
+        except (RuntimeError, KeyboardInterrupt) as error:
+            yield type(error).__name__
+        finally:
+            layer.forward = forward
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_a_thousand_calls_leave_nothing_behind() -> None:
+    chain, levels = make()
+    list(calls(chain, levels, 100))
+    before, memory = living(), resident()
+    seen = list(calls(chain, levels, 1000))
+    after = living()
+    assert {kind: seen.count(kind) for kind in sorted(set(seen))} == {
+        "KeyboardInterrupt": 100, "RequestError": 100, "RuntimeError": 100, "good": 700
+    }  # fmt: skip
+    assert after[0] == before[0]
+    assert after[1] - before[1] < 200
+    assert resident() - memory < 8 << 20
+
+
+def test_what_a_leak_looks_like() -> None:
+    """The test above would see one tensor per call."""
+    chain, levels = make()
+    list(calls(chain, levels, 20))
+    before = living()
+    kept = [chain.generate(PROMPTS[0], 3).sequences for _ in range(10)]
+    assert living()[0] - before[0] == len(kept)

@@ -1,0 +1,215 @@
+"""Statistics by level, request and position; as a table, as JSON and for Prometheus."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+from typing import Any
+
+import pytest
+import toy
+
+import polyspec_ext as ps
+from polyspec_ext.stats import Books, LevelStats, Stats, merge
+from polyspec_ext.stats_table import WIDTH
+
+
+def level(*blocks: tuple[int, int], name: str = "target") -> LevelStats:
+    """Of blocks of (drafted, accepted) tokens."""
+    made = LevelStats(name)
+    for drafted, accepted in blocks:
+        made.judged(drafted, accepted, accepted + 1)
+    return made
+
+
+def test_positions() -> None:
+    made = level((3, 3), (3, 0), (1, 1), (0, 0), (5, 2))
+    assert made.num_verifications == 5
+    assert made.num_drafts == 4
+    assert made.acceptance_histogram == [1, 1, 1, 1, 0, 0]
+    assert made.draft_length_histogram == [0, 1, 0, 2, 0, 1]
+    assert made.num_draft_tokens_per_pos == [4, 3, 3, 1, 1]
+    assert made.num_accepted_tokens_per_pos == [3, 2, 1, 0, 0]
+    assert made.draft_acceptance_rate_per_pos == [3 / 4, 2 / 3, 1 / 3, 0.0, 0.0]
+    assert sum(made.num_draft_tokens_per_pos) == made.num_draft_tokens == 12
+    assert sum(made.num_accepted_tokens_per_pos) == made.num_accepted_tokens == 6
+    assert made.mean_acceptance_length == 1 + 6 / 4
+    assert made.draft_acceptance_rate == 6 / 12
+
+
+def test_merge_adds_and_leaves_the_parts_alone() -> None:
+    parts = [
+        Stats([level((2, 1))], 3, 2, 1.0),
+        Stats([level((4, 4), (1, 0))], 5, 6, 2.0, num_requests=3),
+    ]
+    whole = merge(parts)
+    assert (whole.num_requests, whole.num_prompt_tokens, whole.num_new_tokens) == (4, 8, 8)
+    assert whole.decode_seconds == 3.0
+    assert whole.levels[0].acceptance_histogram == [1, 1, 0, 0, 1]
+    assert whole.levels[0].draft_length_histogram == [0, 1, 1, 0, 1]
+    assert parts[0].levels[0].acceptance_histogram == [0, 1, 0]
+    assert merge([whole, whole]).levels[0].num_draft_tokens == 14
+
+
+def test_books_enter_a_row_and_its_batch() -> None:
+    rows = [Stats([LevelStats("a"), LevelStats("b")]) for _ in range(2)]
+    total = Stats([LevelStats("a"), LevelStats("b")])
+    books = Books(total)
+    books.judged(rows[0], 0, 3, 2, 3)
+    books.judged(rows[1], 0, 1, 1, 2)
+    books.committed(rows[0], 3)
+    books.proposed(rows[1], 4)
+    books.spent(rows, 0, 0.5, 1)
+    books.prefilled(rows, 1, 0.25)
+    books.decoded(rows, 2.0)
+    assert total.levels[0].draft_length_histogram == [0, 1, 0, 1]
+    assert rows[0].levels[0].draft_length_histogram == [0, 0, 0, 1]
+    assert (total.num_new_tokens, total.levels[1].num_proposed_tokens) == (3, 4)
+    for stats in (*rows, total):
+        assert (stats.levels[0].num_forward_passes, stats.levels[0].seconds) == (1, 0.5)
+        assert (stats.decode_seconds, stats.prefill_seconds) == (2.0, 0.25)
+
+
+def test_to_dict_is_json_and_a_copy() -> None:
+    out = ps.Chain(toy.make_levels(3, vocab=20), [4, 2]).generate([1], 30, temperature=1.0)
+    plain = out.stats.to_dict()
+    json.dumps(plain, allow_nan=False)
+    for number, made in enumerate(out.stats.levels):
+        told = plain["levels"][number]
+        assert told["num_draft_tokens_per_pos"] == made.num_draft_tokens_per_pos
+        assert told["draft_acceptance_rate_per_pos"] == made.draft_acceptance_rate_per_pos
+        assert len(told["draft_acceptance_rate_per_pos"]) == len(told["acceptance_histogram"][1:])
+        for name in ("acceptance_histogram", "draft_length_histogram"):
+            assert told[name] == getattr(made, name)
+            assert told[name] is not getattr(made, name)
+    json.dumps(Stats([LevelStats()]).to_dict(), allow_nan=False)
+    assert Stats([LevelStats()]).to_dict()["tokens_per_second"] is None
+
+
+# ---- table ---------------------------------------------------------------------------------------
+
+
+def test_table() -> None:
+    drafter = LevelStats("drafter", num_forward_passes=7, seconds=0.1, num_proposed_tokens=7)
+    target = level((4, 4), (3, 0), (3, 3))
+    target.num_forward_passes, target.seconds = 3, 0.3
+    stats = Stats([target, drafter], 11, 10, 0.5)
+    lines = stats.table().splitlines()
+    assert lines[0] == "11 prompt tokens, 10 new tokens, 20.0 tokens/s"
+    assert "100.0 ms (20.0 %) outside the levels" in lines[1]
+    rows = {line.split()[1]: line.split()[2:] for line in lines if line[:1].isdigit()}
+    assert lines[4].split()[1:] == [
+        "target", "3", "100.00", "60.0", "3", "10", "7", "0.70", "3.33"
+    ]  # fmt: skip
+    assert rows["drafter"] == ["7", "14.29", "20.0", "7"]
+    assert lines[-1].split() == ["1", "target", "67", "67", "67", "100"]
+
+
+def test_table_fits_a_screen() -> None:
+    wide = level(*[(60, n) for n in range(61)], name="a/very-long-organisation/and-a-model-name")
+    levels = [wide, *[level((9, 3), name=f"middle {i}") for i in range(5)], LevelStats("drafter")]
+    lines = Stats(levels, 10**6, 10**6, 10**4).table().splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= WIDTH
+    assert "(the first 14 of 60)" in "\n".join(lines)
+    empty = Stats([LevelStats("target")]).table()
+    assert "nan" not in empty
+    assert "position" not in empty
+
+
+# ---- Prometheus ----------------------------------------------------------------------------------
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return {
+        (one.name, tuple(sorted(one.labels.items()))): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+def test_prometheus_text() -> None:
+    pytest.importorskip("prometheus_client")
+    from polyspec_ext.metrics import prometheus_text
+
+    chain = ps.Chain(toy.make_levels(3, vocab=20), [4, 2])
+    outs = [chain.generate([1, 2], 20, temperature=1.0, seed=i).stats for i in range(3)]
+    read = samples(prometheus_text(*outs))
+    total = merge(outs)
+    assert read["polyspec_num_requests_total", ()] == 3
+    assert read["polyspec_num_new_tokens_total", ()] == 60
+    assert read["polyspec_decode_seconds_total", ()] == pytest.approx(total.decode_seconds)
+    for number, made in enumerate(total.levels, 1):
+        labels = (("level", str(number)), ("model", made.name))
+        for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+            assert read[f"polyspec_spec_decode_{name}_total", labels] == getattr(made, name)
+        for i, count in enumerate(made.num_accepted_tokens_per_pos):
+            at = (*labels, ("position", str(i)))
+            assert read["polyspec_spec_decode_num_accepted_tokens_per_pos_total", at] == count
+        if made.num_drafts:
+            name = "polyspec_spec_decode_accepted_tokens_per_draft"
+            assert read[f"{name}_count", labels] == made.num_drafts
+            assert read[f"{name}_sum", labels] == made.num_accepted_tokens
+            below = (("le", "1.0"), *labels)
+            assert read[f"{name}_bucket", below] == sum(made.acceptance_histogram[:2])
+    assert all(math.isfinite(value) for value in read.values())
+
+
+def test_a_model_at_one_place_of_two_chains_is_one_series() -> None:
+    pytest.importorskip("prometheus_client")
+    from polyspec_ext.metrics import prometheus_text
+
+    two = Stats([level((2, 1)), LevelStats("small", num_proposed_tokens=2)])
+    three = Stats([level((5, 5)), level((2, 2), name="middle"), LevelStats("small")])
+    read = samples(prometheus_text(two, three, namespace="own"))
+    name = "own_spec_decode_num_draft_tokens_total"
+    assert read[name, (("level", "1"), ("model", "target"))] == 7
+    assert read[name, (("level", "2"), ("model", "middle"))] == 2
+    assert read[name, (("level", "2"), ("model", "small"))] == 0
+
+
+def test_a_batch_counts_as_its_requests() -> None:
+    pytest.importorskip("prometheus_client")
+    from test_batches import ROWS, make, run
+
+    from polyspec_ext.metrics import prometheus_text
+
+    out = run(ps.Chain(make(3), [4, 2]), ROWS)
+    assert [one.num_requests for one in out.requests] == [1] * len(ROWS)
+    read = samples(prometheus_text(out.stats))
+    assert read["polyspec_num_requests_total", ()] == len(ROWS)
+    assert read["polyspec_num_new_tokens_total", ()] == out.stats.num_new_tokens
+    assert read["polyspec_num_prompt_tokens_total", ()] == sum(len(row["prompt"]) for row in ROWS)
+
+
+def test_a_collector_can_be_registered_before_the_first_request() -> None:
+    prometheus = pytest.importorskip("prometheus_client")
+    from polyspec_ext.metrics import RequestCollector
+
+    collector = RequestCollector()
+    registry = prometheus.CollectorRegistry()
+    registry.register(collector)
+    get = registry.get_sample_value
+    assert get("polyspec_num_requests_total") == 0
+    collector.add(Stats([level((2, 1))], num_requests=8))
+    assert get("polyspec_num_requests_total") == 8
+
+
+def test_without_prometheus_client_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from polyspec_ext import metrics
+
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **options: Any) -> Any:
+        if name.startswith("prometheus_client"):
+            raise ImportError(name)
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ImportError, match="pip install prometheus-client"):
+        metrics.prometheus_text(Stats([LevelStats()]))
