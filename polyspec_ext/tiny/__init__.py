@@ -18,9 +18,9 @@ LEVELS = ("target", "middle", "drafter")
 # Window of each shipped chain, by its levels: among the fastest of a small sweep on two CPU cores.
 WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("target",): (),
-    ("target", "middle"): (5,),
-    ("target", "drafter"): (3,),
-    ("target", "middle", "drafter"): (6, 1),
+    ("target", "middle"): (6,),
+    ("target", "drafter"): (5,),
+    ("target", "middle", "drafter"): (6, 3),
 }
 
 
