@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import cache as caches
+from .level_compiled import LONGEST, compiled
 from .level_graph import CapturedPasses
 from .level_shared import Member, Shared, require_same_shape
 
@@ -25,9 +26,9 @@ _MASKED = ("eager", "sdpa")
 _owners: weakref.WeakValueDictionary[int, HuggingFaceLevel] = weakref.WeakValueDictionary()
 
 
-def level_of(model: PreTrainedModel) -> HuggingFaceLevel:
+def level_of(model: PreTrainedModel, compile: bool = False) -> HuggingFaceLevel:
     """The level of `model`: the one that shares its cache with others, or else a new one."""
-    return _owners.get(id(model)) or HuggingFaceLevel(model)
+    return _owners.get(id(model)) or HuggingFaceLevel(model, compile=compile)
 
 
 class HuggingFaceLevel(CapturedPasses):
@@ -53,6 +54,9 @@ class HuggingFaceLevel(CapturedPasses):
         prefill_chunk: tokens of a row that one pass reads at most. A pass of c tokens behind n
             others needs memory for c rows of activations and for masks of c * (n + c) elements;
             so that, and not the square of the prompt, is what a prefill takes beside the cache.
+        compile: decode through `torch.compile`. The first passes of each kind (one token, several)
+            take seconds to minutes; logits may round differently. Rows out of step, and prompts,
+            are read as without it.
         cache_options: of the default cache: capacity, step, bucket, page_size (`RollbackCache`).
 
     Raises:
@@ -70,6 +74,7 @@ class HuggingFaceLevel(CapturedPasses):
         streaming: int | Mapping[str, int] | None = None,
         shares_cache_with: HuggingFaceLevel | PreTrainedModel | None = None,
         prefill_chunk: int = 1024,
+        compile: bool = False,
         **cache_options: Any,
     ) -> None:
         self.model = model
@@ -104,6 +109,7 @@ class HuggingFaceLevel(CapturedPasses):
         self._rolls = caches.is_rollback(self._cache)
         self.supports_batches = bool(self._rolls and self._make.batches and placed and masked)
         self._chunk = min(prefill_chunk, caches.longest_pass(self._cache))
+        self._decode = compiled(model) if compile else model
         self._reserved = 0
         self._member: Member | None = None
         if shares_cache_with is not None:
@@ -237,6 +243,8 @@ class HuggingFaceLevel(CapturedPasses):
         first: Sequence[int] | None,
     ) -> torch.Tensor:
         """`forward` behind what the cache holds."""
+        if tokens.shape[1] <= min(self._chunk, LONGEST):
+            return self._pass(tokens, keep, counts, first, self._decode)
         if tokens.shape[1] <= self._chunk:
             return self._pass(tokens, keep, counts, first)
         return self._long(tokens, keep, counts, first)
@@ -247,6 +255,7 @@ class HuggingFaceLevel(CapturedPasses):
         keep: int,
         counts: Sequence[int] | None,
         first: Sequence[int] | None,
+        model: Callable[..., Any] | None = None,
     ) -> torch.Tensor:
         longest = tokens.shape[1]
         arguments = self._arguments
@@ -257,7 +266,7 @@ class HuggingFaceLevel(CapturedPasses):
         if first is None or all(f == longest - keep for f in first):
             if self._slices:
                 arguments["logits_to_keep"] = keep
-            out = self.model(input_ids=tokens, past_key_values=self._cache, **arguments)
+            out = (model or self.model)(input_ids=tokens, past_key_values=self._cache, **arguments)
             logits: torch.Tensor = out.logits
             return logits if logits.shape[1] == keep else logits[:, -keep:]
         rows = _row_indices(first, counts, keep, longest)

@@ -10,7 +10,7 @@ import torch
 
 from .level_hf import HuggingFaceLevel, level_of
 
-__all__ = ["HuggingFaceLevel", "Level", "as_level", "feed", "load"]
+__all__ = ["HuggingFaceLevel", "Level", "as_level", "load"]
 
 
 @runtime_checkable
@@ -58,20 +58,11 @@ class Level(Protocol):
         ...
 
 
-def feed(tokens: list[int], level: Level) -> torch.Tensor:
-    """`tokens` as the level reads them: ``[1, T]`` int64 on its device.
-
-    Ids that a smaller vocabulary does not have become 0. That costs a draft level some accuracy
-    and no exactness: the law it hands up is still the one it samples from.
-    """
-    known = level.vocab_size
-    if tokens and max(tokens) >= known:
-        tokens = [token if token < known else 0 for token in tokens]
-    return torch.tensor([tokens], dtype=torch.int64, device=getattr(level, "device", None))
-
-
 def load(
-    place: str | Path, dtype: torch.dtype | None = None, device: str | torch.device | None = None
+    place: str | Path,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    compile: bool = False,
 ) -> HuggingFaceLevel:
     """A level from a model id or directory. `dtype` defaults to float32 on the CPU, where half
     precision is slow, and to the checkpoint's own elsewhere."""
@@ -80,23 +71,27 @@ def load(
     where = torch.device(device or "cpu")
     wanted = dtype or (torch.float32 if where.type == "cpu" else "auto")
     model = AutoModelForCausalLM.from_pretrained(str(place), dtype=wanted)
-    return HuggingFaceLevel(model.to(where).eval())
+    return HuggingFaceLevel(model.to(where).eval(), compile=compile)
 
 
 def as_level(
-    thing: Any, dtype: torch.dtype | None = None, device: str | torch.device | None = None
+    thing: Any,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    compile: bool = False,
 ) -> Level:
     """A chain's element as a level: a Level as it is, a model wrapped, an id or path loaded.
+    `compile`: of the levels made here.
 
     Raises:
         TypeError: it is none of these.
     """
     if isinstance(thing, str | Path):
-        return load(thing, dtype, device)
+        return load(thing, dtype, device, compile)
     if isinstance(thing, Level):
         return thing
     if isinstance(thing, torch.nn.Module) and hasattr(thing, "config"):
-        return level_of(thing)
+        return level_of(thing, compile)
     raise TypeError(
         "expected a Hugging Face causal model, a model id or path, or an object with vocab_size, "
         "prefill, forward and "

@@ -12,7 +12,8 @@ import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import polyspec_ext as ps
-from polyspec_ext.levels import HuggingFaceLevel, as_level, feed
+from polyspec_ext.levels import HuggingFaceLevel, as_level
+from polyspec_ext.parameters import feed
 
 V = 96
 
@@ -319,5 +320,12 @@ def test_wider_draft_of_unknown_tokenizer_is_refused() -> None:
 
 def test_feed_replaces_unknown_ids() -> None:
     level = HuggingFaceLevel(make("llama"))
-    assert feed([1, 95, 96, 400], level).tolist() == [[1, 95, 0, 0]]
-    assert feed([], level).shape == (1, 0)
+    fed, counts = feed([[1, 95, 96, 400], [2], []], level)
+    assert fed.tolist() == [[1, 95, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
+    assert counts == [4, 1, 0]
+    fed, counts = feed([[]], level)
+    assert fed.shape == (1, 0)
+    assert counts is None
+    # Ids that the host has not read: -1 - j is the j-th of them.
+    fed, counts = feed([[1, -1], [-3, -2]], level, torch.tensor([[5, 400, 7]]))
+    assert fed.tolist() == [[1, 5], [7, 95]]

@@ -158,6 +158,11 @@ def _add_generate(kinds: Any) -> None:
         "--max-new-tokens", type=int, default=128, metavar="N", help="(default: %(default)s)"
     )
     sub.add_argument(
+        "--compile",
+        action="store_true",
+        help="the chains and plain decoding through torch.compile as well (needs a C++ compiler)",
+    )
+    sub.add_argument(
         "--ignore-eos",
         action="store_true",
         help="every text goes on to --max-new-tokens, so that no row of a batch ends early",

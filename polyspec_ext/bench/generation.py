@@ -172,24 +172,31 @@ def _assistant_settings(assistant: Any, constant: int | None) -> Iterator[None]:
         assistant.generation_config = before
 
 
-def contenders(models: dict[str, Any], batch: int) -> list[Contender]:
-    """Everybody, plain decoding first."""
+def contenders(
+    models: dict[str, Any], batch: int, compiled: dict[str, Any] | None = None
+) -> list[Contender]:
+    """Everybody, plain decoding first.
+
+    Args:
+        compiled: levels of the same models that decode through torch.compile: they run beside the
+            others, at batch 1.
+    """
     from polyspec_ext.levels import HuggingFaceLevel
 
     target = models["target"]
     eos = frozenset(HuggingFaceLevel(target).eos_token_ids)
     made: list[Contender] = []
 
-    def own(levels: tuple[str, ...], rows: int) -> None:
+    def own(levels: tuple[str, ...], rows: int, parts: dict[str, Any], how: str = "") -> None:
         window = list(tiny.WINDOWS[levels])
         kept: list[Stats] = []
         kind = PLAIN if len(levels) == 1 else "chain"
-        label = PLAIN if len(levels) == 1 else f"chain: {', '.join(levels)}"
-        call = chain_call(Chain([models[name] for name in levels], window), kept)
+        label = PLAIN + how if len(levels) == 1 else f"chain{how}: {', '.join(levels)}"
+        call = chain_call(Chain([parts[name] for name in levels], window), kept)
         made.append(Contender(label, kind, levels, rows, call, window, stats=kept))
 
     chains: list[tuple[str, ...]] = [("target", "drafter"), ("target", "middle"), tiny.LEVELS]
-    own(("target",), 1)
+    own(("target",), 1, models)
     made.append(Contender(GENERATE, GENERATE, ("target",), 1, generate_call(target, eos)))
     for name in ("drafter", "middle"):
         (window,) = tiny.WINDOWS["target", name]
@@ -199,12 +206,15 @@ def contenders(models: dict[str, Any], batch: int) -> list[Contender]:
             label = f"{ASSISTED}: target, {name}, {how}"
             made.append(Contender(label, ASSISTED, ("target", name), 1, call))
     for levels in chains:
-        own(levels, 1)
+        own(levels, 1, models)
+    if compiled is not None:
+        for levels in [("target",), *chains]:
+            own(levels, 1, compiled, ", compiled")
     if batch > 1:
-        own(("target",), batch)
+        own(("target",), batch, models)
         made.append(Contender(GENERATE, GENERATE, ("target",), batch, generate_call(target, eos)))
         for levels in chains:
-            own(levels, batch)
+            own(levels, batch, models)
     return made
 
 
@@ -222,7 +232,9 @@ def measure(
     """Everybody in turns: the ones that take one prompt at every prompt, the others at every group
     of prompts, in an order that rotates. A first call each warms up."""
     for one in made:
-        one.call(Wish(list(prompts[: one.batch]), 8, temperature, seed))
+        # Compiled passes meet their sizes only on the way.
+        for tokens in (8, max_new_tokens) if "compiled" in one.label else (8,):
+            one.call(Wish(list(prompts[: one.batch]), tokens, temperature, seed))
     one_at_a_time = [one for one in made if one.batch == 1]
     together = [one for one in made if one.batch > 1]
     size = max((one.batch for one in together), default=len(prompts))
@@ -305,7 +317,7 @@ def _targets(made: Sequence[Contender]) -> list[dict[str, Any]]:
             found.append({"text": text, "wanted": 1.5, **ratios(one, best)})
     for one in alone:
         for more in made:
-            if more.kind == "chain" and more.levels == one.levels and more.batch > 1:
+            if more.batch > 1 and more.label == one.label:
                 text = f"{one.label}: batch {more.batch} at least 3x batch 1"
                 found.append({"text": text, "wanted": 3.0, **ratios(more, one)})
                 together, apart = decoding_rate(more), decoding_rate(one)
@@ -320,7 +332,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
     from transformers import AutoTokenizer
 
-    from polyspec_ext.levels import load
+    from polyspec_ext.levels import HuggingFaceLevel, load
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -335,16 +347,19 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.ignore_eos:
         for model in models.values():
             model.config.eos_token_id = model.generation_config.eos_token_id = None
+    compiled = None
+    if args.compile:
+        compiled = {name: HuggingFaceLevel(m, compile=True) for name, m in models.items()}
     prompts: list[list[int]] = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in asked]
     before = timing.load_average()
     results = []
-    per_run = len(contenders(models, args.batch)) * len(prompts) * args.repeats
+    per_run = len(contenders(models, args.batch, compiled)) * len(prompts) * args.repeats
     with tqdm(
         total=per_run * len(args.temperature), unit="prompt", file=sys.stderr, leave=False
     ) as bar:
         for temperature in args.temperature:
             bar.set_description(f"temperature {temperature:g}")
-            made = contenders(models, args.batch)
+            made = contenders(models, args.batch, compiled)
             measure(
                 made,
                 prompts,

@@ -1,0 +1,41 @@
+"""Levels that decode through `torch.compile`: the same tokens, and a bounded number of graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import polyspec_ext as ps
+
+
+def model(seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_compiled_passes_give_the_same_tokens_in_few_graphs() -> None:
+    graphs = torch._dynamo.utils.counters["stats"]
+    models = [model(0), model(1)]
+    plain = ps.Chain(models, [3], check_vocabulary=False)
+    chain = ps.Chain(models, [3], check_vocabulary=False, compile=True)
+    chain.generate([1, 2, 3], 40, eos_token_id=[])
+    made = graphs["unique_graphs"]
+    for prompt in ([4, 5], [7] * 50, [3, 1, 4, 1, 5, 9]):  # other lengths, the same graphs
+        wanted = plain.generate(prompt, 60, eos_token_id=[]).sequences
+        assert chain.generate(prompt, 60, eos_token_id=[]).sequences.equal(wanted)
+    assert 0 < made <= 10
+    assert graphs["unique_graphs"] - made <= 4
+    # Rows out of step are read as without it.
+    wanted = plain.generate([[1, 2], [3]], [20, 30], 1.0, seed=3, eos_token_id=[]).sequences
+    got = chain.generate([[1, 2], [3]], [20, 30], 1.0, seed=3, eos_token_id=[]).sequences
+    assert got.equal(wanted)
