@@ -216,6 +216,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
     sub.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    sub.add_argument(
+        "--compile",
+        action="store_true",
+        help="through torch.compile as well (takes minutes; needs a C++ compiler)",
+    )
     sub.set_defaults(run=_demo)
 
     from . import bench

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import sys
 import time
@@ -45,6 +46,7 @@ QUESTIONS = (
 )
 # A first difference counts as a tie of rounding where the two largest logits are closer than this.
 TIE = 1e-4
+PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Entry:
     levels: tuple[str, ...]
     chain: Chain | None  # None: transformers' generate
     window: list[int] = field(default_factory=list)
+    plain: str = PLAIN  # label of what its ratio is over
     seconds: dict[tuple[int, int], float] = field(
         default_factory=dict
     )  # (question, repeat) -> prefill + decoding
@@ -120,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print. Returns 1 where greedy output differs by more than a tie."""
     from transformers import AutoTokenizer
 
-    from .levels import load
+    from .levels import HuggingFaceLevel, load
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -133,18 +136,27 @@ def run(args: argparse.Namespace) -> int:
     models = {name: load(tiny.path(name)).model for name in tiny.LEVELS}
     prompts = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in QUESTIONS[: args.prompts]]
 
-    def entry(label: str, levels: tuple[str, ...], window: list[int] | None = None) -> Entry:
-        chosen = list(tiny.WINDOWS[levels]) if window is None else window
-        return Entry(label, levels, Chain([models[name] for name in levels], chosen), chosen)
+    entries = [Entry(GENERATE, ("target",), None)]
 
-    two, three = args.two_level_window, args.window
-    entries = [
-        entry("plain decoding, same engine", ("target",)),
-        Entry("plain decoding, transformers generate", ("target",), None),
-        entry("two levels: target, drafter", ("target", "drafter"), two),
-        entry("two levels: target, middle", ("target", "middle"), two),
-        entry("three levels: target, middle, drafter", tiny.LEVELS, three),
-    ]
+    def add(parts: dict[str, Any], how: str) -> None:
+        for label, levels, window in (
+            (PLAIN, ("target",), []),
+            ("two levels: target, drafter", ("target", "drafter"), args.two_level_window),
+            ("two levels: target, middle", ("target", "middle"), args.two_level_window),
+            ("three levels: target, middle, drafter", tiny.LEVELS, args.window),
+        ):
+            chosen = list(tiny.WINDOWS[levels]) if window is None else window
+            chain = Chain([parts[name] for name in levels], chosen)
+            entries.append(Entry(label + how, levels, chain, chosen, PLAIN + how))
+
+    add(models, "")
+    if args.compile and _compiler() is None:
+        print("no C++ compiler found: nothing is compiled", file=sys.stderr)
+    elif args.compile:
+        # One level each for all chains: they take turns.
+        compiled = {name: HuggingFaceLevel(m, compile=True) for name, m in models.items()}
+        add(compiled, ", compiled")
+        print("warming up, which compiles: a minute or two", file=sys.stderr)
     total = len(entries) * len(prompts) * (args.repeats + 1)
     with tqdm(
         total=total, desc="measuring", file=sys.stderr, leave=False, disable=args.json
@@ -164,6 +176,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(result, entries[-1], tokenizer)
     return 0 if all(row["differences"] == row["ties"] for row in result["configurations"]) else 1
+
+
+def _compiler() -> str | None:
+    """What torch.compile would call."""
+    return next(
+        filter(None, map(shutil.which, (os.environ.get("CXX", ""), "g++", "clang++"))), None
+    )
 
 
 def _measure(
@@ -199,14 +218,13 @@ def _measure(
 def _report(
     entries: list[Entry], prompts: list[list[int]], target: Any, args: argparse.Namespace
 ) -> dict[str, Any]:
-    plain = entries[0]
-    base = plain.tokens_per_second()
+    bases = {e.label: e for e in entries}
     rows = []
     for e in entries:
         differences: list[dict[str, Any]] = []
         if args.temperature == 0:
             found = [
-                first_difference(target, p, plain.texts[n], e.texts[n])
+                first_difference(target, p, bases[PLAIN].texts[n], e.texts[n])
                 for n, p in enumerate(prompts)
             ]
             differences = [d | {"prompt": n} for n, d in enumerate(found) if d is not None]
@@ -216,7 +234,9 @@ def _report(
                 "label": e.label,
                 "window": e.window,
                 "tokens_per_second": rate,
-                "ratio": rate / base,
+                "ratio": rate / bases[e.plain].tokens_per_second(),
+                "ratio_to_generate": rate / bases[GENERATE].tokens_per_second(),
+                "decoding_ratio": _decoding(e) / _decoding(bases[e.plain]) if e.stats else None,
                 "new_tokens": sum(e.new_tokens.values()),
                 "differences": len(differences),
                 "ties": sum(d["tie"] for d in differences),
@@ -234,6 +254,11 @@ def _report(
     }
 
 
+def _decoding(e: Entry) -> float:
+    """Tokens per second without the prefill, which transformers does not tell apart."""
+    return merge(e.stats).tokens_per_second
+
+
 def _print(result: dict[str, Any], shown: Entry, tokenizer: Any) -> None:
     for number, text in shown.texts.items():
         print(
@@ -243,12 +268,16 @@ def _print(result: dict[str, Any], shown: Entry, tokenizer: Any) -> None:
     print("(the text above is the three-level chain's)\n")
     greedy = result["temperature"] == 0
     print(
-        f"{'configuration':40} {'window':>8} {'tokens/s':>9} {'ratio':>6}  "
+        f"{'configuration':47} {'window':>6} {'tokens/s':>9} {'ratio':>6} {'decoding':>8} "
+        f"{'/generate':>9}  "
         f"{'same text as plain' if greedy else ''}"
     )
     for row in result["configurations"]:
         window = ",".join(map(str, row["window"])) or "-"
-        line = f"{row['label']:40} {window:>8} {row['tokens_per_second']:9.1f} {row['ratio']:5.2f}x"
+        line = f"{row['label']:47} {window:>6} {row['tokens_per_second']:9.1f}"
+        alone = row["decoding_ratio"]
+        line += f" {row['ratio']:5.2f}x {'-' if alone is None else f'{alone:.2f}x':>8}"
+        line += f" {row['ratio_to_generate']:8.2f}x"
         if greedy:
             same = result["prompts"] - row["differences"]
             line += f"  {same} of {result['prompts']}"
@@ -257,10 +286,7 @@ def _print(result: dict[str, Any], shown: Entry, tokenizer: Any) -> None:
                 line += f"; prompt {d['prompt'] + 1}, token {d['place'] + 1}: {kind}, "
                 line += f"gap of the top two logits {d['gap']:.1e}"
         print(line)
-    print(
-        "\nper level                                forward passes   ms/pass  mean acceptance "
-        "length  acceptance rate"
-    )
+    print(f"\n{'per level':47} forward passes   ms/pass  mean acceptance length  acceptance rate")
     for row in result["configurations"]:
         if row["stats"] is None or len(row["stats"]["levels"]) == 1:
             continue
@@ -268,7 +294,7 @@ def _print(result: dict[str, Any], shown: Entry, tokenizer: Any) -> None:
         for level in row["stats"]["levels"]:
             passes = level["num_forward_passes"]
             line = (
-                f"  {level['name']:38} {passes:14}  {level['seconds'] / max(1, passes) * 1e3:8.2f}"
+                f"  {level['name']:45} {passes:14}  {level['seconds'] / max(1, passes) * 1e3:8.2f}"
             )
             if level["mean_acceptance_length"] is not None:
                 line += f"  {level['mean_acceptance_length']:22.2f}"
@@ -276,9 +302,13 @@ def _print(result: dict[str, Any], shown: Entry, tokenizer: Any) -> None:
             print(line)
     where = result["machine"]
     print(
-        f"\n{result['prompts']} questions, median of {result['repeats']} interleaved runs each, up "
+        "\nratio: over plain decoding by the same engine, compiled where the chain is, prefill "
+        "included; decoding: the same\nwithout the prefill; /generate: over transformers' generate"
+    )
+    print(
+        f"{result['prompts']} questions, median of {result['repeats']} interleaved runs each, up "
         f"to {result['max_new_tokens']} new "
-        f"tokens, prefill included, temperature {result['temperature']:g}\n{where['cpu']}, "
+        f"tokens, temperature {result['temperature']:g}\n{where['cpu']}, "
         f"{where['cores']} cores, "
         f"{where['threads']} threads; torch {where['torch']}, transformers {where['transformers']}"
     )

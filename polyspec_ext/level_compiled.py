@@ -32,5 +32,9 @@ def compiled(model: Any) -> Callable[..., Any]:
         )
         own.__kwdefaults__ = function.__kwdefaults__
         method = types.MethodType(own, model)
-    run: Callable[..., Any] = torch.compile(method, dynamic=True)
+    # Weights are packed for the processor's matrix kernels, once: a pass of several tokens then
+    # costs hardly more than one of a single token. They take their memory again, and later changes
+    # to the model's are not seen.
+    options = {"freezing": model.device.type == "cpu"}
+    run: Callable[..., Any] = torch.compile(method, dynamic=True, options=options)
     return run

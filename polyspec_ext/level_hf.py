@@ -104,7 +104,8 @@ class HuggingFaceLevel(CapturedPasses):
         self._make = caches.factory(
             model, self.name, new_cache, streaming, cache_options, wanted=placed and masked
         )
-        self._cache: Any = self._make(1)
+        with torch.inference_mode():  # as every later one; compiled passes tell them apart
+            self._cache: Any = self._make(1)
         caches.require_croppable(self._cache, self.name)
         self._rolls = caches.is_rollback(self._cache)
         self.supports_batches = bool(self._rolls and self._make.batches and placed and masked)

@@ -104,7 +104,7 @@ class PagedLayer(RollbackLayer):
     def _room(self, like: torch.Tensor) -> torch.Tensor:
         return like.new_zeros(self.rows.pages, like.shape[1], self.rows.page_size, like.shape[3])
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         if self.keys.shape[0] < self.rows.pages:
             keys, values = self._room(self.keys), self._room(self.values)
             keys[: self.keys.shape[0]] = self.keys

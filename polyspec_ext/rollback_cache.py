@@ -243,6 +243,11 @@ class RollbackCache(Cache):  # type: ignore[misc]
             raise ValueError(f"tokens: expected >= 1, given {tokens}")
         rows = self.rows
         rows.begin(tokens, counts)
+        # Here and not in the layers: a compiled pass need not know the capacity.
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.grow()
+        rows.grow = False
         if tree is None and rows.at is not None and rows.span == rows.bound <= self._near:
             return {
                 "attention_mask": self._causal_mask(rows.at, tokens),

@@ -33,6 +33,7 @@ class Rows:
         bound: no length is above it; `base_bound`: none of `base` is.
         span: slots of a full layer that attention reads.
         capacity: slots that a full layer must have.
+        grow: whether layers have to look if they do; not where the cache has seen to it.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Rows:
         self.at: int | None = None
         self.bound = self.base_bound = 0
         self.span = 0
+        self.grow = True
         self.seen: set[int] = set()
 
     @property
@@ -128,6 +130,7 @@ class Rows:
             self.capacity = round_up(self.bound, self.step)
         self.span = min(round_up(max(self.bound, 1), bucket or self.bucket), self.capacity)
         self.new = new
+        self.grow = True
         self.seen.clear()
 
     def cut(self, lengths: Sequence[int] | torch.Tensor, bound: int | None) -> None:
@@ -222,7 +225,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         # Zeros, since a slot that the mask hides still takes part as weight 0 times its value.
         return like.new_zeros(like.shape[0], like.shape[1], self._slots(), like.shape[3])
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         if self.keys.shape[2] < self._slots():
             old_keys, old_values = self.keys, self.values
             keys, values = self._room(old_keys), self._room(old_values)
@@ -248,7 +251,8 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         rows.seen.add(self.index)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self._grow()
+        if rows.grow:
+            self.grow()
 
     def _local(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Lengths and counts on the layer's device; a copy only where layers lie on several."""
