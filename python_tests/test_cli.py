@@ -178,7 +178,9 @@ def test_demo_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0
     report = json.loads(out)
     assert len(report["configurations"]) == 5
-    assert report["configurations"][0]["ratio"] == 1.0
+    assert report["configurations"][0]["ratio_to_generate"] == 1.0
+    assert report["configurations"][1]["ratio"] == 1.0
+    assert report["configurations"][1]["decoding_ratio"] == 1.0
     for row in report["configurations"]:
         assert row["tokens_per_second"] > 0
         assert row["new_tokens"] > 0

@@ -29,8 +29,7 @@ from polyspec_ext.chain import Chain
 from polyspec_ext.request import cut_at_eos
 from polyspec_ext.stats import Stats, merge
 
-SCHEMA = 1  # of the JSON report
-BATCH = 8  # rows of the batched runs
+SCHEMA, BATCH = 1, 8  # of the JSON report; rows of the batched runs
 # GSM8K's test split, where it lies beside the repository.
 GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k_test.jsonl"
 PLAIN, GENERATE, ASSISTED = "plain decoding", "transformers generate", "transformers assisted"
@@ -375,6 +374,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         "schema": SCHEMA,
         "command": "bench generate",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "device": "cpu",
         "machine": machine("cpu"),
         "settings": {
             "prompts": len(prompts),
