@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from .rollback_layers import RollbackLayer, round_up
+from .rollback_layers import RollbackLayer
+from .rollback_rows import round_up
 
 
 class CapturedPasses:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .rollback_layers import round_up
+from .rollback_rows import round_up
 
 if TYPE_CHECKING:
     from .level_hf import HuggingFaceLevel

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from . import cache_ops
-from .rollback_layers import RollbackLayer, Rows, round_up, unit_stride
+from .rollback_layers import RollbackLayer, unit_stride
+from .rollback_rows import Rows, round_up
 
 
 class PagedRows(Rows):

@@ -24,7 +24,8 @@ from transformers import Cache
 
 from . import cache_masks, cache_ops
 from .paged_layers import PagedLayer, PagedRows
-from .rollback_layers import RingLayer, RollbackLayer, Rows
+from .rollback_layers import RingLayer, RollbackLayer
+from .rollback_rows import Rows
 from .streaming_layers import StreamingLayer, rotary_frequencies
 
 __all__ = ["RollbackCache"]

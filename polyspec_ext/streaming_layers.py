@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from .rollback_layers import RingLayer, Rows, unit_stride
+from .rollback_layers import RingLayer, unit_stride
+from .rollback_rows import Rows
 
 # Models that rotate the two halves of a key's rotary part, the layout that `turn` knows.
 _ROTATE_HALVES = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")

@@ -330,8 +330,7 @@ def test_shipped_results_are_reports() -> None:
         report = json.loads(text)
         assert report["schema"] == kernels.SCHEMA, path.name
         assert path.name.startswith(f"{report['device']}-{report['date']}")
-        for machine_path in ("/home/", "/root/", "/work/"):
-            assert machine_path not in text
+        assert '"/' not in text, "a path of the machine"
 
 
 @pytest.mark.gpu

@@ -29,8 +29,9 @@ class Draft:
     Attributes:
         counts: tokens of each row.
         tokens: the ids, ``[counts[b]]`` each, or None: the host has not read them yet.
-        drawn: ``[B, k]`` int64 on the drafter's device; -1 where a row of logits had no law.
-        status: ``[B, k]`` int32, of `ps.sample`.
+        drawn: ``[B, k]`` int64 on the drafter's device; -1 where a row of logits had no law. Of
+            no tokens where the host has read them.
+        status: ``[B, k]`` int32, of `ps.sample`, for the same tokens.
         logits: ``[B, k, Vd]``, the rows they were drawn from, or None: nobody will ask. Valid until
             the next round.
         laws: ``[B, k, 2]`` int64, as `ps.sample` gave them; None with `logits`.
@@ -179,16 +180,13 @@ class DraftModel:
         for b, (end, count) in enumerate(zip(ends, drawn, strict=True)):
             if count:  # the last token drawn was fed to nobody yet
                 cached[b] = end + count - 1
+        unread, none = ([] if look else samples), fed.new_empty(batch, 0)
         logits_of, laws_of = (None, None) if parameters.greedy else self._gather(rows, samples)
         return Draft(
             drawn,
             values if look else None,
-            samples[0].tokens[:, None]
-            if len(samples) == 1
-            else torch.stack([s.tokens for s in samples], 1),
-            samples[0].status[:, None]
-            if len(samples) == 1
-            else torch.stack([s.status for s in samples], 1),
+            torch.stack([s.tokens for s in unread], 1) if unread else none,
+            torch.stack([s.status for s in unread], 1) if unread else none,
             logits_of,
             laws_of,
         )

@@ -1,0 +1,179 @@
+"""The lengths of a batch, which all layers of a `RollbackCache` share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def round_up(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+class Rows:
+    """Lengths of a batch's rows, on the device, with what the host knows about them.
+
+    Attributes:
+        lengths: [B] int64, tokens of each row, those of the forward pass in progress included.
+        base: [B] int64, the lengths before that pass.
+        counts: [B] int64, its new tokens per row, or None: `new` each.
+        new: tokens per row of that pass, padding included; None before any.
+        status: [B] int32, the status bits of all appends (`cache_ops.CacheStatus`).
+        host: the lengths, where the host knows them; None after counts or lengths came as a tensor.
+        at: base of every row, where it is one number that the host knows and all rows take `new`
+            tokens.
+        bound: no length is above it; `base_bound`: none of `base` is.
+        span: slots of a full layer that attention reads.
+        capacity: slots that a full layer must have.
+        grow: whether layers have to look if they do; not where the cache has seen to it.
+    """
+
+    def __init__(
+        self, batch: int, capacity: int, step: int, bucket: int, device: torch.device
+    ) -> None:
+        self._lengths = torch.zeros(batch, dtype=torch.int64, device=device)
+        self._base = torch.zeros_like(self._lengths)
+        self.status = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.step, self.bucket, self.capacity = step, bucket, capacity
+        # On the CPU the tensors are written when somebody asks for them. Elsewhere they follow at
+        # once, so that a captured graph finds the writing in it.
+        self.device, self.on_cpu = device, device.type == "cpu"
+        self.reset()
+
+    def reset(self) -> None:
+        self._late = False
+        self._lengths.zero_()
+        self._base.zero_()
+        self.status.zero_()
+        self.counts: torch.Tensor | None = None
+        self.new: int | None = None
+        self.host: list[int] | None = [0] * self.batch
+        self._base_host: list[int] = self.host
+        self.at: int | None = None
+        self.bound = self.base_bound = 0
+        self.span = 0
+        self.grow = True
+        self.seen: set[int] = set()
+
+    @property
+    def batch(self) -> int:
+        return int(self._lengths.shape[0])
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        if self._late:
+            self._write()
+        return self._lengths
+
+    @property
+    def base(self) -> torch.Tensor:
+        if self._late:
+            self._write()
+        return self._base
+
+    def _write(self) -> None:
+        # New tensors, since those at hand may have been made in inference mode and the reader be
+        # outside it.
+        self._late = False
+        self._lengths = torch.tensor(self.host)
+        self._base = torch.tensor(self._base_host)
+
+    @property
+    def ragged(self) -> bool:
+        return self.host is None or len(set(self.host)) > 1
+
+    def begin(
+        self, new: int, counts: Sequence[int] | torch.Tensor | None, bucket: int | None = None
+    ) -> None:
+        """A forward pass of `new` tokens per row begins. Lengths change in place, for graphs."""
+        before = self.host
+        after: list[int] | None = None
+        if counts is None:
+            self.counts = None
+            after = None if before is None else [n + new for n in before]
+        elif isinstance(counts, torch.Tensor):
+            self.counts = counts.to(device=self._lengths.device, dtype=torch.int64)
+        else:
+            if len(counts) != self.batch or not all(0 <= count <= new for count in counts):
+                raise ValueError(
+                    f"counts: expected {self.batch} numbers in [0, {new}], given {list(counts)}"
+                )
+            even = all(count == new for count in counts)
+            self.counts = (
+                None
+                if even
+                else torch.tensor(list(counts), dtype=torch.int64).to(
+                    self._lengths.device, non_blocking=True
+                )
+            )
+            if before is not None:
+                after = [n + c for n, c in zip(before, counts, strict=True)]
+        if self.on_cpu and before is not None and after is not None:
+            self._base_host, self._late = before, True
+        else:
+            self._base.copy_(self.lengths)
+            self._lengths.add_(new if self.counts is None else self.counts.clamp(0, new))
+        even_rows = self.counts is None and before is not None
+        self.at = before[0] if even_rows and before and len(set(before)) == 1 else None
+        self.host = after
+        self.base_bound = self.bound
+        self.bound = self.bound + new if after is None else max(after, default=0)
+        if self.bound > self.capacity:
+            self.capacity = round_up(self.bound, self.step)
+        self.span = min(round_up(max(self.bound, 1), bucket or self.bucket), self.capacity)
+        self.new = new
+        self.grow = True
+        self.seen.clear()
+
+    def cut(self, lengths: Sequence[int] | torch.Tensor, bound: int | None) -> None:
+        """Keep at most ``lengths[b]`` tokens of row b."""
+        if isinstance(lengths, torch.Tensor):
+            now = self.lengths
+            torch.minimum(now, lengths.to(now), out=now).clamp_(min=0)
+            self.host = None
+        else:
+            given = [int(n) for n in lengths]
+            if len(given) != self.batch or min(given, default=0) < 0:
+                raise ValueError(f"lengths: expected {self.batch} numbers >= 0, given {given}")
+            if not self._late:
+                wanted = torch.tensor(given, dtype=torch.int64).to(
+                    self._lengths.device, non_blocking=True
+                )
+                torch.minimum(self._lengths, wanted, out=self._lengths)
+            self.bound = min(self.bound, max(given, default=0))
+            if self.host is not None:
+                self.host = [min(n, m) for n, m in zip(self.host, given, strict=True)]
+        if self.host is not None:
+            self.bound = max(self.host, default=0)
+        if bound is not None:
+            self.bound = min(self.bound, bound)
+
+    def note(self, lengths: Sequence[int]) -> None:
+        """Lengths are these on the device already; the host did not see it happen."""
+        self.host, self.at, self._late = [int(n) for n in lengths], None, False
+        self.bound = max(self.host, default=0)
+
+    def place(self, lengths: Sequence[int]) -> None:
+        """Lengths become these, longer ones too; that the slots hold the tokens is the caller's to
+        know."""
+        host = [int(n) for n in lengths]
+        if not self._late:
+            self._lengths.copy_(torch.tensor(host), non_blocking=True)
+        self.host, self.bound = host, max(host, default=0)
+
+    def select(self, indices: torch.Tensor) -> None:
+        """Keep, repeat or permute rows; `indices` is an int64 tensor."""
+        self._lengths = self.lengths.index_select(0, indices.to(self._lengths.device))
+        self.status = self.status.index_select(0, indices.to(self.status.device))
+        self._base = torch.zeros_like(self._lengths)
+        self.counts, self.new, self.at, self.seen = None, None, None, set()
+        if self.host is not None and not self.ragged:
+            self.host = self.host[:1] * int(indices.shape[0])
+        elif self.host is not None:
+            # Reading indices on a device would wait for it.
+            on_host = indices.device.type == "cpu"
+            self.host = [self.host[i] for i in indices.tolist()] if on_host else None
+        self._base_host = [0] * self.batch
+        if self.host is not None:
+            self.bound = max(self.host, default=0)
