@@ -87,7 +87,8 @@ class Chain:
         elsewhere by default. check_vocabulary: compare the tokenizers that lie beside the models.
         graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
             CUDA device; never on the CPU.
-        compile: decode the models given here through `torch.compile` (`HuggingFaceLevel`).
+        pack, compile: of the models given here (`HuggingFaceLevel`): weights packed for the CPU's
+            matrix kernels; decoding through `torch.compile`.
 
     Raises:
         TypeError: an element is none of the above.
@@ -106,6 +107,7 @@ class Chain:
         device: str | torch.device | None = None,
         check_vocabulary: bool = True,
         graphs: bool | None = None,
+        pack: bool = False,
         compile: bool = False,
     ) -> None:
         if isinstance(levels, str | Path) or len(levels) == 0:
@@ -137,7 +139,7 @@ class Chain:
                     "a drafter can only be the last of at least two"
                 )
             else:
-                made.append(as_level(thing, dtype, device, compile))
+                made.append(as_level(thing, dtype, device, pack=pack, compile=compile))
         names = _distinct([getattr(level, "name", type(level).__name__) for level in made])
         if check_vocabulary:
             vocabulary.require_same(names, made)

@@ -45,9 +45,22 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         default="token",
         help="acceptance rule (default: %(default)s)",
     )
-    group.add_argument("--dtype", default="float32", help="of the models (default: %(default)s)")
+    group.add_argument(
+        "--dtype",
+        help="of the models (default: float32 on the CPU, where the shipped draft levels run in "
+        "bfloat16 if it multiplies that, and the checkpoint's own elsewhere)",
+    )
     group.add_argument("--device", default="cpu", help="of the models (default: %(default)s)")
     group.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
+    group.add_argument(
+        "--pack",
+        action="store_true",
+        help="pack the weights for the CPU's matrix kernels, which takes their memory again; the "
+        "shipped chain's always are",
+    )
+    group.add_argument(
+        "--compile", action="store_true", help="decode through torch.compile, which takes a minute"
+    )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -85,12 +98,13 @@ def build_chain(args: argparse.Namespace) -> Any:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    dtype = getattr(torch, args.dtype, None)
-    if not isinstance(dtype, torch.dtype):
+    dtype = None if args.dtype is None else getattr(torch, args.dtype, args.dtype)
+    if not isinstance(dtype, torch.dtype | None):
         raise ValueError(
             f"--dtype: expected a torch dtype such as float32 or bfloat16, given {args.dtype!r}"
         )
-    options = {"rule": args.rule, "dtype": dtype, "device": args.device}
+    options: dict[str, Any] = {"rule": args.rule, "dtype": dtype, "device": args.device}
+    options["compile"] = args.compile
     if args.target is None:
         if args.middle or args.drafter:
             raise ValueError("--middle and --drafter: expected a --target with them, given none")
@@ -100,7 +114,7 @@ def build_chain(args: argparse.Namespace) -> Any:
         levels.append(PromptLookup())
     elif args.drafter:
         levels.append(args.drafter)
-    return Chain(levels, args.window, **options)
+    return Chain(levels, args.window, pack=args.pack, **options)
 
 
 def generate(args: argparse.Namespace) -> int:
@@ -218,8 +232,10 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     sub.add_argument(
         "--compile",
-        action="store_true",
-        help="through torch.compile as well (takes minutes; needs a C++ compiler)",
+        choices=("none", "drafts", "all"),
+        default="drafts",
+        help="what goes through torch.compile, beside the same without: nothing, the draft levels, "
+        "or also the target (needs a C++ compiler; default: %(default)s)",
     )
     sub.set_defaults(run=_demo)
 

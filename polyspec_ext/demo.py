@@ -47,6 +47,8 @@ QUESTIONS = (
 # A first difference counts as a tie of rounding where the two largest logits are closer than this.
 TIE = 1e-4
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
+DRAFTS_COMPILED = ", drafts compiled"
+WIDTH = 56  # of the labels, in characters
 
 
 @dataclass
@@ -123,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print. Returns 1 where greedy output differs by more than a tie."""
     from transformers import AutoTokenizer
 
-    from .levels import HuggingFaceLevel, load
+    from .levels import load
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -133,30 +135,38 @@ def run(args: argparse.Namespace) -> int:
             f"and {args.repeats}"
         )
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
-    models = {name: load(tiny.path(name)).model for name in tiny.LEVELS}
+    # One level each for all chains: they take turns.
+    packed, plain = tiny.levels(), load(tiny.path("target")).model
     prompts = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in QUESTIONS[: args.prompts]]
 
     entries = [Entry(GENERATE, ("target",), None)]
 
-    def add(parts: dict[str, Any], how: str) -> None:
+    def add(parts: dict[str, Any], how: str, plain: bool) -> None:
+        """`plain`: with plain decoding by these parts, which their ratios are over."""
+        base = PLAIN + how if plain else PLAIN
+        if plain:
+            entries.append(Entry(base, ("target",), Chain([parts["target"]]), [], base))
         for label, levels, window in (
-            (PLAIN, ("target",), []),
             ("two levels: target, drafter", ("target", "drafter"), args.two_level_window),
             ("two levels: target, middle", ("target", "middle"), args.two_level_window),
             ("three levels: target, middle, drafter", tiny.LEVELS, args.window),
         ):
             chosen = list(tiny.WINDOWS[levels]) if window is None else window
             chain = Chain([parts[name] for name in levels], chosen)
-            entries.append(Entry(label + how, levels, chain, chosen, PLAIN + how))
+            entries.append(Entry(label + how, levels, chain, chosen, base))
 
-    add(models, "")
-    if args.compile and _compiler() is None:
+    add(packed, "", True)
+    if args.compile != "none" and _compiler() is None:
         print("no C++ compiler found: nothing is compiled", file=sys.stderr)
-    elif args.compile:
-        # One level each for all chains: they take turns.
-        compiled = {name: HuggingFaceLevel(m, compile=True) for name, m in models.items()}
-        add(compiled, ", compiled")
-        print("warming up, which compiles: a minute or two", file=sys.stderr)
+        args.compile = "none"
+    if args.compile != "none":
+        drafts = tiny.levels(tiny.LEVELS[1:], compile=True)
+        add(packed | drafts, DRAFTS_COMPILED, False)
+    if args.compile == "all":
+        add(tiny.levels(tiny.LEVELS[:1], compile=True) | drafts, ", compiled", True)
+    if args.compile != "none":
+        long = "a minute or two" if args.compile == "all" else "half a minute"
+        print(f"warming up, which compiles: {long}", file=sys.stderr)
     total = len(entries) * len(prompts) * (args.repeats + 1)
     with tqdm(
         total=total, desc="measuring", file=sys.stderr, leave=False, disable=args.json
@@ -164,9 +174,9 @@ def run(args: argparse.Namespace) -> int:
         for repeat in range(-1, args.repeats):  # the first round only warms up
             for number, prompt in enumerate(prompts):
                 for e in entries:
-                    _measure(e, number, repeat, prompt, models["target"], args)
+                    _measure(e, number, repeat, prompt, plain, args)
                     bar.update()
-    result = _report(entries, prompts, models["target"], args)
+    result = _report(entries, prompts, plain, args)
     if args.json:
         result["texts"] = [
             tokenizer.decode(entries[-1].texts[n], skip_special_tokens=True)
@@ -268,13 +278,13 @@ def _print(result: dict[str, Any], shown: Entry, tokenizer: Any) -> None:
     print("(the text above is the three-level chain's)\n")
     greedy = result["temperature"] == 0
     print(
-        f"{'configuration':47} {'window':>6} {'tokens/s':>9} {'ratio':>6} {'decoding':>8} "
+        f"{'configuration':{WIDTH}} {'window':>6} {'tokens/s':>9} {'ratio':>6} {'decoding':>8} "
         f"{'/generate':>9}  "
         f"{'same text as plain' if greedy else ''}"
     )
     for row in result["configurations"]:
         window = ",".join(map(str, row["window"])) or "-"
-        line = f"{row['label']:47} {window:>6} {row['tokens_per_second']:9.1f}"
+        line = f"{row['label']:{WIDTH}} {window:>6} {row['tokens_per_second']:9.1f}"
         alone = row["decoding_ratio"]
         line += f" {row['ratio']:5.2f}x {'-' if alone is None else f'{alone:.2f}x':>8}"
         line += f" {row['ratio_to_generate']:8.2f}x"
@@ -286,24 +296,26 @@ def _print(result: dict[str, Any], shown: Entry, tokenizer: Any) -> None:
                 line += f"; prompt {d['prompt'] + 1}, token {d['place'] + 1}: {kind}, "
                 line += f"gap of the top two logits {d['gap']:.1e}"
         print(line)
-    print(f"\n{'per level':47} forward passes   ms/pass  mean acceptance length  acceptance rate")
+    print(
+        f"\n{'per level':{WIDTH}} forward passes   ms/pass  mean acceptance length  acceptance rate"
+    )
     for row in result["configurations"]:
         if row["stats"] is None or len(row["stats"]["levels"]) == 1:
             continue
         print(row["label"])
         for level in row["stats"]["levels"]:
             passes = level["num_forward_passes"]
-            line = (
-                f"  {level['name']:45} {passes:14}  {level['seconds'] / max(1, passes) * 1e3:8.2f}"
-            )
+            each = level["seconds"] / max(1, passes) * 1e3
+            line = f"  {level['name']:{WIDTH - 2}} {passes:14}  {each:8.2f}"
             if level["mean_acceptance_length"] is not None:
                 line += f"  {level['mean_acceptance_length']:22.2f}"
                 line += f"  {level['draft_acceptance_rate']:15.2f}"
             print(line)
     where = result["machine"]
     print(
-        "\nratio: over plain decoding by the same engine, compiled where the chain is, prefill "
-        "included; decoding: the same\nwithout the prefill; /generate: over transformers' generate"
+        "\nratio: over plain decoding by the same engine, compiled where the chain's target is, "
+        "prefill included; decoding: the\nsame without the prefill; /generate: over transformers' "
+        "generate"
     )
     print(
         f"{result['prompts']} questions, median of {result['repeats']} interleaved runs each, up "

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 LONGEST = 32  # tokens per row; longer passes spend their time in matrices, not in Python
+# The dimension of each argument that counts the tokens.
+_TOKENS = {"input_ids": 1, "position_ids": 1, "attention_mask": 2}
 _numbers = itertools.count()
 
 
@@ -32,9 +34,20 @@ def compiled(model: Any) -> Callable[..., Any]:
         )
         own.__kwdefaults__ = function.__kwdefaults__
         method = types.MethodType(own, model)
-    # Weights are packed for the processor's matrix kernels, once: a pass of several tokens then
-    # costs hardly more than one of a single token. They take their memory again, and later changes
-    # to the model's are not seen.
-    options = {"freezing": model.device.type == "cpu"}
-    run: Callable[..., Any] = torch.compile(method, dynamic=True, options=options)
+    # Guards on every module and parameter would cost more than a small model's pass. Without them a
+    # change of the model behind its first passes is not seen.
+    options: dict[str, Any] = {
+        "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe
+    }
+    call: Callable[..., Any] = torch.compile(method, dynamic=True, options=options)
+    mark: Callable[..., None] = torch._dynamo.maybe_mark_dynamic
+
+    def run(**arguments: Any) -> Any:
+        # Else a number of tokens that happens to be the number of heads would be taken for it.
+        if arguments["input_ids"].shape[1] > 1:
+            for name, dimension in _TOKENS.items():
+                if arguments.get(name) is not None:
+                    mark(arguments[name], dimension)
+        return call(**arguments)
+
     return run

@@ -14,7 +14,7 @@ from .rollback_rows import round_up
 class CapturedPasses:
     """Mixed into `HuggingFaceLevel`: passes whose counts only the device knows."""
 
-    model: Any
+    _runs: Any
     _cache: Any
     _head: torch.nn.Module
     _slices: bool
@@ -61,7 +61,7 @@ class CapturedPasses:
 
         hook = self._head.register_forward_pre_hook(gather)
         try:
-            out = self.model(input_ids=tokens, past_key_values=self._cache, **arguments)
+            out = self._runs(input_ids=tokens, past_key_values=self._cache, **arguments)
         finally:
             hook.remove()
         logits: torch.Tensor = out.logits

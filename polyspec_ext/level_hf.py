@@ -12,6 +12,7 @@ import torch
 from . import cache as caches
 from .level_compiled import LONGEST, compiled
 from .level_graph import CapturedPasses
+from .level_packed import can_pack, packed
 from .level_shared import Member, Shared, require_same_shape
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ _MASKED = ("eager", "sdpa")
 _owners: weakref.WeakValueDictionary[int, HuggingFaceLevel] = weakref.WeakValueDictionary()
 
 
-def level_of(model: PreTrainedModel, compile: bool = False) -> HuggingFaceLevel:
+def level_of(model: PreTrainedModel, pack: bool = False, compile: bool = False) -> HuggingFaceLevel:
     """The level of `model`: the one that shares its cache with others, or else a new one."""
-    return _owners.get(id(model)) or HuggingFaceLevel(model, compile=compile)
+    return _owners.get(id(model)) or HuggingFaceLevel(model, pack=pack, compile=compile)
 
 
 class HuggingFaceLevel(CapturedPasses):
@@ -54,9 +55,12 @@ class HuggingFaceLevel(CapturedPasses):
         prefill_chunk: tokens of a row that one pass reads at most. A pass of c tokens behind n
             others needs memory for c rows of activations and for masks of c * (n + c) elements;
             so that, and not the square of the prompt, is what a prefill takes beside the cache.
-        compile: decode through `torch.compile`. The first passes of each kind (one token, several)
-            take seconds to minutes; logits may round differently. Rows out of step, and prompts,
-            are read as without it.
+        pack: on the CPU, multiply with weights packed for it (`level_packed`): a pass of several
+            tokens then costs hardly more than one of a single token. They take their memory again,
+            later changes to the model's are not seen, and logits may round differently.
+        compile: decode through `torch.compile`, on the CPU with packed weights. The first passes
+            of each kind (one token, several) take seconds to minutes; logits may round differently.
+            Rows out of step, and prompts, are read as without it.
         cache_options: of the default cache: capacity, step, bucket, page_size (`RollbackCache`).
 
     Raises:
@@ -74,6 +78,7 @@ class HuggingFaceLevel(CapturedPasses):
         streaming: int | Mapping[str, int] | None = None,
         shares_cache_with: HuggingFaceLevel | PreTrainedModel | None = None,
         prefill_chunk: int = 1024,
+        pack: bool = False,
         compile: bool = False,
         **cache_options: Any,
     ) -> None:
@@ -90,7 +95,9 @@ class HuggingFaceLevel(CapturedPasses):
         self.prefill_chunk = prefill_chunk
         self.device = caches.device_of(model)
         text_config = model.config.get_text_config(decoder=True)
-        self._head = model.get_output_embeddings()
+        # What the passes run: `model` stays as it is.
+        self._runs = packed(model, self.name) if pack or (compile and can_pack(model)) else model
+        self._head = self._runs.get_output_embeddings()
         out_features = getattr(self._head, "out_features", None)
         self._vocab_size = int(out_features or text_config.vocab_size)
         self.max_length: int | None = getattr(text_config, "max_position_embeddings", None)
@@ -110,7 +117,7 @@ class HuggingFaceLevel(CapturedPasses):
         self._rolls = caches.is_rollback(self._cache)
         self.supports_batches = bool(self._rolls and self._make.batches and placed and masked)
         self._chunk = min(prefill_chunk, caches.longest_pass(self._cache))
-        self._decode = compiled(model) if compile else model
+        self._decode = compiled(self._runs) if compile else self._runs
         self._reserved = 0
         self._member: Member | None = None
         if shares_cache_with is not None:
@@ -267,7 +274,7 @@ class HuggingFaceLevel(CapturedPasses):
         if first is None or all(f == longest - keep for f in first):
             if self._slices:
                 arguments["logits_to_keep"] = keep
-            out = (model or self.model)(input_ids=tokens, past_key_values=self._cache, **arguments)
+            out = (model or self._runs)(input_ids=tokens, past_key_values=self._cache, **arguments)
             logits: torch.Tensor = out.logits
             return logits if logits.shape[1] == keep else logits[:, -keep:]
         rows = _row_indices(first, counts, keep, longest)
@@ -277,7 +284,7 @@ class HuggingFaceLevel(CapturedPasses):
         # tokens would be large. What a model does to its logits still happens to them.
         hook = self._head.register_forward_pre_hook(_Gather(rows), prepend=True)
         try:
-            out = self.model(input_ids=tokens, past_key_values=self._cache, **arguments)
+            out = self._runs(input_ids=tokens, past_key_values=self._cache, **arguments)
         finally:
             hook.remove()
         logits = out.logits
@@ -309,16 +316,19 @@ class HuggingFaceLevel(CapturedPasses):
 
     def rollback(self, lengths: Sequence[int]) -> None:
         """Keep the first ``lengths[b]`` tokens of row b; never more than it has."""
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.rollback(lengths)
         if self._member is not None:
-            self._member.rollback(lengths)
-            return
+            return self._member.rollback(lengths)
         if self._rolls:
             self._cache.rollback(lengths)
-            return
+            return None
         # A negative count removes that many; every 5.x release of transformers understands it so.
         excess = self._cache.get_seq_length() - lengths[0]
         if excess > 0:
             self._cache.crop(-excess)
+        return None
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""

@@ -62,36 +62,41 @@ def load(
     place: str | Path,
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
+    *,
+    pack: bool = False,
     compile: bool = False,
 ) -> HuggingFaceLevel:
     """A level from a model id or directory. `dtype` defaults to float32 on the CPU, where half
-    precision is slow, and to the checkpoint's own elsewhere."""
+    precision is slow, and to the checkpoint's own elsewhere. `pack`, `compile`: see
+    `HuggingFaceLevel`."""
     from transformers import AutoModelForCausalLM
 
     where = torch.device(device or "cpu")
     wanted = dtype or (torch.float32 if where.type == "cpu" else "auto")
     model = AutoModelForCausalLM.from_pretrained(str(place), dtype=wanted)
-    return HuggingFaceLevel(model.to(where).eval(), compile=compile)
+    return HuggingFaceLevel(model.to(where).eval(), pack=pack, compile=compile)
 
 
 def as_level(
     thing: Any,
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
+    *,
+    pack: bool = False,
     compile: bool = False,
 ) -> Level:
     """A chain's element as a level: a Level as it is, a model wrapped, an id or path loaded.
-    `compile`: of the levels made here.
+    `pack`, `compile`: of the levels made here (`HuggingFaceLevel`).
 
     Raises:
         TypeError: it is none of these.
     """
     if isinstance(thing, str | Path):
-        return load(thing, dtype, device, compile)
+        return load(thing, dtype, device, pack=pack, compile=compile)
     if isinstance(thing, Level):
         return thing
     if isinstance(thing, torch.nn.Module) and hasattr(thing, "config"):
-        return level_of(thing, compile)
+        return level_of(thing, pack, compile)
     raise TypeError(
         "expected a Hugging Face causal model, a model id or path, or an object with vocab_size, "
         "prefill, forward and "

@@ -20,7 +20,18 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setenv("POLYSPEC_TINY", str(folder))
 
 
-SMALL = ["--prompts", "3", "--batch", "2", "--repeats", "2", "--max-new-tokens", "6"]
+SMALL = [
+    "--prompts",
+    "3",
+    "--batch",
+    "2",
+    "--repeats",
+    "2",
+    "--max-new-tokens",
+    "6",
+    "--compile",
+    "none",
+]
 
 
 def bench(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
@@ -33,6 +44,12 @@ def models(folder: Path) -> dict[str, Any]:  # noqa: F811
     from polyspec_ext.levels import load
 
     return {name: load(folder / name).model for name in tiny.LEVELS}
+
+
+def packed(models: dict[str, Any]) -> dict[str, Any]:
+    from polyspec_ext.levels import HuggingFaceLevel
+
+    return {name: HuggingFaceLevel(model, pack=True) for name, model in models.items()}
 
 
 def wish(count: int, temperature: float = 0.0) -> generation.Wish:
@@ -107,13 +124,13 @@ def test_everybody_answers_alike(models: dict[str, Any], batch: int, ends: bool)
     config = models["target"].generation_config
     before = config.eos_token_id
     if ends:  # in the middle of the last text, and wherever else it comes up
-        plain = generation.contenders(models, batch)[0]
+        plain = generation.contenders(models, batch, packed(models))[0]
         text = plain.call(generation.Wish(wish(batch).prompts[-1:], 9, 0.0, 3))[0]
         config.eos_token_id = text[3]
     try:
         texts = {
             one.label + str(one.batch): one.call(wish(one.batch))
-            for one in generation.contenders(models, batch)
+            for one in generation.contenders(models, batch, packed(models))
             if one.batch == batch
         }
     finally:
@@ -127,7 +144,11 @@ def test_everybody_answers_alike(models: dict[str, Any], batch: int, ends: bool)
 
 
 def test_a_prompt_has_one_seed_however_it_is_run(models: dict[str, Any]) -> None:
-    made = [one for one in generation.contenders(models, 3) if one.kind == generation.PLAIN]
+    made = [
+        one
+        for one in generation.contenders(models, 3, tiny.levels())
+        if one.kind == generation.PLAIN
+    ]
     prompts = wish(3).prompts
     options: dict[str, Any] = {"max_new_tokens": 7, "temperature": 1.0, "seed": 5}
     generation.measure(made, prompts, repeats=2, **options)

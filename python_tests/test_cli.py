@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from polyspec_ext import cli, tiny
+from polyspec_ext import cli, demo, tiny
 from polyspec_ext.tiny import corpus
 
 TEXT = [tiny.prompt_of("How many apples are 3 apples and 4 apples?") + " 3 + 4 = 7 apples.\n#### 7"]
@@ -177,7 +177,9 @@ def test_demo_json(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert status == 0
     report = json.loads(out)
-    assert len(report["configurations"]) == 5
+    labels = [row["label"] for row in report["configurations"]]
+    assert len(labels) == 8
+    assert sum(label.endswith(demo.DRAFTS_COMPILED) for label in labels) == 3
     assert report["configurations"][0]["ratio_to_generate"] == 1.0
     assert report["configurations"][1]["ratio"] == 1.0
     assert report["configurations"][1]["decoding_ratio"] == 1.0
@@ -204,7 +206,8 @@ def test_demo_says_when_the_text_differs(
 
     monkeypatch.setattr(chain_module.Chain, "generate", wrong)
     status, out, _ = call(
-        capsys, "demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6"
+        *(capsys, "demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6"),
+        *("--compile", "none"),
     )
     assert status == 1
     assert "DIFFERENT" in out

@@ -159,8 +159,10 @@ def _add_generate(kinds: Any) -> None:
     )
     sub.add_argument(
         "--compile",
-        action="store_true",
-        help="the chains and plain decoding through torch.compile as well (needs a C++ compiler)",
+        choices=("none", "all"),
+        default="all",
+        help="the chains and plain decoding through torch.compile as well, or nothing (needs a C++ "
+        "compiler; default: %(default)s)",
     )
     sub.add_argument(
         "--ignore-eos",

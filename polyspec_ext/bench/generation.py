@@ -12,8 +12,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,27 +23,16 @@ from tqdm import tqdm
 
 from polyspec_ext import demo, tiny
 from polyspec_ext.bench import generation_table, timing
+from polyspec_ext.bench.generation_calls import Texts, Wish, chain_call, generate_call
 from polyspec_ext.bench.kernels import machine
 from polyspec_ext.chain import Chain
-from polyspec_ext.request import cut_at_eos
 from polyspec_ext.stats import Stats, merge
 
 SCHEMA, BATCH = 1, 8  # of the JSON report; rows of the batched runs
 # GSM8K's test split, where it lies beside the repository.
 GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k_test.jsonl"
 PLAIN, GENERATE, ASSISTED = "plain decoding", "transformers generate", "transformers assisted"
-
-Texts = list[list[int]]  # new tokens of each prompt
-
-
-@dataclass(frozen=True)
-class Wish:
-    """One call: prompts and how to continue them."""
-
-    prompts: list[list[int]]
-    max_new_tokens: int
-    temperature: float
-    seed: int
+UNPACKED = ", weights as torch keeps them"
 
 
 @dataclass
@@ -93,109 +81,34 @@ def questions(count: int, file: Path | None) -> tuple[list[str], str]:
     return found[:count], source
 
 
-def chain_call(chain: Chain, keep: list[Stats]) -> Callable[[Wish], Texts]:
-    """Our own chain, which keeps its statistics in `keep`."""
-
-    def call(wish: Wish) -> Texts:
-        out = chain.generate(
-            wish.prompts if len(wish.prompts) > 1 else wish.prompts[0],
-            wish.max_new_tokens,
-            wish.temperature,
-            seed=wish.seed,
-        )
-        keep.append(out.stats)
-        rows = out.sequences.tolist()
-        widths = [len(prompt) for prompt in wish.prompts]
-        if len(rows) > 1:  # ragged prompts stand at the front of their rows
-            news = [one.num_new_tokens for one in out.requests]
-            return [
-                row[width : width + new] for row, width, new in zip(rows, widths, news, strict=True)
-            ]
-        return [rows[0][widths[0] :]]
-
-    return call
-
-
-def generate_call(
-    target: Any, eos: frozenset[int], assistant: Any = None, constant: int | None = None
-) -> Callable[[Wish], Texts]:
-    """transformers' ``generate``, with an assistant model or without.
-
-    Args:
-        constant: draft so many tokens every time; None leaves the assistant's defaults.
-    """
-
-    def call(wish: Wish) -> Texts:
-        options: dict[str, Any] = {"do_sample": False}
-        if wish.temperature > 0:
-            torch.manual_seed(wish.seed)
-            options = {"do_sample": True, "temperature": wish.temperature, "top_k": 0, "top_p": 1.0}
-        width = max(map(len, wish.prompts))
-        pads = [width - len(prompt) for prompt in wish.prompts]
-        padded = zip(pads, wish.prompts, strict=True)
-        ids = torch.tensor([[0] * pad + prompt for pad, prompt in padded])
-        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads])
-        if assistant is not None:
-            options["assistant_model"] = assistant
-        with torch.inference_mode():
-            rows = target.generate(
-                ids, attention_mask=mask, max_new_tokens=wish.max_new_tokens, **options
-            )
-        return [cut_at_eos(row[width:], eos)[0] for row in rows.tolist()]
-
-    if assistant is None:
-        return call
-
-    def assisted(wish: Wish) -> Texts:
-        with _assistant_settings(assistant, constant):
-            return call(wish)
-
-    return assisted
-
-
-@contextmanager
-def _assistant_settings(assistant: Any, constant: int | None) -> Iterator[None]:
-    """The assistant's generation configuration for one call. A call changes what it finds there
-    (the confidence threshold), so every one starts from the same."""
-    import copy
-
-    before = assistant.generation_config
-    config = assistant.generation_config = copy.deepcopy(before)
-    if constant is not None:
-        config.num_assistant_tokens = constant
-        config.num_assistant_tokens_schedule = "constant"
-        config.assistant_confidence_threshold = 0.0
-    try:
-        yield
-    finally:
-        assistant.generation_config = before
-
-
 def contenders(
-    models: dict[str, Any], batch: int, compiled: dict[str, Any] | None = None
+    models: dict[str, Any],
+    batch: int,
+    levels: dict[str, Any],
+    compiled: dict[str, Any] | None = None,
 ) -> list[Contender]:
     """Everybody, plain decoding first.
 
     Args:
-        compiled: levels of the same models that decode through torch.compile: they run beside the
-            others, at batch 1.
+        models: for transformers, by name.
+        levels: of the same models, for our chains.
+        compiled: levels that decode through torch.compile: they run beside the others, at batch 1.
     """
-    from polyspec_ext.levels import HuggingFaceLevel
-
     target = models["target"]
-    eos = frozenset(HuggingFaceLevel(target).eos_token_ids)
+    eos = frozenset(levels["target"].eos_token_ids)
     made: list[Contender] = []
 
-    def own(levels: tuple[str, ...], rows: int, parts: dict[str, Any], how: str = "") -> None:
-        window = list(tiny.WINDOWS[levels])
+    def own(names: tuple[str, ...], rows: int, parts: dict[str, Any], how: str = "") -> None:
+        window = list(tiny.WINDOWS[names])
         kept: list[Stats] = []
-        kind = PLAIN if len(levels) == 1 else "chain"
-        label = PLAIN + how if len(levels) == 1 else f"chain{how}: {', '.join(levels)}"
-        call = chain_call(Chain([parts[name] for name in levels], window), kept)
-        made.append(Contender(label, kind, levels, rows, call, window, stats=kept))
+        kind = PLAIN if len(names) == 1 else "chain"
+        label = PLAIN + how if len(names) == 1 else f"chain{how}: {', '.join(names)}"
+        call = chain_call(Chain([parts[name] for name in names], window), kept)
+        made.append(Contender(label, kind, names, rows, call, window, stats=kept))
 
     chains: list[tuple[str, ...]] = [("target", "drafter"), ("target", "middle"), tiny.LEVELS]
-    own(("target",), 1, models)
+    own(("target",), 1, levels)
+    own(("target",), 1, models, UNPACKED)
     made.append(Contender(GENERATE, GENERATE, ("target",), 1, generate_call(target, eos)))
     for name in ("drafter", "middle"):
         (window,) = tiny.WINDOWS["target", name]
@@ -204,16 +117,16 @@ def contenders(
             call = generate_call(target, eos, models[name], constant)
             label = f"{ASSISTED}: target, {name}, {how}"
             made.append(Contender(label, ASSISTED, ("target", name), 1, call))
-    for levels in chains:
-        own(levels, 1, models)
+    for names in chains:
+        own(names, 1, levels)
     if compiled is not None:
-        for levels in [("target",), *chains]:
-            own(levels, 1, compiled, ", compiled")
+        for names in [("target",), *chains]:
+            own(names, 1, compiled, ", compiled")
     if batch > 1:
-        own(("target",), batch, models)
+        own(("target",), batch, levels)
         made.append(Contender(GENERATE, GENERATE, ("target",), batch, generate_call(target, eos)))
-        for levels in chains:
-            own(levels, batch, models)
+        for names in chains:
+            own(names, batch, levels)
     return made
 
 
@@ -331,7 +244,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
     from transformers import AutoTokenizer
 
-    from polyspec_ext.levels import HuggingFaceLevel, load
+    from polyspec_ext.levels import load
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -343,22 +256,22 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     asked, source = questions(args.prompts, args.questions)
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     models = {name: load(tiny.path(name)).model for name in tiny.LEVELS}
+    levels = tiny.levels()
+    compiled = tiny.levels(compile=True) if args.compile == "all" else None
     if args.ignore_eos:
-        for model in models.values():
+        ours = [level.model for level in (*levels.values(), *(compiled or {}).values())]
+        for model in (*models.values(), *ours):
             model.config.eos_token_id = model.generation_config.eos_token_id = None
-    compiled = None
-    if args.compile:
-        compiled = {name: HuggingFaceLevel(m, compile=True) for name, m in models.items()}
     prompts: list[list[int]] = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in asked]
     before = timing.load_average()
     results = []
-    per_run = len(contenders(models, args.batch, compiled)) * len(prompts) * args.repeats
+    per_run = len(contenders(models, args.batch, levels, compiled)) * len(prompts) * args.repeats
     with tqdm(
         total=per_run * len(args.temperature), unit="prompt", file=sys.stderr, leave=False
     ) as bar:
         for temperature in args.temperature:
             bar.set_description(f"temperature {temperature:g}")
-            made = contenders(models, args.batch, compiled)
+            made = contenders(models, args.batch, levels, compiled)
             measure(
                 made,
                 prompts,

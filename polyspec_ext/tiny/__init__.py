@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from ..chain import Chain
+    from ..levels import HuggingFaceLevel
 
 LEVELS = ("target", "middle", "drafter")
 # Window of each shipped chain, by its levels: among the fastest of a small sweep on two CPU cores.
@@ -20,7 +23,7 @@ WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("target",): (),
     ("target", "middle"): (6,),
     ("target", "drafter"): (5,),
-    ("target", "middle", "drafter"): (6, 3),
+    ("target", "middle", "drafter"): (5, 3),
 }
 
 
@@ -53,11 +56,54 @@ def prompt_of(question: str) -> str:
     return f"Question: {question.strip()}\nAnswer:"
 
 
+def levels(
+    names: Sequence[str] = LEVELS,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    pack: bool | None = None,
+    compile: bool = False,
+) -> dict[str, HuggingFaceLevel]:
+    """The shipped models as levels, by name.
+
+    Args:
+        dtype: of all of them. None: float32; on the CPU the draft levels in bfloat16, which their
+            checkpoints hold, where the processor multiplies it. A draft's dtype costs speed only,
+            never exactness.
+        pack: None packs the weights on the CPU.
+    """
+    from ..levels import load
+
+    where = torch.device(device or "cpu")
+    on_cpu = where.type == "cpu"
+    pack = on_cpu if pack is None else pack
+    half = on_cpu and _multiplies_bfloat16()
+    made = {}
+    for name in names:
+        own = torch.bfloat16 if half and name != LEVELS[0] else torch.float32
+        made[name] = load(path(name), dtype or own, where, pack=pack, compile=compile)
+    return made
+
+
+def _multiplies_bfloat16() -> bool:
+    """Elsewhere it is emulated, and slower than float32."""
+    found = torch.cpu.get_capabilities()
+    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
+
+
 def chain(
-    levels: Sequence[str] = LEVELS, window: Sequence[int] | None = None, **options: Any
+    names: Sequence[str] = LEVELS,
+    window: Sequence[int] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    pack: bool | None = None,
+    compile: bool = False,
+    **options: Any,
 ) -> Chain:
-    """The shipped chain, or part of it. `options` are those of `Chain`."""
+    """The shipped chain, or part of it: `levels`, and the other options of `Chain`."""
     from ..chain import Chain
 
-    chosen = WINDOWS.get(tuple(levels)) if window is None else window
-    return Chain([path(level) for level in levels], chosen, **options)
+    chosen = WINDOWS.get(tuple(names)) if window is None else window
+    made = levels(names, dtype=dtype, device=device, pack=pack, compile=compile)
+    return Chain(list(made.values()), chosen, **options)

@@ -1,0 +1,103 @@
+"""The calls that ``bench generate`` times: our chains, and transformers' ``generate``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polyspec_ext.chain import Chain
+from polyspec_ext.request import cut_at_eos
+from polyspec_ext.stats import Stats
+
+Texts = list[list[int]]  # new tokens of each prompt
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One call: prompts and how to continue them."""
+
+    prompts: list[list[int]]
+    max_new_tokens: int
+    temperature: float
+    seed: int
+
+
+def chain_call(chain: Chain, keep: list[Stats]) -> Callable[[Wish], Texts]:
+    """Our own chain, which keeps its statistics in `keep`."""
+
+    def call(wish: Wish) -> Texts:
+        out = chain.generate(
+            wish.prompts if len(wish.prompts) > 1 else wish.prompts[0],
+            wish.max_new_tokens,
+            wish.temperature,
+            seed=wish.seed,
+        )
+        keep.append(out.stats)
+        rows = out.sequences.tolist()
+        widths = [len(prompt) for prompt in wish.prompts]
+        if len(rows) > 1:  # ragged prompts stand at the front of their rows
+            news = [one.num_new_tokens for one in out.requests]
+            return [
+                row[width : width + new] for row, width, new in zip(rows, widths, news, strict=True)
+            ]
+        return [rows[0][widths[0] :]]
+
+    return call
+
+
+def generate_call(
+    target: Any, eos: frozenset[int], assistant: Any = None, constant: int | None = None
+) -> Callable[[Wish], Texts]:
+    """transformers' ``generate``, with an assistant model or without.
+
+    Args:
+        constant: draft so many tokens every time; None leaves the assistant's defaults.
+    """
+
+    def call(wish: Wish) -> Texts:
+        options: dict[str, Any] = {"do_sample": False}
+        if wish.temperature > 0:
+            torch.manual_seed(wish.seed)
+            options = {"do_sample": True, "temperature": wish.temperature, "top_k": 0, "top_p": 1.0}
+        width = max(map(len, wish.prompts))
+        pads = [width - len(prompt) for prompt in wish.prompts]
+        padded = zip(pads, wish.prompts, strict=True)
+        ids = torch.tensor([[0] * pad + prompt for pad, prompt in padded])
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads])
+        if assistant is not None:
+            options["assistant_model"] = assistant
+        with torch.inference_mode():
+            rows = target.generate(
+                ids, attention_mask=mask, max_new_tokens=wish.max_new_tokens, **options
+            )
+        return [cut_at_eos(row[width:], eos)[0] for row in rows.tolist()]
+
+    if assistant is None:
+        return call
+
+    def assisted(wish: Wish) -> Texts:
+        with _assistant_settings(assistant, constant):
+            return call(wish)
+
+    return assisted
+
+
+@contextmanager
+def _assistant_settings(assistant: Any, constant: int | None) -> Iterator[None]:
+    """The assistant's generation configuration for one call. A call changes what it finds there
+    (the confidence threshold), so every one starts from the same."""
+    before = assistant.generation_config
+    config = assistant.generation_config = copy.deepcopy(before)
+    if constant is not None:
+        config.num_assistant_tokens = constant
+        config.num_assistant_tokens_schedule = "constant"
+        config.assistant_confidence_threshold = 0.0
+    try:
+        yield
+    finally:
+        assistant.generation_config = before

@@ -1,0 +1,202 @@
+"""Levels with packed weights: the model's own logits, for every family, and nothing of the model
+touched."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import polyspec_ext as ps
+from polyspec_ext import level_packed
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"intermediate_size": 48, "num_key_value_heads": 2},
+    "mistral": {"intermediate_size": 48, "num_key_value_heads": 2, "sliding_window": 8},
+    "qwen2": {"intermediate_size": 48, "num_key_value_heads": 2},
+    "qwen3": {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8},
+    "gemma2": {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8},
+    "phi3": {"intermediate_size": 48, "pad_token_id": 0},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "gpt_neox": {"intermediate_size": 48},
+    "gpt2": {},
+}
+
+
+def model(family: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(seed)
+    config = CONFIG_MAPPING[family](**SMALL, **FAMILIES[family])
+    made = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if name.endswith("bias"):  # which are zero to begin with
+                parameter.normal_(std=0.1)
+    return made
+
+
+def count(module: nn.Module, kind: type[nn.Module]) -> int:
+    return sum(isinstance(child, kind) for child in module.modules())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_keeps_its_logits(family: str) -> None:
+    plain = ps.HuggingFaceLevel(model(family))
+    level = ps.HuggingFaceLevel(plain.model, pack=True)
+    assert count(level._runs, nn.Linear) == 0
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]])
+    for each in (plain, level):
+        each.prefill(tokens[:, :4])
+    for start, end in ((4, 5), (5, 9), (9, 12)):
+        piece = tokens[:, start:end]
+        wanted = plain.forward(piece, end - start)
+        torch.testing.assert_close(level.forward(piece, end - start), wanted, rtol=1e-4, atol=1e-5)
+    for each in (plain, level):
+        each.rollback([6])
+    torch.testing.assert_close(
+        level.forward(tokens[:, :3], 1), plain.forward(tokens[:, :3], 1), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_the_model_is_not_touched() -> None:
+    original = model()
+    modules = {name: type(module) for name, module in original.named_modules()}
+    level = ps.HuggingFaceLevel(original, pack=True)
+    assert {name: type(module) for name, module in original.named_modules()} == modules
+    embeddings = original.get_input_embeddings()
+    assert level._runs.get_input_embeddings().weight is embeddings.weight
+    assert level.model is original
+
+
+def test_projections_of_one_input_are_one_product() -> None:
+    made = ps.HuggingFaceLevel(model(), pack=True)._runs
+    layer = made.model.layers[0]
+    assert layer.self_attn.q_proj.merged is layer.self_attn.v_proj.merged
+    assert layer.mlp.gate_proj.merged is layer.mlp.up_proj.merged
+    calls = []
+    real = level_packed._linear
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(level_packed, "_linear", lambda x, n: calls.append(n) or real(x, n))  # type: ignore[func-returns-value]
+        made(input_ids=torch.tensor([[1, 2, 3]]))
+    assert len(calls) == 2 * 4 + 1 == len(set(calls))
+
+
+class Crossed(nn.Module):
+    """Siblings that are not given the same input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(6, n) for n in (6, 3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.v_proj(x), self.q_proj(2 * x), self.k_proj(x), self.q_proj(x)], -1)
+
+
+@torch.inference_mode()
+def test_siblings_with_different_inputs_are_told_apart() -> None:
+    torch.manual_seed(0)
+    module = Crossed()
+    made = level_packed._copy(module, True, {})
+    for rows in (1, 5):
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(made(x), module(x))
+
+
+def test_chains_say_the_same() -> None:
+    models = [model(seed=seed) for seed in range(3)]
+    plain = ps.Chain(models, [4, 2], check_vocabulary=False)
+    chain = ps.Chain(models, [4, 2], check_vocabulary=False, pack=True)
+    for prompt, temperature in (([1, 2, 3], 0.0), ([[5, 6], [7], [8, 9, 1]], 1.0)):
+        wanted = plain.generate(prompt, 30, temperature, seed=3, eos_token_id=[]).sequences
+        got = chain.generate(prompt, 30, temperature, seed=3, eos_token_id=[]).sequences
+        assert got.equal(wanted)
+
+
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here"
+)
+def test_bfloat16() -> None:
+    draft = model(dtype=torch.bfloat16)
+    level = ps.HuggingFaceLevel(draft, pack=True)
+    level.prefill(torch.tensor([[1, 2]]))
+    logits = level.forward(torch.tensor([[3, 4]]), 2)
+    assert logits.dtype == torch.bfloat16
+    wanted = draft(torch.tensor([[1, 2, 3, 4]])).logits[:, 2:]
+    torch.testing.assert_close(logits.float(), wanted.float(), rtol=0.05, atol=0.05)
+    # A target in float32 takes it as its draft.
+    target = model(seed=1)
+    wanted = ps.Chain([target]).generate([1, 2], 20, eos_token_id=[]).sequences
+    chain = ps.Chain([target, draft], [3], check_vocabulary=False, pack=True)
+    assert chain.generate([1, 2], 20, eos_token_id=[]).sequences.equal(wanted)
+
+
+def test_the_operator() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 4), nn.Linear(6, 3)]
+    linear = level_packed.PackedLinear(layers)
+    x = torch.randn(2, 5, 6)
+    wanted = torch.cat([layer(x) for layer in layers], -1)
+    torch.testing.assert_close(linear(x), wanted)
+    found = torch.ops.polyspec.packed_linear(x, linear.number)
+    torch.testing.assert_close(found, wanted)
+    torch.library.opcheck(torch.ops.polyspec.packed_linear.default, (x, linear.number))
+
+
+def test_packed_weights_go_with_their_level() -> None:
+    gc.collect()
+    before = len(level_packed._packed)
+    level = ps.HuggingFaceLevel(model(), pack=True)
+    assert len(level_packed._packed) == before + 2 * 4 + 1
+    del level
+    gc.collect()
+    assert len(level_packed._packed) == before
+
+
+def test_what_cannot_be_packed_is_refused() -> None:
+    placed = model()
+    placed.model.layers[1].forward = placed.model.layers[1].forward
+    with pytest.raises(ValueError, match=r"draft: expected modules with .* at model\.layers\.1"):
+        ps.HuggingFaceLevel(placed, name="draft", pack=True)
+    doubles = model(dtype=torch.float64)
+    with pytest.raises(ValueError, match="expected linear layers on the CPU"):
+        ps.HuggingFaceLevel(doubles, pack=True)
+    assert ps.HuggingFaceLevel(doubles)._runs is doubles
+
+
+def test_wrong_logits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = level_packed._linear
+    monkeypatch.setattr(level_packed, "_linear", lambda x, n: real(x, n) + 0.01)
+    with pytest.raises(ValueError, match="relative difference"):
+        ps.HuggingFaceLevel(model(), pack=True)
+
+
+def test_layers_with_hooks_stay() -> None:
+    hooked = model()
+    seen = []
+    hooked.lm_head.register_forward_hook(lambda *given: seen.append(1))
+    level = ps.HuggingFaceLevel(hooked, pack=True)
+    assert level._runs.lm_head is not None
+    assert type(level._runs.lm_head) is nn.Linear
+    seen.clear()
+    level.prefill(torch.tensor([[1]]))
+    assert seen == [1]
+
+
+def test_projections_stay_apart_where_the_model_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def part(self: Any, x: torch.Tensor, place: int) -> torch.Tensor:
+        raise RuntimeError("view size is not compatible with input tensor's size and stride")
+
+    monkeypatch.setattr(level_packed._Merged, "part", part)
+    made = ps.HuggingFaceLevel(model(), pack=True)._runs
+    assert count(made, level_packed.PackedLinear) == 2 * 7 + 1
