@@ -13,6 +13,7 @@ from . import cache as caches
 from .level_compiled import LONGEST, compiled
 from .level_graph import CapturedPasses
 from .level_packed import can_pack, packed
+from .level_prefill import read_prompts
 from .level_shared import Member, Shared, require_same_shape
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class HuggingFaceLevel(CapturedPasses):
         if counts is not None:
             longest = max(counts, default=0)
         self._cache = self.fresh(rows, max(reserved, longest))
-        self.read(tokens[:, :longest], counts)
+        read_prompts(self, self._make, tokens[:, :longest], counts)
         return None
 
     def fresh(self, rows: int, capacity: int) -> Any:

@@ -2,7 +2,7 @@
 
 A copy's keys and values are nearly the target's, so it need not keep its own: it reads the target's
 for the tokens that the target has read, and writes its own behind them, which the target's next
-pass overwrites (papers' note D on cache rules). There is no second prefill and half the memory, and
+pass overwrites. There is no second prefill and half the memory, and
 the copy's law comes closer to the target's. The answer stays exact, since the law that the copy
 hands up is still the one it samples from.
 

@@ -60,6 +60,17 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             values[:, :, : old_values.shape[2]] = old_values
             self.keys, self.values = keys, values
 
+    def take(self, other: RollbackLayer, rows: torch.Tensor) -> None:
+        """Rows `rows` (int64 indices) hold what the rows of `other` do."""
+        if not self.is_initialized:
+            batch = self.rows.batch
+            like = (x[:1].expand(batch, -1, -1, -1) for x in (other.keys, other.values))
+            self.lazy_initialization(*like)
+        self.grow()
+        rows, filled = rows.to(self.device), other.rows.bound
+        self.keys[rows, :, :filled] = other.keys[:, :, :filled]
+        self.values[rows, :, :filled] = other.values[:, :, :filled]
+
     def _begin(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         rows, tokens = self.rows, key_states.shape[2]
         if rows.new is None or self.index in rows.seen:

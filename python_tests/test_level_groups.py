@@ -1,0 +1,139 @@
+"""Ragged prompts: which rows are read together, and that every row is as if it were alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from test_levels import V, make
+
+import polyspec_ext as ps
+from polyspec_ext import level_prefill
+
+COUNTS = [60, 3, 0, 58, 120, 4]
+
+
+def cost(counts: list[int], groups: list[list[int]]) -> int:
+    passes = [max(counts[b] for b in group) * len(group) for group in groups]
+    return sum(passes) + level_prefill._PASS["cpu"] * len(groups)
+
+
+def splits(rows: list[int]) -> Any:
+    """Every way to put rows into groups."""
+    if not rows:
+        yield []
+        return
+    first, rest = rows[0], rows[1:]
+    for size in range(len(rest) + 1):
+        for others in itertools.combinations(rest, size):
+            left = [row for row in rest if row not in others]
+            for more in splits(left):
+                yield [[first, *others], *more]
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [7],
+        [0],
+        [0, 5],
+        [9, 9, 9],
+        [100, 1, 100, 1],
+        COUNTS,
+        [33, 32, 64, 65, 1],
+        [40, 80, 120, 160],
+    ],
+)
+def test_no_other_groups_take_less(counts: list[int]) -> None:
+    found = level_prefill.groups(counts, "cpu")
+    rows = [b for b, n in enumerate(counts) if n]
+    assert sorted(b for group in found for b in group) == rows
+    assert cost(counts, found) == min(cost(counts, way) for way in splits(rows))
+
+
+def test_on_a_device_a_pass_costs_more() -> None:
+    counts = [10, 50, 100, 150]
+    assert len(level_prefill.groups(counts, "cpu")) > 2
+    assert len(level_prefill.groups(counts, "cuda")) == 1
+    assert len(level_prefill.groups([*counts, 4000], "cuda")) == 2
+
+
+def tokens() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(3, V, (len(COUNTS), max(COUNTS)), generator=generator)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_rows_read_apart_are_what_they_are_alone(family: str) -> None:
+    model = make(family, seed=1)
+    level, alone = ps.HuggingFaceLevel(model), ps.HuggingFaceLevel(model)
+    text, widths = tokens(), []
+    read = level.read
+
+    def watched(piece: torch.Tensor, counts: Any) -> None:
+        widths.append(tuple(piece.shape))
+        read(piece, counts)
+
+    level.read = watched  # type: ignore[method-assign]
+    if family == "llama":
+        level.reserve(400)
+    for _ in range(2):  # the second batch finds a used cache
+        widths.clear()
+        level.prefill(text, COUNTS)
+        assert len(widths) == len(level_prefill.groups(COUNTS, "cpu")) > 1
+        assert sum(rows * width for rows, width in widths) < 1.1 * sum(COUNTS)
+        assert level.cache.batch_size == len(COUNTS)
+        assert level.cache.lengths.tolist() == COUNTS
+        assert not level.cache.status.any()
+        more = torch.arange(3 * len(COUNTS)).view(-1, 3) % V
+        logits = level.forward(more, 2)
+        for b, count in enumerate(COUNTS):
+            alone.prefill(text[b : b + 1, :count])
+            wanted = alone.forward(more[b : b + 1], 2)
+            torch.testing.assert_close(logits[b : b + 1], wanted, rtol=1e-4, atol=1e-4)
+        level.rollback([max(count - 1, 0) for count in COUNTS])
+        assert level.cache.lengths.tolist() == [max(count - 1, 0) for count in COUNTS]
+
+
+def test_a_failure_on_the_way_leaves_the_level_usable() -> None:
+    level = ps.HuggingFaceLevel(make("llama", seed=1))
+    read = level.read
+
+    def fails(piece: torch.Tensor, counts: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    level.read = fails  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        level.prefill(tokens(), COUNTS)
+    assert level.cache.batch_size == len(COUNTS)
+    level.read = read  # type: ignore[method-assign]
+    level.prefill(tokens(), COUNTS)
+    assert level.cache.lengths.tolist() == COUNTS
+
+
+def test_caches_of_other_kinds_read_all_rows_at_once() -> None:
+    level = ps.HuggingFaceLevel(make("llama", seed=1), streaming=32)
+    level.prefill(tokens(), COUNTS)
+    assert level.cache.lengths.tolist() == COUNTS
+    with pytest.raises(ValueError, match="expected caches of RollbackLayer"):
+        level.cache.take(ps.RollbackCache.for_model(level.model, 1), [0])
+
+
+def test_taken_rows_stand_beside_the_others() -> None:
+    model = make("llama", seed=1)
+    whole, part = (ps.RollbackCache.for_model(model, rows) for rows in (3, 2))
+    text = torch.randint(3, V, (3, 20), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        for cache, rows, counts in ((whole, text, [5, 5, 5]), (part, text[:2], [20, 12])):
+            inputs = cache.inputs(max(counts), counts)
+            model(input_ids=rows[:, : max(counts)], past_key_values=cache, **inputs)
+        kept = whole.layers[0].keys[1, :, :5].clone()
+        whole.take(part, [2, 0])
+    assert whole.lengths.tolist() == [12, 5, 20]
+    for mine, theirs in zip(whole.layers, part.layers, strict=True):
+        assert mine.keys[0, :, :12].equal(theirs.keys[1, :, :12])
+        assert mine.values[2, :, :20].equal(theirs.values[0, :, :20])
+    assert whole.layers[0].keys[1, :, :5].equal(kept)
+    assert whole.rows.bound == 20
