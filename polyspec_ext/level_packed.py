@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from .attention_grouped import use_grouped
+
 _Model = TypeVar("_Model", bound=nn.Module)
 
 # Projections of one and the same input: one product with their weights one below the other.
@@ -106,8 +108,9 @@ def can_pack(model: nn.Module) -> bool:
 
 
 def packed(model: _Model, name: str) -> _Model:
-    """`model` with packed linear layers: a copy of its modules that shares every parameter and
-    buffer with it. Later changes of its linear weights are not seen.
+    """`model` with packed linear layers, and grouped attention in place of sdpa: a copy of its
+    modules that shares every parameter and buffer with it. Later changes of its linear weights are
+    not seen.
 
     Only plain `nn.Linear` layers on the CPU are packed; others (quantised ones, adapters, layers
     with hooks) stay as they are.
@@ -130,6 +133,7 @@ def packed(model: _Model, name: str) -> _Model:
     # A model may use its projections in a way that wants each one's own memory.
     for merge in (True, False):
         made: _Model = _copy(model, merge, {})
+        use_grouped(made)
         try:
             difference = _difference(model, made)
         except RuntimeError:
@@ -186,11 +190,12 @@ def _alike(layers: Sequence[Any]) -> bool:
 
 @torch.inference_mode()
 def _difference(model: Any, made: Any) -> float:
-    """Of the logits behind a few tokens, relative to the largest."""
+    """Of the logits behind a few tokens, some hidden, relative to the largest."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    tokens = torch.arange(3)[None] % vocab_size
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    inputs = {"input_ids": torch.arange(6).view(2, 3) % vocab_size, "attention_mask": mask}
     wanted, given = (
-        m(input_ids=tokens, use_cache=False, return_dict=True).logits.float() for m in (model, made)
+        m(**inputs, use_cache=False, return_dict=True).logits[:, 1:].float() for m in (model, made)
     )
     scale = wanted.abs().amax().clamp_min(1e-30)
     return float(((given - wanted).abs().amax() / scale).nan_to_num(nan=torch.inf))

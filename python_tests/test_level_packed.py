@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import polyspec_ext as ps
-from polyspec_ext import level_packed
+from polyspec_ext import attention_grouped, level_packed
 
 SMALL: dict[str, Any] = {
     "vocab_size": 40,
@@ -200,3 +201,47 @@ def test_projections_stay_apart_where_the_model_needs_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(level_packed._Merged, "part", part)
     made = ps.HuggingFaceLevel(model(), pack=True)._runs
     assert count(made, level_packed.PackedLinear) == 2 * 7 + 1
+
+
+def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed models read keys as they lie, and the model keeps its own configuration."""
+    level = ps.HuggingFaceLevel(model(), pack=True)
+    assert level.model.config._attn_implementation == "sdpa"
+    attention = level._runs.model.layers[1].self_attn
+    assert attention.config is level._runs.config is not level.model.config
+    assert attention.config._attn_implementation == attention_grouped.NAME
+    assert level.model.model.layers[1].self_attn.config is level.model.config
+
+    heads = []
+    real = nn.functional.scaled_dot_product_attention
+
+    def watched(query: torch.Tensor, key: torch.Tensor, *more: Any, **options: Any) -> Any:
+        heads.append((query.shape[1], key.shape[1], query.shape[2]))
+        return real(query, key, *more, **options)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watched)
+    level.prefill(torch.tensor([[1, 2, 3], [4, 5, 6]]), [3, 1])
+    heads.clear()
+    level.forward(torch.tensor([[1, 2], [3, 4]]), 2)
+    assert heads == [(4, 2, 2)] * 2
+
+
+def test_other_attention_stays() -> None:
+    original = model()
+    original.set_attn_implementation("eager")
+    level = ps.HuggingFaceLevel(original, pack=True)
+    assert level._runs.config is original.config
+
+
+@torch.inference_mode()
+def test_grouped_attention_is_sdpa() -> None:
+    attention = model().model.layers[0].self_attn
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(3, heads, n, 8) for heads, n in ((4, 5), (2, 9), (2, 9)))
+    mask = torch.zeros(3, 1, 5, 9).masked_fill_(torch.rand(3, 1, 5, 9) < 0.4, -1e30)
+    for tokens, hidden in ((5, mask), (5, None), (1, mask[:, :, :1])):
+        given = (attention, query[:, :, :tokens], key, value, hidden, 0.0, 0.3)
+        wanted = sdpa_attention_forward(*given)[0]
+        found = attention_grouped.grouped_attention(*given)[0]
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        assert found.is_contiguous()
