@@ -196,12 +196,11 @@ class HuggingFaceLevel(CapturedPasses):
         return None
 
     def fresh(self, rows: int, capacity: int) -> Any:
-        """An empty cache: the one at hand, emptied, if it has the rows and about the size."""
+        """An empty cache: the one at hand, emptied, if it is about the size."""
         cache = self._cache
         # None: the last attempt to make one failed.
-        usable = cache is not None and self._rolls and cache.batch_size == rows
-        if usable and caches.fits(cache, capacity):
-            cache.reset()
+        usable = cache is not None and self._rolls and caches.fits(cache, capacity)
+        if usable and cache.refit(rows):
             return cache
         if rows != 1 and not self.supports_batches:
             raise ValueError(

@@ -47,10 +47,11 @@ def read_prompts(
         apart = groups(counts, level.device.type)
     if len(apart) < 2:
         return level.read(tokens, counts)
-    whole = level.cache
-    for group in apart:
+    whole, part = level.cache, None
+    for group in apart:  # those of the longest rows first
         some = [counts[b] for b in group]  # type: ignore[index]
-        part = new_cache(len(group), max(some))
+        if part is None or not part.refit(len(group)):
+            part = new_cache(len(group), max(some))
         rows = torch.tensor(group).to(tokens.device, non_blocking=True)
         level.adopt(part)
         try:

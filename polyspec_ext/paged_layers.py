@@ -110,7 +110,12 @@ class PagedLayer(RollbackLayer):
             keys, values = self._room(self.keys), self._room(self.values)
             keys[: self.keys.shape[0]] = self.keys
             values[: self.values.shape[0]] = self.values
-            self.keys, self.values = keys, values
+            self._hold(keys, values)
+
+    def reset(self) -> None:
+        if self.is_initialized:
+            self.keys.zero_()
+            self.values.zero_()
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object

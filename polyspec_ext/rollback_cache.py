@@ -24,8 +24,9 @@ from transformers import Cache
 
 from . import cache_masks, cache_ops
 from .paged_layers import PagedLayer, PagedRows
+from .rollback_batches import RowsComeAndGo
 from .rollback_layers import RingLayer, RollbackLayer
-from .rollback_rows import Rows, round_up
+from .rollback_rows import Rows
 from .streaming_layers import StreamingLayer, rotary_frequencies
 
 __all__ = ["RollbackCache"]
@@ -56,7 +57,7 @@ def _layer_types(config: Any) -> list[str]:
     return types
 
 
-class RollbackCache(Cache):  # type: ignore[misc]
+class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
     """Preallocated cache with one length per row.
 
     Args:
@@ -359,42 +360,3 @@ class RollbackCache(Cache):  # type: ignore[misc]
         """Forget everything; memory stays allocated."""
         super().reset()
         self.rows.reset()
-
-    def take(self, other: RollbackCache, rows: Sequence[int]) -> None:
-        """Row ``rows[b]`` becomes row b of `other`, a cache of the same model, whatever it was.
-
-        Args:
-            other: a cache that keeps every key in one run of slots per row, as this one does, and
-                whose lengths the host knows.
-
-        Raises:
-            ValueError: either cache does not.
-        """
-        mine, theirs = self.rows, other.rows
-        kinds = {type(layer) for layer in (*self.layers, *other.layers)}
-        if kinds != {RollbackLayer} or mine.host is None or theirs.host is None:
-            raise ValueError(
-                "expected caches of RollbackLayer whose lengths the host knows, given layers of "
-                f"{', '.join(sorted(kind.__name__ for kind in kinds))}"
-            )
-        lengths = list(mine.host)
-        for row, length in zip(rows, theirs.host, strict=True):
-            lengths[row] = length
-        mine.capacity = max(mine.capacity, round_up(max(lengths), mine.step))
-        index = torch.tensor(list(rows))
-        for layer, filled in zip(self.layers, other.layers, strict=True):
-            layer.take(filled, index)
-        mine.place(lengths)
-        mine.status.index_copy_(0, index.to(mine.status.device), theirs.status)
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep the rows `indices`, in that order; rows may leave, move and repeat."""
-        self.rows.select(indices)
-        for layer in self.layers:
-            layer.select(indices)
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))

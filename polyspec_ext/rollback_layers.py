@@ -6,6 +6,8 @@ a cache is freed the moment it is dropped.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
@@ -40,10 +42,18 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         return (self.window,)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.keys, self.values = self._room(key_states), self._room(value_states)
+        self._hold(self._room(key_states), self._room(value_states))
         self.dtype, self.device = key_states.dtype, key_states.device
         self.on_cpu = self.device.type == "cpu"
         self.is_initialized = True
+
+    def _hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.keys, self.values = self._all = keys, values
+
+    @property
+    def held(self) -> int:
+        """Rows that there is memory for; rows that left are among them."""
+        return self._all[0].shape[0] if self.is_initialized else self.rows.batch
 
     def _slots(self) -> int:
         return self.rows.capacity
@@ -58,7 +68,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             keys, values = self._room(old_keys), self._room(old_values)
             keys[:, :, : old_keys.shape[2]] = old_keys
             values[:, :, : old_values.shape[2]] = old_values
-            self.keys, self.values = keys, values
+            self._hold(keys, values)
 
     def take(self, other: RollbackLayer, rows: torch.Tensor) -> None:
         """Rows `rows` (int64 indices) hold what the rows of `other` do."""
@@ -154,15 +164,29 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def reset(self) -> None:
         # A NaN in a hidden slot would still spread, so the next request starts from zeros.
-        if self.is_initialized:
-            self.keys.zero_()
-            self.values.zero_()
+        if not self.is_initialized:
+            return
+        # Captured graphs write what the host does not see.
+        dirty = min(self.rows.peak, self._slots()) if self.on_cpu else self._slots()
+        for whole in self._all:
+            whole[:, :, :dirty].zero_()
+        self.keys, self.values = (whole[: self.rows.batch] for whole in self._all)
 
     def select(self, indices: torch.Tensor) -> None:
         """Keep, repeat or permute rows; `indices` is an int64 tensor."""
-        if self.is_initialized:
-            self.keys = self.keys.index_select(0, indices.to(self.keys.device))
-            self.values = self.values.index_select(0, indices.to(self.values.device))
+        if not self.is_initialized:
+            return
+        kept = indices.tolist() if self.on_cpu else []
+        if kept and all(a < b for a, b in itertools.pairwise(kept)):
+            # Rows move up in the memory they are in, which the next batch finds again.
+            for place, row in enumerate(kept):
+                if place != row:
+                    self.keys[place].copy_(self.keys[row])
+                    self.values[place].copy_(self.values[row])
+            self.keys, self.values = self.keys[: len(kept)], self.values[: len(kept)]
+            return
+        indices = indices.to(self.keys.device)
+        self._hold(self.keys.index_select(0, indices), self.values.index_select(0, indices))
 
 
 class RingLayer(RollbackLayer):

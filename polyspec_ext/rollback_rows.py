@@ -23,7 +23,8 @@ class Rows:
         host: the lengths, where the host knows them; None after counts or lengths came as a tensor.
         at: base of every row, where it is one number that the host knows and all rows take `new`
             tokens.
-        bound: no length is above it; `base_bound`: none of `base` is.
+        bound: no length is above it; `base_bound`: none of `base` is; `peak`: none has been since
+            the last reset.
         span: slots of a full layer that attention reads.
         capacity: slots that a full layer must have.
         grow: whether layers have to look if they do; not where the cache has seen to it.
@@ -32,14 +33,20 @@ class Rows:
     def __init__(
         self, batch: int, capacity: int, step: int, bucket: int, device: torch.device
     ) -> None:
-        self._lengths = torch.zeros(batch, dtype=torch.int64, device=device)
-        self._base = torch.zeros_like(self._lengths)
-        self.status = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.resize(batch, device)
         self.step, self.bucket, self.capacity = step, bucket, capacity
         # On the CPU the tensors are written when somebody asks for them. Elsewhere they follow at
         # once, so that a captured graph finds the writing in it.
         self.device, self.on_cpu = device, device.type == "cpu"
         self.reset()
+
+    def resize(self, batch: int, device: torch.device | None = None) -> None:
+        """So many rows; a reset follows."""
+        device = device or self.device
+        self._late = False
+        self._lengths = torch.zeros(batch, dtype=torch.int64, device=device)
+        self._base = torch.zeros_like(self._lengths)
+        self.status = torch.zeros(batch, dtype=torch.int32, device=device)
 
     def reset(self) -> None:
         self._late = False
@@ -51,7 +58,7 @@ class Rows:
         self.host: list[int] | None = [0] * self.batch
         self._base_host: list[int] = self.host
         self.at: int | None = None
-        self.bound = self.base_bound = 0
+        self.bound = self.base_bound = self.peak = 0
         self.span = 0
         self.grow = True
         self.seen: set[int] = set()
@@ -119,6 +126,7 @@ class Rows:
         self.host = after
         self.base_bound = self.bound
         self.bound = self.bound + new if after is None else max(after, default=0)
+        self.peak = max(self.peak, self.base_bound + new)
         if self.bound > self.capacity:
             self.capacity = round_up(self.bound, self.step)
         self.span = min(round_up(max(self.bound, 1), bucket or self.bucket), self.capacity)
@@ -152,7 +160,7 @@ class Rows:
     def note(self, lengths: Sequence[int]) -> None:
         """Lengths are these on the device already; the host did not see it happen."""
         self.host, self.at, self._late = [int(n) for n in lengths], None, False
-        self.bound = max(self.host, default=0)
+        self.bound, self.peak = max(self.host, default=0), self.capacity
 
     def place(self, lengths: Sequence[int]) -> None:
         """Lengths become these, longer ones too; that the slots hold the tokens is the caller's to
@@ -161,6 +169,7 @@ class Rows:
         if not self._late:
             self._lengths.copy_(torch.tensor(host), non_blocking=True)
         self.host, self.bound = host, max(host, default=0)
+        self.peak = max(self.peak, self.bound)
 
     def select(self, indices: torch.Tensor) -> None:
         """Keep, repeat or permute rows; `indices` is an int64 tensor."""

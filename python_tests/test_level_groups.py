@@ -137,3 +137,43 @@ def test_taken_rows_stand_beside_the_others() -> None:
         assert mine.values[2, :, :20].equal(theirs.values[0, :, :20])
     assert whole.layers[0].keys[1, :, :5].equal(kept)
     assert whole.rows.bound == 20
+
+
+def test_a_batch_finds_the_memory_of_the_one_before() -> None:
+    """Rows that leave, and the next batch, allocate nothing; and nothing of the old one is seen."""
+    model = make("llama", seed=1)
+    level, fresh = ps.HuggingFaceLevel(model), ps.HuggingFaceLevel(model)
+    text = tokens()
+    level.prefill(text, COUNTS)
+    cache = level.cache
+    memory = [layer.keys.data_ptr() for layer in cache.layers]
+    # What rows keep when others leave, NaN included, stays theirs.
+    cache.layers[0].keys[1].fill_(float("nan"))
+    kept = cache.layers[1].values[3].clone()
+    level.select([0, 3, 4])
+    assert cache.layers[1].values[1].equal(kept)
+    assert cache.lengths.tolist() == [COUNTS[0], COUNTS[3], COUNTS[4]]
+    level.forward(torch.ones(3, 2, dtype=torch.int64), 1)
+    level.select([2])
+    for again in (COUNTS, [9, 20, 5], [110, 100, 90, 80, 70, 60]):
+        rows = len(again)
+        level.prefill(text[:rows], again)
+        fresh.prefill(text[:rows], again)
+        assert level.cache is cache
+        assert [layer.keys.data_ptr() for layer in cache.layers] == memory
+        assert cache.layers[0].keys.shape[0] == rows
+        more = torch.arange(2 * rows).view(rows, 2)
+        assert level.forward(more, 2).equal(fresh.forward(more, 2))
+    # Memory for twice the rows is too much to keep.
+    level.prefill(text[:1], None)
+    assert level.cache is not cache
+
+
+def test_rows_may_also_repeat_and_change_places() -> None:
+    level = ps.HuggingFaceLevel(make("llama", seed=1))
+    level.prefill(tokens(), COUNTS)
+    before = [layer.keys.clone() for layer in level.cache.layers]
+    level.select([4, 0, 0])
+    assert level.cache.lengths.tolist() == [COUNTS[4], COUNTS[0], COUNTS[0]]
+    for layer, keys in zip(level.cache.layers, before, strict=True):
+        assert layer.keys.equal(keys[[4, 0, 0]])
