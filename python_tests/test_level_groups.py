@@ -173,9 +173,9 @@ def test_rows_may_also_repeat_and_change_places() -> None:
     level = ps.HuggingFaceLevel(make("llama", seed=1))
     level.prefill(tokens(), COUNTS)
     before = [layer.keys.clone() for layer in level.cache.layers]
-    for rows in ([4, 0, 0], [1, 1, 2]):
+    for rows in ([4, 0, 0], [0, 0, 1]):
         level.select(rows)
         before = [keys[rows] for keys in before]
         for layer, keys in zip(level.cache.layers, before, strict=True):
             assert layer.keys.equal(keys)
-    assert level.cache.lengths.tolist() == [COUNTS[0]] * 3
+    assert level.cache.lengths.tolist() == [COUNTS[4], COUNTS[4], COUNTS[0]]
