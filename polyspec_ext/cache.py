@@ -196,8 +196,7 @@ def factory(
                 raise
         else:
             return Factory(
-                lambda rows, capacity: RollbackCache.for_model(model, rows, **sized(capacity)),
-                "page_size" not in options,
+                lambda rows, capacity: RollbackCache.for_model(model, rows, **sized(capacity)), True
             )
     return Factory(lambda rows, capacity: full_cache(), False)
 

@@ -13,7 +13,7 @@ from . import cache as caches
 from .level_compiled import LONGEST, compiled
 from .level_graph import CapturedPasses
 from .level_packed import can_pack, packed
-from .level_prefill import read_prompts
+from .level_prefill import read_prompts, takes_rows
 from .level_shared import Member, Shared, require_same_shape
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class HuggingFaceLevel(CapturedPasses):
         owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)
         require_same_shape(self.model, owner.model, self.name)
         for level in (self, owner):
-            if not level.supports_batches or level._chunk < level.prefill_chunk:
+            if not level.supports_batches or not takes_rows(level._cache):
                 raise ValueError(
                     f"{level.name}: expected a level over a full RollbackCache to share, given "
                     f"{type(level._cache).__name__}"

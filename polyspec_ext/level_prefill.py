@@ -43,7 +43,7 @@ def read_prompts(
         new_cache: an empty cache of so many rows and tokens.
     """
     apart: list[list[int]] = []
-    if counts is not None and _takes_rows(level.cache):
+    if counts is not None and takes_rows(level.cache):
         apart = groups(counts, level.device.type)
     if len(apart) < 2:
         return level.read(tokens, counts)
@@ -62,7 +62,7 @@ def read_prompts(
     return None
 
 
-def _takes_rows(cache: object) -> bool:
+def takes_rows(cache: object) -> bool:
     """Whether groups can be read into caches of their own and be put together in `cache`."""
     return isinstance(cache, RollbackCache) and all(
         type(layer) is RollbackLayer for layer in cache.layers

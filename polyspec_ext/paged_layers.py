@@ -91,7 +91,17 @@ class PagedRows(Rows):
         return self.table, self.held, self.free, self.free_count
 
     def select(self, indices: torch.Tensor) -> None:
-        raise ValueError("rows of a paged cache cannot be moved; roll a row back to 0 to reuse it")
+        """Keep or permute rows, each once at most; the others' pages go back to the pool."""
+        if indices.device.type == "cpu" and indices.unique().numel() != indices.numel():
+            raise ValueError(
+                f"rows: expected each at most once in a paged cache, given {indices.tolist()}"
+            )
+        kept = indices.to(self.held.device)
+        left = torch.zeros_like(self.lengths).index_copy_(0, kept, self.lengths[kept])
+        status = cache_ops.truncate_pages(*self._pool(), left, self.page_size)
+        self.status.bitwise_or_(status)
+        self.table, self.held = self.table[kept], self.held[kept]
+        super().select(indices)
 
 
 class PagedLayer(RollbackLayer):
@@ -116,6 +126,9 @@ class PagedLayer(RollbackLayer):
         if self.is_initialized:
             self.keys.zero_()
             self.values.zero_()
+
+    def select(self, indices: torch.Tensor) -> None:
+        """Pages stay where they are; the table tells whose they are."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object

@@ -70,6 +70,25 @@ def test_pages(name: str) -> None:
 
 
 @torch.no_grad()
+def test_rows_of_a_paged_cache_leave_and_give_their_pages_back() -> None:
+    model = build(CONFIGS["llama"])
+    cache = RollbackCache.for_model(model, 4, capacity=4, step=8, page_size=4)
+    driver = Driver(model, cache)
+    driver.forward([6, 3, 9, 5])
+    with pytest.raises(ValueError, match=r"each at most once in a paged cache, given \[1, 1\]"):
+        cache.batch_select_indices(torch.tensor([1, 1]))
+    for kept in ([3, 0, 2], [0, 1], [1]):
+        cache.batch_select_indices(torch.tensor(kept))
+        driver.alone.tokens = [list(driver.alone.tokens[i]) for i in kept]
+        driver.forward([5, 2, 7][: len(kept)])
+        rows, held = cache.rows, [-(-len(tokens) // 4) for tokens in driver.alone.tokens]
+        assert rows.held.tolist() == held
+        used = [int(p) for row, n in zip(rows.table, held, strict=True) for p in row[:n]]
+        assert sorted(used + rows.free[: int(rows.free_count)].tolist()) == list(range(rows.pages))
+        assert not rows.status.any()
+
+
+@torch.no_grad()
 def test_a_page_with_nan_harms_nobody_who_gets_it_next() -> None:
     model = build(CONFIGS["llama"])
     cache = RollbackCache.for_model(model, 2, capacity=8, page_size=4)
