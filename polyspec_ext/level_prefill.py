@@ -14,7 +14,7 @@ from .rollback_layers import RollbackLayer
 
 # What a pass costs beside its tokens, as a number of tokens: the model's Python on a CPU, the
 # reading of its weights on a device.
-_PASS = {"cpu": 32}
+_PASS = {"cpu": 64}
 _PASS_ELSEWHERE = 512
 
 
