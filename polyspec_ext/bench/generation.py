@@ -99,7 +99,7 @@ def contenders(
     made: list[Contender] = []
 
     def own(names: tuple[str, ...], rows: int, parts: dict[str, Any], how: str = "") -> None:
-        window = list(tiny.WINDOWS[names])
+        window = list((tiny.WINDOWS if rows == 1 else tiny.BATCH_WINDOWS)[names])
         kept: list[Stats] = []
         kind = PLAIN if len(names) == 1 else "chain"
         label = PLAIN + how if len(names) == 1 else f"chain{how}: {', '.join(names)}"

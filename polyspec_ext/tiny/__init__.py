@@ -18,12 +18,20 @@ if TYPE_CHECKING:
     from ..levels import HuggingFaceLevel
 
 LEVELS = ("target", "middle", "drafter")
-# Window of each shipped chain, by its levels: among the fastest of a small sweep on two CPU cores.
+# Window of each shipped chain, by its levels: among the fastest of a small sweep on two CPU cores,
+# for one prompt and for batches of about eight. In a batch a verified token costs more, and rows
+# wait for each other.
 WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("target",): (),
     ("target", "middle"): (6,),
     ("target", "drafter"): (5,),
     ("target", "middle", "drafter"): (5, 3),
+}
+BATCH_WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
+    ("target",): (),
+    ("target", "middle"): (3,),
+    ("target", "drafter"): (3,),
+    ("target", "middle", "drafter"): (1, 2),
 }
 
 
