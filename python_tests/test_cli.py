@@ -171,6 +171,7 @@ def test_bad_window_text(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_demo_json(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(
         capsys, "demo", "--prompts", "2", "--repeats", "1", "--max-new-tokens", "8", "--json"

@@ -16,6 +16,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import polyspec_ext as ps
 from polyspec_ext import attention_grouped, level_packed
 
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch without oneDNN"
+)
+
 SMALL: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 32,
@@ -124,10 +128,9 @@ def test_chains_say_the_same() -> None:
         assert got.equal(wanted)
 
 
-@pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here"
-)
 def test_bfloat16() -> None:
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN has no bfloat16 here")
     draft = model(dtype=torch.bfloat16)
     level = ps.HuggingFaceLevel(draft, pack=True)
     level.prefill(torch.tensor([[1, 2]]))

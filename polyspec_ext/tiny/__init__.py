@@ -78,13 +78,14 @@ def levels(
         dtype: of all of them. None: float32; on the CPU the draft levels in bfloat16, which their
             checkpoints hold, where the processor multiplies it. A draft's dtype costs speed only,
             never exactness.
-        pack: None packs the weights on the CPU.
+        pack: None packs the weights on the CPU, where torch has oneDNN.
     """
     from ..levels import load
 
     where = torch.device(device or "cpu")
     on_cpu = where.type == "cpu"
-    pack = on_cpu if pack is None else pack
+    if pack is None:
+        pack = on_cpu and torch.backends.mkldnn.is_available()
     half = on_cpu and _multiplies_bfloat16()
     made = {}
     for name in names:
@@ -95,7 +96,8 @@ def levels(
 
 def _multiplies_bfloat16() -> bool:
     """Elsewhere it is emulated, and slower than float32."""
-    found = torch.cpu.get_capabilities()
+    tell = getattr(torch.cpu, "get_capabilities", None)  # not in every release
+    found = {} if tell is None else tell()
     return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 
