@@ -40,3 +40,17 @@ def test_compiled_passes_give_the_same_tokens_in_few_graphs() -> None:
     wanted = plain.generate([[1, 2], [3]], [20, 30], 1.0, seed=3, eos_token_id=[]).sequences
     got = chain.generate([[1, 2], [3]], [20, 30], 1.0, seed=3, eos_token_id=[]).sequences
     assert got.equal(wanted)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_as_many_tokens_as_heads_are_no_case_of_their_own() -> None:
+    """The first pass of several tokens has two, as many as the model has heads."""
+    graphs = torch._dynamo.utils.counters["stats"]
+    level = ps.HuggingFaceLevel(model(2), compile=True)
+    tokens = torch.arange(1, 9)[None]
+    level.prefill(tokens)
+    made = graphs["unique_graphs"]
+    for count in (2, 3, 5):
+        level.forward(tokens[:, :count], 1)
+        level.rollback([8])
+    assert graphs["unique_graphs"] - made == 1

@@ -118,6 +118,16 @@ def test_siblings_with_different_inputs_are_told_apart() -> None:
         torch.testing.assert_close(made(x), module(x))
 
 
+@torch.inference_mode()
+def test_siblings_that_differ_stay_apart() -> None:
+    module = Crossed()
+    module.k_proj = nn.Linear(6, 3, bias=False)
+    made = level_packed._copy(module, True, {})
+    assert count(made, level_packed.PackedLinear) == 3
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(made(x), module(x))
+
+
 def test_chains_say_the_same() -> None:
     models = [model(seed=seed) for seed in range(3)]
     plain = ps.Chain(models, [4, 2], check_vocabulary=False)
@@ -248,3 +258,5 @@ def test_grouped_attention_is_sdpa() -> None:
         found = attention_grouped.grouped_attention(*given)[0]
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
         assert found.is_contiguous()
+    with pytest.raises(ValueError, match="softcap"):  # which transformers' own refuses
+        attention_grouped.grouped_attention(attention, query, key, value, mask, softcap=3.0)
