@@ -43,7 +43,6 @@ class Rows:
     def resize(self, batch: int, device: torch.device | None = None) -> None:
         """So many rows; a reset follows."""
         device = device or self.device
-        self._late = False
         self._lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self._base = torch.zeros_like(self._lengths)
         self.status = torch.zeros(batch, dtype=torch.int32, device=device)
