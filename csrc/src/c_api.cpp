@@ -14,7 +14,8 @@
 #include "polyspec/verify.hpp"
 
 struct polyspec_scheduler {
-  explicit polyspec_scheduler(std::vector<int64_t> windows) : machine(std::move(windows)) {}
+  explicit polyspec_scheduler(std::vector<int64_t> windows, std::vector<int64_t> rounds = {})
+      : machine(std::move(windows), std::move(rounds)) {}
   polyspec::Scheduler machine;
 };
 
@@ -276,6 +277,20 @@ polyspec_code polyspec_scheduler_create(const int64_t* windows, int32_t num_wind
     require(scheduler, "the address for the scheduler is NULL");
     *scheduler = nullptr;
     *scheduler = new polyspec_scheduler(read_windows(windows, num_windows));
+    return POLYSPEC_OK;
+  });
+}
+
+polyspec_code polyspec_scheduler_create_bounded(const int64_t* windows, const int64_t* rounds,
+                                                int32_t num_windows,
+                                                polyspec_scheduler** scheduler) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the address for the scheduler is NULL");
+    *scheduler = nullptr;
+    std::vector<int64_t> read = read_windows(windows, num_windows);
+    require(rounds, "rounds is NULL");
+    *scheduler =
+        new polyspec_scheduler(std::move(read), std::vector<int64_t>(rounds, rounds + num_windows));
     return POLYSPEC_OK;
   });
 }

@@ -21,13 +21,26 @@ void check_windows(const std::vector<int64_t>& windows) {
 
 }  // namespace
 
-Scheduler::Scheduler(std::vector<int64_t> windows) : windows_(std::move(windows)) {
+Scheduler::Scheduler(std::vector<int64_t> windows, std::vector<int64_t> rounds)
+    : windows_(std::move(windows)), rounds_(std::move(rounds)) {
   if (windows_.empty() || windows_.size() > kMaxWindows) {
     throw std::invalid_argument("a chain needs 1 to " + std::to_string(kMaxWindows) +
                                 " windows, one for each level but the last, got " +
                                 std::to_string(windows_.size()));
   }
   check_windows(windows_);
+  if (rounds_.empty()) rounds_.assign(windows_.size(), 0);
+  if (rounds_.size() != windows_.size()) {
+    throw std::invalid_argument("expected " + std::to_string(windows_.size()) +
+                                " rounds, one for each window, got " +
+                                std::to_string(rounds_.size()));
+  }
+  for (size_t i = 0; i < rounds_.size(); ++i) {
+    if (rounds_[i] < 0) {
+      throw std::invalid_argument("rounds of level " + std::to_string(i + 1) +
+                                  " must be >= 0, got " + std::to_string(rounds_[i]));
+    }
+  }
   pending_.resize(windows_.size());
 }
 
@@ -55,7 +68,8 @@ Step Scheduler::next() const {
   for (size_t i = 0; i < pending_.size(); ++i) {
     const Pending& pending = pending_[i];
     const int64_t want = std::min(windows_[i], room - 1);
-    if (i >= lowest && (pending.count >= want || pending.closed)) {
+    const bool full = pending.count >= want || (rounds_[i] > 0 && pending.blocks >= rounds_[i]);
+    if (i >= lowest && (full || pending.closed)) {
       return {Step::Kind::kVerify, static_cast<int32_t>(i) + 1, pending.count};
     }
     wanted = want - pending.count;
@@ -93,6 +107,7 @@ void Scheduler::report(int32_t level, int64_t emitted, bool eos) {
   }
   Pending& above = pending_[level - 2];
   above.count += emitted;
+  ++above.blocks;
   above.eos = eos;
   above.closed = eos || (draft && emitted < step.count);
 }

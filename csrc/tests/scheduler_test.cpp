@@ -1,35 +1,16 @@
 // Scheduler: scripted rounds, misuse, and a random property test against the contract in
-// scheduler.hpp.
-#include "polyspec/scheduler.hpp"
-
+// scheduler.hpp. Bounds on what a level waits for have scripts of their own
+// (scheduler_rounds_test.cpp) and are among the random requests.
 #include <algorithm>
 #include <random>
 #include <stdexcept>
 #include <vector>
 
-#include "check.hpp"
+#include "scheduler_steps.hpp"
 
 namespace {
 
-using polyspec::Scheduler;
-using polyspec::Step;
-
-void expect(const Scheduler& scheduler, Step::Kind kind, int32_t level, int64_t count) {
-  const Step step = scheduler.next();
-  CHECK_EQ(static_cast<int32_t>(kind), static_cast<int32_t>(step.kind));
-  CHECK_EQ(level, step.level);
-  CHECK_EQ(count, step.count);
-}
-void expect_draft(const Scheduler& s, int32_t level, int64_t count) {
-  expect(s, Step::Kind::kDraft, level, count);
-}
-void expect_verify(const Scheduler& s, int32_t level, int64_t count) {
-  expect(s, Step::Kind::kVerify, level, count);
-}
-void expect_done(const Scheduler& s) {
-  expect(s, Step::Kind::kDone, 0, 0);
-  CHECK(s.done());
-}
+using namespace scheduler_steps;
 
 void test_three_levels() {
   Scheduler s({6, 4});
@@ -191,7 +172,7 @@ void test_random_requests() {
   const auto below = [&](int64_t n) {
     return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
   };
-  int64_t steps = 0, full = 0;
+  int64_t steps = 0, full = 0, bounded = 0;
   for (int request = 0; request < 20000; ++request) {
     const int32_t n = 2 + static_cast<int32_t>(below(4));
     const bool moving = below(3) == 0;
@@ -202,14 +183,29 @@ void test_random_requests() {
       for (auto& w : windows) w = below(8) == 0 ? INT64_MAX : below(7);
       return windows;
     };
-    std::vector<int64_t> windows = draw_windows();
+    std::vector<int64_t> windows = draw_windows(), rounds(n - 1, 0);
+    if (below(3) != 0) {
+      for (auto& r : rounds) r = below(4);
+    }
     const int64_t limit = below(24);
-    Scheduler s(windows);
+    Scheduler s(windows, rounds);
     s.start(limit);
     std::vector<int64_t> pending(n, 0);  // pending[i]: of level i; [0] is what was committed
+    std::vector<int64_t> blocks(n, 0);
     std::vector<bool> ends(n, false);
     int64_t budget = (limit + 1) << n;  // far above the worst case of one token per step and level
     bool short_draft = false;
+    const auto room_of = [&](int32_t level) {
+      int64_t room = limit - pending[0];
+      for (int32_t j = 1; j < level; ++j) room -= 1 + pending[j];
+      return room;
+    };
+    const auto wanted_by = [&](int32_t level) {
+      return std::min(windows[level - 1], room_of(level) - 1);
+    };
+    const auto got_rounds = [&](int32_t level) {
+      return rounds[level - 1] > 0 && blocks[level] >= rounds[level - 1];
+    };
     while (!s.done()) {
       CHECK(budget-- > 0);
       ++steps;
@@ -222,6 +218,12 @@ void test_random_requests() {
       for (int32_t i = 1; i < n; ++i) {
         CHECK_EQ(pending[i], s.pending(i));
         waiting += pending[i];
+        CHECK(rounds[i - 1] == 0 || blocks[i] <= rounds[i - 1]);
+      }
+      // Nobody above waits longer than it must.
+      for (int32_t i = 1; i < step.level; ++i) CHECK(!got_rounds(i));
+      for (int32_t i = 1; i < step.level && !moving; ++i) {
+        CHECK(!(pending[i] >= wanted_by(i) || ends[i] || (i == n - 1 && short_draft)));
       }
       if (step.kind == Step::Kind::kDraft) {
         CHECK_EQ(n, step.level);
@@ -234,6 +236,7 @@ void test_random_requests() {
         short_draft = e < step.count;
         ends[n - 1] = eos && e > 0;
         pending[n - 1] += e;
+        ++blocks[n - 1];
         s.report(n, e, eos && e > 0);
         continue;
       }
@@ -242,14 +245,13 @@ void test_random_requests() {
       CHECK_EQ(pending[i], step.count);
       for (int32_t j = i + 1; j < n; ++j)
         CHECK_EQ(int64_t{0}, pending[j]);  // nothing is thrown away unjudged
-      if (!moving) {  // it runs because it is full, for lack of room, at an EOS, or the drafter
-                      // gave up
-        int64_t room = limit - s.committed();
-        for (int32_t j = 1; j < i; ++j) room -= 1 + pending[j];
-        const int64_t want = std::min(windows[i - 1], room - 1);
-        CHECK(step.count >= want || ends[i] || (i == n - 1 && short_draft));
-        full += step.count >= want;
-        CHECK(step.count <= room - 1);
+      if (!moving) {  // it runs because it is full, for lack of room, with all its blocks, at an
+                      // EOS, or the drafter gave up
+        const bool fits = step.count >= wanted_by(i);
+        CHECK(fits || got_rounds(i) || ends[i] || (i == n - 1 && short_draft));
+        full += fits;
+        bounded += !fits && got_rounds(i);
+        CHECK(step.count <= room_of(i) - 1);
       }
       int64_t most = step.count + (ends[i] ? 0 : 1);
       CHECK_THROWS(std::logic_error, s.report(i, most + 1));
@@ -257,8 +259,10 @@ void test_random_requests() {
       if (below(3) == 0) e = most;
       const bool eos = (ends[i] && e == most) || (eos_one_in > 0 && below(eos_one_in) == 0);
       ends[i] = false;
-      pending[i] = 0;
+      if (i == n - 1) short_draft = false;
+      pending[i] = blocks[i] = 0;
       pending[i - 1] += e;
+      ++blocks[i - 1];
       ends[i - 1] = eos;
       s.report(i, e, eos);
       CHECK_EQ(pending[0], s.committed());
@@ -270,6 +274,7 @@ void test_random_requests() {
     CHECK(ends[0] || s.committed() == limit);
   }
   CHECK(full > steps / 20);
+  CHECK(bounded > steps / 50);
   std::printf("scheduler: 20000 random requests, %lld steps\n", static_cast<long long>(steps));
 }
 

@@ -273,6 +273,13 @@ typedef struct polyspec_step {
 /* windows: [num_windows], n - 1 numbers >= 0: windows[i-1] tokens is what level i waits for. */
 POLYSPEC_API polyspec_code polyspec_scheduler_create(const int64_t* windows, int32_t num_windows,
                                                      polyspec_scheduler** scheduler);
+
+/* The same, and rounds: [num_windows] numbers >= 0: level i also judges what it has once
+ * rounds[i-1] blocks have come from below, full window or not; 0 is no bound. */
+POLYSPEC_API polyspec_code polyspec_scheduler_create_bounded(const int64_t* windows,
+                                                             const int64_t* rounds,
+                                                             int32_t num_windows,
+                                                             polyspec_scheduler** scheduler);
 POLYSPEC_API void polyspec_scheduler_destroy(polyspec_scheduler* scheduler); /* NULL is allowed */
 
 /* Begins a request of max_new_tokens >= 0 tokens. */

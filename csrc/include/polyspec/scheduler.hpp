@@ -11,9 +11,9 @@
 // room for what is then missing:
 //   room_1 = max_new_tokens - committed,   want_i = min(windows[i-1], room_i - 1),
 //   room_{i+1} = room_i - 1 - pending_i.
-// Level i is ready when pending_i >= want_i, or when its pending tokens cannot grow: the last one
-// ends the text, or the drafter had no more to propose. A block may overshoot its window, since a
-// level hands up all it emits.
+// Level i is ready when pending_i >= want_i, when rounds[i-1] blocks have come from below, or when
+// its pending tokens cannot grow: the last one ends the text, or the drafter had no more to
+// propose. A block may overshoot its window, since a level hands up all it emits.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,13 @@ class Scheduler {
   // three levels). A window of 0 means that the level decodes alone. Throws std::invalid_argument
   // for an empty list, for 2^16 levels or more (the limit of the draws' key), or for a negative
   // window. No request is running: done() holds.
-  explicit Scheduler(std::vector<int64_t> windows);
+  //
+  // rounds[i-1] bounds how often level i waits: it judges what it has once so many blocks have come
+  // from the level below, full window or not; 0 is no bound, and an empty list bounds nobody. The
+  // work of a bounded round is known before its tokens are, so a driver need not look at them in
+  // between, and the rows of a batch do not wait for each other. Throws std::invalid_argument for
+  // another number of rounds than of windows, or a negative one.
+  explicit Scheduler(std::vector<int64_t> windows, std::vector<int64_t> rounds = {});
 
   // Begins a request that may emit `max_new_tokens` >= 0 tokens. Forgets what was pending; the
   // windows stay. Throws std::invalid_argument for a negative count.
@@ -64,6 +70,7 @@ class Scheduler {
 
   int32_t levels() const { return static_cast<int32_t>(windows_.size()) + 1; }
   const std::vector<int64_t>& windows() const { return windows_; }
+  const std::vector<int64_t>& rounds() const { return rounds_; }
   // Tokens waiting to be judged by level 1 ... n-1. Throws std::out_of_range for any other level.
   int64_t pending(int32_t level) const;
   int64_t committed() const { return committed_; }  // tokens the target has emitted
@@ -72,10 +79,12 @@ class Scheduler {
  private:
   struct Pending {
     int64_t count = 0;
+    int64_t blocks = 0;   // that the level below has handed up
     bool closed = false;  // cannot grow: ends in EOS, or the drafter had no more
     bool eos = false;     // the last token ends the text
   };
   std::vector<int64_t> windows_;  // [n-1]
+  std::vector<int64_t> rounds_;   // [n-1]
   std::vector<Pending> pending_;  // [n-1]; while level i judges, all levels below it are empty
   int64_t committed_ = 0;
   int64_t max_new_tokens_ = 0;

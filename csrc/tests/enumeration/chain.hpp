@@ -50,10 +50,15 @@ class Enumerator {
   // Windows in force at a state, from what is pending; called before every step when given.
   using Policy = std::function<std::vector<int64_t>(const std::vector<Text>& pending)>;
 
+  // `rounds` as of Scheduler; none: no level is bounded.
   Run run(const std::vector<int64_t>& windows, int64_t max_new_tokens,
-          const Policy& policy = nullptr) {
-    State begin{
-        polyspec::Scheduler(windows), std::vector<Text>(windows.size() + 1), {}, false, 1.0};
+          const Policy& policy = nullptr, const std::vector<int64_t>& rounds = {}) {
+    State begin{polyspec::Scheduler(windows, rounds),
+                std::vector<Text>(windows.size() + 1),
+                {},
+                std::vector<int64_t>(rounds.size(), 0),
+                false,
+                1.0};
     begin.laws.resize(windows.size() + 1);
     begin.scheduler.start(max_new_tokens);
     Run result;
@@ -186,12 +191,15 @@ class Enumerator {
     polyspec::Scheduler scheduler;
     std::vector<Text> texts;                          // [0]: committed; [i]: pending for level i
     std::vector<std::vector<polyspec::RowLaw>> laws;  // of the pending tokens, from the level below
-    bool closed;                                      // the drafter proposed fewer than asked
+    std::vector<int64_t> blocks;  // handed up to level i+1 since it judged; empty without bounds
+    bool closed;                  // the drafter proposed fewer than asked
     double probability;
 
     Text key() const {  // the laws follow from the texts
       Text key(1, closed ? '1' : '0');
       for (const Text& text : texts) (key += text) += '|';
+      // With a bound, what comes next depends on them. They are few: a character each will do.
+      for (int64_t count : blocks) key += static_cast<char>(count);
       return key;
     }
     Text prefix(
@@ -224,6 +232,7 @@ class Enumerator {
       ++emitted;
     }
     if (from == 1) state.laws[0].clear();
+    if (from > 1 && !state.blocks.empty()) ++state.blocks[from - 2];
     state.scheduler.report(from, emitted, eos);
     add(std::move(state), layer);
   }
@@ -250,6 +259,7 @@ class Enumerator {
       next.probability *= outcome.probability;
       next.texts[step.level].clear();
       next.laws[step.level].clear();
+      if (!next.blocks.empty()) next.blocks[step.level - 1] = 0;
       if (step.level == chain_.count() - 1) next.closed = false;
       hand_up(std::move(next), step.level, outcome.tokens, outcome.laws, layer);
     }
