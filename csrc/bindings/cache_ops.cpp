@@ -18,30 +18,6 @@ using namespace bindings;
 // Most appends are a few kilobytes: below this many tasks a thread is not worth waking.
 constexpr int64_t kGrain = 16;
 
-// Data of a contiguous tensor of int64 or int32.
-template <class T>
-T* integers(const Tensor& tensor, const char* name, const Place& place,
-            std::initializer_list<int64_t> shape) {
-  expect(tensor, name, place, shape);
-  const int32_t wanted = sizeof(T) == 8 ? aoti_torch_dtype_int64() : aoti_torch_dtype_int32();
-  STD_TORCH_CHECK(dtype_of(tensor) == wanted, name, ": expected ",
-                  sizeof(T) == 8 ? "int64" : "int32");
-  STD_TORCH_CHECK(tensor.is_contiguous(), name, ": expected a contiguous tensor");
-  return static_cast<T*>(tensor.mutable_data_ptr());
-}
-const int64_t* integers(const OptTensor& tensor, const char* name, const Place& place,
-                        std::initializer_list<int64_t> shape) {
-  return tensor.has_value() ? integers<int64_t>(*tensor, name, place, shape) : nullptr;
-}
-
-Tensor empty(const Place& place, int64_t n, int32_t dtype) {
-  const int64_t stride = 1;
-  AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &n, &stride, dtype, place.device_type,
-                                                         place.device_index, &made));
-  return Tensor(made);
-}
-
 void expect_vectors(const Tensor& tensor, const char* name, const Tensor& like) {
   STD_TORCH_CHECK(tensor.dim() == 4, name, ": expected 4 dimensions, got ", tensor.dim());
   STD_TORCH_CHECK(tensor.size(3) <= 1 || tensor.stride(3) == 1, name,
@@ -95,8 +71,8 @@ polyspec::NewTokens new_tokens(const Tensor& cache_keys, const Tensor& cache_val
 }
 
 Appended outputs(polyspec::NewTokens& in, const Place& place) {
-  Appended made{empty(place, in.batch, aoti_torch_dtype_int64()),
-                empty(place, in.batch, aoti_torch_dtype_int32())};
+  Appended made{empty(place, {in.batch}, aoti_torch_dtype_int64()),
+                empty(place, {in.batch}, aoti_torch_dtype_int32())};
   in.new_lengths = static_cast<int64_t*>(std::get<0>(made).mutable_data_ptr());
   in.status = static_cast<int32_t*>(std::get<1>(made).mutable_data_ptr());
   return made;
@@ -161,7 +137,7 @@ Tensor pages(polyspec::Result (*op)(const polyspec::PagesParams&, polyspec::Stre
   params.free_pages = integers<int32_t>(free_pages, "free_pages", place, {params.pages});
   params.free_count = integers<int64_t>(free_count, "free_count", place, {1});
   params.lengths = integers<int64_t>(lengths, "lengths", place, {params.batch});
-  const Tensor status = empty(place, params.batch, aoti_torch_dtype_int32());
+  const Tensor status = empty(place, {params.batch}, aoti_torch_dtype_int32());
   params.status = static_cast<int32_t*>(status.mutable_data_ptr());
   run<kGrain>(op, params, place);
   return status;
@@ -230,8 +206,8 @@ Appended compact_tree(std::vector<Tensor> keys, std::vector<Tensor> values, cons
   params.alignment = static_cast<int32_t>(all & (~all + 1));
   params.keys = reinterpret_cast<void* const*>(bases);
   params.values = params.keys + layers;
-  Appended made{empty(place, params.batch, aoti_torch_dtype_int64()),
-                empty(place, params.batch, aoti_torch_dtype_int32())};
+  Appended made{empty(place, {params.batch}, aoti_torch_dtype_int64()),
+                empty(place, {params.batch}, aoti_torch_dtype_int32())};
   params.new_lengths = static_cast<int64_t*>(std::get<0>(made).mutable_data_ptr());
   params.status = static_cast<int32_t*>(std::get<1>(made).mutable_data_ptr());
   run<kGrain>(&polyspec::compact_tree, params, place);

@@ -5,12 +5,15 @@
 #include <pybind11/stl.h>
 
 #include <string>
+#include <utility>
 
+#include "polyspec/device_scheduler.hpp"
 #include "polyspec/scheduler.hpp"
 #include "polyspec/status.hpp"
 
 namespace py = pybind11;
 using polyspec::Scheduler;
+using polyspec::ScheduleShape;
 using polyspec::Step;
 
 #ifndef POLYSPEC_WITH_CUDA
@@ -49,6 +52,18 @@ py::dict status_bits() {
   return bits;
 }
 
+// The words of a line that Python writes and reads.
+void name_words(py::class_<ScheduleShape>& shape) {
+  const std::pair<const char*, int64_t> names[] = {
+      {"TOTAL", ScheduleShape::kTotal},       {"ORIGIN", ScheduleShape::kOrigin},
+      {"ROOM", ScheduleShape::kRoom},         {"CACHED", ScheduleShape::kCached},
+      {"ROUND", ScheduleShape::kRound},       {"COUNT", ScheduleShape::kCount},
+      {"ACCEPTED", ScheduleShape::kAccepted}, {"EMITTED", ScheduleShape::kEmitted},
+      {"ENDED", ScheduleShape::kEnded},       {"STATUS", ScheduleShape::kStatus},
+      {"PER_STEP", ScheduleShape::kPerStep},  {"MAX_LEVELS", ScheduleShape::kMaxLevels}};
+  for (const auto& [name, value] : names) shape.attr(name) = value;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -69,8 +84,10 @@ PYBIND11_MODULE(_C, m) {
 
   py::class_<Scheduler>(
       m, "Scheduler", "Host state machine of one chain, without tensors (polyspec/scheduler.hpp).")
-      .def(py::init<std::vector<int64_t>>(), py::arg("windows"),
-           "windows[i-1] is the number of tokens level i waits for, i = 1 ... n-1.")
+      .def(py::init<std::vector<int64_t>, std::vector<int64_t>>(), py::arg("windows"),
+           py::arg("rounds") = std::vector<int64_t>(),
+           "windows[i-1] is the number of tokens level i waits for, i = 1 ... n-1, and rounds[i-1] "
+           "the number of blocks from below after which it waits no longer; 0: no bound.")
       .def("start", &Scheduler::start, py::arg("max_new_tokens"), "Begins a request.")
       .def("next", &Scheduler::next, "What to do now; does not change the state.")
       .def("report", &Scheduler::report, py::arg("level"), py::arg("emitted"),
@@ -80,6 +97,23 @@ PYBIND11_MODULE(_C, m) {
       .def("pending", &Scheduler::pending, py::arg("level"), "Tokens waiting for level 1 ... n-1.")
       .def_property_readonly("levels", &Scheduler::levels)
       .def_property_readonly("windows", &Scheduler::windows)
+      .def_property_readonly("rounds", &Scheduler::rounds)
       .def_property_readonly("committed", &Scheduler::committed)
       .def_property_readonly("done", &Scheduler::done);
+
+  py::class_<ScheduleShape> shape(
+      m, "ScheduleShape", "Words of a row's line on the device (polyspec/device_scheduler.hpp).");
+  shape
+      .def(py::init([](int32_t levels, int64_t tail, int64_t steps) {
+             return ScheduleShape{levels, tail, steps};
+           }),
+           py::arg("levels"), py::arg("tail"), py::arg("steps"))
+      .def_readonly("levels", &ScheduleShape::levels)
+      .def_readonly("tail", &ScheduleShape::tail)
+      .def_readonly("steps", &ScheduleShape::steps)
+      .def("level_at", &ScheduleShape::level_at, py::arg("level"))
+      .def_property_readonly("tail_at", &ScheduleShape::tail_at)
+      .def_property_readonly("log_at", &ScheduleShape::log_at)
+      .def_property_readonly("words", &ScheduleShape::words);
+  name_words(shape);
 }

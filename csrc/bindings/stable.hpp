@@ -64,6 +64,33 @@ inline void expect_unit_stride(const Tensor& tensor, const char* name) {
                   ": expected unit stride in the last dimension, got ", tensor.stride(last));
 }
 
+// Data of a contiguous tensor of int64 or int32.
+template <class T>
+T* integers(const Tensor& tensor, const char* name, const Place& place,
+            std::initializer_list<int64_t> shape) {
+  expect(tensor, name, place, shape);
+  const int32_t wanted = sizeof(T) == 8 ? aoti_torch_dtype_int64() : aoti_torch_dtype_int32();
+  STD_TORCH_CHECK(dtype_of(tensor) == wanted, name, ": expected ",
+                  sizeof(T) == 8 ? "int64" : "int32");
+  STD_TORCH_CHECK(tensor.is_contiguous(), name, ": expected a contiguous tensor");
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
+inline const int64_t* integers(const OptTensor& tensor, const char* name, const Place& place,
+                               std::initializer_list<int64_t> shape) {
+  return tensor.has_value() ? integers<int64_t>(*tensor, name, place, shape) : nullptr;
+}
+
+// A new contiguous tensor of one or two dimensions.
+inline Tensor empty(const Place& place, std::initializer_list<int64_t> shape, int32_t dtype) {
+  int64_t strides[2] = {1, 1};
+  if (shape.size() == 2) strides[0] = shape.begin()[1];
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.begin(), strides, dtype,
+                               place.device_type, place.device_index, &made));
+  return Tensor(made);
+}
+
 // An executor that works on torch's own threads, so that torch.set_num_threads holds for the core
 // too. A thread gets at least kGrain tasks.
 template <int64_t kGrain>

@@ -31,7 +31,7 @@ find_package(pybind11 CONFIG REQUIRED)
 
 function(polyspec_add_python_module)
   pybind11_add_module(_C MODULE csrc/bindings/module.cpp csrc/bindings/torch_ops.cpp
-                      csrc/bindings/cache_ops.cpp)
+                      csrc/bindings/cache_ops.cpp csrc/bindings/schedule_ops.cpp)
   target_compile_features(_C PRIVATE cxx_std_17)
   target_compile_options(_C PRIVATE ${POLYSPEC_CXX_WARNINGS})
   target_include_directories(_C SYSTEM PRIVATE "${POLYSPEC_TORCH_DIR}/include")

@@ -6,6 +6,7 @@
 
 #include "check.hpp"
 #include "cuda/launch.hpp"
+#include "random_schedule.hpp"
 #include "random_verify.hpp"
 
 #ifdef POLYSPEC_WITH_CUDA
@@ -28,6 +29,12 @@ Result run(const polyspec::SampleParams& params, Stream stream) {
 }
 Result run(const polyspec::VerifyParams& params, Stream stream) {
   return polyspec::verify(params, stream);
+}
+Result run(const polyspec::ScheduleNextParams& params, Stream stream) {
+  return polyspec::schedule_next(params, stream);
+}
+Result run(const polyspec::ScheduleReportParams& params, Stream stream) {
+  return polyspec::schedule_report(params, stream);
 }
 
 // Bytes on the device, freed at the end of the scope.
@@ -66,7 +73,8 @@ unsigned char* workspace(cudaStream_t stream) {
   return mine->data();
 }
 
-polyspec::SampleParams with_workspace(const polyspec::SampleParams& params, cudaStream_t) {
+template <class Params>
+Params with_workspace(const Params& params, cudaStream_t) {
   return params;
 }
 polyspec::VerifyParams with_workspace(polyspec::VerifyParams params, cudaStream_t stream) {
@@ -222,6 +230,12 @@ int main(int argc, char** argv) {
   const uint64_t count = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 400;
   cudaStream_t streams[2];
   for (cudaStream_t& stream : streams) CUDA_OK(cudaStreamCreate(&stream));
+  for (uint64_t seed = 0; seed < 2 * count; ++seed) {
+    compare<cases::ScheduleNextCase>(seed, 0, streams[0], "schedule_next");
+    compare<cases::ScheduleReportCase>(seed, 0, streams[0], "schedule_report");
+  }
+  test_graph<cases::ScheduleNextCase>(streams[0], 5, 0);
+  test_graph<cases::ScheduleReportCase>(streams[0], 6, 0);
   // The backend's choice first; then walkers, and rows at once, in groups of every size.
   const int shapes[][2] = {{0, -1}, {1, 0}, {2, 0}, {4, 0}, {8, 0}, {1, 1}, {4, 1}, {8, 1}};
   for (const auto& [ctas, rows] : shapes) {

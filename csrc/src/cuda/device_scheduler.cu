@@ -1,0 +1,48 @@
+// The rounds' books on CUDA: one thread per row. A row is a few dozen integers, so these kernels
+// are as long as a launch, whatever the batch; what they save is the host's look.
+#include <cuda_runtime.h>
+
+#include "cuda/device_scheduler.hpp"
+#include "polyspec/detail/schedule_row.hpp"
+
+namespace polyspec::cuda {
+namespace {
+
+constexpr int kThreads = 32;
+
+__global__ void __launch_bounds__(kThreads)
+    schedule_next_kernel(const __grid_constant__ ScheduleNextParams p) {
+  const int64_t row = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (row < p.in.batch) detail::next_row(p, row);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    schedule_report_kernel(const __grid_constant__ ScheduleReportParams p) {
+  const int64_t row = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (row < p.in.batch) detail::report_row(p, row);
+}
+
+template <class Params>
+Result launch(void (*kernel)(Params), const Params& params, CUstream_st* stream) {
+  const int64_t blocks = (params.in.batch + kThreads - 1) / kThreads;
+  if (blocks > 0x7fffffff) return {Result::Code::kInvalidArgument, "batch is too large"};
+  void* pointers[] = {const_cast<Params*>(&params)};
+  const cudaError_t error =
+      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)),
+                       dim3(kThreads), pointers, 0, stream);
+  if (error == cudaSuccess) return {};
+  cudaGetLastError();
+  return {Result::Code::kCudaError, cudaGetErrorString(error)};
+}
+
+}  // namespace
+
+Result schedule_next(const ScheduleNextParams& params, CUstream_st* stream) {
+  return launch(schedule_next_kernel, params, stream);
+}
+
+Result schedule_report(const ScheduleReportParams& params, CUstream_st* stream) {
+  return launch(schedule_report_kernel, params, stream);
+}
+
+}  // namespace polyspec::cuda
