@@ -26,16 +26,17 @@ from polyspec_ext.ops import (
 )
 
 if TYPE_CHECKING:
-    from polyspec_ext.chain import Chain, Output
+    from polyspec_ext.chain import Chain
     from polyspec_ext.drafters import Drafter, Proposal
     from polyspec_ext.generation import custom_generate
     from polyspec_ext.levels import HuggingFaceLevel, Level
+    from polyspec_ext.output import Output
     from polyspec_ext.rollback_cache import RollbackCache
 
 # Imported when first asked for: they pull in transformers, which the operators do not need.
 _LAZY = {
     "Chain": "polyspec_ext.chain",
-    "Output": "polyspec_ext.chain",
+    "Output": "polyspec_ext.output",
     "HuggingFaceLevel": "polyspec_ext.levels",
     "Level": "polyspec_ext.levels",
     "Drafter": "polyspec_ext.drafters",

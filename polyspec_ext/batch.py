@@ -5,26 +5,28 @@ rows do together what they would do anyway. Rows that lag behind further down th
 so that the others find them at the same level. No token of a row depends on its neighbours, since
 draws are keyed by the row's own seed and position (contract C3).
 
-On a CUDA device the host waits for nothing while a window is drafted; it reads tokens, counts and
-status of a verification together, once.
+Where all levels are on one CUDA device, a round of the target is done there alone
+(`device_rounds`). Else the host waits for nothing while a window is drafted; it reads tokens,
+counts and status of a verification together, once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from . import ops
 from ._C import StepKind
+from .device_replay import Observer, replay
 from .drafters import DraftModel
 from .drafters.model import Draft, raise_for_draft
-from .errors import ERROR_BITS, RequestError, add_note
+from .errors import ERROR_BITS, RequestError, named
 from .judging import Group, judge
-from .parameters import Parameters, feed
+from .parameters import Parameters
+from .prefill import prefill
 from .reading import Reading, read
 from .request import PendingLaws, Row, cut_at_eos
 from .sampling import Sampling
@@ -33,8 +35,6 @@ from .stats import Books, LevelStats, Stats
 if TYPE_CHECKING:
     from .chain import Chain
     from .processors import LawProcessors
-
-Observer = Callable[[int, torch.Tensor], None]
 
 
 class Batch:
@@ -82,6 +82,7 @@ class Batch:
                     number,
                     prompt,
                     chain.window,
+                    chain.rounds,
                     max_new_tokens[number],
                     sampling[number],
                     seeds[number],
@@ -94,7 +95,6 @@ class Batch:
             self.stats.num_prompt_tokens = sum(map(len, prompts))
             self.stats.num_requests = len(prompts)
         self._books = Books(self.stats)
-        self._limits = list(max_new_tokens)
         self._slots = list(self.rows)
         self._parameters = Parameters(sampling, seeds)
         count = len(chain.levels)
@@ -135,7 +135,14 @@ class Batch:
     def _rounds(self) -> list[tuple[int, list[int]]]:
         if not self._begun:
             self._begun = True
-            self._prefill()
+            self._read = prefill(self.chain, self._slots, self._books)
+        if all(row.ended for row in self._slots):
+            return []
+        self._leave()
+        rounds = self.chain.device_rounds
+        if rounds is not None and self._processors is None and rounds.ready(self._slots):
+            out = rounds.run(self._slots, self._parameters)
+            return replay(rounds, out, self._slots, self._books, self._observe)
         while True:
             self._leave()
             drafting: list[tuple[Row, int]] = []
@@ -172,12 +179,12 @@ class Batch:
         chain, group = self.chain, [(row, 0) for row in staying]
         for index, level in enumerate(chain.levels):
             if self._read[index]:
-                with _named(chain, index, group):
+                with named(chain.names, index, group):
                     level.select(keep)  # type: ignore[attr-defined]
         for pending in self._pending:
             pending.select(keep)
         if isinstance(chain.drafter, DraftModel):
-            with _named(chain, -1, group):
+            with named(chain.names, -1, group):
                 chain.drafter.select(keep)
         for slot, row in enumerate(staying):
             row.slot = slot
@@ -209,7 +216,7 @@ class Batch:
         for row, count in group:
             counts[row.slot] = count
         contexts = [row.context for row in slots]
-        with _named(self.chain, -1, group):
+        with named(self.chain.names, -1, group):
             draft = drafter.draft(contexts, counts, self._parameters)
         if draft.tokens is None:
             self._unread = draft
@@ -233,7 +240,7 @@ class Batch:
     def _draft_alone(self, row: Row, count: int) -> None:
         drafter = row.drafter
         assert drafter is not None
-        with _named(self.chain, -1, [(row, count)]):
+        with named(self.chain.names, -1, [(row, count)]):
             proposal = drafter.propose(row.context, count)
         tokens = self.chain.check_proposal(proposal, count)
         kept, ended = cut_at_eos(tokens, row.eos)
@@ -260,7 +267,7 @@ class Batch:
         each, cut behind an EOS."""
         chain = self.chain
         began = time.perf_counter()
-        with _named(chain, index, group):
+        with named(chain.names, index, group):
             slots, unread = self._slots, self._unread
             r, logits = judge(
                 chain,
@@ -303,61 +310,10 @@ class Batch:
             out.append((row.number, kept))
         for i in cut:
             if self._read[i]:
-                with _named(chain, i, group):
+                with named(chain.names, i, group):
                     chain.levels[i].rollback([row.cached[i] for row in slots])
         self._book(group, index, began, 1)
         return out
-
-    def _prefill(self) -> None:
-        """Every level that will be asked reads what stands for good, but the last token, whose
-        logits are wanted. All are set going before anybody waits, so that levels on several devices
-        read at the same time."""
-        chain, slots = self.chain, self._slots
-        longest = max((self._limits[row.number] for row in slots if not row.ended), default=0)
-        if longest == 0:
-            return
-        # The last token of a text needs no draft, and nothing below a window of 0 is asked.
-        asked = 1
-        while longest > 1 and asked < len(chain.names) and chain.window[asked - 1] > 0:
-            asked += 1
-        for index in range(min(asked, len(chain.levels))):
-            began = time.perf_counter()
-            with _named(chain, index, [(row, 0) for row in slots]):
-                self._prefill_level(index)
-            self._book_prefill(index, began)
-        if asked == len(chain.names) and isinstance(chain.drafter, DraftModel):
-            began = time.perf_counter()
-            with _named(chain, -1, [(row, 0) for row in slots]):
-                self._reserve(chain.drafter.level)
-                chain.drafter.prefill([row.context for row in slots])
-            self._book_prefill(-1, began)
-        began = time.perf_counter()
-        devices = {chain.device(i) for i in range(len(chain.levels))}
-        for device in devices:
-            if device.type == "cuda":  # so that prefill and decoding are timed apart
-                torch.cuda.synchronize(device)
-        self._book_prefill(0, began)
-
-    def _reserve(self, level: Any) -> None:
-        """Tells a level that wants to know how long its rows can get; a captured pass may run a few
-        tokens ahead of them."""
-        reserve = getattr(level, "reserve", None)
-        if reserve is not None:
-            ahead = max(self.chain.window, default=0) + 2
-            reserve(max(len(row.tokens) + self._limits[row.number] for row in self._slots) + ahead)
-
-    def _prefill_level(self, index: int) -> None:
-        level, slots = self.chain.levels[index], self._slots
-        ahead = [row.committed - 1 for row in slots]
-        self._reserve(level)
-        fed, counts = feed([row.tokens[:n] for row, n in zip(slots, ahead, strict=True)], level)
-        if counts is None:
-            level.prefill(fed)
-        else:
-            level.prefill(fed, counts)  # type: ignore[call-arg]
-        for row, n in zip(slots, ahead, strict=True):
-            row.cached[index] = n
-        self._read[index] = True
 
     def _look(self, r: ops.VerifyResult, index: int, group: Group) -> Reading:
         """Tokens, counts and status on the host, in one reading."""
@@ -374,21 +330,3 @@ class Batch:
     def _book(self, group: Group, index: int, began: float, passes: int) -> None:
         seconds = time.perf_counter() - began
         self._books.spent([row.stats for row, _ in group], index, seconds, passes)
-
-    def _book_prefill(self, index: int, began: float) -> None:
-        seconds = time.perf_counter() - began
-        self._books.prefilled([row.stats for row in self._slots], index, seconds)
-
-
-@contextmanager
-def _named(chain: Chain, index: int, group: Group) -> Iterator[None]:
-    """Tells an exception where it came from: level, requests and positions."""
-    try:
-        yield
-    except RequestError:
-        raise  # says so itself
-    except Exception as error:
-        number = index + 1 if index >= 0 else len(chain.names)
-        where = ", ".join(f"request {row.number} at position {row.committed}" for row, _ in group)
-        add_note(error, f"in level {number} ({chain.names[index]}), {where}")
-        raise

@@ -7,69 +7,29 @@ one of them. The C++ `Scheduler` says who is next; `batch.py` does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import requests, vocabulary
-from .batch import Batch, Observer
+from .batch import Batch
+from .device_program import default_rounds
+from .device_replay import Observer
+from .device_rounds import DeviceRounds
 from .drafters import Drafter, DraftModel, Proposal
 from .graphs import CudaRecorder, Graphs
 from .levels import Level, as_level
+from .output import Output, Stream
+from .prefill import Lanes
 from .requests import Floats, Ints, Prompt
 from .sampling import Sampling
-from .stats import Stats
 
 if TYPE_CHECKING:
     from .processors import LawProcessors
 
 RULES = ("token", "block")
-
-
-@dataclass(slots=True)
-class Output:
-    """What `Chain.generate` returns.
-
-    Attributes:
-        sequences: ``[B, N]`` int64, prompts and new tokens, short rows padded at their end.
-        stats: of the whole batch.
-        requests: the statistics of each row. Times are those of the passes it took part in.
-        logprobs: of the new tokens of each row, under the target's processed law.
-    """
-
-    sequences: torch.Tensor
-    stats: Stats
-    requests: list[Stats] = field(default_factory=list)
-    logprobs: list[list[float]] = field(default_factory=list)
-
-
-class Stream:
-    """Iterator over the new tokens of one prompt, as the target commits them; `stats` is up to date
-    after each."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self._ready: list[int] = []
-        self._next = 0
-
-    @property
-    def stats(self) -> Stats:
-        return self.batch.stats
-
-    def __iter__(self) -> Iterator[int]:
-        return self
-
-    def __next__(self) -> int:
-        if self._next == len(self._ready):
-            committed = self.batch.advance()
-            if not committed:
-                raise StopIteration
-            self._ready, self._next = committed[0][1], 0
-        self._next += 1
-        return self._ready[self._next - 1]
 
 
 class Chain:
@@ -82,6 +42,12 @@ class Chain:
         window: ``window[i]`` tokens are gathered for level i+1 before it verifies (``[mu, K]`` for
             three levels), each >= 0; 0 lets that level decode alone. Default: 4 at the bottom,
             doubled at every level above.
+        rounds: ``rounds[i]`` bounds how often level i+1 waits: it verifies once so many blocks have
+            come from level i+2, full window or not. For every level above the lowest that verifies
+            (one number for three levels); 0: no bound, as in the paper. Default: as many as fill
+            the window if all is accepted, ceil(window[i] / (window[i+1] + 1)). Bounded rounds have
+            the rows of a batch keep step, and let a CUDA device do a round of the target
+            without a look of the host in between.
         rule: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2024), on every level.
         dtype, device: for models loaded here; float32 on the CPU and the checkpoint's own
         elsewhere by default. check_vocabulary: compare the tokenizers that lie beside the models.
@@ -102,6 +68,7 @@ class Chain:
         levels: Sequence[Any],
         window: Sequence[int] | None = None,
         *,
+        rounds: Sequence[int] | None = None,
         rule: str = "token",
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
@@ -122,6 +89,14 @@ class Chain:
             raise ValueError(
                 f"window: expected {count - 1} numbers >= 0 for {count} levels, given "
                 f"{list(window)}"
+            )
+        if rounds is None:
+            rounds = default_rounds(self.window)
+        self.rounds = [int(r) for r in rounds]
+        if len(self.rounds) != max(count - 2, 0) or any(r < 0 for r in self.rounds):
+            raise ValueError(
+                f"rounds: expected {max(count - 2, 0)} numbers >= 0 for {count} levels, given "
+                f"{list(rounds)}"
             )
         self.rule = rule
         self.drafter: Drafter | None = None
@@ -158,8 +133,10 @@ class Chain:
         self.names = names
         self._current: Batch | None = None
         self.graphs = self._graphs(graphs)
-        if isinstance(self.drafter, DraftModel):
-            self.drafter.graphs = self.graphs
+        # On the CPU looking at tokens costs nothing, and saves what the rounds above do in vain.
+        on_device = self.device(0).type != "cpu"
+        self.lanes = Lanes()
+        self.device_rounds = DeviceRounds.of(self) if on_device else None
 
     def _graphs(self, wanted: bool | None) -> Graphs | None:
         devices = {self.device(i) for i in range(len(self.levels))}

@@ -40,6 +40,13 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         "--window", type=windows, metavar="MU,K", help="tokens each level but the last waits for"
     )
     group.add_argument(
+        "--rounds",
+        type=windows,
+        metavar="R",
+        help="blocks from below after which a level waits no longer, for each above the lowest "
+        "that verifies; 0: no bound (default: as many as fill its window if all is accepted)",
+    )
+    group.add_argument(
         "--rule",
         choices=("token", "block"),
         default="token",
@@ -104,7 +111,7 @@ def build_chain(args: argparse.Namespace) -> Any:
             f"--dtype: expected a torch dtype such as float32 or bfloat16, given {args.dtype!r}"
         )
     options: dict[str, Any] = {"rule": args.rule, "dtype": dtype, "device": args.device}
-    options["compile"] = args.compile
+    options.update(compile=args.compile, rounds=args.rounds)
     if args.target is None:
         if args.middle or args.drafter:
             raise ValueError("--middle and --drafter: expected a --target with them, given none")

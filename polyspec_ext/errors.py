@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -85,6 +87,25 @@ def add_note(error: BaseException, note: str) -> None:
     """`BaseException.add_note`, where Python has it (3.11); `error.__notes__` holds it anyhow."""
     notes: list[str] = [*getattr(error, "__notes__", []), note]
     setattr(error, "__notes__", notes)  # noqa: B010 (type checkers know the name from 3.11 on)
+
+
+@contextmanager
+def named(names: Sequence[str], index: int, group: Iterable[tuple[Any, int]]) -> Iterator[None]:
+    """Tells an exception where it came from: level, requests and positions.
+
+    Args:
+        names: of the levels; `index` counts from 0, -1 is the last.
+        group: rows (`request.Row`) that took part.
+    """
+    try:
+        yield
+    except RequestError:
+        raise  # says so itself
+    except Exception as error:
+        number = index + 1 if index >= 0 else len(names)
+        where = ", ".join(f"request {row.number} at position {row.committed}" for row, _ in group)
+        add_note(error, f"in level {number} ({names[index]}), {where}")
+        raise
 
 
 def _at(values: PerRequestInt, request: int) -> int:

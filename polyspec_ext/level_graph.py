@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .level_head import gathering
 from .rollback_layers import RollbackLayer
 from .rollback_rows import round_up
 
@@ -41,6 +42,30 @@ class CapturedPasses:
             return None
         return (cache.layers[0].keys.data_ptr(), rows.batch, rows.capacity, *spans)
 
+    def reach(self, tokens: int) -> Hashable | None:
+        """See `ResidentLevel`."""
+        cache = self._cache
+        rows = cache.rows
+        rows.reach(tokens)
+        ready = all(layer.is_initialized for layer in cache.layers)
+        if not ready or tokens > min(rows.capacity, cache.layers[0].keys.shape[2]):
+            return None
+        span = min(round_up(tokens, rows.bucket), rows.capacity)
+        return (cache.layers[0].keys.data_ptr(), rows.batch, rows.capacity, span)
+
+    @property
+    def stays(self) -> bool:
+        """See `ResidentLevel`."""
+        return (
+            self._member is None
+            and self.supports_batches
+            and all(type(layer) is RollbackLayer for layer in self._cache.layers)
+        )
+
+    def keep(self, lengths: torch.Tensor) -> None:
+        """See `ResidentLevel`."""
+        self._cache.rollback(lengths)
+
     def passed(self, lengths: Sequence[int]) -> None:
         """The rows hold so many tokens now."""
         self._cache.rows.note(lengths)
@@ -53,16 +78,7 @@ class CapturedPasses:
         if self._slices:
             arguments["logits_to_keep"] = 0
         wanted = first[:, None] + torch.arange(keep, device=first.device)
-        wanted = wanted.clamp_max(tokens.shape[1] - 1)[..., None]
-
-        def gather(module: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-            hidden = given[0]
-            return (hidden.gather(1, wanted.expand(-1, -1, hidden.shape[2])), *given[1:])
-
-        hook = self._head.register_forward_pre_hook(gather)
-        try:
+        with gathering(self._head, wanted.clamp_max(tokens.shape[1] - 1)):
             out = self._runs(input_ids=tokens, past_key_values=self._cache, **arguments)
-        finally:
-            hook.remove()
         logits: torch.Tensor = out.logits
         return logits

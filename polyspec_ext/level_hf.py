@@ -12,6 +12,7 @@ import torch
 from . import cache as caches
 from .level_compiled import LONGEST, compiled
 from .level_graph import CapturedPasses
+from .level_head import gather, gathering
 from .level_packed import can_pack, packed
 from .level_prefill import read_prompts, takes_rows
 from .level_shared import Member, Shared, require_same_shape
@@ -282,13 +283,10 @@ class HuggingFaceLevel(CapturedPasses):
             arguments["logits_to_keep"] = 0
         # Hidden states are gathered in front of the head, and not logits behind it: those of all T
         # tokens would be large. What a model does to its logits still happens to them.
-        hook = self._head.register_forward_pre_hook(_Gather(rows), prepend=True)
-        try:
+        with gathering(self._head, rows):
             out = self._runs(input_ids=tokens, past_key_values=self._cache, **arguments)
-        finally:
-            hook.remove()
         logits = out.logits
-        return logits if logits.shape[1] == keep else _gather(logits, rows)
+        return logits if logits.shape[1] == keep else gather(logits, rows)
 
     def _long(
         self,
@@ -312,7 +310,7 @@ class HuggingFaceLevel(CapturedPasses):
             return logits
         shifted = [f - begin for f in first]
         limits = [(longest if counts is None else counts[b]) - begin for b in range(len(first))]
-        return _gather(logits, _row_indices(shifted, limits, keep, logits.shape[1]))
+        return gather(logits, _row_indices(shifted, limits, keep, logits.shape[1]))
 
     def rollback(self, lengths: Sequence[int]) -> None:
         """Keep the first ``lengths[b]`` tokens of row b; never more than it has."""
@@ -366,19 +364,3 @@ def _row_indices(
         ],
         dtype=torch.int64,
     )
-
-
-def _gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """``states[b, rows[b, j]]``, ``[B, keep, H]``."""
-    index = rows.to(states.device, non_blocking=True)[..., None]
-    return states.gather(1, index.expand(-1, -1, states.shape[2]))
-
-
-class _Gather:
-    """Forward pre-hook of a language-model head: only these tokens' hidden states go on."""
-
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.rows = rows
-
-    def __call__(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (_gather(arguments[0], self.rows), *arguments[1:])

@@ -39,6 +39,7 @@ class Row:
         "ended",
         "eos",
         "logprobs",
+        "max_new_tokens",
         "number",
         "rounds",
         "sampling",
@@ -54,6 +55,7 @@ class Row:
         number: int,
         prompt: list[int],
         window: Sequence[int],
+        rounds: Sequence[int],
         max_new_tokens: int,
         sampling: Sampling,
         seed: int,
@@ -69,7 +71,8 @@ class Row:
         verifying = max(1, levels - 1)
         self.cached, self.rounds = [0] * verifying, [0] * verifying
         # A chain of one level is a scheduler of two whose drafter is never asked: a window of 0.
-        self.scheduler = Scheduler(list(window) or [0])
+        self.scheduler = Scheduler(list(window) or [0], [*rounds, 0])
+        self.max_new_tokens = max_new_tokens
         self.scheduler.start(max_new_tokens)
         self.context = Context(prompt, 0, sampling, seed, verifying + 1, eos=eos, request=number)
         self.logprobs: list[float] = []
@@ -79,6 +82,11 @@ class Row:
     def committed(self) -> int:
         """Tokens that stand for good: the prompt's and the target's."""
         return self.stats.num_prompt_tokens + self.stats.num_new_tokens
+
+    @property
+    def room(self) -> int:
+        """Tokens that the target may still emit."""
+        return self.max_new_tokens - int(self.scheduler.committed)
 
     def cut(self, index: int, valid: int) -> set[int]:
         """Level `index` has judged: of the tokens the caches from it downwards hold, the first

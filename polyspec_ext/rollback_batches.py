@@ -20,11 +20,13 @@ class RowsComeAndGo:
     def refit(self, batch_size: int) -> bool:
         """Begin an empty batch of so many rows in the memory at hand. False, and nothing done,
         where that is too small, or more than twice what is needed."""
-        if batch_size != self.rows.batch:
-            if not all(type(layer) is RollbackLayer for layer in self.layers):
-                return False
+        if all(type(layer) is RollbackLayer for layer in self.layers):
+            # Rows may have left since the memory was made.
             if not all(batch_size <= layer.held <= 2 * batch_size for layer in self.layers):
                 return False
+        elif batch_size != self.rows.batch:
+            return False
+        if batch_size != self.rows.batch:
             self.rows.resize(batch_size)
         self.reset()  # type: ignore[attr-defined]
         return True

@@ -25,6 +25,8 @@ class Rows:
             tokens.
         bound: no length is above it; `base_bound`: none of `base` is; `peak`: none has been since
             the last reset.
+        limit: no row will be longer before the host knows the lengths again, or None: whatever
+            passes append meanwhile, attention reads the same slots, so that their graphs are few.
         span: slots of a full layer that attention reads.
         capacity: slots that a full layer must have.
         grow: whether layers have to look if they do; not where the cache has seen to it.
@@ -58,6 +60,7 @@ class Rows:
         self._base_host: list[int] = self.host
         self.at: int | None = None
         self.bound = self.base_bound = self.peak = 0
+        self.limit: int | None = None
         self.span = 0
         self.grow = True
         self.seen: set[int] = set()
@@ -124,7 +127,10 @@ class Rows:
         self.at = before[0] if even_rows and before and len(set(before)) == 1 else None
         self.host = after
         self.base_bound = self.bound
-        self.bound = self.bound + new if after is None else max(after, default=0)
+        if after is not None:
+            self.bound = max(after, default=0)
+        else:
+            self.bound = self.bound + new if self.limit is None else self.limit
         self.peak = max(self.peak, self.base_bound + new)
         if self.bound > self.capacity:
             self.capacity = round_up(self.bound, self.step)
@@ -156,8 +162,13 @@ class Rows:
         if bound is not None:
             self.bound = min(self.bound, bound)
 
+    def reach(self, limit: int) -> None:
+        """No row will be longer than `limit` tokens before `note` is called."""
+        self.limit = self.bound = limit
+
     def note(self, lengths: Sequence[int]) -> None:
         """Lengths are these on the device already; the host did not see it happen."""
+        self.limit = None
         self.host, self.at, self._late = [int(n) for n in lengths], None, False
         self.bound, self.peak = max(self.host, default=0), self.capacity
 

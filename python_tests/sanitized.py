@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import polyspec_ext as ps
+from polyspec_ext.device_scheduler import Schedule
 
 
 def main() -> None:
@@ -28,8 +29,26 @@ def main() -> None:
                     ps.raise_for_status(r.status, level=1, position=0)
                     ends = ps.verify(target, tokens, rule=rule, eos=ends_at, room=room, **options)
                     ps.raise_for_status(ends.status, level=1, position=0)
+    schedule()
     torch.cuda.synchronize()
     print("done")
+
+
+def schedule() -> None:
+    """A draft and its verification, in the lines that a chain keeps on the device."""
+    made = Schedule((4, 2), (2, 0), tail=12, steps=2)
+    shape = made.shape
+    state = torch.zeros(33, shape.words, dtype=torch.int64)
+    state[:, shape.TOTAL], state[:, shape.ROOM] = 1, torch.arange(33)
+    state = state.cuda()
+    eos = torch.full((33, 1), 5, device="cuda")
+    _, plan = made.next(state, 3, 3)
+    tokens = torch.arange(66, device="cuda").view(33, 2)
+    made.report(state, 3, plan, tokens, None, torch.zeros_like(tokens, dtype=torch.int32), eos, 2)
+    _, plan = made.next(state, 2, 4)
+    status = torch.zeros(33, dtype=torch.int32, device="cuda")
+    tokens = torch.arange(99, device="cuda").view(33, 3)
+    made.report(state, 2, plan, tokens, torch.zeros_like(plan[0]), status, eos, 6)
 
 
 if __name__ == "__main__":

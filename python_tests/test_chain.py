@@ -35,7 +35,8 @@ def test_cache_table() -> None:
     next."""
     # C = 3 committed tokens (0 1 2). The drafter goes wrong at position 4, the middle at 6.
     target, middle, drafter = Cycle(), Cycle({6: 40}), Cycle({4: 41})
-    stream = ps.Chain([target, middle, drafter], [3, 2]).stream([0, 1, 2], 20, eos_token_id=[])
+    chain = ps.Chain([target, middle, drafter], [3, 2], rounds=[0])
+    stream = chain.stream([0, 1, 2], 20, eos_token_id=[])
     assert [next(stream) for _ in range(5)] == [3, 4, 5, 6, 7]
     # M_3 draws 3, 41; later 5, 6 behind the correction 4; then it goes on behind M_1's correction
     # 6.

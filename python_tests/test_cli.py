@@ -124,6 +124,7 @@ def test_generate_with_a_chain_of_ones_own(
         ["--drafter", drafter, "--window", "3"],
         ["--middle", middle, "--drafter", drafter, "--window", "4,2", "--rule", "block"],
         ["--middle", middle, "--middle", drafter, "--drafter", drafter, "--window", "3,2,1"],
+        ["--middle", middle, "--drafter", drafter, "--window", "9,2", "--rounds", "3"],
         ["--drafter", "prompt-lookup"],
     ]
     for options in chains:
@@ -148,6 +149,7 @@ def test_generate_with_a_chain_of_ones_own(
     [
         (["--top-p", "1.5"], "top_p: expected a number in [0, 1], given 1.5"),
         (["--window", "4"], "window: expected 2 numbers >= 0 for 3 levels, given [4]"),
+        (["--rounds", "4,1"], "rounds: expected 1 numbers >= 0 for 3 levels, given [4, 1]"),
         (["--drafter", "x"], "expected a --target"),
         (["--dtype", "float99"], "--dtype: expected a torch dtype"),
     ],

@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
+from polyspec_ext.device_rounds import DeviceRounds
 from polyspec_ext.graphs import Graphs, Inputs, Outputs, Step
 from polyspec_ext.level_hf import HuggingFaceLevel
 
@@ -22,9 +23,21 @@ from polyspec_ext.level_hf import HuggingFaceLevel
 class Echo:
     """Records by running."""
 
-    def __init__(self, caches: Callable[[], list[Any]]) -> None:
-        self._caches = caches
-        self.poison = False
+    def __init__(self, chain: Callable[[], ps.Chain]) -> None:
+        self._chain = chain
+
+    def _caches(self) -> list[Any]:
+        rounds = self._chain().device_rounds
+        assert rounds is not None
+        return [level.cache for level in rounds.levels]
+
+    def _changed(self) -> list[torch.Tensor]:
+        """What a step changes on the device, beside the slots that the lengths leave out."""
+        rounds = self._chain().device_rounds
+        assert rounds is not None
+        rows = [cache.rows for cache in self._caches()]
+        lines = [tensor for one in rounds._lines.values() for tensor in one.tensors]
+        return [*(r.lengths for r in rows), *(r.base for r in rows), *lines]
 
     def _device_only(self, run: Callable[[], Outputs]) -> Outputs:
         rows = [cache.rows for cache in self._caches()]
@@ -36,12 +49,11 @@ class Echo:
 
     def capture(self, step: Step, inputs: Inputs) -> tuple[Callable[[], None], Outputs]:
         # The host's part happens now, the device's with the first replay.
-        rows = [cache.rows for cache in self._caches()]
-        before = [(r.lengths.clone(), r.base.clone()) for r in rows]
+        changed = self._changed()
+        before = [tensor.clone() for tensor in changed]
         outputs = tuple(None if x is None else x.clone() for x in step(*inputs))
-        for r, (lengths, base) in zip(rows, before, strict=True):
-            r._lengths.copy_(lengths)
-            r._base.copy_(base)
+        for tensor, old in zip(changed, before, strict=True):
+            tensor.copy_(old)
 
         def replay() -> None:
             for own, new in zip(outputs, self._device_only(lambda: step(*inputs)), strict=True):
@@ -70,9 +82,8 @@ def make(window: list[int], captured: bool) -> tuple[ps.Chain, Graphs | None]:
     chain = ps.Chain(levels, window)
     if not captured:
         return chain, None
-    graphs = Graphs(Echo(lambda: [one.cache for one in levels]), progress=False)
-    chain.graphs = chain.drafter.graphs = graphs  # type: ignore[union-attr]
-    chain.drafter.looks = False  # type: ignore[union-attr]
+    graphs = chain.graphs = Graphs(Echo(lambda: chain), progress=False)
+    chain.device_rounds = DeviceRounds.of(chain)
     return chain, graphs
 
 
@@ -151,29 +162,37 @@ def test_graphs_on_the_cpu_are_refused() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("window", [[3], [4, 2]], ids=str)
+@pytest.mark.parametrize("window", [[3], [4, 2], [4, 3, 2]], ids=str)
 def test_cuda_graphs_give_the_tokens_of_eager_rounds(window: list[int], count: int) -> None:
-    def chain(graphs: bool) -> ps.Chain:
-        levels = [level(i, 3 - i, f"level {i}").model.cuda() for i in range(len(window) + 1)]
-        return ps.Chain(levels, window, graphs=graphs)
+    """Replays, the same rounds without graphs, and rounds that the host follows."""
 
-    eager, captured = chain(False), chain(True)
+    def chain(graphs: bool) -> ps.Chain:
+        levels = [level(i, 3 - min(i, 2), f"level {i}") for i in range(len(window) + 1)]
+        return ps.Chain([one.model.cuda() for one in levels], window, graphs=graphs)
+
+    eager, captured, followed = chain(False), chain(True), chain(False)
+    assert eager.device_rounds is not None
+    assert captured.device_rounds is not None
+    followed.device_rounds = None
     for temperature in (0.0, 1.0):
         options: dict[str, Any] = {"temperature": temperature, "seed": 5, "eos_token_id": []}
         for _ in range(3):
-            wanted = eager.generate(PROMPTS[:count], 60, **options).sequences
+            wanted = followed.generate(PROMPTS[:count], 60, **options).sequences
+            assert eager.generate(PROMPTS[:count], 60, **options).sequences.equal(wanted)
             assert captured.generate(PROMPTS[:count], 60, **options).sequences.equal(wanted)
     assert captured.graphs is not None
     assert captured.graphs.num_replays > 2 * captured.graphs.num_captures > 0
 
 
 @pytest.mark.gpu
-def test_one_synchronisation_per_verification() -> None:
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("window", [[4], [6, 2], [6, 3, 2]], ids=str)
+def test_one_wait_per_round_of_the_target(window: list[int], graphs: bool) -> None:
     """Counted by the profiler; launches per round are printed."""
     from torch.profiler import ProfilerActivity, profile
 
-    levels = [level(i, 2 - i, f"level {i}").model.cuda() for i in range(2)]
-    chain = ps.Chain(levels, [4])
+    levels = [level(i, 3 - min(i, 2), f"level {i}") for i in range(len(window) + 1)]
+    chain = ps.Chain([one.model.cuda() for one in levels], window, graphs=graphs)
     for _ in range(3):
         chain.generate(PROMPTS[0], 60, eos_token_id=[])
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
@@ -182,5 +201,9 @@ def test_one_synchronisation_per_verification() -> None:
     waits = sum(name in ("cudaStreamSynchronize", "cudaDeviceSynchronize") for name in names)
     launches = sum("LaunchKernel" in name or "GraphLaunch" in name for name in names)
     rounds = out.stats.levels[0].num_verifications
-    print(f"{rounds} rounds, {waits / rounds:.2f} waits and {launches / rounds:.1f} launches each")
+    how = "graphs" if graphs else "eager"
+    print(
+        f"window {window}, {how}: {rounds} rounds of the target, {waits / rounds:.2f} waits and "
+        f"{launches / rounds:.1f} launches each"
+    )
     assert waits <= rounds + 4  # the prompt's prefill, and the profiler's own

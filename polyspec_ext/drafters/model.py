@@ -8,17 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from .. import ops
-from ..captured import CapturableLevel, draft_step
 from ..errors import ERROR_BITS, RequestError
 from ..levels import Level
-from ..parameters import Parameters, feed, integers, on_device
+from ..parameters import Parameters, feed, integers
 from .base import Context, Proposal
 
 if TYPE_CHECKING:
-    from ..graphs import Graphs
     from ..processors import LawProcessors
 
 
@@ -64,14 +61,22 @@ class DraftModel:
         self.num_forward_passes = 0
         self.prefill_seconds = 0.0
         self.processors: LawProcessors | None = None
-        self.graphs: Graphs | None = None  # where windows are drafted as one graph
         # Whether tokens are looked at as they are drawn: for nothing on the CPU, where it saves
         # drafting past an EOS; elsewhere it would have the host wait for the device.
         self.looks = self.device.type == "cpu"
-        # Leading tokens of each context whose keys and values the level holds; None: no batch yet.
         self._cached: list[int] | None = None
         self._rows: torch.Tensor | None = None  # [B, k, Vd], reused by every round
         self._laws: torch.Tensor | None = None  # [B, k, 2]
+
+    @property
+    def cached(self) -> list[int] | None:
+        """Leading tokens of each context whose keys and values the level holds; None: no batch
+        yet. Set where passes were done without this drafter (`device_rounds`)."""
+        return self._cached
+
+    @cached.setter
+    def cached(self, lengths: Sequence[int]) -> None:
+        self._cached = list(lengths)
 
     def forget(self) -> None:
         """Another batch begins: `prefill` it, or its first round will."""
@@ -114,10 +119,6 @@ class DraftModel:
         assert cached is not None
         self._cut(contexts)
         look = self.looks or self.processors is not None
-        if self.graphs is not None and not look:
-            captured = self._captured(contexts, counts, parameters, cached, self.graphs)
-            if captured is not None:
-                return captured
         batch, device = len(contexts), self.device
         arguments = parameters.on(device)
         ends = [len(context.tokens) for context in contexts]
@@ -190,51 +191,6 @@ class DraftModel:
             logits_of,
             laws_of,
         )
-
-    def _captured(
-        self,
-        contexts: Sequence[Context],
-        counts: Sequence[int],
-        parameters: Parameters,
-        cached: list[int],
-        graphs: Graphs,
-    ) -> Draft | None:
-        """The same as one graph; None where this round cannot be one."""
-        level, device, k = self.level, self.device, max(counts)
-        lists = [
-            context.tokens[have:] if count else []
-            for context, have, count in zip(contexts, cached, counts, strict=True)
-        ]
-        longest = 2  # what was emitted last, and at most one token drawn and not read
-        if set(counts) - {0, k} or not isinstance(level, CapturableLevel):
-            return None
-        if max(map(len, lists)) > longest:
-            return None
-        place = level.graph_key([longest, *[1] * (k - 1)])
-        if place is None:
-            return None
-        fed, _ = feed(lists, level)
-        ends = [len(context.tokens) for context in contexts]
-        table = on_device(
-            [list(map(len, lists)), ends, [context.round for context in contexts]],
-            torch.int64,
-            device,
-        )
-        number, keep_rows = contexts[0].level, not parameters.greedy
-        drawn, status, logits, laws = graphs.run(
-            ("draft", number, k, keep_rows, place),
-            draft_step(level, self.vocab_size, number, k, keep_rows),
-            [F.pad(fed, (0, longest - fed.shape[1])), *table, *parameters.tensors(device)],
-        )
-        self.num_forward_passes += k
-        cached[:] = [
-            end + k - 1 if count else have
-            for have, end, count in zip(cached, ends, counts, strict=True)
-        ]
-        level.passed(cached)
-        assert drawn is not None
-        assert status is not None
-        return Draft(list(counts), None, drawn, status, logits, laws)
 
     def prefill(self, contexts: Sequence[Context]) -> None:
         """Read all tokens of a new batch's contexts but the last, whose logits are wanted."""

@@ -25,13 +25,13 @@ WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("target",): (),
     ("target", "middle"): (6,),
     ("target", "drafter"): (5,),
-    ("target", "middle", "drafter"): (5, 3),
+    ("target", "middle", "drafter"): (6, 2),
 }
 BATCH_WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("target",): (),
     ("target", "middle"): (3,),
     ("target", "drafter"): (3,),
-    ("target", "middle", "drafter"): (1, 2),
+    ("target", "middle", "drafter"): (4, 1),
 }
 
 

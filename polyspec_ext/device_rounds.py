@@ -1,0 +1,384 @@
+"""Rounds of the target that the host does not look into.
+
+The steps of a round are known beforehand (`device_program`), which rows take part in them is kept
+on the device (`device_scheduler`), and what came of all of them is read once, behind the target's
+verification. On CUDA a draft is one graph and the verification of each level another.
+
+`batch.py` takes these rounds where all levels are on one CUDA device. Tokens are those of the
+rounds that the host follows: rows, draws and laws are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+from . import captured, ops
+from .device_program import Program, program
+from .device_scheduler import Plan, Schedule, ScheduleShape
+from .drafters import DraftModel
+from .errors import named
+from .parameters import Parameters, on_device
+from .request import Row
+
+if TYPE_CHECKING:
+    from .chain import Chain
+
+Outputs = tuple[torch.Tensor | None, ...]
+_KEPT = 4  # batch sizes whose lines and laws stay allocated
+
+
+@runtime_checkable
+class ResidentLevel(captured.CapturableLevel, Protocol):
+    """A level whose lengths can stay on the device for a whole round, as `HuggingFaceLevel` over a
+    `RollbackCache` that keeps every key in one run of slots per row."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether the cache at hand is such a one."""
+        ...
+
+    def reach(self, tokens: int) -> Hashable | None:
+        """A round begins in which no row gets longer than `tokens`; `passed` ends it. Returns what
+        its passes depend on beside their inputs; None: they cannot be captured, since the cache
+        must be made or grow first."""
+        ...
+
+    def keep(self, lengths: torch.Tensor) -> None:
+        """Keep the first ``lengths[b]`` tokens of row b, ``[B]`` int64, read on the device only."""
+        ...
+
+
+class Entry(NamedTuple):
+    """What one step brought one row."""
+
+    tokens: int  # drafted or judged; -1: the row had no part
+    accepted: int
+    emitted: int
+    ended: bool  # the last emitted token ends the text
+    status: int
+
+
+class Outcome(NamedTuple):
+    """A round as the host reads it, by slot.
+
+    Attributes:
+        entries: of every step.
+        tokens: that the target has committed.
+        logprobs: of these.
+        cached: leading tokens that each level's cache holds, by level.
+        rounds: that each level has done, by level.
+        seconds: of every step.
+        logits: the target's, ``[B, most + 1, V]``; row j is the one that token j was drawn from.
+            Valid until the next round.
+    """
+
+    entries: list[list[Entry]]
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    cached: list[list[int]]
+    rounds: list[list[int]]
+    seconds: list[float]
+    logits: torch.Tensor
+
+
+class DeviceRounds:
+    """The rounds of a chain on one device.
+
+    Args:
+        chain: whose drafter is a model.
+        steps: of its round.
+    """
+
+    def __init__(self, chain: Chain, steps: Program) -> None:
+        self.chain, self.program = chain, steps
+        assert isinstance(chain.drafter, DraftModel)
+        self._drafter = chain.drafter
+        self.levels: list[Any] = [*chain.levels, chain.drafter.level]  # by number, from 1
+        self.device = chain.device(0)
+        self._lines: OrderedDict[Hashable, _Lines] = OrderedDict()
+
+    @classmethod
+    def of(cls, chain: Chain) -> DeviceRounds | None:
+        """Those of `chain`; None where it cannot have any: its drafter is no model, a level keeps
+        its lengths on the host, levels lie on several devices, or rounds are not bounded."""
+        steps = program(chain.window, [*chain.rounds, 0])
+        if steps is None or not isinstance(chain.drafter, DraftModel):
+            return None
+        made = cls(chain, steps)
+        devices = {torch.device(getattr(level, "device", "cpu")) for level in made.levels}
+        if len(devices) > 1 or not all(isinstance(level, ResidentLevel) for level in made.levels):
+            return None
+        return made
+
+    def ready(self, slots: Sequence[Row]) -> bool:
+        """Whether the next round can be one of these: nothing waits to be judged, every level of it
+        has read the rows up to the few tokens that its first step will read, and a context has room
+        for drafts that overshoot the end of a text."""
+        steps, cached = self.program, self._drafter.cached
+        longest = max(len(row.tokens) for row in slots) + self.ahead
+        for number in set(steps.steps):
+            level = self.levels[number - 1]
+            limit = getattr(level, "max_length", None)
+            if not level.stays or (limit is not None and longest > limit):
+                return False
+            for row in slots:
+                if number == steps.levels:
+                    have = -1 if cached is None else cached[row.slot]
+                else:
+                    have = row.cached[number - 1]
+                if not row.ended and len(row.tokens) - have > number:
+                    return False
+        return all(
+            row.ended or row.scheduler.pending(level) == 0
+            for row in slots
+            for level in range(1, steps.levels)
+        )
+
+    def run(self, slots: Sequence[Row], parameters: Parameters) -> Outcome:
+        """One round of the target for all rows."""
+        steps, lines = self.program, self._lines_of(slots, parameters)
+        limit = max(len(row.tokens) for row in slots) + self.ahead
+        places = {number: self.levels[number - 1].reach(limit) for number in set(steps.steps)}
+        graphs = self.chain.graphs
+        if None in places.values():
+            graphs = None
+        clock = _Clock(self.device)
+        everybody = [(row, 0) for row in slots]
+        outputs: Outputs = ()
+        for number in steps.steps:
+            step = lines.draft if number == steps.levels else lines.verify(number)
+            with named(self.chain.names, number - 1, everybody):
+                if graphs is None:
+                    outputs = step()
+                else:
+                    # The levels below are cut as well, so the graph depends on where they are.
+                    key = ("round", number, lines.key, tuple(places.items()))
+                    outputs = graphs.run(key, step, [])
+            clock.tick()
+        packed, logits = outputs
+        assert packed is not None
+        assert logits is not None
+        return self._read(packed, logits, slots, clock)
+
+    def passed(self, out: Outcome, slots: Sequence[Row]) -> None:
+        """Tells the levels and the drafter what their caches hold after a round."""
+        steps = self.program
+        for number in set(steps.steps):
+            lengths = [out.cached[row.slot][number - 1] for row in slots]
+            self.levels[number - 1].passed(lengths)
+            if number == steps.levels:
+                self._drafter.cached = lengths
+                self._drafter.num_forward_passes += steps.drafts * steps.steps.count(number)
+
+    @property
+    def ahead(self) -> int:
+        """Tokens by which a round may run ahead of what is committed."""
+        return self.program.tail + self.program.drafts
+
+    def _lines_of(self, slots: Sequence[Row], parameters: Parameters) -> _Lines:
+        """The lines of so many rows, with these rows in them."""
+        eos = max(1, *(len(row.eos) for row in slots))
+        key = (len(slots), eos, parameters.greedy)
+        lines = self._lines.get(key)
+        if lines is None:
+            lines = self._lines[key] = _Lines(self, len(slots), eos, parameters.greedy)
+            if len(self._lines) > _KEPT:
+                self._lines.popitem(last=False)
+        self._lines.move_to_end(key)
+        lines.write(slots, parameters, self._drafter.cached)
+        return lines
+
+    def _read(
+        self, packed: torch.Tensor, logits: torch.Tensor, slots: Sequence[Row], clock: _Clock
+    ) -> Outcome:
+        """The one place where a round waits for the device."""
+        table = packed.cpu()
+        shape = ScheduleShape(self.program.levels, self.program.tail, len(self.program.steps))
+        words: list[list[int]] = table[:, : shape.words].tolist()
+        probabilities = table[:, shape.words :].to(torch.int32).view(torch.float32).tolist()
+        out = Outcome([], [], [], [], [], clock.seconds(), logits)
+        for slot, row in enumerate(slots):
+            own, at = words[slot], shape.log_at
+            entries = []
+            for start in range(at, at + len(self.program.steps) * shape.PER_STEP, shape.PER_STEP):
+                count, accepted, emitted, ended, status = own[start : start + shape.PER_STEP]
+                entries.append(Entry(count, accepted, emitted, bool(ended), status))
+            last = entries[-1]
+            emitted = last.emitted if last.tokens >= 0 else 0
+            origin = own[shape.ORIGIN]
+            begin = shape.tail_at + len(row.tokens) - origin
+            out.entries.append(entries)
+            out.tokens.append(own[begin : begin + emitted])
+            out.logprobs.append(probabilities[slot][:emitted])
+            ats = [shape.level_at(number) for number in range(1, self.program.levels + 1)]
+            out.cached.append([origin + own[at + shape.CACHED] for at in ats])
+            out.rounds.append([own[at + shape.ROUND] for at in ats])
+        return out
+
+
+class _Lines:
+    """What stays at its place on the device from round to round, for one batch size: a line per
+    row, the parameters, and the laws that wait to be judged."""
+
+    def __init__(self, rounds: DeviceRounds, batch: int, eos: int, greedy: bool) -> None:
+        self.rounds, self.greedy = rounds, greedy
+        steps, device = rounds.program, rounds.device
+        self.schedule = Schedule(steps.windows, steps.rounds, steps.tail, len(steps.steps))
+        self.state = torch.zeros(batch, self.schedule.shape.words, dtype=torch.int64, device=device)
+        self.eos = torch.full((batch, eos), -1, dtype=torch.int64, device=device)
+        self._written: Parameters | None = None
+        self.parameters: list[torch.Tensor] = []
+        # By the level that will judge them; made when the first are there.
+        self._laws: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All of it."""
+        laws = [tensor for both in self._laws.values() for tensor in both]
+        return [self.state, self.eos, *self.parameters, *laws]
+
+    @property
+    def key(self) -> Hashable:
+        """Where all of it lies."""
+        return tuple(tensor.data_ptr() for tensor in self.tensors)
+
+    def write(
+        self, slots: Sequence[Row], parameters: Parameters, drafted: Sequence[int] | None
+    ) -> None:
+        """Begin a round of these rows.
+
+        Args:
+            drafted: tokens in the drafter's cache, by slot.
+        """
+        shape, steps, device = self.schedule.shape, self.rounds.program, self.state.device
+        table = [[0] * shape.words for _ in slots]
+        for slot, (row, line) in enumerate(zip(slots, table, strict=True)):
+            cached = [*row.cached, 0 if drafted is None else drafted[slot]]
+            total = len(row.tokens)
+            # Levels without a part in the round may be far behind, rows that are complete too.
+            asked = [have for number, have in enumerate(cached, 1) if number in steps.steps]
+            origin = max(min(asked), total - steps.levels)
+            line[shape.ORIGIN], line[shape.TOTAL] = origin, total - origin
+            line[shape.ROOM] = 0 if row.ended else row.room
+            for number, have in enumerate(cached, 1):
+                line[shape.level_at(number) + shape.CACHED] = have - origin
+            for number, done in enumerate([*row.rounds, row.context.round], 1):
+                line[shape.level_at(number) + shape.ROUND] = done
+            line[shape.tail_at : shape.tail_at + total - origin] = row.tokens[origin:]
+        self.state.copy_(on_device(table, torch.int64, device), non_blocking=True)
+        if self._written is parameters:
+            return
+        self._written = parameters
+        given = parameters.tensors(device)
+        ends = [sorted(row.eos) + [-1] * (self.eos.shape[1] - len(row.eos)) for row in slots]
+        self.eos.copy_(on_device(ends, torch.int64, device), non_blocking=True)
+        if not self.parameters:
+            self.parameters = [own.clone() for own in given]
+        for own, new in zip(self.parameters, given, strict=True):
+            own.copy_(new, non_blocking=True)
+
+    def draft(self) -> Outputs:
+        """The step of the drafter."""
+        rounds, steps = self.rounds, self.rounds.program
+        number, k = steps.levels, steps.drafts
+        fed, table = self.schedule.next(self.state, number, steps.width(number))
+        plan = Plan(*table)
+        draft = captured.draft_step(
+            rounds.levels[-1], rounds._drafter.vocab_size, number, k, not self.greedy
+        )
+        drawn, status, logits, laws = draft(
+            fed, plan.counts, plan.positions, plan.rounds, *self.parameters
+        )
+        assert drawn is not None
+        assert status is not None
+        self.schedule.report(self.state, number, table, drawn, None, status, self.eos, k)
+        if logits is not None and laws is not None:
+            # Nothing waits for the level above when a draft begins.
+            waiting, theirs = self._waiting(number - 1, logits, laws)
+            waiting[:, :k].copy_(logits)
+            theirs[:, :k].copy_(laws)
+        return ()
+
+    def verify(self, number: int) -> Callable[[], Outputs]:
+        """The step of level `number`."""
+        rounds, steps = self.rounds, self.rounds.program
+        chain, most = rounds.chain, steps.most[number - 1]
+        judge = captured.verify_step(
+            rounds.levels[number - 1], chain.vocab_sizes[number - 1], number, most, chain.rule
+        )
+
+        def step() -> Outputs:
+            fed, table = self.schedule.next(self.state, number, steps.width(number))
+            waiting = None if self.greedy or most == 0 else self._laws[number]
+            *fields, logits = judge(
+                fed,
+                *Plan(*table)[1:],
+                None if waiting is None else waiting[0][:, :most],
+                None if waiting is None else waiting[1][:, :most],
+                *self.parameters,
+            )
+            r = ops.VerifyResult._make(fields)
+            assert logits is not None
+            nowhere = steps.most[number - 2] if number > 1 else 0
+            place, lengths = self.schedule.report(
+                self.state, number, table, r.tokens, r.num_accepted, r.status, self.eos, nowhere
+            )
+            for below in range(number, steps.levels + 1):
+                if below in steps.steps:
+                    rounds.levels[below - 1].keep(lengths[below - 1])
+            if number == 1:
+                bits = r.logprobs.view(torch.int32).to(torch.int64)
+                return torch.cat([self.state, bits], 1), logits
+            if not self.greedy:
+                above, theirs = self._waiting(number - 1, logits, r.laws)
+                at = place[..., None]
+                above.scatter_(1, at.expand_as(logits), logits)
+                theirs.scatter_(1, at.expand_as(r.laws), r.laws)
+            return ()
+
+        return step
+
+    def _waiting(
+        self, level: int, logits: torch.Tensor, laws: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The laws that wait for `level`, ``[B, most + 1, Vd]`` and ``[B, most + 1, 2]``; what is
+        placed nowhere goes to the last."""
+        if level not in self._laws:
+            batch, length = logits.shape[0], self.rounds.program.most[level - 1] + 1
+            # Zeros: what no row fills is handed to the operator as well, and must be harmless.
+            self._laws[level] = (
+                logits.new_zeros(batch, length, logits.shape[2]),
+                laws.new_zeros(batch, length, 2),
+            )
+        return self._laws[level]
+
+
+class _Clock:
+    """Seconds between ticks, by the device's own clock where it has one; reading them waits for
+    nothing that has not been waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._ticks: list[Any] = []
+        self.tick()
+
+    def tick(self) -> None:
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._ticks.append(event)
+        else:
+            self._ticks.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """Between each tick and the one before. Once all of the round has been read."""
+        pairs = itertools.pairwise(self._ticks)
+        if self._cuda:
+            return [before.elapsed_time(after) / 1000 for before, after in pairs]
+        return [after - before for before, after in pairs]

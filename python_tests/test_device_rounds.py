@@ -1,0 +1,370 @@
+"""Rounds that the host does not look into, run on the CPU: their tokens, counts and errors are
+those of the rounds that it follows, and nothing in them reads a value on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from test_graphs import PROMPTS, level
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import polyspec_ext as ps
+from polyspec_ext.device_program import Program, default_rounds, program
+from polyspec_ext.device_rounds import DeviceRounds, Outcome
+from polyspec_ext.drafters import PromptLookup
+from polyspec_ext.stats import LevelStats
+
+
+def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:
+    """The same chain twice: followed by the host, and on its own."""
+    made = []
+    for _ in range(2):
+        levels = [level(i, 3 - min(i, 2), f"level {i}") for i in range(len(window) + 1)]
+        made.append(ps.Chain(levels, window, **options))
+    made[1].device_rounds = DeviceRounds.of(made[1])
+    assert made[0].device_rounds is None  # as it is on the CPU
+    assert made[1].device_rounds is not None
+    return made[0], made[1]
+
+
+@contextmanager
+def counted(chain: ps.Chain) -> Iterator[list[Outcome]]:
+    """The rounds that `chain` does on its own meanwhile."""
+    rounds, seen = chain.device_rounds, []
+    assert rounds is not None
+    run = rounds.run
+
+    def watched(*arguments: Any) -> Outcome:
+        seen.append(run(*arguments))
+        return seen[-1]
+
+    rounds.run = watched  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        del rounds.run  # type: ignore[method-assign]
+
+
+def same(a: ps.Output, b: ps.Output) -> None:
+    assert a.sequences.equal(b.sequences)
+    for mine, theirs in zip(a.logprobs, b.logprobs, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    for mine, theirs in zip([a.stats, *a.requests], [b.stats, *b.requests], strict=True):
+        assert mine.num_new_tokens == theirs.num_new_tokens
+        for x, y in zip(mine.levels, theirs.levels, strict=True):
+            for name in LevelStats.__slots__:
+                # A pass that no row needs is still done, and a draft is not cut short.
+                if "seconds" not in name and name != "num_forward_passes":
+                    assert getattr(x, name) == getattr(y, name), name
+
+
+WINDOWS = [[3], [1], [4, 2], [6, 3], [1, 1], [0, 3], [3, 0], [4, 3, 2], [2, 0, 3]]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_the_tokens_are_those_of_followed_rounds(window: list[int], rule: str) -> None:
+    followed, alone = chains(window, rule=rule)
+    for count, temperature, eos in [(1, 1.0, []), (3, 1.0, [7, 11]), (3, 0.0, [])]:
+        options: dict[str, Any] = {
+            "temperature": [temperature * (1 + 0.2 * i) for i in range(count)],
+            "top_k": [0, 7, 30][:count],
+            "top_p": 0.95,
+            "seed": 5 + count,
+            "max_new_tokens": [40, 23, 31][:count],
+            "eos_token_id": eos,
+        }
+        wanted = followed.generate(PROMPTS[:count], **options)
+        with counted(alone) as rounds:
+            got = alone.generate(PROMPTS[:count], **options)
+        same(got, wanted)
+        # All of them: nothing fell back to the host.
+        passes = got.stats.levels[0].num_forward_passes
+        assert len(rounds) == passes > 3
+
+
+def test_bounds_other_than_the_default() -> None:
+    for bound, most in ((1, 1), (2, 2), (9, 5)):
+        followed, alone = chains([9, 2], rounds=[bound])
+        options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "eos_token_id": []}
+        with counted(alone) as seen:
+            got = alone.generate(PROMPTS, 30, **options)
+        same(got, followed.generate(PROMPTS, 30, **options))
+        assert seen
+        blocks = [
+            sum(entry.tokens >= 0 for entry in entries[1:-1:2])
+            for one in seen
+            for entries in one.entries
+        ]
+        assert min(3, bound) <= max(blocks) <= most
+
+
+def test_rows_that_disagree_about_greed_and_ends() -> None:
+    followed, alone = chains([4, 2])
+    options: dict[str, Any] = {
+        "temperature": [0.0, 1.0, 0.7],
+        "min_p": [0.0, 0.1, 0.0],
+        "eos_token_id": [[3], [], [1, 2, 4]],
+        "max_new_tokens": [30, 1, 12],
+        "seed": 2,
+    }
+    same(alone.generate(PROMPTS, **options), followed.generate(PROMPTS, **options))
+
+
+def test_a_row_that_is_stopped_and_a_stream() -> None:
+    followed, alone = chains([4, 2])
+    texts = []
+    for chain in (followed, alone):
+        batch = chain.batch(PROMPTS, 30, 1.0, seed=4, eos_token_id=[])
+        batch.advance()
+        batch.stop(1)
+        while batch.advance():
+            pass
+        texts.append([row.tokens for row in batch.rows])
+    assert texts[0][0] == texts[1][0]
+    assert texts[0][2] == texts[1][2]
+    assert len(texts[1][1]) < len(texts[1][0])
+    streamed = [list(chain.stream(PROMPTS[0], 20, 1.0, seed=9)) for chain in (followed, alone)]
+    assert streamed[0] == streamed[1]
+
+
+def test_the_target_s_logits_are_those_behind_the_tokens() -> None:
+    """What `output_logits` and `output_scores` give."""
+    followed, alone = chains([4, 2])
+    seen: list[dict[int, list[torch.Tensor]]] = []
+    for chain in (followed, alone):
+        seen.append({number: [] for number in range(3)})
+        rows = seen[-1]
+
+        def observe(
+            number: int, logits: torch.Tensor, rows: dict[int, list[torch.Tensor]] = rows
+        ) -> None:
+            rows[number].append(logits.clone())
+
+        batch = chain.batch(PROMPTS, 20, 1.0, seed=1, eos_token_id=[], observe=observe)
+        while batch.advance():
+            pass
+    for number in range(3):
+        a, b = (torch.cat(rows[number]) for rows in seen)
+        assert a.shape == (20, 40)
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_caches_hold_what_the_rows_say() -> None:
+    _, alone = chains([4, 2])
+    rounds, drafter = alone.device_rounds, alone.drafter
+    assert rounds is not None
+    batch = alone.batch(PROMPTS, 30, 1.0, seed=8, eos_token_id=[])
+    while batch.advance() and len(batch._slots) == 3:
+        held = [*zip(*(row.cached for row in batch._slots), strict=True), drafter.cached]  # type: ignore[union-attr]
+        for one, lengths in zip(rounds.levels, held, strict=True):
+            assert one.cache.lengths.tolist() == list(lengths) == one.cache.rows.host
+            assert all(n < len(row.tokens) for n, row in zip(lengths, batch._slots, strict=True))
+
+
+# ---- the host does not look ----------------------------------------------------------------------
+
+
+class Unseeing(TorchDispatchMode):
+    """Refuses what reads a tensor's value on the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "equal", "item", "is_nonzero"), name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("window", [[3], [4, 2], [4, 3, 2]], ids=str)
+def test_one_look_per_round(
+    window: list[int], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, alone = chains(window)
+    rounds = alone.device_rounds
+    assert rounds is not None
+    inside, looks = False, 0
+    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
+        real: Callable[..., Any] = getattr(torch.Tensor, name)
+
+        def watched(self: torch.Tensor, *a: Any, real: Callable[..., Any] = real, **k: Any) -> Any:
+            nonlocal looks
+            looks += inside
+            return real(self, *a, **k)
+
+        monkeypatch.setattr(torch.Tensor, name, watched)
+    run, read = rounds.run, rounds._read
+
+    def blind(*arguments: Any) -> Outcome:
+        nonlocal inside
+        inside = True
+        with Unseeing():
+            return run(*arguments)
+
+    def reading(packed: torch.Tensor, *others: Any) -> Outcome:
+        nonlocal inside
+        inside = False
+        assert packed.dtype == torch.int64
+        return read(packed, *others)
+
+    monkeypatch.setattr(rounds, "run", blind)
+    monkeypatch.setattr(rounds, "_read", reading)
+    batch = alone.batch(PROMPTS, 20, temperature, seed=1, eos_token_id=[])
+    while batch.advance():
+        assert not inside
+    assert looks == 0
+    with Unseeing(), pytest.raises(AssertionError, match="_local_scalar_dense"):
+        torch.ones(1).item()  # the check sees what it must
+    inside = True
+    torch.ones(1).tolist()
+    assert looks > 0
+
+
+# ---- what the host has to follow -----------------------------------------------------------------
+
+
+def test_rounds_that_cannot_be_done_alone() -> None:
+    def of(*levels: Any, **options: Any) -> DeviceRounds | None:
+        return DeviceRounds.of(ps.Chain(list(levels), **options))
+
+    a, b, c = (level(i, 1, f"level {i}") for i in range(3))
+    assert of(a, b, c, window=[4, 2]) is not None
+    assert of(a, b, c, window=[4, 2], rounds=[0]) is None
+    assert of(a, b, c, window=[0, 2], rounds=[0]) is not None  # the middle is never asked
+    assert of(a) is None
+    assert of(a, PromptLookup(), window=[4]) is None
+
+
+def test_processors_and_ends_of_the_context_are_followed() -> None:
+    from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+
+    _, alone = chains([4, 2])
+    model = alone.levels[0].model  # type: ignore[attr-defined]
+    with counted(alone) as seen:
+        model.generate(
+            torch.tensor([PROMPTS[0]]),
+            custom_generate=ps.custom_generate,
+            chain=alone,
+            max_new_tokens=9,
+            logits_processor=LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)]),
+            do_sample=False,
+        )
+    assert not seen
+    # 256 positions: drafts that overshoot the last would have none.
+    followed, alone = chains([4, 2])
+    prompt = [(i * i) % 40 for i in range(200)]
+    with counted(alone) as seen:
+        got = alone.generate(prompt, 56, 1.0, seed=1, eos_token_id=[])
+    same(got, followed.generate(prompt, 56, 1.0, seed=1, eos_token_id=[]))
+    assert 0 < len(seen) < got.stats.levels[0].num_forward_passes
+
+
+def test_a_text_of_one_token_reads_the_target_alone() -> None:
+    _, alone = chains([4, 2])
+    with counted(alone) as seen:
+        out = alone.generate(PROMPTS[0], 1, eos_token_id=[])
+    assert out.stats.num_new_tokens == 1
+    assert not seen
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+def test_a_row_of_nans(faulty: int, at: int) -> None:
+    """The same error as in rounds that the host follows, and the chain is unharmed."""
+    errors = []
+    for chain in chains([4, 2]):
+        good = chain.generate(PROMPTS, 14, 1.0, seed=7, eos_token_id=[])
+        one: Any = [*chain.levels, chain.drafter.level][faulty]  # type: ignore[union-attr]
+        head, calls = one.model.lm_head, iter(range(1, 10_000))
+        forward = head.forward
+
+        def poisoned(
+            x: torch.Tensor, forward: Any = forward, calls: Iterator[int] = calls
+        ) -> torch.Tensor:
+            logits: torch.Tensor = forward(x)
+            if logits.shape[0] == len(PROMPTS) and next(calls) > at:
+                logits[1] = math.nan
+            return logits
+
+        head.forward = poisoned
+        with pytest.raises(ps.RequestError) as caught:
+            chain.generate(PROMPTS, 14, 1.0, seed=7, eos_token_id=[])
+        head.forward = forward
+        errors.append(caught.value)
+        same(chain.generate(PROMPTS, 14, 1.0, seed=7, eos_token_id=[]), good)
+    a, b = errors
+    assert (b.request, b.level, b.position, b.status) == (a.request, a.level, a.position, a.status)
+    assert (b.request, b.level) == (1, faulty + 1)
+
+
+def test_a_round_that_contradicts_the_scheduler_is_a_defect() -> None:
+    _, alone = chains([4, 2])
+    rounds = alone.device_rounds
+    assert rounds is not None
+    read = rounds._read
+
+    def wrong(*arguments: Any) -> Outcome:
+        out = read(*arguments)
+        out.entries[0][0] = out.entries[0][0]._replace(tokens=out.entries[0][0].tokens - 1)
+        return out
+
+    rounds._read = wrong  # type: ignore[method-assign]
+    with pytest.raises(ps.PolyspecError, match="defect of polyspec_ext"):
+        alone.generate(PROMPTS, 14, eos_token_id=[])
+    del rounds._read  # type: ignore[method-assign]
+    alone.generate(PROMPTS, 14, eos_token_id=[])
+
+
+def test_memory_for_few_batch_sizes_stays() -> None:
+    _, alone = chains([2])
+    rounds = alone.device_rounds
+    assert rounds is not None
+    for count in range(1, 8):
+        alone.generate([[1, 2]] * count, 3, 1.0, eos_token_id=[])
+    assert len(rounds._lines) == 4
+
+
+# ---- programs ------------------------------------------------------------------------------------
+
+
+def test_programs() -> None:
+    assert program([3], [0]) == Program((2, 1), (3,), (3,), (0,))
+    assert program([0], [0]) == Program((1,), (0,), (0,), (0,))
+    two = program([6, 2], [2, 0])
+    assert two is not None
+    assert two.steps == (3, 2, 3, 2, 1)
+    assert two.most == (6, 2)
+    assert (two.width(1), two.width(2), two.width(3)) == (7, 4, 3)
+    # A window that is full early bounds what can wait: at most one below it, and a block.
+    assert program([2, 4], [3, 0]).most == (6, 4)  # type: ignore[union-attr]
+    deep = program([8, 4, 2], [2, 2, 0])
+    assert deep is not None
+    gather = (4, 3, 4, 3)
+    assert deep.steps == (*gather, 2, *gather, 2, 1)
+    assert deep.most == (14, 6, 2)
+    assert program([4, 0, 3], [2, 0, 0]) is not None
+    assert program([4, 3, 3], [2, 0, 0]) is None
+    assert program([], []) is None
+    assert program([1] * 16, [1] * 16) is None
+
+
+def test_default_rounds() -> None:
+    assert default_rounds([]) == default_rounds([4]) == []
+    assert default_rounds([8, 4]) == [2]
+    assert default_rounds([5, 3]) == [2]
+    assert default_rounds([4, 4]) == [1]
+    assert default_rounds([0, 3]) == [1]
+    assert default_rounds([3, 0]) == [3]
+    assert default_rounds([16, 8, 4]) == [2, 2]
+    chain = ps.Chain([level(i, 1, str(i)) for i in range(3)], [8, 4])
+    assert chain.rounds == [2]
+    for bad in ([], [1, 2], [-1]):
+        with pytest.raises(ValueError, match="rounds: expected 1 numbers >= 0 for 3 levels"):
+            ps.Chain([level(i, 1, str(i)) for i in range(3)], [8, 4], rounds=bad)

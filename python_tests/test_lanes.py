@@ -1,0 +1,131 @@
+"""Prefills that overlap, with streams that write down what they wait for. Every piece of work knows
+what it comes after; on a device nothing else orders it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from test_graphs import PROMPTS, level
+
+import polyspec_ext as ps
+from polyspec_ext import prefill as prefills
+from polyspec_ext.prefill import Lanes
+
+GPU = torch.device("cuda", 0)
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.done: set[str] = set()  # all that what is queued next comes after
+
+    def work(self, name: str) -> set[str]:
+        """Queue something; returns what is done when it begins."""
+        before = set(self.done)
+        self.done.add(name)
+        return before
+
+    def record_event(self) -> set[str]:
+        return set(self.done)
+
+    def wait_event(self, event: set[str]) -> None:
+        self.done |= event
+
+    def wait_stream(self, other: Stream) -> None:
+        self.done |= other.done
+
+
+class Cuda:
+    """Stands in for `torch.cuda`."""
+
+    def __init__(self) -> None:
+        self.main: dict[torch.device, Stream] = {}
+        self.made: list[Stream] = []
+        self._inside: list[Stream] = []
+
+    def current_stream(self, device: torch.device) -> Stream:
+        return self._inside[-1] if self._inside else self.main.setdefault(device, Stream())
+
+    def Stream(self, device: torch.device) -> Stream:
+        self.made.append(Stream())
+        return self.made[-1]
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        self._inside.append(stream)
+        try:
+            yield
+        finally:
+            self._inside.pop()
+
+
+def test_lanes_follow_what_was_queued_and_not_each_other() -> None:
+    cuda = Cuda()
+    lanes = Lanes(cuda)
+    main = cuda.current_stream(GPU)
+    for call in ("first", "second"):
+        before = main.work(f"{call} before")
+        with lanes.open([GPU, GPU, torch.device("cpu")]):
+            main.work(f"{call} target")
+            for number in (1, 2):
+                with lanes.lane(GPU, number):
+                    assert cuda.current_stream(GPU) is not main
+                    seen = cuda.current_stream(GPU).work(f"{call} lane {number}")
+                # What was queued before, all of the last call, and nothing of this one.
+                assert {*before, f"{call} before"} <= seen
+                assert not {f"{call} target", f"{call} lane {3 - number}"} & seen
+            with lanes.lane(torch.device("cpu"), 3):
+                assert cuda.current_stream(GPU) is main
+        after = main.work(f"{call} after")
+        assert {f"{call} target", f"{call} lane 1", f"{call} lane 2"} <= after
+    assert len(cuda.made) == 2  # streams are kept
+
+
+def test_lanes_are_joined_after_an_exception() -> None:
+    cuda = Cuda()
+    lanes = Lanes(cuda)
+
+    def fails() -> None:
+        cuda.current_stream(GPU).work("half")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), lanes.open([GPU]), lanes.lane(GPU, 1):
+        fails()
+    assert "half" in cuda.current_stream(GPU).work("next")
+    with lanes.open([GPU]):
+        pass
+    assert not lanes._used
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_level_below_the_target_prefills_in_a_lane(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = ps.Chain([level(i, 1, f"level {i}") for i in range(3)], [4, 2])
+    cuda = Cuda()
+    chain.lanes = Lanes(cuda)
+    # The levels stay on the CPU, and are said to be on a device for as long as they prefill.
+    real = Lanes.lane
+    monkeypatch.setattr(Lanes, "lane", lambda self, device, number: real(self, GPU, number))
+    opened = Lanes.open
+    monkeypatch.setattr(Lanes, "open", lambda self, devices: opened(self, [GPU] * len(devices)))
+    seen: dict[str, set[str]] = {}
+    drafter: Any = chain.drafter
+    for one in (*chain.levels, drafter.level):
+        read = one.prefill
+
+        def watched(*arguments: Any, read: Any = read, name: str = one.name) -> None:
+            seen[name] = cuda.current_stream(GPU).work(name)
+            read(*arguments)
+
+        monkeypatch.setattr(one, "prefill", watched)
+    batch = chain.batch(PROMPTS[:count], 9, eos_token_id=[])
+    with torch.inference_mode():  # as `Batch.advance` does
+        read = prefills.prefill(chain, batch.rows, batch._books)
+    assert read == [True, True]
+    assert seen == {f"level {i}": set() for i in range(3)}  # nobody waits for anybody
+    assert cuda.current_stream(GPU).work("decoding") == set(seen)
+    assert len(cuda.made) == 2
