@@ -3,6 +3,10 @@
 Where there is a mask, transformers first copies every key and value head once per query head of its
 group, since the kernels of some devices want that. The CPU's does not, and a verification over a
 batch, which always has a mask, would spend a good part of its time on the copies.
+
+A few tokens of each of several rows are what the CPU's attention kernel is slowest at: it works in
+blocks of far more queries. Then the queries of a group's heads go as one block, and in float32 the
+two products are left to the matrix kernels: 1.5 to 2 times as fast for 8 rows of 1 to 9 tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "polyspec_grouped"
+_FEW = 16  # tokens of a row
+_latest: tuple[torch.Tensor, tuple[int, ...], torch.Tensor] | None = None
 # Arguments that mean more than a mask; none of them comes with the models this is used for so far.
 _MORE = ("position_bias", "cache", "s_aux", "softcap", "head_mask")
 
@@ -33,17 +39,61 @@ def grouped_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' sdpa attention: ``[B, Hq, T, D]`` queries over ``[B, Hkv, N, D]`` keys to
     ``[B, T, Hq, D]``."""
-    single = query.shape[2] == 1  # which transformers treats well itself
+    single = query.shape[0] == query.shape[2] == 1  # which transformers treats well itself
     more = any(arguments.get(name) is not None for name in _MORE)
     if attention_mask is None or single or more:
         plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **arguments
         )
         return plain
+    several = query.shape[0] > 1 and query.shape[2] <= _FEW
+    if several and attention_mask.shape[1] == 1 and attention_mask.is_floating_point():
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        return _few_tokens(query, key, value, attention_mask, scale), None
     out = nn.functional.scaled_dot_product_attention(
         query, key, value, attention_mask, dropout, scale=scaling, enable_gqa=True
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _few_tokens(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    batch, heads, tokens, width = query.shape
+    groups, length = key.shape[1:3]
+    block = heads // groups * tokens  # queries that share keys
+    masks = _mask_of_blocks(mask, batch, groups, heads // groups)
+    if query.dtype == torch.float32:
+        flat, own = batch * groups, query.reshape(batch * groups, block, width)
+        weights = torch.baddbmm(
+            masks.reshape(flat, block, length),
+            own,
+            key.reshape(flat, length, width).transpose(1, 2),
+            alpha=scale,
+        )
+        out = torch.bmm(weights.softmax(-1), value.reshape(flat, length, -1))
+    else:
+        out = nn.functional.scaled_dot_product_attention(
+            query.reshape(batch, groups, block, width), key, value, masks, scale=scale
+        )
+    return out.reshape(batch, heads, tokens, -1).transpose(1, 2).contiguous()
+
+
+def _mask_of_blocks(mask: torch.Tensor, *form: int) -> torch.Tensor:
+    """``[B, groups, heads * T, N]`` of a mask ``[B or 1, 1, T, N]``, by B, groups and heads. All
+    layers of a pass are given the same mask, so the latest is kept."""
+    global _latest
+    if not torch.compiler.is_compiling() and _latest is not None:
+        given, known, made = _latest
+        if given is mask and known == form:
+            return made
+    batch, groups, heads = form
+    tokens, length = mask.shape[2:]
+    blocks = mask[:, :, None].expand(batch, groups, heads, tokens, length)
+    made = blocks.reshape(batch, groups, heads * tokens, length)
+    if not torch.compiler.is_compiling():
+        _latest = mask, form, made
+    return made
 
 
 AttentionInterface.register(NAME, grouped_attention)

@@ -4,6 +4,9 @@ touched."""
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -233,10 +236,22 @@ def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(query, key, *more, **options)
 
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watched)
-    level.prefill(torch.tensor([[1, 2, 3], [4, 5, 6]]), [3, 1])
+    level.prefill(torch.tensor([[1, 2, 3]]))
     heads.clear()
-    level.forward(torch.tensor([[1, 2], [3, 4]]), 2)
+    level.forward(torch.tensor([[1, 2]]), 2)
     assert heads == [(4, 2, 2)] * 2
+    few = attention_grouped._few_tokens
+
+    def watched_too(query: torch.Tensor, key: torch.Tensor, *more: Any) -> Any:
+        heads.append((query.shape[1], key.shape[1], query.shape[2]))
+        return few(query, key, *more)
+
+    monkeypatch.setattr(attention_grouped, "_few_tokens", watched_too)
+    level.prefill(torch.tensor([[1, 2, 3], [4, 5, 6]]), [3, 1])
+    for width in (1, 2):
+        heads.clear()
+        level.forward(torch.tensor([[1, 2], [3, 4]])[:, :width], width)
+        assert heads == [(4, 2, width)] * 2
 
 
 def test_other_attention_stays() -> None:
@@ -246,19 +261,84 @@ def test_other_attention_stays() -> None:
     assert level._runs.config is original.config
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()
-def test_grouped_attention_is_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_attention_is_sdpa(dtype: torch.dtype) -> None:
     attention = model().model.layers[0].self_attn
     torch.manual_seed(0)
-    query, key, value = (torch.randn(3, heads, n, 8) for heads, n in ((4, 5), (2, 9), (2, 9)))
-    mask = torch.zeros(3, 1, 5, 9).masked_fill_(torch.rand(3, 1, 5, 9) < 0.4, -1e30)
-    for tokens, hidden in ((5, mask), (5, None), (1, mask[:, :, :1])):
-        given = (attention, query[:, :, :tokens], key, value, hidden, 0.0, 0.3)
+    longest = attention_grouped._FEW + 1
+    query = torch.randn(3, longest, 4, 8).to(dtype).transpose(1, 2)
+    # As they lie in a cache: the first slots of more.
+    key, value = (torch.randn(3, 2, 40, 8).to(dtype)[:, :, :30] for _ in range(2))
+    hidden = torch.rand(2, 3, 1, longest, 30) < 0.4
+    hidden[..., 0] = False
+    masks = torch.zeros(hidden.shape).masked_fill_(hidden, -1e30).to(dtype)
+    near = 1e-5 if dtype == torch.float32 else 3e-2
+
+    def check(rows: int, tokens: int, mask: torch.Tensor | None, scale: float | None = 0.3) -> None:
+        given = (attention, query[:rows, :, :tokens], key[:rows], value[:rows], mask, 0.0, scale)
         wanted = sdpa_attention_forward(*given)[0]
         found = attention_grouped.grouped_attention(*given)[0]
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found, wanted, rtol=near, atol=near)
         assert found.is_contiguous()
-    # What else an attention may be told is for transformers' own to honour or refuse.
+
+    for tokens in (1, 5, longest - 1, longest):
+        check(3, tokens, None)
+        for mask in masks[:, :, :, :tokens]:  # one after the other: none is taken for another
+            for _ in range(2):
+                check(3, tokens, mask)
+            check(1, tokens, mask[:1])
+            check(2, tokens, mask[:2])
+            check(3, tokens, mask[:1])  # the same for all rows
+            check(3, tokens, mask, None)
+            check(3, tokens, mask.expand(3, 4, tokens, 30))
+
+
+@torch.inference_mode()
+def test_a_mask_is_laid_out_once_per_pass() -> None:
+    mask = torch.zeros(3, 1, 2, 5)
+    made = attention_grouped._mask_of_blocks(mask, 3, 2, 2)
+    assert made.shape == (3, 2, 4, 5)
+    assert attention_grouped._mask_of_blocks(mask, 3, 2, 2) is made
+    assert attention_grouped._mask_of_blocks(mask, 3, 1, 2).shape == (3, 1, 4, 5)
+    assert attention_grouped._mask_of_blocks(mask.clone(), 3, 2, 2) is not made
+
+
+@torch.inference_mode()
+def test_what_is_more_than_a_mask_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_grouped, "sdpa_attention_forward", lambda *a, **k: k["softcap"])
+    states, mask = torch.randn(3, 4, 5, 8), torch.zeros(3, 1, 5, 5)
     more: Any = attention_grouped.grouped_attention
-    assert more(attention, query, key, value, mask, softcap=3.0) == 3.0
+    assert more(model().model.layers[0].self_attn, *[states] * 3, mask, softcap=3.0) == 3.0
+
+
+FAULTS = """
+import resource, sys, torch
+from polyspec_ext.level_packed import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        blocks = [torch.empty(1 << 20).fill_(1.0) for _ in range(5)]  # 4 MiB each
+        del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+torch.set_num_threads(1)
+faults()
+before = faults()
+keep_freed_memory()
+faults()
+print(before, faults())
+"""
+
+
+def test_freed_memory_is_kept() -> None:
+    clean = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    clean.pop("LD_PRELOAD", None)
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], env=clean, capture_output=True, text=True, check=True
+    )
+    before, after = map(int, done.stdout.split())
+    if before < 1000:
+        pytest.skip("this allocator keeps freed memory by itself")
+    assert after < before / 10

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
 LEVELS = ("target", "middle", "drafter")
 # Window of each shipped chain, by its levels: among the fastest of a small sweep on two CPU cores,
-# for one prompt and for batches of about eight. In a batch a verified token costs more, and rows
-# wait for each other.
+# for one prompt and for batches of about eight, where a verified token costs more.
 WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("target",): (),
     ("target", "middle"): (6,),
     ("target", "drafter"): (5,),
-    ("target", "middle", "drafter"): (6, 2),
+    ("target", "middle", "drafter"): (4, 1),
 }
 BATCH_WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("target",): (),
