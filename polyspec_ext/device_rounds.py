@@ -144,10 +144,8 @@ class DeviceRounds:
         """One round of the target for all rows."""
         steps, lines = self.program, self._lines_of(slots, parameters)
         limit = max(len(row.tokens) for row in slots) + self.ahead
-        places = {number: self.levels[number - 1].reach(limit) for number in set(steps.steps)}
-        graphs = self.chain.graphs
-        if None in places.values():
-            graphs = None
+        places = [(n, self.levels[n - 1].reach(limit)) for n in sorted(set(steps.steps))]
+        graphs = None if any(place is None for _, place in places) else self.chain.graphs
         clock = _Clock(self.device)
         everybody = [(row, 0) for row in slots]
         outputs: Outputs = ()
@@ -158,8 +156,8 @@ class DeviceRounds:
                     outputs = step()
                 else:
                     # The levels below are cut as well, so the graph depends on where they are.
-                    key = ("round", number, lines.key, tuple(places.items()))
-                    outputs = graphs.run(key, step, [])
+                    touched = tuple(place for place in places if place[0] >= number)
+                    outputs = graphs.run(("round", number, lines.key, touched), step, [])
             clock.tick()
         packed, logits = outputs
         assert packed is not None
@@ -245,8 +243,8 @@ class _Lines:
 
     @property
     def key(self) -> Hashable:
-        """Where all of it lies."""
-        return tuple(tensor.data_ptr() for tensor in self.tensors)
+        """Where all of it lies, and its form."""
+        return tuple((tensor.data_ptr(), tensor.shape) for tensor in self.tensors)
 
     def write(
         self, slots: Sequence[Row], parameters: Parameters, drafted: Sequence[int] | None

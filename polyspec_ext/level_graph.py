@@ -29,9 +29,7 @@ class CapturedPasses:
         cache = self._cache
         if self._member is not None:  # lengths go up and down between levels, on the host
             return None
-        if not self.supports_batches or not all(
-            type(layer) is RollbackLayer and layer.is_initialized for layer in cache.layers
-        ):
+        if not self.supports_batches or not self._in_one_place():
             return None
         rows, spans = cache.rows, []
         bound = rows.bound
@@ -47,8 +45,7 @@ class CapturedPasses:
         cache = self._cache
         rows = cache.rows
         rows.reach(tokens)
-        ready = all(layer.is_initialized for layer in cache.layers)
-        if not ready or tokens > min(rows.capacity, cache.layers[0].keys.shape[2]):
+        if tokens > min(rows.capacity, cache.layers[0].keys.shape[2]):
             return None
         span = min(round_up(tokens, rows.bucket), rows.capacity)
         return (cache.layers[0].keys.data_ptr(), rows.batch, rows.capacity, span)
@@ -56,10 +53,17 @@ class CapturedPasses:
     @property
     def stays(self) -> bool:
         """See `ResidentLevel`."""
-        return (
-            self._member is None
-            and self.supports_batches
-            and all(type(layer) is RollbackLayer for layer in self._cache.layers)
+        return self._member is None and self.supports_batches and self._in_one_place()
+
+    def _in_one_place(self) -> bool:
+        """The cache is of one run of slots per row, allocated, and on one device: a model that is
+        spread over several passes its states between them."""
+        cache = self._cache
+        return all(
+            type(layer) is RollbackLayer
+            and layer.is_initialized
+            and layer.keys.device == cache.rows.status.device
+            for layer in cache.layers
         )
 
     def keep(self, lengths: torch.Tensor) -> None:

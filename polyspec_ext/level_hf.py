@@ -62,7 +62,8 @@ class HuggingFaceLevel(CapturedPasses):
             later changes to the model's are not seen, and logits may round differently.
         compile: decode through `torch.compile`, on the CPU with packed weights. The first passes
             of each kind (one token, several) take seconds to minutes; logits may round differently.
-            Rows out of step, and prompts, are read as without it.
+            Rows out of step, prompts, and rounds that a CUDA device does alone are read as
+            without it.
         cache_options: of the default cache: capacity, step, bucket, page_size (`RollbackCache`).
 
     Raises:

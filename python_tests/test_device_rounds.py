@@ -116,6 +116,17 @@ def test_rows_that_disagree_about_greed_and_ends() -> None:
     same(alone.generate(PROMPTS, **options), followed.generate(PROMPTS, **options))
 
 
+def test_prompts_of_one_token_begin_with_a_round_that_is_followed() -> None:
+    """Nothing is prefilled, so no cache is allocated yet."""
+    followed, alone = chains([4, 2])
+    for prompts in ([[3]], [[3], [9, 2], [4]]):
+        options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
+        with counted(alone) as seen:
+            got = alone.generate(prompts, 25, **options)
+        same(got, followed.generate(prompts, 25, **options))
+        assert seen
+
+
 def test_a_row_that_is_stopped_and_a_stream() -> None:
     followed, alone = chains([4, 2])
     texts = []

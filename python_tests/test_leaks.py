@@ -14,12 +14,16 @@ import torch
 from test_failures import PROMPTS, SAMPLING, Failing, model
 
 import polyspec_ext as ps
+from polyspec_ext.device_rounds import DeviceRounds
 from polyspec_ext.levels import HuggingFaceLevel
 
 
-def make() -> tuple[ps.Chain, list[HuggingFaceLevel]]:
+def make(alone: bool = False) -> tuple[ps.Chain, list[HuggingFaceLevel]]:
+    """`alone`: rounds of the target that the host does not follow, as on a CUDA device."""
     levels = [HuggingFaceLevel(model(seed, 1), name=f"level {seed}") for seed in range(2)]
-    return ps.Chain(levels, [2]), levels
+    chain = ps.Chain(levels, [2])
+    chain.device_rounds = DeviceRounds.of(chain) if alone else None
+    return chain, levels
 
 
 def resident() -> int:
@@ -66,8 +70,9 @@ def calls(chain: ps.Chain, levels: list[HuggingFaceLevel], count: int) -> Iterat
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
-def test_a_thousand_calls_leave_nothing_behind() -> None:
-    chain, levels = make()
+@pytest.mark.parametrize("alone", [False, True], ids=["followed", "alone"])
+def test_a_thousand_calls_leave_nothing_behind(alone: bool) -> None:
+    chain, levels = make(alone)
     list(calls(chain, levels, 100))
     before, memory = living(), resident()
     seen = list(calls(chain, levels, 1000))
