@@ -117,9 +117,9 @@ class DeviceRounds:
         return made
 
     def ready(self, slots: Sequence[Row]) -> bool:
-        """Whether the next round can be one of these: nothing waits to be judged, every level of it
-        has read the rows up to the few tokens that its first step will read, and a context has room
-        for drafts that overshoot the end of a text."""
+        """Whether the next round can be one of these: every level of it has read the rows up to the
+        few tokens that its first step will read, and a context has room for drafts that overshoot
+        the end of a text. (Nothing waits to be judged between rounds of the target.)"""
         steps, cached = self.program, self._drafter.cached
         longest = max(len(row.tokens) for row in slots) + self.ahead
         for number in set(steps.steps):
@@ -134,11 +134,7 @@ class DeviceRounds:
                     have = row.cached[number - 1]
                 if not row.ended and len(row.tokens) - have > number:
                     return False
-        return all(
-            row.ended or row.scheduler.pending(level) == 0
-            for row in slots
-            for level in range(1, steps.levels)
-        )
+        return True
 
     def run(self, slots: Sequence[Row], parameters: Parameters) -> Outcome:
         """One round of the target for all rows."""

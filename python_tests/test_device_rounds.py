@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_graphs import PROMPTS, level
+from test_graphs import PROMPTS, level, make
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyspec_ext as ps
-from polyspec_ext.device_program import Program, default_rounds, program
 from polyspec_ext.device_rounds import DeviceRounds, Outcome
 from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.stats import LevelStats
@@ -70,7 +69,8 @@ WINDOWS = [[3], [1], [4, 2], [6, 3], [1, 1], [0, 3], [3, 0], [4, 3, 2], [2, 0, 3
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_the_tokens_are_those_of_followed_rounds(window: list[int], rule: str) -> None:
     followed, alone = chains(window, rule=rule)
-    for count, temperature, eos in [(1, 1.0, []), (3, 1.0, [7, 11]), (3, 0.0, [])]:
+    some = [7, 11]
+    for count, temperature, eos in [(1, 1.0, []), (3, 0.0, some), (3, 1.0, some), (3, 0.0, [])]:
         options: dict[str, Any] = {
             "temperature": [temperature * (1 + 0.2 * i) for i in range(count)],
             "top_k": [0, 7, 30][:count],
@@ -130,16 +130,19 @@ def test_prompts_of_one_token_begin_with_a_round_that_is_followed() -> None:
 def test_a_row_that_is_stopped_and_a_stream() -> None:
     followed, alone = chains([4, 2])
     texts = []
+    prompts = [*PROMPTS, [1, 2], [3, 4]]  # one of five that ends stays in the caches
     for chain in (followed, alone):
-        batch = chain.batch(PROMPTS, 30, 1.0, seed=4, eos_token_id=[])
+        batch = chain.batch(prompts, 30, 1.0, seed=4, eos_token_id=[])
         batch.advance()
         batch.stop(1)
+        stopped = list(batch.rows[1].tokens)
+        assert all(number != 1 for number, _ in batch.advance())
+        assert len(batch._slots) == 5
         while batch.advance():
             pass
-        texts.append([row.tokens for row in batch.rows])
-    assert texts[0][0] == texts[1][0]
-    assert texts[0][2] == texts[1][2]
-    assert len(texts[1][1]) < len(texts[1][0])
+        assert batch.rows[1].tokens == stopped
+        texts.append([row.tokens for row in batch.rows if row.number != 1])
+    assert texts[0] == texts[1]
     streamed = [list(chain.stream(PROMPTS[0], 20, 1.0, seed=9)) for chain in (followed, alone)]
     assert streamed[0] == streamed[1]
 
@@ -276,19 +279,24 @@ def test_processors_and_ends_of_the_context_are_followed() -> None:
 
 def test_a_text_of_one_token_reads_the_target_alone() -> None:
     _, alone = chains([4, 2])
-    with counted(alone) as seen:
-        out = alone.generate(PROMPTS[0], 1, eos_token_id=[])
-    assert out.stats.num_new_tokens == 1
-    assert not seen
+    for _ in range(2):
+        with counted(alone) as seen:
+            out = alone.generate(PROMPTS[0], 1, eos_token_id=[])
+        assert out.stats.num_new_tokens == 1
+        assert not seen
+        alone.generate(PROMPTS[0], 9, eos_token_id=[])  # the caches are allocated now
 
 
 # ---- errors --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [0, 1])
-@pytest.mark.parametrize("faulty", [0, 1, 2])
-def test_a_row_of_nans(faulty: int, at: int) -> None:
-    """The same error as in rounds that the host follows, and the chain is unharmed."""
+@pytest.mark.parametrize(
+    ("faulty", "at", "first"),
+    [(0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 0), (1, 1, 0), (1, 0, 1), (2, 0, 0), (2, 1, 0)],
+)
+def test_a_row_of_nans(faulty: int, at: int, first: int) -> None:
+    """The same error as in rounds that the host follows, and the chain is unharmed: from token
+    `first` of a verification on, hence behind accepted ones as well."""
     errors = []
     for chain in chains([4, 2]):
         good = chain.generate(PROMPTS, 14, 1.0, seed=7, eos_token_id=[])
@@ -301,7 +309,7 @@ def test_a_row_of_nans(faulty: int, at: int) -> None:
         ) -> torch.Tensor:
             logits: torch.Tensor = forward(x)
             if logits.shape[0] == len(PROMPTS) and next(calls) > at:
-                logits[1] = math.nan
+                logits[1, first:] = math.nan
             return logits
 
         head.forward = poisoned
@@ -342,40 +350,23 @@ def test_memory_for_few_batch_sizes_stays() -> None:
     assert len(rounds._lines) == 4
 
 
-# ---- programs ------------------------------------------------------------------------------------
+def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:
+    """And for every place that a cache lies at: a replay reads and writes where it was captured."""
+    chain, graphs = make([4, 2], True)
+    assert graphs is not None
+    run, keys = graphs.run, set()
 
+    def watched(key: Any, *arguments: Any) -> Any:
+        keys.add(key)
+        return run(key, *arguments)
 
-def test_programs() -> None:
-    assert program([3], [0]) == Program((2, 1), (3,), (3,), (0,))
-    assert program([0], [0]) == Program((1,), (0,), (0,), (0,))
-    two = program([6, 2], [2, 0])
-    assert two is not None
-    assert two.steps == (3, 2, 3, 2, 1)
-    assert two.most == (6, 2)
-    assert (two.width(1), two.width(2), two.width(3)) == (7, 4, 3)
-    # A window that is full early bounds what can wait: at most one below it, and a block.
-    assert program([2, 4], [3, 0]).most == (6, 4)  # type: ignore[union-attr]
-    deep = program([8, 4, 2], [2, 2, 0])
-    assert deep is not None
-    gather = (4, 3, 4, 3)
-    assert deep.steps == (*gather, 2, *gather, 2, 1)
-    assert deep.most == (14, 6, 2)
-    assert program([4, 0, 3], [2, 0, 0]) is not None
-    assert program([4, 3, 3], [2, 0, 0]) is None
-    assert program([], []) is None
-    assert program([1] * 16, [1] * 16) is None
-
-
-def test_default_rounds() -> None:
-    assert default_rounds([]) == default_rounds([4]) == []
-    assert default_rounds([8, 4]) == [2]
-    assert default_rounds([5, 3]) == [2]
-    assert default_rounds([4, 4]) == [1]
-    assert default_rounds([0, 3]) == [1]
-    assert default_rounds([3, 0]) == [3]
-    assert default_rounds([16, 8, 4]) == [2, 2]
-    chain = ps.Chain([level(i, 1, str(i)) for i in range(3)], [8, 4])
-    assert chain.rounds == [2]
-    for bad in ([], [1, 2], [-1]):
-        with pytest.raises(ValueError, match="rounds: expected 1 numbers >= 0 for 3 levels"):
-            ps.Chain([level(i, 1, str(i)) for i in range(3)], [8, 4], rounds=bad)
+    graphs.run = watched  # type: ignore[method-assign]
+    chain.generate(PROMPTS[0], 80, eos_token_id=[])
+    rounds = chain.device_rounds
+    assert rounds is not None
+    for number, one in enumerate(rounds.levels, 1):
+        places = {place for key in keys for n, place in key[3] if n == number}
+        assert {place[0] for place in places} == {one.cache.layers[0].keys.data_ptr()}
+        assert {place[-1] for place in places} == {32, 64, 96, 128}
+        # A step depends on its own level and those below, which it cuts.
+        assert {min(n for n, _ in key[3]) for key in keys if key[1] == number} == {number}
