@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import polyspec_ext as ps
 from polyspec_ext.device_rounds import DeviceRounds, Outcome
 from polyspec_ext.drafters import PromptLookup
+from polyspec_ext.rollback_rows import Rows
 from polyspec_ext.stats import LevelStats
 
 
@@ -370,3 +371,15 @@ def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:
         assert {place[-1] for place in places} == {32, 64, 96, 128}
         # A step depends on its own level and those below, which it cuts.
         assert {min(n for n, _ in key[3]) for key in keys if key[1] == number} == {number}
+
+
+def test_attention_reads_the_same_slots_all_through_a_round() -> None:
+    """Else every pass would be another graph."""
+    rows = Rows(2, capacity=128, step=128, bucket=16, device=torch.device("cpu"))
+    rows.reach(40)
+    for _ in range(9):
+        rows.begin(3, torch.tensor([3, 1]))
+        assert (rows.bound, rows.span) == (40, 48)
+    rows.note([27, 9])
+    rows.begin(3, [3, 3])
+    assert (rows.bound, rows.span, rows.limit) == (30, 32, None)
