@@ -71,7 +71,10 @@ def test_stub_members_are_the_modules() -> None:
             assert values == set(real.__members__)
             continue
         methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
-        assert public(vars(real)) == public(methods), name
+        constants = [m.target for m in node.body if isinstance(m, ast.AnnAssign)]
+        names = {t.id for t in constants if isinstance(t, ast.Name)}
+        assert public(vars(real)) == public(methods) | names, name
+        assert all(isinstance(getattr(real, constant), int) for constant in names)
         for method, definition in methods.items():
             attribute = inspect.getattr_static(real, method)
             is_property = any(getattr(d, "id", "") == "property" for d in definition.decorator_list)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -242,9 +242,17 @@ def test_nans_inside_a_model_do_not_stay_in_its_cache(setting: Setting, faulty: 
 # ---- interrupts ----------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """Ctrl-C as Python has it: shells let their background jobs ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("faulty", [0, 1, 2])
 @pytest.mark.parametrize("at", [1, 4])
-def test_ctrl_c_inside_a_level(setting: Setting, faulty: int, at: int) -> None:
+def test_ctrl_c_inside_a_level(setting: Setting, faulty: int, at: int, sigint: None) -> None:
     inner = setting.levels[faulty].model.model.layers[-1]
     forward, calls = inner.forward, iter(range(1, 1000))
 
