@@ -152,7 +152,8 @@ def run(args: argparse.Namespace) -> int:
             ("three levels: target, middle, drafter", tiny.LEVELS, args.window),
         ):
             chosen = list(tiny.WINDOWS[levels]) if window is None else window
-            chain = Chain([parts[name] for name in levels], chosen)
+            rounds = tiny.ROUNDS.get(levels) if window is None else None
+            chain = Chain([parts[name] for name in levels], chosen, rounds=rounds)
             entries.append(Entry(label + how, levels, chain, chosen, base))
 
     add(packed, "", True)

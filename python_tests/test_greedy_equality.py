@@ -76,3 +76,12 @@ def shipped() -> None:
     for level in tiny.LEVELS:
         if not (tiny.root() / level / "config.json").exists():
             pytest.skip(f"no shipped {level} in {tiny.root()}")
+
+
+def test_windows_and_rounds_of_the_shipped_chain() -> None:
+    """Its own, unless the caller names others."""
+    chain = tiny.chain()
+    assert (tuple(chain.window), tuple(chain.rounds)) == ((5, 3), (3,))
+    assert tiny.chain(window=[6, 2]).rounds == [2]
+    assert tiny.chain(rounds=[1]).rounds == [1]
+    assert tiny.chain(("target", "drafter")).rounds == []

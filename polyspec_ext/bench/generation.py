@@ -100,10 +100,11 @@ def contenders(
 
     def own(names: tuple[str, ...], rows: int, parts: dict[str, Any], how: str = "") -> None:
         window = list((tiny.WINDOWS if rows == 1 else tiny.BATCH_WINDOWS)[names])
+        rounds = tiny.ROUNDS.get(names) if rows == 1 else None
         kept: list[Stats] = []
         kind = PLAIN if len(names) == 1 else "chain"
         label = PLAIN + how if len(names) == 1 else f"chain{how}: {', '.join(names)}"
-        call = chain_call(Chain([parts[name] for name in names], window), kept)
+        call = chain_call(Chain([parts[name] for name in names], window, rounds=rounds), kept)
         made.append(Contender(label, kind, names, rows, call, window, stats=kept))
 
     chains: list[tuple[str, ...]] = [("target", "drafter"), ("target", "middle"), tiny.LEVELS]

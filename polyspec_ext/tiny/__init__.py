@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
 LEVELS = ("target", "middle", "drafter")
 # Window of each shipped chain, by its levels: among the fastest of a small sweep on two CPU cores,
-# for one prompt and for batches of about eight, where a verified token costs more.
+# for one prompt and for batches of about eight, where a verified token costs more and rows that
+# wait for each other cost time.
 WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("target",): (),
     ("target", "middle"): (6,),
     ("target", "drafter"): (5,),
-    ("target", "middle", "drafter"): (4, 1),
+    ("target", "middle", "drafter"): (5, 3),
 }
+# Rounds of the middle for one prompt: a third one where the first two have not filled the window.
+ROUNDS: dict[tuple[str, ...], tuple[int, ...]] = {("target", "middle", "drafter"): (3,)}
 BATCH_WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("target",): (),
     ("target", "middle"): (3,),
@@ -113,6 +116,9 @@ def chain(
     """The shipped chain, or part of it: `levels`, and the other options of `Chain`."""
     from ..chain import Chain
 
-    chosen = WINDOWS.get(tuple(names)) if window is None else window
+    if window is None:
+        window = WINDOWS.get(tuple(names))
+        if options.get("rounds") is None:
+            options["rounds"] = ROUNDS.get(tuple(names))
     made = levels(names, dtype=dtype, device=device, pack=pack, compile=compile)
-    return Chain(list(made.values()), chosen, **options)
+    return Chain(list(made.values()), window, **options)
