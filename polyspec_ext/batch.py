@@ -144,7 +144,6 @@ class Batch:
             out = rounds.run(self._slots, self._parameters)
             return replay(rounds, out, self._slots, self._books, self._observe)
         while True:
-            self._leave()
             drafting: list[tuple[Row, int]] = []
             judging: list[tuple[Row, int]] = []
             deepest = 0

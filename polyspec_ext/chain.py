@@ -52,7 +52,7 @@ class Chain:
         dtype, device: for models loaded here; float32 on the CPU and the checkpoint's own
         elsewhere by default. check_vocabulary: compare the tokenizers that lie beside the models.
         graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
-            CUDA device; never on the CPU.
+            CUDA device; never on the CPU. Drafts are captured with bounded `rounds` only.
         pack, compile: of the models given here (`HuggingFaceLevel`): weights packed for the CPU's
             matrix kernels; decoding through `torch.compile`.
 

@@ -282,8 +282,6 @@ class HuggingFaceLevel(CapturedPasses):
         rows = _row_indices(first, counts, keep, longest)
         if self._slices:
             arguments["logits_to_keep"] = 0
-        # Hidden states are gathered in front of the head, and not logits behind it: those of all T
-        # tokens would be large. What a model does to its logits still happens to them.
         with gathering(self._head, rows):
             out = self._runs(input_ids=tokens, past_key_values=self._cache, **arguments)
         logits = out.logits

@@ -114,9 +114,9 @@ def keep_freed_memory() -> None:
     """Has glibc keep blocks of less than 32 MiB for the next allocation, and up to 64 MiB of them.
 
     Else it gives the larger temporaries of every operator back to the system and has them faulted
-    in again page by page, which was a quarter of the time of a prefill of 8 prompts. Its threshold
-    follows the largest block that was freed so far (M_MMAP_THRESHOLD in mallopt(3), where its
-    settings in the environment come first), so one such block is made, of which no page is touched.
+    in again page by page, which a prefill of several prompts feels. Its threshold follows the
+    largest block that was freed so far (M_MMAP_THRESHOLD in mallopt(3), where its settings in the
+    environment come first), so one such block is made, of which no page is touched.
     Other allocators do not mind.
     """
     torch.empty(_LARGEST_KEPT, dtype=torch.uint8)

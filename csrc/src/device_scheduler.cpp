@@ -24,14 +24,6 @@ Result check(const ScheduleParams& p) {
   return {};
 }
 
-#ifdef POLYSPEC_CUDA
-#define POLYSPEC_ON_CUDA(op, params, stream) cuda::op(params, stream)
-#else
-#define POLYSPEC_ON_CUDA(op, params, stream) \
-  Result{Result::Code::kUnsupported,         \
-         "this build of polyspec has no CUDA kernels; configure with POLYSPEC_CUDA=ON"}
-#endif
-
 }  // namespace
 
 Result schedule_next(const ScheduleNextParams& params, Stream stream) {
@@ -40,8 +32,7 @@ Result schedule_next(const ScheduleNextParams& params, Stream stream) {
   if (params.width < 1) return invalid("width must be >= 1");
   if (params.fed == nullptr || params.plan == nullptr)
     return invalid("fed and plan must not be null");
-  if (stream.device == Stream::Device::kCuda)
-    return POLYSPEC_ON_CUDA(schedule_next, params, stream.cuda);
+  if (stream.device == Stream::Device::kCuda) return cuda::schedule_next(params, stream.cuda);
   for (int64_t row = 0; row < params.in.batch; ++row) detail::next_row(params, row);
   return {};
 }
@@ -56,8 +47,7 @@ Result schedule_report(const ScheduleReportParams& params, Stream stream) {
   }
   if ((params.accepted == nullptr) != (params.in.level == params.in.shape.levels))
     return invalid("accepted must be given for a verification, and not for a draft");
-  if (stream.device == Stream::Device::kCuda)
-    return POLYSPEC_ON_CUDA(schedule_report, params, stream.cuda);
+  if (stream.device == Stream::Device::kCuda) return cuda::schedule_report(params, stream.cuda);
   for (int64_t row = 0; row < params.in.batch; ++row) detail::report_row(params, row);
   return {};
 }

@@ -93,14 +93,6 @@ Result check(const CompactTreeParams& p) {
   return {};
 }
 
-#ifdef POLYSPEC_CUDA
-#define POLYSPEC_ON_CUDA(op, params, stream) cuda::op(params, stream)
-#else
-#define POLYSPEC_ON_CUDA(op, params, stream) \
-  Result{Result::Code::kUnsupported,         \
-         "this build of polyspec has no CUDA kernels; configure with POLYSPEC_CUDA=ON"}
-#endif
-
 bool on_cuda(const Stream& stream) { return stream.device == Stream::Device::kCuda; }
 
 }  // namespace
@@ -108,7 +100,7 @@ bool on_cuda(const Stream& stream) { return stream.device == Stream::Device::kCu
 Result append(const AppendParams& params, Stream stream) {
   const Result result = check(params);
   if (!result.ok() || params.in.batch == 0) return result;
-  if (on_cuda(stream)) return POLYSPEC_ON_CUDA(append, params, stream.cuda);
+  if (on_cuda(stream)) return cuda::append(params, stream.cuda);
   cpu::append(params, stream.executor);
   return {};
 }
@@ -116,7 +108,7 @@ Result append(const AppendParams& params, Stream stream) {
 Result append_paged(const PagedAppendParams& params, Stream stream) {
   const Result result = check(params);
   if (!result.ok() || params.in.batch == 0) return result;
-  if (on_cuda(stream)) return POLYSPEC_ON_CUDA(append_paged, params, stream.cuda);
+  if (on_cuda(stream)) return cuda::append_paged(params, stream.cuda);
   cpu::append_paged(params, stream.executor);
   return {};
 }
@@ -124,7 +116,7 @@ Result append_paged(const PagedAppendParams& params, Stream stream) {
 Result reserve_pages(const PagesParams& params, Stream stream) {
   const Result result = check(params);
   if (!result.ok() || params.batch == 0) return result;
-  if (on_cuda(stream)) return POLYSPEC_ON_CUDA(reserve_pages, params, stream.cuda);
+  if (on_cuda(stream)) return cuda::reserve_pages(params, stream.cuda);
   cpu::reserve_pages(params);
   return {};
 }
@@ -132,7 +124,7 @@ Result reserve_pages(const PagesParams& params, Stream stream) {
 Result truncate_pages(const PagesParams& params, Stream stream) {
   const Result result = check(params);
   if (!result.ok() || params.batch == 0) return result;
-  if (on_cuda(stream)) return POLYSPEC_ON_CUDA(truncate_pages, params, stream.cuda);
+  if (on_cuda(stream)) return cuda::truncate_pages(params, stream.cuda);
   cpu::truncate_pages(params);
   return {};
 }
@@ -140,7 +132,7 @@ Result truncate_pages(const PagesParams& params, Stream stream) {
 Result compact_tree(const CompactTreeParams& params, Stream stream) {
   const Result result = check(params);
   if (!result.ok() || params.batch == 0 || params.layers == 0) return result;
-  if (on_cuda(stream)) return POLYSPEC_ON_CUDA(compact_tree, params, stream.cuda);
+  if (on_cuda(stream)) return cuda::compact_tree(params, stream.cuda);
   cpu::compact_tree(params, stream.executor);
   return {};
 }

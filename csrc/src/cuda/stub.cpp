@@ -1,4 +1,6 @@
 // Stands in for the CUDA backend in a build without it.
+#include "cuda/device_scheduler.hpp"
+#include "cuda/kv_cache.hpp"
 #include "cuda/launch.hpp"
 
 namespace polyspec::cuda {
@@ -10,6 +12,13 @@ static Result unsupported() {
 
 Result sample(const SampleParams&, const Stream&) { return unsupported(); }
 Result verify(const VerifyParams&, const Stream&) { return unsupported(); }
+Result append(const AppendParams&, CUstream_st*) { return unsupported(); }
+Result append_paged(const PagedAppendParams&, CUstream_st*) { return unsupported(); }
+Result reserve_pages(const PagesParams&, CUstream_st*) { return unsupported(); }
+Result truncate_pages(const PagesParams&, CUstream_st*) { return unsupported(); }
+Result compact_tree(const CompactTreeParams&, CUstream_st*) { return unsupported(); }
+Result schedule_next(const ScheduleNextParams&, CUstream_st*) { return unsupported(); }
+Result schedule_report(const ScheduleReportParams&, CUstream_st*) { return unsupported(); }
 bool available() { return false; }
 void force_shape(int, int) {}
 Result clear(void*, int64_t, const Stream&) { return unsupported(); }
