@@ -5,16 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "c_check.h"
 #include "polyspec/polyspec.h"
-
-#define CHECK(condition)                                                                 \
-  do {                                                                                   \
-    if (!(condition)) {                                                                  \
-      fprintf(stderr, "%s:%d: check failed: %s\n  last error: %s\n", __FILE__, __LINE__, \
-              #condition, polyspec_last_error());                                        \
-      exit(1);                                                                           \
-    }                                                                                    \
-  } while (0)
 
 static const int64_t kWindows[2] = {100, 2};
 static const int64_t kRounds[2] = {2, 0};
