@@ -150,6 +150,12 @@ class HuggingFaceLevel(CapturedPasses):
         return self._vocab_size
 
     @property
+    def reads_apart(self) -> bool:
+        """Its prefill touches nothing that another level reads or writes, so both may run at
+        once."""
+        return self._member is None
+
+    @property
     def cache(self) -> Any:
         """The cache of the batch in progress."""
         return self._cache

@@ -3,14 +3,14 @@ token, whose logits are wanted.
 
 All levels are set going before anybody waits: levels on several devices read at the same time, and
 so do those of one CUDA device, as far as it has room, since each level below the target has a
-stream of its own (`Lanes`).
+stream of its own (`Lanes`), unless it shares a cache with another.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,18 +91,14 @@ def prefill(chain: Chain, slots: Sequence[Row], books: Books) -> list[bool]:
     with chain.lanes.open(devices):
         for index in verifying:
             began = time.perf_counter()
-            # The target stays where its collectives may be, if it is sharded.
-            lane = chain.lanes.lane(devices[index], index) if index else nullcontext()
-            with named(chain.names, index, everybody), lane:
+            with named(chain.names, index, everybody), _lane(chain, index, devices[index]):
                 _read(chain, index, slots)
             read[index] = True
             books.prefilled(stats, index, time.perf_counter() - began)
         if model is not None:
             began = time.perf_counter()
-            with (
-                named(chain.names, -1, everybody),
-                chain.lanes.lane(model.device, len(chain.levels)),
-            ):
+            lane = _lane(chain, len(chain.levels), model.device, model.level)
+            with named(chain.names, -1, everybody), lane:
                 _reserve(chain, model.level, slots)
                 model.prefill([row.context for row in slots])
             books.prefilled(stats, -1, time.perf_counter() - began)
@@ -112,6 +108,16 @@ def prefill(chain: Chain, slots: Sequence[Row], books: Books) -> list[bool]:
             torch.cuda.synchronize(device)
     books.prefilled(stats, 0, time.perf_counter() - began)
     return read
+
+
+def _lane(
+    chain: Chain, number: int, device: torch.device, level: Any = None
+) -> AbstractContextManager[None]:
+    """Where level `number` (from 0) reads. The target stays where its collectives may be, if it is
+    sharded; a level that shares another's cache stays behind that one."""
+    level = chain.levels[number] if level is None else level
+    apart = number > 0 and getattr(level, "reads_apart", False)
+    return chain.lanes.lane(device, number) if apart else nullcontext()
 
 
 def _read(chain: Chain, index: int, slots: Sequence[Row]) -> None:

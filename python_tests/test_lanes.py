@@ -100,6 +100,23 @@ def test_lanes_are_joined_after_an_exception() -> None:
     assert not lanes._used
 
 
+def test_levels_of_one_cache_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy may have the cache grow, which copies what the target has written."""
+    target = level(0, 2, "target")
+    copy = ps.HuggingFaceLevel(level(0, 2, "copy").model, shares_cache_with=target)
+    chain = ps.Chain([target, copy, level(2, 1, "drafter")], [4, 2])
+    used: list[int] = []
+    real = Lanes.lane
+
+    def watched(self: Lanes, device: torch.device, number: int) -> Any:
+        used.append(number)
+        return real(self, device, number)
+
+    monkeypatch.setattr(Lanes, "lane", watched)
+    chain.generate(PROMPTS, 5, eos_token_id=[])
+    assert used == [2]  # the drafter alone
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_level_below_the_target_prefills_in_a_lane(
     count: int, monkeypatch: pytest.MonkeyPatch
