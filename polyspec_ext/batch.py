@@ -21,10 +21,11 @@ import torch
 from . import ops
 from ._C import StepKind
 from .device_replay import Observer, replay
-from .drafters import DraftModel
+from .drafters import DraftModel, proposals
 from .drafters.model import Draft, raise_for_draft
 from .errors import ERROR_BITS, RequestError, named
 from .judging import Group, judge
+from .levels import device_of
 from .parameters import Parameters
 from .prefill import prefill
 from .reading import Reading, read
@@ -88,7 +89,7 @@ class Batch:
                     seeds[number],
                     eos[number],
                     stats,
-                    chain.drafter_of(number, len(prompts)),
+                    proposals.for_request(chain.drafter, number),
                 )
             )
         if not single:
@@ -99,13 +100,13 @@ class Batch:
         self._parameters = Parameters(sampling, seeds)
         count = len(chain.levels)
         self._read = [False] * count  # levels that have read the prompts
-        self._pending = [PendingLaws(len(prompts), chain.device(i)) for i in range(count)]
+        self._pending = [PendingLaws(len(prompts), device_of(level)) for level in chain.levels]
         self._unread: Draft | None = None
         self._begun = False
         if isinstance(chain.drafter, DraftModel):
             chain.drafter.forget()
             chain.drafter.processors = processors
-        chain.begin(self)
+        chain.owner.begin(self)
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, list[int]]]:
@@ -116,13 +117,13 @@ class Batch:
             RequestError: a row of logits has no law; names request, level and position.
             RuntimeError: the chain has begun another batch since, or this one failed.
         """
-        self.chain.require_current(self)
+        self.chain.owner.require(self)
         began = time.perf_counter()
         prefilled = self.stats.prefill_seconds
         try:
             committed = self._rounds()
         except BaseException:
-            self.chain.end(self)
+            self.chain.owner.end(self)
             raise
         seconds = time.perf_counter() - began - (self.stats.prefill_seconds - prefilled)
         self._books.decoded([row.stats for row in self._slots], seconds)
@@ -196,15 +197,15 @@ class Batch:
 
     def _draft(self, group: Group) -> None:
         """One drafting round: up to so many tokens for each row's lowest level that verifies."""
-        chain, drafter = self.chain, self.chain.drafter
+        drafter = self.chain.drafter
         began = time.perf_counter()
-        passes, prefill = chain.drafter_counters()
+        passes, prefill = proposals.counters(drafter)
         if isinstance(drafter, DraftModel):
             self._draft_together(group, drafter)
         else:
             for row, count in group:
                 self._draft_alone(row, count)
-        more_passes, more_prefill = chain.drafter_counters()
+        more_passes, more_prefill = proposals.counters(drafter)
         prefill = more_prefill - prefill  # of a drafter that is no model, and reads when asked
         self._books.prefilled([row.stats for row, _ in group], -1, prefill)
         self._book(group, -1, began + prefill, more_passes - passes)
@@ -241,7 +242,14 @@ class Batch:
         assert drafter is not None
         with named(self.chain.names, -1, [(row, count)]):
             proposal = drafter.propose(row.context, count)
-        tokens = self.chain.check_proposal(proposal, count)
+        chain = self.chain
+        tokens = proposals.proposed_tokens(
+            proposal,
+            count,
+            name=chain.names[-1],
+            vocab_size=chain.vocab_sizes[-1],
+            target_vocab_size=chain.vocab_sizes[0],
+        )
         kept, ended = cut_at_eos(tokens, row.eos)
         pending = self._pending[-1]
         if proposal.logits is not None and not self._parameters.greedy and kept:

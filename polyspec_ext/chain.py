@@ -7,7 +7,7 @@ one of them. The C++ `Scheduler` says who is next; `batch.py` does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,11 @@ from .batch import Batch
 from .device_program import default_rounds
 from .device_replay import Observer
 from .device_rounds import DeviceRounds
-from .drafters import Drafter, DraftModel, Proposal
+from .drafters import Drafter, DraftModel
 from .graphs import CudaRecorder, Graphs
-from .levels import Level, as_level
+from .levels import Level, as_level, device_of
 from .output import Output, Stream
+from .ownership import CacheOwner
 from .prefill import Lanes
 from .requests import Floats, Ints, Prompt
 from .sampling import Sampling
@@ -50,7 +51,8 @@ class Chain:
             without a look of the host in between.
         rule: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2024), on every level.
         dtype, device: for models loaded here; float32 on the CPU and the checkpoint's own
-        elsewhere by default. check_vocabulary: compare the tokenizers that lie beside the models.
+            elsewhere by default.
+        check_vocabulary: compare the tokenizers that lie beside the models.
         graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
             CUDA device; never on the CPU. Drafts are captured with bounded `rounds` only.
         pack, compile: of the models given here (`HuggingFaceLevel`): weights packed for the CPU's
@@ -59,8 +61,7 @@ class Chain:
     Raises:
         TypeError: an element is none of the above.
         ValueError: windows, rule or vocabularies do not fit, or a level's cache cannot roll back;
-        the message
-            names the level.
+            the message names the level.
     """
 
     def __init__(
@@ -131,15 +132,15 @@ class Chain:
             names.append(getattr(self.drafter, "name", type(self.drafter).__name__))
         self.levels = made  # those that verify; the target is levels[0]
         self.names = names
-        self._current: Batch | None = None
+        self.owner = CacheOwner()
         self.graphs = self._graphs(graphs)
         # On the CPU looking at tokens costs nothing, and saves what the rounds above do in vain.
-        on_device = self.device(0).type != "cpu"
+        on_device = device_of(made[0]).type != "cpu"
         self.lanes = Lanes()
         self.device_rounds = DeviceRounds.of(self) if on_device else None
 
     def _graphs(self, wanted: bool | None) -> Graphs | None:
-        devices = {self.device(i) for i in range(len(self.levels))}
+        devices = {device_of(level) for level in self.levels}
         if isinstance(self.drafter, DraftModel):
             devices.add(self.drafter.device)
         device = devices.pop()
@@ -152,10 +153,6 @@ class Chain:
                 + ", ".join(sorted(map(str, {device, *devices})))
             )
         return Graphs(CudaRecorder(device))
-
-    def device(self, index: int) -> torch.device:
-        """Where the logits of verifying level `index` (from 0) are."""
-        return torch.device(getattr(self.levels[index], "device", "cpu"))
 
     def stream(
         self,
@@ -277,7 +274,7 @@ class Chain:
             while batch.advance():
                 pass
         finally:
-            self.end(batch)
+            self.owner.end(batch)
         if pad_token_id is None:
             pad_token_id = min(batch.rows[0].eos, default=0)
         return Output(
@@ -286,71 +283,6 @@ class Chain:
             [row.stats for row in batch.rows],
             [row.logprobs for row in batch.rows],
         )
-
-    def begin(self, batch: Batch) -> None:
-        """The caches belong to `batch` from now on."""
-        self._current = batch
-
-    def end(self, batch: Batch) -> None:
-        if self._current is batch:
-            self._current = None
-
-    def require_current(self, batch: Batch) -> None:
-        """The caches belong to the latest batch; an older one must not go on with them."""
-        if batch is not self._current:
-            raise RuntimeError(
-                "this stream has ended: its chain has begun another request since, or it failed"
-            )
-
-    def drafter_of(self, number: int, count: int) -> Drafter | None:
-        """The drafter of request `number` of `count`: a drafter that is no model remembers one
-        text, so every request has its own."""
-        drafter = self.drafter
-        if drafter is None or isinstance(drafter, DraftModel) or number == 0:
-            return drafter
-        fork: Callable[[], Drafter] = drafter.fork  # type: ignore[attr-defined]
-        return fork()
-
-    def drafter_counters(self) -> tuple[int, float]:
-        """Forward passes and prefill seconds the drafter has counted so far, over all requests."""
-        drafter = self.drafter
-        return getattr(drafter, "num_forward_passes", 0), getattr(drafter, "prefill_seconds", 0.0)
-
-    def check_proposal(self, proposal: Proposal, count: int) -> list[int]:
-        """The tokens of a proposal, if it is one that the chain can judge.
-
-        Raises:
-            ValueError: too many tokens, an id out of range or rows that do not fit; names the
-                drafter.
-            NotImplementedError: a tree.
-        """
-        given = proposal.tokens
-        tokens: list[int] = given.tolist() if isinstance(given, torch.Tensor) else list(given)
-        name, vocab = self.names[-1], self.vocab_sizes[-1]
-        if proposal.parents is not None:
-            raise NotImplementedError(
-                f"{name}: expected a chain of tokens, given a tree; trees are not judged yet"
-            )
-        if len(tokens) > count:
-            raise ValueError(f"{name}: expected at most {count} tokens, given {len(tokens)}")
-        rows = proposal.logits
-        if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
-            place, bad = next(
-                (i, token) for i, token in enumerate(tokens) if not 0 <= token < vocab
-            )
-            if rows is not None or not 0 <= bad < self.vocab_sizes[0]:
-                raise ValueError(f"{name}: expected token ids in [0, {vocab}), given {bad}")
-            # A deterministic proposal may quote a token that only levels further up have: it ends
-            # before it.
-            tokens = tokens[:place]
-        if rows is not None and (
-            rows.dim() != 3 or rows.shape[0] != 1 or rows.shape[1] != len(tokens)
-        ):
-            raise ValueError(
-                f"{name}: expected draft logits of shape [1, {len(tokens)}, Vd], given "
-                f"{list(rows.shape)}"
-            )
-        return tokens
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ from . import captured, ops
 from .device_program import Program
 from .device_scheduler import Plan, Schedule
 from .drafters import DraftModel
+from .levels import device_of
 from .parameters import Parameters, on_device
 from .request import Row
 
@@ -45,7 +46,7 @@ class Lines:
         greedy: bool,
     ) -> None:
         self._chain, self._levels, self._steps, self._greedy = chain, levels, steps, greedy
-        device = chain.device(0)
+        device = device_of(chain.levels[0])
         self._schedule = Schedule(steps.windows, steps.rounds, steps.tail, len(steps.steps))
         self.state = torch.zeros(
             batch, self._schedule.shape.words, dtype=torch.int64, device=device

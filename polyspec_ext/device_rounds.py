@@ -24,6 +24,7 @@ from .device_program import Program, program
 from .device_scheduler import ScheduleShape
 from .drafters import DraftModel
 from .errors import named
+from .levels import device_of
 from .parameters import Parameters
 from .request import Row
 
@@ -100,7 +101,7 @@ class DeviceRounds:
         assert isinstance(chain.drafter, DraftModel)
         self._drafter = chain.drafter
         self.levels: list[Any] = [*chain.levels, chain.drafter.level]  # by number, from 1
-        self.device = chain.device(0)
+        self.device = device_of(chain.levels[0])
         self._lines: OrderedDict[Hashable, Lines] = OrderedDict()
 
     @classmethod

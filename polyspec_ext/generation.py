@@ -212,7 +212,7 @@ class _Run:
                 if self.streamer is not None:
                     self._stream()
         finally:
-            self.chain.end(batch)
+            self.chain.owner.end(batch)
             if self.processors is not None:
                 self.processors.given.clear()
         longest = max(map(len, self.texts))

@@ -10,7 +10,7 @@ import torch
 
 from .level_hf import HuggingFaceLevel, level_of
 
-__all__ = ["HuggingFaceLevel", "Level", "as_level", "load"]
+__all__ = ["HuggingFaceLevel", "Level", "as_level", "device_of", "load"]
 
 
 @runtime_checkable
@@ -56,6 +56,11 @@ class Level(Protocol):
     def rollback(self, lengths: Sequence[int]) -> None:
         """Keep the first ``lengths[b]`` tokens of sequence b; never more than were appended."""
         ...
+
+
+def device_of(level: Level) -> torch.device:
+    """Where a level takes its tokens and leaves its logits."""
+    return torch.device(getattr(level, "device", "cpu"))
 
 
 def load(

@@ -17,6 +17,7 @@ import torch
 
 from .drafters import DraftModel
 from .errors import named
+from .levels import device_of
 from .parameters import feed
 from .request import Row
 from .stats import Books
@@ -86,7 +87,9 @@ def prefill(chain: Chain, slots: Sequence[Row], books: Books) -> list[bool]:
     drafter = chain.drafter
     model = drafter if asked == len(chain.names) and isinstance(drafter, DraftModel) else None
     verifying = range(min(asked, len(chain.levels)))
-    devices = [chain.device(i) for i in verifying] + ([] if model is None else [model.device])
+    devices = [device_of(chain.levels[i]) for i in verifying] + (
+        [] if model is None else [model.device]
+    )
     everybody, stats = [(row, 0) for row in slots], [row.stats for row in slots]
     with chain.lanes.open(devices):
         for index in verifying:
