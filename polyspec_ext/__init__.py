@@ -27,19 +27,23 @@ from polyspec_ext.ops import (
 
 if TYPE_CHECKING:
     from polyspec_ext.chain import Chain
-    from polyspec_ext.drafters import Drafter, Proposal
+    from polyspec_ext.drafters import Context, Drafter, DraftModel, PromptLookup, Proposal
     from polyspec_ext.generation import custom_generate
     from polyspec_ext.levels import HuggingFaceLevel, Level
-    from polyspec_ext.output import Output
+    from polyspec_ext.output import Output, Stream
     from polyspec_ext.rollback_cache import RollbackCache
 
 # Imported when first asked for: they pull in transformers, which the operators do not need.
 _LAZY = {
     "Chain": "polyspec_ext.chain",
     "Output": "polyspec_ext.output",
+    "Stream": "polyspec_ext.output",
     "HuggingFaceLevel": "polyspec_ext.levels",
     "Level": "polyspec_ext.levels",
+    "Context": "polyspec_ext.drafters",
+    "DraftModel": "polyspec_ext.drafters",
     "Drafter": "polyspec_ext.drafters",
+    "PromptLookup": "polyspec_ext.drafters",
     "Proposal": "polyspec_ext.drafters",
     "RollbackCache": "polyspec_ext.rollback_cache",
     "custom_generate": "polyspec_ext.generation",
@@ -49,18 +53,22 @@ Scheduler = _C.Scheduler
 __version__ = str(_C.build_info()["version"])
 __all__ = [
     "Chain",
+    "Context",
     "CutVerifyResult",
+    "DraftModel",
     "Drafter",
     "HuggingFaceLevel",
     "Level",
     "Output",
     "PolyspecError",
+    "PromptLookup",
     "Proposal",
     "RequestError",
     "RollbackCache",
     "SampleResult",
     "Scheduler",
     "Status",
+    "Stream",
     "VerifyResult",
     "custom_generate",
     "has_cuda",

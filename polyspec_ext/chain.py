@@ -26,6 +26,7 @@ from .ownership import CacheOwner
 from .prefill import Lanes
 from .requests import Floats, Ints, Prompt
 from .sampling import Sampling
+from .shown import level_line
 
 if TYPE_CHECKING:
     from .processors import LawProcessors
@@ -57,6 +58,13 @@ class Chain:
             CUDA device; never on the CPU. Drafts are captured with bounded `rounds` only.
         pack, compile: of the models given here (`HuggingFaceLevel`): weights packed for the CPU's
             matrix kernels; decoding through `torch.compile`.
+
+    Attributes:
+        names: of the levels, target first, as in messages and statistics.
+        levels: those that verify, as `Level` objects.
+        drafter: the lowest level; None where the target decodes alone.
+        vocab_sizes: ids that each level of a model may draw are below them.
+        window, rounds, rule: as above, with what was chosen by default.
 
     Raises:
         TypeError: an element is none of the above.
@@ -138,6 +146,17 @@ class Chain:
         on_device = device_of(made[0]).type != "cpu"
         self.lanes = Lanes()
         self.device_rounds = DeviceRounds.of(self) if on_device else None
+
+    def __repr__(self) -> str:
+        """A line per level, target first, then what decides when each verifies, and how."""
+        lines = [level_line(level) for level in self.levels]
+        if isinstance(self.drafter, DraftModel):
+            lines.append(level_line(self.drafter.level))
+        elif self.drafter is not None:
+            lines.append(f"{type(self.drafter).__name__}, no model")
+        shown = [f"  {name}: {line}" for name, line in zip(self.names, lines, strict=True)]
+        settings = f"  window={self.window}, rounds={self.rounds}, rule={self.rule!r}"
+        return "\n".join(["Chain(", *shown, settings, ")"])
 
     def _graphs(self, wanted: bool | None) -> Graphs | None:
         devices = {device_of(level) for level in self.levels}
