@@ -5,44 +5,50 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
 
-def windows(text: str) -> list[int]:
-    """``"8,4"`` -> ``[8, 4]``."""
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        numbers = [-1]
-    if any(number < 0 for number in numbers):
-        raise argparse.ArgumentTypeError(
-            f"expected numbers >= 0 with commas between, as in 8,4, given {text!r}"
-        )
-    return numbers
+from . import cli_options as options
+from .cli_run import help_of, run_command
+
+if TYPE_CHECKING:
+    from .output import Output
 
 
 def add_chain_options(parser: argparse.ArgumentParser) -> None:
     """Options that choose the models of a chain."""
     group = parser.add_argument_group("chain", "without --target: the shipped three-level chain")
-    group.add_argument("--target", metavar="MODEL", help="model directory or id")
+    group.add_argument(
+        "--target", type=options.model, metavar="MODEL", help="model directory or id"
+    )
     group.add_argument(
         "--middle",
+        type=options.model,
         metavar="MODEL",
         action="append",
         default=[],
         help="level between target and drafter; may be repeated",
     )
     group.add_argument(
-        "--drafter", metavar="MODEL", help="model directory or id, or 'prompt-lookup'"
+        "--drafter",
+        type=options.model,
+        metavar="MODEL",
+        help="model directory or id, or 'prompt-lookup'",
     )
     group.add_argument(
-        "--window", type=windows, metavar="MU,K", help="tokens each level but the last waits for"
+        "--window",
+        type=options.COUNTS_OR_NONE,
+        metavar="MU,K",
+        help="tokens that each level but the last waits for, target first",
     )
     group.add_argument(
         "--rounds",
-        type=windows,
-        metavar="R",
+        type=options.COUNTS_OR_NONE,
+        metavar="R,...",
         help="blocks from below after which a level waits no longer, for each above the lowest "
         "that verifies; 0: no bound (default: as many as fill its window if all is accepted)",
     )
@@ -58,7 +64,7 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         "bfloat16 if it multiplies that, and the checkpoint's own elsewhere)",
     )
     group.add_argument("--device", default="cpu", help="of the models (default: %(default)s)")
-    group.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
+    options.add_threads(group)
     group.add_argument(
         "--pack",
         action="store_true",
@@ -71,34 +77,30 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Options of a request."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "--max-new-tokens", type=int, default=256, metavar="N", help="(default: %(default)s)"
+    """Options of a request, each one value or one for every prompt."""
+    group = parser.add_argument_group(
+        "sampling", "each takes one value, or one for every prompt with commas between"
     )
-    group.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="0 is greedy (default: %(default)s)",
-    )
-    group.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="0 is off (default: %(default)s)"
-    )
-    group.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="1 is off (default: %(default)s)"
-    )
-    group.add_argument(
-        "--min-p", type=float, default=0.0, metavar="P", help="0 is off (default: %(default)s)"
-    )
-    group.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    for name, kind, default, metavar, meaning in (
+        ("--max-new-tokens", options.COUNTS_OR_NONE, 256, "N,...", "never more than that"),
+        ("--temperature", options.TEMPERATURES, 0.0, "T,...", "0 is greedy"),
+        ("--top-k", options.COUNTS_OR_NONE, 0, "K,...", "0 is off"),
+        ("--top-p", options.SHARES, 1.0, "P,...", "1 is off"),
+        ("--min-p", options.SHARES, 0.0, "P,...", "0 is off"),
+        ("--seed", options.SEEDS, 0, "S,...", "the same seed, the same text"),
+    ):
+        read: Callable[[str], Any] = kind
+        group.add_argument(
+            name,
+            type=read,
+            default=[default],
+            metavar=metavar,
+            help=f"{meaning} (default: {default:g})",
+        )
 
 
 def build_chain(args: argparse.Namespace) -> Any:
     """The chain that the options describe."""
-    import torch
-
     from . import tiny
     from .chain import Chain
     from .drafters import PromptLookup
@@ -110,37 +112,52 @@ def build_chain(args: argparse.Namespace) -> Any:
         raise ValueError(
             f"--dtype: expected a torch dtype such as float32 or bfloat16, given {args.dtype!r}"
         )
-    options: dict[str, Any] = {"rule": args.rule, "dtype": dtype, "device": args.device}
-    options.update(compile=args.compile, rounds=args.rounds)
+    chosen: dict[str, Any] = {"rule": args.rule, "dtype": dtype, "device": args.device}
+    chosen.update(compile=args.compile, rounds=args.rounds)
     if args.target is None:
         if args.middle or args.drafter:
             raise ValueError("--middle and --drafter: expected a --target with them, given none")
-        return tiny.chain(window=args.window, **options)
+        return tiny.chain(window=args.window, **chosen)
     levels: list[Any] = [args.target, *args.middle]
     if args.drafter == "prompt-lookup":
         levels.append(PromptLookup())
     elif args.drafter:
         levels.append(args.drafter)
-    return Chain(levels, args.window, pack=args.pack, **options)
+    return Chain(levels, args.window, pack=args.pack, **chosen)
 
 
 def generate(args: argparse.Namespace) -> int:
     """Stream a continuation of the prompt to stdout, a summary to stderr; or one JSON object to
-    stdout."""
+    stdout. Several prompts are one batch, whose texts follow each other."""
     from transformers import AutoTokenizer
 
     from . import tiny
 
+    if args.prompt.count("-") > 1:
+        raise ValueError("prompt: expected one '-', which is all of stdin, given several")
     chain = build_chain(args)
     shipped = args.target is None
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")) if shipped else args.target)
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    if shipped and not args.raw:
-        prompt = tiny.prompt_of(prompt)
-    ids: list[int] = tokenizer(prompt)["input_ids"]
-    stream = chain.stream(
-        ids, args.max_new_tokens, args.temperature, args.top_k, args.top_p, args.min_p, args.seed
-    )
+    asked = [_stdin() if prompt == "-" else prompt for prompt in args.prompt]
+    prompts = [tiny.prompt_of(text) for text in asked] if shipped and not args.raw else asked
+    ids: list[list[int]] = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    empty = [number for number, row in enumerate(ids, 1) if not row]
+    if empty:
+        raise ValueError(f"prompt: expected at least 1 token, given none in prompt {empty[0]}")
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+    given: dict[str, list[Any]] = {name: getattr(args, name) for name in names}
+    for name, values in given.items():
+        if len(values) not in (1, len(ids)):
+            raise ValueError(
+                f"{name}: expected one value, or as many as prompts ({len(ids)}), given "
+                f"{len(values)}"
+            )
+    request = {name: values if len(values) > 1 else values[0] for name, values in given.items()}
+    if len(ids) > 1:
+        out = chain.generate(ids, **request)
+        _show_all(args, out, tokenizer, asked, prompts, [len(row) for row in ids])
+        return 0
+    stream = chain.stream(ids[0], **request)
     tokens: list[int] = []
     shown = ""
     for token in stream:
@@ -154,12 +171,49 @@ def generate(args: argparse.Namespace) -> int:
                 shown = text
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     if args.json:
-        report = {"prompt": prompt, "text": text, "tokens": tokens, "stats": stream.stats.to_dict()}
-        print(json.dumps(report, indent=2))
+        print(json.dumps(_request(prompts[0], text, tokens, stream.stats), indent=2))
         return 0
     print(text[len(shown) :] if text.startswith(shown) else "")
     print(stream.stats.table() if args.stats else summary(stream.stats), file=sys.stderr)
     return 0
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise ValueError("prompt: expected UTF-8 text on stdin, given other bytes") from None
+
+
+def _request(prompt: str, text: str, tokens: list[int], stats: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "text": text, "tokens": tokens, "stats": stats.to_dict()}
+
+
+def _show_all(
+    args: argparse.Namespace,
+    out: Output,
+    tokenizer: Any,
+    asked: list[str],
+    prompts: list[str],
+    lengths: list[int],
+) -> None:
+    """The texts of a batch; what was asked tells them apart, as head and tail do with files."""
+    requests = []
+    for row, prompt, length, stats in zip(
+        out.sequences, prompts, lengths, out.requests, strict=True
+    ):
+        tokens = row[length : length + stats.num_new_tokens].tolist()
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        requests.append(_request(prompt, text, tokens, stats))
+    if args.json:
+        print(json.dumps({"requests": requests, "stats": out.stats.to_dict()}, indent=2))
+        return
+    blocks = [
+        f"==> {' '.join(question.split())} <==\n{request['text']}\n"
+        for question, request in zip(asked, requests, strict=True)
+    ]
+    print("\n".join(blocks), end="")
+    print(out.stats.table() if args.stats else summary(out.stats), file=sys.stderr)
 
 
 def summary(stats: Any) -> str:
@@ -182,16 +236,27 @@ def summary(stats: Any) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m polyspec_ext", description="Lossless polybasic speculative decoding."
+    script = Path(sys.argv[0]).name if sys.argv else ""
+    parser = options.Parser(
+        prog=script if script == "polyspec" else "python -m polyspec_ext",
+        description="Lossless polybasic speculative decoding.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show the versions that matter, and exit"
+    )
+    parser.set_defaults(run=help_of(parser))
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     sub = commands.add_parser(
-        "generate", help="continue a prompt", description="Continue a prompt with the target's law."
+        "generate",
+        help="continue a prompt, or several at once",
+        description="Continue prompts with the target's distribution.",
     )
     sub.add_argument(
-        "prompt", help="text; '-' reads it from stdin. The shipped chain answers it as a question"
+        "prompt",
+        nargs="+",
+        type=options.prompt,
+        help="text; '-' reads it from stdin. The shipped chain answers it as a question",
     )
     sub.add_argument(
         "--raw", action="store_true", help="do not wrap the prompt into 'Question: ...\\nAnswer:'"
@@ -215,27 +280,46 @@ def make_parser() -> argparse.ArgumentParser:
         ),
     )
     sub.add_argument(
-        "--prompts", type=int, default=6, metavar="N", help="questions (default: %(default)s)"
+        "--prompts",
+        type=options.COUNT,
+        default=6,
+        metavar="N",
+        help="questions (default: %(default)s)",
     )
     sub.add_argument(
         "--repeats",
-        type=int,
+        type=options.COUNT,
         default=3,
         metavar="N",
         help="runs per question (default: %(default)s)",
     )
     sub.add_argument(
-        "--max-new-tokens", type=int, default=128, metavar="N", help="(default: %(default)s)"
+        "--max-new-tokens",
+        type=options.COUNT,
+        default=128,
+        metavar="N",
+        help="(default: %(default)s)",
     )
     sub.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="(default: %(default)s)"
+        "--temperature",
+        type=options.number(0),
+        default=0.0,
+        metavar="T",
+        help="(default: %(default)s)",
     )
-    sub.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    sub.add_argument("--window", type=windows, metavar="MU,K", help="of the three-level chain")
     sub.add_argument(
-        "--two-level-window", type=windows, metavar="K", help="of the two-level chains"
+        "--seed", type=options.SEED, default=0, metavar="S", help="(default: %(default)s)"
     )
-    sub.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
+    sub.add_argument(
+        "--window", type=options.COUNTS_OR_NONE, metavar="MU,K", help="of the three-level chain"
+    )
+    sub.add_argument(
+        "--two-level-window",
+        type=lambda text: [options.COUNT_OR_NONE(text)],
+        metavar="K",
+        help="of the two-level chains",
+    )
+    options.add_threads(sub)
     sub.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     sub.add_argument(
         "--compile",
@@ -252,29 +336,30 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Version(argparse.Action):
+    """Looked up when asked for: the rest of the command line does not need it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        from . import __version__, has_cuda
+
+        parts = [f"torch {torch.__version__}", f"transformers {metadata.version('transformers')}"]
+        parts.append("CUDA device" if has_cuda() else "CPU only")
+        print(f"polyspec_ext {__version__} ({', '.join(parts)})")
+        parser.exit()
+
+
 def _demo(args: argparse.Namespace) -> int:
     from . import demo
 
     return demo.run(args)
 
 
-def _quiet() -> None:
-    """No progress bar of transformers' own: shipped models load in a blink, and the text is the
-    output."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status; bad input is one line on stderr and status 2."""
-    args = make_parser().parse_args(arguments)
-    _quiet()
-    try:
-        status: int = args.run(args)
-    except (ValueError, TypeError, OSError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return status
+    return run_command(make_parser(), arguments)

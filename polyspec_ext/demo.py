@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from . import tiny
+from . import progress, tiny
 from .chain import Chain
 from .stats import Stats, merge
 
@@ -129,11 +128,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    if not 1 <= args.prompts <= len(QUESTIONS) or args.repeats < 1:
-        raise ValueError(
-            f"expected --prompts in [1, {len(QUESTIONS)}] and --repeats >= 1, given {args.prompts} "
-            f"and {args.repeats}"
-        )
+    if args.prompts > len(QUESTIONS):
+        raise ValueError(f"--prompts: expected at most {len(QUESTIONS)}, given {args.prompts}")
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     # One level each for all chains: they take turns.
     packed, plain = tiny.levels(), load(tiny.path("target")).model
@@ -169,9 +165,7 @@ def run(args: argparse.Namespace) -> int:
         long = "a minute or two" if args.compile == "all" else "half a minute"
         print(f"warming up, which compiles: {long}", file=sys.stderr)
     total = len(entries) * len(prompts) * (args.repeats + 1)
-    with tqdm(
-        total=total, desc="measuring", file=sys.stderr, leave=False, disable=args.json
-    ) as bar:
+    with progress.bar(total=total, desc="measuring", leave=False) as bar:
         for repeat in range(-1, args.repeats):  # the first round only warms up
             for number, prompt in enumerate(prompts):
                 for e in entries:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import torch
-from tqdm import tqdm
 
+from . import progress as reporting
 from .errors import PolyspecError
 
 Inputs = Sequence[torch.Tensor | None]
@@ -54,7 +54,7 @@ class Graphs:
         recorder: makes them.
         limit: graphs kept; the one longest unused goes first. Each holds its intermediate tensors,
             so this bounds memory.
-        progress: a line per capture on standard error.
+        progress: a line per capture on standard error, where that is a terminal.
     """
 
     def __init__(self, recorder: Recorder, *, limit: int = 64, progress: bool = True) -> None:
@@ -117,7 +117,7 @@ class Graphs:
             ) from error
         self.num_captures += 1
         if self._progress:
-            tqdm.write(f"polyspec_ext: captured CUDA graph {self.num_captures}", file=None)
+            reporting.note(f"polyspec_ext: captured CUDA graph {self.num_captures}")
         return _Graph(own, replay, outputs)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from . import progress
 from .level_hf import HuggingFaceLevel, level_of
 
 __all__ = ["HuggingFaceLevel", "Level", "as_level", "device_of", "load"]
@@ -78,7 +79,8 @@ def load(
 
     where = torch.device(device or "cpu")
     wanted = dtype or (torch.float32 if where.type == "cpu" else "auto")
-    model = AutoModelForCausalLM.from_pretrained(str(place), dtype=wanted)
+    with progress.loading():
+        model = AutoModelForCausalLM.from_pretrained(str(place), dtype=wanted)
     return HuggingFaceLevel(model.to(where).eval(), pack=pack, compile=compile)
 
 

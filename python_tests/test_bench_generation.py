@@ -187,6 +187,10 @@ def test_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert generation.questions(1, file) == (["a?"], "some")
     with pytest.raises(ValueError, match="expected at most 2 of some, given 3"):
         generation.questions(3, file)
+    for line in ('{"prompt": "a?"}', "a?", "7"):
+        file.write_text(line)
+        with pytest.raises(ValueError, match='--questions: expected JSON lines with "question"'):
+            generation.questions(1, file)
     monkeypatch.setattr(generation, "GSM8K", tmp_path / "none")
     assert generation.questions(2, None) == (list(demo.QUESTIONS[:2]), "built-in questions")
 

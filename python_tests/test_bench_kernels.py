@@ -301,9 +301,9 @@ def test_markdown_and_missing_matplotlib(
         (["--operators", "verfy"], "--operators: expected sample, verify-token"),
         (["--filters", "top_p=2"], "--filters: out of range"),
         (["--dtype", "int8"], "--dtype: expected one of float32"),
-        (["--acceptance", "1.5"], "--acceptance: expected numbers in [0, 1]"),
-        (["--draft-len", "0"], "--draft-len: expected numbers >= 1"),
-        (["--repeats", "-1"], "--repeats: expected a number >= 1"),
+        (["--acceptance", "1.5"], "--acceptance: expected a number in [0, 1]"),
+        (["--draft-len", "0"], "--draft-len: expected an integer >= 1"),
+        (["--repeats", "-1"], "--repeats: expected an integer >= 1"),
     ],
 )
 def test_bad_options_are_one_line(

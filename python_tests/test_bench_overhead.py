@@ -84,7 +84,7 @@ def test_instant_levels_give_rows_in_turns() -> None:
 
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "overhead", "--levels", "1"]) == 2
-    assert "expected --levels >= 2" in capsys.readouterr().err
+    assert "--levels: expected an integer >= 2" in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert cli.main(["bench", "overhead", "--device", "cuda"]) == 2
         assert "no CUDA device" in capsys.readouterr().err

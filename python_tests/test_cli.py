@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import polyspec_ext as ps
 from polyspec_ext import cli, demo, tiny
-from polyspec_ext.tiny import corpus
+from polyspec_ext.tiny import corpus, train
 
 TEXT = [tiny.prompt_of("How many apples are 3 apples and 4 apples?") + " 3 + 4 = 7 apples.\n#### 7"]
 
@@ -144,33 +149,166 @@ def test_generate_with_a_chain_of_ones_own(
         assert json.loads(out)["prompt"] == "x"
 
 
+def test_several_prompts_are_one_batch_with_values_for_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ("--max-new-tokens", "4,7", "--temperature", "0,1", "--seed", "1,5")
+    status, out, _ = call(capsys, "generate", "3 apples", "4 apples", *options, "--json")
+    assert status == 0
+    report = json.loads(out)
+    assert report["stats"]["num_requests"] == 2
+    for prompt, new, heat, seed, row in zip(
+        ("3 apples", "4 apples"), "47", "01", "15", report["requests"], strict=True
+    ):
+        alone = ("--max-new-tokens", new, "--temperature", heat, "--seed", seed, "--json")
+        single = json.loads(call(capsys, "generate", prompt, *alone)[1])
+        assert single["tokens"] == row["tokens"]
+        assert (single["prompt"], single["text"]) == (row["prompt"], row["text"])
+    status, out, err = call(capsys, "generate", "3 apples", "4 apples", *options)
+    first, second = report["requests"]
+    assert out == f"==> 3 apples <==\n{first['text']}\n\n==> 4 apples <==\n{second['text']}\n"
+    assert "tokens/s" in err
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--top-p", "1.5"], "top_p: expected a number in [0, 1], given 1.5"),
-        (["--window", "4"], "window: expected 2 numbers >= 0 for 3 levels, given [4]"),
-        (["--rounds", "4,1"], "rounds: expected 1 numbers >= 0 for 3 levels, given [4, 1]"),
+        (["--top-p", "1.5"], "--top-p: expected a number in [0, 1]"),
+        (["--top-p", ".9,.9"], "--top-p: expected one value, or as many as prompts (1), given 2"),
+        (["--temperature", "nan"], "--temperature: expected a number >= 0"),
+        (["--top-k", "2.9"], "--top-k: expected an integer >= 0"),
+        (["--seed", "-1"], "--seed: expected an integer in [0, 1.84467e+19]"),
+        (["--threads", "0"], "--threads: expected an integer >= 1, given '0'"),
+        (["--max-new-tokens", "9999"], "max_new_tokens=9999"),
+        (["--window", "4"], "--window: expected 2 numbers >= 0 for 3 levels, given [4]"),
+        (["--window", "4,a"], "--window: expected an integer >= 0, or several with commas"),
+        (["--rounds", "4,1"], "--rounds: expected 1 numbers >= 0 for 3 levels, given [4, 1]"),
         (["--drafter", "x"], "expected a --target"),
         (["--dtype", "float99"], "--dtype: expected a torch dtype"),
+        (["--target", "./nowhere"], "--target: expected a model's directory or id"),
+        (["--target", "/a/b/c"], "--target: expected a model's directory or id"),
+        (["--target", "{empty}"], "--target: expected a model's directory, with a config.json"),
+        (["--target", "{model}", "--drafter", "../no"], "--drafter: expected a model's directory"),
+        (["-", "-"], "prompt: expected one '-'"),
+        (["--rule", "tree"], "--rule: invalid choice"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
 def test_bad_input_is_one_line(
-    capsys: pytest.CaptureFixture[str], options: list[str], text: str
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    tmp_path: Path,
+    options: list[str],
+    text: str,
 ) -> None:
-    status, _, err = call(capsys, "generate", "x", *options)
-    assert status == 2
+    places = {"{empty}": str(tmp_path), "{model}": str(folder / "target")}
+    prompt = [] if options[0] == "-" else ["x"]
+    status, out, err = call(
+        capsys, "generate", *prompt, *(places.get(word, word) for word in options)
+    )
+    assert (status, out) == (2, "")
     assert text in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
 
 
-def test_bad_window_text(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["generate", "x", "--window", "4,a"])
-    assert (
-        "expected numbers >= 0 with commas between, as in 8,4, given '4,a'"
-        in capsys.readouterr().err
+def test_an_error_of_many_lines_is_shown_in_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError("no such model\nCheck your connection.")
+
+    monkeypatch.setattr(tiny, "chain", fails)
+    status, _, err = call(capsys, "generate", "x")
+    assert (status, err) == (2, "error: no such model Check your connection.\n")
+
+
+def test_stdin_is_a_prompt(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--raw", "--json", "--max-new-tokens", "3")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("3 äpfel".encode()), "utf-8"))
+    status, out, _ = call(capsys, "generate", "-", *options)
+    assert (status, json.loads(out)["prompt"]) == (0, "3 äpfel")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"))
+    status, _, err = call(capsys, "generate", "-", *options)
+    assert (status, err) == (
+        2,
+        "error: prompt: expected UTF-8 text on stdin, given other bytes\n",
     )
+
+
+@pytest.mark.parametrize("words", [[], ["bench"]])
+def test_a_missing_word_shows_the_help(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    status, out, err = call(capsys, *words)
+    assert (status, out) == (2, "")
+    assert "usage: " in err
+    assert "benchmark" in err.lower()
+
+
+def test_ctrl_c_ends_with_the_status_of_shells_and_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tiny, "chain", interrupted)
+    assert call(capsys, "generate", "x") == (130, "", "")
+
+
+def python(*words: str, code: str = "", **more: str) -> subprocess.Popen[bytes]:
+    """The command line in a process of its own, with pipes for its output."""
+    start = ["-c", code] if code else ["-m", "polyspec_ext"]
+    # Output is buffered, as it is for most users.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | more
+    return subprocess.Popen(
+        [sys.executable, *start, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+
+
+@pytest.mark.parametrize("words", [["generate", "x", "--max-new-tokens", "9"], ["--help"]])
+def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
+    with python(*words) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        err = process.stderr.read()
+        assert process.wait() == 141
+    assert b"rror" not in err
+    assert b"Traceback" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "polyspec_ext", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_terminal_without_the_characters_gets_replacements() -> None:
+    code = (
+        "import sys; from polyspec_ext import cli, tiny; "
+        "tiny.prompt_of = str; sys.exit(cli.main(sys.argv[1:]))"
+    )
+    options = ["--max-new-tokens", "40", "--temperature", "3"]  # byte tokens: not all are ASCII
+    with python("generate", "x", "y", *options, code=code, PYTHONIOENCODING="ascii") as process:
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert out.isascii()
+    assert b"?" in out
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -216,14 +354,48 @@ def test_demo_says_when_the_text_differs(
     assert "DIFFERENT" in out
 
 
-def test_module_and_help() -> None:
-    for arguments in (["--help"], ["generate", "--help"], ["demo", "--help"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "polyspec_ext", *arguments],
-            capture_output=True,
-            text=True,
-            env=os.environ,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "usage: python -m polyspec_ext" in done.stdout
+def test_the_module_runs_as_a_command() -> None:
+    with python("--version") as process:
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert out.decode() == (
+        f"polyspec_ext {ps.__version__} (torch {torch.__version__}, transformers "
+        f"{transformers.__version__}, {'CUDA device' if ps.has_cuda() else 'CPU only'})\n"
+    )
+
+
+def test_the_console_script_is_the_same_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"polyspec": "polyspec_ext.cli:main"}
+    monkeypatch.setattr("sys.argv", ["/some/bin/polyspec", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out.startswith("usage: polyspec [-h]")
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of its subcommands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from commands(sub)
+
+
+@pytest.mark.parametrize("columns", ["40", "100"])
+def test_every_help_renders(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    found = [*commands(cli.make_parser()), train.make_parser()]
+    assert len(found) == 8
+    for parser in found:
+        with pytest.raises(SystemExit) as stopped:
+            parser.parse_args(["--help"])
+        assert stopped.value.code == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"usage: {parser.prog}")
+        assert "%" not in text

@@ -7,8 +7,10 @@ This module is light, so that the command line can be built without importing wh
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
+
+from polyspec_ext import cli_options as options
+from polyspec_ext.cli_run import help_of
 
 __all__ = ["add_commands"]
 
@@ -18,28 +20,11 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "bench", help="benchmarks", description="Benchmarks, each beside what it competes with."
     )
-    kinds = parser.add_subparsers(dest="bench", required=True, metavar="WHAT")
+    parser.set_defaults(run=help_of(parser))
+    kinds = parser.add_subparsers(metavar="WHAT")
     _add_kernels(kinds)
     _add_overhead(kinds)
     _add_generate(kinds)
-
-
-def _integers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected integers as in 1,8, given {text!r}") from None
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers as in .7,.9, given {text!r}") from None
-
-
-def _words(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _add_kernels(kinds: Any) -> None:
@@ -48,7 +33,7 @@ def _add_kernels(kinds: Any) -> None:
         help="every operator beside its peers",
         description="Every operator on a grid of shapes, beside every peer that can be imported, "
         "in turns within one run: median, quartiles, useful GB/s, per cent of the copy bandwidth "
-        "of the same run, ratios with 95 %% confidence intervals. Prints Markdown, or JSON.",
+        "of the same run, ratios with 95 per cent confidence intervals. Prints Markdown, or JSON.",
         epilog="Axes that are not given keep the base case, and a default grid varies one axis at "
         "a time; as soon as one axis is given, the grid is the product of all axes.",
     )
@@ -59,21 +44,26 @@ def _add_kernels(kinds: Any) -> None:
         "--output", metavar="DIR", help="write JSON, Markdown and a plot (PNG) into DIR"
     )
     axes = sub.add_argument_group("grid")
-    axes.add_argument("--operators", type=_words, metavar="NAME,...", help="(default: all)")
-    axes.add_argument("--batch", type=_integers, metavar="B,...", help="requests")
-    axes.add_argument("--draft-len", type=_integers, metavar="K,...", help="draft tokens")
-    axes.add_argument("--vocab", type=_integers, metavar="V,...", help="vocabulary")
-    axes.add_argument("--dtype", type=_words, metavar="NAME,...", help="float32,bfloat16,float16")
-    axes.add_argument("--acceptance", type=_numbers, metavar="A,...", help="per draft token")
+    axes.add_argument("--operators", type=options.words, metavar="NAME,...", help="(default: all)")
+    axes.add_argument("--batch", type=options.COUNTS, metavar="B,...", help="requests")
+    axes.add_argument("--draft-len", type=options.COUNTS, metavar="K,...", help="draft tokens")
+    axes.add_argument("--vocab", type=options.COUNTS, metavar="V,...", help="vocabulary")
+    axes.add_argument(
+        "--dtype", type=options.words, metavar="NAME,...", help="float32,bfloat16,float16"
+    )
+    axes.add_argument("--acceptance", type=options.SHARES, metavar="A,...", help="per draft token")
     axes.add_argument(
         "--filters",
-        type=_words,
+        type=options.words,
         metavar="F,...",
         help="none, or top-k, top-p and min-p joined by +, as in none,top_k=50+top_p=.9",
     )
     runs = sub.add_argument_group("measurement")
     runs.add_argument(
-        "--repeats", type=int, metavar="N", help="turns per case (default: 60; with --quick 20)"
+        "--repeats",
+        type=options.COUNT,
+        metavar="N",
+        help="turns per case (default: 60; with --quick 20)",
     )
     runs.add_argument(
         "--no-peers", action="store_true", help="the operators alone, for quick comparisons"
@@ -90,8 +80,10 @@ def _add_kernels(kinds: Any) -> None:
         help="CPU: processor time of the process in place of wall time, for a machine that is "
         "busy with something else; says what wall time would only with --threads 1",
     )
-    runs.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
-    runs.add_argument("--seed", type=int, default=0, help="of logits and draws (default: 0)")
+    options.add_threads(runs)
+    runs.add_argument(
+        "--seed", type=options.SEED, metavar="S", default=0, help="of logits and draws (default: 0)"
+    )
     sub.set_defaults(run=_kernels)
 
 
@@ -111,13 +103,24 @@ def _add_overhead(kinds: Any) -> None:
     sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
     sub.add_argument("--json", action="store_true", help="one JSON object instead of Markdown")
     sub.add_argument("--quick", action="store_true", help="few turns")
-    sub.add_argument("--levels", type=_integers, metavar="N,...", help="(default: 2,3,4)")
-    sub.add_argument("--batch", type=_integers, metavar="B,...", help="(default: 1,8,32)")
-    sub.add_argument("--turns", type=int, metavar="N", help="(default: 20; with --quick 4)")
     sub.add_argument(
-        "--temperature", type=float, default=1.0, metavar="T", help="(default: %(default)s)"
+        "--levels",
+        type=options.listed(options.integer(2)),
+        metavar="N,...",
+        help="(default: 2,3,4)",
     )
-    sub.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
+    sub.add_argument("--batch", type=options.COUNTS, metavar="B,...", help="(default: 1,8,32)")
+    sub.add_argument(
+        "--turns", type=options.COUNT, metavar="N", help="(default: 20; with --quick 4)"
+    )
+    sub.add_argument(
+        "--temperature",
+        type=options.number(0),
+        default=1.0,
+        metavar="T",
+        help="(default: %(default)s)",
+    )
+    options.add_threads(sub)
     sub.set_defaults(run=_overhead)
 
 
@@ -137,25 +140,35 @@ def _add_generate(kinds: Any) -> None:
     )
     sub.add_argument("--json", action="store_true", help="one JSON object instead of Markdown")
     sub.add_argument(
-        "--prompts", type=int, default=8, metavar="N", help="questions (default: %(default)s)"
+        "--prompts",
+        type=options.COUNT,
+        default=8,
+        metavar="N",
+        help="questions (default: %(default)s)",
     )
     sub.add_argument(
         "--questions",
-        type=Path,
+        type=options.file,
         metavar="FILE",
         help='JSON lines with "question" (default: GSM8K\'s test split where it lies beside the '
         "repository, else built-in ones)",
     )
-    sub.add_argument("--repeats", type=int, default=5, metavar="N", help="(default: %(default)s)")
+    sub.add_argument(
+        "--repeats", type=options.COUNT, default=5, metavar="N", help="(default: %(default)s)"
+    )
     sub.add_argument(
         "--batch",
-        type=int,
+        type=options.COUNT,
         default=8,
         metavar="B",
         help="of the batched runs (default: %(default)s)",
     )
     sub.add_argument(
-        "--max-new-tokens", type=int, default=128, metavar="N", help="(default: %(default)s)"
+        "--max-new-tokens",
+        type=options.COUNT,
+        default=128,
+        metavar="N",
+        help="(default: %(default)s)",
     )
     sub.add_argument(
         "--compile",
@@ -170,16 +183,22 @@ def _add_generate(kinds: Any) -> None:
         help="every text goes on to --max-new-tokens, so that no row of a batch ends early",
     )
     sub.add_argument(
-        "--temperature", type=_numbers, default=[0.0, 1.0], metavar="T,...", help="(default: 0,1)"
+        "--temperature",
+        type=options.TEMPERATURES,
+        default=[0.0, 1.0],
+        metavar="T,...",
+        help="(default: 0,1)",
     )
-    sub.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    sub.add_argument(
+        "--seed", type=options.SEED, metavar="S", default=0, help="(default: %(default)s)"
+    )
     sub.add_argument(
         "--processor-time",
         action="store_true",
         help="processor time of the process in place of wall time, for a machine that is busy with "
         "something else; says what wall time would only with --threads 1",
     )
-    sub.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
+    options.add_threads(sub)
     sub.set_defaults(run=_generate)
 
 

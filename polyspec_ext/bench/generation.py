@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from polyspec_ext import demo, tiny
+from polyspec_ext import demo, progress, tiny
 from polyspec_ext.bench import generation_table, timing
 from polyspec_ext.bench.generation_calls import Texts, Wish, chain_call, generate_call
 from polyspec_ext.bench.kernels import machine
@@ -75,10 +73,19 @@ def questions(count: int, file: Path | None) -> tuple[list[str], str]:
         found, source = list(demo.QUESTIONS), "built-in questions"
     else:
         lines = place.read_text(encoding="utf-8").splitlines()
-        found, source = [json.loads(line)["question"] for line in lines[:count]], place.stem
+        found, source = [_question(line, place) for line in lines[:count]], place.stem
     if len(found) < count:
         raise ValueError(f"--prompts: expected at most {len(found)} of {source}, given {count}")
     return found[:count], source
+
+
+def _question(line: str, place: Path) -> str:
+    try:
+        return str(json.loads(line)["question"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(
+            f'--questions: expected JSON lines with "question" in {place}, given {line[:40]!r}'
+        ) from None
 
 
 def contenders(
@@ -249,11 +256,6 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    if args.repeats < 1 or args.prompts < 1 or args.batch < 1:
-        raise ValueError(
-            "expected --prompts, --repeats and --batch >= 1, given "
-            f"{args.prompts}, {args.repeats} and {args.batch}"
-        )
     asked, source = questions(args.prompts, args.questions)
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     models = {name: load(tiny.path(name)).model for name in tiny.LEVELS}
@@ -267,9 +269,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     before = timing.load_average()
     results = []
     per_run = len(contenders(models, args.batch, levels, compiled)) * len(prompts) * args.repeats
-    with tqdm(
-        total=per_run * len(args.temperature), unit="prompt", file=sys.stderr, leave=False
-    ) as bar:
+    with progress.bar(total=per_run * len(args.temperature), unit="prompt", leave=False) as bar:
         for temperature in args.temperature:
             bar.set_description(f"temperature {temperature:g}")
             made = contenders(models, args.batch, levels, compiled)

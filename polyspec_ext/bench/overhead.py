@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,10 +19,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 import polyspec_ext as ps
-from polyspec_ext import ops
+from polyspec_ext import ops, progress
 from polyspec_ext.bench import timing
 from polyspec_ext.bench.kernels import machine
 from polyspec_ext.errors import PolyspecError
@@ -241,14 +239,9 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
     turns = args.turns or (QUICK_TURNS if args.quick else TURNS)
     levels, batches = args.levels or LEVELS, args.batch or BATCHES
-    if min(levels) < 2 or min(batches) < 1 or turns < 1:
-        raise ValueError(
-            "expected --levels >= 2, --batch >= 1 and --turns >= 1, given "
-            f"{min(levels)}, {min(batches)} and {turns}"
-        )
     before = timing.load_average()
     total = turns * len(levels) * len(batches)
-    with tqdm(total=total, desc="overhead", unit="turn", file=sys.stderr, leave=False) as bar:
+    with progress.bar(total=total, desc="overhead", unit="turn", leave=False) as bar:
         cases = measure(levels, batches, args.device, turns, args.temperature, bar.update)
     rows = [_row(case) for case in cases]
     return {

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import progress
+
 if TYPE_CHECKING:
     from ..chain import Chain
     from ..levels import HuggingFaceLevel
@@ -92,7 +94,8 @@ def levels(
     made = {}
     for name in names:
         own = torch.bfloat16 if half and name != LEVELS[0] else torch.float32
-        made[name] = load(path(name), dtype or own, where, pack=pack, compile=compile)
+        with progress.loading(shown=False):  # which takes a blink
+            made[name] = load(path(name), dtype or own, where, pack=pack, compile=compile)
     return made
 
 

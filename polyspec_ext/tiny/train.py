@@ -21,15 +21,17 @@ import argparse
 import json
 import math
 import shutil
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from .. import cli_options, progress
+from ..cli_run import run_command
 from . import corpus
 
 LENGTH = 320  # tokens per training row; a GSM8K problem with its solution has about 200
@@ -119,7 +121,7 @@ def fit(
     )
     model.train()
     smooth = None
-    for _ in (bar := tqdm(range(steps), desc=name, mininterval=5)):
+    for _ in (bar := progress.bar(range(steps), desc=name, mininterval=5)):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = loss_of(next(data))
         loss.backward()
@@ -162,7 +164,7 @@ def measure(
     """Held-out loss (nats a token) and overlap with the target, E[1 - TV], at temperature 1."""
     loss = overlap = agree = 0.0
     count = 0
-    for document in tqdm(documents, desc="held out", mininterval=5, leave=False):
+    for document in progress.bar(documents, desc="held out", mininterval=5, leave=False):
         ids = document[None]
         p = target(input_ids=ids).logits[0, :-1].float().softmax(-1)
         logq = model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
@@ -178,28 +180,43 @@ def measure(
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def make_parser() -> argparse.ArgumentParser:
+    parser = cli_options.Parser(
+        prog="python -m polyspec_ext.tiny.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--data",
-        type=Path,
+        type=cli_options.folder,
         required=True,
+        metavar="DIR",
         help="folder with gsm8k_train.jsonl, gsm8k_test.jsonl, tinyshakespeare.txt",
     )
     parser.add_argument(
-        "--output", type=Path, required=True, help="one model directory per level is written here"
+        "--output",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="one model directory per level is written here",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed", type=cli_options.SEED, default=0, metavar="S", help="(default: %(default)s)"
+    )
     parser.add_argument(
         "--scale",
-        type=float,
+        type=cli_options.number(0),
+        metavar="X",
         default=1.0,
         help="multiplies every stage's token count (0.001 for a trial)",
     )
     parser.add_argument("--keep-seed", action="store_true", help="keep the seed stage's directory")
-    args = parser.parse_args()
+    parser.set_defaults(run=train)
+    return parser
+
+
+def train(args: argparse.Namespace) -> int:
+    """All four stages, and the report."""
     args.output.mkdir(parents=True, exist_ok=True)
 
     texts = corpus.gsm8k(args.data / "gsm8k_train.jsonl")
@@ -220,7 +237,8 @@ def main() -> None:
             model = make()
             model.to(torch.bfloat16).save_pretrained(place)
             shutil.copytree(args.output / "tokenizer", place, dirs_exist_ok=True)
-        return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+        with progress.loading():
+            return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
 
     def amount(tokens: float) -> int:
         return int(tokens * args.scale)
@@ -276,7 +294,8 @@ def main() -> None:
     shutil.rmtree(args.output / "tokenizer")
     if not args.keep_seed:
         shutil.rmtree(args.output / "seed", ignore_errors=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(make_parser()))

@@ -1,0 +1,136 @@
+"""What the options of every command take, checked where the user gives it: one-line errors that
+name the option, what was expected and what came."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+NO_END = float("inf")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line; the usage is what ``--help`` is for."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message.removeprefix('argument ')}\n")
+
+
+def _span(low: float, high: float) -> str:
+    return f" >= {low:g}" if high == NO_END else f" in [{low:g}, {high:g}]"
+
+
+def integer(low: int, high: float = NO_END) -> Callable[[str], int]:
+    """An integer in [low, high]."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            wanted = f"an integer{_span(low, high)}"
+            raise argparse.ArgumentTypeError(f"expected {wanted}, given {text!r}")
+        return value
+
+    return read
+
+
+def number(low: float, high: float = NO_END) -> Callable[[str], float]:
+    """A finite number in [low, high]."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not (low <= value <= high and value < NO_END):  # NaN is in no range
+            wanted = f"a number{_span(low, high)}"
+            raise argparse.ArgumentTypeError(f"expected {wanted}, given {text!r}")
+        return value
+
+    return read
+
+
+def listed(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """One or several of `kind` with commas between: ``"8,4"`` -> ``[8, 4]``."""
+
+    def read(text: str) -> list[T]:
+        try:
+            return [kind(part.strip()) for part in text.split(",")]
+        except argparse.ArgumentTypeError as error:
+            wanted = str(error).partition(", given ")[0]
+            raise argparse.ArgumentTypeError(
+                f"{wanted}, or several with commas between, given {text!r}"
+            ) from None
+
+    return read
+
+
+COUNT = integer(1)
+COUNT_OR_NONE = integer(0)
+SEED = integer(0, 2**64 - 1)
+COUNTS = listed(COUNT)
+COUNTS_OR_NONE = listed(COUNT_OR_NONE)
+SEEDS = listed(SEED)
+TEMPERATURES = listed(number(0))
+SHARES = listed(number(0, 1))
+
+
+def words(text: str) -> list[str]:
+    """``"a,b"`` -> ``["a", "b"]``."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def model(text: str) -> str:
+    """A model's id or directory. What looks like a path is looked for here, so that a wrong one is
+    not asked for on the network."""
+    place = Path(text).expanduser()
+    if place.exists():
+        if not (place / "config.json").is_file():
+            raise argparse.ArgumentTypeError(
+                f"expected a model's directory, with a config.json, given {text!r}"
+            )
+        return str(place)
+    if not text or text[0] in "./~\\" or text.count("/") > 1:
+        raise argparse.ArgumentTypeError(
+            f"expected a model's directory or id, given {text!r}, where nothing is"
+        )
+    return text
+
+
+def file(text: str) -> Path:
+    """A file that is there."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"expected a file, given {text!r}")
+    return Path(text)
+
+
+def folder(text: str) -> Path:
+    """A folder that is there."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder, given {text!r}")
+    return Path(text)
+
+
+def prompt(text: str) -> str:
+    """Text. The shell may hand over bytes that are none."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("expected UTF-8 text, given other bytes") from None
+    return text
+
+
+def add_threads(group: Any) -> None:
+    """The option that every command has which computes something."""
+    group.add_argument(
+        "--threads",
+        type=COUNT,
+        metavar="N",
+        help="threads of torch; fewer than the cores where others use the machine as well "
+        "(default: torch's own choice)",
+    )

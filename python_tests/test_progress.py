@@ -1,0 +1,112 @@
+"""Progress is for people: on standard error, and only where that is a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.utils import logging
+
+import polyspec_ext as ps
+from polyspec_ext import cli, levels, tiny
+from polyspec_ext.graphs import Graphs
+
+
+class Terminal(io.StringIO):
+    """Standard error as a terminal has it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Recorder:
+    """Captures by keeping the step, whose outputs stay where they are."""
+
+    def capture(self, step: Callable[..., Any], inputs: Any) -> tuple[Callable[[], None], Any]:
+        return (lambda: None), step(*inputs)
+
+
+@contextmanager
+def shown(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> Iterator[io.StringIO]:
+    stream = Terminal() if terminal else io.StringIO()
+    with monkeypatch.context() as here:
+        here.setattr("sys.stderr", stream)
+        yield stream
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_captured_graph_is_told_to_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    graphs = Graphs(Recorder())
+    with shown(monkeypatch, terminal) as stream:
+        for _ in range(2):
+            graphs.run("step", lambda x: (x,), [torch.zeros(1)])
+    assert graphs.num_captures == 1
+    assert ("captured CUDA graph 1" in stream.getvalue()) == terminal
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_models_load_with_a_bar_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    seen: list[bool] = []
+
+    def note(*_: Any, **__: Any) -> Any:
+        seen.append(logging.is_progress_bar_enabled())
+        raise StopIteration
+
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", note)
+    assert logging.is_progress_bar_enabled()
+    with shown(monkeypatch, terminal):
+        with pytest.raises(StopIteration):
+            ps.Chain([tiny.path("target")])
+        with pytest.raises(StopIteration):
+            tiny.chain()
+    # A user's own model; the shipped ones, which load in a blink, never.
+    assert seen == [terminal, False]
+    assert logging.is_progress_bar_enabled(), "the caller's setting is as before"
+
+
+def test_the_callers_choice_of_no_bars_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    logging.disable_progress_bar()
+    try:
+        with shown(monkeypatch, True) as stream:
+            levels.load(tiny.path("drafter"))
+        assert not logging.is_progress_bar_enabled()
+        assert stream.getvalue() == ""
+    finally:
+        logging.enable_progress_bar()
+
+
+OVERHEAD = ["bench", "overhead", "--levels", "2", "--batch", "1", "--turns", "1", "--json"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_benchmark_shows_a_bar_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    with shown(monkeypatch, terminal) as stream:
+        assert cli.main(OVERHEAD) == 0
+    assert ("overhead" in stream.getvalue()) == terminal
+    json.loads(capsys.readouterr().out)
+
+
+def test_nobody_makes_a_bar_that_does_not_look_for_a_terminal() -> None:
+    package = Path(ps.__file__).parent
+    makers = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if re.search(r"\btqdm\b", path.read_text(encoding="utf-8"))
+    }
+    assert makers == {"progress.py"}
