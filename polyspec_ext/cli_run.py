@@ -89,8 +89,8 @@ def _abandon() -> None:
 def help_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
     """What runs where a command lacks its second word: its help, as an error."""
 
-    def run(_: argparse.Namespace) -> int:
+    def show_help(_: argparse.Namespace) -> int:
         parser.print_help(sys.stderr)
         return BAD_INPUT
 
-    return run
+    return show_help

@@ -63,7 +63,7 @@ def _above(limit: float) -> Callable[[Any], bool]:
 
 
 # What a generation configuration can ask for and a chain cannot do.
-_REFUSED: dict[str, Callable[[Any], bool]] = {
+REFUSED_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "num_beams": _above(1),
     "num_beam_groups": _above(1),
     "penalty_alpha": _above(0),
@@ -95,7 +95,7 @@ _KNOWN = frozenset(
 def require_supported(
     config: Any, synced_gpus: bool, model_kwargs: dict[str, Any], dropped: dict[str, Any]
 ) -> None:
-    for name, is_set in _REFUSED.items():
+    for name, is_set in REFUSED_OPTIONS.items():
         value = getattr(config, name, None)
         if value is not None and is_set(value):
             raise ValueError(

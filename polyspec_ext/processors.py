@@ -78,7 +78,8 @@ _PREFIX = frozenset(
     }
 )
 _KNOWN = _ROWWISE | _PREFIX | {"PrefixConstrainedLogitsProcessor"}
-_REFUSED = {
+# And those that a chain cannot apply to drafted positions, with the reason.
+REFUSED_PROCESSORS = {
     "ClassifierFreeGuidanceLogitsProcessor": "it mixes the rows of a batch",
     "DiaClassifierFreeGuidanceLogitsProcessor": "it mixes the rows of a batch",
     "DiaEOSChannelFilterLogitsProcessor": "it mixes the rows of a batch",
@@ -113,7 +114,7 @@ def require_applicable(processor: Any) -> None:
         ValueError: its result depends on more than prefix and scores; names it and says on what.
     """
     for base in type(processor).__mro__:
-        reason = _REFUSED.get(base.__name__)
+        reason = REFUSED_PROCESSORS.get(base.__name__)
         if reason is not None and base.__module__.split(".")[0] == "transformers":
             raise ValueError(
                 f"{_name(processor)}: expected a function of prefix and scores, which a chain can "
