@@ -20,9 +20,10 @@ from .device_replay import Observer
 from .device_rounds import DeviceRounds
 from .drafters import Drafter, DraftModel
 from .graphs import CudaRecorder, Graphs
-from .levels import Level, as_level, device_of
+from .levels import Level, device_of
 from .output import Output, Stream
 from .ownership import CacheOwner
+from .planning import Switch, level_for, widths_of
 from .prefill import Lanes
 from .requests import Floats, Ints, Prompt
 from .sampling import Sampling
@@ -57,7 +58,11 @@ class Chain:
         graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
             CUDA device; never on the CPU. Drafts are captured with bounded `rounds` only.
         pack, compile: of the models given here (`HuggingFaceLevel`): weights packed for the CPU's
-            matrix kernels; decoding through `torch.compile`.
+            matrix kernels; decoding through `torch.compile`. "auto": whichever is faster on this
+            processor for one sequence. It is timed once, which takes about a second per level of
+            small models, longer the larger they are, with the memory of all candidates, and the
+            answer kept (`planning.choose`); compiling takes a minute per candidate. ``pack="auto"``
+            also tries bfloat16 for draft levels that are loaded here without a `dtype`.
 
     Attributes:
         names: of the levels, target first, as in messages and statistics.
@@ -83,8 +88,8 @@ class Chain:
         device: str | torch.device | None = None,
         check_vocabulary: bool = True,
         graphs: bool | None = None,
-        pack: bool = False,
-        compile: bool = False,
+        pack: Switch = False,
+        compile: Switch = False,
     ) -> None:
         if isinstance(levels, str | Path) or len(levels) == 0:
             raise ValueError(f"levels: expected a list of at least one model, given {levels!r}")
@@ -110,6 +115,7 @@ class Chain:
         self.rule = rule
         self.drafter: Drafter | None = None
         made: list[Level] = []
+        widths = widths_of(self.window)
         for place, thing in enumerate(levels):
             if isinstance(thing, DraftModel):
                 thing = thing.level  # the chain makes its own, fitted to its vocabulary
@@ -123,7 +129,12 @@ class Chain:
                     "a drafter can only be the last of at least two"
                 )
             else:
-                made.append(as_level(thing, dtype, device, pack=pack, compile=compile))
+                # A draft's dtype costs speed only; the target's is part of its distribution.
+                either = pack == "auto" and dtype is None and place > 0
+                dtypes = [dtype, torch.bfloat16] if either else [dtype]
+                made.append(
+                    level_for(thing, widths[place], dtypes, device, pack=pack, compile=compile)
+                )
         names = _distinct([getattr(level, "name", type(level).__name__) for level in made])
         if check_vocabulary:
             vocabulary.require_same(names, made)

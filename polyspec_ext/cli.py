@@ -67,12 +67,24 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
     options.add_threads(group)
     group.add_argument(
         "--pack",
-        action="store_true",
-        help="pack the weights for the CPU's matrix kernels, which takes their memory again; the "
-        "shipped chain's always are",
+        choices=("auto", "on", "off"),
+        help="pack the weights for the CPU's matrix kernels, which takes their memory again; auto: "
+        "where that is faster on this processor, and draft levels in bfloat16 where that is "
+        "(default: auto for the shipped chain, else off)",
     )
+    add_measure_again(group)
     group.add_argument(
         "--compile", action="store_true", help="decode through torch.compile, which takes a minute"
+    )
+
+
+def add_measure_again(parser: Any) -> None:
+    """Option that forgets what was timed on this processor."""
+    parser.add_argument(
+        "--measure-again",
+        action="store_true",
+        help="forget what was found to be fastest on this processor, which is kept in "
+        "polyspec_ext/levels of the user's cache folder, and time it again",
     )
 
 
@@ -104,9 +116,12 @@ def build_chain(args: argparse.Namespace) -> Any:
     from . import tiny
     from .chain import Chain
     from .drafters import PromptLookup
+    from .planning import default_store
 
     if args.threads:
         torch.set_num_threads(args.threads)
+    if args.measure_again:
+        default_store().clear()
     dtype = None if args.dtype is None else getattr(torch, args.dtype, args.dtype)
     if not isinstance(dtype, torch.dtype | None):
         raise ValueError(
@@ -114,16 +129,17 @@ def build_chain(args: argparse.Namespace) -> Any:
         )
     chosen: dict[str, Any] = {"rule": args.rule, "dtype": dtype, "device": args.device}
     chosen.update(compile=args.compile, rounds=args.rounds)
+    packs: dict[str, Any] = {"auto": "auto", "on": True, "off": False}
     if args.target is None:
         if args.middle or args.drafter:
             raise ValueError("--middle and --drafter: expected a --target with them, given none")
-        return tiny.chain(window=args.window, **chosen)
+        return tiny.chain(window=args.window, pack=packs[args.pack or "auto"], **chosen)
     levels: list[Any] = [args.target, *args.middle]
     if args.drafter == "prompt-lookup":
         levels.append(PromptLookup())
     elif args.drafter:
         levels.append(args.drafter)
-    return Chain(levels, args.window, pack=args.pack, **chosen)
+    return Chain(levels, args.window, pack=packs[args.pack or "off"], **chosen)
 
 
 def generate(args: argparse.Namespace) -> int:
@@ -323,11 +339,12 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     sub.add_argument(
         "--compile",
-        choices=("none", "drafts", "all"),
-        default="drafts",
-        help="what goes through torch.compile, beside the same without: nothing, the draft levels, "
-        "or also the target (needs a C++ compiler; default: %(default)s)",
+        choices=("auto", "none", "all"),
+        default="auto",
+        help="what goes through torch.compile, beside the same without: the levels that it makes "
+        "faster on this processor, none, or all (needs a C++ compiler; default: %(default)s)",
     )
+    add_measure_again(sub)
     sub.set_defaults(run=_demo)
 
     from . import bench

@@ -1,14 +1,15 @@
 """``python -m polyspec_ext demo``: the shipped chain beside plain decoding of the same target, in
 one run.
 
-Two baselines, both the same target with its cache: the same engine with one level, which is the
-honest one, and transformers' own greedy `generate`. Configurations take turns, so that a change in
-the machine's load meets them all.
+The baselines are all the same target with its cache: transformers' own greedy `generate`, and the
+same engine with one level, its weights packed and not, and compiled. The fastest of them is what
+ratios are over. Configurations take turns, so that a change in the machine's load meets them all.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ import torch
 
 from . import progress, tiny
 from .chain import Chain
+from .planning import default_store, processor
 from .stats import Stats, merge
 
 QUESTIONS = (
@@ -46,7 +48,7 @@ QUESTIONS = (
 # A first difference counts as a tie of rounding where the two largest logits are closer than this.
 TIE = 1e-4
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
-DRAFTS_COMPILED = ", drafts compiled"
+COMPILED = ", compiled"
 WIDTH = 56  # of the labels, in characters
 
 
@@ -58,7 +60,6 @@ class Entry:
     levels: tuple[str, ...]
     chain: Chain | None  # None: transformers' generate
     window: list[int] = field(default_factory=list)
-    plain: str = PLAIN  # label of what its ratio is over
     seconds: dict[tuple[int, int], float] = field(
         default_factory=dict
     )  # (question, repeat) -> prefill + decoding
@@ -78,19 +79,10 @@ class Entry:
 
 def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
-    model = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            model = next(
-                (line.split(":", 1)[1].strip() for line in file if line.startswith("model name")),
-                model,
-            )
-    except OSError:
-        pass
     import transformers
 
     return {
-        "cpu": model,
+        "cpu": processor.name(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
@@ -124,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print. Returns 1 where greedy output differs by more than a tie."""
     from transformers import AutoTokenizer
 
-    from .levels import load
+    from .levels import HuggingFaceLevel
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -132,46 +124,53 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--prompts: expected at most {len(QUESTIONS)}, given {args.prompts}")
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     # One level each for all chains: they take turns.
-    packed, plain = tiny.levels(), load(tiny.path("target")).model
+    if args.measure_again:
+        default_store().clear()
+    levels = tiny.levels()
+    target = levels["target"]
     prompts = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in QUESTIONS[: args.prompts]]
-
     entries = [Entry(GENERATE, ("target",), None)]
 
-    def add(parts: dict[str, Any], how: str, plain: bool) -> None:
-        """`plain`: with plain decoding by these parts, which their ratios are over."""
-        base = PLAIN + how if plain else PLAIN
-        if plain:
-            entries.append(Entry(base, ("target",), Chain([parts["target"]]), [], base))
-        for label, levels, window in (
+    def plain(level: HuggingFaceLevel, how: str) -> None:
+        entries.append(Entry(PLAIN + how, ("target",), Chain([level])))
+
+    def chains(parts: dict[str, HuggingFaceLevel], how: str) -> None:
+        for label, names, window in (
             ("two levels: target, drafter", ("target", "drafter"), args.two_level_window),
             ("two levels: target, middle", ("target", "middle"), args.two_level_window),
             ("three levels: target, middle, drafter", tiny.LEVELS, args.window),
         ):
-            chosen = list(tiny.WINDOWS[levels]) if window is None else window
-            rounds = tiny.ROUNDS.get(levels) if window is None else None
-            chain = Chain([parts[name] for name in levels], chosen, rounds=rounds)
-            entries.append(Entry(label + how, levels, chain, chosen, base))
+            chosen = list(tiny.WINDOWS[names]) if window is None else window
+            rounds = tiny.ROUNDS.get(names) if window is None else None
+            chain = Chain([parts[name] for name in names], chosen, rounds=rounds)
+            entries.append(Entry(label + how, names, chain, chosen))
 
-    add(packed, "", True)
+    plain(target, "")
+    with contextlib.suppress(ValueError):  # where nothing can be packed
+        other = HuggingFaceLevel(target.model, pack=not target.pack)
+        plain(other, ", packed" if other.pack else ", weights as torch keeps them")
+    chains(levels, "")
+    choices = {name: str(level.choice) for name, level in levels.items()}
     if args.compile != "none" and _compiler() is None:
         print("no C++ compiler found: nothing is compiled", file=sys.stderr)
         args.compile = "none"
     if args.compile != "none":
-        drafts = tiny.levels(tiny.LEVELS[1:], compile=True)
-        add(packed | drafts, DRAFTS_COMPILED, False)
-    if args.compile == "all":
-        add(tiny.levels(tiny.LEVELS[:1], compile=True) | drafts, ", compiled", True)
-    if args.compile != "none":
-        long = "a minute or two" if args.compile == "all" else "half a minute"
-        print(f"warming up, which compiles: {long}", file=sys.stderr)
+        print("compiling, which takes a minute or two the first time", file=sys.stderr)
+        compiled = tiny.levels(compile="auto" if args.compile == "auto" else True)
+        choices |= {name + COMPILED: str(level.choice) for name, level in compiled.items()}
+        if compiled["target"].compile:
+            plain(compiled["target"], COMPILED)
+        if any(level.compile for level in compiled.values()):
+            chains(compiled, COMPILED)
     total = len(entries) * len(prompts) * (args.repeats + 1)
     with progress.bar(total=total, desc="measuring", leave=False) as bar:
         for repeat in range(-1, args.repeats):  # the first round only warms up
             for number, prompt in enumerate(prompts):
                 for e in entries:
-                    _measure(e, number, repeat, prompt, plain, args)
+                    _measure(e, number, repeat, prompt, target.model, args)
                     bar.update()
-    result = _report(entries, prompts, plain, args)
+    result = _report(entries, prompts, target.model, args)
+    result["choices"] = choices
     if args.json:
         result["texts"] = [
             tokenizer.decode(entries[-1].texts[n], skip_special_tokens=True)
@@ -224,6 +223,9 @@ def _report(
     entries: list[Entry], prompts: list[list[int]], target: Any, args: argparse.Namespace
 ) -> dict[str, Any]:
     bases = {e.label: e for e in entries}
+    alone = [e for e in entries if len(e.levels) == 1]
+    fastest = max(alone, key=Entry.tokens_per_second)
+    ours = max((e for e in alone if e.stats), key=_decoding)
     rows = []
     for e in entries:
         differences: list[dict[str, Any]] = []
@@ -239,9 +241,9 @@ def _report(
                 "label": e.label,
                 "window": e.window,
                 "tokens_per_second": rate,
-                "ratio": rate / bases[e.plain].tokens_per_second(),
+                "ratio": rate / fastest.tokens_per_second(),
                 "ratio_to_generate": rate / bases[GENERATE].tokens_per_second(),
-                "decoding_ratio": _decoding(e) / _decoding(bases[e.plain]) if e.stats else None,
+                "decoding_ratio": _decoding(e) / _decoding(ours) if e.stats else None,
                 "new_tokens": sum(e.new_tokens.values()),
                 "differences": len(differences),
                 "ties": sum(d["tie"] for d in differences),
@@ -255,6 +257,7 @@ def _report(
         "prompts": len(prompts),
         "repeats": args.repeats,
         "max_new_tokens": args.max_new_tokens,
+        "fastest_plain": fastest.label,
         "configurations": rows,
     }
 
@@ -307,10 +310,13 @@ def _print(result: dict[str, Any], shown: Entry, tokenizer: Any) -> None:
                 line += f"  {level['draft_acceptance_rate']:15.2f}"
             print(line)
     where = result["machine"]
+    print("\nfastest on this processor, by timing each level's passes")
+    for name, choice in result["choices"].items():
+        print(f"  {name}: {choice}")
     print(
-        "\nratio: over plain decoding by the same engine, compiled where the chain's target is, "
-        "prefill included; decoding: the\nsame without the prefill; /generate: over transformers' "
-        "generate"
+        f"\nratio: over the fastest plain decoding ({result['fastest_plain']}), prefill included; "
+        "decoding: over the\nfastest by the same engine, without the prefill; /generate: over "
+        "transformers' generate"
     )
     print(
         f"{result['prompts']} questions, median of {result['repeats']} interleaved runs each, up "

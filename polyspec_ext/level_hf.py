@@ -13,7 +13,7 @@ from . import cache as caches
 from .level_compiled import LONGEST, compiled
 from .level_graph import CapturedPasses
 from .level_head import gather, gathering
-from .level_packed import can_pack, packed
+from .level_packed import packed
 from .level_prefill import read_prompts, takes_rows
 from .level_shared import Member, Shared, require_same_shape
 
@@ -57,14 +57,20 @@ class HuggingFaceLevel(CapturedPasses):
         prefill_chunk: tokens of a row that one pass reads at most. A pass of c tokens behind n
             others needs memory for c rows of activations and for masks of c * (n + c) elements;
             so that, and not the square of the prompt, is what a prefill takes beside the cache.
-        pack: on the CPU, multiply with weights packed for it (`level_packed`): a pass of several
-            tokens then costs hardly more than one of a single token. They take their memory again,
+        pack: on the CPU, multiply with weights packed for it (`level_packed`). On some processors
+            a pass of several tokens then costs hardly more than one of a single token, on others
+            every pass takes longer: `Chain(pack="auto")` measures. They take their memory again,
             later changes to the model's are not seen, and logits may round differently.
-        compile: decode through `torch.compile`, on the CPU with packed weights. The first passes
-            of each kind (one token, several) take seconds to minutes; logits may round differently.
+        compile: decode through `torch.compile`. The first passes of each kind (one token, several)
+            take seconds to minutes; logits may round differently.
             Rows out of step, prompts, and rounds that a CUDA device does alone are read as
             without it.
         cache_options: of the default cache: capacity, step, bucket, page_size (`RollbackCache`).
+
+    Attributes:
+        pack, compile: as given.
+        choice: where the data type, packing and compilation were chosen by timing: what was
+            measured (`planning.Choice`); else None.
 
     Raises:
         TypeError: not a causal language model.
@@ -99,7 +105,7 @@ class HuggingFaceLevel(CapturedPasses):
         self.device = caches.device_of(model)
         text_config = model.config.get_text_config(decoder=True)
         # What the passes run: `model` stays as it is.
-        self._runs = packed(model, self.name) if pack or (compile and can_pack(model)) else model
+        self._runs = packed(model, self.name) if pack else model
         self._head = self._runs.get_output_embeddings()
         out_features = getattr(self._head, "out_features", None)
         self._vocab_size = int(out_features or text_config.vocab_size)
@@ -121,6 +127,8 @@ class HuggingFaceLevel(CapturedPasses):
         self.supports_batches = bool(self._rolls and self._make.batches and placed and masked)
         self._chunk = min(prefill_chunk, caches.longest_pass(self._cache))
         self._decode = compiled(self._runs) if compile else self._runs
+        self.pack, self.compile = pack, compile
+        self.choice: object | None = None
         self._reserved = 0
         self._member: Member | None = None
         if shares_cache_with is not None:
@@ -144,6 +152,13 @@ class HuggingFaceLevel(CapturedPasses):
             _owners[id(owner.model)] = owner
         self._member = Member(owner._member.shared, self)
         self._cache = owner._cache
+
+    def __repr__(self) -> str:
+        words = [type(self.model).__name__, str(self.model.dtype).removeprefix("torch.")]
+        words.append(f"on {self.device}")
+        words += [word for word, on in (("packed", self.pack), ("compiled", self.compile)) if on]
+        chosen = "" if self.choice is None else f"; chosen: {self.choice}"
+        return f"HuggingFaceLevel({self.name}: {' '.join(words)}{chosen})"
 
     @property
     def vocab_size(self) -> int:

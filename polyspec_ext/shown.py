@@ -10,8 +10,8 @@ from .levels import Level, device_of
 
 
 def level_line(level: Level) -> str:
-    """Size, data type and place of a level's model, as in ``1.3M parameters, float32, cpu``; the
-    class of a level that has no model of torch's."""
+    """Size, data type and place of a level's model, as in ``1.3M parameters, float32, cpu``, and
+    how it runs; the class of a level that has no model of torch's."""
     model: Any = getattr(level, "model", None)
     if not isinstance(model, torch.nn.Module):
         return f"{type(level).__name__}, vocabulary of {level.vocab_size}, {device_of(level)}"
@@ -19,7 +19,11 @@ def level_line(level: Level) -> str:
     devices = _distinct(weight.device for weight in weights) or str(device_of(level))
     kinds = _distinct(weight.dtype for weight in weights if weight.dtype.is_floating_point)
     count = _rounded(sum(weight.numel() for weight in weights))
-    return ", ".join(part for part in (f"{count} parameters", kinds, devices) if part)
+    words = (("packed", "pack"), ("compiled", "compile"))
+    how = [word for word, name in words if getattr(level, name, False) is True]
+    choice = getattr(level, "choice", None)
+    how += [] if choice is None else [f"chosen {choice}"]
+    return ", ".join(part for part in (f"{count} parameters", kinds, devices, *how) if part)
 
 
 def _rounded(count: int) -> str:

@@ -311,19 +311,29 @@ def test_a_terminal_without_the_characters_gets_replacements() -> None:
     assert b"?" in out
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_demo_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # What compiles is tested elsewhere, and takes a minute.
+    monkeypatch.setattr(torch, "compile", lambda call, **options: call)
+    monkeypatch.setenv("CXX", sys.executable)
     status, out, _ = call(
-        capsys, "demo", "--prompts", "2", "--repeats", "1", "--max-new-tokens", "8", "--json"
+        *(capsys, "demo", "--prompts", "2", "--repeats", "1", "--max-new-tokens", "8", "--json"),
+        *("--compile", "all"),
     )
     assert status == 0
     report = json.loads(out)
     labels = [row["label"] for row in report["configurations"]]
-    assert len(labels) == 8
-    assert sum(label.endswith(demo.DRAFTS_COMPILED) for label in labels) == 3
+    assert sum(label.endswith(demo.COMPILED) for label in labels) == 4
     assert report["configurations"][0]["ratio_to_generate"] == 1.0
-    assert report["configurations"][1]["ratio"] == 1.0
-    assert report["configurations"][1]["decoding_ratio"] == 1.0
+    # Every way to decode plainly is there, and ratios are over the fastest of them.
+    alone = [row for row in report["configurations"] if row["label"].startswith("plain decoding")]
+    assert len(alone) == 4
+    assert len(labels) == 10
+    best = max(alone, key=lambda row: row["tokens_per_second"])
+    assert report["fastest_plain"] == best["label"]
+    assert max(row["ratio"] for row in alone) == best["ratio"] == 1.0
+    assert max(row["decoding_ratio"] for row in alone[1:]) == 1.0
+    assert list(report["choices"]) == [*tiny.LEVELS, *(n + demo.COMPILED for n in tiny.LEVELS)]
+    assert "ms per pass of 1/6 tokens" in report["choices"]["target"]
     for row in report["configurations"]:
         assert row["tokens_per_second"] > 0
         assert row["new_tokens"] > 0
@@ -352,6 +362,10 @@ def test_demo_says_when_the_text_differs(
     )
     assert status == 1
     assert "DIFFERENT" in out
+    # What was chosen for this processor, a line per level.
+    for level in tiny.LEVELS:
+        assert f"\n  {level}: " in out
+    assert out.count("ms per pass of") == len(tiny.LEVELS)
 
 
 def test_the_module_runs_as_a_command() -> None:

@@ -18,6 +18,7 @@ from .. import progress
 if TYPE_CHECKING:
     from ..chain import Chain
     from ..levels import HuggingFaceLevel
+    from ..planning import Switch
 
 LEVELS = ("target", "middle", "drafter")
 # Window of each shipped chain, by its levels: among the fastest of a small sweep on two CPU cores,
@@ -73,37 +74,30 @@ def levels(
     *,
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
-    pack: bool | None = None,
-    compile: bool = False,
+    pack: Switch = "auto",
+    compile: Switch = False,
 ) -> dict[str, HuggingFaceLevel]:
-    """The shipped models as levels, by name.
+    """The shipped models as levels, by name, target first.
 
     Args:
-        dtype: of all of them. None: float32; on the CPU the draft levels in bfloat16, which their
-            checkpoints hold, where the processor multiplies it. A draft's dtype costs speed only,
-            never exactness.
-        pack: None packs the weights on the CPU, where torch has oneDNN.
+        dtype: of all of them. None: float32; on the CPU the draft levels in float32 or bfloat16,
+            whichever is faster on this processor. A draft's dtype costs speed only, never
+            exactness.
+        pack, compile: "auto": whatever is faster on this processor (`planning.choose`, which keeps
+            its answers). Compiling takes a minute.
     """
-    from ..levels import load
+    from ..planning import level_for, widths_of
 
-    where = torch.device(device or "cpu")
-    on_cpu = where.type == "cpu"
-    if pack is None:
-        pack = on_cpu and torch.backends.mkldnn.is_available()
-    half = on_cpu and _multiplies_bfloat16()
-    made = {}
-    for name in names:
-        own = torch.bfloat16 if half and name != LEVELS[0] else torch.float32
+    on_cpu = torch.device(device or "cpu").type == "cpu"
+    window = WINDOWS.get(tuple(names), (5,) * (len(names) - 1))
+    made: dict[str, Any] = {}
+    for name, widths in zip(names, widths_of(window), strict=True):
+        dtypes = [dtype or torch.float32]
+        if dtype is None and on_cpu and name != LEVELS[0]:
+            dtypes.append(torch.bfloat16)
         with progress.loading(shown=False):  # which takes a blink
-            made[name] = load(path(name), dtype or own, where, pack=pack, compile=compile)
+            made[name] = level_for(path(name), widths, dtypes, device, pack=pack, compile=compile)
     return made
-
-
-def _multiplies_bfloat16() -> bool:
-    """Elsewhere it is emulated, and slower than float32."""
-    tell = getattr(torch.cpu, "get_capabilities", None)  # not in every release
-    found = {} if tell is None else tell()
-    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 
 def chain(
@@ -112,8 +106,8 @@ def chain(
     *,
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
-    pack: bool | None = None,
-    compile: bool = False,
+    pack: Switch = "auto",
+    compile: Switch = False,
     **options: Any,
 ) -> Chain:
     """The shipped chain, or part of it: `levels`, and the other options of `Chain`."""

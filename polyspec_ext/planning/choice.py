@@ -1,0 +1,193 @@
+"""How a level's model runs fastest on this processor: data type, packed weights, compilation.
+
+What is faster on one processor is slower on the next, so the candidates are timed for a moment
+where they are to run, and the answer is kept for the next process (`store`). Whichever is chosen,
+the level's logits are those of its model in the data type that is named.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+
+from . import processor
+from .profile import pass_seconds
+from .store import Store, default_store
+
+if TYPE_CHECKING:
+    from ..levels import Level
+
+_Level = TypeVar("_Level", bound="Level")
+Switch = bool | Literal["auto"]
+Measure = Callable[[Sequence[Any], Sequence[int]], list[dict[int, float]]]
+# A candidate must be faster by so much than those before it: less is within the noise, and the
+# earlier ones are simpler.
+MARGIN = 0.03
+SCHEMA = 1  # of what is kept
+
+
+@dataclass(frozen=True)
+class LevelConfig:
+    """How a level's model runs; `pack` and `compile` are those of `HuggingFaceLevel`."""
+
+    dtype: torch.dtype
+    pack: bool = False
+    compile: bool = False
+
+    def __str__(self) -> str:
+        words = [_name(self.dtype)]
+        words += [word for word, on in (("packed", self.pack), ("compiled", self.compile)) if on]
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The fastest candidate, and the times that say so.
+
+    Attributes:
+        seconds: of one pass, by candidate and number of tokens; empty where there was no choice.
+        cached: they were measured earlier.
+    """
+
+    config: LevelConfig
+    seconds: Mapping[LevelConfig, Mapping[int, float]]
+    cached: bool = False
+
+    def __str__(self) -> str:
+        """One line."""
+        if not self.seconds:
+            return f"{self.config} (as given)"
+        each = [
+            f"{config} " + "/".join(f"{value * 1e3:.2f}" for value in times.values())
+            for config, times in self.seconds.items()
+        ]
+        sizes = "/".join(map(str, next(iter(self.seconds.values()))))
+        when = "measured earlier" if self.cached else "measured now"
+        return f"{self.config} (ms per pass of {sizes} tokens, {when}: {', '.join(each)})"
+
+
+def widths_of(window: Sequence[int]) -> list[tuple[int, ...]]:
+    """Tokens of the passes of each level of a chain, target first: one where it decodes or drafts,
+    a window and one more where it verifies."""
+    return [*((1, size + 1) if size else (1,) for size in window), (1,)]
+
+
+def choose(
+    make: Callable[[LevelConfig], _Level],
+    candidates: Sequence[LevelConfig],
+    widths: Sequence[int],
+    *,
+    compile: Switch = False,
+    shape: str = "",
+    store: Store | None = None,
+    measure: Measure = pass_seconds,
+) -> tuple[_Level, Choice]:
+    """Make the level whose passes take the least time, one of each width added up.
+
+    Args:
+        make: a level as a configuration says. A candidate for which it, or the level's first
+            passes, raise an error is left out, unless none is left.
+        candidates: without compilation, the simplest first; a later one must be faster by `MARGIN`.
+        widths: tokens of the passes, each >= 1.
+        compile: True: the fastest compiled one. "auto": compiled only where that is faster. As
+            compiling takes long, that is tried with the data type that won without it.
+        shape: tells models apart whose passes cost differently.
+        store: where the answer is kept, by processor, instruction sets, threads, versions and all
+            of the above. None: `default_store`.
+        measure: seconds by level and width; `pass_seconds` by default.
+    """
+    if len(candidates) == 1 and compile != "auto":
+        only = replace(candidates[0], compile=compile)
+        return make(only), Choice(only, {})
+    store = default_store() if store is None else store
+    key = _key(candidates, widths, compile, shape)
+    known = _read(store.get(key))
+    if known is not None:
+        try:
+            return make(known.config), known
+        except (ValueError, RuntimeError):  # what could be made then cannot be made now
+            pass
+    made: dict[LevelConfig, _Level] = {}
+    seconds: dict[LevelConfig, dict[int, float]] = {}
+
+    def fastest(some: Sequence[LevelConfig]) -> LevelConfig:
+        errors: list[Exception] = []
+        for config in some:
+            try:
+                if config not in made:
+                    level = make(config)
+                    pass_seconds([level], widths, repeats=1)  # which compiles
+                    made[config] = level
+            except Exception as error:  # oneDNN's, or a compiler's: any other candidate will do
+                errors.append(error)
+                if config.compile:
+                    warnings.warn(f"{config}: left out: {error}", stacklevel=3)
+        rivals = [config for config in some if config in made]
+        if not rivals:
+            raise errors[-1]
+        times = measure([made[config] for config in rivals], widths)
+        seconds.update(zip(rivals, times, strict=True))
+        best = rivals[0]
+        for config in rivals[1:]:
+            if sum(seconds[config].values()) < (1 - MARGIN) * sum(seconds[best].values()):
+                best = config
+        return best
+
+    best = fastest(candidates)
+    if compile:
+        compiled = [replace(c, compile=True) for c in candidates if c.dtype == best.dtype]
+        best = fastest(compiled if compile is True else [best, *compiled])
+    choice = Choice(best, seconds)
+    store.put(key, _written(choice))
+    return made[best], choice
+
+
+def _key(
+    candidates: Sequence[LevelConfig], widths: Sequence[int], compile: Switch, shape: str
+) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        **processor.facts(),
+        "shape": shape,
+        "widths": list(widths),
+        "candidates": [str(config) for config in candidates],
+        "compile": compile,
+    }
+
+
+def _written(choice: Choice) -> dict[str, Any]:
+    """As JSON: the chosen candidate's place among the candidates, and these with their times."""
+    measured = [
+        [_name(c.dtype), c.pack, c.compile, [[width, value] for width, value in times.items()]]
+        for c, times in choice.seconds.items()
+    ]
+    return {"chosen": list(choice.seconds).index(choice.config), "measured": measured}
+
+
+def _read(value: Any) -> Choice | None:
+    """The reverse; None where `value` is something else."""
+    try:
+        seconds = {
+            LevelConfig(_dtype(dtype), bool(pack), bool(compiled)): {
+                int(width): float(each) for width, each in times
+            }
+            for dtype, pack, compiled, times in value["measured"]
+        }
+        return Choice(list(seconds)[value["chosen"]], seconds, cached=True)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError):
+        return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"expected the name of a dtype, given {name!r}")
+    return found

@@ -1,0 +1,90 @@
+"""A chain's element as the level that runs it fastest on this processor."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..cache import device_of
+from ..levels import HuggingFaceLevel, Level, as_level
+from .choice import LevelConfig, Switch, choose
+
+# Of a configuration: what does not change the cost of a pass, or is a candidate's own.
+_ASIDE = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
+
+
+def level_for(
+    thing: Any,
+    widths: Sequence[int],
+    dtypes: Sequence[torch.dtype | None] = (None,),
+    device: str | torch.device | None = None,
+    *,
+    pack: Switch = "auto",
+    compile: Switch = "auto",
+) -> Level:
+    """Like `as_level`, with what is "auto" chosen by timing (`choose`) where the model is on the
+    CPU, and off elsewhere. The level's `choice` tells what was chosen and why.
+
+    Args:
+        thing: a model id, path or Hugging Face causal model; a Level is given back as it is, as is
+            that of a model whose cache other levels share.
+        widths: numbers of tokens of the level's passes.
+        dtypes: candidates for a model that is loaded here, on the CPU; elsewhere the first. Several
+            only for a draft level, since the data type of a target is part of its distribution.
+            None: as `as_level` has it.
+
+    Raises:
+        ValueError: `pack` or `compile` is not True, False or "auto".
+        TypeError: `thing` is none of the above.
+    """
+    for name, value in (("pack", pack), ("compile", compile)):
+        if not isinstance(value, bool) and value != "auto":
+            raise ValueError(f'{name}: expected True, False or "auto", given {value!r}')
+    loads = isinstance(thing, str | Path)
+    where = torch.device(device or "cpu") if loads else _device(thing)
+    if where is None or where.type != "cpu":
+        pack, compile, dtypes = pack is True, compile is True, dtypes[:1]
+    if isinstance(pack, bool) and isinstance(compile, bool) and len(dtypes) == 1:
+        return as_level(thing, dtypes[0], device, pack=pack, compile=compile)
+    models: dict[torch.dtype, Any] = {}
+
+    def model_in(dtype: torch.dtype) -> Any:
+        if dtype not in models:
+            models[dtype] = as_level(thing, dtype, device).model  # type: ignore[attr-defined]
+        return models[dtype]
+
+    if loads:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(str(thing))
+        kinds = [dtype or torch.float32 for dtype in dtypes]
+    else:
+        plain = as_level(thing)
+        if not isinstance(plain, HuggingFaceLevel) or not plain.reads_apart:
+            return plain
+        config, kinds = thing.config, [thing.dtype]
+        models[thing.dtype] = thing
+    packs = (False, True) if pack == "auto" else (pack,)
+    level, choice = choose(
+        lambda c: HuggingFaceLevel(model_in(c.dtype), pack=c.pack, compile=c.compile),
+        [LevelConfig(kind, each) for kind in kinds for each in packs],
+        widths,
+        compile=compile,
+        shape=_digest(config),
+    )
+    level.choice = choice
+    return level
+
+
+def _device(thing: Any) -> torch.device | None:
+    is_model = isinstance(thing, torch.nn.Module) and hasattr(thing, "config")
+    return device_of(thing) if is_model else None
+
+
+def _digest(config: Any) -> str:
+    told = {key: value for key, value in config.to_dict().items() if key not in _ASIDE}
+    return hashlib.sha256(repr(sorted(told.items())).encode()).hexdigest()[:16]

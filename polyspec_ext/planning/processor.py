@@ -1,0 +1,41 @@
+"""The processor this process runs on, and what else decides how fast torch is on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import torch
+import transformers
+
+from .._C import build_info
+
+
+def name() -> str:
+    """Its model, as the system calls it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def facts() -> dict[str, object]:
+    """Processor, instruction sets (those found, and those that the environment leaves torch and
+    oneDNN), threads and versions: where one differs, times measured earlier mean nothing."""
+    tell = getattr(torch.cpu, "get_capabilities", None)  # not in every release
+    found = {} if tell is None else tell()
+    caps = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+    return {
+        "processor": name(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "instructions": sorted(flag for flag, value in found.items() if value is True),
+        "environment": {each: os.environ[each] for each in caps if each in os.environ},
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "polyspec_ext": build_info()["version"],
+    }

@@ -1,0 +1,86 @@
+"""Small measured facts, kept between processes: one JSON file each in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+
+class Store:
+    """Values by key; both are JSON objects.
+
+    A value lies in a file of its own, named by a digest of its key and replaced as a whole, so
+    that any number of processes may read and write at once. A folder that cannot be read or
+    written, or a file that holds something else, is as good as none: what was put is then known
+    to this object alone.
+
+    Args:
+        folder: made when it is first written to. None: nothing is kept in files.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._known: dict[str, Any] = {}
+
+    def get(self, key: Mapping[str, Any]) -> Any | None:
+        """The value of `key`, or None."""
+        name = _digest(key)
+        if name not in self._known and self.folder is not None:
+            try:
+                held = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+                if held["key"] == key:
+                    self._known[name] = held["value"]
+            except (OSError, ValueError, KeyError, TypeError):
+                return None
+        return self._known.get(name)
+
+    def put(self, key: Mapping[str, Any], value: Any) -> None:
+        """Keep `value`, in place of an older one."""
+        name = _digest(key)
+        self._known[name] = value
+        if self.folder is None:
+            return
+        made = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, made = tempfile.mkstemp(prefix=f"{name}.", dir=self.folder)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump({"key": key, "value": value}, file, indent=1)
+            os.replace(made, self.folder / f"{name}.json")
+        except OSError:
+            if made is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(made)
+
+    def clear(self) -> None:
+        """Forget everything; files that cannot be removed stay."""
+        self._known.clear()
+        for file in [] if self.folder is None else list(self.folder.glob("*.json")):
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+def _digest(key: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def default_store() -> Store:
+    """In the platform's cache folder of the user, below ``polyspec_ext/levels``."""
+    folder = platformdirs.user_cache_path("polyspec_ext") / "levels"
+    # Without a home there is no such folder: "~" stays as it is.
+    return _store(folder if folder.is_absolute() else None)
+
+
+@functools.cache
+def _store(folder: Path | None) -> Store:
+    """One for a folder, so that what cannot be written is known to the process."""
+    return Store(folder)

@@ -1,0 +1,362 @@
+"""How a level runs is chosen by measured times, and the answer is kept."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import polyspec_ext as ps
+from polyspec_ext import planning, tiny
+from polyspec_ext.planning import LevelConfig
+
+PLAIN, PACKED = LevelConfig(torch.float32), LevelConfig(torch.float32, pack=True)
+HALF = LevelConfig(torch.bfloat16)
+HALF_PACKED = LevelConfig(torch.bfloat16, pack=True)
+WIDTHS = (1, 6)
+
+
+class Machine:
+    """A clock, and levels whose passes take what `cost` says, in seconds per token."""
+
+    def __init__(self, cost: dict[LevelConfig, float]) -> None:
+        self.cost, self.now = cost, 0.0
+        self.made: list[LevelConfig] = []
+        self.passes: list[tuple[LevelConfig, int]] = []
+        self.measured = 0
+        self.busy: Iterator[float] = itertools.repeat(0.0)
+
+    def make(self, config: LevelConfig) -> Any:
+        if config not in self.cost:
+            raise ValueError(f"{config}: not on this machine")
+        self.made.append(config)
+        return SlowLevel(self, config)
+
+    def measure(self, levels: Sequence[Any], widths: Sequence[int]) -> list[dict[int, float]]:
+        self.measured += 1
+        return planning.pass_seconds(levels, widths, clock=lambda: self.now)
+
+
+class SlowLevel:
+    vocab_size, max_length = 11, 40
+
+    def __init__(self, machine: Machine, config: LevelConfig) -> None:
+        self.machine, self.config, self.length = machine, config, 0
+
+    def prefill(self, tokens: torch.Tensor) -> None:
+        self.length = tokens.shape[1]
+
+    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        assert int(tokens.max()) < self.vocab_size
+        self.machine.now += self.machine.cost[self.config] * tokens.shape[1]
+        self.machine.now += next(self.machine.busy)
+        self.machine.passes.append((self.config, tokens.shape[1]))
+        self.length += tokens.shape[1]
+        assert self.length <= self.max_length
+        return torch.zeros(1, keep, self.vocab_size)
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        self.length = lengths[0]
+
+
+def choose(
+    cost: dict[LevelConfig, float],
+    candidates: Sequence[LevelConfig] | None = None,
+    widths: Sequence[int] = WIDTHS,
+    store: planning.Store | None = None,
+    **options: Any,
+) -> tuple[Machine, planning.Choice]:
+    machine = Machine(cost)
+    if candidates is None:
+        candidates = [config for config in cost if not config.compile]
+    level, choice = planning.choose(
+        machine.make,
+        candidates,
+        widths,
+        store=store or planning.Store(None),
+        measure=machine.measure,
+        **options,
+    )
+    assert level.config == choice.config
+    return machine, choice
+
+
+def test_measured_times_decide() -> None:
+    assert choose({PLAIN: 2.0, PACKED: 1.0})[1].config == PACKED
+    assert choose({PLAIN: 1.0, PACKED: 2.0})[1].config == PLAIN
+    four = {PLAIN: 4.0, PACKED: 3.0, HALF: 2.0, HALF_PACKED: 2.5}
+    assert choose(four)[1].config == HALF
+    assert choose(four | {HALF_PACKED: 1.5})[1].config == HALF_PACKED
+    # Faster by less than can be told from noise.
+    assert choose({PLAIN: 1.0, PACKED: 0.99})[1].config == PLAIN
+    _, choice = choose({PLAIN: 1.0, PACKED: 0.9})
+    assert choice.seconds[PLAIN] == {1: pytest.approx(1.0), 6: pytest.approx(6.0)}
+    assert str(choice) == (
+        "float32 packed (ms per pass of 1/6 tokens, measured now: float32 1000.00/6000.00, "
+        "float32 packed 900.00/5400.00)"
+    )
+
+
+def test_compilation_is_tried_with_the_data_type_that_won() -> None:
+    cost = {PLAIN: 4.0, PACKED: 3.0, HALF: 2.0, HALF_PACKED: 2.5}
+    cost |= {replace(config, compile=True): 1.0 for config in cost}
+    compiled = replace(HALF_PACKED, compile=True)
+    machine, choice = choose(cost | {compiled: 0.5}, compile="auto")
+    assert choice.config == compiled
+    assert [config for config in machine.made if config.compile] == [
+        replace(HALF, compile=True),
+        compiled,
+    ]
+    slow = {config: 9.0 if config.compile else seconds for config, seconds in cost.items()}
+    assert choose(slow, compile="auto")[1].config == HALF
+    assert choose(slow, compile=True)[1].config == replace(HALF, compile=True)
+    assert not any(config.compile for config in choose(cost)[0].made)
+
+
+def test_what_fails_is_left_out() -> None:
+    candidates = [PLAIN, PACKED, HALF_PACKED]
+    assert choose({PLAIN: 2.0, HALF_PACKED: 1.0}, candidates)[1].config == HALF_PACKED
+    assert choose({PACKED: 2.0}, candidates)[1].config == PACKED
+    with pytest.raises(ValueError, match="not on this machine"):
+        choose({}, candidates)
+    with pytest.warns(UserWarning, match="float32 compiled: left out"):
+        assert choose({PLAIN: 1.0}, [PLAIN], compile="auto")[1].config == PLAIN
+
+
+def test_one_candidate_is_not_measured() -> None:
+    machine, choice = choose({replace(PACKED, compile=True): 1.0}, [PACKED], compile=True)
+    assert machine.passes == []
+    assert str(choice) == "float32 packed compiled (as given)"
+
+
+def test_passes_are_timed_in_turns() -> None:
+    machine = Machine({PLAIN: 1.0, PACKED: 2.0})
+    machine.busy = itertools.cycle([7.0, 0.0, 9.0])  # with something else, now and then
+    levels = [machine.make(PLAIN), machine.make(PACKED)]
+    found = planning.pass_seconds(levels, (1, 2), repeats=9, limit=1e9, clock=lambda: machine.now)
+    assert found == [{1: 1.0, 2: 2.0}, {1: 2.0, 2: 4.0}]
+    order = [config for config, width in machine.passes if width == 1]
+    assert order == [PLAIN, PACKED, PACKED, PLAIN] * 5
+    assert all(level.length == 38 for level in levels)
+    with pytest.raises(ValueError, match="widths >= 1"):
+        planning.pass_seconds(levels, (0,))
+
+
+def test_slow_levels_are_timed_twice() -> None:
+    machine = Machine({PLAIN: 3.0})
+    planning.pass_seconds([machine.make(PLAIN)], (1,), clock=lambda: machine.now)
+    assert len(machine.passes) == 3  # and once untimed
+
+
+COST = {PLAIN: 2.0, PACKED: 1.0}
+SWAPPED = {PLAIN: 1.0, PACKED: 2.0}
+
+
+def test_the_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "not" / "there"
+    first, choice = choose(COST, store=planning.Store(folder))
+    assert first.measured == 1
+    assert not choice.cached
+    # Another process, on which the times would be different.
+    machine, known = choose(SWAPPED, store=planning.Store(folder))
+    assert machine.measured == 0
+    assert machine.made == [PACKED]
+    assert known == replace(choice, cached=True)
+    assert "measured earlier" in str(known)
+
+    def measured(**changed: Any) -> bool:
+        machine, _ = choose(SWAPPED, store=planning.Store(folder), **changed)
+        return machine.measured > 0
+
+    assert measured(widths=(1, 5))
+    assert measured(shape="another model")
+    assert measured(candidates=[PACKED, PLAIN])
+    assert not measured()
+    with monkeypatch.context() as patch:
+        patch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+        assert measured()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "99.0")
+        assert measured()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert measured()
+    finally:
+        torch.set_num_threads(threads)
+    assert not measured()
+    planning.Store(folder).clear()
+    assert measured()
+    assert choose(COST, store=planning.Store(folder))[1].config == PLAIN
+
+
+def test_what_was_kept_and_cannot_be_made_now(tmp_path: Path) -> None:
+    choose(COST, store=planning.Store(tmp_path))
+    machine, choice = choose({PLAIN: 1.0}, [PLAIN, PACKED], store=planning.Store(tmp_path))
+    assert choice.config == PLAIN
+    assert machine.measured == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe\x00",
+        b"[]",
+        b'{"key": 1}',
+        b'{"key": KEY, "value": null}',
+        b'{"key": KEY, "value": {"chosen": 7, "measured": []}}',
+        b'{"key": KEY, "value": {"chosen": 0, "measured": [["int99", 0, 0, []]]}}',
+        b'{"key": KEY, "value": {"chosen": 0, "measured": [["nn", 0, 0, [[1, 2]]]]}}',
+        b'{"key": KEY, "value": {"chosen": 0, "measured": 5}}',
+    ],
+)
+def test_a_corrupt_file_is_as_good_as_none(tmp_path: Path, text: bytes) -> None:
+    choose(COST, store=planning.Store(tmp_path))
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    key = whole[whole.index(b"{", 1) : whole.index(b'"value"')].strip().rstrip(b",")
+    file.write_bytes(text.replace(b"KEY", key))
+    machine, choice = choose(SWAPPED, store=planning.Store(tmp_path))
+    assert machine.measured == 1
+    assert choice.config == PLAIN
+    assert choose(COST, store=planning.Store(tmp_path))[1].cached
+
+
+@pytest.mark.parametrize("folder", [None, "file/folder"])
+def test_without_a_folder_one_process_remembers(tmp_path: Path, folder: str | None) -> None:
+    """As in a home that is missing or cannot be written to."""
+    (tmp_path / "file").touch()
+    store = planning.Store(None if folder is None else tmp_path / folder)
+    assert choose(COST, store=store)[0].measured == 1
+    assert choose(COST, store=store)[0].measured == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    import platformdirs
+
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: Path("~/.cache") / name)
+    assert planning.default_store().folder is None
+
+
+def _write(folder: Path, number: int) -> None:
+    store = planning.Store(folder)
+    for turn in range(100):
+        store.put({"which": turn % 2}, [number] * 2000)
+
+
+def test_processes_write_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write, args=(tmp_path, n)) for n in range(3)]
+    for writer in writers:
+        writer.start()
+    seen = 0
+    while any(writer.is_alive() for writer in writers):
+        value = planning.Store(tmp_path).get({"which": 0})
+        if value is not None:
+            seen += 1
+            assert len(set(value)) == 1
+            assert len(value) == 2000
+        elif seen:
+            pytest.fail("a value that was there has gone")
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert planning.Store(tmp_path).get({"which": 1}) is not None
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def model(seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+    )
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_a_chain_chooses(home: Path) -> None:
+    models = [model(0), model(1)]
+    plain = ps.Chain(models, [3], check_vocabulary=False)
+    chain = ps.Chain(models, [3], check_vocabulary=False, pack="auto")
+    wanted = plain.generate([1, 2, 3], 30, eos_token_id=[]).sequences
+    assert chain.generate([1, 2, 3], 30, eos_token_id=[]).sequences.equal(wanted)
+    # A model of the user's keeps its data type, whatever would be faster.
+    choice: Any = chain.levels[0].choice  # type: ignore[attr-defined]
+    assert list(choice.seconds) == [PLAIN, PACKED]
+    assert list(choice.seconds[PLAIN]) == [1, 4]
+    drafter: Any = chain.drafter
+    assert list(drafter.level.choice.seconds[PLAIN]) == [1]
+    assert repr(chain).count("chosen float32") == 2
+    assert "measured now" in repr(chain)
+    assert "chosen" not in repr(plain)
+    again = ps.Chain(models, [3], check_vocabulary=False, pack="auto")
+    assert repr(again).count("measured earlier") == 2
+    level = again.levels[0]
+    assert level.pack == (choice.config == PACKED)  # type: ignore[attr-defined]
+    assert ("packed" in repr(level).split(";")[0]) == level.pack  # type: ignore[attr-defined]
+
+
+def test_a_draft_that_is_loaded_may_change_its_data_type(home: Path) -> None:
+    for number, name in enumerate(tiny.LEVELS):
+        model(number, torch.bfloat16).save_pretrained(home / name)
+    paths = [home / name for name in tiny.LEVELS]
+    chain = ps.Chain(paths, check_vocabulary=False, pack="auto")
+    target, middle = (level.choice for level in chain.levels)  # type: ignore[attr-defined]
+    assert {config.dtype for config in target.seconds} == {torch.float32}
+    assert {config.dtype for config in middle.seconds} == {torch.float32, torch.bfloat16}
+    for level in chain.levels:
+        assert level.model.dtype == level.choice.config.dtype  # type: ignore[attr-defined]
+    fixed = ps.Chain(paths, check_vocabulary=False, pack="auto", dtype=torch.float32)
+    (_, drafts) = (level.choice for level in fixed.levels)  # type: ignore[attr-defined]
+    assert {config.dtype for config in drafts.seconds} == {torch.float32}
+
+
+def test_levels_of_the_users_own_stay() -> None:
+    level = ps.HuggingFaceLevel(model())
+    draft = ps.HuggingFaceLevel(model(1), pack=True)
+    chain = ps.Chain([level, draft], [2], check_vocabulary=False, pack="auto", compile="auto")
+    assert chain.levels[0] is level
+    assert level.choice is None
+    copy = ps.HuggingFaceLevel(model(2), shares_cache_with=level)
+    chain = ps.Chain([level.model, copy], [2], check_vocabulary=False, pack="auto")
+    assert chain.levels[0] is level
+
+
+@pytest.mark.parametrize("name", ["pack", "compile"])
+@pytest.mark.parametrize("value", ["yes", None, 1.0])
+def test_a_switch_of_the_wrong_kind(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf'{name}: expected True, False or "auto", given'):
+        ps.Chain([model()], **{name: value})
+
+
+def test_the_shipped_chain_chooses(home: Path) -> None:
+    made = tiny.levels()
+    for name, level in made.items():
+        choice: Any = level.choice
+        kinds = {config.dtype for config in choice.seconds}
+        assert torch.float32 in kinds
+        assert (torch.bfloat16 not in kinds) or name != "target"
+    assert made["target"].model.dtype == torch.float32
+    assert list((home / "cache" / "polyspec_ext" / "levels").iterdir())
+    again = {name: str(level.choice) for name, level in tiny.levels().items()}
+    assert all("measured earlier" in line for line in again.values())
+    given = tiny.levels(dtype=torch.float32, pack=False)
+    assert all("as given" in str(level.choice) or level.choice is None for level in given.values())
