@@ -2,6 +2,7 @@
 #   make demo                 make test
 #   make demo VENV=dir        an environment that exists already, or another place for a new one
 #   make test PYTHON=python3.12   the interpreter to make the environment from
+#   make test-oldest          the oldest torch and transformers, in an environment of its own (4.5 GB)
 # POLYSPEC_CUDA=ON|OFF in the environment decides about the CUDA kernels.
 VENV ?= .venv
 PYTHON ?= python3
@@ -13,7 +14,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 CXX_FILES = $$(find csrc -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test environment test-environment lint clean
+.PHONY: demo test test-oldest environment test-environment lint clean
 
 demo: environment
 	$(PY) -m polyspec_ext demo
@@ -22,6 +23,9 @@ test: test-environment
 	$(VENV)/bin/ctest --test-dir build/test --output-on-failure --parallel 2
 	$(PY) -m pytest -q
 	$(MAKE) --no-print-directory lint
+
+test-oldest: test-environment
+	PYTHON=$(PYTHON) .ci/oldest $(PY)
 
 lint:
 	$(PY) -m ruff check .
@@ -40,7 +44,7 @@ environment: $(PY)
 # One build folder for the module and for CTest. With nvcc at hand the CUDA kernels are compiled as well.
 test-environment: export POLYSPEC_CUDA ?= $(shell command -v nvcc >/dev/null 2>&1 && echo ON)
 test-environment: export POLYSPEC_BUILD_DIR = build/test
-test-environment: export CMAKE_ARGS = -DPOLYSPEC_BUILD_TESTS=ON
+test-environment: export CMAKE_ARGS = -DPOLYSPEC_BUILD_TESTS=ON -DPOLYSPEC_WERROR=ON
 test-environment: $(PY)
 	@$(PY) -c "import torch" 2>/dev/null || (echo "installing $(TORCH)" && $(PIP) "$(TORCH)")
 	$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13"

@@ -29,7 +29,7 @@ struct Place {
   int32_t device_index = 0;
 
   explicit Place(const Tensor& tensor) {
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device_type));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device_type));
     device_index = tensor.get_device_index();
   }
   bool operator==(const Place& other) const {
@@ -40,7 +40,7 @@ struct Place {
 
 inline int32_t dtype_of(const Tensor& tensor) {
   int32_t dtype = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
   return dtype;
 }
 
@@ -85,9 +85,9 @@ inline Tensor empty(const Place& place, std::initializer_list<int64_t> shape, in
   int64_t strides[2] = {1, 1};
   if (shape.size() == 2) strides[0] = shape.begin()[1];
   AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.begin(), strides, dtype,
-                               place.device_type, place.device_index, &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.begin(),
+                                                  strides, dtype, place.device_type,
+                                                  place.device_index, &made));
   return Tensor(made);
 }
 
@@ -103,7 +103,7 @@ void run_on_torch_threads(void*, int64_t n, polyspec::Executor::Body body, void*
     const Work& mine = *static_cast<const Work*>(opaque);
     for (int64_t i = begin; i < end; ++i) mine.body(mine.context, i);
   };
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, n, kGrain, range, &work));
+  TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, n, kGrain, range, &work));
 }
 
 // The stream that calls on a CUDA tensor's device go to.
@@ -111,7 +111,7 @@ inline polyspec::Stream current_stream(const Place& place) {
   void* stream = nullptr;
   STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr,
                   "polyspec: this torch has no CUDA, yet got a CUDA tensor");
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(place.device_index, &stream));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(place.device_index, &stream));
   return polyspec::Stream::on(static_cast<CUstream_st*>(stream));
 }
 

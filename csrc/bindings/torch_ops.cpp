@@ -61,8 +61,8 @@ Tensor empty(const Place& place, std::initializer_list<int64_t> shape) {
     strides[axis] = strides[axis + 1] * shape.begin()[axis + 1];
   }
   AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      rank, shape.begin(), strides, dtype_for<T>(), place.device_type, place.device_index, &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape.begin(), strides, dtype_for<T>(),
+                                                  place.device_type, place.device_index, &made));
   return Tensor(made);
 }
 

@@ -53,9 +53,9 @@ class Workspaces {
     const int64_t size = bytes / 8;
     const int64_t stride = 1;
     AtenTensorHandle handle = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(
-        aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_int64(), place.device_type,
-                                 place.device_index, &handle));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_int64(),
+                                                    place.device_type, place.device_index,
+                                                    &handle));
     const Tensor* const kept = new Tensor(handle);
     void* const memory = kept->mutable_data_ptr();
     if (polyspec::clear_workspace(memory, bytes, stream).ok())

@@ -12,6 +12,12 @@ list(REMOVE_ITEM polyspec_sources "${rows_source}")
 
 add_library(polyspec ${polyspec_sources})
 add_library(polyspec::polyspec ALIAS polyspec)
+# Before 1.0 a minor release may change the ABI.
+set_target_properties(polyspec PROPERTIES VERSION ${PROJECT_VERSION}
+                                          SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+set(export_map "${CMAKE_CURRENT_SOURCE_DIR}/csrc/cmake/polyspec.map")
+target_link_options(polyspec PRIVATE "-Wl,--version-script=${export_map}")
+set_property(TARGET polyspec APPEND PROPERTY LINK_DEPENDS "${export_map}")
 target_compile_features(polyspec PUBLIC cxx_std_17)
 target_include_directories(polyspec PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/csrc/include>"
                                            "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
@@ -63,7 +69,7 @@ else()
   target_sources(polyspec PRIVATE csrc/src/cuda/stub.cpp)
 endif()
 
-# Embedders: find_package(polyspec), then link polyspec::polyspec.
+# Embedders: find_package(polyspec), then link polyspec::polyspec; or pkg-config.
 include(CMakePackageConfigHelpers)
 install(TARGETS polyspec EXPORT polyspec-targets ARCHIVE LIBRARY RUNTIME COMPONENT library)
 install(DIRECTORY csrc/include/polyspec DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT library)
@@ -75,3 +81,31 @@ write_basic_package_version_file(polyspec-config-version.cmake COMPATIBILITY Sam
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/polyspec-config.cmake"
               "${CMAKE_CURRENT_BINARY_DIR}/polyspec-config-version.cmake"
         DESTINATION ${package_dir} COMPONENT library)
+
+# polyspec.pc names its prefix relative to itself, so that an installation can be moved. A C compiler does not add the
+# C++ runtime that the static library needs.
+foreach(place IN ITEMS LIBDIR INCLUDEDIR)
+  string(TOLOWER pc_${place} variable)
+  if(IS_ABSOLUTE "${CMAKE_INSTALL_${place}}")
+    set(${variable} "${CMAKE_INSTALL_${place}}")
+  else()
+    set(${variable} "\${prefix}/${CMAKE_INSTALL_${place}}")
+  endif()
+endforeach()
+if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
+  file(RELATIVE_PATH pc_prefix "${CMAKE_INSTALL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
+else()
+  file(RELATIVE_PATH pc_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+endif()
+string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
+set(pc_private ${CMAKE_CXX_IMPLICIT_LINK_LIBRARIES})
+list(REMOVE_ITEM pc_private c gcc gcc_s)
+list(REMOVE_DUPLICATES pc_private)
+list(TRANSFORM pc_private PREPEND -l)
+if(POLYSPEC_CUDA)
+  list(PREPEND pc_private "-L${CUDAToolkit_LIBRARY_DIR}" -lcudart_static -lrt -lpthread -ldl)
+endif()
+list(JOIN pc_private " " pc_private)
+configure_file(csrc/cmake/polyspec.pc.in polyspec.pc @ONLY)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/polyspec.pc" DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+        COMPONENT library)

@@ -30,16 +30,22 @@ polyspec_ask_python(pybind11_DIR "import pybind11; print(pybind11.get_cmake_dir(
 find_package(pybind11 CONFIG REQUIRED)
 
 function(polyspec_add_python_module)
-  pybind11_add_module(_C MODULE csrc/bindings/module.cpp csrc/bindings/torch_ops.cpp
-                      csrc/bindings/cache_ops.cpp csrc/bindings/schedule_ops.cpp)
+  # Only the operators see torch's headers and its target version. torch ships a copy of pybind11 that older
+  # releases refuse to compile beside that macro, so that the two never meet in one file. One binary for torch 2.11
+  # and every later release: no symbol newer than 2.11 is used.
+  add_library(polyspec_torch_ops OBJECT csrc/bindings/torch_ops.cpp csrc/bindings/cache_ops.cpp
+                                        csrc/bindings/schedule_ops.cpp)
+  target_compile_options(polyspec_torch_ops PRIVATE ${POLYSPEC_CXX_WARNINGS})
+  target_include_directories(polyspec_torch_ops SYSTEM PRIVATE "${POLYSPEC_TORCH_DIR}/include")
+  target_compile_definitions(polyspec_torch_ops PRIVATE TORCH_TARGET_VERSION=0x020b000000000000)
+  target_link_libraries(polyspec_torch_ops PRIVATE polyspec)
+
+  pybind11_add_module(_C MODULE csrc/bindings/module.cpp $<TARGET_OBJECTS:polyspec_torch_ops>)
   target_compile_features(_C PRIVATE cxx_std_17)
   target_compile_options(_C PRIVATE ${POLYSPEC_CXX_WARNINGS})
-  target_include_directories(_C SYSTEM PRIVATE "${POLYSPEC_TORCH_DIR}/include")
   list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
-  # One binary for torch 2.11 and every later release: no symbol newer than 2.11 is used.
   target_compile_definitions(
-    _C PRIVATE TORCH_TARGET_VERSION=0x020b000000000000 POLYSPEC_VERSION="${PROJECT_VERSION}"
-               POLYSPEC_TORCH_VERSION="${POLYSPEC_TORCH_VERSION}"
+    _C PRIVATE POLYSPEC_VERSION="${PROJECT_VERSION}" POLYSPEC_TORCH_VERSION="${POLYSPEC_TORCH_VERSION}"
                POLYSPEC_CUDA_ARCHITECTURES="${architectures}")
   if(POLYSPEC_CUDA)
     target_compile_definitions(_C PRIVATE POLYSPEC_WITH_CUDA=1)
@@ -49,7 +55,7 @@ function(polyspec_add_python_module)
   # rpath: `import torch` has loaded these libraries before, wherever they are.
   target_link_libraries(
     _C PRIVATE polyspec "-Wl,--push-state,--no-as-needed" "${POLYSPEC_TORCH_DIR}/lib/libtorch.so"
-               "${POLYSPEC_TORCH_DIR}/lib/libtorch_cpu.so" "-Wl,--pop-state")
+               "${POLYSPEC_TORCH_DIR}/lib/libtorch_cpu.so" "-Wl,--pop-state" "-Wl,--exclude-libs,ALL")
   set_target_properties(_C PROPERTIES SKIP_BUILD_RPATH ON)
   install(TARGETS _C LIBRARY DESTINATION . COMPONENT python)
 endfunction()

@@ -1,5 +1,8 @@
 # Each *_test.cpp or *_test.c in csrc/tests is one executable and one CTest; what the folders below it hold
 # serves all of them. A test that needs a GPU returns 77 without one and is reported as skipped.
+if(BUILD_SHARED_LIBS)
+  message(FATAL_ERROR "POLYSPEC_BUILD_TESTS: the tests call what a shared library hides; BUILD_SHARED_LIBS=OFF")
+endif()
 enable_testing()
 enable_language(C)
 

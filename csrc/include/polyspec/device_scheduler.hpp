@@ -28,6 +28,7 @@
 
 #include <cstdint>
 
+#include "polyspec/export.h"
 #include "polyspec/philox.hpp"
 #include "polyspec/status.hpp"
 #include "polyspec/types.hpp"
@@ -77,7 +78,7 @@ struct ScheduleNextParams {
   int64_t* fed = nullptr;   // [b, t] ids, 0 behind a row's own
   int64_t* plan = nullptr;  // [kPlanRows, b]
 };
-Result schedule_next(const ScheduleNextParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result schedule_next(const ScheduleNextParams& params, Stream stream = Stream::cpu());
 
 struct ScheduleReportParams {
   ScheduleParams in;
@@ -97,6 +98,7 @@ struct ScheduleReportParams {
 };
 // A row whose status has an error bit, or whose numbers cannot be, stops: it takes no part in later
 // steps.
-Result schedule_report(const ScheduleReportParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result schedule_report(const ScheduleReportParams& params,
+                                    Stream stream = Stream::cpu());
 
 }  // namespace polyspec

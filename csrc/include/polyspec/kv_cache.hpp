@@ -11,6 +11,7 @@
 // d_v).
 #pragma once
 
+#include "polyspec/export.h"
 #include "polyspec/status.hpp"
 #include "polyspec/types.hpp"
 
@@ -65,7 +66,7 @@ struct AppendParams {
   int64_t sinks = 0;     // in [0, c); only with `ring`
   KvCache keys, values;  // [b, h, c, d_k], [b, h, c, d_v]; no overlap with in.keys, in.values
 };
-Result append(const AppendParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result append(const AppendParams& params, Stream stream = Stream::cpu());
 
 // Appends to a paged cache: position p of row b lies in page block_table[b, p / page_size] at p %
 // page_size. The row must hold the pages (reserve_pages); a position without one is not written and
@@ -80,7 +81,7 @@ struct PagedAppendParams {
       nullptr;                     // [b, m] page ids; what lies behind a row's pages is not read
   int64_t block_table_stride = 0;  // from one row to the next
 };
-Result append_paged(const PagedAppendParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result append_paged(const PagedAppendParams& params, Stream stream = Stream::cpu());
 
 // Gives rows the pages they need, or takes back those they need no more. One block table serves all
 // layers. The free list is a stack: free_pages[0 ... free_count) are the ids nobody holds. Rows are
@@ -101,10 +102,10 @@ struct PagesParams {
 };
 // Rows that hold too few pages take from the free list's top. When it runs out, this row and later
 // ones in need get none: kStatusCacheFull.
-Result reserve_pages(const PagesParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result reserve_pages(const PagesParams& params, Stream stream = Stream::cpu());
 // Rows that hold too many pages push them, lowest index first. A page id out of range, or more free
 // pages than there are, leaves the row as it is: kStatusBadPage.
-Result truncate_pages(const PagesParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result truncate_pages(const PagesParams& params, Stream stream = Stream::cpu());
 
 // After a tree has been verified: node i of row b lies in slot lengths[b] + i, and the accepted
 // nodes path[b, 0 ... j) move to slots lengths[b] ... lengths[b] + j. A parent comes before its
@@ -133,6 +134,6 @@ struct CompactTreeParams {
       nullptr;                // [b] lengths + accepted nodes; may be nullptr, must not be `lengths`
   int32_t* status = nullptr;  // [b]
 };
-Result compact_tree(const CompactTreeParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result compact_tree(const CompactTreeParams& params, Stream stream = Stream::cpu());
 
 }  // namespace polyspec

@@ -23,15 +23,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "polyspec/export.h"
+
 #define POLYSPEC_VERSION_MAJOR 0
 #define POLYSPEC_VERSION_MINOR 1
 #define POLYSPEC_VERSION_PATCH 0
-
-#if defined(__GNUC__) || defined(__clang__)
-#define POLYSPEC_API __attribute__((visibility("default")))
-#else
-#define POLYSPEC_API
-#endif
 
 #ifdef __cplusplus
 extern "C" {

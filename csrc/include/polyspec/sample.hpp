@@ -1,6 +1,7 @@
 // polyspec::sample: one token per request from the processed law of its logits.
 #pragma once
 
+#include "polyspec/export.h"
 #include "polyspec/status.hpp"
 #include "polyspec/types.hpp"
 
@@ -46,6 +47,6 @@ struct SampleParams {
 
 // Draws b tokens. On the CPU the outputs are written when the call returns; on CUDA the work is
 // queued.
-Result sample(const SampleParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result sample(const SampleParams& params, Stream stream = Stream::cpu());
 
 }  // namespace polyspec

@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "polyspec/export.h"
+
 namespace polyspec {
 
 struct Step {
@@ -32,7 +34,7 @@ struct Step {
   int64_t count = 0;
 };
 
-class Scheduler {
+class POLYSPEC_API Scheduler {
  public:
   // windows[i-1] is the number of tokens level i waits for, i = 1 ... n-1 ({mu, K} there, for
   // three levels). A window of 0 means that the level decodes alone. Throws std::invalid_argument

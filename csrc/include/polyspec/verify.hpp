@@ -1,6 +1,7 @@
 // polyspec::verify: judge a drafted block against the target's logits and emit what stands.
 #pragma once
 
+#include "polyspec/export.h"
 #include "polyspec/sample.hpp"
 
 namespace polyspec {
@@ -85,13 +86,13 @@ constexpr int64_t kVerifyWorkspaceBytes = 65536;
 // Judges b blocks. On the CPU the outputs are written when the call returns; on CUDA the work is
 // queued. After a rejection in a row, later rows are not read (rule token; a CUDA call with a
 // workspace may reduce all rows of a few requests at once).
-Result verify(const VerifyParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result verify(const VerifyParams& params, Stream stream = Stream::cpu());
 
 // Zeroes device memory that is to be a workspace and waits until it is. Not while the stream is
 // being captured.
-Result clear_workspace(void* workspace, int64_t bytes, Stream stream);
+POLYSPEC_API Result clear_workspace(void* workspace, int64_t bytes, Stream stream);
 
 // Whether a CUDA stream is being captured into a graph; false where that cannot be told.
-bool is_capturing(Stream stream);
+POLYSPEC_API bool is_capturing(Stream stream);
 
 }  // namespace polyspec
