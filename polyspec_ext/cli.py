@@ -277,7 +277,11 @@ def make_parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--raw", action="store_true", help="do not wrap the prompt into 'Question: ...\\nAnswer:'"
     )
-    sub.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
+    sub.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON object instead of streamed text; of several prompts, with their requests",
+    )
     sub.add_argument(
         "--stats",
         action="store_true",

@@ -17,9 +17,10 @@ class Context:
 
     Attributes:
         tokens: prompt, committed and pending tokens, oldest first. The chain's own list: read it,
-        never change it. valid: the first `valid` tokens are those of the previous call and its
-        proposal; what a drafter remembers
-            of later ones is void. 0 on the first call of a request: forget everything.
+            never change it.
+        valid: the first `valid` tokens are those of the previous call and its proposal; what a
+            drafter remembers of later ones is void. 0 on the first call of a request: forget
+            everything.
         sampling: the request's parameters. A proposal with logits must be drawn from the law they
             give.
         seed: keys the draws, with the absolute position, `level` and `round` (contract C3).
