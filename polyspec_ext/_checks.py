@@ -111,9 +111,12 @@ def real(
 
 
 def _index(name: str, value: Any) -> int:
-    if isinstance(value, (bool, torch.Tensor)) or not hasattr(value, "__index__"):
-        _wrong_kind(name, "an integer or an integer tensor", value)
-    return operator.index(value)
+    try:
+        if not isinstance(value, (bool, torch.Tensor)):
+            return operator.index(value)
+    except TypeError:  # classes and arrays have an `__index__` that is of no use
+        pass
+    _wrong_kind(name, "an integer or an integer tensor", value)
 
 
 def integer(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import arguments
 from . import cache as caches
 from .level_compiled import LONGEST, compiled
 from .level_graph import CapturedPasses
@@ -74,8 +75,9 @@ class HuggingFaceLevel(CapturedPasses):
 
     Raises:
         TypeError: not a causal language model.
-        ValueError: in training mode, or the cache cannot roll back (contract C7); the message
-        names the level.
+        ValueError: in training mode, the cache cannot roll back (contract C7), weights on the meta
+            device, or logits of a type or on a device that the operators do not read; the message
+            names the level.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class HuggingFaceLevel(CapturedPasses):
             raise ValueError(f"prefill_chunk: expected >= 1, given {prefill_chunk}")
         self.prefill_chunk = prefill_chunk
         self.device = caches.device_of(model)
+        _require_logits(model, self.device, self.name)
         text_config = model.config.get_text_config(decoder=True)
         # What the passes run: `model` stays as it is.
         self._runs = packed(model, self.name) if pack else model
@@ -355,6 +358,31 @@ class HuggingFaceLevel(CapturedPasses):
                 self._member.shared.select(self._member, list(rows))
             elif list(rows) != list(range(self._cache.batch_size)):
                 self._cache.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
+
+
+def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> None:
+    """Refuse a model whose logits `verify` cannot read, as far as its head tells.
+
+    Raises:
+        ValueError: names the level.
+    """
+    # Weights that accelerate keeps elsewhere are on the meta device between passes.
+    offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
+    missing = not offloaded and any(p.is_meta for p in model.parameters())
+    if missing or device.type == "meta":
+        raise ValueError(f"{name}: expected a model with its weights, given one on the meta device")
+    arguments.place(f"{name}: device", device)
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    # A quantised head, which is of another class, multiplies in a type that its weights do not
+    # tell.
+    kind = weight.dtype if isinstance(weight, torch.Tensor) else torch.float32
+    told = type(head) is torch.nn.Linear or kind == torch.float64
+    if told and kind not in arguments.LOGITS_DTYPES:
+        raise ValueError(
+            f"{name}: expected a model whose logits are float32, bfloat16 or float16, given a head "
+            f"of {kind}"
+        )
 
 
 def _pieces(

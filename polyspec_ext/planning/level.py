@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from .. import arguments
 from ..cache import device_of
-from ..levels import HuggingFaceLevel, Level, as_level
+from ..levels import HuggingFaceLevel, Level, as_level, found
 from .choice import LevelConfig, Switch, choose
 
 # Of a configuration: what does not change the cost of a pass, or is a candidate's own.
@@ -25,6 +26,7 @@ def level_for(
     *,
     pack: Switch = "auto",
     compile: Switch = "auto",
+    name: str = "level",
 ) -> Level:
     """Like `as_level`, with what is "auto" chosen by timing (`choose`) where the model is on the
     CPU, and off elsewhere. The level's `choice` tells what was chosen and why.
@@ -36,34 +38,36 @@ def level_for(
         dtypes: candidates for a model that is loaded here, on the CPU; elsewhere the first. Several
             only for a draft level, since the data type of a target is part of its distribution.
             None: as `as_level` has it.
+        name: of `thing`, for messages.
 
     Raises:
-        ValueError: `pack` or `compile` is not True, False or "auto".
+        ValueError: `pack` or `compile` is not True, False or "auto"; or as `as_level` has it.
         TypeError: `thing` is none of the above.
     """
-    for name, value in (("pack", pack), ("compile", compile)):
-        if not isinstance(value, bool) and value != "auto":
-            raise ValueError(f'{name}: expected True, False or "auto", given {value!r}')
+    arguments.switch("pack", pack)
+    arguments.switch("compile", compile)
     loads = isinstance(thing, str | Path)
-    where = torch.device(device or "cpu") if loads else _device(thing)
+    given = arguments.device("device", device) or torch.device("cpu")
+    where = given if loads else _device(thing)
     if where is None or where.type != "cpu":
         pack, compile, dtypes = pack is True, compile is True, dtypes[:1]
     if isinstance(pack, bool) and isinstance(compile, bool) and len(dtypes) == 1:
-        return as_level(thing, dtypes[0], device, pack=pack, compile=compile)
+        return as_level(thing, dtypes[0], device, pack=pack, compile=compile, name=name)
     models: dict[torch.dtype, Any] = {}
 
     def model_in(dtype: torch.dtype) -> Any:
         if dtype not in models:
-            models[dtype] = as_level(thing, dtype, device).model  # type: ignore[attr-defined]
+            models[dtype] = as_level(thing, dtype, device, name=name).model  # type: ignore[attr-defined]
         return models[dtype]
 
     if loads:
         from transformers import AutoConfig
 
-        config = AutoConfig.from_pretrained(str(thing))
+        with found(name, thing) as source:
+            config = AutoConfig.from_pretrained(source)
         kinds = [dtype or torch.float32 for dtype in dtypes]
     else:
-        plain = as_level(thing)
+        plain = as_level(thing, name=name)
         if not isinstance(plain, HuggingFaceLevel) or not plain.reads_apart:
             return plain
         config, kinds = thing.config, [thing.dtype]

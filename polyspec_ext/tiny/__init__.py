@@ -86,9 +86,11 @@ def levels(
         pack, compile: "auto": whatever is faster on this processor (`planning.choose`, which keeps
             its answers). Compiling takes a minute.
     """
+    from .. import arguments
     from ..planning import level_for, widths_of
 
-    on_cpu = torch.device(device or "cpu").type == "cpu"
+    device = arguments.device("device", device) or torch.device("cpu")
+    on_cpu = device.type == "cpu"
     window = WINDOWS.get(tuple(names), (5,) * (len(names) - 1))
     made: dict[str, Any] = {}
     for name, widths in zip(names, widths_of(window), strict=True):

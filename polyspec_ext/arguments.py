@@ -1,0 +1,219 @@
+"""A caller's values, checked and made plain Python: numbers, containers, flags, dtypes, devices.
+
+Where one value or several are taken, several are a list, a tuple or another sequence, a numpy
+array or a tensor; a number is Python's own, numpy's or a tensor of no dimensions, and never a bool.
+Errors begin with the argument's name. TypeError: wrong kind. ValueError: wrong number, shape or
+range.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from polyspec_ext import _C, _checks
+
+SIZE_MAX = 2**31 - 1
+LOGITS_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+# Tensors with one value per request are checked by the operators; here all values are scalars.
+_ANYWHERE: _checks.Place = (1, torch.device("cpu"))
+
+
+def shown(value: object) -> str:
+    """`value` as an error tells it: short."""
+    if isinstance(value, torch.Tensor):
+        # A nested tensor has no shape to tell.
+        shape = "" if value.is_nested else f" of shape {list(value.shape)}"
+        return f"a {value.dtype} tensor{shape}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, bool | int | float | str):
+        text = repr(value)
+        return text if len(text) <= 80 else f"{text[:77]}..."
+    return type(value).__name__
+
+
+def entries(name: str, value: Any) -> list[Any] | None:
+    """The entries of a sequence, array or tensor; None where `value` is none of these.
+
+    Entries of arrays and tensors come as Python's numbers, or as lists where there are more
+    dimensions.
+
+    Raises:
+        TypeError: a tensor that the host cannot read.
+    """
+    if isinstance(value, list | tuple):
+        return list(value)
+    if hasattr(value, "__array__") and hasattr(value, "tolist"):
+        listed = _read(name, value)
+        return listed if isinstance(listed, list) else None
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
+        return list(value)
+    return None
+
+
+def _read(name: str, value: Any) -> Any:
+    """An array or tensor, or numpy's scalar, in Python's lists and numbers."""
+    try:
+        return value.tolist()
+    except (RuntimeError, TypeError) as error:  # on the meta device, sparse, nested
+        raise TypeError(
+            f"{name}: expected values that can be read on the host, given {shown(value)}"
+        ) from error
+
+
+def _scalar(name: str, value: Any) -> Any:
+    return _read(name, value) if hasattr(value, "__array__") else value
+
+
+def real(name: str, value: Any, high: float = 1.0) -> float:
+    """A number in [0, high]."""
+    return float(_checks.real(name, _scalar(name, value), _ANYWHERE, high)[0])
+
+
+def integer(name: str, value: Any, high: int = _checks.INT64_MAX) -> int:
+    """An integer in [0, high]."""
+    return _checks.integer(name, _scalar(name, value), _ANYWHERE, high)[0]
+
+
+def integers(name: str, values: Sequence[Any]) -> list[int]:
+    """Integers of any size and sign."""
+    if all(type(one) is int for one in values):
+        return list(values)
+    made = []
+    for one in values:
+        plain = _scalar(name, one)
+        number: Any = None if isinstance(plain, bool) else plain
+        try:
+            made.append(operator.index(number))
+        except TypeError:
+            raise TypeError(f"{name}: expected an integer, given {shown(plain)}") from None
+    return made
+
+
+def int64(name: str, value: Any) -> int:
+    """Any integer of 64 bits with a sign."""
+    made = integers(name, [value])[0]
+    if not -(2**63) <= made < 2**63:
+        raise ValueError(f"{name}: expected an integer in [-2**63, 2**63), given {made}")
+    return made
+
+
+def token_ids(name: str, values: Sequence[Any], vocab_size: int) -> list[int]:
+    """Ids in [0, vocab_size)."""
+    ids = integers(name, values)
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        bad = next(one for one in ids if not 0 <= one < vocab_size)
+        raise ValueError(f"{name}: expected token ids in [0, {vocab_size}), given {bad}")
+    return ids
+
+
+def sizes(name: str, value: Any, count: int, of: int) -> list[int]:
+    """`count` integers >= 0, for a chain of `of` levels."""
+    given = entries(name, value)
+    wanted = f"{name}: expected {count} integers >= 0 for {of} levels"
+    if given is None:
+        raise TypeError(f"{wanted} in a list, tuple, array or tensor, given {shown(value)}")
+    if len(given) != count:
+        raise ValueError(f"{wanted}, given {len(given)}: {given}")
+    return [integer(name, one, SIZE_MAX) for one in given]
+
+
+def per_row(name: str, value: Any, count: int) -> list[Any]:
+    """`value` once per row.
+
+    Raises:
+        ValueError: another number of values.
+    """
+    given = entries(name, value)
+    if given is None:
+        return [value] * count
+    if len(given) != count:
+        raise ValueError(
+            f"{name}: expected one value or one for each of {count} prompts, given {len(given)}"
+        )
+    return given
+
+
+def bit(name: str, value: Any) -> bool:
+    """0 or 1, of any type."""
+    value = _scalar(name, value)
+    if not isinstance(value, bool | int | float) or value not in (0, 1):
+        raise ValueError(f"{name}: expected 0 or 1, given {shown(value)}")
+    return bool(value)
+
+
+def strings(name: str, value: Any) -> list[str]:
+    """A string or several; None: none."""
+    if value is None:
+        return []
+    given = [value] if isinstance(value, str) else entries(name, value)
+    if given is None or not all(isinstance(one, str) for one in given):
+        raise TypeError(f"{name}: expected a string or a list of strings, given {shown(value)}")
+    return given
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, given {shown(value)}")
+    return value
+
+
+def switch(name: str, value: Any) -> None:
+    """True, False or "auto"."""
+    if not isinstance(value, bool) and not (isinstance(value, str) and value == "auto"):
+        raise ValueError(f'{name}: expected True, False or "auto", given {shown(value)}')
+
+
+def dtype(name: str, value: Any) -> torch.dtype | None:
+    """A data type that logits may have; None stays None."""
+    if value is None or (isinstance(value, torch.dtype) and value in LOGITS_DTYPES):
+        return value
+    wrong = ValueError if isinstance(value, torch.dtype) else TypeError
+    what = value if isinstance(value, torch.dtype) else shown(value)
+    raise wrong(
+        f"{name}: expected torch.float32, torch.bfloat16, torch.float16 or None, given {what}"
+    )
+
+
+def place(name: str, value: Any) -> torch.device:
+    """A device of a kind that the operators run on."""
+    if not isinstance(value, str | torch.device):
+        raise TypeError(
+            f"{name}: expected a torch.device or a name such as 'cpu' or 'cuda:0', given "
+            f"{shown(value)}"
+        )
+    try:
+        made = torch.device(value)
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: expected a torch.device or a name such as 'cpu' or 'cuda:0', given {value!r}"
+        ) from None
+    if made.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name}: expected cpu or cuda, given {made}")
+    if made.type == "cuda" and not _C.build_info()["cuda"]:
+        raise ValueError(
+            f"{name}: expected the CPU, given {made}: polyspec_ext was built without CUDA kernels; "
+            "reinstall it with POLYSPEC_CUDA=1 in the environment"
+        )
+    return made
+
+
+def device(name: str, value: Any) -> torch.device | None:
+    """A device that is here and that the operators run on; None stays None."""
+    if value is None:
+        return None
+    made = place(name, value)
+    if made.type == "cuda":
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (made.index or 0) >= found:
+            build = "" if torch.version.cuda else " and a build of torch without CUDA"
+            raise ValueError(
+                f"{name}: expected a device of this machine, given {made} with {found} CUDA "
+                f"devices that torch can use{build}"
+            )
+    return made
