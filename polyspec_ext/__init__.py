@@ -24,6 +24,7 @@ from polyspec_ext.ops import (
     sample,
     verify,
 )
+from polyspec_ext.seeds import row_seeds
 
 if TYPE_CHECKING:
     from polyspec_ext.chain import Chain
@@ -73,6 +74,7 @@ __all__ = [
     "custom_generate",
     "has_cuda",
     "raise_for_status",
+    "row_seeds",
     "sample",
     "verify",
 ]

@@ -119,7 +119,7 @@ def sizes(name: str, value: Any, count: int, of: int) -> list[int]:
     if given is None:
         raise TypeError(f"{wanted} in a list, tuple, array or tensor, given {shown(value)}")
     if len(given) != count:
-        raise ValueError(f"{wanted}, given {len(given)}: {given}")
+        raise ValueError(f"{wanted}, given {given}")
     return [integer(name, one, SIZE_MAX) for one in given]
 
 

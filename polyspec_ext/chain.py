@@ -8,17 +8,16 @@ one of them. The C++ `Scheduler` says who is next; `batch.py` does it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import requests, vocabulary
+from . import _checks, arguments, requests, vocabulary
 from .batch import Batch
 from .device_program import default_rounds
 from .device_replay import Observer
 from .device_rounds import DeviceRounds
-from .drafters import Drafter, DraftModel
+from .drafters import Drafter, DraftModel, PromptLookup
 from .graphs import CudaRecorder, Graphs
 from .levels import Level, device_of
 from .output import Output, Stream
@@ -32,16 +31,19 @@ from .shown import level_line
 if TYPE_CHECKING:
     from .processors import LawProcessors
 
-RULES = ("token", "block")
-
 
 class Chain:
     """A polybasic chain of models.
 
+    Wherever several values are taken, a list, a tuple, a numpy array and a tensor will do; a number
+    is Python's, numpy's or a tensor of no dimensions, and never a bool. Every argument is checked
+    as `ps.sample` and `ps.verify` check theirs, and errors begin with its name.
+
     Args:
-        levels: target first, drafter last. Hugging Face causal models, model ids or paths, or
-            `Level` objects; the last may be a `Drafter` instead. One element alone decodes
-            plainly, which is the honest baseline.
+        levels: target first, drafter last, in a list or tuple. Hugging Face causal models, model
+            ids or paths, or `Level` objects, none of them twice; the last may be a `Drafter`
+            instead, or "prompt-lookup" for a `PromptLookup`. One element alone decodes plainly,
+            which is the honest baseline.
         window: ``window[i]`` tokens are gathered for level i+1 before it verifies (``[mu, K]`` for
             three levels), each >= 0; 0 lets that level decode alone. Default: 4 at the bottom,
             doubled at every level above.
@@ -52,8 +54,8 @@ class Chain:
             the rows of a batch keep step, and let a CUDA device do a round of the target
             without a look of the host in between.
         rule: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2024), on every level.
-        dtype, device: for models loaded here; float32 on the CPU and the checkpoint's own
-            elsewhere by default.
+        dtype, device: for models loaded here. float32, bfloat16 or float16; by default float32 on
+            the CPU and the checkpoint's own elsewhere. CPU or CUDA; by default the CPU.
         check_vocabulary: compare the tokenizers that lie beside the models.
         graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
             CUDA device; never on the CPU. Drafts are captured with bounded `rounds` only.
@@ -72,9 +74,10 @@ class Chain:
         window, rounds, rule: as above, with what was chosen by default.
 
     Raises:
-        TypeError: an element is none of the above.
-        ValueError: windows, rule or vocabularies do not fit, or a level's cache cannot roll back;
-            the message names the level.
+        TypeError: an argument, or an element of `levels`, is none of the above.
+        ValueError: windows, rule, device, dtype or vocabularies do not fit, a path has no model, a
+            model gives logits that the operators cannot read (float64, on the meta device), or its
+            cache cannot roll back. The message names the argument or the level.
     """
 
     def __init__(
@@ -91,50 +94,60 @@ class Chain:
         pack: Switch = False,
         compile: Switch = False,
     ) -> None:
-        if isinstance(levels, str | Path) or len(levels) == 0:
-            raise ValueError(f"levels: expected a list of at least one model, given {levels!r}")
-        if rule not in RULES:
-            raise ValueError(f"rule: expected one of {', '.join(RULES)}, given {rule!r}")
-        count = len(levels)
+        things = arguments.entries("levels", levels)
+        if things is None:
+            raise TypeError(
+                "levels: expected a list of models, the target first, given "
+                f"{arguments.shown(levels)}"
+            )
+        if not things:
+            raise ValueError("levels: expected at least one model, given none")
+        count = len(things)
         if window is None:
             window = [4 * 2**i for i in reversed(range(count - 1))]
-        self.window = [int(w) for w in window]
-        if len(self.window) != count - 1 or any(w < 0 for w in self.window):
-            raise ValueError(
-                f"window: expected {count - 1} numbers >= 0 for {count} levels, given "
-                f"{list(window)}"
-            )
+        self.window = arguments.sizes("window", window, count - 1, count)
         if rounds is None:
             rounds = default_rounds(self.window)
-        self.rounds = [int(r) for r in rounds]
-        if len(self.rounds) != max(count - 2, 0) or any(r < 0 for r in self.rounds):
-            raise ValueError(
-                f"rounds: expected {max(count - 2, 0)} numbers >= 0 for {count} levels, given "
-                f"{list(rounds)}"
-            )
+        self.rounds = arguments.sizes("rounds", rounds, max(count - 2, 0), count)
+        _checks.rule(rule)
         self.rule = rule
+        dtype, device = arguments.dtype("dtype", dtype), arguments.device("device", device)
+        arguments.flag("check_vocabulary", check_vocabulary)
+        if graphs is not None:
+            arguments.flag("graphs", graphs)
+        arguments.switch("pack", pack)
+        arguments.switch("compile", compile)
         self.drafter: Drafter | None = None
         made: list[Level] = []
         widths = widths_of(self.window)
-        for place, thing in enumerate(levels):
+        for place, thing in enumerate(things):
             if isinstance(thing, DraftModel):
                 thing = thing.level  # the chain makes its own, fitted to its vocabulary
-            is_drafter = isinstance(thing, Drafter) and not isinstance(thing, Level)
+            if isinstance(thing, str) and thing == "prompt-lookup":
+                thing = PromptLookup()
+            is_drafter = isinstance(thing, Drafter) and not isinstance(thing, Level | type)
             if is_drafter and 0 < place == count - 1:
                 self.drafter = thing
             elif is_drafter:
                 raise TypeError(
-                    f"level {place + 1} of {count}: expected a model, given the drafter "
-                    f"{type(thing).__name__}; "
-                    "a drafter can only be the last of at least two"
+                    f"levels[{place}] of {count}: expected a model, given the drafter "
+                    f"{type(thing).__name__}; a drafter can only be the last of at least two"
                 )
             else:
+                name = f"levels[{place}]"
                 # A draft's dtype costs speed only; the target's is part of its distribution.
                 either = pack == "auto" and dtype is None and place > 0
                 dtypes = [dtype, torch.bfloat16] if either else [dtype]
-                made.append(
-                    level_for(thing, widths[place], dtypes, device, pack=pack, compile=compile)
+                level = level_for(
+                    thing, widths[place], dtypes, device, pack=pack, compile=compile, name=name
                 )
+                for earlier, other in enumerate(made):
+                    if other is level:
+                        raise ValueError(
+                            f"{name}: expected a level of its own, given levels[{earlier}] again, "
+                            "whose cache holds one text only"
+                        )
+                made.append(level)
         names = _distinct([getattr(level, "name", type(level).__name__) for level in made])
         if check_vocabulary:
             vocabulary.require_same(names, made)
@@ -200,7 +213,9 @@ class Chain:
 
         A chain works on one batch at a time: starting another ends this one.
         """
-        prompts = requests.prompts(input_ids, self.vocab_sizes[0])
+        prompts = requests.prompts(
+            "input_ids", requests.rows_of("input_ids", input_ids), self.vocab_sizes[0]
+        )
         if len(prompts) != 1:
             raise ValueError(
                 f"input_ids: expected one prompt to stream, given {len(prompts)}; use batch() for "
@@ -214,7 +229,7 @@ class Chain:
 
     def batch(
         self,
-        prompts: Sequence[list[int]],
+        prompts: Prompt,
         max_new_tokens: Ints = 256,
         temperature: Floats = 0.0,
         top_k: Ints = 0,
@@ -231,14 +246,18 @@ class Chain:
         Arguments are those of `generate`; the lists are copied. `processors` and `observe` are
         those of `Batch`.
         """
-        rows = [list(prompt) for prompt in prompts]
+        vocab_size = self.vocab_sizes[0]
+        rows = requests.prompts("prompts", requests.rows_of("prompts", prompts), vocab_size)
         count = len(rows)
         requests.require_batches(self, count)
-        limits = requests.per_row("max_new_tokens", max_new_tokens, count)
+        limits = [
+            arguments.integer("max_new_tokens", limit)
+            for limit in arguments.per_row("max_new_tokens", max_new_tokens, count)
+        ]
         for prompt, limit in zip(rows, limits, strict=True):
             requests.require_room(self._limits, len(prompt), limit)
         values = [
-            requests.per_row(name, value, count)
+            arguments.per_row(name, value, count)
             for name, value in (
                 ("temperature", temperature),
                 ("top_k", top_k),
@@ -247,17 +266,16 @@ class Chain:
             )
         ]
         if eos_token_id is None:
-            eos_token_id = getattr(self.levels[0], "eos_token_ids", ())
+            # Not the caller's: configurations name ids that a smaller vocabulary does not have.
+            own = getattr(self.levels[0], "eos_token_ids", ())
+            eos_token_id = [token for token in own if 0 <= token < vocab_size]
         return Batch(
             self,
             rows,
             max_new_tokens=limits,
-            sampling=[
-                Sampling(float(t), int(k), float(p), float(m))
-                for t, k, p, m in zip(*values, strict=True)
-            ],
+            sampling=[Sampling(*own) for own in zip(*values, strict=True)],
             seeds=requests.seeds(seed, count),
-            eos=requests.eos_sets(eos_token_id, count),
+            eos=requests.eos_sets(eos_token_id, count, vocab_size),
             processors=processors,
             observe=observe,
         )
@@ -280,23 +298,29 @@ class Chain:
 
         Args:
             input_ids: one prompt, ``[N]`` or ``[1, N]``; or several, ``[B, N]`` with
-                `attention_mask` or a list of lists; N >= 1 each.
-            max_new_tokens: never exceeded. This and what follows: one value, or one per row.
+                `attention_mask` or a list of rows of any length; B and N >= 1, integers in
+                [0, vocab_size of the target).
+            max_new_tokens: never exceeded; >= 0. This and what follows: one value, or one per row.
             temperature, top_k, top_p, min_p: make the law out of the logits, alike on every level;
                 temperature 0 is the target's argmax.
-            seed: the same seed and inputs give the same tokens, whatever the rest of the batch.
-                One value s for B rows means s, s + 1, ... s + B - 1.
-            eos_token_id: id or ids that end a text (and are kept), or such a list per row; None:
-                the target's own, []: none.
+            seed: in [0, 2**64). The same seed and inputs give the same tokens, whatever the rest of
+                the batch. One value s for B rows stands for ``ps.row_seeds(s, B)``: row 0 has s
+                itself, as a prompt alone, and the others bits hashed out of s and their number.
+            eos_token_id: id or ids in [0, vocab_size) that end a text (and are kept), or ids for
+                each row in one more list; None: the target's own, []: none.
             attention_mask: ``[B, N]``, 0 where a row of `input_ids` is padding, on either side.
             pad_token_id: fills the ends of short rows of the output. None: the first EOS id, or 0.
 
         Raises:
-            ValueError: bad input; names what was expected and what was given.
+            TypeError, ValueError: bad input; begins with the argument's name, then what was
+                expected and what was given.
             RequestError: a row of logits has no law (NaN, +inf, all -inf); names request, level
                 and position. The chain stays usable.
         """
-        prompts = requests.prompts(input_ids, self.vocab_sizes[0], attention_mask)
+        given = requests.rows_of("input_ids", input_ids)
+        prompts = requests.prompts("input_ids", given, self.vocab_sizes[0], attention_mask)
+        if pad_token_id is not None:
+            pad_token_id = arguments.int64("pad_token_id", pad_token_id)
         batch = self.batch(
             prompts, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
         )
@@ -308,7 +332,9 @@ class Chain:
         if pad_token_id is None:
             pad_token_id = min(batch.rows[0].eos, default=0)
         return Output(
-            requests.padded(input_ids, prompts, [row.tokens for row in batch.rows], pad_token_id),
+            requests.padded(
+                input_ids, given, prompts, [row.tokens for row in batch.rows], pad_token_id
+            ),
             batch.stats,
             [row.stats for row in batch.rows],
             [row.logprobs for row in batch.rows],

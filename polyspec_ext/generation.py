@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from . import requests
+from . import arguments, requests
 from .generation_checks import dropped_by_generate, padding_of, require_chain, require_supported
 from .processors import Parts, TransformersProcessors, shown_scores, take_apart
 from .stats import Stats
@@ -74,9 +74,9 @@ def custom_generate(
 
     Args:
         chain: its target must be `model` itself.
-        seed: keys the draws; one value s for B rows means s, s + 1, ... as for `Chain.generate`,
-            or one per returned row. None: drawn from torch's global generator, so that
-            ``torch.manual_seed`` makes sampling reproducible.
+        seed: keys the draws; one value s for B rows stands for ``ps.row_seeds(s, B)`` as for
+            `Chain.generate`, or one per returned row. None: drawn from torch's global generator, so
+            that ``torch.manual_seed`` makes sampling reproducible.
         stop_strings, tokenizer: as of `generate`, which keeps them from a custom loop: without a
             tokenizer, the one beside the target's weights is used.
 
@@ -98,14 +98,15 @@ def custom_generate(
         assert chain is not None
         require_supported(generation_config, synced_gpus, model_kwargs, dropped)
         criteria = list(stopping_criteria or ())
-        if stop_strings:
+        stops = arguments.strings("stop_strings", stop_strings)
+        if stops:
             tokenizer = tokenizer if tokenizer is not None else target.tokenizer()
             if tokenizer is None:
                 raise ValueError(
                     "stop_strings: expected a tokenizer beside the target's weights, given none; "
                     "pass stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)]"
                 )
-            criteria.append(StopStringCriteria(tokenizer, stop_strings))
+            criteria.append(StopStringCriteria(tokenizer, stops))
         run = _Run(
             chain,
             input_ids,
@@ -144,7 +145,7 @@ class _Run:
         count, self.width = input_ids.shape
         padding = padding_of(input_ids, model_kwargs)
         prompts = [own[n:] for own, n in zip(input_ids.tolist(), padding, strict=True)]
-        requests.prompts(prompts, chain.vocab_sizes[0])
+        requests.prompts("input_ids", prompts, chain.vocab_sizes[0])
         eos, limit = self._sort(criteria, config)
         self.pad = config.pad_token_id
         if self.pad is None:
@@ -184,7 +185,8 @@ class _Run:
             sampling.top_p,
             sampling.min_p,
             seed,
-            sorted(eos),
+            # Configurations name ids that the vocabulary does not have, or -1 for none.
+            sorted(token for token in eos if 0 <= token < chain.vocab_sizes[0]),
             processors=self.processors,
             observe=self._observe if watched else None,
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import arguments
+from ._checks import SEED_MAX
 from .drafters import DraftModel
+from .seeds import row_seeds
 
 if TYPE_CHECKING:
     from .chain import Chain
@@ -18,95 +21,98 @@ Floats = float | Sequence[float] | torch.Tensor
 Prompt = torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 
-def prompts(
-    input_ids: Prompt, vocab_size: int, attention_mask: torch.Tensor | None = None
-) -> list[list[int]]:
-    """Fresh lists of ids, one per prompt, without padding.
+def rows_of(name: str, value: Any) -> list[list[int]]:
+    """One prompt or several as they were given, padding included.
 
     Raises:
-        TypeError: not integers.
-        ValueError: an empty prompt, an id out of range, or a mask of another shape or with a gap.
+        TypeError: not integers in one of the containers that `arguments` describes.
+        ValueError: an array or tensor of other dimensions, or no prompt.
     """
-    if isinstance(input_ids, torch.Tensor):
-        rows = _of_tensor(input_ids, attention_mask)
-    else:
-        if attention_mask is not None:
-            raise ValueError("attention_mask: expected input_ids as a tensor, given a list")
-        given: list[Any] = list(input_ids)
-        nested = bool(given) and all(isinstance(row, list | tuple) for row in given)
-        rows = [list(row) for row in given] if nested else [given]
-        if not all(isinstance(token, int) for row in rows for token in row):
-            raise TypeError(
-                "input_ids: expected token ids of one prompt, or a list of such lists; given "
-                "something else in the list"
-            )
+    wanted = f"{name}: expected token ids of one prompt, or one such row for each of several"
+    if isinstance(value, torch.Tensor) and (
+        value.dtype.is_floating_point or value.dtype == torch.bool
+    ):
+        raise TypeError(f"{name}: expected an integer dtype, given {value.dtype}")
+    if hasattr(value, "__array__") and value.ndim not in (1, 2):
+        raise ValueError(f"{name}: expected shape [N] or [B, N], given {list(value.shape)}")
+    given = arguments.entries(name, value)
+    if given is None:
+        raise TypeError(f"{wanted}, given {arguments.shown(value)}")
+    if not given and getattr(value, "ndim", 1) == 2:
+        raise ValueError(f"{name}: expected at least 1 prompt, given 0")
+    rows = [None if type(one) is int else arguments.entries(name, one) for one in given]
+    several = [row for row in rows if row is not None]
+    if several and len(several) < len(rows):
+        raise TypeError(f"{wanted}, given ids and rows side by side")
+    return [arguments.integers(name, row) for row in several or [given]]
+
+
+def prompts(
+    name: str, rows: Sequence[list[int]], vocab_size: int, attention_mask: Any = None
+) -> list[list[int]]:
+    """Fresh lists of ids out of `rows_of`, one per prompt, without padding.
+
+    Raises:
+        TypeError, ValueError: an empty prompt, an id out of range, a mask of another shape or with
+            a gap.
+    """
+    if attention_mask is not None:
+        rows = _unpadded(rows, attention_mask)
     for row in rows:
         if not row:
-            raise ValueError("input_ids: expected at least 1 token, given 0")
-        if min(row) < 0 or max(row) >= vocab_size:
-            bad = next(token for token in row if not 0 <= token < vocab_size)
-            raise ValueError(f"input_ids: expected token ids in [0, {vocab_size}), given {bad}")
-    return rows
+            raise ValueError(f"{name}: expected at least 1 token, given 0")
+    return [arguments.token_ids(name, row, vocab_size) for row in rows]
 
 
-def _of_tensor(ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
-    if ids.dtype.is_floating_point or ids.dtype == torch.bool:
-        raise TypeError(f"input_ids: expected an integer dtype, given {ids.dtype}")
-    if ids.dim() not in (1, 2):
-        raise ValueError(f"input_ids: expected shape [N] or [B, N], given {list(ids.shape)}")
-    if ids.dim() == 2 and ids.shape[0] == 0:
-        raise ValueError("input_ids: expected at least 1 prompt, given 0")
-    rows: list[list[int]] = ids.reshape(-1, ids.shape[-1]).tolist()
-    if mask is None:
-        return rows
-    if mask.shape != ids.shape:
+def _unpadded(rows: Sequence[list[int]], mask: Any) -> list[list[int]]:
+    name = "attention_mask"
+    given = arguments.entries(name, mask)
+    if given is None:
+        raise TypeError(
+            f"{name}: expected 0 and 1 in the shape of input_ids, given {arguments.shown(mask)}"
+        )
+    own = [row for row in (arguments.entries(name, one) for one in given) if row is not None]
+    shape = [len(row) for row in own or [given]]
+    if len(own) not in (0, len(given)) or shape != [len(row) for row in rows]:
         raise ValueError(
-            f"attention_mask: expected the shape of input_ids, {list(ids.shape)}, given "
-            f"{list(mask.shape)}"
+            f"{name}: expected the shape of input_ids, rows of {[len(row) for row in rows]} "
+            f"tokens, given rows of {shape}"
         )
     kept = []
-    for row, own in zip(rows, mask.reshape(len(rows), -1).tolist(), strict=True):
-        seen = [i for i, bit in enumerate(own) if bit]
+    for row, bits in zip(rows, own or [given], strict=True):
+        seen = [i for i, bit in enumerate(bits) if arguments.bit(name, bit)]
         if seen and seen[-1] - seen[0] + 1 != len(seen):
-            raise ValueError("attention_mask: expected padding at the ends of a row, given a gap")
+            raise ValueError(f"{name}: expected padding at the ends of a row, given a gap")
         kept.append([row[i] for i in seen])
     return kept
 
 
-def per_row(name: str, value: Any, count: int) -> list[Any]:
-    """`value` once per row.
-
-    Raises:
-        ValueError: another number of values.
-    """
-    if isinstance(value, torch.Tensor):
-        value = value.tolist()
-    if not isinstance(value, list | tuple):
-        return [value] * count
-    if len(value) != count:
-        raise ValueError(
-            f"{name}: expected one value or one for each of {count} prompts, given {len(value)}"
-        )
-    return list(value)
-
-
 def seeds(seed: Any, count: int) -> list[int]:
-    """One seed per row, modulo 2**64. A single one is counted up, so that equal prompts differ."""
-    if isinstance(seed, int):
-        return [(seed + i) % 2**64 for i in range(count)]
-    return [int(own) % 2**64 for own in per_row("seed", seed, count)]
+    """One seed per row, each in [0, 2**64); out of a single one as `row_seeds` says."""
+    if arguments.entries("seed", seed) is None:
+        return row_seeds(seed, count)
+    given = arguments.per_row("seed", seed, count)
+    return [arguments.integer("seed", own, SEED_MAX) for own in given]
 
 
-def eos_sets(ids: Any, count: int) -> list[frozenset[int]]:
-    """The ids that end each row's text."""
-    if isinstance(ids, torch.Tensor):
-        ids = ids.tolist()
-    if isinstance(ids, int):
-        ids = [ids]
-    ids = list(ids or ())
-    if any(isinstance(one, list | tuple) for one in ids):
-        return [frozenset(one) for one in per_row("eos_token_id", ids, count)]
-    return [frozenset(ids)] * count
+def eos_sets(ids: Any, count: int, vocab_size: int) -> list[frozenset[int]]:
+    """The ids that end each row's text, in [0, vocab_size)."""
+    name = "eos_token_id"
+
+    def several(value: Any) -> list[Any] | None:
+        return list(value) if isinstance(value, Set) else arguments.entries(name, value)
+
+    given = several(ids)
+    if given is None:
+        given = [ids]
+    rows = [several(one) for one in given]
+    own = [row for row in rows if row is not None]
+    if not own:
+        return [frozenset(arguments.token_ids(name, given, vocab_size))] * count
+    if len(own) < len(rows):
+        raise TypeError(f"{name}: expected an id, ids, or ids for each prompt, given a mixture")
+    own = arguments.per_row(name, own, count)
+    return [frozenset(arguments.token_ids(name, row, vocab_size)) for row in own]
 
 
 def require_batches(chain: Chain, count: int) -> None:
@@ -140,8 +146,6 @@ def require_room(limits: Sequence[tuple[str, int | None]], prompt: int, new: Any
     Raises:
         ValueError: names the level.
     """
-    if new < 0:
-        raise ValueError(f"max_new_tokens: expected a number >= 0, given {new}")
     for name, limit in limits:
         if limit is not None and prompt + new > limit:
             raise ValueError(
@@ -151,15 +155,21 @@ def require_room(limits: Sequence[tuple[str, int | None]], prompt: int, new: Any
 
 
 def padded(
-    input_ids: Prompt, given: Sequence[list[int]], rows: Sequence[list[int]], pad: int
+    input_ids: Prompt,
+    fronts: Sequence[list[int]],
+    given: Sequence[list[int]],
+    rows: Sequence[list[int]],
+    pad: int,
 ) -> torch.Tensor:
     """``[B, N]`` int64 on the prompts' device: what `input_ids` held, then the new tokens, then
-    padding. Ragged lists have no padding in front."""
-    tensor = isinstance(input_ids, torch.Tensor)
-    if tensor and input_ids.dim() == 2 and len(rows) > 1:  # type: ignore[union-attr]
-        fronts: list[list[int]] = input_ids.tolist()  # type: ignore[union-attr]
-        rows = [f + row[len(p) :] for f, p, row in zip(fronts, given, rows, strict=True)]
+    padding.
+
+    Args:
+        fronts, given: of `rows_of` and `prompts`.
+        rows: what was given, then the new tokens.
+    """
+    rows = [f + row[len(p) :] for f, p, row in zip(fronts, given, rows, strict=True)]
     width = max(map(len, rows))
     table = [row + [pad] * (width - len(row)) for row in rows]
-    device = input_ids.device if tensor else None  # type: ignore[union-attr]
+    device = input_ids.device if isinstance(input_ids, torch.Tensor) else None
     return torch.tensor(table, dtype=torch.int64, device=device)

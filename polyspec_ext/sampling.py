@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from . import arguments
+from ._checks import FLOAT32_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,8 +13,8 @@ class Sampling:
     """How logits become a law: temperature, then top-k, top-p and min-p. 0, 1.0 and 0.0 mean off.
 
     Raises:
-        ValueError: a parameter is out of range; names the parameter, what is allowed and what was
-        given.
+        TypeError: a parameter is no number; names it.
+        ValueError: a parameter is out of range; names it, what is allowed and what was given.
     """
 
     temperature: float = 1.0
@@ -21,16 +23,14 @@ class Sampling:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(
-                f"temperature: expected a finite number >= 0, given {self.temperature}"
-            )
-        if self.top_k < 0:
-            raise ValueError(f"top_k: expected an integer >= 0 (0: off), given {self.top_k}")
-        for name in ("top_p", "min_p"):
-            value = getattr(self, name)
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name}: expected a number in [0, 1], given {value}")
+        # Checked as by `ps.sample`. A frozen dataclass is set like this before it is handed out.
+        for name, value in (
+            ("temperature", arguments.real("temperature", self.temperature, FLOAT32_MAX)),
+            ("top_k", arguments.integer("top_k", self.top_k)),
+            ("top_p", arguments.real("top_p", self.top_p)),
+            ("min_p", arguments.real("min_p", self.min_p)),
+        ):
+            object.__setattr__(self, name, value)
 
     @property
     def greedy(self) -> bool:

@@ -10,7 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+import reference
 import torch
 import toy
 from torch.overrides import TorchFunctionMode
@@ -172,13 +174,47 @@ def test_stop_ends_a_row_and_no_other() -> None:
     assert batch.rows[1].tokens == alone[1]
 
 
-def test_seeds_of_a_batch_count_up() -> None:
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+def test_a_row_of_a_batch_with_one_seed_can_be_drawn_alone(seed: int) -> None:
     chain = ps.Chain(make(2), [3])
-    three = chain.generate([[1]] * 3, 12, 1.0, seed=2**64 - 1, eos_token_id=[]).sequences
-    assert len({tuple(row) for row in three.tolist()}) == 3
-    for i, seed in enumerate((2**64 - 1, 0, 1)):
-        own = chain.generate([1], 12, 1.0, seed=seed, eos_token_id=[]).sequences
-        assert own[0].equal(three[i])
+
+    def draw(count: int, seed: Any) -> list[list[int]]:
+        out = chain.generate([[1]] * count, 12, 1.0, seed=seed, eos_token_id=[])
+        rows: list[list[int]] = out.sequences.tolist()
+        return rows
+
+    four = draw(4, seed)
+    assert len(set(map(tuple, four))) == 4
+    assert four == [draw(1, own)[0] for own in ps.row_seeds(seed, 4)]
+    assert draw(1, seed) == four[:1]
+    assert draw(2, seed) == four[:2]
+    # Any number is one seed for all rows, and so is any list of them.
+    for number in (np.uint64(seed), torch.tensor(seed, dtype=torch.uint64), np.array(seed, "u8")):
+        assert draw(4, number) == four
+    own = ps.row_seeds(seed, 4)
+    for several in (tuple(own), np.array(own, "u8"), torch.tensor(own, dtype=torch.uint64)):
+        assert draw(4, several) == four
+
+
+def test_row_seeds() -> None:
+    """The bits of the documented draw, and none that another row of another batch has."""
+    seeds = [*range(40), 2**32, 2**63, 2**64 - 1]
+    for seed in seeds[::6]:
+        rows = ps.row_seeds(seed, 70)
+        bits = reference.draw_bits(seed, np.arange(70), 0, 0, reference.SAMPLE).tolist()
+        assert rows == [seed, *bits[1:]]
+        assert rows[:5] == ps.row_seeds(seed, 5)
+    every = [row for seed in seeds for row in ps.row_seeds(seed, 8)]
+    assert len(set(every)) == len(every)
+    assert min(every) >= 0
+    assert max(every) < 2**64
+    assert ps.row_seeds(np.int64(3), torch.tensor(2)) == ps.row_seeds(3, 2)  # type: ignore[arg-type]
+    assert ps.row_seeds(3, 0) == []
+    for bad, error in ((-1, ValueError), (2**64, ValueError), (1.0, TypeError), (True, TypeError)):
+        with pytest.raises(error, match=r"^seed: "):
+            ps.row_seeds(bad, 2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^count: "):
+        ps.row_seeds(0, -1)
 
 
 def test_padding() -> None:
@@ -195,7 +231,7 @@ def test_padding() -> None:
     assert right[0, 3:].equal(out[0, 3:5])
     with pytest.raises(ValueError, match="given a gap"):
         chain.generate(ids, 2, attention_mask=torch.tensor([[1, 0, 1], [1, 1, 1]]))
-    with pytest.raises(ValueError, match=r"expected the shape of input_ids, \[2, 3\], given \[3\]"):
+    with pytest.raises(ValueError, match=r"expected the shape of input_ids, .*given rows of \[3\]"):
         chain.generate(ids, 2, attention_mask=torch.tensor([1, 0, 1]))
 
 

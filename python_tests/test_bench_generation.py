@@ -54,7 +54,7 @@ def packed(models: dict[str, Any]) -> dict[str, Any]:
 
 def wish(count: int, temperature: float = 0.0) -> generation.Wish:
     prompts = [[0, 30, 31, 32], [0, 40], [0, 50, 51]]
-    return generation.Wish(prompts[:count], 9, temperature, 3)
+    return generation.Wish(prompts[:count], 9, temperature, [3, 4, 5][:count])
 
 
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +125,7 @@ def test_everybody_answers_alike(models: dict[str, Any], batch: int, ends: bool)
     before = config.eos_token_id
     if ends:  # in the middle of the last text, and wherever else it comes up
         plain = generation.contenders(models, batch, packed(models))[0]
-        text = plain.call(generation.Wish(wish(batch).prompts[-1:], 9, 0.0, 3))[0]
+        text = plain.call(generation.Wish(wish(batch).prompts[-1:], 9, 0.0, [3]))[0]
         config.eos_token_id = text[3]
     try:
         texts = {

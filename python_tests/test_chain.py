@@ -175,9 +175,8 @@ def test_seeds() -> None:
     chain = ps.Chain(toy.make_levels(3, vocab=20), [4, 2])
     first = chain.generate([1], 30, temperature=1.0, seed=5).sequences
     assert chain.generate([1], 30, temperature=1.0, seed=5).sequences.equal(first)
-    assert chain.generate([1], 30, temperature=1.0, seed=5 + 2**64).sequences.equal(first)
     assert not chain.generate([1], 30, temperature=1.0, seed=6).sequences.equal(first)
-    assert chain.generate([1], 30, temperature=1.0, seed=-1).sequences.shape == (1, 31)
+    assert chain.generate([1], 30, temperature=1.0, seed=2**64 - 1).sequences.shape == (1, 31)
 
 
 def test_stream_yields_what_generate_returns() -> None:
@@ -293,7 +292,7 @@ BAD_CALLS = [
     ({"input_ids": torch.zeros(1, 3)}, TypeError, "integer dtype, given torch.float32"),
     ({"input_ids": [0, [1]]}, TypeError, "token ids of one prompt"),
     ({"input_ids": [[0], []]}, ValueError, "at least 1 token, given 0"),
-    ({"max_new_tokens": -1}, ValueError, "max_new_tokens: expected a number >= 0, given -1"),
+    ({"max_new_tokens": -1}, ValueError, "max_new_tokens: expected an integer in .*, given -1"),
     ({"temperature": -0.1}, ValueError, "temperature: expected .*given -0.1"),
     ({"temperature": math.nan}, ValueError, "temperature: expected .*given nan"),
     ({"top_k": -2}, ValueError, "top_k: expected .*given -2"),
@@ -310,18 +309,20 @@ def test_bad_calls(options: dict[str, Any], error: type[Exception], text: str) -
 
 def test_bad_chains() -> None:
     made = toy.make_levels(3)
-    with pytest.raises(ValueError, match="expected 2 numbers >= 0 for 3 levels, given \\[4\\]"):
+    with pytest.raises(
+        ValueError, match="window: expected 2 integers >= 0 for 3 levels, given \\[4\\]"
+    ):
         ps.Chain(made, [4])
-    with pytest.raises(ValueError, match="given \\[4, -1\\]"):
+    with pytest.raises(ValueError, match=r"window: expected an integer in .*, given -1"):
         ps.Chain(made, [4, -1])
-    with pytest.raises(ValueError, match="expected one of token, block, given 'typical'"):
+    with pytest.raises(ValueError, match="rule: expected 'token' or 'block', given 'typical'"):
         ps.Chain(made, [4, 2], rule="typical")
     with pytest.raises(ValueError, match="at least one model"):
         ps.Chain([])
-    with pytest.raises(TypeError, match="given int"):
+    with pytest.raises(TypeError, match=r"^levels\[1\]: .*given 3"):
         ps.Chain([made[0], 3], [2])
     with pytest.raises(
-        TypeError, match="level 2 of 3: expected a model, given the drafter PromptLookup"
+        TypeError, match=r"levels\[1\] of 3: expected a model, given the drafter PromptLookup"
     ):
         ps.Chain([made[0], PromptLookup(), made[1]], [2, 2])
     with pytest.raises(

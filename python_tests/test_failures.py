@@ -176,7 +176,7 @@ def test_out_of_memory_for_a_new_cache(faulty: int) -> None:
 def test_an_exception_while_a_graph_is_captured_or_replayed(faulty: int, at: int) -> None:
     import test_graphs
 
-    wanted = test_graphs.make([4, 2], captured=False)[0].generate(PROMPTS, 20, **SAMPLING)
+    wanted = test_graphs.make([4, 2], captured=False)[0].generate(PROMPTS, 32, **SAMPLING)
     chain, graphs = test_graphs.make([4, 2], captured=True)
     drafter: Any = chain.drafter
     level: Any = [*chain.levels, drafter.level][faulty]
@@ -184,11 +184,11 @@ def test_an_exception_while_a_graph_is_captured_or_replayed(faulty: int, at: int
     forward = inner.forward
     inner.forward = Failing(forward, at, torch.OutOfMemoryError("tried to allocate"))
     with pytest.raises(RuntimeError, match="tried to allocate") as caught:
-        chain.generate(PROMPTS, 20, **SAMPLING)
+        chain.generate(PROMPTS, 32, **SAMPLING)
     inner.forward = forward
     assert f"in level {faulty + 1} (level {faulty})" in notes(caught.value)
     for _ in range(2):  # the second replays what the first captured
-        assert chain.generate(PROMPTS, 20, **SAMPLING).sequences.equal(wanted.sequences)
+        assert chain.generate(PROMPTS, 32, **SAMPLING).sequences.equal(wanted.sequences)
     assert graphs is not None
     assert graphs.num_replays > 0
 

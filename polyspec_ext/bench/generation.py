@@ -154,7 +154,8 @@ def measure(
     for one in made:
         # Compiled passes meet their sizes only on the way.
         for tokens in (8, max_new_tokens) if "compiled" in one.label else (8,):
-            one.call(Wish(list(prompts[: one.batch]), tokens, temperature, seed))
+            first = list(prompts[: one.batch])
+            one.call(Wish(first, tokens, temperature, [seed] * len(first)))
     one_at_a_time = [one for one in made if one.batch == 1]
     together = [one for one in made if one.batch > 1]
     size = max((one.batch for one in together), default=len(prompts))
@@ -166,9 +167,9 @@ def measure(
             group = list(range(start, min(start + size, len(prompts))))
             turns.append((together, group))
         for turn, (some, numbers) in enumerate(turns):
-            # Prompts of a batch count seeds up, so a prompt has one seed however it is run.
-            first = seed + repeat * len(prompts) + numbers[0]
-            wish = Wish([prompts[n] for n in numbers], max_new_tokens, temperature, first)
+            # A prompt has one seed however it is run.
+            seeds = [seed + repeat * len(prompts) + n for n in numbers]
+            wish = Wish([prompts[n] for n in numbers], max_new_tokens, temperature, seeds)
             shift = (turn + repeat) % max(1, len(some))
             for one in [*some[shift:], *some[:shift]]:
                 began = clock()

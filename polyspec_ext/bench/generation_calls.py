@@ -24,7 +24,7 @@ class Wish:
     prompts: list[list[int]]
     max_new_tokens: int
     temperature: float
-    seed: int
+    seeds: list[int]  # one for each prompt
 
 
 def chain_call(chain: Chain, keep: list[Stats]) -> Callable[[Wish], Texts]:
@@ -35,7 +35,7 @@ def chain_call(chain: Chain, keep: list[Stats]) -> Callable[[Wish], Texts]:
             wish.prompts if len(wish.prompts) > 1 else wish.prompts[0],
             wish.max_new_tokens,
             wish.temperature,
-            seed=wish.seed,
+            seed=wish.seeds,
         )
         keep.append(out.stats)
         rows = out.sequences.tolist()
@@ -62,7 +62,7 @@ def generate_call(
     def call(wish: Wish) -> Texts:
         options: dict[str, Any] = {"do_sample": False}
         if wish.temperature > 0:
-            torch.manual_seed(wish.seed)
+            torch.manual_seed(wish.seeds[0])
             options = {"do_sample": True, "temperature": wish.temperature, "top_k": 0, "top_p": 1.0}
         width = max(map(len, wish.prompts))
         pads = [width - len(prompt) for prompt in wish.prompts]

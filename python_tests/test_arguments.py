@@ -1,0 +1,449 @@
+"""Every argument is checked where the user passes it: errors are TypeError or ValueError and begin
+with the argument's name, whatever is passed; and every container that is documented will do."""
+
+from __future__ import annotations
+
+import collections
+import fractions
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import toy
+import transformers as hf
+from test_levels import V, make
+
+import polyspec_ext as ps
+from polyspec_ext.drafters import PromptLookup
+from polyspec_ext.levels import load
+
+VOCAB = 20
+
+
+class Rows(toy.ToyLevel):
+    """A toy level for batches whose rows take their steps together, without a drafter."""
+
+    supports_batches = True
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB, 11, scale=1.5)
+        self.caches: list[list[int]] = []
+
+    def prefill(self, tokens: torch.Tensor, counts: Any = None) -> None:
+        counts = counts or [tokens.shape[1]] * tokens.shape[0]
+        self.caches = [row[:n] for row, n in zip(tokens.tolist(), counts, strict=True)]
+
+    def forward(
+        self, tokens: torch.Tensor, keep: int, counts: Any = None, first: Any = None
+    ) -> torch.Tensor:
+        assert tokens.shape[1] == keep == 1
+        for cache, row in zip(self.caches, tokens.tolist(), strict=True):
+            cache += row
+        return torch.stack([self.row(cache) for cache in self.caches])[:, None]
+
+    def rollback(self, lengths: Any) -> None:
+        for cache, length in zip(self.caches, lengths, strict=True):
+            del cache[length:]
+
+    def select(self, rows: Any) -> None:
+        self.caches = [self.caches[row] for row in rows]
+
+
+def plain() -> ps.Chain:
+    return ps.Chain([Rows()])
+
+
+def nothing() -> Any:
+    yield 1
+
+
+# No number, and no container of numbers.
+NO_VALUES: list[Any] = [
+    "1",
+    b"1",
+    [None],
+    ["1"],
+    {},
+    {0: 1},
+    1j,
+    [True],
+    np.array(["1"]),
+    np.array(True),
+    np.array([None]),
+    torch.tensor(True),
+    torch.tensor([True]),
+    torch.zeros(1, device="meta"),
+    torch.zeros(1).to_sparse(),
+    torch.nested.nested_tensor([torch.zeros(1)]),
+    torch.zeros(1, 1, 1),
+    object(),
+    nothing(),
+    {"1"},
+    len,
+    int,
+    memoryview(b"1"),
+]
+FRACTIONS: list[Any] = [
+    0.5, [0.5], (1.0,), np.array([1.0]), np.float32(1), torch.tensor(1.0),
+    torch.tensor([1.0]), fractions.Fraction(1), float("nan"), float("inf"),
+]  # fmt: skip
+# Two values for one prompt, and none.
+COUNTS: list[Any] = [[1, 1], (1, 1), np.ones(2, int), torch.ones(2, dtype=torch.int64), []]
+BOOLS: list[Any] = [True, False, np.True_]
+BELOW: list[Any] = [-1, [-1], np.int8(-1), torch.tensor(-1), torch.tensor([-1])]
+INTEGER = [None, *NO_VALUES, *FRACTIONS, *COUNTS, *BOOLS, *BELOW, 2**64, [2**64], 10**400]
+ABOVE_ONE: list[Any] = [1.5, 2, np.float64(1.1), torch.tensor([1.1]), float("nan"), 10**400]
+PROBABILITY = [None, *NO_VALUES, *COUNTS, *BOOLS, *BELOW, *ABOVE_ONE]
+IDS: list[Any] = [
+    *NO_VALUES, *FRACTIONS, *BOOLS, *BELOW, VOCAB, [0, VOCAB], np.array([VOCAB]), [[0], 1],
+    [0, [1]], [[[0]]], [[0], VOCAB], np.zeros((1, 1, 1), int), torch.tensor([VOCAB]),
+]  # fmt: skip
+
+BAD: dict[str, list[Any]] = {
+    "input_ids": [None, *IDS, 1, np.int64(1), torch.tensor(1), [], (), [[]], [[0], []], {1},
+                  np.zeros(0, int), np.zeros((0, 2), int), np.zeros((2, 0), int),
+                  torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2, dtype=torch.int64),
+                  hf.BatchEncoding({"input_ids": [1]})],
+    "max_new_tokens": INTEGER,
+    "temperature": [None, *NO_VALUES, *COUNTS, *BOOLS, *BELOW, "1", float("nan"), float("inf"),
+                    1e39, 10**400, [float("nan")], torch.tensor([float("inf")])],
+    "top_k": [2.9, *INTEGER],
+    "top_p": PROBABILITY,
+    "min_p": PROBABILITY,
+    "seed": [1.5, *INTEGER],
+    "eos_token_id": [*IDS, [[1], [2]], [[1], 2], [{1}, 2], np.zeros((2, 2), int), [[VOCAB]]],
+    "attention_mask": ["1", b"1", 1, {}, object(), nothing(), [], [1, 1], [[1, 1]], [[1], [1]], [2],
+                       [0.5], ["1"], [None], [[[1]]], np.ones((2, 1)), torch.ones(1, 2),
+                       [0], torch.zeros(1, device="meta"), torch.tensor([2]), True],
+    "pad_token_id": [*NO_VALUES, *FRACTIONS, *BOOLS, [1], (1,), 2**63, -(2**63) - 1, {1}],
+}  # fmt: skip
+CALLS = [(name, value) for name, values in BAD.items() for value in values]
+
+
+def told(name: str, call: Any) -> None:
+    """`call` raises what names the argument, and begins nothing."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call()
+    text = str(caught.value)
+    # Of a mask that hides all there is, the prompt is told to be empty.
+    assert text.startswith((f"{name}: expected", f"{name}[")) or (
+        name == "attention_mask" and text == "input_ids: expected at least 1 token, given 0"
+    ), text
+    assert "given" in text
+
+
+def number(value: Any) -> str:
+    return f"{type(value).__name__}-{str(value)[:20]}" if not callable(value) else "callable"
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_values_of_generate(name: str) -> None:
+    chain = plain()
+    for value in BAD[name]:
+        options = {"input_ids": [1], "max_new_tokens": 2, name: value}
+        told(name, lambda options=options: chain.generate(**options))
+    assert chain.generate([1], 2).sequences.shape == (1, 3)
+
+
+@pytest.mark.parametrize("name", [*list(BAD)[:8], "prompts"])
+def test_bad_values_of_stream_and_batch(name: str) -> None:
+    chain = plain()
+    for value in BAD["input_ids" if name == "prompts" else name]:
+        options = {"max_new_tokens": 2, name: value}
+        if name != "prompts":
+            told(name, lambda options=options: chain.stream(**{"input_ids": [1], **options}))
+        if name != "input_ids":
+            told(name, lambda options=options: chain.batch(**{"prompts": [[1]], **options}))
+
+
+FLAGS: list[Any] = [1, 0, "yes", "False", np.True_, [True], torch.tensor(True), object()]
+SIZES: list[Any] = [1, 4, np.int64(4), torch.tensor(4), *NO_VALUES, *FRACTIONS, *BOOLS, *COUNTS[:4],
+                    [True], [2.5], [-1], [None], [[2]], [2**31], [2**64], {2}]  # fmt: skip
+BAD_CHAINS: dict[str, list[Any]] = {
+    "levels": [None, "some/model", Path("model"), 3.0, 1, {}, {"a": 1}, {1}, nothing(), object(),
+               toy.ToyLevel(VOCAB, 1), PromptLookup(), toy.ToyLevel, [], (), [None, None], [1, 0],
+               [3.0, 1], [PromptLookup(), toy.ToyLevel(VOCAB, 1)], ["prompt-lookup"] * 2,
+               [toy.ToyLevel(VOCAB, 1), PromptLookup], [toy.ToyLevel, toy.ToyLevel(VOCAB, 1)],
+               [torch.nn.Linear(2, 2)] * 2, [[], []], [True, False], ["", ""], torch.ones(2),
+               ["a b", "c"], ["/not/there"] * 2, [Path("not-there")] * 2, ["./x"] * 2, ["~/x"] * 2,
+               [toy.ToyLevel(VOCAB, 1)] * 2],
+    "window": SIZES,
+    "rounds": SIZES,
+    "rule": [None, 0, "both", "Token", b"token", ["token"], np.array(["token", "block"]), {}],
+    "dtype": ["float32", "auto", torch.float64, torch.int8, torch.float8_e4m3fn, float, np.float32,
+              1, True, [torch.float32]],
+    "device": ["cuda:99", "gpu", "", "cpu:x", "meta", "mps", torch.device("meta"), 0, True, 1.0,
+               ["cpu"], torch.device("cuda:99"), torch.float32],
+    "check_vocabulary": [None, *FLAGS],
+    "graphs": FLAGS,
+    "compile": [None, *FLAGS],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_CHAINS)
+def test_bad_values_of_chain(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*args: Any, **options: Any) -> Any:
+        pytest.fail(f"asked transformers for {args}")
+
+    monkeypatch.setattr(hf.AutoModelForCausalLM, "from_pretrained", asked)
+    count = 3 if name == "rounds" else 2
+    for value in BAD_CHAINS[name]:
+        options = {"levels": toy.make_levels(count, VOCAB), name: value}
+        told(name, lambda options=options: ps.Chain(**options))
+
+
+def test_an_error_shows_what_came() -> None:
+    with pytest.raises(TypeError, match=r"^levels: expected a list of models, .*given ToyLevel$"):
+        ps.Chain(toy.ToyLevel(VOCAB, 1))  # type: ignore[arg-type]
+    made = toy.make_levels(2, VOCAB)
+    with pytest.raises(TypeError, match=r"^window: expected 1 integers >= 0 .*, given 4$"):
+        ps.Chain(made, 4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"levels\[1\]: .*given the class PromptLookup"):
+        ps.Chain([made[0], PromptLookup])
+    with pytest.raises(ValueError, match=r"levels\[1\]: .*given levels\[0\] again"):
+        ps.Chain([made[0], made[0]])
+
+
+# ---- what is fine ------------------------------------------------------------------------------
+
+
+def test_every_container_will_do() -> None:
+    chain = plain()
+    prompts = [[1, 4, 2], [3, 7]]
+    options: dict[str, Any] = {
+        "max_new_tokens": [9, 4],
+        "temperature": [1.0, 0.5],
+        "top_k": [0, 5],
+        "top_p": [1.0, 0.5],
+        "min_p": [0.0, 0.25],
+        "seed": [2**64 - 1, 4],
+    }
+    ends = [[5, 3], [6, 2]]
+    wanted = chain.generate(prompts, **options, eos_token_id=ends)
+    containers: list[Any] = [
+        tuple, np.array, torch.tensor, collections.UserList,
+        lambda values: [np.array(value) for value in values],
+        lambda values: [value if value == 2**64 - 1 else torch.tensor(value) for value in values],
+    ]  # fmt: skip
+    for container in containers:
+        given: dict[str, Any] = {}
+        for name, values in options.items():
+            if name == "seed" and container in (np.array, torch.tensor):
+                kind = np.uint64 if container is np.array else torch.uint64
+                given[name] = container(values, dtype=kind)
+            else:
+                given[name] = container(values)
+        got = chain.generate(prompts, **given, eos_token_id=container(ends))
+        assert got.sequences.equal(wanted.sequences)
+        assert got.logprobs == wanted.logprobs
+    rows: list[Any] = [
+        (tuple(prompts[0]), tuple(prompts[1])),
+        [np.array(row) for row in prompts],
+        (torch.tensor(prompts[0]), torch.tensor(prompts[1], dtype=torch.int32)),
+        [[np.int64(1), torch.tensor(4), 2], prompts[1]],
+    ]
+    for given_rows in rows:
+        got = chain.generate(given_rows, **options, eos_token_id=[{5, 3}, {6, 2}])
+        assert got.sequences.equal(wanted.sequences)
+    # Padded, the front of each row stays as it was given.
+    for kind in (list, np.array, torch.tensor):
+        table: Any = kind([[1, 4, 2], [0, 3, 7]])
+        mask: Any = kind([[1, 1, 1], [0, 1, 1]])
+        got = chain.generate(table, **options, eos_token_id=ends, attention_mask=mask)
+        assert got.sequences[:, :3].tolist() == [[1, 4, 2], [0, 3, 7]]
+        assert got.logprobs == wanted.logprobs
+
+
+def test_numbers_of_numpy_and_torch_are_numbers() -> None:
+    chain = plain()
+    wanted = chain.generate([[1], [2]], 9, 0.5, 5, 0.5, 0.25, 3, 4, pad_token_id=-100)
+    for kind in (np.array, torch.tensor):
+        given: list[Any] = [kind(value) for value in (9, 0.5, 5, 0.5, 0.25, 3, 4)]
+        got = chain.generate([[1], [2]], *given, pad_token_id=kind(-100))
+        assert got.sequences.equal(wanted.sequences)
+    got = chain.generate(
+        [[1], [2]], np.int8(9), np.float16(0.5), np.uint8(5), fractions.Fraction(1, 2), 0.25, 3,
+        np.int64(4), pad_token_id=-100,
+    )  # fmt: skip
+    assert got.sequences.equal(wanted.sequences)
+    # One prompt may have its parameters in lists as well.
+    alone = chain.generate([1], [9], [0.5], [5], [0.5], [0.25], [3], [[4]])
+    assert alone.sequences[0].tolist() == wanted.sequences[0, : alone.sequences.shape[1]].tolist()
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_windows_and_rounds_in_any_container(kind: Any) -> None:
+    chain = ps.Chain(tuple(toy.make_levels(3, VOCAB)), kind([4, 2]), rounds=kind([3]))
+    assert (chain.window, chain.rounds) == ([4, 2], [3])
+    assert {type(value) for value in chain.window + chain.rounds} == {int}
+    assert ps.Chain(toy.make_levels(1, VOCAB), kind([]), rounds=kind([])).window == []
+
+
+def test_no_new_tokens() -> None:
+    chain = plain()
+    ids = torch.tensor([[1, 2], [3, 4]])
+    out = chain.generate(ids, 0, seed=3)
+    assert out.sequences.equal(ids)
+    assert out.logprobs == [[], []]
+    assert list(chain.stream([1], 0)) == []
+
+
+def test_default_ends_outside_the_vocabulary_are_no_error() -> None:
+    """Configurations name ids that a smaller vocabulary does not have; nobody passed them."""
+    chain = plain()
+    wanted = chain.generate([1], 9, eos_token_id=[]).sequences
+    chain.levels[0].eos_token_ids = (VOCAB, 50256, -1)  # type: ignore[attr-defined]
+    assert chain.generate([1], 9).sequences.equal(wanted)
+
+
+def test_prompt_lookup_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        hf.AutoModelForCausalLM, "from_pretrained", lambda *a, **o: pytest.fail(str(a))
+    )
+    target = toy.ToyLevel(VOCAB, 1)
+    chain = ps.Chain([target, "prompt-lookup"])
+    assert isinstance(chain.drafter, PromptLookup)
+    prompt = [1, 2, 3, 1, 2]
+    assert chain.generate(prompt, 20).sequences.equal(
+        ps.Chain([target]).generate(prompt, 20).sequences
+    )
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn, torch.int8])
+def test_a_model_whose_logits_no_operator_reads(dtype: torch.dtype) -> None:
+    model = make("llama")
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(dtype)
+    with pytest.raises(ValueError, match=rf"^LlamaForCausalLM: .*float32, .*given .*{dtype}"):
+        ps.Chain([make("llama"), model])
+    with pytest.raises(ValueError, match=r"^mine: "):
+        ps.HuggingFaceLevel(model, name="mine")
+
+
+def test_a_model_without_weights() -> None:
+    with torch.device("meta"):
+        model = hf.AutoModelForCausalLM.from_config(make("llama").config).eval()
+    with pytest.raises(ValueError, match=r"^LlamaForCausalLM: .*with its weights, given .*meta"):
+        ps.Chain([model])
+    partly = make("llama")
+    partly.model.layers[1].to("meta")
+    with pytest.raises(ValueError, match=r"^LlamaForCausalLM: .*with its weights"):
+        ps.Chain([partly])
+
+
+def test_a_quantised_head_may_have_any_weights() -> None:
+    class Packed(torch.nn.Module):
+        def __init__(self, weight: torch.Tensor) -> None:
+            super().__init__()
+            self.register_buffer("weight", (weight * 16).round().to(torch.int8))
+            self.out_features = len(weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ (self.weight.float() / 16).T  # type: ignore[operator]
+
+    model = make("llama")
+    model.lm_head = Packed(model.lm_head.weight)
+    assert ps.Chain([model]).generate([1], 3, eos_token_id=[]).sequences.shape == (1, 4)
+
+
+def test_what_a_level_says_of_itself() -> None:
+    for vocab_size in (0, -1, 2.5, "9", None, True, 2**31):
+        level = toy.ToyLevel(VOCAB, 1)
+        level.vocab_size = vocab_size  # type: ignore[assignment]
+        with pytest.raises((TypeError, ValueError), match=r"^levels\[0\], toy 1: .*vocab_size"):
+            ps.Chain([level])
+    level = toy.ToyLevel(VOCAB, 1)
+    for device in ("meta", torch.device("mps"), "nowhere", 1.5):
+        level.device = device  # type: ignore[attr-defined]
+        with pytest.raises((TypeError, ValueError), match=r"^levels\[0\], toy 1: .*device"):
+            ps.Chain([level])
+
+
+def test_places_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    with monkeypatch.context() as local:
+        local.setattr(
+            hf.AutoModelForCausalLM, "from_pretrained", lambda *a, **o: pytest.fail(str(a))
+        )
+        for place in (tmp_path / "none", str(tmp_path / "none"), "./none", Path("none"), "a/b/c"):
+            with pytest.raises(ValueError, match=r"^levels\[0\]: .*given '.*', which is not there"):
+                ps.Chain([place])
+        for place in (tmp_path / "empty", "empty"):
+            with pytest.raises(ValueError, match=r"^levels\[0\]: .*config.json"):
+                ps.Chain([place])
+        with pytest.raises(ValueError, match=r"^levels\[0\]: .*which is a file"):
+            ps.Chain(["file"])
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"^levels\[0\]: .*'empty'"):
+        ps.Chain(["empty"])
+
+    def offline(*args: Any, **options: Any) -> Any:
+        raise OSError("We couldn't connect\nand so on")
+
+    monkeypatch.setattr(hf.AutoModelForCausalLM, "from_pretrained", offline)
+    with pytest.raises(
+        ValueError, match=r"^levels\[0\]: .*given 'some/model': We couldn't connect$"
+    ):
+        ps.Chain(["some/model"])
+
+
+def test_load(tmp_path: Path) -> None:
+    make("llama", 1).save_pretrained(tmp_path)
+    assert load(tmp_path).vocab_size == V
+    assert load(tmp_path, torch.bfloat16, "cpu").model.dtype == torch.bfloat16
+    with pytest.raises(ValueError, match=r"^dtype: "):
+        load(tmp_path, torch.float64)
+    with pytest.raises(ValueError, match=r"^device: .*cuda:99"):
+        load(tmp_path, device="cuda:99")
+    with pytest.raises(ValueError, match=r"^place: "):
+        load(tmp_path / "none")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device(tmp_path: Path) -> None:
+    make("llama", 1).save_pretrained(tmp_path)
+    for device in ("cuda", "cuda:0", torch.device("cuda")):
+        with pytest.raises(ValueError, match=r"^device: expected a device .*, given cuda.* 0 CUDA"):
+            ps.Chain([tmp_path], device=device)
+
+
+# ---- custom_generate -----------------------------------------------------------------------------
+
+
+def test_bad_values_of_custom_generate() -> None:
+    model = make("llama", vocab=VOCAB)
+    model.generation_config.pad_token_id = 0
+    chain = ps.Chain([model])
+    ids = torch.tensor([[1, 2], [3, 4]])
+    options: dict[str, Any] = {
+        "custom_generate": ps.custom_generate, "chain": chain, "max_new_tokens": 3,
+        "do_sample": True, "eos_token_id": -1,
+    }  # fmt: skip
+    for seed in [*NO_VALUES, *FRACTIONS, *BOOLS, *BELOW, 2**64, [1], [1, 2, 3]]:
+        told("seed", lambda seed=seed: model.generate(ids, **options, seed=seed))
+    for other in (None, 1, "chain", [chain], model, ps.Chain):
+        told("chain", lambda other=other: model.generate(ids, **{**options, "chain": other}))
+    for stop in (1, [1], ["x", None], b"x", {"a": 1}, np.ones(2), torch.ones(2)):
+        told("stop_strings", lambda stop=stop: custom(model, ids, chain, stop))
+    wanted = model.generate(ids, **options, seed=5)
+    for given in (np.int64(5), torch.tensor(5), ps.row_seeds(5, 2), tuple(ps.row_seeds(5, 2))):
+        assert model.generate(ids, **options, seed=given).equal(wanted)
+    # An end outside the vocabulary, and -1 for none, is what configurations have.
+    options["eos_token_id"] = [VOCAB, 50256]
+    assert model.generate(ids, **options, seed=5).equal(wanted)
+
+
+def custom(model: Any, ids: torch.Tensor, chain: ps.Chain, stop_strings: Any) -> Any:
+    """As `generate` calls it, which looks at `stop_strings` itself first."""
+    return ps.custom_generate(
+        model, ids, generation_config=model.generation_config, chain=chain,
+        stop_strings=stop_strings,
+    )  # fmt: skip
