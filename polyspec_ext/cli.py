@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -22,22 +23,16 @@ if TYPE_CHECKING:
 def add_chain_options(parser: argparse.ArgumentParser) -> None:
     """Options that choose the models of a chain."""
     group = parser.add_argument_group("chain", "without --target: the shipped three-level chain")
-    group.add_argument(
-        "--target", type=options.model, metavar="MODEL", help="model directory or id"
-    )
+    group.add_argument("--target", metavar="MODEL", help="model directory or id")
     group.add_argument(
         "--middle",
-        type=options.model,
         metavar="MODEL",
         action="append",
         default=[],
         help="level between target and drafter; may be repeated",
     )
     group.add_argument(
-        "--drafter",
-        type=options.model,
-        metavar="MODEL",
-        help="model directory or id, or 'prompt-lookup'",
+        "--drafter", metavar="MODEL", help="model directory or id, or 'prompt-lookup'"
     )
     group.add_argument(
         "--window",
@@ -115,7 +110,6 @@ def build_chain(args: argparse.Namespace) -> Any:
     """The chain that the options describe."""
     from . import tiny
     from .chain import Chain
-    from .drafters import PromptLookup
     from .planning import default_store
 
     if args.threads:
@@ -134,12 +128,16 @@ def build_chain(args: argparse.Namespace) -> Any:
         if args.middle or args.drafter:
             raise ValueError("--middle and --drafter: expected a --target with them, given none")
         return tiny.chain(window=args.window, pack=packs[args.pack or "auto"], **chosen)
-    levels: list[Any] = [args.target, *args.middle]
-    if args.drafter == "prompt-lookup":
-        levels.append(PromptLookup())
-    elif args.drafter:
-        levels.append(args.drafter)
-    return Chain(levels, args.window, pack=packs[args.pack or "off"], **chosen)
+    levels = [("--target", args.target), *(("--middle", place) for place in args.middle)]
+    if args.drafter:
+        levels.append(("--drafter", args.drafter))
+    chosen["pack"] = packs[args.pack or "off"]
+    try:
+        return Chain([place for _, place in levels], args.window, **chosen)
+    except (TypeError, ValueError) as error:
+        # A level is named as the command line has it.
+        text = re.sub(r"^levels\[(\d+)\]", lambda found: levels[int(found[1])][0], str(error))
+        raise ValueError(text) from error
 
 
 def generate(args: argparse.Namespace) -> int:

@@ -85,23 +85,6 @@ def words(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def model(text: str) -> str:
-    """A model's id or directory. What looks like a path is looked for here, so that a wrong one is
-    not asked for on the network."""
-    place = Path(text).expanduser()
-    if place.exists():
-        if not (place / "config.json").is_file():
-            raise argparse.ArgumentTypeError(
-                f"expected a model's directory, with a config.json, given {text!r}"
-            )
-        return str(place)
-    if not text or text[0] in "./~\\" or text.count("/") > 1:
-        raise argparse.ArgumentTypeError(
-            f"expected a model's directory or id, given {text!r}, where nothing is"
-        )
-    return text
-
-
 def file(text: str) -> Path:
     """A file that is there."""
     if not Path(text).is_file():

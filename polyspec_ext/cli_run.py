@@ -77,7 +77,7 @@ def _flush() -> None:
 
 def _abandon() -> None:
     """What is still in the buffers goes nowhere, or the interpreter would complain at its end."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
         except OSError:
