@@ -30,6 +30,7 @@ from .parameters import Parameters
 from .prefill import prefill
 from .reading import Reading, read
 from .request import PendingLaws, Row, cut_at_eos
+from .returned import call
 from .sampling import Sampling
 from .stats import Books, LevelStats, Stats
 
@@ -180,7 +181,7 @@ class Batch:
         for index, level in enumerate(chain.levels):
             if self._read[index]:
                 with named(chain.names, index, group):
-                    level.select(keep)  # type: ignore[attr-defined]
+                    call(chain.names[index], level, "select", keep)
         for pending in self._pending:
             pending.select(keep)
         if isinstance(chain.drafter, DraftModel):
@@ -240,23 +241,30 @@ class Batch:
     def _draft_alone(self, row: Row, count: int) -> None:
         drafter = row.drafter
         assert drafter is not None
-        with named(self.chain.names, -1, [(row, count)]):
+        names, vocab = self.chain.names, self.chain.vocab_sizes
+        with named(names, -1, [(row, count)]):
+            length = len(row.tokens)
             proposal = drafter.propose(row.context, count)
-        chain = self.chain
-        tokens = proposals.proposed_tokens(
-            proposal,
-            count,
-            name=chain.names[-1],
-            vocab_size=chain.vocab_sizes[-1],
-            target_vocab_size=chain.vocab_sizes[0],
-        )
+            if len(row.tokens) != length:
+                raise ValueError(
+                    f"{names[-1]}: expected propose to leave context.tokens as they are, "
+                    f"{length} ids, given {len(row.tokens)}"
+                )
+            tokens = proposals.proposed_tokens(
+                proposal,
+                count,
+                name=names[-1],
+                vocab_size=vocab[-1],
+                target_vocab_size=vocab[0],
+            )
         kept, ended = cut_at_eos(tokens, row.eos)
         pending = self._pending[-1]
-        if proposal.logits is not None and not self._parameters.greedy and kept:
+        one = None
+        if proposal.logits is not None and not row.sampling.greedy:
             one = pending.chunk(proposal.logits, proposal.laws)
-            if len(self._slots) > 1:
-                one = one.spread(len(self._slots))
-            pending.add(row.slot, one, len(kept))
+        pending.add(row.slot, one, len(kept), 0)
+        if len(self._slots) > 1:  # another row's drafter may use the same buffer
+            pending.hold([row.slot])
         self._drafted(row, len(tokens), kept, ended)
         row.context.valid = len(row.tokens)
 
@@ -315,12 +323,20 @@ class Batch:
                     self._observe(row.number, logits[slot, :emitted])
                 row.ended = row.ended or row.scheduler.done
             out.append((row.number, kept))
+        if above is not None and self._goes_deeper(index):
+            above.hold([row.slot for row, _ in group if not row.sampling.greedy])
         for i in cut:
             if self._read[i]:
                 with named(chain.names, i, group):
-                    chain.levels[i].rollback([row.cached[i] for row in slots])
+                    lengths = [row.cached[i] for row in slots]
+                    call(chain.names[i], chain.levels[i], "rollback", lengths)
         self._book(group, index, began, 1)
         return out
+
+    def _goes_deeper(self, index: int) -> bool:
+        """Whether level `index` (from 0) may read again before the level above it judges."""
+        steps = (row.scheduler.next() for row in self._slots if not row.ended)
+        return any(step.kind == StepKind.DRAFT or step.level > index for step in steps)
 
     def _look(self, r: ops.VerifyResult, index: int, group: Group) -> Reading:
         """Tokens, counts and status on the host, in one reading."""

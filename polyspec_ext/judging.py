@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from . import captured, ops
+from .levels import device_of
 from .parameters import Parameters, feed, integers, on_device
 from .request import Chunk, PendingLaws, Row
+from .returned import require_logits
 
 if TYPE_CHECKING:
     from .chain import Chain
@@ -49,7 +51,7 @@ def judge(
         first[row.slot], lengths[row.slot] = len(lists[row.slot]) - count - 1, count
     level = chain.levels[index]
     fed, counts = feed(lists, level, unread)
-    chunk = pending.take([row.slot for row, _ in group], width)
+    chunk = pending.take(group, width)
     call = _Call(chain, index, slots, fed, counts, first, lengths, width, chunk, parameters)
     if processors is None and chain.graphs is not None:
         found = call.captured()
@@ -93,6 +95,7 @@ class _Call:
         """Logits ``[B, width + 1, V]`` from the first waiting token on, and those ``[B, width]``
         tokens."""
         fed, width, vocab = self.fed, self.width, self.chain.vocab_sizes[self.index]
+        name, device = self.chain.names[self.index], device_of(self.level)
         if self.counts is None and all(n == fed.shape[1] - width - 1 for n in self.first):
             logits = self.level.forward(fed, width + 1)
             drafted = fed[:, fed.shape[1] - width :]
@@ -108,7 +111,9 @@ class _Call:
                 1, width + 1, device=fed.device
             )
             drafted = fed.gather(1, reach.clamp_max(fed.shape[1] - 1))
-        return (logits[..., :vocab] if logits.shape[-1] > vocab else logits), drafted
+        own = self.level.vocab_size
+        require_logits(name, logits, fed.shape[0], width + 1, own, device)
+        return (logits if vocab == own else logits[..., :vocab]), drafted
 
     def verify(self, logits: torch.Tensor, drafted: torch.Tensor) -> ops.VerifyResult:
         device, chunk, lengths = logits.device, self.chunk, self.lengths

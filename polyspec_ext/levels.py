@@ -52,7 +52,13 @@ class Level(Protocol):
     def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
         """Append `tokens`, ``[B, T]`` int64, T >= 1, and return the next-token logits behind the
         last `keep` <= T of them: ``[B, keep, vocab_size]``, float32, bfloat16 or float16, unit
-        stride along the vocabulary."""
+        stride along the vocabulary, on the level's device.
+
+        The logits must keep their values until the next `forward` or `prefill` of this level; a
+        `rollback` and a ``select`` in between must leave them. So they may be a view of a buffer
+        that every pass writes anew (of a captured graph, of an engine's outputs): a chain copies
+        what it needs for longer. Two levels must not share such a buffer. They are not changed,
+        and where they depend on a computation still queued, it is on the current stream."""
         ...
 
     def rollback(self, lengths: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ from .errors import named
 from .levels import device_of
 from .parameters import feed
 from .request import Row
+from .returned import call
 from .stats import Books
 
 if TYPE_CHECKING:
@@ -128,10 +129,7 @@ def _read(chain: Chain, index: int, slots: Sequence[Row]) -> None:
     ahead = [row.committed - 1 for row in slots]
     _reserve(chain, level, slots)
     fed, counts = feed([row.tokens[:n] for row, n in zip(slots, ahead, strict=True)], level)
-    if counts is None:
-        level.prefill(fed)
-    else:
-        level.prefill(fed, counts)  # type: ignore[call-arg]
+    call(chain.names[index], level, "prefill", fed, *(() if counts is None else (counts,)))
     for row, n in zip(slots, ahead, strict=True):
         row.cached[index] = n
 

@@ -9,6 +9,8 @@ token appended, which stands in no cache yet; every cache below is cut to what i
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -105,13 +107,15 @@ class Chunk(NamedTuple):
     logits: torch.Tensor
     laws: torch.Tensor | None
 
-    def spread(self, slots: int) -> Chunk:
-        """A chunk of one row, as every row's of a batch."""
-        laws = self.laws
-        return Chunk(
-            self.logits.expand(slots, -1, -1),
-            laws if laws is None else laws.expand(slots, -1, -1),
-        )
+
+class _Piece(NamedTuple):
+    """Where the rows of some waiting tokens are: ``chunk.logits[row, start : start + size]``. No
+    chunk: the tokens were proposed deterministically, so their law is one-hot."""
+
+    chunk: Chunk | None
+    row: int
+    start: int
+    size: int
 
 
 class PendingLaws:
@@ -119,29 +123,36 @@ class PendingLaws:
     (contract C1).
 
     They stay where the level below left them; they are laid side by side only where a block was
-    filled by more than one round, or at different times in different rows.
+    filled by more than one round, or at different times in different rows, or where that level may
+    write over them before they are used (`hold`).
     """
 
     __slots__ = ("_buffer", "_device", "_laws", "_pieces")
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self._device = device
-        # Per slot: the chunk, its row there and how many of its tokens wait.
-        self._pieces: list[list[tuple[Chunk, int, int]]] = [[] for _ in range(slots)]
+        self._pieces: list[list[_Piece]] = [[] for _ in range(slots)]
         self._buffer: torch.Tensor | None = None  # [B, W, Vd], grows to the largest block
         self._laws: torch.Tensor | None = None  # [B, W, 2]
 
     def chunk(self, logits: torch.Tensor, laws: torch.Tensor | None) -> Chunk:
         """`logits` ``[B, e, Vd]`` and `laws` where the level that judges them wants them."""
-        if logits.device != self._device:
-            logits = logits.to(self._device, non_blocking=True)
-        if laws is not None and laws.device != self._device:
-            laws = laws.to(self._device, non_blocking=True)
-        return Chunk(logits, laws)
+        return Chunk(self._moved(logits), None if laws is None else self._moved(laws))
 
-    def add(self, slot: int, chunk: Chunk, count: int) -> None:
-        """`count` more tokens of `slot`; their rows are the first of ``chunk.logits[slot]``."""
-        self._pieces[slot].append((chunk, slot, count))
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.stride(-1) != 1:
+            tensor = tensor.contiguous()
+        if tensor.device == self._device:
+            return tensor
+        # Only between CUDA devices is everything that uses either tensor ordered behind the copy.
+        both = tensor.device.type == self._device.type == "cuda"
+        return tensor.to(self._device, non_blocking=both)
+
+    def add(self, slot: int, chunk: Chunk | None, count: int, row: int | None = None) -> None:
+        """`count` more tokens of `slot`; their rows are the first of ``chunk.logits[row]``, where
+        `row` is `slot` by default. No chunk: they were proposed deterministically."""
+        if count:
+            self._pieces[slot].append(_Piece(chunk, slot if row is None else row, 0, count))
 
     def clear(self, slot: int) -> None:
         self._pieces[slot].clear()
@@ -149,44 +160,115 @@ class PendingLaws:
     def select(self, slots: Sequence[int]) -> None:
         """Keep these slots, in that order."""
         self._pieces = [self._pieces[slot] for slot in slots]
+        # Other slots' rows are there: what is held in it is copied when it is used.
+        self._buffer = self._laws = None
 
-    def take(self, slots: Sequence[int], width: int) -> Chunk | None:
-        """Rows ``[B, width, Vd]`` of the tokens that wait in `slots`, valid until the next call;
-        forgets them. None: the proposals were deterministic. Other rows mean nothing."""
-        batch = len(self._pieces)
-        pieces = [(slot, self._pieces[slot]) for slot in slots]
+    def hold(self, slots: Sequence[int]) -> None:
+        """What waits in `slots` now is used later than the next pass of the level it comes from,
+        which may write over it: copy it."""
         for slot in slots:
-            self._pieces[slot] = []
-        first = next((own[0][0] for _, own in pieces if own), None)
-        if first is None:
-            return None
-        if first.logits.shape[0] == batch and all(
-            len(own) == 1 and own[0][0] is first and own[0][1] == slot
-            for slot, own in pieces
-            if own
-        ):
-            logits, laws = first
-            return Chunk(logits[:, :width], laws if laws is None else laws[:, :width])
-        buffer, laws = self._room(first, batch, width)
-        for slot, own in pieces:
-            at = 0
-            for chunk, row, count in own:
-                buffer[slot, at : at + count] = chunk.logits[row, :count]
-                if laws is not None and chunk.laws is not None:
-                    laws[slot, at : at + count] = chunk.laws[row, :count]
-                at += count
-        return Chunk(buffer, laws)
+            waiting = sum(piece.size for piece in self._pieces[slot])
+            chunks = [piece.chunk for piece in self._pieces[slot] if piece.chunk is not None]
+            if chunks:
+                self._lay(slot, self._room(chunks, len(self._pieces), waiting))
 
-    def _room(
-        self, like: Chunk, batch: int, width: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        vocab = like.logits.shape[2]
-        old = self._buffer
-        if old is None or old.shape[0] != batch or old.shape[1] < width or old.shape[2] != vocab:
+    def take(self, group: Sequence[tuple[Row, int]], width: int) -> Chunk | None:
+        """Rows ``[B, width, Vd]`` of the tokens that wait in the slots of `group`, valid until the
+        next call; forgets them. None: all of them were proposed deterministically. What is there
+        for other tokens and slots means nothing."""
+        batch = len(self._pieces)
+        # Where the temperature is 0 nobody reads them.
+        slots = [row.slot for row, _ in group if not row.sampling.greedy]
+        pieces = [piece for slot in slots for piece in self._pieces[slot]]
+        chunks = [piece.chunk for piece in pieces if piece.chunk is not None]
+        taken: Chunk | None = None
+        if chunks:
+            first = chunks[0]
+            in_place = first.logits.shape[0] == batch and first.logits.shape[1] >= width
+            if in_place and all(
+                own.chunk is first and (own.row, own.start) == (slot, 0) and len(waiting) == 1
+                for slot in slots
+                for waiting in (self._pieces[slot],)
+                for own in waiting
+            ):
+                taken = Chunk(
+                    first.logits[:, :width], None if first.laws is None else first.laws[:, :width]
+                )
+            else:
+                taken = self._side_by_side(group, slots, chunks, width)
+        for row, _ in group:
+            self._pieces[row.slot] = []
+        return taken
+
+    def _side_by_side(
+        self,
+        group: Sequence[tuple[Row, int]],
+        slots: Sequence[int],
+        chunks: Sequence[Chunk],
+        width: int,
+    ) -> Chunk:
+        # A deterministic token beside sampled ones gets a row of its own, which is one-hot.
+        ids = {row.slot: row.tokens[len(row.tokens) - count :] for row, count in group}
+        last = -1
+        for slot in slots:
+            at = 0
+            for piece in self._pieces[slot]:
+                if piece.chunk is None:
+                    last = max(last, *ids[slot][at : at + piece.size])
+                at += piece.size
+        buffer = self._room(chunks, len(self._pieces), width, last + 1)
+        known = True
+        for slot in slots:
+            at = 0
+            for piece in self._lay(slot, buffer):
+                if piece.chunk is None:
+                    rows = buffer.logits[slot, at : at + piece.size]
+                    rows.fill_(-math.inf)
+                    proposed = torch.tensor(ids[slot][at : at + piece.size], device=rows.device)
+                    rows.scatter_(1, proposed[:, None], 0.0)
+                known = known and piece.chunk is not None and piece.chunk.laws is not None
+                at += piece.size
+        logits, laws = buffer
+        return Chunk(logits[:, :width], laws[:, :width] if known and laws is not None else None)
+
+    def _lay(self, slot: int, buffer: Chunk) -> list[_Piece]:
+        """Copies what waits in `slot` into its row of the buffer, unless it is there."""
+        laid, at = [], 0
+        for chunk, row, start, size in self._pieces[slot]:
+            if chunk is not None and chunk.logits is not buffer.logits:
+                own, end = chunk.logits[row, start : start + size], at + size
+                vocab = own.shape[1]
+                buffer.logits[slot, at:end, :vocab] = own
+                laws = buffer.laws
+                if vocab < buffer.logits.shape[2]:
+                    # The unit of a law's mass depends on the width of its row.
+                    buffer.logits[slot, at:end, vocab:] = -math.inf
+                    laws = None
+                if laws is None or chunk.laws is None:
+                    laws = None
+                else:
+                    laws[slot, at:end] = chunk.laws[row, start : start + size]
+                chunk, row, start = Chunk(buffer.logits, laws), slot, at
+            laid.append(_Piece(chunk, row, start, size))
+            at += size
+        self._pieces[slot] = laid
+        return laid
+
+    def _room(self, chunks: Sequence[Chunk], batch: int, width: int, vocab: int = 0) -> Chunk:
+        """The buffer, large enough for these chunks and precise enough for each of them. What a
+        smaller one holds is copied from there."""
+        dtype = functools.reduce(torch.promote_types, (chunk.logits.dtype for chunk in chunks))
+        vocab = max(vocab, *(chunk.logits.shape[2] for chunk in chunks))
+        logits, laws = self._buffer, self._laws
+        if logits is not None:
+            width, vocab = max(width, logits.shape[1]), max(vocab, logits.shape[2])
+            dtype = torch.promote_types(dtype, logits.dtype)
+        shape = (batch, width, vocab)
+        if logits is None or logits.shape != shape or logits.dtype != dtype:
             # Zeros: what no row fills is handed to the operator as well, and must be harmless.
-            old = self._buffer = like.logits.new_zeros(batch, width, vocab)
-            self._laws = None if like.laws is None else like.laws.new_zeros(batch, width, 2)
-        return old[:, :width], None if self._laws is None else self._laws[:, :width]
+            logits = self._buffer = torch.zeros(shape, dtype=dtype, device=self._device)
+            laws = self._laws = torch.zeros(batch, width, 2, dtype=torch.int64, device=self._device)
+        return Chunk(logits, laws)
 
 
 def cut_at_eos(tokens: Sequence[int], eos: frozenset[int]) -> tuple[list[int], bool]:

@@ -77,6 +77,11 @@ class FixedDrafter:
         return Proposal(self._propose(context.tokens, k))
 
 
+def _of_row(value: Any, b: int) -> Any:
+    """Row b's value of an operator's argument."""
+    return value[b].item() if isinstance(value, torch.Tensor) else value
+
+
 def law(
     logits: torch.Tensor,
     temperature: float = 1.0,
@@ -136,11 +141,18 @@ class Enumerator:
     possible outcomes and their probabilities from the logits the chain hands over, picks the next
     one not tried yet, and lets the production operator produce it by handing it draws that lie
     just inside that outcome.
+
+    Args:
+        seed: of the row of a batch whose draws are enumerated; None: of all rows. The others' draws
+            all have the outcome that `others` picks from the possible ones. A row whose logits are
+            NaN has no part in a call.
     """
 
-    def __init__(self, monkeypatch: Any) -> None:
+    def __init__(self, monkeypatch: Any, seed: int | None = None, others: int = 0) -> None:
         self._path: list[list[int]] = []  # [choice, number of choices] per draw
         self._at = 0
+        self._seed, self._others = seed, others
+        self._fixed = False
         self.weight = 1.0
         self.paths = 0
         self._sample, self._verify = ps.sample, ps.verify
@@ -162,6 +174,8 @@ class Enumerator:
     def choose(self, probabilities: Sequence[float]) -> int:
         """Index of an outcome of positive probability."""
         possible = [i for i, p in enumerate(probabilities) if p > 1e-14]
+        if self._fixed:
+            return possible[self._others]
         if self._at == len(self._path):
             self._path.append([0, len(possible)])
         choice = possible[self._path[self._at][0]]
@@ -180,26 +194,32 @@ class Enumerator:
         token = self.choose([w / total for w in weights])
         return token, self._bits((sum(weights[:token]) + weights[token] / 2) / total)
 
+    def _row(self, seed: Any, b: int) -> None:
+        """The next draws are those of row b."""
+        self._fixed = self._seed is not None and _of_row(seed, b) != self._seed
+
     def sample(
         self,
         logits: torch.Tensor,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        *key: int,
+        temperature: Any,
+        top_k: Any,
+        top_p: Any,
+        min_p: Any,
+        seed: Any = 0,
+        *key: Any,
     ) -> Any:
-        token, bits = self._token(law(logits[0], temperature, top_k, top_p, min_p))
-        s = self._sample(
-            logits,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            *key,
-            draws=torch.tensor([[bits]], dtype=torch.int64),
-        )
-        assert s.tokens.tolist() == [token]
+        wanted, draws = [], []
+        for b, row in enumerate(logits):
+            token, bits = -1, 0
+            if not row.isnan().any():
+                self._row(seed, b)
+                sampling = [_of_row(value, b) for value in (temperature, top_k, top_p, min_p)]
+                token, bits = self._token(law(row, *sampling))
+            wanted.append(token)
+            draws.append([bits])
+        made = torch.tensor(draws, dtype=torch.int64)
+        s = self._sample(logits, temperature, top_k, top_p, min_p, seed, *key, draws=made)
+        assert s.tokens.tolist() == wanted
         return s
 
     def verify(
@@ -209,14 +229,49 @@ class Enumerator:
         draft: torch.Tensor | None = None,
         **options: Any,
     ) -> Any:
-        sampling = {name: options[name] for name in ("temperature", "top_k", "top_p", "min_p")}
-        drafted = tokens[0].tolist()
-        size, count = target.shape[2], len(drafted)
-        p = [law(row, **sampling) for row in target[0]]
+        lengths = options.get("draft_lengths")
+        width, wanted, draws = tokens.shape[1], [], []
+        for b in range(len(tokens)):
+            count = width if lengths is None else int(lengths[b])
+            bits, emitted = [0] * (width + 1), None
+            if not target[b, : count + 1].isnan().any():
+                self._row(options["seed"], b)
+                names = ("temperature", "top_k", "top_p", "min_p")
+                sampling = {name: _of_row(options[name], b) for name in names}
+                rows = None if draft is None else draft[b, :count]
+                emitted, bits[:count], bits[width] = self._verified(
+                    target[b, : count + 1],
+                    tokens[b, :count].tolist(),
+                    rows,
+                    options["rule"],
+                    sampling,
+                )
+            wanted.append(emitted)
+            draws.append(bits)
+        made = torch.tensor(draws, dtype=torch.int64)
+        r = self._verify(target, tokens, draft, **options, draws=made)
+        for b, emitted in enumerate(wanted):
+            if emitted is not None:
+                assert r.status[b] == 0
+                assert r.num_accepted[b] == len(emitted) - 1
+                assert r.tokens[b, : len(emitted)].tolist() == emitted
+        return r
+
+    def _verified(
+        self,
+        target: torch.Tensor,
+        drafted: list[int],
+        draft: torch.Tensor | None,
+        rule: str,
+        sampling: dict[str, float],
+    ) -> tuple[list[int], list[int], int]:
+        """What one row emits, and the bits for it."""
+        size, count = target.shape[1], len(drafted)
+        p = [law(row, **sampling) for row in target]
         q = [[float(x == y) for x in range(size)] for y in drafted]
         if draft is not None and sampling["temperature"] > 0:
-            q = [[*law(row, **sampling), *[0.0] * size][:size] for row in draft[0]]
-        judge = self._token_rule if options["rule"] == "token" else self._block_rule
+            q = [[*law(row, **sampling), *[0.0] * size][:size] for row in draft]
+        judge = self._token_rule if rule == "token" else self._block_rule
         accepted, scale, bits = judge(p, q, drafted)
         if accepted == count:
             weights = p[count]
@@ -226,12 +281,7 @@ class Enumerator:
             ]
             weights = [w if w > 1e-13 else 0.0 for w in weights]
         last, last_bits = self._token(weights)
-        draws = torch.tensor([[*bits, last_bits]], dtype=torch.int64)
-        r = self._verify(target, tokens, draft, **options, draws=draws)
-        assert r.status.tolist() == [0]
-        assert r.num_accepted.tolist() == [accepted]
-        assert r.tokens[0, : accepted + 1].tolist() == [*drafted[:accepted], last]
-        return r
+        return [*drafted[:accepted], last], bits, last_bits
 
     def _accept(self, probability: float) -> tuple[bool, int]:
         """Whether a test of this probability passes, and bits a hair inside that outcome."""

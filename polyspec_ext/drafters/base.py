@@ -49,8 +49,9 @@ class Proposal:
             where the number does not depend on the values of sampled tokens (contract C2); nothing
             sampled may be dropped.
         logits: ``[1, len(tokens), Vd]``, the row each token was drawn from, before temperature and
-            filters; read until the next call of `propose`. None: the proposal is deterministic,
-            its law one-hot.
+            filters, with Vd at most the vocabulary of the level above; read until the next call of
+            `propose`, of this drafter or a fork of it. None: the proposal is deterministic, its law
+            one-hot. One call may differ from the next in this, and in dtype and width.
         parents: for trees: the index of each token's parent, -1 for the root. None: a chain.
         laws: ``[1, len(tokens), 2]`` int64, the laws that `ps.sample` returned beside the tokens,
             which saves the verifier from reducing the rows again. None: it reduces them.

@@ -13,6 +13,7 @@ from .. import ops
 from ..errors import ERROR_BITS, RequestError
 from ..levels import Level
 from ..parameters import Parameters, feed, integers
+from ..returned import call, require_logits
 from .base import Context, Proposal
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ class DraftModel:
         self.looks = self.device.type == "cpu"
         self._cached: list[int] | None = None
         self._rows: torch.Tensor | None = None  # [B, k, Vd], reused by every round
-        self._laws: torch.Tensor | None = None  # [B, k, 2]
 
     @property
     def cached(self) -> list[int] | None:
@@ -86,7 +86,7 @@ class DraftModel:
         """Keep these rows, in that order."""
         if self._cached is not None:
             self._cached = [self._cached[slot] for slot in slots]
-            self.level.select(slots)  # type: ignore[attr-defined]
+            call(self.name, self.level, "select", slots)
 
     def propose(self, context: Context, k: int) -> Proposal:
         """`k` tokens, fewer only after an EOS. Raises RequestError where a row of logits has no
@@ -132,16 +132,17 @@ class DraftModel:
             ],
             self.level,
         )
-        rows: list[torch.Tensor] = []
+        keep, most = not parameters.greedy, max(counts)
         samples: list[ops.SampleResult] = []
-        for i in range(max(counts)):
+        for i in range(most):
             if given is None:
                 logits = self.level.forward(fed, 1)
             else:
                 last = [max(n - 1, 0) for n in given]
                 logits = self.level.forward(fed, 1, given, last)  # type: ignore[call-arg]
             self.num_forward_passes += 1
-            if logits.shape[-1] > self.vocab_size:
+            require_logits(self.name, logits, batch, 1, self.level.vocab_size, device)
+            if logits.shape[2] > self.vocab_size:
                 logits = logits[..., : self.vocab_size]
             if self.processors is not None:
                 logits = self._processed(logits, contexts, values, left)
@@ -156,8 +157,9 @@ class DraftModel:
                 contexts[0].level,
                 rounds,
             )
-            rows.append(logits)
             samples.append(s)
+            if keep and most > 1:
+                self._keep(logits, i, most)
             taken = left
             left = [max(n - 1, 0) for n in left]
             if look:
@@ -182,14 +184,17 @@ class DraftModel:
             if count:  # the last token drawn was fed to nobody yet
                 cached[b] = end + count - 1
         unread, none = ([] if look else samples), fed.new_empty(batch, 0)
-        logits_of, laws_of = (None, None) if parameters.greedy else self._gather(rows, samples)
+        rows = laws = None
+        if keep:
+            rows = logits if most == 1 or self._rows is None else self._rows[:, : len(samples)]
+            laws = torch.stack([s.laws for s in samples], 1)
         return Draft(
             drawn,
             values if look else None,
             torch.stack([s.tokens for s in unread], 1) if unread else none,
             torch.stack([s.status for s in unread], 1) if unread else none,
-            logits_of,
-            laws_of,
+            rows,
+            laws,
         )
 
     def prefill(self, contexts: Sequence[Context]) -> None:
@@ -197,10 +202,7 @@ class DraftModel:
         began = time.perf_counter()
         prompts = [context.tokens[:-1] for context in contexts]
         fed, given = feed(prompts, self.level)
-        if given is None:
-            self.level.prefill(fed)
-        else:
-            self.level.prefill(fed, given)  # type: ignore[call-arg]
+        call(self.name, self.level, "prefill", fed, *(() if given is None else (given,)))
         self._cached = [len(prompt) for prompt in prompts]
         self.prefill_seconds += time.perf_counter() - began
 
@@ -213,7 +215,7 @@ class DraftModel:
             for have, context in zip(cached, contexts, strict=True)
         ]
         if wanted != cached:
-            self.level.rollback(wanted)
+            call(self.name, self.level, "rollback", wanted)
             cached[:] = wanted
 
     def _processed(
@@ -231,23 +233,16 @@ class DraftModel:
                 out[b] = self.processors.apply(logits[b], prefix, context.request)
         return out
 
-    def _gather(
-        self, rows: list[torch.Tensor], samples: list[ops.SampleResult]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows side by side in one buffer, which the next round overwrites."""
-        k = len(rows)
-        if k == 1:
-            return rows[0], samples[0].laws[:, None]
-        batch, dtype = rows[0].shape[0], rows[0].dtype
-        old = self._rows
-        if old is None or old.shape[0] != batch or old.shape[1] < k or old.dtype != dtype:
-            old = self._rows = rows[0].new_empty(batch, k, self.vocab_size)
-            self._laws = samples[0].laws.new_empty(batch, k, 2)
-        assert self._laws is not None
-        logits, laws = old[:, :k], self._laws[:, :k]
-        torch.cat(rows, dim=1, out=logits)
-        torch.stack([s.laws for s in samples], dim=1, out=laws)
-        return logits, laws
+    def _keep(self, logits: torch.Tensor, i: int, k: int) -> None:
+        """Copies the rows of pass `i` of `k` side by side with those before, as the next pass of
+        the level may write over them, into a buffer that the next round overwrites."""
+        batch, _, vocab = logits.shape
+        rows = self._rows
+        if rows is None or rows.shape[0] != batch or rows.shape[1] < k or rows.shape[2] != vocab:
+            rows = self._rows = logits.new_empty(batch, k, vocab)
+        elif rows.dtype != logits.dtype:  # what a wider dtype holds is exact
+            rows = self._rows = rows.to(torch.promote_types(rows.dtype, logits.dtype))
+        rows[:, i] = logits[:, 0]
 
 
 def raise_for_draft(

@@ -1,0 +1,73 @@
+"""What a level returns, checked before it is used: it may be a user's own.
+
+Errors name the level, what its contract (`Level`) expects, and what came.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+LOGITS = frozenset((torch.float32, torch.bfloat16, torch.float16))
+
+
+def require_logits(
+    name: str, logits: Any, batch: int, keep: int, vocab_size: int, device: torch.device
+) -> None:
+    """What ``forward`` of level `name` returned must be ``[batch, keep, vocab_size]``.
+
+    Raises:
+        TypeError: no tensor, or another dtype.
+        ValueError: another shape, device, layout or stride.
+    """
+    if not isinstance(logits, torch.Tensor) or logits.dtype not in LOGITS:
+        raise TypeError(
+            f"{name}: expected forward to return float32, bfloat16 or float16 logits, given "
+            f"{kind_of(logits)}"
+        )
+    if tuple(logits.shape) != (batch, keep, vocab_size):
+        raise ValueError(
+            f"{name}: expected forward to return logits of shape [B, keep, vocab_size] = "
+            f"[{batch}, {keep}, {vocab_size}], given {list(logits.shape)}"
+        )
+    if not _same(logits.device, device):
+        raise ValueError(
+            f"{name}: expected forward to return logits on the level's device, {device}, given "
+            f"{logits.device}"
+        )
+    if logits.layout != torch.strided:
+        raise ValueError(
+            f"{name}: expected forward to return dense logits, given layout {logits.layout}"
+        )
+    if vocab_size > 1 and logits.stride(2) != 1:
+        raise ValueError(
+            f"{name}: expected forward to return logits of unit stride along the vocabulary, given "
+            f"stride {logits.stride(2)}; call .contiguous() on them"
+        )
+
+
+def call(name: str, level: Any, method: str, *arguments: Any) -> None:
+    """Calls a method of level `name` that returns None. A result would be a message that nobody
+    reads: a coroutine, False, other lengths than asked for.
+
+    Raises:
+        TypeError: it returned something.
+    """
+    result = getattr(level, method)(*arguments)
+    if result is not None:
+        raise TypeError(f"{name}: expected {method} to return None, given {kind_of(result)}")
+
+
+def kind_of(value: Any) -> str:
+    """What messages call a value of a wrong kind."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of dtype {value.dtype}"
+    return type(value).__name__
+
+
+def _same(one: torch.device, other: torch.device) -> bool:
+    """A device without an index is any of its kind."""
+    return one.type == other.type and (
+        one.index is None or other.index is None or one.index == other.index
+    )
