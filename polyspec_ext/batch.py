@@ -90,7 +90,7 @@ class Batch:
                     seeds[number],
                     eos[number],
                     stats,
-                    proposals.for_request(chain.drafter, number),
+                    proposals.for_request(chain.drafter, number, names[-1]),
                 )
             )
         if not single:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,22 @@ from .model import DraftModel
 _INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
-def for_request(drafter: Drafter | None, number: int) -> Drafter | None:
+def for_request(drafter: Drafter | None, number: int, name: str) -> Drafter | None:
     """The drafter of request `number` of a batch: a drafter that is no model remembers one text,
-    so every request but the first gets a fork of it."""
+    so every request but the first gets a fork of it.
+
+    Raises:
+        TypeError: its fork is no drafter; says so by its `name`.
+    """
     if drafter is None or isinstance(drafter, DraftModel) or number == 0:
         return drafter
-    fork: Callable[[], Drafter] = drafter.fork  # type: ignore[attr-defined]
-    return fork()
+    fork = drafter.fork()  # type: ignore[attr-defined]
+    if not isinstance(fork, Drafter):
+        raise TypeError(
+            f"{name}: expected fork to return a drafter, with a method propose, given "
+            f"{kind_of(fork)}"
+        )
+    return fork
 
 
 def counters(drafter: Drafter | None) -> tuple[int, float]:
