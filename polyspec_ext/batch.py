@@ -104,10 +104,11 @@ class Batch:
         self._pending = [PendingLaws(len(prompts), device_of(level)) for level in chain.levels]
         self._unread: Draft | None = None
         self._begun = False
-        if isinstance(chain.drafter, DraftModel):
-            chain.drafter.forget()
-            chain.drafter.processors = processors
-        chain.owner.begin(self)
+        with chain.owner.work():
+            if isinstance(chain.drafter, DraftModel):
+                chain.drafter.forget()
+                chain.drafter.processors = processors
+            chain.owner.begin(self)
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, list[int]]]:
@@ -116,8 +117,20 @@ class Batch:
 
         Raises:
             RequestError: a row of logits has no law; names request, level and position.
-            RuntimeError: the chain has begun another batch since, or this one failed.
+            RuntimeError: the chain has begun another batch since, or this one failed; or it is at
+            work for another call.
         """
+        with self.chain.owner.work():
+            return self._advance()
+
+    @torch.inference_mode()
+    def complete(self) -> None:
+        """`advance` until every text is complete, with no other call in between."""
+        with self.chain.owner.work():
+            while self._advance():
+                pass
+
+    def _advance(self) -> list[tuple[int, list[int]]]:
         self.chain.owner.require(self)
         began = time.perf_counter()
         prefilled = self.stats.prefill_seconds

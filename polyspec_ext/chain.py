@@ -325,8 +325,7 @@ class Chain:
             prompts, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
         )
         try:
-            while batch.advance():
-                pass
+            batch.complete()
         finally:
             self.owner.end(batch)
         if pad_token_id is None:

@@ -1,0 +1,205 @@
+"""One chain works on one call at a time: a second is refused and says why, the first is unharmed,
+and nothing that merely exists (a stream, a batch) holds a chain."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import test_batches
+import torch
+
+import polyspec_ext as ps
+from polyspec_ext.drafters import Context, PromptLookup, Proposal
+
+PROMPTS = [[1, 2, 3], [4], [5, 6]]
+OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": [3, 4, 5], "eos_token_id": []}
+BUSY = "this chain is at work in another thread"
+
+
+class Gate:
+    """Has a call wait at its n-th passage, until it is opened."""
+
+    def __init__(self) -> None:
+        self.left = -1
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def close(self, at: int) -> None:
+        self.left = at
+        self.reached.clear()
+        self.opened.clear()
+
+    def before(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def passing(*args: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                self.reached.set()
+                assert self.opened.wait(60)
+            return call(*args)
+
+        return passing
+
+
+class Waiting:
+    """A call in another thread, which waits at a gate inside of it."""
+
+    def __init__(self, gate: Gate, at: int, call: Callable[[], Any]) -> None:
+        gate.close(at)
+        self.gate, self.call = gate, call
+        self.result: Any = None
+
+    def _run(self) -> None:
+        try:
+            self.result = self.call()
+        except BaseException as error:
+            self.result = error
+
+    def __enter__(self) -> Waiting:
+        self.thread = threading.Thread(target=self._run, name="the first")
+        self.thread.start()
+        assert self.gate.reached.wait(60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gate.opened.set()
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+def setting(faulty: int, method: str) -> tuple[ps.Chain, Gate]:
+    levels, gate = test_batches.make(3), Gate()
+    setattr(levels[faulty], method, gate.before(getattr(levels[faulty], method)))
+    return ps.Chain(levels, [3, 2]), gate
+
+
+def generate(chain: ps.Chain) -> torch.Tensor:
+    return chain.generate(PROMPTS, 12, **OPTIONS).sequences
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+@pytest.mark.parametrize(("method", "at"), [("prefill", 1), ("forward", 1), ("forward", 4)])
+def test_a_second_call_is_refused(faulty: int, method: str, at: int) -> None:
+    chain, gate = setting(faulty, method)
+    wanted = generate(chain)
+    with Waiting(gate, at, lambda: generate(chain)) as first:
+        for call in (
+            lambda: generate(chain),
+            lambda: chain.stream([1], 5),
+            lambda: chain.batch(PROMPTS, 5, **OPTIONS),
+        ):
+            with pytest.raises(RuntimeError, match=rf"{BUSY} \(the first\)"):
+                call()
+    assert isinstance(first.result, torch.Tensor), first.result
+    assert first.result.equal(wanted)
+    assert generate(chain).equal(wanted)
+
+
+def test_one_batch_moved_on_by_two_threads() -> None:
+    chain, gate = setting(1, "forward")
+    wanted = generate(chain)
+    batch = chain.batch(PROMPTS, 12, **OPTIONS)
+    batch.advance()
+
+    def rest() -> list[list[int]]:
+        while batch.advance():
+            pass
+        return [row.tokens for row in batch.rows]
+
+    with Waiting(gate, 2, rest) as first:
+        with pytest.raises(RuntimeError, match=BUSY):
+            batch.advance()
+        with pytest.raises(RuntimeError, match=BUSY):
+            batch.complete()
+    rows = [own[: len(prompt) + 12] for own, prompt in zip(wanted.tolist(), PROMPTS, strict=True)]
+    assert first.result == rows
+
+
+def test_what_is_suspended_or_abandoned_holds_nothing() -> None:
+    chain, _ = setting(0, "forward")
+    wanted = generate(chain)
+    stream = chain.stream([1], 30, 1.0)
+    next(stream)  # and nobody asks for the rest
+
+    def texts() -> Any:
+        yield from chain.stream([2], 30, 1.0)
+
+    suspended = texts()
+    next(suspended)
+    chain.batch(PROMPTS, 12, **OPTIONS)
+    found: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(generate(chain)))
+    thread.start()
+    thread.join(60)
+    assert found[0].equal(wanted)
+    with pytest.raises(RuntimeError, match="this stream has ended"):
+        list(suspended)
+    with pytest.raises(RuntimeError, match="this stream has ended"):
+        list(stream)
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+def test_after_an_error_the_chain_is_free(faulty: int) -> None:
+    chain, _ = setting(0, "prefill")
+    wanted = generate(chain)
+    level: Any = [*chain.levels, chain.drafter.level][faulty]  # type: ignore[union-attr]
+    right = level.forward
+
+    def wrong(*args: Any) -> torch.Tensor:
+        raise MemoryError
+
+    level.forward = wrong
+    with pytest.raises(MemoryError) as kept:  # the traceback and its frames stay
+        generate(chain)
+    level.forward = right
+    assert generate(chain).equal(wanted)
+    assert kept.tb is not None
+
+
+def test_a_call_from_inside_is_refused() -> None:
+    chain, _ = setting(0, "prefill")
+    wanted = generate(chain)
+    errors: list[str] = []
+
+    def observe(number: int, logits: torch.Tensor) -> None:
+        for call in (lambda: generate(chain), lambda: chain.stream([1], 5), batch.advance):
+            with pytest.raises(RuntimeError) as caught:
+                call()
+            errors.append(str(caught.value))
+
+    batch = chain.batch(PROMPTS, 12, **OPTIONS, observe=observe)
+    while batch.advance():
+        pass
+    assert errors
+    assert all("at work in this thread already" in error for error in errors)
+    assert batch.rows[0].tokens == wanted[0, : 3 + 12].tolist()
+
+
+def test_a_drafter_that_calls_its_chain() -> None:
+    class Calls(PromptLookup):
+        def propose(self, context: Context, k: int) -> Proposal:
+            if context.round == 1:
+                chain.generate([1], 3)
+            return super().propose(context, k)
+
+    chain = ps.Chain([test_batches.make(1)[0], Calls()], [3])
+    with pytest.raises(RuntimeError, match="at work in this thread already") as caught:
+        chain.generate([1, 2, 1], 12)
+    assert "in level 2 (prompt lookup)" in str(caught.value.__notes__)  # type: ignore[attr-defined]
+
+
+def test_chains_of_their_own_work_at_once() -> None:
+    chains = [setting(0, "prefill")[0] for _ in range(4)]
+    wanted = generate(chains[0])
+    found: list[torch.Tensor] = []
+    threads = [
+        threading.Thread(target=lambda chain=chain: found.append(generate(chain)))
+        for chain in chains
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 4
+    assert all(own.equal(wanted) for own in found)
