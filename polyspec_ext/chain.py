@@ -164,12 +164,32 @@ class Chain:
             names.append(getattr(self.drafter, "name", type(self.drafter).__name__))
         self.levels = made  # those that verify; the target is levels[0]
         self.names = names
+        self._wants_graphs = graphs
+        self._idle()
+
+    def _idle(self) -> None:
+        """What is at work between the levels; nothing has begun yet."""
         self.owner = CacheOwner()
-        self.graphs = self._graphs(graphs)
+        self.graphs = self._graphs(self._wants_graphs)
         # On the CPU looking at tokens costs nothing, and saves what the rounds above do in vain.
-        on_device = device_of(made[0]).type != "cpu"
+        on_device = device_of(self.levels[0]).type != "cpu"
         self.lanes = Lanes()
         self.device_rounds = DeviceRounds.of(self) if on_device else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `copy` and `pickle`: a copy is idle, whatever has been begun here. Levels and
+        drafters are copied as they define it.
+
+        Raises:
+            RuntimeError: a call is at work.
+        """
+        self.owner.require_idle()
+        made = ("owner", "graphs", "lanes", "device_rounds")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._idle()
 
     def __repr__(self) -> str:
         """A line per level, target first, then what decides when each verifies, and how."""

@@ -95,6 +95,10 @@ class HuggingFaceLevel(CapturedPasses):
     ) -> None:
         self.model = model
         self.name = name or caches.name_of(model)
+        self._options = {
+            "new_cache": new_cache, "streaming": streaming, "prefill_chunk": prefill_chunk,
+            "pack": pack, "compile": compile, **cache_options,
+        }  # fmt: skip
         caches.require_rollback(model, self.name)
         if model.training:
             raise ValueError(
@@ -155,6 +159,12 @@ class HuggingFaceLevel(CapturedPasses):
             _owners[id(owner.model)] = owner
         self._member = Member(owner._member.shared, self)
         self._cache = owner._cache
+        self._options["shares_cache_with"] = owner
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `copy` and `pickle`: made anew over a copy of its model, with an empty cache."""
+        state = {"max_length": self.max_length, "choice": self.choice}
+        return _made, (type(self), self.model, {**self._options, "name": self.name}, state)
 
     def __repr__(self) -> str:
         words = [type(self.model).__name__, str(self.model.dtype).removeprefix("torch.")]
@@ -383,6 +393,18 @@ def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> 
             f"{name}: expected a model whose logits are float32, bfloat16 or float16, given a head "
             f"of {kind}"
         )
+
+
+def _made(
+    kind: type[HuggingFaceLevel],
+    model: PreTrainedModel,
+    options: dict[str, Any],
+    state: dict[str, Any],
+) -> HuggingFaceLevel:
+    """A level that was copied or pickled."""
+    level = kind(model, **options)
+    level.__dict__.update(state)
+    return level
 
 
 def _pieces(

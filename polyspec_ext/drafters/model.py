@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -67,6 +67,10 @@ class DraftModel:
         self.looks = self.device.type == "cpu"
         self._cached: list[int] | None = None
         self._rows: torch.Tensor | None = None  # [B, k, Vd], reused by every round
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `copy` and `pickle`: without what belongs to a batch."""
+        return {**self.__dict__, "processors": None, "_cached": None, "_rows": None}
 
     @property
     def cached(self) -> list[int] | None:

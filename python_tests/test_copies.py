@@ -1,0 +1,143 @@
+"""Chains are copied and pickled as they are made: with their models, and idle. A copy gives the
+same tokens and knows nothing of the original."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import test_batches
+import test_failures
+import test_threads
+import torch
+import toy
+
+import polyspec_ext as ps
+from polyspec_ext.drafters import PromptLookup
+
+PROMPTS = [[3, 4, 5], [6], [7, 8, 9]]
+OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": [3, 4, 5], "eos_token_id": []}
+
+
+def pickled(chain: ps.Chain) -> ps.Chain:
+    again: ps.Chain = pickle.loads(pickle.dumps(chain))
+    return again
+
+
+def models() -> list[Any]:
+    return [test_failures.model(seed, layers) for seed, layers in enumerate((3, 2, 1))]
+
+
+def shared() -> ps.Chain:
+    target, middle, drafter = models()
+    owner = ps.HuggingFaceLevel(target, step=4)
+    copied = ps.HuggingFaceLevel(middle, shares_cache_with=owner)
+    return ps.Chain([owner, copied, drafter], [4, 2])
+
+
+CHAINS: dict[str, Callable[[], ps.Chain]] = {
+    "toys": lambda: ps.Chain(test_batches.make(3), [3, 2], rule="block"),
+    "models": lambda: ps.Chain(models(), [4, 2], rounds=[0]),
+    "one model": lambda: ps.Chain(models()[:1]),
+    "shared cache": shared,
+    "packed": lambda: ps.Chain(models(), [4, 2], pack=True),
+    "prompt lookup": lambda: ps.Chain([*models()[:1], PromptLookup()], [4]),
+    "streaming": lambda: ps.Chain(
+        [*models()[:1], ps.HuggingFaceLevel(models()[2], streaming=16, name="windowed")], [4]
+    ),
+}
+
+
+def generate(chain: ps.Chain, **options: Any) -> ps.Output:
+    return chain.generate(PROMPTS, 14, **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("kind", CHAINS)
+def test_a_copy_gives_the_same_tokens(kind: str, way: Callable[[ps.Chain], ps.Chain]) -> None:
+    chain = CHAINS[kind]()
+    fresh = way(chain)
+    wanted = generate(chain)
+    used = way(chain)  # caches and buffers are there by now
+    begun = chain.stream([1, 2], 20, 1.0)
+    next(begun)
+    busy = way(chain)  # idle, though the original has a text in progress
+    for again in (fresh, used, busy):
+        out = generate(again)
+        assert out.sequences.equal(wanted.sequences)
+        assert out.logprobs == wanted.logprobs
+        assert repr(again) == repr(chain)
+    rest = list(begun)
+    assert rest == list(fresh.stream([1, 2], 20, 1.0))[1:]
+    assert generate(chain).sequences.equal(wanted.sequences)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("kind", CHAINS)
+def test_a_copy_is_independent(kind: str, way: Callable[[ps.Chain], ps.Chain]) -> None:
+    chain = CHAINS[kind]()
+    wanted = list(chain.stream([1, 2, 1], 20, 1.0, eos_token_id=[]))
+    again = way(chain)
+    # Texts in progress in both: neither ends the other, nor reads its cache.
+    both = [c.stream([1, 2, 1], 20, 1.0, eos_token_id=[]) for c in (chain, again)]
+    texts = list(zip(*both, strict=True))
+    assert [one for one, _ in texts] == [other for _, other in texts] == wanted
+    # What the original's models become does not matter to the copy.
+    for level in chain.levels:
+        with torch.no_grad():
+            if isinstance(level, ps.HuggingFaceLevel):
+                for weight in level.model.parameters():
+                    weight.zero_()
+            else:
+                level.table.zero_()  # type: ignore[attr-defined]
+    del chain, both
+    assert list(again.stream([1, 2, 1], 20, 1.0, eos_token_id=[])) == wanted
+
+
+def test_what_is_shared_stays_shared() -> None:
+    chain = shared()
+    again = copy.deepcopy(chain)
+    owner, member = again.levels
+    assert member.cache is owner.cache  # type: ignore[attr-defined]
+    assert owner.cache is not chain.levels[0].cache  # type: ignore[attr-defined]
+    model = models()[0]
+    both = copy.deepcopy(ps.Chain([ps.HuggingFaceLevel(model), ps.HuggingFaceLevel(model)], [3]))
+    assert both.levels[0].model is both.drafter.level.model is not model  # type: ignore[attr-defined,union-attr]
+
+
+def test_a_chain_at_work_is_not_copied() -> None:
+    chain, gate = test_threads.setting(1, "forward")
+    with test_threads.Waiting(gate, 2, lambda: test_threads.generate(chain)) as first:
+        for way in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(RuntimeError, match="at work in another thread"):
+                way(chain)
+    assert isinstance(first.result, torch.Tensor)
+
+
+def test_copies_work_at_once() -> None:
+    chain = CHAINS["models"]()
+    wanted = generate(chain).sequences
+    found: list[torch.Tensor] = []
+    threads = [
+        threading.Thread(target=lambda own=own: found.append(generate(own).sequences))
+        for own in (chain, copy.deepcopy(chain), copy.deepcopy(chain))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(found) == 3
+    assert all(own.equal(wanted) for own in found)
+
+
+def test_a_model_drafter_alone() -> None:
+    """With what its last batch has left in it."""
+    chain = ps.Chain([toy.ToyLevel(5, 1), toy.ToyLevel(5, 2)], [3])
+    chain.generate([0, 1], 9, 1.0)
+    drafter = copy.deepcopy(chain.drafter)
+    again = ps.Chain([toy.ToyLevel(5, 1), drafter], [3])
+    assert again.generate([0, 1], 9, 1.0).sequences.equal(chain.generate([0, 1], 9, 1.0).sequences)
