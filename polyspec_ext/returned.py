@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-LOGITS = frozenset((torch.float32, torch.bfloat16, torch.float16))
+from .arguments import LOGITS_DTYPES
 
 
 def require_logits(
@@ -21,7 +21,7 @@ def require_logits(
         TypeError: no tensor, or another dtype.
         ValueError: another shape, device, layout or stride.
     """
-    if not isinstance(logits, torch.Tensor) or logits.dtype not in LOGITS:
+    if not isinstance(logits, torch.Tensor) or logits.dtype not in LOGITS_DTYPES:
         raise TypeError(
             f"{name}: expected forward to return float32, bfloat16 or float16 logits, given "
             f"{kind_of(logits)}"

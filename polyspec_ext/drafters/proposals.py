@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ..returned import LOGITS, kind_of
+from ..arguments import LOGITS_DTYPES
+from ..returned import kind_of
 from .base import Drafter, Proposal
 from .model import DraftModel
 
@@ -88,7 +89,7 @@ def _require_below(name: str, tokens: Sequence[int], limit: int) -> None:
 
 def _require_rows(name: str, rows: Any, laws: Any, count: int, vocab_size: int) -> int:
     """Draft logits and laws of `count` tokens. Returns Vd."""
-    if not isinstance(rows, torch.Tensor) or rows.dtype not in LOGITS:
+    if not isinstance(rows, torch.Tensor) or rows.dtype not in LOGITS_DTYPES:
         raise TypeError(
             f"{name}: expected draft logits as a float32, bfloat16 or float16 tensor, given "
             f"{kind_of(rows)}"
