@@ -6,7 +6,8 @@ batch, which always has a mask, would spend a good part of its time on the copie
 
 A few tokens of each of several rows are what the CPU's attention kernel is slowest at: it works in
 blocks of far more queries. Then the queries of a group's heads go as one block, and in float32 the
-two products are left to the matrix kernels.
+two products are left to the matrix kernels. A single token in half precision, which is what a draft
+level reads most, goes as such a block as well.
 """
 
 from __future__ import annotations
@@ -39,8 +40,12 @@ def grouped_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' sdpa attention: ``[B, Hq, T, D]`` queries over ``[B, Hkv, N, D]`` keys to
     ``[B, T, Hq, D]``."""
-    single = query.shape[0] == query.shape[2] == 1  # which transformers treats well itself
+    single = query.shape[0] == query.shape[2] == 1
     more = any(arguments.get(name) is not None for name in _MORE)
+    if single and attention_mask is None and not more and query.dtype != torch.float32:
+        block = query.reshape(1, key.shape[1], -1, query.shape[3])
+        out = nn.functional.scaled_dot_product_attention(block, key, value, scale=scaling)
+        return out.reshape(1, 1, query.shape[1], -1), None
     if attention_mask is None or single or more:
         plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **arguments

@@ -254,6 +254,22 @@ def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         assert heads == [(4, 2, width)] * 2
 
 
+def test_a_single_token_in_half_precision_is_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = []
+    real = nn.functional.scaled_dot_product_attention
+
+    def watched(query: torch.Tensor, key: torch.Tensor, *more: Any, **options: Any) -> Any:
+        blocks.append((tuple(query.shape), tuple(key.shape)))
+        return real(query, key, *more, **options)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watched)
+    attention = model().model.layers[0].self_attn
+    for dtype, heads, tokens in ((torch.bfloat16, 2, 2), (torch.float32, 4, 1)):
+        query, states = torch.randn(1, 4, 1, 8, dtype=dtype), torch.randn(1, 2, 9, 8, dtype=dtype)
+        attention_grouped.grouped_attention(attention, query, states, states, None)
+        assert blocks.pop() == ((1, heads, tokens, 8), (1, 2, 9, 8))
+
+
 def test_other_attention_stays() -> None:
     original = model()
     original.set_attn_implementation("eager")
@@ -284,6 +300,7 @@ def test_grouped_attention_is_sdpa(dtype: torch.dtype) -> None:
 
     for tokens in (1, 5, longest - 1, longest):
         check(3, tokens, None)
+        check(1, tokens, None)
         for mask in masks[:, :, :, :tokens]:  # one after the other: none is taken for another
             for _ in range(2):
                 check(3, tokens, mask)
