@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         print("no C++ compiler found: nothing is compiled", file=sys.stderr)
         args.compile = "none"
     if args.compile != "none":
-        print("compiling, which takes a minute or two the first time", file=sys.stderr)
+        progress.note("compiling, which takes a minute or two")
         compiled = tiny.levels(compile="auto" if args.compile == "auto" else True)
         choices |= {name + COMPILED: str(level.choice) for name, level in compiled.items()}
         if compiled["target"].compile:

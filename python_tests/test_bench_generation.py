@@ -52,6 +52,9 @@ def packed(models: dict[str, Any]) -> dict[str, Any]:
     return {name: HuggingFaceLevel(model, pack=True) for name, model in models.items()}
 
 
+KINDS = (generation.PLAIN, generation.GENERATE)
+
+
 def wish(count: int, temperature: float = 0.0) -> generation.Wish:
     prompts = [[0, 30, 31, 32], [0, 40], [0, 50, 51]]
     return generation.Wish(prompts[:count], 9, temperature, [3, 4, 5][:count])
@@ -79,15 +82,26 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
                 # Every repeat of every prompt, and not the warm-up.
                 assert row["stats"]["num_requests"] == 6
                 assert row["stats"]["num_new_tokens"] == row["new_tokens"]
-        assert len(result["targets"]) == 6
+        assert len(result["targets"]) == 8
+        plain = [row for row in rows if row["batch"] == 1 and row["kind"] in KINDS]
+        best = max(plain, key=lambda row: row["tokens_per_second"]["median"])
+        over = result["targets"][4]
+        assert over["text"].endswith(f"the fastest plain decoding, {best['label']}")
+        chains = [row for row in rows if row["batch"] == 1 and row["kind"] == "chain"]
+        assert over["text"].startswith(
+            max(chains, key=lambda row: row["tokens_per_second"]["median"])["label"]
+        )
+        assert result["targets"][0]["text"].endswith("at least 1x transformers generate")
     for row in report["results"][0]["rows"]:
         assert row["new_tokens"] == report["results"][0]["rows"][0]["new_tokens"]
         assert row["differences"] == []
     text = generation.generation_table.markdown(report)
     assert f"{report['machine']['threads']} threads of" in text
     assert text.count("| 3 of 3 |") == len(report["results"][0]["rows"])
-    assert text.count("at least 1.5x") == 6
+    assert text.count("at least 1.3x") == 6
     assert text.count("; decoding alone ") == 6
+    assert list(report["choices"]) == list(tiny.LEVELS)
+    assert f"- target: {report['choices']['target']}" in text
 
 
 def test_ignoring_the_eos(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,6 +193,23 @@ def test_the_assistant_keeps_its_settings(models: dict[str, Any]) -> None:
     assert seen[-1].num_assistant_tokens == before.num_assistant_tokens
     assert drafter.generation_config is before
     assert before.to_dict() == told
+
+
+def test_passes_by_how_a_level_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "levels", "--repeats", "2", "--tokens", "1,3"]
+    assert cli.main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {row["level"] for row in report["rows"]} == set(tiny.LEVELS)
+    for name in tiny.LEVELS:
+        configs = [row["config"] for row in report["rows"] if row["level"] == name]
+        assert configs[0] == "float32"
+        assert set(configs) <= {f"{d}{p}" for d in ("float32", "bfloat16") for p in ("", " packed")}
+    assert all(len(row["ms"]) == 2 and min(row["ms"]) > 0 for row in report["rows"])
+    assert cli.main(words) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].endswith(report["machine"]["cpu"])
+    assert sum(line.startswith("| target, float32") for line in table) >= 1
+    assert len([line for line in table if line.startswith("|")]) == 2 + len(report["rows"])
 
 
 def test_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

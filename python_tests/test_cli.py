@@ -409,7 +409,7 @@ def test_every_help_renders(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     found = [*commands(cli.make_parser()), train.make_parser()]
-    assert len(found) == 8
+    assert len(found) == 9
     for parser in found:
         with pytest.raises(SystemExit) as stopped:
             parser.parse_args(["--help"])

@@ -1,4 +1,4 @@
-"""Benchmarks: ``python -m polyspec_ext bench kernels|overhead|generate``. Each kind adds a
+"""Benchmarks: ``python -m polyspec_ext bench kernels|overhead|generate|levels``. Each kind adds a
 subcommand here.
 
 This module is light, so that the command line can be built without importing what is measured.
@@ -25,6 +25,7 @@ def add_commands(commands: Any) -> None:
     _add_kernels(kinds)
     _add_overhead(kinds)
     _add_generate(kinds)
+    _add_levels(kinds)
 
 
 def _add_kernels(kinds: Any) -> None:
@@ -206,3 +207,38 @@ def _generate(args: argparse.Namespace) -> int:
     from polyspec_ext.bench import generation
 
     return generation.run(args)
+
+
+def _add_levels(kinds: Any) -> None:
+    sub = kinds.add_parser(
+        "levels",
+        help="forward passes of the shipped models, by how they run",
+        description="Milliseconds of a forward pass of each shipped model on this processor: "
+        "float32 and bfloat16, weights packed and as torch keeps them, compiled and not, by number "
+        "of tokens, in turns within one run. Prints Markdown, or JSON.",
+    )
+    sub.add_argument("--json", action="store_true", help="one JSON object instead of Markdown")
+    sub.add_argument(
+        "--repeats",
+        type=options.COUNT,
+        default=60,
+        metavar="N",
+        help="turns (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--tokens", type=options.COUNTS, metavar="N,...", help="of a pass (default: 1,2,4,6,8)"
+    )
+    sub.add_argument(
+        "--compile",
+        choices=("none", "all"),
+        default="none",
+        help="through torch.compile as well, which takes minutes (default: %(default)s)",
+    )
+    options.add_threads(sub)
+    sub.set_defaults(run=_levels)
+
+
+def _levels(args: argparse.Namespace) -> int:
+    from polyspec_ext.bench import levels
+
+    return levels.run(args)

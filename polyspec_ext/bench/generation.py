@@ -8,6 +8,7 @@ the last token, prefill included.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import time
@@ -24,13 +25,16 @@ from polyspec_ext.bench import generation_table, timing
 from polyspec_ext.bench.generation_calls import Texts, Wish, chain_call, generate_call
 from polyspec_ext.bench.kernels import machine
 from polyspec_ext.chain import Chain
+from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.stats import Stats, merge
 
 SCHEMA, BATCH = 1, 8  # of the JSON report; rows of the batched runs
 # GSM8K's test split, where it lies beside the repository.
 GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k_test.jsonl"
 PLAIN, GENERATE, ASSISTED = "plain decoding", "transformers generate", "transformers assisted"
-UNPACKED = ", weights as torch keeps them"
+PACKED, UNPACKED = ", packed", ", weights as torch keeps them"
+# What the runtime must reach, in multiples of what stands beside it.
+OVER_GENERATE, OVER_ASSISTED, OVER_FASTEST, BATCHED = 1.0, 1.3, 1.5, 3.0
 
 
 @dataclass
@@ -116,7 +120,10 @@ def contenders(
 
     chains: list[tuple[str, ...]] = [("target", "drafter"), ("target", "middle"), tiny.LEVELS]
     own(("target",), 1, levels)
-    own(("target",), 1, models, UNPACKED)
+    with contextlib.suppress(ValueError):  # where nothing can be packed
+        # As the chains' target does not run on this processor, since it is slower or was not asked.
+        other = HuggingFaceLevel(target, pack=not levels["target"].pack)
+        own(("target",), 1, {"target": other}, PACKED if other.pack else UNPACKED)
     made.append(Contender(GENERATE, GENERATE, ("target",), 1, generate_call(target, eos)))
     for name in ("drafter", "middle"):
         (window,) = tiny.WINDOWS["target", name]
@@ -225,22 +232,35 @@ def _results(
 
 
 def _targets(made: Sequence[Contender]) -> list[dict[str, Any]]:
-    """The aims of the runtime: 1.5x assisted generation with the same target and drafter, whichever
-    way that runs faster; 3x with 8 rows."""
+    """The aims of the runtime: plain decoding not slower than transformers'; 1.3x assisted
+    generation with the same target and drafter, whichever way that runs faster; the best chain 1.5x
+    the fastest plain decoding of all; 3x with 8 rows."""
+
+    def rate(one: Contender) -> float:
+        return statistics.median(one.rates())
+
     found: list[dict[str, Any]] = []
-    alone = [one for one in made if one.kind == "chain" and one.batch == 1]
+    singles = [one for one in made if one.batch == 1]
+    alone = [one for one in singles if one.kind == "chain"]
+    theirs = next(one for one in singles if one.kind == GENERATE)
+    text = f"{made[0].label}: at least {OVER_GENERATE:g}x {GENERATE}"
+    found.append({"text": text, "wanted": OVER_GENERATE, **ratios(made[0], theirs)})
     for one in alone:
         same = (one.levels[0], one.levels[-1])
         rivals = [r for r in made if r.kind == ASSISTED and r.levels == same]
         if rivals:
-            best = max(rivals, key=lambda rival: statistics.median(rival.rates()))
-            text = f"{one.label}: at least 1.5x {best.label}"
-            found.append({"text": text, "wanted": 1.5, **ratios(one, best)})
+            best = max(rivals, key=rate)
+            text = f"{one.label}: at least {OVER_ASSISTED:g}x {best.label}"
+            found.append({"text": text, "wanted": OVER_ASSISTED, **ratios(one, best)})
+    chain = max(alone, key=rate)
+    fastest = max((one for one in singles if one.kind in (PLAIN, GENERATE)), key=rate)
+    text = f"{chain.label}: at least {OVER_FASTEST:g}x the fastest plain decoding, {fastest.label}"
+    found.append({"text": text, "wanted": OVER_FASTEST, **ratios(chain, fastest)})
     for one in alone:
         for more in made:
             if more.batch > 1 and more.label == one.label:
-                text = f"{one.label}: batch {more.batch} at least 3x batch 1"
-                found.append({"text": text, "wanted": 3.0, **ratios(more, one)})
+                text = f"{one.label}: batch {more.batch} at least {BATCHED:g}x batch 1"
+                found.append({"text": text, "wanted": BATCHED, **ratios(more, one)})
                 together, apart = decoding_rate(more), decoding_rate(one)
                 if together and apart:
                     found[-1]["decoding"] = together / apart
@@ -299,6 +319,11 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             "ignore_eos": args.ignore_eos,
             "seed": args.seed,
             "clock": "processor time" if args.processor_time else "wall time",
+        },
+        "choices": {
+            f"{name}{how}": str(level.choice)
+            for how, parts in (("", levels), (", compiled", compiled or {}))
+            for name, level in parts.items()
         },
         "load": {"before": before, "after": timing.load_average()},
         "results": results,

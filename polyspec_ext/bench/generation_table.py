@@ -27,6 +27,9 @@ def markdown(report: Report) -> str:
         "the prefill, as our chains tell it.",
         "",
     ]
+    lines += ["Fastest on this processor, by timing each level's passes:", ""]
+    lines += [f"- {name}: {choice}" for name, choice in report["choices"].items()]
+    lines.append("")
     for result in report["results"]:
         lines += [*_result(result, settings["prompts"]), ""]
     return "\n".join(lines).rstrip()

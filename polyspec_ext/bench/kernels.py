@@ -22,6 +22,7 @@ from polyspec_ext import _C, progress
 from polyspec_ext.bench import grid, inputs, peers, plot, table, targets, timing
 from polyspec_ext.bench.operators import OPERATORS
 from polyspec_ext.errors import PolyspecError
+from polyspec_ext.planning import processor
 
 SCHEMA = 1  # of the JSON report
 REPEATS, QUICK_REPEATS = 60, 20
@@ -31,15 +32,7 @@ def machine(device: str) -> dict[str, Any]:
     """What the numbers are measured on. Names no path."""
     import transformers
 
-    cpu = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [
-                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
-            ]
-        cpu = names[0] if names else cpu
-    except OSError:
-        pass
+    cpu = processor.name()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "device_name": torch.cuda.get_device_name() if device == "cuda" else cpu,

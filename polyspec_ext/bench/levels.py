@@ -1,0 +1,93 @@
+"""``bench levels``: milliseconds of a forward pass of each shipped model, by how it runs and its
+number of tokens, in turns within one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import torch
+
+from polyspec_ext import progress, tiny
+from polyspec_ext.bench import timing
+from polyspec_ext.bench.kernels import machine
+from polyspec_ext.levels import HuggingFaceLevel, load
+from polyspec_ext.planning import LevelConfig, pass_seconds
+
+SCHEMA = 1  # of the JSON report
+WIDTHS = (1, 2, 4, 6, 8)
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def measure(
+    name: str, widths: list[int], repeats: int, compile: bool
+) -> dict[LevelConfig, dict[int, float]]:
+    """Seconds of passes of a shipped model; what this processor cannot run is left out."""
+    levels: dict[LevelConfig, HuggingFaceLevel] = {}
+    for dtype in DTYPES:
+        with progress.loading(shown=False):
+            model = load(tiny.path(name), dtype).model
+        for compiled in (False, True) if compile else (False,):
+            for pack in (False, True):
+                config = LevelConfig(dtype, pack, compiled)
+                try:
+                    level = HuggingFaceLevel(model, pack=pack, compile=compiled)
+                    pass_seconds([level], widths, repeats=1)
+                except (ValueError, RuntimeError) as error:
+                    progress.note(f"{name}, {config}: left out: {error}")
+                else:
+                    levels[config] = level
+    limit = float("inf")  # all repeats, however long they take
+    times = pass_seconds(list(levels.values()), widths, repeats=repeats, limit=limit)
+    return dict(zip(levels, times, strict=True))
+
+
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures; gives the report that the JSON holds."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    before = timing.load_average()
+    widths = args.tokens or list(WIDTHS)
+    rows = [
+        {"level": name, "config": str(config), "ms": [1e3 * times[width] for width in widths]}
+        for name in tiny.LEVELS
+        for config, times in measure(name, widths, args.repeats, args.compile == "all").items()
+    ]
+    return {
+        "schema": SCHEMA,
+        "command": "bench levels",
+        "machine": machine("cpu"),
+        "settings": {"repeats": args.repeats, "tokens": widths},
+        "load": {"before": before, "after": timing.load_average()},
+        "rows": rows,
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as a table."""
+    where, settings, load = report["machine"], report["settings"], report["load"]["before"]
+    busy = "" if load is None else f", load average {load:.1f} before"
+    widths = settings["tokens"]
+    lines = [
+        f"# Forward passes of the shipped models, {where['cpu']}",
+        "",
+        f"{where['threads']} threads of {where['cores']} cores, {where['cpu_capability']}, torch "
+        f"{where['torch']}{busy}.",
+        "",
+        f"Milliseconds of one pass of one sequence, the fastest of {settings['repeats']} in turns.",
+        "",
+        "| | " + " | ".join(f"{width} token{'s' * (width > 1)}" for width in widths) + " |",
+        "|---" * (len(widths) + 1) + "|",
+    ]
+    for row in report["rows"]:
+        cells = [f"{row['level']}, {row['config']}", *(f"{value:.2f}" for value in row["ms"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The subcommand."""
+    report = report_of(args)
+    print(json.dumps(report, indent=1) if args.json else markdown(report))
+    return 0
