@@ -30,24 +30,30 @@ class Rows:
         span: slots of a full layer that attention reads.
         capacity: slots that a full layer must have.
         grow: whether layers have to look if they do; not where the cache has seen to it.
+        on_cpu: the tensors may be written when somebody asks for them, elsewhere than before.
+            Otherwise they are written at once and in place, so that a captured graph finds the
+            writing in it. Set before the first pass.
     """
 
     def __init__(
         self, batch: int, capacity: int, step: int, bucket: int, device: torch.device
     ) -> None:
-        self.resize(batch, device)
         self.step, self.bucket, self.capacity = step, bucket, capacity
-        # On the CPU the tensors are written when somebody asks for them. Elsewhere they follow at
-        # once, so that a captured graph finds the writing in it.
         self.device, self.on_cpu = device, device.type == "cpu"
+        self._most = 0
+        self.resize(batch)
         self.reset()
 
-    def resize(self, batch: int, device: torch.device | None = None) -> None:
-        """So many rows; a reset follows."""
-        device = device or self.device
-        self._lengths = torch.zeros(batch, dtype=torch.int64, device=device)
-        self._base = torch.zeros_like(self._lengths)
-        self.status = torch.zeros(batch, dtype=torch.int32, device=device)
+    def resize(self, batch: int) -> None:
+        """So many rows, whose lengths and status lie where those of the largest batch so far began:
+        a captured graph finds them there again. A reset follows."""
+        if batch > self._most:
+            self._most = batch
+            with torch.inference_mode(False):  # so that they can be written in that mode or not
+                lengths = torch.zeros(batch, dtype=torch.int64, device=self.device)
+                status = torch.zeros(batch, dtype=torch.int32, device=self.device)
+                self._memory = lengths, torch.zeros_like(lengths), status
+        self._lengths, self._base, self.status = (x[:batch] for x in self._memory)
 
     def reset(self) -> None:
         self._late = False
@@ -183,9 +189,12 @@ class Rows:
 
     def select(self, indices: torch.Tensor) -> None:
         """Keep, repeat or permute rows; `indices` is an int64 tensor."""
-        self._lengths = self.lengths.index_select(0, indices.to(self._lengths.device))
-        self.status = self.status.index_select(0, indices.to(self.status.device))
-        self._base = torch.zeros_like(self._lengths)
+        here = indices.to(self.device)
+        lengths, status = self.lengths.index_select(0, here), self.status.index_select(0, here)
+        self.resize(lengths.shape[0])
+        self._lengths.copy_(lengths)
+        self._base.zero_()
+        self.status.copy_(status)
         self.counts, self.new, self.at, self.seen = None, None, None, set()
         if self.host is not None and not self.ragged:
             self.host = self.host[:1] * int(indices.shape[0])
