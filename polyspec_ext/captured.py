@@ -7,21 +7,22 @@ pass, verification and the new lengths of the cache. They do what `DraftModel.dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from . import ops
+from .graphs import Place
 
 
 @runtime_checkable
 class CapturableLevel(Protocol):
     """A level whose passes can be captured, as `HuggingFaceLevel` over a `RollbackCache`."""
 
-    def graph_key(self, passes: Sequence[int]) -> Hashable | None:
-        """What passes of so many tokens each, from here on, depend on beside their inputs: sizes
-        and addresses of the cache. None: they cannot be captured."""
+    def graph_key(self, passes: Sequence[int]) -> Place | None:
+        """Passes of so many tokens each begin, from here on; `passed` ends them. Returns what they
+        use beside their inputs. None, and nothing begun: they cannot be captured."""
         ...
 
     def passed(self, lengths: Sequence[int]) -> None:

@@ -58,7 +58,8 @@ class Chain:
             the CPU and the checkpoint's own elsewhere. CPU or CUDA; by default the CPU.
         check_vocabulary: compare the tokenizers that lie beside the models.
         graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
-            CUDA device; never on the CPU. Drafts are captured with bounded `rounds` only.
+            CUDA device; never on the CPU. Drafts are captured with bounded `rounds` only. A step
+            that cannot be captured is a warning, and runs as it is.
         pack, compile: of the models given here (`HuggingFaceLevel`): weights packed for the CPU's
             matrix kernels; decoding through `torch.compile`. "auto": whichever is faster on this
             processor for one sequence. It is timed once, which takes about a second per level of

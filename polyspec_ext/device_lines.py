@@ -3,7 +3,7 @@ round, which work on it and on the levels' caches alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from . import captured, ops
 from .device_program import Program
 from .device_scheduler import Plan, Schedule
 from .drafters import DraftModel
+from .graphs import Place
 from .levels import device_of
 from .parameters import Parameters, on_device
 from .request import Row
@@ -64,9 +65,9 @@ class Lines:
         return [self.state, self.eos, *self.parameters, *laws]
 
     @property
-    def key(self) -> Hashable:
-        """Where all of it lies, and its form."""
-        return tuple((tensor.data_ptr(), tensor.shape) for tensor in self.tensors)
+    def place(self) -> Place:
+        """It as part of a graph's key."""
+        return Place(self, self.tensors)
 
     def write(
         self, slots: Sequence[Row], parameters: Parameters, drafted: Sequence[int] | None

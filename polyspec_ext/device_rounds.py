@@ -24,6 +24,7 @@ from .device_program import Program, program
 from .device_scheduler import ScheduleShape
 from .drafters import DraftModel
 from .errors import named
+from .graphs import Place
 from .levels import device_of
 from .parameters import Parameters
 from .request import Row
@@ -44,10 +45,10 @@ class ResidentLevel(captured.CapturableLevel, Protocol):
         """Whether the cache at hand is such a one."""
         ...
 
-    def reach(self, tokens: int) -> Hashable | None:
+    def reach(self, tokens: int) -> Place | None:
         """A round begins in which no row gets longer than `tokens`; `passed` ends it. Returns what
-        its passes depend on beside their inputs; None: they cannot be captured, since the cache
-        must be made or grow first."""
+        its passes use beside their inputs; None: they cannot be captured, since the cache must grow
+        first."""
         ...
 
     def keep(self, lengths: torch.Tensor) -> None:
@@ -141,8 +142,8 @@ class DeviceRounds:
         """One round of the target for all rows."""
         steps, lines = self.program, self._lines_of(slots, parameters)
         limit = max(len(row.tokens) for row in slots) + self.ahead
-        places = [(n, self.levels[n - 1].reach(limit)) for n in sorted(set(steps.steps))]
-        graphs = None if any(place is None for _, place in places) else self.chain.graphs
+        places = {n: self.levels[n - 1].reach(limit) for n in sorted(set(steps.steps))}
+        graphs = None if None in places.values() else self.chain.graphs
         clock = _Clock(self.device)
         everybody = [(row, 0) for row in slots]
         outputs: Outputs = ()
@@ -153,8 +154,9 @@ class DeviceRounds:
                     outputs = step()
                 else:
                     # The levels below are cut as well, so the graph depends on where they are.
-                    touched = tuple(place for place in places if place[0] >= number)
-                    outputs = graphs.run(("round", number, lines.key, touched), step, [])
+                    touched = [place for n, place in places.items() if n >= number]
+                    kind = f"the part of {self.chain.names[number - 1]} in a round"
+                    outputs = graphs.run(kind, [number, lines.place, *touched], step, [])
             clock.tick()
         packed, logits = outputs
         assert packed is not None

@@ -150,7 +150,8 @@ class _Call:
         chunk = self.chunk
         assert chain.graphs is not None
         outputs = chain.graphs.run(
-            ("verify", index, width, chain.rule, place),
+            f"a verification by {chain.names[index]}",
+            [index, width, chain.rule, place],
             captured.verify_step(level, vocab, index + 1, width, chain.rule),
             [
                 F.pad(self.fed, (0, longest - self.fed.shape[1])),

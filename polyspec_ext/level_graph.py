@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from .graphs import Place
 from .level_head import gathering
 from .rollback_layers import RollbackLayer
 from .rollback_rows import round_up
@@ -14,6 +16,9 @@ from .rollback_rows import round_up
 
 class CapturedPasses:
     """Mixed into `HuggingFaceLevel`: passes whose counts only the device knows."""
+
+    # Where the model's weights lie; None: to be asked anew, since a batch begins.
+    _weights: Place | None = None
 
     _runs: Any
     _cache: Any
@@ -23,36 +28,45 @@ class CapturedPasses:
     supports_batches: bool
     _member: Any
 
-    def graph_key(self, passes: Sequence[int]) -> Hashable | None:
+    def graph_key(self, passes: Sequence[int]) -> Place | None:
         """See `CapturableLevel`. Caches of one run of slots per row can be captured, once they are
         allocated and while they need not grow."""
-        cache = self._cache
-        if self._member is not None:  # lengths go up and down between levels, on the host
+        if not self.stays:
             return None
-        if not self.supports_batches or not self._in_one_place():
-            return None
-        rows, spans = cache.rows, []
-        bound = rows.bound
-        for tokens in passes:
-            bound += tokens
-            spans.append(min(round_up(bound, rows.bucket), rows.capacity))
-        if bound > min(rows.capacity, cache.layers[0].keys.shape[2]):
-            return None
-        return (cache.layers[0].keys.data_ptr(), rows.batch, rows.capacity, *spans)
+        rows = self._cache.rows
+        longest = rows.bound + sum(passes)
+        place = self._place(longest)
+        if place is not None:
+            rows.reach(longest)
+        return place
 
-    def reach(self, tokens: int) -> Hashable | None:
+    def reach(self, tokens: int) -> Place | None:
         """See `ResidentLevel`."""
-        cache = self._cache
-        rows = cache.rows
-        rows.reach(tokens)
-        if tokens > min(rows.capacity, cache.layers[0].keys.shape[2]):
+        self._cache.rows.reach(tokens)
+        return self._place(tokens)
+
+    def _place(self, longest: int) -> Place | None:
+        """All that passes use beside their inputs while no row gets longer than so many tokens.
+        None: the cache has to grow first, which would move it."""
+        rows, layers = self._cache.rows, self._cache.layers
+        states = [each for layer in layers for each in (layer.keys, layer.values)]
+        if longest > min(rows.capacity, *(each.shape[2] for each in states)):
             return None
-        span = min(round_up(tokens, rows.bucket), rows.capacity)
-        return (cache.layers[0].keys.data_ptr(), rows.batch, rows.capacity, span)
+        if self._weights is None:
+            self._weights = Place(
+                self._runs, itertools.chain(self._runs.parameters(), self._runs.buffers())
+            )
+        span = min(round_up(longest, rows.bucket), rows.capacity)
+        return Place(
+            self._cache,
+            [rows.lengths, rows.base, rows.status, *states],
+            (rows.capacity, span, self._weights),
+        )
 
     @property
     def stays(self) -> bool:
         """See `ResidentLevel`."""
+        # Lengths of a shared cache go up and down between levels, on the host.
         return self._member is None and self.supports_batches and self._in_one_place()
 
     def _in_one_place(self) -> bool:

@@ -233,6 +233,7 @@ class HuggingFaceLevel(CapturedPasses):
 
     def fresh(self, rows: int, capacity: int) -> Any:
         """An empty cache: the one at hand, emptied, if it is about the size."""
+        self._weights = None  # between batches they may have moved
         cache = self._cache
         # None: the last attempt to make one failed.
         usable = cache is not None and self._rolls and caches.fits(cache, capacity)

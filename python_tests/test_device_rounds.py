@@ -357,20 +357,25 @@ def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:
     assert graphs is not None
     run, keys = graphs.run, set()
 
-    def watched(key: Any, *arguments: Any) -> Any:
-        keys.add(key)
-        return run(key, *arguments)
+    def watched(kind: str, key: Any, *arguments: Any) -> Any:
+        keys.add(tuple(key))
+        return run(kind, key, *arguments)
 
     graphs.run = watched  # type: ignore[method-assign]
     chain.generate(PROMPTS[0], 80, eos_token_id=[])
     rounds = chain.device_rounds
     assert rounds is not None
-    for number, one in enumerate(rounds.levels, 1):
-        places = {place for key in keys for n, place in key[3] if n == number}
-        assert {place[0] for place in places} == {one.cache.layers[0].keys.data_ptr()}
-        assert {place[-1] for place in places} == {32, 64, 96, 128}
+    caches = [one.cache for one in rounds.levels]
+    for number, cache in enumerate(caches, 1):
+        places = {place for key in keys for place in key[1:] if place.owner() is cache}
+        assert len({place.tensors for place in places}) == 1
+        assert {place.form[1] for place in places} == {32, 64, 96, 128}
         # A step depends on its own level and those below, which it cuts.
-        assert {min(n for n, _ in key[3]) for key in keys if key[1] == number} == {number}
+        owners = [{place.owner() for place in key[1:]} for key in keys if key[0] == number]
+        assert all(owned >= set(caches[number - 1 :]) for owned in owners)
+        assert not any(owned & set(caches[: number - 1]) for owned in owners)
+        # And on what the chain keeps for batches of this size, which goes when others come.
+        assert len(set().union(*owners) - set(caches)) == 1
 
 
 def test_attention_reads_the_same_slots_all_through_a_round() -> None:

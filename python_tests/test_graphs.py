@@ -1,90 +1,74 @@
-"""Captured steps, with a recorder that stands in for a device: a "graph" is the step run again on
-the captured inputs, with everything it would book on the host undone, as no Python runs in a
-replay.
-
-What this cannot show, that CUDA captures the operators, is checked where there is a GPU.
-"""
+"""Captured steps: they give the tokens of steps that run as they are, also where memory has moved,
+a cache is gone or a step cannot be captured. On the CPU, with a recorder that stands in for CUDA
+graphs (`recorder.py`), and on a GPU where there is one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from recorder import READS, Recorder, Recording, on_a_device
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext.device_rounds import DeviceRounds
-from polyspec_ext.graphs import Graphs, Inputs, Outputs, Step
+from polyspec_ext.drafters import PromptLookup
+from polyspec_ext.graphs import Graphs, Inputs, Outputs, Place, Step
 from polyspec_ext.level_hf import HuggingFaceLevel
 
 
-class Echo:
-    """Records by running."""
-
-    def __init__(self, chain: Callable[[], ps.Chain]) -> None:
-        self._chain = chain
-
-    def _caches(self) -> list[Any]:
-        rounds = self._chain().device_rounds
-        assert rounds is not None
-        return [level.cache for level in rounds.levels]
-
-    def _changed(self) -> list[torch.Tensor]:
-        """What a step changes on the device, beside the slots that the lengths leave out."""
-        rounds = self._chain().device_rounds
-        assert rounds is not None
-        rows = [cache.rows for cache in self._caches()]
-        lines = [tensor for one in rounds._lines.values() for tensor in one.tensors]
-        return [*(r.lengths for r in rows), *(r.base for r in rows), *lines]
-
-    def _device_only(self, run: Callable[[], Outputs]) -> Outputs:
-        rows = [cache.rows for cache in self._caches()]
-        kept = [(r.host, r.at, r.bound, r.base_bound, r.span, r.new, r._late) for r in rows]
-        outputs = run()
-        for r, values in zip(rows, kept, strict=True):
-            r.host, r.at, r.bound, r.base_bound, r.span, r.new, r._late = values
-        return outputs
-
-    def capture(self, step: Step, inputs: Inputs) -> tuple[Callable[[], None], Outputs]:
-        # The host's part happens now, the device's with the first replay.
-        changed = self._changed()
-        before = [tensor.clone() for tensor in changed]
-        outputs = tuple(None if x is None else x.clone() for x in step(*inputs))
-        for tensor, old in zip(changed, before, strict=True):
-            tensor.copy_(old)
-
-        def replay() -> None:
-            for own, new in zip(outputs, self._device_only(lambda: step(*inputs)), strict=True):
-                if own is not None and new is not None:
-                    own.copy_(new)
-
-        return replay, outputs
-
-
-def level(seed: int, layers: int, name: str) -> HuggingFaceLevel:
+def level(
+    seed: int,
+    layers: int,
+    name: str,
+    device: bool = False,
+    *,
+    capacity: int = 256,
+    bucket: int = 32,
+    **config: Any,
+) -> Any:
+    """`device`: its caches are written as on CUDA."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
+    options = {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        **config,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**options)).eval()
+    if not device:
+        return HuggingFaceLevel(model, name=name, bucket=bucket, capacity=capacity)
+
+    def cache(rows: int) -> Any:
+        return on_a_device(model, rows, bucket=bucket, capacity=capacity)
+
+    return HuggingFaceLevel(model, name=name, new_cache=cache)
+
+
+def make(
+    window: list[int], captured: bool, recorder: Any = None, **config: Any
+) -> tuple[ps.Chain, Graphs | None]:
+    count = len(window) + 1
+    chain = ps.Chain(
+        [level(i, 3 - i, f"level {i}", captured, **config) for i in range(count)], window
     )
-    return HuggingFaceLevel(LlamaForCausalLM(config).eval(), name=name, bucket=32, capacity=256)
+    return chain, capture(chain, recorder) if captured else None
 
 
-def make(window: list[int], captured: bool) -> tuple[ps.Chain, Graphs | None]:
-    levels = [level(i, 3 - i, f"level {i}") for i in range(len(window) + 1)]
-    chain = ps.Chain(levels, window)
-    if not captured:
-        return chain, None
-    graphs = chain.graphs = Graphs(Echo(lambda: chain), progress=False)
+def capture(chain: ps.Chain, recorder: Any = None) -> Graphs:
+    graphs = chain.graphs = Graphs(recorder or Recorder(), progress=False)
     chain.device_rounds = DeviceRounds.of(chain)
-    return chain, graphs
+    return graphs
 
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
@@ -115,6 +99,209 @@ def test_replays_give_the_same_tokens(window: list[int], count: int, temperature
     assert graphs.num_replays > 2 * graphs.num_captures
 
 
+# ---- which memory a graph is for -----------------------------------------------------------------
+
+
+def followed(recorder: Any = None) -> tuple[ps.Chain, ps.Chain, Graphs]:
+    """Chains whose rounds the host follows, so that verifications alone are captured."""
+    chains = [
+        ps.Chain([level(0, 2, "target", captured), PromptLookup()], [4])
+        for captured in (False, True)
+    ]
+    graphs = capture(chains[1], recorder)
+    assert chains[1].device_rounds is None
+    return chains[0], chains[1], graphs
+
+
+@contextmanager
+def keys_of_captures(graphs: Graphs, recorder: Recorder) -> Iterator[list[tuple[Any, Recording]]]:
+    """The key and the recording of every capture meanwhile."""
+    run, seen = graphs.run, []
+
+    def watched(kind: str, key: Any, *arguments: Any) -> Any:
+        before = graphs.num_captures
+        out = run(kind, key, *arguments)
+        if graphs.num_captures > before:
+            seen.append((key, recorder.latest))
+        return out
+
+    graphs.run = watched  # type: ignore[method-assign]
+    yield seen
+    del graphs.run  # type: ignore[method-assign]
+
+
+def addresses(key: Any) -> set[int]:
+    """All that a key names."""
+    if isinstance(key, Place):
+        return {one[0] for one in key.tensors} | addresses(key.form)
+    return set().union(*map(addresses, key)) if isinstance(key, list | tuple) else set()
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["round", "verification"])
+def test_a_key_names_all_memory_that_the_step_used(alone: bool) -> None:
+    recorder = Recorder()
+    chain, graphs = make([4, 2], True, recorder) if alone else followed(recorder)[1:]
+    assert graphs is not None
+    with keys_of_captures(graphs, recorder) as seen:
+        chain.generate(PROMPTS, 40, 1.0, seed=1, eos_token_id=[])
+    assert seen
+    for key, recording in seen:
+        named = addresses(key)
+        inputs = set() if alone else {x.data_ptr() for x in recording.given if x is not None}
+        used = {one.untyped_storage().data_ptr() for one in recording.outside.values()}
+        assert used - inputs <= named
+        assert len(used - inputs) > 10  # every layer's weights, keys and values
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["round", "verification"])
+def test_batches_of_other_sizes_in_the_same_memory(alone: bool) -> None:
+    """Lengths and status are where they were when a size comes again, and its graphs serve it."""
+    if alone:
+        eager, (chain, graphs) = make([3], False)[0], make([3], True)
+    else:
+        eager, chain, graphs = followed()
+    assert graphs is not None
+    places: dict[int, set[tuple[int, ...]]] = {1: set(), 2: set()}
+    captures = 0
+    for i, count in enumerate((2, 1, 2, 1, 2, 1)):
+        # Rows that end together, so that none leaves the cache before the others.
+        prompts = [PROMPTS[0]] * count
+        options: dict[str, Any] = {"temperature": 1.0, "seed": [5] * count, "eos_token_id": []}
+        wanted = eager.generate(prompts, 30, **options)
+        assert chain.generate(prompts, 30, **options).sequences.equal(wanted.sequences)
+        rows = chain.levels[0].cache.rows  # type: ignore[attr-defined]
+        tensors = rows.lengths, rows.base, rows.status
+        assert [tensor.shape for tensor in tensors] == [(count,)] * 3
+        places[count].add(tuple(tensor.data_ptr() for tensor in tensors))
+        assert i < 4 or graphs.num_captures == captures  # what came up a second time is there
+        captures = graphs.num_captures
+    assert places[1] == places[2]
+    assert len(places[1]) == 1
+    assert graphs.num_replays > captures > 0
+
+
+def test_rows_that_leave_and_return() -> None:
+    """Lengths are in place there as well, but keys of a device's cache move."""
+    eager, (chain, graphs) = make([3], False)[0], make([3], True)
+    assert graphs is not None
+    limits = [40, 12, 25]
+    for seed in (5, 6, 7):
+        options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "eos_token_id": []}
+        wanted = eager.generate(PROMPTS, limits, **options)
+        assert chain.generate(PROMPTS, limits, **options).sequences.equal(wanted.sequences)
+    assert graphs.num_replays > graphs.num_captures > 0
+
+
+@pytest.mark.parametrize(
+    ("what", "place"),
+    [("first keys", 0), ("last keys", 1), ("last values", 2), ("status", 0), ("weight", 1)],
+)
+def test_what_moves_is_found(what: str, place: int) -> None:
+    """In the middle of a text, and what was there before is overwritten; a weight between texts."""
+    wanted = make([4, 2], False)[0].generate(PROMPTS, 60, 1.0, seed=3, eos_token_id=[])
+    chain, graphs = make([4, 2], True)
+    assert graphs is not None
+    assert chain.device_rounds is not None
+    moving = chain.device_rounds.levels[place]
+
+    def move() -> None:
+        cache = moving.cache
+        if what == "weight":
+            head = moving.model.lm_head
+            old = head.weight
+            head.weight = torch.nn.Parameter(old.detach().clone())
+        elif what == "status":
+            old, cache.rows.status = cache.rows.status, cache.rows.status.clone()
+        else:
+            layer, name = cache.layers[0 if what == "first keys" else -1], what.split()[1]
+            old = getattr(layer, name)
+            setattr(layer, name, old.clone())
+        with torch.no_grad():
+            old.fill_(3)
+
+    def generate(moved_after: int) -> list[list[int]]:
+        batch = chain.batch(PROMPTS, 60, 1.0, seed=3, eos_token_id=[])
+        replays = -1
+        for i in range(1000):
+            if i == moved_after:
+                replays = graphs.num_replays
+                assert replays > 0
+                with torch.inference_mode():
+                    move()
+            if not batch.advance():
+                break
+        assert graphs.num_replays > replays
+        return [row.tokens for row in batch.rows]
+
+    expected = [
+        ids[: len(prompt) + 60]
+        for ids, prompt in zip(wanted.sequences.tolist(), PROMPTS, strict=True)
+    ]
+    assert generate(-1 if what == "weight" else 6) == expected
+    if what == "weight":
+        move()
+        assert generate(-1) == expected
+
+
+def test_a_cache_s_graphs_go_when_it_goes() -> None:
+    chain, graphs = make([3], True)
+    assert graphs is not None
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
+    chain.generate(PROMPTS[:1], 30, **options)
+    old = weakref.ref(chain.levels[0].cache)  # type: ignore[attr-defined]
+    first = len(graphs)
+    assert first == graphs.num_captures > 0
+    gc.disable()
+    try:
+        chain.generate([*PROMPTS, *PROMPTS], 30, **options)  # too many for the memory of one
+        assert old() is None
+        assert len(graphs) == graphs.num_captures - first > 0
+        # With the last reference, not when garbage is collected next.
+        last = [weakref.ref(one.cache) for one in chain.device_rounds.levels]  # type: ignore[union-attr]
+        for one in chain.device_rounds.levels:  # type: ignore[union-attr]
+            one.adopt(None)
+        assert [cache() for cache in last] == [None, None]
+        assert len(graphs) == 0
+    finally:
+        gc.enable()
+
+
+class Owner:
+    """Something whose memory a step uses."""
+
+
+def test_the_same_address_of_another_owner_is_another_place() -> None:
+    memory = torch.zeros(3)
+    one, two = Owner(), Owner()
+    assert Place(one, [memory]) == Place(one, [memory])
+    assert hash(Place(one, [memory])) == hash(Place(two, [memory]))
+    assert Place(one, [memory]) != Place(two, [memory])
+    assert Place(one, [memory]) != Place(one, [memory], 1)
+    assert Place(one, [memory]) != Place(one, [memory[:2]])
+    assert Place(one, [memory]) != Place(one, [memory.view(torch.int32)])
+    assert Place(one, [memory]) != Place(one, [memory, memory])
+    assert Place(one, [memory.view(1, 3)]) != Place(one, [memory.expand(1, 3)[:, :0]])
+    graphs = Graphs(Recorder(), progress=False)
+
+    def step() -> Outputs:
+        return (memory.add_(1),)
+
+    for expected in (1, 2, 3):
+        (out,) = graphs.run("k", [Place(one, [memory])], step, [])
+        assert out is not None
+        assert out.tolist() == memory.tolist() == [expected] * 3
+    assert (graphs.num_captures, graphs.num_replays, len(graphs)) == (1, 1, 1)
+    graphs.run("k", [Place(two, [memory])], step, [])
+    assert (graphs.num_captures, graphs.num_replays) == (1, 1)
+    del one
+    assert len(graphs) == 0
+    graphs.run("k", [Place(two, [memory])], step, [])
+    assert (graphs.num_captures, len(graphs)) == (2, 1)
+    forgotten = weakref.ref(graphs)
+    del graphs  # though an owner is still there
+    assert forgotten() is None
+
+
 def test_graphs_are_bounded_and_the_oldest_goes() -> None:
     runs: list[int] = []
 
@@ -129,29 +316,147 @@ def test_graphs_are_bounded_and_the_oldest_goes() -> None:
     graphs = Graphs(Direct(), limit=2, progress=False)
     for size in (1, 2, 3):
         for _ in range(3):
-            graphs.run("k", step, [torch.zeros(size)])
+            graphs.run("k", [], step, [torch.zeros(size)])
     assert (graphs.num_captures, graphs.num_replays) == (3, 3)
     assert runs == [1, 1, 2, 2, 3, 3]
-    graphs.run("k", step, [torch.zeros(3)])
-    graphs.run("k", step, [torch.zeros(1)])  # was dropped: as it is again
+    graphs.run("k", [], step, [torch.zeros(3)])
+    graphs.run("k", [], step, [torch.zeros(1)])  # was dropped: as it is again
     assert (graphs.num_captures, graphs.num_replays) == (3, 4)
-    graphs.run("other", step, [torch.zeros(3)])
-    graphs.run("k", step, [torch.zeros(3, dtype=torch.int32)])
-    graphs.run("k", step, [None])
+    graphs.run("other", [], step, [torch.zeros(3)])
+    graphs.run("k", [7], step, [torch.zeros(3)])
+    graphs.run("k", [], step, [torch.zeros(3, dtype=torch.int32)])
+    graphs.run("k", [], step, [None])
     assert (graphs.num_captures, graphs.num_replays) == (3, 4)
     with pytest.raises(ValueError, match="limit: expected >= 1, given 0"):
         Graphs(Direct(), limit=0)
 
 
-def test_a_step_that_cannot_be_captured_says_so() -> None:
+# ---- steps that cannot be captured ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [0, 60, 150])
+@pytest.mark.parametrize("alone", [True, False], ids=["round", "verification"])
+def test_a_capture_that_fails_is_a_warning_and_the_eager_path(alone: bool, at: int) -> None:
+    recorder = Recorder(fails_at=at)
+    if alone:
+        eager, (chain, graphs) = make([4, 2], False)[0], make([4, 2], True, recorder)
+    else:
+        eager, chain, graphs = followed(recorder)
+    assert graphs is not None
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
+    wanted = eager.generate(PROMPTS, 60, **options).sequences
+    with pytest.warns(RuntimeWarning, match="cannot be captured as a CUDA graph") as caught:
+        assert chain.generate(PROMPTS, 60, **options).sequences.equal(wanted)
+    # One for each kind of step, which say why, however many keys there were.
+    messages = {str(one.message) for one in caught}
+    assert len(messages) == len(caught) == (3 if alone else 1)
+    assert all(message.endswith(f"operator {at} fails") for message in messages)
+    assert recorder.tried > len(messages)
+    for one in (chain.levels[0], chain.levels[-1]):
+        cache = one.cache  # type: ignore[attr-defined]
+        assert cache.lengths.tolist() == cache.rows.host
+        assert cache.rows.capacity == 256  # a step that ran twice on the host grew nothing
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            tried = recorder.tried
+            assert chain.generate(PROMPTS, 60, **options).sequences.equal(wanted)
+    assert recorder.tried == tried  # none was tried again
+    assert (graphs.num_captures, graphs.num_replays, len(graphs)) == (0, 0, 0)
+
+
+def test_a_step_that_runs_twice_on_the_host_grows_nothing() -> None:
+    """As it does where its capture has failed."""
+    alone = level(0, 2, "alone", True, capacity=32, bucket=4)
+    tokens = torch.arange(20)[None]
+    counts = torch.tensor([3])
+    with torch.inference_mode():
+        wanted = alone.forward(torch.arange(28)[None], 8)
+        alone.prefill(tokens)
+        assert alone.graph_key([13]) is None  # more than there is room for
+        assert alone.graph_key([8]) is not None
+        step = [torch.arange(20, 28)[None], 1, counts, counts - 1]
+        with pytest.raises(RuntimeError, match="operator 60 fails"):
+            Recorder(60).capture(lambda *x: (alone.forward_captured(*x),), step)  # type: ignore[arg-type]
+        got = alone.forward_captured(*step)
+        rows = alone.cache.rows
+        assert (rows.capacity, rows.bound, rows.lengths.tolist()) == (32, 28, [23])
+        alone.passed([23])
+        assert (rows.host, rows.bound, rows.limit) == ([23], 23, None)
+    torch.testing.assert_close(got[:, 0], wanted[:, 2])
+
+
+def test_a_cache_whose_layers_differ_in_room_is_not_captured() -> None:
+    """As growing leaves it that ran out of memory: the next pass grows the rest of it."""
+    alone = level(0, 2, "alone", True, capacity=32, bucket=4)
+    with torch.inference_mode():
+        alone.prefill(torch.arange(20)[None])
+        assert alone.reach(32) is not None
+        last = alone.cache.layers[-1]
+        last.values = last.values[:, :, :24].clone()
+        assert alone.reach(32) is None
+
+
+def test_other_errors_of_a_capture_are_raised() -> None:
     class Refuses:
         def capture(self, step: Step, inputs: Inputs) -> tuple[Callable[[], None], Outputs]:
-            raise RuntimeError("operation not permitted when stream is capturing")
+            raise KeyboardInterrupt
 
     graphs = Graphs(Refuses(), progress=False)
-    graphs.run("k", lambda x: (x,), [torch.zeros(1)])
-    with pytest.raises(ps.PolyspecError, match="graphs=False"):
-        graphs.run("k", lambda x: (x,), [torch.zeros(1)])
+    graphs.run("k", [], lambda x: (x,), [torch.zeros(1)])
+    with pytest.raises(KeyboardInterrupt):
+        graphs.run("k", [], lambda x: (x,), [torch.zeros(1)])
+
+
+def test_the_warning_says_what_went_wrong_first() -> None:
+    """Ending a capture that has failed fails as well."""
+
+    class Ends:
+        def capture(self, step: Step, inputs: Inputs) -> tuple[Callable[[], None], Outputs]:
+            try:
+                raise RuntimeError("not permitted")
+            finally:
+                raise RuntimeError("due to a previous error")
+
+    graphs = Graphs(Ends(), progress=False)
+    one = torch.ones(1)
+    assert graphs.run("the step", [], lambda x: (x,), [one]) == (one,)
+    with pytest.warns(RuntimeWarning, match=r"^the step cannot be captured .*: not permitted$"):
+        assert graphs.run("the step", [], lambda x: (x,), [one]) == (one,)
+    assert graphs.run("the step", [], lambda x: (x,), [one]) == (one,)
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "factor": 2.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4,
+        "original_max_position_embeddings": 128,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", list(ROPES))
+def test_positions_that_are_read_on_the_host(kind: str) -> None:
+    """Rotary frequencies that follow the longest position so far: in releases of transformers that
+    read it on the host, steps are not captured, and the tokens stay what they were."""
+    rope = {"rope_theta": 10000.0, **ROPES[kind]}
+    eager = make([4, 2], False, rope_parameters=rope)[0]
+    chain, graphs = make([4, 2], True, rope_parameters=rope)
+    assert graphs is not None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        for _ in range(2):
+            options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
+            wanted = eager.generate(PROMPTS, 60, **options).sequences
+            assert chain.generate(PROMPTS, 60, **options).sequences.equal(wanted)
+    messages = [str(one.message) for one in caught if "CUDA graph" in str(one.message)]
+    assert len(messages) == (0 if graphs.num_captures else 3)
+    assert all(message.endswith(tuple(READS)) for message in messages)
+    if kind == "dynamic":
+        assert messages
 
 
 def test_graphs_on_the_cpu_are_refused() -> None:

@@ -1,0 +1,145 @@
+"""A recorder of steps that stands in for CUDA graphs on the CPU, and caches that behave as on a
+device.
+
+Like a graph, a recording is the list of operators that the step called, with the very tensors it
+called them with. A replay calls them again, on this memory and on nothing else, and runs no Python
+of the step: what the step would find elsewhere by then is not found. Like a capture, recording has
+no effect on the device, and refuses what would read a value on the host.
+
+What this cannot show, that CUDA captures the operators, is checked where there is a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from polyspec_ext.graphs import Inputs, Outputs, Step
+from polyspec_ext.rollback_cache import RollbackCache
+
+# Operators that give the host a value.
+READS = ("_local_scalar_dense", "nonzero", "equal", "item", "is_nonzero")
+
+
+class _Call(NamedTuple):
+    operator: Any
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    made: list[tuple[int, torch.Tensor]]  # outputs that are neither views nor written in place
+
+    def again(self) -> None:
+        result = self.operator(*self.arguments, **self.options)
+        if self.made:
+            outputs = [result] if isinstance(result, torch.Tensor) else _tensors(result)
+            for place, own in self.made:
+                own.copy_(outputs[place])
+
+
+class Recording(TorchDispatchMode):
+    """Records what is called meanwhile, for `undo` and `replay`.
+
+    Args:
+        given: inputs of the step.
+        fails_at: the operator of this number is not called and raises.
+
+    Attributes:
+        outside: tensors that the operators used and none of them has made, by storage.
+    """
+
+    def __init__(self, given: Inputs = (), fails_at: int | None = None) -> None:
+        super().__init__()
+        self.given, self._fails_at = given, fails_at
+        self._count = 0
+        self._calls: list[_Call] = []
+        self._inside: dict[int, torch.Tensor] = {}
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.outside: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in READS:
+            raise RuntimeError(f"operation not permitted when a stream is capturing: {name}")
+        if self._count == self._fails_at:
+            raise RuntimeError(f"operator {self._fails_at} fails")
+        self._count += 1
+        options = kwargs or {}
+        given = set()
+        for tensor in _tensors((args, options)):
+            storage = _storage(tensor)
+            given.add(storage)
+            if storage not in self._inside and storage not in self.outside:
+                self.outside[storage] = tensor
+                whole = _whole(tensor)
+                self._before.append((whole, whole.clone()))
+        result = func(*args, **options)
+        made = [
+            (place, tensor)
+            for place, tensor in enumerate(_tensors(result))
+            if _storage(tensor) not in given
+        ]
+        for _, tensor in made:
+            self._inside[_storage(tensor)] = tensor
+        if made or func._schema.is_mutable:  # else it gave a view, which stands
+            self._calls.append(_Call(func, args, options, made))
+        return result
+
+    def undo(self) -> None:
+        for tensor, before in self._before:
+            tensor.copy_(before)
+        self._before.clear()
+
+    def replay(self) -> None:
+        for call in self._calls:
+            call.again()
+
+
+class Recorder:
+    """`polyspec_ext.graphs.Recorder` on the CPU.
+
+    Args:
+        fails_at: see `Recording`; of every step.
+
+    Attributes:
+        latest: the last recording, successful or not.
+        tried: number of recordings.
+    """
+
+    latest: Recording
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self._fails_at, self.tried = fails_at, 0
+
+    def capture(self, step: Step, inputs: Inputs) -> tuple[Callable[[], None], Outputs]:
+        self.tried += 1
+        self.latest = recording = Recording(inputs, self._fails_at)
+        try:
+            with recording:
+                outputs = step(*inputs)
+        finally:
+            recording.undo()
+        return recording.replay, outputs
+
+
+def on_a_device(model: Any, batch_size: int, **options: Any) -> RollbackCache:
+    """A cache whose lengths are written at once and in place, as on CUDA."""
+    cache = RollbackCache.for_model(model, batch_size, **options)
+    cache.rows.on_cpu = False
+    return cache
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of the tensor's storage, as bytes."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))
