@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _span(low: float, high: float) -> str:
-    return f" >= {low:g}" if high == NO_END else f" in [{low:g}, {high:g}]"
+    return f" >= {low}" if high == NO_END else f" in [{low}, {high}]"
 
 
 def integer(low: int, high: float = NO_END) -> Callable[[str], int]:

@@ -177,7 +177,7 @@ def test_several_prompts_are_one_batch_with_values_for_each(
         (["--top-p", ".9,.9"], "--top-p: expected one value, or as many as prompts (1), given 2"),
         (["--temperature", "nan"], "--temperature: expected a number >= 0"),
         (["--top-k", "2.9"], "--top-k: expected an integer >= 0"),
-        (["--seed", "-1"], "--seed: expected an integer in [0, 1.84467e+19]"),
+        (["--seed", "-1"], "--seed: expected an integer in [0, 18446744073709551615]"),
         (["--threads", "0"], "--threads: expected an integer >= 1, given '0'"),
         (["--max-new-tokens", "9999"], "max_new_tokens=9999"),
         (["--window", "4"], "--window: expected 2 integers >= 0 for 3 levels, given [4]"),
