@@ -178,7 +178,8 @@ BAD_CHAINS: dict[str, list[Any]] = {
                ["cpu"], torch.device("cuda:99"), torch.float32],
     "check_vocabulary": [None, *FLAGS],
     "graphs": FLAGS,
-    "compile": [None, *FLAGS],
+    "pack": [None, *FLAGS, "Auto"],
+    "compile": [None, *FLAGS, np.array("auto")],
 }  # fmt: skip
 
 
@@ -365,34 +366,35 @@ def test_what_a_level_says_of_itself() -> None:
             ps.Chain([level])
 
 
-def test_places_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pack", [False, "auto"])
+def test_places_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
     with monkeypatch.context() as local:
-        local.setattr(
-            hf.AutoModelForCausalLM, "from_pretrained", lambda *a, **o: pytest.fail(str(a))
-        )
+        for loader in (hf.AutoConfig, hf.AutoModelForCausalLM):
+            local.setattr(loader, "from_pretrained", lambda *a, **o: pytest.fail(str(a)))
         for place in (tmp_path / "none", str(tmp_path / "none"), "./none", Path("none"), "a/b/c"):
             with pytest.raises(ValueError, match=r"^levels\[0\]: .*given '.*', which is not there"):
-                ps.Chain([place])
+                ps.Chain([place], pack=pack)
         for place in (tmp_path / "empty", "empty"):
             with pytest.raises(ValueError, match=r"^levels\[0\]: .*config.json"):
-                ps.Chain([place])
+                ps.Chain([place], pack=pack)
         with pytest.raises(ValueError, match=r"^levels\[0\]: .*which is a file"):
-            ps.Chain(["file"])
+            ps.Chain(["file"], pack=pack)
     (tmp_path / "empty" / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"^levels\[0\]: .*'empty'"):
-        ps.Chain(["empty"])
+        ps.Chain(["empty"], pack=pack)
 
     def offline(*args: Any, **options: Any) -> Any:
         raise OSError("We couldn't connect\nand so on")
 
-    monkeypatch.setattr(hf.AutoModelForCausalLM, "from_pretrained", offline)
+    for loader in (hf.AutoConfig, hf.AutoModelForCausalLM):
+        monkeypatch.setattr(loader, "from_pretrained", offline)
     with pytest.raises(
         ValueError, match=r"^levels\[0\]: .*given 'some/model': We couldn't connect$"
     ):
-        ps.Chain(["some/model"])
+        ps.Chain(["some/model"], pack=pack)
 
 
 def test_load(tmp_path: Path) -> None:
