@@ -48,7 +48,7 @@ def test_a_captured_graph_is_told_to_a_terminal_only(
     graphs = Graphs(Recorder())
     with shown(monkeypatch, terminal) as stream:
         for _ in range(2):
-            graphs.run("step", lambda x: (x,), [torch.zeros(1)])
+            graphs.run("a step", ["which"], lambda x: (x,), [torch.zeros(1)])
     assert graphs.num_captures == 1
     assert ("captured CUDA graph 1" in stream.getvalue()) == terminal
     assert capsys.readouterr().out == ""
