@@ -70,7 +70,7 @@ def require_rollback(model: PreTrainedModel, name: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(
             f"{name}: expected a decoder-only model, given the encoder-decoder "
-            f"{type(model).__name__}"
+            f"{type(model).__name__} ({config.model_type})"
         )
     if model.get_output_embeddings() is None:
         raise TypeError(
@@ -80,16 +80,17 @@ def require_rollback(model: PreTrainedModel, name: str) -> None:
     types = sorted({str(t) for t in getattr(text_config, "layer_types", None) or ()})
     stateful = [t for t in types if any(word in t for word in _STATEFUL)]
     if stateful or getattr(model, "_is_stateful", False):
-        kind = (
-            "a hybrid of attention and recurrent layers"
-            if len(stateful) < len(types)
-            else "a recurrent state"
-        )
+        if types and not stateful:
+            kind = "something else beside keys and values"
+        elif len(stateful) < len(types):
+            kind = "a hybrid of attention and recurrent layers"
+        else:
+            kind = "a recurrent state"
         what = f" (layer types: {', '.join(types)})" if types else ""
         raise ValueError(
-            f"{name}: {type(model).__name__} keeps {kind}{what}, which cannot be rolled back after "
-            "a rejected token; "
-            "expected a model whose cache holds keys and values by position"
+            f"{name}: {type(model).__name__} keeps {kind}{what}, which cannot be "
+            "rolled back after a rejected token; expected a model whose cache holds keys and "
+            "values by position"
         )
 
 
@@ -209,6 +210,13 @@ def is_rollback(cache: Any) -> bool:
     from .rollback_cache import RollbackCache
 
     return isinstance(cache, RollbackCache)
+
+
+def has_rings(cache: RollbackCache) -> bool:
+    """Some layer forgets old tokens, and needs the masks of `RollbackCache.inputs`."""
+    from .rollback_layers import RingLayer
+
+    return any(isinstance(layer, RingLayer) for layer in cache.layers)
 
 
 def fits(cache: RollbackCache, capacity: int) -> bool:

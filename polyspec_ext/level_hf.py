@@ -16,6 +16,7 @@ from .level_graph import CapturedPasses
 from .level_head import gather, gathering
 from .level_packed import packed
 from .level_prefill import read_prompts, takes_rows
+from .level_probe import Probe
 from .level_shared import Member, Shared, require_same_shape
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ class HuggingFaceLevel(CapturedPasses):
         cache_options: of the default cache: capacity, step, bucket, page_size (`RollbackCache`).
 
     Attributes:
+        supports_batches: whether it takes several rows: it has what they need, and a few short
+            passes (`level_probe`) have shown that rows do not depend on each other.
+        one_at_a_time: why it does not, or None.
         pack, compile: as given.
         choice: where the data type, packing and compilation were chosen by timing: what was
             measured (`planning.Choice`); else None.
@@ -76,8 +80,9 @@ class HuggingFaceLevel(CapturedPasses):
     Raises:
         TypeError: not a causal language model.
         ValueError: in training mode, the cache cannot roll back (contract C7), weights on the meta
-            device, or logits of a type or on a device that the operators do not read; the message
-            names the level.
+            device, logits of a type or on a device that the operators do not read, or a few short
+            passes (`level_probe`) show that the model's logits behind a cache are not those of one
+            pass over the text; the message names the level and the reason.
     """
 
     def __init__(
@@ -116,7 +121,9 @@ class HuggingFaceLevel(CapturedPasses):
         self._head = self._runs.get_output_embeddings()
         out_features = getattr(self._head, "out_features", None)
         self._vocab_size = int(out_features or text_config.vocab_size)
-        self.max_length: int | None = getattr(text_config, "max_position_embeddings", None)
+        longest = getattr(text_config, "max_position_embeddings", None)
+        # Some configurations say -1 for any length.
+        self.max_length: int | None = longest if longest is not None and longest > 0 else None
         parameters = inspect.signature(model.forward).parameters
         self._slices = "logits_to_keep" in parameters
         # Positions and causality follow from the cache, so the only arguments a pass over rows in
@@ -131,19 +138,63 @@ class HuggingFaceLevel(CapturedPasses):
             self._cache: Any = self._make(1)
         caches.require_croppable(self._cache, self.name)
         self._rolls = caches.is_rollback(self._cache)
-        self.supports_batches = bool(self._rolls and self._make.batches and placed and masked)
         self._chunk = min(prefill_chunk, caches.longest_pass(self._cache))
-        self._decode = compiled(self._runs) if compile else self._runs
+        self._decode = self._runs
         self.pack, self.compile = pack, compile
         self.choice: object | None = None
         self._reserved = 0
         self._member: Member | None = None
+        # Why batches are refused, or None.
+        self.one_at_a_time = self._without(placed, masked)
+        self.supports_batches = self.one_at_a_time is None
+        self._probe(new_cache, wanted=placed and masked)
+        if compile:
+            self._decode = compiled(self._runs)
         if shares_cache_with is not None:
             if new_cache is not None or streaming is not None or cache_options:
                 raise ValueError(
                     f"{self.name}: expected shares_cache_with or a cache of its own, given both"
                 )
             self._share(shares_cache_with)
+
+    def _without(self, placed: bool, masked: bool) -> str | None:
+        """What a batch needs and this level lacks."""
+        if not placed:
+            return f"{type(self.model).__name__} takes no position_ids"
+        if not masked:
+            return f"attention with masks is needed ({' or '.join(_MASKED)})"
+        if not (self._rolls and self._make.batches):
+            return f"a RollbackCache is needed, not {type(self._cache).__name__}"
+        return None
+
+    def _probe(self, new_cache: Callable[..., Cache] | None, wanted: bool) -> None:
+        """Sees whether this model continues texts behind a cache as it should (`level_probe`)."""
+        rings = self._rolls and caches.has_rings(self._cache)
+        # Rings forget, which is not the question here.
+        make = caches.factory(
+            self.model, self.name, None if rings else new_cache, None, {}, wanted=wanted
+        )
+        probe = Probe(self, make, self.max_length)
+        if self.supports_batches:
+            found = probe.ragged()
+            if found is not None:
+                self.one_at_a_time = (
+                    f"{type(self.model).__name__} gives rows of different lengths other logits "
+                    f"than each of them alone ({found})"
+                )
+                self.supports_batches = False
+        if rings and not self.supports_batches:
+            raise ValueError(
+                f"{self.name}: expected a model that can do with a cache of a window what batches "
+                f"ask for, given one at a time: {self.one_at_a_time}"
+            )
+        found = probe.single()
+        if found is not None:
+            raise ValueError(
+                f"{self.name}: expected passes behind a cache that was rolled back to give the "
+                f"logits of one pass over the whole text; {type(self.model).__name__} "
+                f"({self.model.config.model_type}) does not: {found}"
+            )
 
     def _share(self, other: HuggingFaceLevel | PreTrainedModel) -> None:
         owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)
@@ -241,9 +292,7 @@ class HuggingFaceLevel(CapturedPasses):
             return cache
         if rows != 1 and not self.supports_batches:
             raise ValueError(
-                f"{self.name}: expected one sequence, given a batch of {rows}; batches need "
-                "attention with masks (eager or sdpa), a model that takes position_ids, and a "
-                "RollbackCache"
+                f"{self.name}: expected one sequence, given a batch of {rows}: {self.one_at_a_time}"
             )
         self._cache = cache = None  # before the next is allocated
         return self._make(rows, capacity)

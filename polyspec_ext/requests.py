@@ -134,10 +134,10 @@ def require_batches(chain: Chain, count: int) -> None:
         parts.append((chain.names[-1], drafter, "fork"))
     for name, part, needed in parts:
         if not getattr(part, needed, False):
-            raise ValueError(
-                f"{name}: expected one prompt, given {count}; {type(part).__name__} has no "
-                f"`{needed}` and serves one at a time"
+            reason = getattr(part, "one_at_a_time", None) or (
+                f"{type(part).__name__} has no `{needed}` and serves one at a time"
             )
+            raise ValueError(f"{name}: expected one prompt, given {count}; {reason}")
 
 
 def require_room(limits: Sequence[tuple[str, int | None]], prompt: int, new: Any) -> None:

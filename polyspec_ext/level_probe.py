@@ -1,0 +1,191 @@
+"""Whether a model's cached passes give the logits that one pass over the whole text gives.
+
+A model may take every argument that a level passes and still use them wrongly: place tokens by
+their slot and not by their position, take causality from the shape of its keys, fail when several
+tokens are read behind a cache. So a level of a Hugging Face model is tried once, when it is made,
+with the calls that a chain makes: a prompt, passes of several tokens, rollbacks, and for batches
+rows of different lengths of which some wait. That is at most nine passes over at most two rows of
+a few tokens, in a cache of their own; on every rank of a sharded model alike.
+
+Not covered: what a model does only behind longer texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+# How far a row of logits may be from its reference, as a fraction of its own spread: this, or a
+# few times what the model's own rounding does to it between passes of two lengths, which is much
+# where activations are quantised by the pass. A wrong mask or position does more.
+_TOLERANCE = {torch.float32: 0.02}
+_TOLERANCE_HALF = 0.1
+_TIMES, _MOST = 4.0, 0.3
+# Logits so far below the largest do not matter, and those of masked ids are not finite.
+_REACH = 60.0
+
+_SHORTEST = 14  # tokens; the context of a model that is not probed is shorter
+
+
+class Step(NamedTuple):
+    """One pass: row b appends ``counts[b]`` tokens, and then keeps ``kept[b]`` in all."""
+
+    counts: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+class Probed(Protocol):
+    """What is used of a `HuggingFaceLevel`."""
+
+    model: Any
+    device: torch.device
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def cache(self) -> Any: ...
+
+    def adopt(self, cache: Any) -> None: ...
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int] | None) -> None: ...
+
+    def run(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None,
+        first: Sequence[int] | None,
+    ) -> torch.Tensor: ...
+
+    def rollback(self, lengths: Sequence[int]) -> None: ...
+
+
+class Probe:
+    """Passes of one level, compared with one pass of its model without a cache.
+
+    Args:
+        level: whose cache is replaced meanwhile.
+        new_cache: an empty cache of so many rows and tokens, that keeps every token.
+        longest: tokens that the model's context holds; None: any number.
+    """
+
+    def __init__(
+        self, level: Probed, new_cache: Callable[[int, int], Any], longest: int | None
+    ) -> None:
+        self._level, self._new_cache = level, new_cache
+        head = 17 if longest is None else min(17, longest - 4)
+        self._head, self._informative = head, longest is None or longest >= _SHORTEST
+        self._text = self._reference = torch.empty(0)
+        self._tolerance, self._ids = 0.0, 1
+
+    def single(self) -> str | None:
+        """Why one prompt cannot be continued; None: it can."""
+        return self._compare((6,), [Step((5,), (9,)), Step((5,), (14,))])
+
+    def ragged(self) -> str | None:
+        """Why rows of different lengths cannot be continued together; None: they can."""
+        head = self._head
+        return self._compare(
+            (head, 2),
+            [
+                Step((3, 5), (head + 2, 6)),
+                Step((0, 6), (head + 2, 10)),
+                Step((2, 2), (head + 4, 12)),
+            ],
+        )
+
+    @torch.inference_mode()
+    def _compare(self, prompts: tuple[int, ...], steps: Sequence[Step]) -> str | None:
+        if not self._informative:
+            return None
+        level = self._level
+        before = level.cache
+        try:
+            worst = self._worst(prompts, steps)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # whatever a model may raise
+            return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        finally:
+            level.adopt(before)
+        if worst <= self._tolerance:
+            return None
+        return f"a relative difference of {worst:.2g}, above {self._tolerance:.2g}"
+
+    def _worst(self, prompts: tuple[int, ...], steps: Sequence[Step]) -> float:
+        """The largest difference of any row of logits behind a token that was kept."""
+        level = self._level
+        if self._reference.numel() == 0:
+            self._refer()
+        rows, text = len(prompts), self._text.tolist()
+        level.adopt(self._new_cache(rows, len(text)))
+        even = len(set(prompts)) == 1
+        level.read(self._padded([text[:n] for n in prompts]), None if even else prompts)
+        have, worst = list(prompts), 0.0
+        # What is rolled back is another text, so that it shows if it stays.
+        wrong = [(token + 1) % self._ids for token in text]
+        keep = 2
+        for counts, kept in steps:
+            fed = [
+                text[begin:end] + wrong[end : begin + count]
+                for begin, count, end in zip(have, counts, kept, strict=True)
+            ]
+            new = [end - begin for begin, end in zip(have, kept, strict=True)]
+            first = [max(n - keep, 0) for n in new]
+            logits = level.run(self._padded(fed), keep, counts, first)
+            level.rollback(kept)
+            for b, (start, n) in enumerate(zip(first, new, strict=True)):
+                for j in range(start, n):
+                    given, wanted = logits[b, j - start], self._reference[have[b] + j]
+                    worst = max(worst, relative_difference(given, wanted))
+            have = list(kept)
+        return worst
+
+    def _refer(self) -> None:
+        """A text, the model's logits behind each of its tokens, and how much they may differ.
+
+        Raises:
+            ValueError: they depend on tokens behind them.
+        """
+        level, length = self._level, max(self._head + 4, _SHORTEST)
+        known = getattr(level.model.get_input_embeddings(), "num_embeddings", level.vocab_size)
+        self._ids = min(known, level.vocab_size)
+        text = torch.arange(1, length + 1) * 7919 % self._ids
+        self._text = text
+        ids = text[None].to(level.device)
+        whole, short = (
+            level.model(input_ids=part, use_cache=False, return_dict=True).logits[0]
+            for part in (ids, ids[:, : length // 2])
+        )
+        rounding = max(map(relative_difference, short, whole))
+        if rounding > _MOST:
+            raise ValueError(f"logits depend on later tokens ({rounding:.2g} of their spread)")
+        least = _TOLERANCE.get(whole.dtype, _TOLERANCE_HALF)
+        self._reference, self._tolerance = whole, max(least, min(_TIMES * rounding, _MOST))
+
+    def _padded(self, rows: Sequence[list[int]]) -> torch.Tensor:
+        width = max(map(len, rows))
+        table = [row + [0] * (width - len(row)) for row in rows]
+        return torch.tensor(table, dtype=torch.int64).to(self._level.device)
+
+
+def relative_difference(given: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Of two rows of logits ``[V]``, up to a constant, relative to the spread of `wanted`.
+
+    0 where `wanted` is not a distribution (NaN, +inf): then it is for the request to say so.
+    """
+
+    def centred(row: torch.Tensor) -> torch.Tensor:
+        row = row.double()
+        row = (row - row.max()).clamp_min(-_REACH)
+        return row - row.mean()
+
+    wanted, given = centred(wanted), centred(given)
+    if not bool(wanted.isfinite().all()):
+        return 0.0
+    distance = float((given - wanted).norm())
+    # Rows of equal logits tell nothing; what is left of them is rounding.
+    return float("inf") if distance != distance else distance / max(float(wanted.norm()), 1e-4)
