@@ -42,7 +42,9 @@ _TEXT = {
     Status.BAD_PARAMETER: (
         "a parameter (temperature, top_k, top_p, min_p, position or round) is out of range"
     ),
-    Status.DRAFT_LAW_MISMATCH: "a draft token has probability 0 under the law it came with",
+    Status.DRAFT_LAW_MISMATCH: (
+        "a draft token has probability 0 under the law it came with, or draft_laws is not its row's"
+    ),
 }
 
 

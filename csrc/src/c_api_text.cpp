@@ -47,7 +47,8 @@ size_t polyspec_status_string(int32_t status, char* text, size_t size) {
       {POLYSPEC_STATUS_TOKEN_OUT_OF_RANGE, "draft token out of range"},
       {POLYSPEC_STATUS_BAD_LENGTH, "draft length out of range"},
       {POLYSPEC_STATUS_BAD_PARAMETER, "sampling parameter out of range"},
-      {POLYSPEC_STATUS_DRAFT_LAW_MISMATCH, "draft token without probability under its law"},
+      {POLYSPEC_STATUS_DRAFT_LAW_MISMATCH,
+       "draft token without probability under its law, or no law of its row"},
       {POLYSPEC_STATUS_ZERO_RESIDUAL, "residual rounds to zero (note)"},
   };
   size_t length = 0;

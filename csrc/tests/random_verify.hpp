@@ -180,12 +180,26 @@ class VerifyCase {
     }
     draft_tokens_ = inputs.put(tokens);
     drafted_ = tokens;
+    if (random_.chance(0.1)) forge(laws);
     if (random_.chance(0.4)) draft_laws_ = inputs.put(laws);
     if (random_.chance(0.5)) return;
     std::vector<int64_t> lengths(static_cast<size_t>(batch));
     for (int64_t& one : lengths)
       one = random_.chance(0.03) ? length_ + 1 : random_.below(length_ + 1);
     lengths_ = inputs.put(lengths);
+  }
+
+  // Laws that are not the rows': whatever comes of them comes of them in every backend.
+  void forge(std::vector<RowLaw>& laws) {
+    for (RowLaw& law : laws) {
+      const int64_t kind = random_.below(5);
+      const float shifts[] = {0.01f, 1.0f, 1e4f};
+      if (kind == 0) law.max -= random_.one_of(shifts);
+      if (kind == 1) law.mass += static_cast<uint64_t>(random_.below(int64_t{1} << 40));
+      if (kind == 2) std::swap(law, laws.front());
+      if (kind == 3) law.threshold = law.max;
+      if (kind == 4) law = {static_cast<float>(random_.normal()), -kInf, random_.bits()};
+    }
   }
 
   Random random_;

@@ -17,6 +17,7 @@ struct Filter {
   float min_p;
 
   POLYSPEC_FN bool greedy() const { return temperature == 0.0f; }
+  POLYSPEC_FN bool cuts() const { return top_k > 0 || top_p < 1.0f || min_p > 0.0f; }
 };
 
 // Mass of token i under a law: the integers of types.hpp.
@@ -34,8 +35,10 @@ struct LawWeight {
   POLYSPEC_FN uint64_t of(float z) const { return mass_of_exponent(exponent_of(z), head); }
 
   // A choice of exponents and no branch: what is computed from two masses then still vectorises.
+  // -|z - max| is z - max, since no logit exceeds the row's maximum. Statistics that were handed
+  // over may be another row's, though, and a positive exponent would not give a mass at all.
   POLYSPEC_FN float exponent_of(float z) const {
-    return z >= threshold ? (z - max) * slope : -kInfinity;
+    return z >= threshold ? -__builtin_fabsf(z - max) * slope : -kInfinity;
   }
 };
 
@@ -88,6 +91,17 @@ POLYSPEC_FN int64_t first_of(Group& group, const RowType& row, float max) {
 template <class Group, class RowType>
 POLYSPEC_FN int64_t first_equal(Group& group, const RowType& row, float max) {
   return group.min(first_of(group, row, max));
+}
+
+// Whether statistics can be those of a row of n logits that holds a token with logit z and this
+// mass > 0. All that can be told without reading the row: another row's may pass.
+POLYSPEC_FN bool possible_law(const RowLaw& law, const Filter& filter, int head, int64_t n, float z,
+                              uint64_t own) {
+  const uint64_t most = uint64_t{1} << (62 - head);  // the mass of the largest logit
+  const uint64_t least = most + (z < law.max ? own : 0);
+  return own > 0 && z <= law.max && law.max <= kLargest && law.threshold <= law.max &&
+         (filter.cuts() || law.threshold == -kInfinity) && law.mass >= least &&
+         law.mass <= most * static_cast<uint64_t>(n);
 }
 
 struct One {

@@ -71,8 +71,8 @@ template <class T, class Group>
 POLYSPEC_FN int32_t draft_law(Group& group, const Block<T>& block, int64_t i, RowLaw* law) {
   const VerifyParams& params = block.params;
   if (params.draft_laws != nullptr) {
-    *law = params.draft_laws[block.request * params.draft_len + i];
-    return law->mass > 0 ? 0 : (kStatusDraftLawMismatch | kStatusDraftRow);
+    *law = params.draft_laws[block.request * params.draft_len + i];  // acceptance_ratio checks it
+    return 0;
   }
   const AnyRow row = block.draft_row(i);
   const int32_t error = law_of(group, row, block.filter, head_room(params.draft_vocab), law);
@@ -94,10 +94,13 @@ POLYSPEC_FN int32_t acceptance_ratio(const Block<T>& block, int64_t i, int64_t y
   }
   const int64_t y_draft = draft_id(params, y);
   if (y_draft < 0 || y_draft >= params.draft_vocab) return kStatusDraftLawMismatch;
-  const auto q = law_weight(block.draft_row(i), q_law, block.filter, head_room(params.draft_vocab));
-  const double q_mass = static_cast<double>(q(y_draft));
-  if (q_mass == 0.0) return kStatusDraftLawMismatch;
-  *ratio = (p_mass * static_cast<double>(q_law.mass)) / (q_mass * p_total);
+  const int head = head_room(params.draft_vocab);
+  const float z = block.draft_row(i)[y_draft];
+  const uint64_t own = law_weight(block.draft_row(i), q_law, block.filter, head).of(z);
+  if (!possible_law(q_law, block.filter, head, params.draft_vocab, z, own)) {
+    return kStatusDraftLawMismatch;
+  }
+  *ratio = (p_mass * static_cast<double>(q_law.mass)) / (static_cast<double>(own) * p_total);
   return 0;
 }
 
