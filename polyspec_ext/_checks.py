@@ -16,7 +16,7 @@ import torch
 from polyspec_ext import _C
 from polyspec_ext.errors import PolyspecError
 
-FLOAT32_MAX = 3.4028234663852886e38
+TEMPERATURE_MAX = 2.0**120  # see polyspec/sample.hpp
 INT64_MAX = 2**63 - 1
 ROUND_MAX = 2**32 - 1
 SEED_MAX = 2**64 - 1
@@ -60,7 +60,7 @@ def logits(name: str, value: Any, shape: str, rank: int) -> Place:
     vocab = value.shape[-1]
     if vocab < 1 or vocab > 2**31 - 1:
         _wrong_shape(name, f"{shape} with 1 <= V < 2**31", value)
-    if vocab > 1 and value.stride(-1) != 1:
+    if vocab > 1 and value.stride(-1) != 1 and value.numel() > 0:  # (numpy's empty strides are 0)
         raise ValueError(
             f"{name}: expected unit stride along the vocabulary, given stride {value.stride(-1)}; "
             "call .contiguous() on it"
@@ -105,7 +105,7 @@ def real(
             _wrong_kind(name, "a number or a floating-point tensor", value)
         value = float(value)
     if not 0.0 <= value <= high:
-        bound = "a finite number >= 0" if high > 1.0 else "a number in [0, 1]"
+        bound = f"a finite number >= 0, at most {high:.4g}" if high > 1.0 else "a number in [0, 1]"
         raise ValueError(f"{name}: expected {bound}, given {value}")
     return value, None
 

@@ -120,7 +120,8 @@ def sample(
 
     Args:
         logits: [B, V] float32, bfloat16 or float16, any row stride, unit stride along V.
-        temperature: finite, >= 0; scalar or [B], like the rest.
+        temperature: in [0, 2**120]; scalar or [B], like the rest. Between 0 and 2**-126 it counts
+            as 2**-126.
         top_k: >= 0; 0 is off.
         top_p: in [0, 1]; 1 is off. The likeliest token always stays.
         min_p: in [0, 1]; 0 is off.
@@ -139,7 +140,7 @@ def sample(
     return SampleResult._make(
         _sample(
             logits,
-            *_checks.real("temperature", temperature, place, _checks.FLOAT32_MAX),
+            *_checks.real("temperature", temperature, place, _checks.TEMPERATURE_MAX),
             *_checks.integer("top_k", top_k, place),
             *_checks.real("top_p", top_p, place),
             *_checks.real("min_p", min_p, place),
@@ -269,7 +270,10 @@ def verify(
         target_to_draft: [V] integers, draft id of each target id or -1. None with Vd < V: the same
             ids, q = 0 past Vd.
         draft_laws: [B, K, 2] int64, the ``laws`` that ``sample`` or ``verify`` gave for the draft
-            rows under the same parameters; they are then not reduced again.
+            rows under the same parameters; they are then not reduced again. What cannot belong to
+            the draft token's row is an error of the request (``DRAFT_LAW_MISMATCH``); the laws of
+            another row may pass, and the tokens then do not have the target's law, though none has
+            probability 0 under it.
         draws: [B, K+1] int64, 64 uniform bits each in place of Philox: K acceptance tests, then the
             emitted token.
         eos: ids that end a text and are kept: one, several, or an integer tensor [E] or [B, E] on
@@ -325,7 +329,7 @@ def verify(
         draft_lengths,
         target_to_draft,
         draft_laws,
-        *_checks.real("temperature", temperature, place, _checks.FLOAT32_MAX),
+        *_checks.real("temperature", temperature, place, _checks.TEMPERATURE_MAX),
         *_checks.integer("top_k", top_k, place),
         *_checks.real("top_p", top_p, place),
         *_checks.real("min_p", min_p, place),

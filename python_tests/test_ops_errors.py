@@ -34,6 +34,7 @@ SHARED = [
     ("temperature", -0.5, ValueError, ["finite number >= 0", "-0.5"]),
     ("temperature", float("nan"), ValueError, ["finite number >= 0", "nan"]),
     ("temperature", float("inf"), ValueError, ["finite number >= 0", "inf"]),
+    ("temperature", 3e38, ValueError, ["at most 1.329e+36", "3e+38"]),
     ("temperature", "hot", TypeError, ["a number", "str"]),
     ("temperature", True, TypeError, ["a number", "bool"]),
     ("temperature", None, TypeError, ["a number", "NoneType"]),
@@ -149,6 +150,36 @@ def test_wrong_argument_is_named(
 def test_arguments_are_fine_without_the_fault() -> None:
     ps.sample(**sample_arguments())
     ps.verify(**verify_arguments())
+
+
+@pytest.mark.parametrize("k", [0, K])
+@pytest.mark.parametrize("batch", [0, B])
+def test_tensors_without_elements_are_fine_whatever_their_strides(batch: int, k: int) -> None:
+    """numpy's empty arrays have strides of 0, an empty ``eos`` has no address."""
+
+    def empty(*shape: int, dtype: Any = np.float32) -> torch.Tensor:
+        return torch.from_numpy(np.zeros(shape, dtype))
+
+    options: dict[str, Any] = {
+        "temperature": empty(batch),
+        "seed": empty(batch, dtype=np.uint64),
+        "draws": empty(batch, k + 1, dtype=np.int64),
+    }
+    target, tokens = empty(batch, k + 1, V), empty(batch, k, dtype=np.int64)
+    draft: dict[str, Any] = {
+        "draft_logits": empty(batch, k, VD),
+        "draft_laws": empty(batch, k, 2, dtype=np.int64),
+        "draft_lengths": empty(batch, dtype=np.int64),
+        "target_to_draft": torch.arange(V) % VD,
+    }
+    for eos in (None, 3, [], [3, 4], empty(2, dtype=np.int64), empty(batch, 2, dtype=np.int64)):
+        for rule in ("token", "block"):
+            r = ps.verify(target, tokens, **draft, **options, eos=eos, rule=rule)
+            assert r.tokens.shape == (batch, k + 1)
+            assert not r.status.any()
+    logits = empty(batch, V) if batch else torch.from_numpy(np.zeros((0, V), np.float32, "F"))
+    options["draws"] = empty(batch, 1, dtype=np.int64)
+    assert ps.sample(logits, **options).tokens.shape == (batch,)
 
 
 @pytest.mark.parametrize("name", ["draft_laws", "target_to_draft"])

@@ -60,7 +60,8 @@ inline void expect(const Tensor& tensor, const char* name, const Place& place,
 
 inline void expect_unit_stride(const Tensor& tensor, const char* name) {
   const int64_t last = tensor.dim() - 1;
-  STD_TORCH_CHECK(tensor.size(last) <= 1 || tensor.stride(last) == 1, name,
+  // (The strides of a tensor without elements mean nothing, and numpy's are 0.)
+  STD_TORCH_CHECK(tensor.size(last) <= 1 || tensor.stride(last) == 1 || tensor.numel() == 0, name,
                   ": expected unit stride in the last dimension, got ", tensor.stride(last));
 }
 

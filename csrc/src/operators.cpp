@@ -49,7 +49,7 @@ Result check(const VerifyParams& p) {
     return invalid("draft_tokens must not be null when draft_len > 0");
   }
   if (p.cut.eos_count < 0) return invalid("eos_count must be >= 0");
-  if (p.cut.eos_count > 0 && p.cut.eos == nullptr) {
+  if (p.batch > 0 && p.cut.eos_count > 0 && p.cut.eos == nullptr) {
     return invalid("eos must not be null when eos_count > 0");
   }
   if (p.cut.room.data == nullptr && p.cut.room.value < 0) return invalid("room must be >= 0");

@@ -104,7 +104,7 @@ typedef struct polyspec_uint64_param {
  * chain: a target judged with other filters than its draft was drawn with is no longer lossless. */
 typedef struct polyspec_sampling {
   size_t struct_size;
-  polyspec_float_param temperature; /* finite, >= 0; 0: argmax, lowest id on ties. Default 1 */
+  polyspec_float_param temperature; /* in [0, 2^120]; 0: argmax, lowest id on ties. Default 1 */
   polyspec_int64_param top_k;       /* >= 0; default 0: off */
   polyspec_float_param top_p;       /* in [0, 1]; default 1: off */
   polyspec_float_param min_p;       /* in [0, 1]; default 0: off */

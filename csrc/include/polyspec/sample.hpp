@@ -9,9 +9,17 @@ namespace polyspec {
 
 // The processed law: temperature, then top-k, top-p and min-p, in that order, each on what the last
 // kept. Ties at a filter's edge are all kept. Temperature 0 is the argmax, lowest id on ties (C5).
+//
+// The thresholds (RowLaw::threshold is the largest of those that apply), to recompute them:
+//   top-k  the k-th largest logit;
+//   top-p  the largest logit such that the masses of it and all larger ones reach
+//          max(1, ceil(float64(top_p) * float64(total))), `total` that of what top-k keeps;
+//   min-p  float32(max + T * log(min_p)) in float64; its log is the one of `logprobs` below.
 struct SamplingParams {
-  PerRequest<float> temperature{nullptr, 1.0f};  // finite, >= 0
-  PerRequest<int64_t> top_k{nullptr, 0};         // >= 0; 0: off
+  // In [0, 2^120]: hotter than that, logits that differ by more than float32 holds would still have
+  // probability. Between 0 and 2^-126 it counts as 2^-126.
+  PerRequest<float> temperature{nullptr, 1.0f};
+  PerRequest<int64_t> top_k{nullptr, 0};   // >= 0; 0: off
   PerRequest<float> top_p{nullptr, 1.0f};  // in [0, 1]; 1: off; the likeliest token always stays
   PerRequest<float> min_p{nullptr, 0.0f};  // in [0, 1]; 0: off
 };
@@ -29,6 +37,11 @@ struct DrawParams {
   const uint64_t* bits = nullptr;
 };
 
+// The token of 64 bits u (philox.hpp: draw_bits at `position`, Purpose::kSample) is the first, in
+// the order of ids, at which the running sum of masses exceeds floor(u * mass / 2^64). Its
+// log-probability is float32((z - max) / T - log(mass / 2^S)) in float64, 0 at temperature 0, with
+//   log(2^e m) = 2 s (1 + s^2/3 + ... + s^20/21) + 0.6931471805599453 e,  s = (m - 1) / (m + 1),
+// m in (1.4142135623730951 / 2, 1.4142135623730951], by Horner's scheme in s^2.
 struct SampleParams {
   int64_t batch = 0;  // b
   int64_t vocab = 0;  // v, in [1, 2^31)

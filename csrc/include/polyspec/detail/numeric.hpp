@@ -93,11 +93,14 @@ POLYSPEC_FN uint64_t mass_of_exponent(float exponent, int head) {
   return significand >> (down < 63u ? down : 63u);
 }
 
-// log2(e) / T as the float that scales logits; large where T underflows, so that 0 * slope stays 0.
+// Temperatures above 0 (sample.hpp): below the least the slope would overflow; above the most
+// differences of logits that overflow would still have mass.
+constexpr float kLeastTemperature = 0x1p-126f;
+constexpr float kMostTemperature = 0x1p120f;
+
+// log2(e) / T as the float that scales logits.
 POLYSPEC_FN float slope_of(float temperature) {
-  const double slope = 1.4426950408889634 / static_cast<double>(temperature);
-  const double largest = static_cast<double>(kLargest);
-  return static_cast<float>(slope < largest ? slope : largest);
+  return static_cast<float>(1.4426950408889634 / static_cast<double>(temperature));
 }
 
 // Natural logarithm of a positive normal double, within 2 ulp: the C libraries' differ in the last

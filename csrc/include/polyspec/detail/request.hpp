@@ -19,7 +19,9 @@ POLYSPEC_FN int32_t read_filter(const SamplingParams& sampling, int64_t request,
   filter->top_k = value_for(sampling.top_k, request);
   filter->top_p = value_for(sampling.top_p, request);
   filter->min_p = value_for(sampling.min_p, request);
-  const bool good = filter->temperature >= 0.0f && filter->temperature < kInfinity &&
+  if (filter->temperature > 0.0f && filter->temperature < kLeastTemperature)
+    filter->temperature = kLeastTemperature;
+  const bool good = filter->temperature >= 0.0f && filter->temperature <= kMostTemperature &&
                     filter->top_k >= 0 && filter->top_p >= 0.0f && filter->top_p <= 1.0f &&
                     filter->min_p >= 0.0f && filter->min_p <= 1.0f;
   filter->slope = good && !filter->greedy() ? slope_of(filter->temperature) : 0.0f;
