@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "cpu/float_mode.hpp"
 #include "cpu/residual_loops.hpp"
 #include "cpu/select_loops.hpp"
 
@@ -31,6 +32,7 @@ int64_t over_tiles(const SerialGroup& group, int64_t count, const Body& body) {
   executor->run(
       executor->pool, tasks,
       [](void* context, int64_t task) {
+        const FloatMode mode;  // of this thread
         const Work& mine = *static_cast<const Work*>(context);
         const int64_t first = task * kTilesPerTask;
         (*mine.body)(first, std::min(first + kTilesPerTask, mine.count));

@@ -8,6 +8,7 @@
 
 #include "cpu/rows.hpp"
 
+#include "cpu/float_mode.hpp"
 #include "cpu/row_tasks.hpp"
 #include "polyspec/detail/sample_request.hpp"
 #include "polyspec/detail/verify_request.hpp"
@@ -16,6 +17,7 @@ namespace polyspec::POLYSPEC_DETAIL {
 namespace {
 
 void sample_one(const SampleParams& params, int64_t request, const Executor* executor) {
+  const FloatMode mode;
   Scratch scratch;
   SerialGroup group(scratch, executor);
   switch (params.dtype) {
@@ -29,6 +31,7 @@ void sample_one(const SampleParams& params, int64_t request, const Executor* exe
 }
 
 void verify_one(const VerifyParams& params, int64_t request, const Executor* executor) {
+  const FloatMode mode;
   Scratch scratch;
   SerialGroup group(scratch, executor);
   switch (params.target_dtype) {

@@ -1,0 +1,54 @@
+// The floating-point mode of the row algorithms: round to nearest, denormals kept, nothing trapped.
+//
+// A thread may come with another, since flushing denormals to zero makes some models faster. Its
+// rows would then have other masses than those of the thread beside it.
+#pragma once
+
+#include "polyspec/detail/numeric.hpp"
+
+namespace polyspec::POLYSPEC_DETAIL {
+
+// While it lives, this thread computes in that mode; afterwards in its own again.
+class FloatMode {
+ public:
+  POLYSPEC_FN FloatMode() : given_(read()) {
+    if ((given_ & ~kFlags) != kPlain) write(kPlain);
+  }
+  POLYSPEC_FN ~FloatMode() {
+    if ((given_ & ~kFlags) != kPlain) write(given_);
+  }
+  FloatMode(const FloatMode&) = delete;
+  FloatMode& operator=(const FloatMode&) = delete;
+
+ private:
+  // What is computed has its operands in memory, which keeps it on its side of the switch.
+#if defined(__x86_64__)
+  using Word = uint32_t;  // MXCSR
+  static constexpr Word kPlain = 0x1f80, kFlags = 0x3f;
+  POLYSPEC_FN static Word read() {
+    Word word;
+    asm volatile("stmxcsr %0" : "=m"(word));
+    return word;
+  }
+  POLYSPEC_FN static void write(Word word) { asm volatile("ldmxcsr %0" : : "m"(word) : "memory"); }
+#elif defined(__aarch64__)
+  using Word = uint64_t;  // FPCR
+  static constexpr Word kPlain = 0, kFlags = 0;
+  POLYSPEC_FN static Word read() {
+    Word word;
+    asm volatile("mrs %0, fpcr" : "=r"(word));
+    return word;
+  }
+  POLYSPEC_FN static void write(Word word) {
+    asm volatile("msr fpcr, %0" : : "r"(word) : "memory");
+  }
+#else
+  using Word = uint32_t;
+  static constexpr Word kPlain = 0, kFlags = 0;
+  POLYSPEC_FN static Word read() { return kPlain; }
+  POLYSPEC_FN static void write(Word) {}
+#endif
+  Word given_;
+};
+
+}  // namespace polyspec::POLYSPEC_DETAIL
