@@ -1,6 +1,15 @@
 // Philox4x32-10, the counter-based generator behind every draw (Salmon et al., SC 2011), and the
 // keying of contract C3: a draw depends on (seed, position, level, round, purpose) and on nothing
 // else.
+//
+// Which draw is for what, `position` being that of the call:
+//   sample   the token: kSample at `position`;
+//   verify   the test of draft token i (from 0): kAccept at position + i, which the block rule uses
+//            for the prefix that ends with that token; the token behind n accepted ones, correction
+//            or bonus: kEmit at position + n. A draw that is not needed is not made.
+// `round` is the caller's. In a ps.Chain each request counts the verifications of each level, and
+// the drafter's turns, from 0; `level` counts from the target's 1; `position` counts the request's
+// tokens, its prompt's included, from 0.
 #pragma once
 
 #include <cstdint>

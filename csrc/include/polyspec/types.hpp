@@ -29,17 +29,33 @@ struct PerRequest {
 
 // What the law behind one row of logits z needs to be evaluated at any token without reading the
 // row again. The law of token x is the exact rational m_x / mass with the integer
-//   m_x = trunc(2^S * exp2(log2(e) / T * (z_x - max)))  where z_x >= threshold,  else 0,
-// S = 62 - ceil(log2(vocabulary)), exp2 in float arithmetic of fixed order (24 significant bits:
-// the law is within about 1e-6 of the softmax in exact arithmetic). Integers add up to the same
-// total in any order, so the law, and every token drawn from it, is the same on a CPU thread, a
-// CUDA block and a cluster (contract C3). The draft sampler produces one RowLaw per token and the
-// verifier above consumes it: the law handed up is then the law sampled from, bit for bit (contract
-// C1).
+//   m_x = trunc(2^S * exp2((z_x - max) * slope))  where z_x >= threshold,  else 0,
+// S = 62 - ceil(log2(vocabulary)), slope = log2(e) / T. Integers add up to the same total in any
+// order, so the law, and every token drawn from it, is the same on a CPU thread, a CUDA block and a
+// cluster (contract C3). The draft sampler produces one RowLaw per token and the verifier above
+// consumes it: the law handed up is then the law sampled from, bit for bit (contract C1).
+//
+// The arithmetic, to recompute a mass (polyspec_ext/reference.py does so in Python). Every step is
+// one IEEE operation, rounded to nearest, in float32 unless said otherwise; logits in bfloat16 and
+// float16 widen exactly and -0 counts as 0:
+//   slope = float32(1.4426950408889634 / T) with T widened to float64 and at least 2^-126;
+//   x = max(-100, (z - max) * slope);  n = x rounded to an integer, ties to even;  f = x - n;
+//   2^f = the polynomial in f by Horner's scheme with a fused multiply-add for each coefficient:
+//     0.00015353362, 0.0013398874, 0.009618437, 0.055503324, 0.24022648, 0.6931472, 1;
+//   m = trunc(2^(S + n) * 2^f), exact in float64.
+//
+// How far that is from the softmax p of the same kept logits at the same float32 temperature, in
+// exact arithmetic, with V the vocabulary and p_max the largest probability:
+//   a row's total variation is at most  t = 2e-7 log2(V) + 1e-7 + 2^-S V,  3.6e-6 at V = 2^17;
+//   a probability is off by at most  p(x) (2e-7 log2(p_max / p(x)) + 1e-7 + t) + 2^-S p_max,
+//     whose last term is the truncation: a token with p(x) < 2^-S p_max may have mass 0 (S = 45 at
+//     V = 2^17), which is how rows of hundreds of millions of tokens would lose mass.
+// It holds whatever the logits span, -inf among them. Which token an edge of top-p or min-p falls
+// on is decided by these masses, so a token as close to the edge as that may fall on either side.
 struct RowLaw {
   float max;        // largest logit of the row
   float threshold;  // smallest logit that the filters keep; -inf without filters
-  uint64_t mass;    // sum of m_x over the kept tokens, > 0; 1 at temperature 0 (one-hot law)
+  uint64_t mass;    // sum of m_x over the kept tokens, >= 2^S; 1 at temperature 0 (one-hot law)
 };
 
 // Runs body(context, i) for every i in [0, n), in any order and on any threads, and returns when

@@ -40,6 +40,15 @@ struct CutParams {
 //               draw from norm(max(p_i p - q, 0)), or the bonus from p when the whole block stands.
 // Either way the emitted tokens have exactly the target's law. Without draft logits q is one-hot at
 // the draft token (a deterministic proposal).
+//
+// The arithmetic, in float64 and in this order, with m and M a row's masses and their sum (RowLaw):
+//   p(y)/q(y) = (m_p(y) M_q) / (m_q(y) M_p), or m_p(y) / M_p for a deterministic proposal;
+//   u = ((bits >> 12) + 0.5) 2^-52, strictly between 0 and 1, of kAccept (philox.hpp);
+//   max(c p - q, 0) has the integer masses trunc(2^S max(0, m_p(x) (c / M_p) - m_q(x) (1 / M_q))),
+//     from which the token is drawn as `sample` draws from m (kEmit); c = 1 or p_i; S_i is their
+//     sum / 2^S. Where all are 0 the token is drawn from p: kStatusZeroResidual.
+// So what is emitted has the law that `sample` draws from to within about 2^-S v + 1e-15 of total
+// variation for each token.
 struct VerifyParams {
   int64_t batch = 0;        // b
   int64_t draft_len = 0;    // k >= 0
@@ -53,9 +62,12 @@ struct VerifyParams {
   DType draft_dtype = DType::kFloat32;
   const void* draft_logits = nullptr;  // [b, k, vd] or nullptr: deterministic proposal
   int64_t draft_stride[2] = {0, 0};    // elements per request, per row
-  const RowLaw* draft_laws =
-      nullptr;  // [b, k] contiguous, as `sample` and `verify` gave them for the
-                // same rows and sampling parameters; nullptr: computed here
+  // [b, k] contiguous, as `sample` and `verify` gave them for the same rows and sampling
+  // parameters; nullptr: computed here. Checked is what costs no pass over a row: that the law is
+  // finite, gives the draft token a probability and has a mass that a row can have
+  // (kStatusDraftLawMismatch). Another row's law may pass; the tokens then do not have the target's
+  // law, though none has probability 0 under it.
+  const RowLaw* draft_laws = nullptr;
   const int32_t* target_to_draft =
       nullptr;  // [v] draft id of each target id, -1: none. nullptr: identity
 

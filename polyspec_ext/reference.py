@@ -1,0 +1,209 @@
+"""``sample`` and ``verify`` once more in plain Python and numpy: recomputes any token, bit for bit.
+
+It is written from the C++ headers (`types.hpp`, `sample.hpp`, `verify.hpp`, `philox.hpp`), which
+say in words what is done here, and calls neither torch nor the compiled module; a copy of this file
+works on its own. It is slow, knows one request at a time and expects rows that have a distribution
+(a finite maximum, no NaN) and draft tokens that the draft can propose. EOS and length cuts
+(`CutParams`) only shorten what comes out of it.
+
+A row of logits is a float32 array ``[V]`` (bfloat16 and float16 widen without rounding)::
+
+    p = [distribution(row, temperature=0.8, top_p=0.9) for row in target_logits]
+    q = [distribution(row, temperature=0.8, top_p=0.9) for row in draft_logits]
+    tokens, logprobs = verify(p, draft_tokens, q, philox_draws(seed, position, level, round))
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SAMPLE, ACCEPT, EMIT = 0, 1, 2  # purposes of a draw
+EXP2 = (0.00015353362, 0.0013398874, 0.009618437, 0.055503324, 0.24022648, 0.6931472, 1.0)
+
+Array = np.ndarray[Any, Any]
+Draw = Callable[[int, int], int]  # (tokens after `position`, purpose) -> 64 bits
+
+
+class Distribution(NamedTuple):
+    """Of one row: integer `masses` [V] with sum `mass`, and what `RowLaw` keeps of it.
+    `temperature` is as it was applied; 0: one-hot at the argmax."""
+
+    logits: Array
+    masses: Array
+    mass: int
+    max: float
+    threshold: float
+    temperature: float
+
+    def logprob(self, token: int) -> float:
+        if self.temperature == 0:
+            return 0.0
+        scaled = (float(self.logits[token]) - self.max) / self.temperature
+        return float(np.float32(scaled - log(self.mass / unit_of(len(self.masses)))))
+
+
+def unit_of(vocab: int) -> float:
+    """2^S: the mass of the largest logit."""
+    return 2.0 ** (62 - (vocab - 1).bit_length())
+
+
+def distribution(
+    logits: Array, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Distribution:
+    row = np.asarray(logits, np.float32)
+    z = row + np.float32(0)  # -0 becomes +0
+    largest, vocab, unit = z.max(), len(z), unit_of(len(logits))
+    hot, p, low = (float(np.float32(value)) for value in (temperature, top_p, min_p))
+    if hot == 0:
+        masses = (np.arange(vocab) == z.argmax()).astype(np.uint64)
+        return Distribution(row, masses, 1, float(largest), float(largest), 0.0)
+    hot = max(hot, 2.0**-126)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        exponents = (z - largest) * np.float32(1.4426950408889634 / hot)
+    masses = (exp2(exponents).astype(np.float64) * unit).astype(np.uint64)
+    threshold = -np.inf
+    order = np.argsort(-z, kind="stable")
+    if 0 < top_k < vocab:
+        threshold = z[order[top_k - 1]]
+    if p < 1:
+        above = np.cumsum(np.where(z >= threshold, masses, np.uint64(0))[order], dtype=np.uint64)
+        total = int(above[-1])
+        need = min(max(int(np.ceil(p * float(total))), 1), total)
+        threshold = z[order[np.searchsorted(above, np.uint64(need))]]
+    if low > 0:
+        with np.errstate(over="ignore"):
+            threshold = max(threshold, np.float32(float(largest) + hot * log(low)))
+    masses = np.where(z >= threshold, masses, np.uint64(0))
+    return Distribution(row, masses, int(masses.sum()), float(largest), float(threshold), hot)
+
+
+def exp2(x: Array) -> Array:
+    """2^x in float32, x <= 0."""
+    x = np.where(x > -100, x, np.float32(-100))
+    whole = np.rint(x)  # ties to even
+    power = np.full_like(x, EXP2[0])
+    for coefficient in EXP2[1:]:
+        power = fma(power, x - whole, np.float32(coefficient))
+    return np.ldexp(power, whole.astype(np.int32))
+
+
+def fma(a: Array, b: Array, c: np.float32) -> Array:
+    """float32(a * b + c), rounded once: the float64 sum is rounded to odd, then to float32."""
+    product = a.astype(np.float64) * b  # exact
+    total = product + c
+    part = total - product
+    lost = (product - (total - part)) + (c - part)
+    bits = total.view(np.int64)
+    step = np.where((lost > 0) == (total > 0), 1, -1)
+    odd = np.where((lost != 0) & (bits % 2 == 0), bits + step, bits)
+    return odd.view(np.float64).astype(np.float32)
+
+
+def log(value: float) -> float:
+    """Natural logarithm in float64, the same bits on every machine."""
+    (bits,) = struct.unpack("<q", struct.pack("<d", value))
+    (m,) = struct.unpack("<d", struct.pack("<q", bits & 0xFFFFFFFFFFFFF | 0x3FF0000000000000))
+    exponent = (bits >> 52) - 1023
+    if m > 1.4142135623730951:
+        m, exponent = m * 0.5, exponent + 1
+    s, total = (m - 1) / (m + 1), 0.0
+    for k in range(21, 0, -2):
+        total = total * (s * s) + 1 / k
+    return float(2 * s * total + exponent * 0.6931471805599453)
+
+
+def philox_draws(seed: int, position: int, level: int = 1, round: int = 0) -> Draw:
+    """The 64 bits of each draw: Philox4x32-10 on (position, round, level, purpose) under the
+    seed."""
+
+    def draw(offset: int, purpose: int) -> int:
+        at, low = position + offset, 0xFFFFFFFF
+        x = (at & low, at >> 32, round, level << 16 | purpose)
+        key0, key1 = seed & low, seed >> 32
+        for _ in range(10):
+            a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57
+            x = (b >> 32 ^ x[1] ^ key0, b & low, a >> 32 ^ x[3] ^ key1, a & low)
+            key0, key1 = key0 + 0x9E3779B9 & low, key1 + 0xBB67AE85 & low
+        return x[1] << 32 | x[0]
+
+    return draw
+
+
+def pick(masses: Array, bits: int) -> int:
+    """The first token at which the running sum exceeds floor(bits * total / 2^64)."""
+    sums = np.cumsum(masses, dtype=np.uint64)
+    return int(np.searchsorted(sums, np.uint64(bits * int(sums[-1]) >> 64), side="right"))
+
+
+def sample(row: Distribution, draw: Draw) -> int:
+    return pick(row.masses, draw(0, SAMPLE))
+
+
+def verify(
+    target: Sequence[Distribution],
+    block: Sequence[int],
+    draft: Sequence[Distribution] | None,
+    draw: Draw,
+    rule: str = "token",
+    target_to_draft: Sequence[int] | None = None,
+) -> tuple[list[int], list[float]]:
+    """What is emitted for a block of m draft tokens, and the log-probabilities.
+
+    target: m + 1 rows (fewer where the token rule rejects before). draft: m rows, or None for a
+    deterministic proposal. target_to_draft: [V] draft ids, -1 for none.
+    """
+    m, vocab = len(block), len(target[0].masses)
+    ids = np.arange(vocab) if target_to_draft is None else np.asarray(target_to_draft)
+
+    def proposed(i: int) -> Array:  # q's masses over the target's ids, in float64
+        assert draft is not None
+        q = draft[i].masses.astype(np.float64)
+        known = (ids >= 0) & (ids < len(q))
+        return np.where(known, q[np.where(known, ids, 0)], 0.0)
+
+    def ratio(i: int) -> float:  # p(y) / q(y)
+        own, total = float(target[i].masses[block[i]]), float(target[i].mass)
+        if draft is None:
+            return own / total
+        return own * float(draft[i].mass) / (float(proposed(i)[block[i]]) * total)
+
+    def residual(i: int, scale: float) -> Array:  # max(scale p - q, 0) in units of 2^-S
+        left = target[i].masses.astype(np.float64) * (scale / float(target[i].mass))
+        if draft is None:
+            left[block[i]] -= 1.0
+        else:
+            left -= proposed(i) * (1.0 / float(draft[i].mass))
+        return (np.maximum(left, 0.0) * unit_of(vocab)).astype(np.uint64)
+
+    def accepts(i: int, probability: float) -> bool:
+        return ((draw(i, ACCEPT) >> 12) + 0.5) * 2.0**-52 < probability
+
+    kept, masses = 0, target[0].masses
+    if target[0].temperature == 0:
+        while kept < m and block[kept] == target[kept].masses.argmax():
+            kept += 1
+        masses = target[kept].masses
+    elif rule == "token":
+        while kept < m and accepts(kept, ratio(kept)):
+            kept += 1
+        masses = residual(kept, 1.0) if kept < m else target[m].masses
+    else:
+        scale = 1.0  # p_i
+        for i in range(m):
+            left = residual(i, scale)
+            total = float(int(left.sum())) / unit_of(vocab)
+            if i == 0 or (total > 0 and accepts(i - 1, total / (total + (1.0 - scale)))):
+                kept, masses = i, left
+            scale = min(scale * ratio(i), 1.0)
+            if scale == 0:
+                break
+        if m == 0 or (scale > 0 and accepts(m - 1, scale)):
+            kept, masses = m, target[m].masses
+    if not masses.any():  # p and q are equal up to rounding
+        masses = target[kept].masses
+    tokens = [*block[:kept], pick(masses, draw(kept, EMIT))]
+    return tokens, [row.logprob(token) for row, token in zip(target, tokens, strict=False)]
