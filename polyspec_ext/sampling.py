@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import arguments
-from ._checks import FLOAT32_MAX
+from ._checks import TEMPERATURE_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Sampling:
     def __post_init__(self) -> None:
         # Checked as by `ps.sample`. A frozen dataclass is set like this before it is handed out.
         for name, value in (
-            ("temperature", arguments.real("temperature", self.temperature, FLOAT32_MAX)),
+            ("temperature", arguments.real("temperature", self.temperature, TEMPERATURE_MAX)),
             ("top_k", arguments.integer("top_k", self.top_k)),
             ("top_p", arguments.real("top_p", self.top_p)),
             ("min_p", arguments.real("min_p", self.min_p)),

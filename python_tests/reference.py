@@ -9,8 +9,7 @@ Salmon et al., SC 2011 (Philox4x32-10).
 
 The library evaluates its exponential in float32 and may be off by `Law.error`; it promises that
 what it *emits* has the law it *samples* from to 1e-15 (test_lossless.py asks for that, law against
-law). Hence every decision the oracle takes on a real number comes with `sharp`: False where the
-other outcome is within that rounding, so that a test may skip such a case and count the skips.
+law). What it does with a draw, bit for bit, `polyspec_ext.reference` says; here are the laws.
 """
 
 from __future__ import annotations
@@ -130,20 +129,6 @@ def _mass_above(z: Floats, masses: Floats) -> tuple[Floats, float]:
     return before, float(up_to[-1])
 
 
-def on_target_ids(law: Law, vocab: int, target_to_draft: Sequence[int] | None = None) -> Law:
-    """A draft law [Vd] over the target's ids [V]: 0 where the draft has no such token."""
-    ids = np.arange(vocab) if target_to_draft is None else np.asarray(target_to_draft)
-    known = (ids >= 0) & (ids < law.masses.size)
-    safe = np.where(known, ids, 0)
-    return Law(
-        np.where(known, law.masses[safe], np.uint64(0)),
-        law.total,
-        np.where(known, law.log_probs[safe], -np.inf),
-        np.where(known, law.error[safe], 0.0),
-        law.rounding,
-    )
-
-
 def one_hot(token: int, vocab: int) -> Law:
     masses = np.zeros(vocab, dtype=np.uint64)
     masses[token] = 1
@@ -183,18 +168,6 @@ def stratified_bits(n: int, rng: np.random.Generator) -> Words:
 
 def random_bits(shape: tuple[int, ...], rng: np.random.Generator) -> Words:
     return rng.integers(0, 2**64, shape, np.uint64)
-
-
-def inverse_cdf(masses: Words, bits: int, slack: float = 0.0) -> tuple[int, bool]:
-    """Token of r = floor(bits * total / 2^64) in ascending id order, and whether the draw is clear
-    of the cell's edges by more than `slack` units of mass."""
-    cumulative = np.cumsum(masses, dtype=np.uint64)
-    total = int(cumulative[-1])
-    r = (bits * total) >> 64
-    token = int(np.searchsorted(cumulative, np.uint64(r), side="right"))
-    low, high = int(cumulative[token]) - int(masses[token]), int(cumulative[token])
-    slack += masses.size
-    return token, (low == 0 or r - low > slack) and (high == total or high - r > slack)
 
 
 def admits(law: Law, token: int, bits: int) -> bool:
@@ -254,75 +227,3 @@ def residual(p: Floats, q: Floats, weight: float = 1.0) -> Floats:
     """norm(max(weight p - q, 0)), or p itself where nothing is left."""
     left = np.maximum(weight * p - q, 0.0)
     return left / left.sum() if left.sum() > 0 else p
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One request's result as ps.verify shapes it: tokens and logprobs have m+1 entries or
-    fewer."""
-
-    tokens: list[int]
-    num_accepted: int
-    logprobs: list[float]
-    sharp: bool
-
-
-def sample(law: Law, bits: int) -> tuple[int, bool]:
-    """Token of one draw from a law, and whether it is sharp."""
-    return inverse_cdf(law.masses, bits, law.rounding * law.total)
-
-
-def verify(
-    target: Sequence[Law],
-    block: Sequence[int],
-    draft: Sequence[Law] | None,
-    bits: Sequence[int],
-    rule: str,
-) -> Outcome:
-    """Judges one block of m tokens with draws `bits`: m acceptance tests, then (last) the emitted
-    token.
-
-    target: m+1 laws or more. draft: m laws over the target's ids or more; None: one-hot at the
-    block.
-    """
-    m, vocab = len(block), target[0].masses.size
-    if draft is None:
-        draft = [one_hot(y, vocab) for y in block]
-    p = np.stack([law.probs for law in target[: m + 1]])
-    q = np.stack([law.probs for law in draft[:m]]) if m else np.zeros((0, vocab))
-    j = judge(p, q, block, rule)
-    unit = 2.0 ** -mass_bits(vocab)
-    rounding = [a.rounding + b.rounding for a, b in zip(target, draft, strict=False)][:m]
-    accepted, weight, sharp = [], 1.0, True
-    loose = [0.0]  # errors of the block rule's p_i
-    for i, y in enumerate(block):
-        u = open_unit(int(bits[i]))
-        ratio = weight * p[i, y] / q[i, y]
-        error = float(target[i].error[y] + draft[i].error[y])
-        vague = error > 1  # a filter's edge decides
-        error = min(1.0, ratio) * (error + rounding[i]) + 8 * unit / max(q[i, y], unit) + vague
-        slack = error
-        if rule == "block":
-            slack = loose[-1] + error if ratio - loose[-1] - error < 1 or vague else 0.0
-            weight = min(1.0, ratio)
-            loose.append(slack)
-            if i + 1 < m:
-                left, lost = float(j.left[i + 1]), 1.0 - weight + slack
-                slack = (rounding[i + 1] + slack) * lost + left * slack
-                slack /= max(left + 1.0 - weight, unit) ** 2
-        sharp &= bool(abs(u - j.accept[i]) > slack)
-        accepted.append(u < j.accept[i])
-    if rule == "token":
-        n = accepted.index(False) if False in accepted else m
-    else:
-        n = max([i + 1 for i in range(m) if accepted[i]], default=0)
-    if n == m:
-        token, clear = sample(target[m], int(bits[-1]))
-    else:
-        masses = np.floor(j.emit[n] * 2.0 ** mass_bits(vocab)).astype(np.uint64)
-        off = rounding[n] + (loose[n] if rule == "block" else 0.0) + 8 * vocab * unit
-        off /= max(float(j.left[n]), unit)
-        token, clear = inverse_cdf(masses, int(bits[-1]), min(off, 1.0) / unit)
-    tokens = [*block[:n], token]
-    logprobs = [float(target[i].log_probs[y]) for i, y in enumerate(tokens)]
-    return Outcome(tokens, n, logprobs, bool(sharp and clear))
