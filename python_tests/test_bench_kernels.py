@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -256,8 +257,8 @@ def test_tiny_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main([*SMALL, "--json", "--output", str(tmp_path)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report.keys() == {
-        "schema", "command", "date", "device", "machine", "settings", "load", "copy_gbs", "cases",
-        "targets",
+        "schema", "command", "date", "device", "machine", "settings", "load", "copy_gbs",
+        "complete", "cases", "targets",
     }  # fmt: skip
     assert report["machine"].keys() >= {
         "cpu", "cores", "threads", "torch", "transformers", "commit", "device_name",
@@ -313,6 +314,33 @@ def test_bad_options_are_one_line(
     err = capsys.readouterr().err
     assert err.startswith("error: ")
     assert text in err
+
+
+@pytest.mark.usefixtures("quiet_copy")
+def test_a_run_that_is_cut_short_leaves_its_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "report.json"
+    words = [*SMALL, "--operators", "sample", "--no-peers", "--json-file", str(file)]
+    measure, begun = kernels.measure_case, []
+
+    def measure_once(case: Case, **options: Any) -> dict[str, Any]:
+        begun.append(case)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return measure(case, **options)
+
+    monkeypatch.setattr(kernels, "measure_case", measure_once)
+    with contextlib.suppress(KeyboardInterrupt):
+        cli.main(words)
+    report = json.loads(file.read_text())
+    assert len(begun) == 2
+    assert (len(report["cases"]), report["complete"]) == (1, False)
+    begun.append(begun[0])
+    assert cli.main(words) == 0
+    report = json.loads(file.read_text())
+    assert (len(report["cases"]), report["complete"]) == (2, True)
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("words", [["bench", "--help"], ["bench", "kernels", "--help"]])

@@ -40,6 +40,12 @@ def _add_kernels(kinds: Any) -> None:
     )
     sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
     sub.add_argument("--json", action="store_true", help="one JSON object instead of Markdown")
+    sub.add_argument(
+        "--json-file",
+        metavar="FILE",
+        help="also write the JSON to FILE, after every case: what is there stays if the run is cut "
+        "short",
+    )
     sub.add_argument("--quick", action="store_true", help="the targets' cases only, few repeats")
     sub.add_argument(
         "--output", metavar="DIR", help="write JSON, Markdown and a plot (PNG) into DIR"

@@ -184,7 +184,31 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     before = timing.load_average()
     busy = timing.is_busy(before, torch.get_num_threads(), machine(device)["cores"], clock)
     copy_gbs = timing.copy_bandwidth(clock, device)
-    measured = []
+    measured: list[dict[str, Any]] = []
+
+    def report() -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "command": "bench kernels",
+            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+            "device": device,
+            "machine": machine(device),
+            "settings": {
+                "repeats": repeats,
+                "cold": cold,
+                "seed": args.seed,
+                "quick": args.quick,
+                "clock": clock.kind,
+            },
+            "load": {"before": before, "after": timing.load_average(), "busy": busy},
+            "copy_gbs": copy_gbs,
+            "complete": len(measured) == len(cases),
+            "cases": measured,
+            "targets": [
+                asdict(target) for target in targets.check(measured, device, judge=not busy)
+            ],
+        }
+
     with progress.bar(total=len(cases) * repeats, unit="turn", smoothing=0.05) as bar:
         for case in cases:
             bar.set_description(str(case))
@@ -201,24 +225,16 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
                     tick=bar.update,
                 )
             )
-    return {
-        "schema": SCHEMA,
-        "command": "bench kernels",
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "device": device,
-        "machine": machine(device),
-        "settings": {
-            "repeats": repeats,
-            "cold": cold,
-            "seed": args.seed,
-            "quick": args.quick,
-            "clock": clock.kind,
-        },
-        "load": {"before": before, "after": timing.load_average(), "busy": busy},
-        "copy_gbs": copy_gbs,
-        "cases": measured,
-        "targets": [asdict(target) for target in targets.check(measured, device, judge=not busy)],
-    }
+            if args.json_file:
+                replace_file(Path(args.json_file), json.dumps(report(), indent=1) + "\n")
+    return report()
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Whoever reads or stops at whatever moment finds the old text or the new one."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def write(report: dict[str, Any], folder: Path) -> list[Path]:
