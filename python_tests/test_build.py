@@ -10,11 +10,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import polyspec_ext as ps
 from polyspec_ext import _C
@@ -216,6 +218,80 @@ def test_readme_and_cmake_ask_for_the_same_nvcc() -> None:
     wanted = enforced.group(1)
     assert set(re.findall(r"CUDA(?: toolkit)? >= ([0-9.]+[0-9])", cmake)) == {wanted}
     assert re.findall(r"nvcc ([0-9.]+[0-9])", (ROOT / "README.md").read_text()) == [wanted]
+
+
+# ------------------------------------------------------------------------------------------ .ci/gpu
+
+GPU_STEPS = (
+    "configure", "configure without Python", "build", "install", "cuda_test", "pytest gpu",
+    "bench kernels short", "sanitizer memcheck", "rounds of the target", "bench overhead",
+    "bench kernels", "ctest", "sanitizer racecheck", "sanitizer synccheck", "sanitizer initcheck",
+)  # fmt: skip
+
+
+def gpu_script(tmp_path: Path, **commands: str) -> tuple[int, list[list[str]], Path]:
+    """Exit code, the table's rows as (step, result), and OUT of .ci/gpu with stubs for commands."""
+    folder, out, build = tmp_path / "bin", tmp_path / "out", tmp_path / "build"
+    folder.mkdir()
+    for name, body in commands.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    variables = {"DRY": "1", "PYTHON": str(folder / "python"), "OUT": str(out)}
+    variables |= {"BUILD": str(build), "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    done = run(ROOT / ".ci" / "gpu", **variables)
+    table = (out / "table.txt").read_text()
+    assert done.stdout.endswith(table), done.stdout + done.stderr
+    heads = [re.split(r"  +", line)[:2] for line in table.splitlines()[1:]]
+    return done.returncode, heads, out
+
+
+def test_gpu_script_runs_every_step_whatever_failed_before(tmp_path: Path) -> None:
+    makes = 'echo exit 1 >"$2/cuda_test"; chmod +x "$2/cuda_test"; touch "$2/_C.so"'
+    cmake = f'case $1 in --install) exit 0 ;; --build) {makes} ;; esac; echo "$*"; exit 1'
+    code, rows, out = gpu_script(tmp_path, cmake=cmake, python="exit 5", ctest="exit 8")
+    assert code == 1
+    assert tuple(name for name, _ in rows) == GPU_STEPS
+    assert {name for name, result in rows if not result.startswith("FAILED")} == {"install"}
+    assert len(list(out.iterdir())) <= 8
+    with tarfile.open(out / "logs.tar.gz") as archive:
+        assert f"logs/{GPU_STEPS[-1].replace(' ', '-')}.log" in archive.getnames()
+        log = archive.extractfile("logs/configure.log")
+        assert log is not None
+        assert b"-DPOLYSPEC_WERROR=OFF" in log.read()
+
+
+def test_gpu_script_names_what_needs_a_build_that_failed(tmp_path: Path) -> None:
+    code, rows, _ = gpu_script(tmp_path, cmake="exit 1", python="exit 5", ctest="exit 8")
+    assert code == 1
+    results = dict(rows)
+    assert results["cuda_test"] == "not built"
+    assert results["pytest gpu"] == results["sanitizer memcheck"] == "no module"
+
+
+def test_what_the_sanitizer_runs_works_on_the_cpu() -> None:
+    """Every operator that has kernels is called."""
+    registered = {name.removeprefix("polyspec::").split(".")[0] for name in operator_names()}
+    script = ROOT / "python_tests" / "sanitized.py"
+    code = (
+        "import runpy, sys, torch.utils._python_dispatch as d\n"
+        "called = set()\n"
+        "class Mode(d.TorchDispatchMode):\n"
+        "    def __torch_dispatch__(self, func, types, args=(), kwargs=None):\n"
+        "        called.add(str(func))\n"
+        "        return func(*args, **(kwargs or {}))\n"
+        "sys.argv = ['sanitized.py', 'cpu']\n"
+        "with Mode():\n"
+        f"    runpy.run_path({str(script)!r}, run_name='__main__')\n"
+        "print(*sorted(called))"
+    )
+    done = run(sys.executable, "-c", code, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    called = {name.split(".")[1] for name in done.stdout.split() if name.startswith("polyspec.")}
+    assert called == registered
+
+
+def operator_names() -> list[str]:
+    return [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("polyspec::")]
 
 
 # ------------------------------------------------------------------------------------------ package
