@@ -3,6 +3,7 @@ the logits of all would be large. What a model does to its logits still happens 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,10 +26,14 @@ def gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def gathering(head: torch.nn.Module, rows: torch.Tensor) -> Iterator[None]:
     """Meanwhile `head` is given the hidden states of `rows` alone (see `gather`)."""
     wanted: list[torch.Tensor] = [rows]
+    thread = threading.get_ident()
 
     def hook(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        # Once: a hook that an interrupt has left behind must not change later passes.
-        return (gather(arguments[0], wanted.pop()), *arguments[1:]) if wanted else arguments
+        # Once: a hook that an interrupt has left behind must not change later passes. And here:
+        # chains of other threads may run the same model.
+        if not wanted or threading.get_ident() != thread:
+            return arguments
+        return (gather(arguments[0], wanted.pop()), *arguments[1:])
 
     handle = None
     try:

@@ -19,6 +19,14 @@ def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Te
     return table.pin_memory().to(device, non_blocking=True)
 
 
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` on `device`. Only between CUDA devices is all that uses either of them ordered
+    behind the copy; the host would read, or write over, what is not copied yet."""
+    if tensor.device == device:
+        return tensor
+    return tensor.to(device, non_blocking=tensor.device.type == device.type == "cuda")
+
+
 def integers(values: Sequence[int], device: torch.device) -> int | torch.Tensor:
     """`values`, one per row, as an operator takes them."""
     return values[0] if len(values) == 1 else on_device(values, torch.int64, device)
@@ -99,6 +107,6 @@ def feed(
     ]
     fed = on_device(table, torch.int64, device).view(len(rows), width)
     if unread is not None:
-        pool = unread.to(device, non_blocking=True).flatten().clamp(0, known - 1)
+        pool = moved(unread, device).flatten().clamp(0, known - 1)
         fed = torch.where(fed < 0, pool[(-1 - fed).clamp_min(0)], fed)
     return fed, None if min(counts) == width else counts

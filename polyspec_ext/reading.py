@@ -13,6 +13,7 @@ import torch
 
 from .drafters.model import Draft
 from .ops import VerifyResult
+from .parameters import moved
 
 
 class Reading(NamedTuple):
@@ -45,7 +46,7 @@ def read(r: VerifyResult, draft: Draft | None, logprobs: bool) -> Reading:
     if logprobs:
         parts.append(r.logprobs)
     if draft is not None:
-        parts.append(draft.status.to(r.tokens.device, non_blocking=True))
+        parts.append(moved(draft.status, r.tokens.device))
     # Doubles hold ids, counts and status bits (below 2**53) and float32 exactly.
     table: list[list[float]] = torch.cat([part.to(torch.float64) for part in parts], 1).tolist()
 

@@ -18,6 +18,7 @@ import torch
 
 from ._C import Scheduler
 from .drafters import Context, Drafter
+from .parameters import moved
 from .sampling import Sampling
 from .stats import Stats
 
@@ -140,13 +141,7 @@ class PendingLaws:
         return Chunk(self._moved(logits), None if laws is None else self._moved(laws))
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.stride(-1) != 1:
-            tensor = tensor.contiguous()
-        if tensor.device == self._device:
-            return tensor
-        # Only between CUDA devices is everything that uses either tensor ordered behind the copy.
-        both = tensor.device.type == self._device.type == "cuda"
-        return tensor.to(self._device, non_blocking=both)
+        return moved(tensor if tensor.stride(-1) == 1 else tensor.contiguous(), self._device)
 
     def add(self, slot: int, chunk: Chunk | None, count: int, row: int | None = None) -> None:
         """`count` more tokens of `slot`; their rows are the first of ``chunk.logits[row]``, where

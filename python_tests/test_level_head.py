@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -44,3 +46,17 @@ def test_what_an_interrupt_leaves_behind_changes_no_later_pass(
     with gathering(head, rows):
         head(states)
         assert head(states).equal(wanted)
+
+
+def test_another_thread_may_run_the_same_model() -> None:
+    """Two chains over one model, each in its thread: what one gathers is not the other's."""
+    torch.manual_seed(0)
+    head, states, others = torch.nn.Linear(6, 9), torch.randn(2, 5, 6), torch.randn(2, 5, 6)
+    rows, found = torch.tensor([[0, 3], [4, 4]]), []
+    with gathering(head, rows):
+        thread = threading.Thread(target=lambda: found.append(head(others)))
+        thread.start()
+        thread.join(60)
+        some = head(states)
+    assert found[0].equal(head(others))
+    assert some.equal(head(gather(states, rows)))
