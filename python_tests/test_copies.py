@@ -4,6 +4,7 @@ same tokens and knows nothing of the original."""
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 from collections.abc import Callable
@@ -94,7 +95,8 @@ def test_a_copy_is_independent(kind: str, way: Callable[[ps.Chain], ps.Chain]) -
                     weight.zero_()
             else:
                 level.table.zero_()  # type: ignore[attr-defined]
-    del chain, both
+    del chain, both, level
+    gc.collect()
     assert list(again.stream([1, 2, 1], 20, 1.0, eos_token_id=[])) == wanted
 
 
