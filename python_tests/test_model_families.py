@@ -184,11 +184,15 @@ def test_a_cache_that_is_not_cut_is_refused() -> None:
     ps.Level(llama(), name="mine", new_cache=hf.DynamicCache)
 
 
-def test_a_model_that_sees_later_tokens_is_refused() -> None:
+@torch.no_grad()
+@pytest.mark.parametrize("share", [1.0, 0.1])
+def test_a_model_that_sees_later_tokens_is_refused(share: float) -> None:
+    """Also where it hardly does, which is not taken for its rounding."""
     model = model_of("bert")
     model.config.is_decoder = False
     for layer in model.bert.encoder.layer:
         layer.attention.self.is_causal = layer.attention.self.is_decoder = False
+        layer.attention.output.dense.weight.mul_(share)
     with pytest.raises(ValueError, match=r"BertLMHeadModel \(bert\) does not: a relative"):
         ps.Level(model)
 
