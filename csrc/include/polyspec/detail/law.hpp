@@ -36,9 +36,10 @@ struct LawWeight {
 
   // A choice of exponents and no branch: what is computed from two masses then still vectorises.
   // -|z - max| is z - max, since no logit exceeds the row's maximum. Statistics that were handed
-  // over may be another row's, though, and a positive exponent would not give a mass at all.
+  // over may be another row's, though, and a positive exponent would not give a mass at all. (The
+  // sign is the slope's, which loops turn once.)
   POLYSPEC_FN float exponent_of(float z) const {
-    return z >= threshold ? -__builtin_fabsf(z - max) * slope : -kInfinity;
+    return z >= threshold ? __builtin_fabsf(z - max) * -slope : -kInfinity;
   }
 };
 
