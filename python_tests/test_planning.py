@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,24 @@ def test_passes_are_timed_in_turns() -> None:
     assert all(level.length == 38 for level in levels)
     with pytest.raises(ValueError, match="widths >= 1"):
         planning.pass_seconds(levels, (0,))
+
+
+def test_time_asleep_is_not_counted_with_one_thread() -> None:
+    class Sleepy(SlowLevel):
+        def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+            time.sleep(0.01)
+            return super().forward(tokens, keep)
+
+    level: Any = Sleepy(Machine({PLAIN: 1.0}), PLAIN)
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found += planning.pass_seconds([level], (1,), repeats=3)
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0][1] < 0.01 <= found[1][1]
 
 
 def test_slow_levels_are_timed_twice() -> None:

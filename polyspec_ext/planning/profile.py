@@ -23,7 +23,7 @@ def pass_seconds(
     repeats: int = REPEATS,
     context: int = CONTEXT,
     limit: float = LIMIT,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> list[dict[int, float]]:
     """Time passes of one sequence through each level, in turns, so that a change in the machine's
     load meets all of them. The levels begin a batch of their own and are left in it.
@@ -34,7 +34,8 @@ def pass_seconds(
         repeats: turns, after an untimed one.
         context: tokens that every pass has before it, fewer where a level has no room for them.
         limit: seconds for each of `levels`; where they are over, the turns end after the second.
-        clock: seconds from any origin.
+        clock: seconds from any origin. None: wall time, or, where torch has one thread, that
+            thread's processor time, which stands still while others have the processor.
 
     Returns:
         by level and width, the seconds of the fastest pass: whatever else runs on the machine only
@@ -45,6 +46,9 @@ def pass_seconds(
             "expected levels, widths >= 1 and repeats >= 1, given "
             f"{len(levels)} levels, widths {list(widths)} and {repeats} repeats"
         )
+    if clock is None:
+        alone = torch.get_num_threads() == 1 and all(_on_cpu(level) for level in levels)
+        clock = time.thread_time if alone else time.perf_counter
     fastest: list[dict[int, float]] = [{} for _ in levels]
     longest = max(widths)
     rooms = [getattr(level, "max_length", None) for level in levels]
@@ -76,3 +80,7 @@ def pass_seconds(
                     known = fastest[number].get(width, seconds)
                     fastest[number][width] = min(known, seconds)
     return fastest
+
+
+def _on_cpu(level: Level) -> bool:
+    return torch.device(getattr(level, "device", "cpu")).type == "cpu"
