@@ -187,8 +187,7 @@ def test_what_cannot_be_packed_is_refused() -> None:
         ps.HuggingFaceLevel(placed, name="draft", pack=True)
     doubles = model(dtype=torch.float64)
     with pytest.raises(ValueError, match="expected linear layers on the CPU"):
-        ps.HuggingFaceLevel(doubles, pack=True)
-    assert ps.HuggingFaceLevel(doubles)._runs is doubles
+        level_packed.packed(doubles, "draft")
 
 
 def test_wrong_logits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
