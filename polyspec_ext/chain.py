@@ -64,8 +64,9 @@ class Chain:
             matrix kernels; decoding through `torch.compile`. "auto": whichever is faster on this
             processor for one sequence. It is timed once, which takes about a second per level of
             small models, longer the larger they are, with the memory of all candidates, and the
-            answer kept (`planning.choose`); compiling takes a minute per candidate. ``pack="auto"``
-            also tries bfloat16 for draft levels that are loaded here without a `dtype`.
+            answer kept (`planning.choose`); compiling may take a minute per candidate.
+            ``pack="auto"`` also tries bfloat16 for draft levels that are loaded here without a
+            `dtype`.
 
     Attributes:
         names: of the levels, target first, as in messages and statistics.

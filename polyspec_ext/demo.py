@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         print("no C++ compiler found: nothing is compiled", file=sys.stderr)
         args.compile = "none"
     if args.compile != "none":
-        progress.note("compiling, which takes a minute or two")
+        progress.note("compiling, which takes a few minutes the first time on a machine")
         compiled = tiny.levels(compile="auto" if args.compile == "auto" else True)
         choices |= {name + COMPILED: str(level.choice) for name, level in compiled.items()}
         if compiled["target"].compile:

@@ -84,7 +84,7 @@ def levels(
             whichever is faster on this processor. A draft's dtype costs speed only, never
             exactness.
         pack, compile: "auto": whatever is faster on this processor (`planning.choose`, which keeps
-            its answers). Compiling takes a minute.
+            its answers). Compiling takes minutes.
     """
     from .. import arguments
     from ..planning import level_for, widths_of
