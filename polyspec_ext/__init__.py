@@ -16,29 +16,22 @@ except ImportError as error:
     ) from error
 
 from polyspec_ext.errors import PolyspecError, RequestError, Status, raise_for_status
-from polyspec_ext.ops import (
-    CutVerifyResult,
-    SampleResult,
-    VerifyResult,
-    has_cuda,
-    sample,
-    verify,
-)
+from polyspec_ext.ops import CutVerifyResult, SampleResult, VerifyResult, has_cuda, sample, verify
 from polyspec_ext.seeds import row_seeds
 
 if TYPE_CHECKING:
     from polyspec_ext.chain import Chain
     from polyspec_ext.drafters import Context, Drafter, DraftModel, PromptLookup, Proposal
-    from polyspec_ext.generation import custom_generate
+    from polyspec_ext.integrations.transformers import custom_generate
+    from polyspec_ext.kv_cache import RollbackCache
     from polyspec_ext.levels import HuggingFaceLevel, Level
-    from polyspec_ext.output import Output, Stream
-    from polyspec_ext.rollback_cache import RollbackCache
+    from polyspec_ext.outputs import Output, Stream
 
 # Imported when first asked for: they pull in transformers, which the operators do not need.
 _LAZY = {
     "Chain": "polyspec_ext.chain",
-    "Output": "polyspec_ext.output",
-    "Stream": "polyspec_ext.output",
+    "Output": "polyspec_ext.outputs",
+    "Stream": "polyspec_ext.outputs",
     "HuggingFaceLevel": "polyspec_ext.levels",
     "Level": "polyspec_ext.levels",
     "Context": "polyspec_ext.drafters",
@@ -46,8 +39,8 @@ _LAZY = {
     "Drafter": "polyspec_ext.drafters",
     "PromptLookup": "polyspec_ext.drafters",
     "Proposal": "polyspec_ext.drafters",
-    "RollbackCache": "polyspec_ext.rollback_cache",
-    "custom_generate": "polyspec_ext.generation",
+    "RollbackCache": "polyspec_ext.kv_cache",
+    "custom_generate": "polyspec_ext.integrations.transformers",
 }
 
 Scheduler = _C.Scheduler

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from polyspec_ext import _C, _checks
+from polyspec_ext import _C
+from polyspec_ext import validate as _checks
 
 SIZE_MAX = 2**31 - 1
 LOGITS_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -12,24 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _checks, arguments, requests, vocabulary
-from .batch import Batch
-from .device_program import default_rounds
-from .device_replay import Observer
-from .device_rounds import DeviceRounds
+from . import arguments
+from . import inputs as requests
+from . import validate as _checks
 from .drafters import Drafter, DraftModel, PromptLookup
-from .graphs import CudaRecorder, Graphs
-from .levels import Level, device_of
-from .output import Output, Stream
-from .ownership import CacheOwner
+from .inputs import Floats, Ints, Prompt
+from .levels import Level, device_of, vocabulary
+from .levels.describe import level_line
+from .outputs import Output, Stream
 from .planning import Switch, level_for, widths_of
-from .prefill import Lanes
-from .requests import Floats, Ints, Prompt
+from .runtime.batch import Batch
+from .runtime.engine import DeviceRounds
+from .runtime.graphs import CudaRecorder, Graphs
+from .runtime.ownership import CacheOwner
+from .runtime.plan import default_rounds
+from .runtime.prefill import Lanes
+from .runtime.replay import Observer
 from .sampling import Sampling
-from .shown import level_line
 
 if TYPE_CHECKING:
-    from .processors import LawProcessors
+    from .integrations.processors import LawProcessors
 
 
 class Chain:

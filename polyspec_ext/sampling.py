@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import arguments
-from ._checks import TEMPERATURE_MAX
+from .validate import TEMPERATURE_MAX
 
 
 @dataclass(frozen=True, slots=True)

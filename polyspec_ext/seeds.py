@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import arguments
-from ._checks import SEED_MAX
+from .validate import SEED_MAX
 
 _LOW = 2**32 - 1
 

@@ -18,8 +18,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from polyspec_ext.graphs import Inputs, Outputs, Step
-from polyspec_ext.rollback_cache import RollbackCache
+from polyspec_ext.kv_cache.rollback import RollbackCache
+from polyspec_ext.runtime.graphs import Inputs, Outputs, Step
 
 # Operators that give the host a value.
 READS = ("_local_scalar_dense", "nonzero", "equal", "item", "is_nonzero")
@@ -98,7 +98,7 @@ class Recording(TorchDispatchMode):
 
 
 class Recorder:
-    """`polyspec_ext.graphs.Recorder` on the CPU.
+    """`polyspec_ext.runtime.graphs.Recorder` on the CPU.
 
     Args:
         fails_at: see `Recording`; of every step.

@@ -20,7 +20,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from polyspec_ext.rollback_cache import RollbackCache
+from polyspec_ext.kv_cache.rollback import RollbackCache
 
 VOCAB = 97
 COMMON = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}

@@ -7,8 +7,8 @@ import sys
 import torch
 
 import polyspec_ext as ps
-from polyspec_ext import cache_ops
-from polyspec_ext.device_scheduler import Schedule
+from polyspec_ext.ops import kv as cache_ops
+from polyspec_ext.ops.schedule import Schedule
 
 # Batches and vocabularies. On a device with clusters 33001 tokens are spread over one; three
 # requests have their rows read at once, twelve are too many for that and each is walked by a

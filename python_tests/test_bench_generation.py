@@ -11,8 +11,9 @@ import torch
 from test_cli import folder  # noqa: F401 (a fixture)
 
 from polyspec_ext import chain as chain_module
-from polyspec_ext import cli, demo, tiny
+from polyspec_ext import cli, tiny
 from polyspec_ext.bench import generation
+from polyspec_ext.cli import demo
 
 
 @pytest.fixture(autouse=True)

@@ -13,17 +13,7 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext import cli
-from polyspec_ext.bench import (
-    cost,
-    grid,
-    inputs,
-    kernels,
-    operators,
-    peers,
-    plot,
-    targets,
-    timing,
-)
+from polyspec_ext.bench import cost, grid, inputs, kernels, operators, peers, plot, targets, timing
 from polyspec_ext.bench.grid import Case, Filters
 
 TINY = Case("verify-token", 2, 3, 7, "float32", 0.7, Filters())

@@ -48,7 +48,7 @@ def test_the_operators_are_put_back() -> None:
 @pytest.mark.parametrize("part", ["forward", "operator", "check", "chain"])
 def test_time_is_booked_where_it_is_spent(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause of 3 ms in one place shows there and nowhere else."""
-    from polyspec_ext import batch
+    from polyspec_ext.runtime import batch
 
     def slower(call: Any) -> Any:
         def slow(*args: Any, **options: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from polyspec_ext import cache_ops
-from polyspec_ext.cache_ops import CacheStatus
+from polyspec_ext.ops import kv as cache_ops
+from polyspec_ext.ops.kv import CacheStatus
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]

@@ -10,8 +10,8 @@ import torch
 import toy
 
 import polyspec_ext as ps
-from polyspec_ext import batch as request_module
 from polyspec_ext.drafters import Context, PromptLookup, Proposal
+from polyspec_ext.runtime import batch as request_module
 
 # ---- bookkeeping ---------------------------------------------------------------------------------
 

@@ -13,9 +13,9 @@ import toy
 from scipy import stats as scipy_stats
 
 import polyspec_ext as ps
-from polyspec_ext import batch as request_module
 from polyspec_ext.drafters import DraftModel
-from polyspec_ext.request import Chunk
+from polyspec_ext.runtime import batch as request_module
+from polyspec_ext.runtime.request import Chunk
 
 ALPHA = 1e-6
 

@@ -18,7 +18,8 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
-from polyspec_ext import cli, demo, tiny
+from polyspec_ext import cli, tiny
+from polyspec_ext.cli import demo
 from polyspec_ext.tiny import corpus, train
 
 TEXT = [tiny.prompt_of("How many apples are 3 apples and 4 apples?") + " 3 + 4 = 7 apples.\n#### 7"]

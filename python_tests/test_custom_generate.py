@@ -25,7 +25,9 @@ from transformers.generation import logits_process as lp
 from transformers.generation.streamers import BaseStreamer
 
 import polyspec_ext as ps
-from polyspec_ext import demo, generation, tiny
+from polyspec_ext import tiny
+from polyspec_ext.cli import demo
+from polyspec_ext.integrations import transformers as generation
 
 V, EOS, PAD = 24, 1, 0
 

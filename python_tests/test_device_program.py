@@ -6,7 +6,7 @@ import pytest
 from test_graphs import level
 
 import polyspec_ext as ps
-from polyspec_ext.device_program import Program, default_rounds, program
+from polyspec_ext.runtime.plan import Program, default_rounds, program
 
 
 def test_programs() -> None:

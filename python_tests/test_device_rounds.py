@@ -14,9 +14,9 @@ from test_graphs import PROMPTS, level, make
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyspec_ext as ps
-from polyspec_ext.device_rounds import DeviceRounds, Outcome
 from polyspec_ext.drafters import PromptLookup
-from polyspec_ext.rollback_rows import Rows
+from polyspec_ext.kv_cache.lengths import Rows
+from polyspec_ext.runtime.engine import DeviceRounds, Outcome
 from polyspec_ext.stats import LevelStats
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyspec_ext.device_scheduler import Plan, Schedule, ScheduleShape
+from polyspec_ext.ops.schedule import Plan, Schedule, ScheduleShape
 
 SCHEDULE = Schedule((6, 2), (2, 0), tail=12, steps=4)
 

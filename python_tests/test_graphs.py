@@ -17,10 +17,10 @@ from recorder import READS, Recorder, Recording, on_a_device
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
-from polyspec_ext.device_rounds import DeviceRounds
 from polyspec_ext.drafters import PromptLookup
-from polyspec_ext.graphs import Graphs, Inputs, Outputs, Place, Step
-from polyspec_ext.level_hf import HuggingFaceLevel
+from polyspec_ext.levels.hugging_face import HuggingFaceLevel
+from polyspec_ext.runtime.engine import DeviceRounds
+from polyspec_ext.runtime.graphs import Graphs, Inputs, Outputs, Place, Step
 
 
 def level(

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from polyspec_ext import demo, tiny
+from polyspec_ext import tiny
+from polyspec_ext.cli import demo
 
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
 

@@ -12,8 +12,8 @@ import torch
 from test_graphs import PROMPTS, level
 
 import polyspec_ext as ps
-from polyspec_ext import prefill as prefills
-from polyspec_ext.prefill import Lanes
+from polyspec_ext.runtime import prefill as prefills
+from polyspec_ext.runtime.prefill import Lanes
 
 GPU = torch.device("cuda", 0)
 

@@ -14,8 +14,8 @@ import torch
 from test_failures import PROMPTS, SAMPLING, Failing, model
 
 import polyspec_ext as ps
-from polyspec_ext.device_rounds import DeviceRounds
 from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.runtime.engine import DeviceRounds
 
 
 def make(alone: bool = False) -> tuple[ps.Chain, list[HuggingFaceLevel]]:

@@ -10,7 +10,7 @@ import torch
 from test_levels import V, make
 
 import polyspec_ext as ps
-from polyspec_ext import level_prefill
+from polyspec_ext.levels import prefill as level_prefill
 
 COUNTS = [60, 3, 0, 58, 120, 4]
 

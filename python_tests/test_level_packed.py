@@ -17,7 +17,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import polyspec_ext as ps
-from polyspec_ext import attention_grouped, level_packed
+from polyspec_ext.levels import cpu_packed as level_packed
+from polyspec_ext.levels import grouped_attention as attention_grouped
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch without oneDNN"
@@ -330,7 +331,7 @@ def test_what_is_more_than_a_mask_is_left_to_transformers(monkeypatch: pytest.Mo
 
 FAULTS = """
 import resource, sys, torch
-from polyspec_ext.level_packed import keep_freed_memory
+from polyspec_ext.levels.cpu_packed import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

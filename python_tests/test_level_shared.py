@@ -13,8 +13,8 @@ from evidence import ALPHA, chi_square
 from test_levels import PROMPT, V, make, plain_greedy
 
 import polyspec_ext as ps
+from polyspec_ext.kv_cache.rollback import RollbackCache
 from polyspec_ext.levels import HuggingFaceLevel
-from polyspec_ext.rollback_cache import RollbackCache
 
 
 def rough(model: Any, amount: float = 0.03, seed: int = 1) -> Any:

@@ -10,7 +10,7 @@ from test_level_shared import rough
 from test_levels import PROMPT, V, make, plain_greedy
 
 import polyspec_ext as ps
-from polyspec_ext.rollback_cache import RollbackCache
+from polyspec_ext.kv_cache.rollback import RollbackCache
 
 STREAMS: list[Any] = [8, {"window": 6, "sinks": 2, "slack": 5}, {"window": 8, "slack": 12}]
 

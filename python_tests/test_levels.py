@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel, as_level
-from polyspec_ext.parameters import feed
+from polyspec_ext.tensors import feed
 
 V = 96
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyspec_ext.parameters import moved
+from polyspec_ext.tensors import moved
 
 
 class Copied:

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as lp
 
 import polyspec_ext as ps
-from polyspec_ext.processors import (
+from polyspec_ext.integrations.processors import (
     TransformersProcessors,
     require_applicable,
     shown_scores,

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 import polyspec_ext as ps
 from polyspec_ext import cli, levels, tiny
-from polyspec_ext.graphs import Graphs
+from polyspec_ext.runtime.graphs import Graphs
 
 
 class Terminal(io.StringIO):

@@ -13,7 +13,9 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 
 import polyspec_ext as ps
-from polyspec_ext import cli, generation_checks, processors, tiny
+from polyspec_ext import cli, tiny
+from polyspec_ext.integrations import processors
+from polyspec_ext.integrations import transformers_checks as generation_checks
 from polyspec_ext.tiny import train
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

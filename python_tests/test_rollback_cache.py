@@ -9,8 +9,8 @@ import torch
 from rollback_driver import CONFIGS, GQA, VOCAB, Driver, build, run_ragged
 from transformers import LlamaConfig
 
-from polyspec_ext import cache_ops
-from polyspec_ext.rollback_cache import RollbackCache
+from polyspec_ext.kv_cache.rollback import RollbackCache
+from polyspec_ext.ops import kv as cache_ops
 
 
 @torch.no_grad()

@@ -9,10 +9,10 @@ import torch
 from rollback_driver import CONFIGS, VOCAB, WINDOWED, Driver, build, run_ragged
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from polyspec_ext import cache_masks
-from polyspec_ext.rollback_cache import RollbackCache
-from polyspec_ext.rollback_layers import RingLayer
-from polyspec_ext.streaming_layers import turn
+from polyspec_ext.kv_cache import masks as cache_masks
+from polyspec_ext.kv_cache.layers import RingLayer
+from polyspec_ext.kv_cache.rollback import RollbackCache
+from polyspec_ext.kv_cache.streaming import turn
 
 
 @torch.no_grad()

@@ -133,7 +133,7 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 def test_prometheus_text() -> None:
     pytest.importorskip("prometheus_client")
-    from polyspec_ext.metrics import prometheus_text
+    from polyspec_ext.integrations.prometheus import prometheus_text
 
     chain = ps.Chain(toy.make_levels(3, vocab=20), [4, 2])
     outs = [chain.generate([1, 2], 20, temperature=1.0, seed=i).stats for i in range(3)]
@@ -160,7 +160,7 @@ def test_prometheus_text() -> None:
 
 def test_a_model_at_one_place_of_two_chains_is_one_series() -> None:
     pytest.importorskip("prometheus_client")
-    from polyspec_ext.metrics import prometheus_text
+    from polyspec_ext.integrations.prometheus import prometheus_text
 
     two = Stats([level((2, 1)), LevelStats("small", num_proposed_tokens=2)])
     three = Stats([level((5, 5)), level((2, 2), name="middle"), LevelStats("small")])
@@ -175,7 +175,7 @@ def test_a_batch_counts_as_its_requests() -> None:
     pytest.importorskip("prometheus_client")
     from test_batches import ROWS, make, run
 
-    from polyspec_ext.metrics import prometheus_text
+    from polyspec_ext.integrations.prometheus import prometheus_text
 
     out = run(ps.Chain(make(3), [4, 2]), ROWS)
     assert [one.num_requests for one in out.requests] == [1] * len(ROWS)
@@ -187,7 +187,7 @@ def test_a_batch_counts_as_its_requests() -> None:
 
 def test_a_collector_can_be_registered_before_the_first_request() -> None:
     prometheus = pytest.importorskip("prometheus_client")
-    from polyspec_ext.metrics import RequestCollector
+    from polyspec_ext.integrations.prometheus import RequestCollector
 
     collector = RequestCollector()
     registry = prometheus.CollectorRegistry()
@@ -201,7 +201,7 @@ def test_a_collector_can_be_registered_before_the_first_request() -> None:
 def test_without_prometheus_client_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from polyspec_ext import metrics
+    from polyspec_ext.integrations import prometheus as metrics
 
     real = builtins.__import__
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from polyspec_ext import batch as request_module
 from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.drafters import model as draft_module
+from polyspec_ext.runtime import batch as request_module
 
 
 class ToyLevel:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from polyspec_ext import cli_options as options
-from polyspec_ext.cli_run import help_of
+from polyspec_ext.cli import options
+from polyspec_ext.cli.run import help_of
 
 __all__ = ["add_commands"]
 

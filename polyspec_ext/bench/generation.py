@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-from polyspec_ext import demo, progress, tiny
+from polyspec_ext import progress, tiny
 from polyspec_ext.bench import generation_table, timing
 from polyspec_ext.bench.generation_calls import Texts, Wish, chain_call, generate_call
 from polyspec_ext.bench.kernels import machine
 from polyspec_ext.chain import Chain
+from polyspec_ext.cli import demo
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.stats import Stats, merge
 

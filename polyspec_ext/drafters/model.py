@@ -12,12 +12,12 @@ import torch
 from .. import ops
 from ..errors import ERROR_BITS, RequestError
 from ..levels import Level
-from ..parameters import Parameters, feed, integers
 from ..returned import call, require_logits
+from ..tensors import Parameters, feed, integers
 from .base import Context, Proposal
 
 if TYPE_CHECKING:
-    from ..processors import LawProcessors
+    from ..integrations.processors import LawProcessors
 
 
 @dataclass(slots=True)

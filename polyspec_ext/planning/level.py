@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import arguments
-from ..cache import device_of
+from ..kv_cache.factory import device_of
 from ..levels import HuggingFaceLevel, Level, as_level, found
 from .choice import LevelConfig, Switch, choose
 

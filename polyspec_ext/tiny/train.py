@@ -30,8 +30,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from .. import cli_options, progress
-from ..cli_run import run_command
+from .. import progress
+from ..cli import options as cli_options
+from ..cli.run import run_command
 from . import corpus
 
 LENGTH = 320  # tokens per training row; a GSM8K problem with its solution has about 200

@@ -1,0 +1,327 @@
+"""``python -m polyspec_ext demo``: the shipped chain beside plain decoding of the same target, in
+one run.
+
+The baselines are all the same target with its cache: transformers' own greedy `generate`, and the
+same engine with one level, its weights packed and not, and compiled. The fastest of them is what
+ratios are over. Configurations take turns, so that a change in the machine's load meets them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import progress, tiny
+from ..chain import Chain
+from ..planning import default_store, processor
+from ..stats import Stats, merge
+
+QUESTIONS = (
+    "A baker makes 12 trays of rolls with 8 rolls on each tray. She sells 70 rolls in the morning. "
+    "How many rolls are left?",
+    "Maria reads 15 pages of her book every day. The book has 240 pages. How many days does she "
+    "need to read half of it?",
+    "A farmer has 5 rows of apple trees with 9 trees in each row. Each tree gives 20 apples. How "
+    "many apples does he have?",
+    "Ben buys 3 notebooks for $4 each and a pen for $2. He pays with a $20 bill. How much change "
+    "does he get?",
+    "A train has 8 cars. Each car has 45 seats, and 60 seats in the whole train are empty. How "
+    "many people are on the train?",
+    "Lena saves $6 a week for 10 weeks. Then she spends a third of her money on a game. How much "
+    "money does she have left?",
+    "There are 24 students in a class. Half of them play soccer and 5 others play chess. How many "
+    "play neither of the two?",
+    "A gardener plants 7 flowers an hour for 4 hours on Monday and twice as many on Tuesday. How "
+    "many does he plant in all?",
+)
+# A first difference counts as a tie of rounding where the two largest logits are closer than this.
+TIE = 1e-4
+PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
+COMPILED = ", compiled"
+WIDTH = 56  # of the labels, in characters
+
+
+@dataclass
+class Entry:
+    """One configuration and what it measured."""
+
+    label: str
+    levels: tuple[str, ...]
+    chain: Chain | None  # None: transformers' generate
+    window: list[int] = field(default_factory=list)
+    seconds: dict[tuple[int, int], float] = field(
+        default_factory=dict
+    )  # (question, repeat) -> prefill + decoding
+    new_tokens: dict[int, int] = field(default_factory=dict)  # question -> tokens
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    stats: list[Stats] = field(default_factory=list)
+
+    def tokens_per_second(self) -> float:
+        """Over all questions, each with the median of its repeats; prefill and decoding
+        together."""
+        medians = [
+            statistics.median(s for (q, _), s in self.seconds.items() if q == n)
+            for n in self.new_tokens
+        ]
+        return sum(self.new_tokens.values()) / sum(medians)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    import transformers
+
+    return {
+        "cpu": processor.name(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+@torch.inference_mode()
+def first_difference(
+    model: Any, prompt: list[int], plain: list[int], other: list[int]
+) -> dict[str, Any] | None:
+    """None where both texts are the same; else the first place they differ and the gap of the
+    target's two largest logits there, from one forward pass over the whole text."""
+    if plain == other:
+        return None
+    place = next(
+        (i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b),
+        min(len(plain), len(other)),
+    )
+    logits = model(
+        input_ids=torch.tensor([prompt + plain[:place]], device=model.device), use_cache=False
+    ).logits[0, -1]
+    top = logits.float().topk(2).values.tolist()
+    return {"place": place, "gap": top[0] - top[1], "tie": top[0] - top[1] < TIE}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print. Returns 1 where greedy output differs by more than a tie."""
+    from transformers import AutoTokenizer
+
+    from ..levels import HuggingFaceLevel
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.prompts > len(QUESTIONS):
+        raise ValueError(f"--prompts: expected at most {len(QUESTIONS)}, given {args.prompts}")
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
+    # One level each for all chains: they take turns.
+    if args.measure_again:
+        default_store().clear()
+    levels = tiny.levels()
+    target = levels["target"]
+    prompts = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in QUESTIONS[: args.prompts]]
+    entries = [Entry(GENERATE, ("target",), None)]
+
+    def plain(level: HuggingFaceLevel, how: str) -> None:
+        entries.append(Entry(PLAIN + how, ("target",), Chain([level])))
+
+    def chains(parts: dict[str, HuggingFaceLevel], how: str) -> None:
+        for label, names, window in (
+            ("two levels: target, drafter", ("target", "drafter"), args.two_level_window),
+            ("two levels: target, middle", ("target", "middle"), args.two_level_window),
+            ("three levels: target, middle, drafter", tiny.LEVELS, args.window),
+        ):
+            chosen = list(tiny.WINDOWS[names]) if window is None else window
+            rounds = tiny.ROUNDS.get(names) if window is None else None
+            chain = Chain([parts[name] for name in names], chosen, rounds=rounds)
+            entries.append(Entry(label + how, names, chain, chosen))
+
+    plain(target, "")
+    with contextlib.suppress(ValueError):  # where nothing can be packed
+        other = HuggingFaceLevel(target.model, pack=not target.pack)
+        plain(other, ", packed" if other.pack else ", weights as torch keeps them")
+    chains(levels, "")
+    choices = {name: str(level.choice) for name, level in levels.items()}
+    if args.compile != "none" and _compiler() is None:
+        print("no C++ compiler found: nothing is compiled", file=sys.stderr)
+        args.compile = "none"
+    if args.compile != "none":
+        progress.note("compiling, which takes a few minutes the first time on a machine")
+        compiled = tiny.levels(compile="auto" if args.compile == "auto" else True)
+        choices |= {name + COMPILED: str(level.choice) for name, level in compiled.items()}
+        if compiled["target"].compile:
+            plain(compiled["target"], COMPILED)
+        if any(level.compile for level in compiled.values()):
+            chains(compiled, COMPILED)
+    total = len(entries) * len(prompts) * (args.repeats + 1)
+    with progress.bar(total=total, desc="measuring", leave=False) as bar:
+        for repeat in range(-1, args.repeats):  # the first round only warms up
+            for number, prompt in enumerate(prompts):
+                for e in entries:
+                    _measure(e, number, repeat, prompt, target.model, args)
+                    bar.update()
+    result = _report(entries, prompts, target.model, args)
+    result["choices"] = choices
+    if args.json:
+        result["texts"] = [
+            tokenizer.decode(entries[-1].texts[n], skip_special_tokens=True)
+            for n in range(len(prompts))
+        ]
+        print(json.dumps(result, indent=2))
+    else:
+        _print(result, entries[-1], tokenizer)
+    return 0 if all(row["differences"] == row["ties"] for row in result["configurations"]) else 1
+
+
+def _compiler() -> str | None:
+    """What torch.compile would call."""
+    return next(
+        filter(None, map(shutil.which, (os.environ.get("CXX", ""), "g++", "clang++"))), None
+    )
+
+
+def _measure(
+    e: Entry, number: int, repeat: int, prompt: list[int], target: Any, args: argparse.Namespace
+) -> None:
+    began = time.perf_counter()
+    if e.chain is not None:
+        out = e.chain.generate(prompt, args.max_new_tokens, args.temperature, seed=args.seed)
+        seconds = time.perf_counter() - began
+        text = out.sequences[0, len(prompt) :].tolist()
+        if repeat >= 0:
+            e.stats.append(out.stats)
+    else:
+        ids = torch.tensor([prompt])
+        options: dict[str, Any] = {"do_sample": False}
+        if args.temperature > 0:
+            torch.manual_seed(args.seed)
+            options = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}
+        with torch.inference_mode():
+            row = target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=args.max_new_tokens,
+                **options,
+            )
+        seconds = time.perf_counter() - began
+        text = row[0, len(prompt) :].tolist()
+    if repeat >= 0:
+        e.seconds[number, repeat] = seconds
+        e.texts[number], e.new_tokens[number] = text, len(text)
+
+
+def _report(
+    entries: list[Entry], prompts: list[list[int]], target: Any, args: argparse.Namespace
+) -> dict[str, Any]:
+    bases = {e.label: e for e in entries}
+    alone = [e for e in entries if len(e.levels) == 1]
+    fastest = max(alone, key=Entry.tokens_per_second)
+    ours = max((e for e in alone if e.stats), key=_decoding)
+    rows = []
+    for e in entries:
+        differences: list[dict[str, Any]] = []
+        if args.temperature == 0:
+            found = [
+                first_difference(target, p, bases[PLAIN].texts[n], e.texts[n])
+                for n, p in enumerate(prompts)
+            ]
+            differences = [d | {"prompt": n} for n, d in enumerate(found) if d is not None]
+        rate = e.tokens_per_second()
+        rows.append(
+            {
+                "label": e.label,
+                "window": e.window,
+                "tokens_per_second": rate,
+                "ratio": rate / fastest.tokens_per_second(),
+                "ratio_to_generate": rate / bases[GENERATE].tokens_per_second(),
+                "decoding_ratio": _decoding(e) / _decoding(ours) if e.stats else None,
+                "new_tokens": sum(e.new_tokens.values()),
+                "differences": len(differences),
+                "ties": sum(d["tie"] for d in differences),
+                "first_differences": differences,
+                "stats": merge(e.stats).to_dict() if e.stats else None,
+            }
+        )
+    return {
+        "machine": machine(),
+        "temperature": args.temperature,
+        "prompts": len(prompts),
+        "repeats": args.repeats,
+        "max_new_tokens": args.max_new_tokens,
+        "fastest_plain": fastest.label,
+        "configurations": rows,
+    }
+
+
+def _decoding(e: Entry) -> float:
+    """Tokens per second without the prefill, which transformers does not tell apart."""
+    return merge(e.stats).tokens_per_second
+
+
+def _print(result: dict[str, Any], shown: Entry, tokenizer: Any) -> None:
+    for number, text in shown.texts.items():
+        print(
+            "Question: "
+            f"{QUESTIONS[number]}\nAnswer:{tokenizer.decode(text, skip_special_tokens=True)}\n"
+        )
+    print("(the text above is the three-level chain's)\n")
+    greedy = result["temperature"] == 0
+    print(
+        f"{'configuration':{WIDTH}} {'window':>6} {'tokens/s':>9} {'ratio':>6} {'decoding':>8} "
+        f"{'/generate':>9}  "
+        f"{'same text as plain' if greedy else ''}"
+    )
+    for row in result["configurations"]:
+        window = ",".join(map(str, row["window"])) or "-"
+        line = f"{row['label']:{WIDTH}} {window:>6} {row['tokens_per_second']:9.1f}"
+        alone = row["decoding_ratio"]
+        line += f" {row['ratio']:5.2f}x {'-' if alone is None else f'{alone:.2f}x':>8}"
+        line += f" {row['ratio_to_generate']:8.2f}x"
+        if greedy:
+            same = result["prompts"] - row["differences"]
+            line += f"  {same} of {result['prompts']}"
+            for d in row["first_differences"]:
+                kind = "tie" if d["tie"] else "DIFFERENT"
+                line += f"; prompt {d['prompt'] + 1}, token {d['place'] + 1}: {kind}, "
+                line += f"gap of the top two logits {d['gap']:.1e}"
+        print(line)
+    print(
+        f"\n{'per level':{WIDTH}} forward passes   ms/pass  mean acceptance length  acceptance rate"
+    )
+    for row in result["configurations"]:
+        if row["stats"] is None or len(row["stats"]["levels"]) == 1:
+            continue
+        print(row["label"])
+        for level in row["stats"]["levels"]:
+            passes = level["num_forward_passes"]
+            each = level["seconds"] / max(1, passes) * 1e3
+            line = f"  {level['name']:{WIDTH - 2}} {passes:14}  {each:8.2f}"
+            if level["mean_acceptance_length"] is not None:
+                line += f"  {level['mean_acceptance_length']:22.2f}"
+                line += f"  {level['draft_acceptance_rate']:15.2f}"
+            print(line)
+    where = result["machine"]
+    print("\nfastest on this processor, by timing each level's passes")
+    for name, choice in result["choices"].items():
+        print(f"  {name}: {choice}")
+    print(
+        f"\nratio: over the fastest plain decoding ({result['fastest_plain']}), prefill included; "
+        "decoding: over the\nfastest by the same engine, without the prefill; /generate: over "
+        "transformers' generate"
+    )
+    print(
+        f"{result['prompts']} questions, median of {result['repeats']} interleaved runs each, up "
+        f"to {result['max_new_tokens']} new "
+        f"tokens, temperature {result['temperature']:g}\n{where['cpu']}, "
+        f"{where['cores']} cores, "
+        f"{where['threads']} threads; torch {where['torch']}, transformers {where['transformers']}"
+    )

@@ -1,0 +1,175 @@
+"""What callers hand to a chain, checked and brought into one form: lists, one entry per request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import arguments
+from .drafters import DraftModel
+from .seeds import row_seeds
+from .validate import SEED_MAX
+
+if TYPE_CHECKING:
+    from .chain import Chain
+
+# One value for all rows, or one per row.
+Ints = int | Sequence[int] | torch.Tensor
+Floats = float | Sequence[float] | torch.Tensor
+Prompt = torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
+
+
+def rows_of(name: str, value: Any) -> list[list[int]]:
+    """One prompt or several as they were given, padding included.
+
+    Raises:
+        TypeError: not integers in one of the containers that `arguments` describes.
+        ValueError: an array or tensor of other dimensions, or no prompt.
+    """
+    wanted = f"{name}: expected token ids of one prompt, or one such row for each of several"
+    if isinstance(value, torch.Tensor) and (
+        value.dtype.is_floating_point or value.dtype == torch.bool
+    ):
+        raise TypeError(f"{name}: expected an integer dtype, given {value.dtype}")
+    if hasattr(value, "__array__") and value.ndim not in (1, 2):
+        raise ValueError(f"{name}: expected shape [N] or [B, N], given {list(value.shape)}")
+    given = arguments.entries(name, value)
+    if given is None:
+        raise TypeError(f"{wanted}, given {arguments.shown(value)}")
+    if not given and getattr(value, "ndim", 1) == 2:
+        raise ValueError(f"{name}: expected at least 1 prompt, given 0")
+    rows = [None if type(one) is int else arguments.entries(name, one) for one in given]
+    several = [row for row in rows if row is not None]
+    if several and len(several) < len(rows):
+        raise TypeError(f"{wanted}, given ids and rows side by side")
+    return [arguments.integers(name, row) for row in several or [given]]
+
+
+def prompts(
+    name: str, rows: Sequence[list[int]], vocab_size: int, attention_mask: Any = None
+) -> list[list[int]]:
+    """Fresh lists of ids out of `rows_of`, one per prompt, without padding.
+
+    Raises:
+        TypeError, ValueError: an empty prompt, an id out of range, a mask of another shape or with
+            a gap.
+    """
+    if attention_mask is not None:
+        rows = _unpadded(rows, attention_mask)
+    for row in rows:
+        if not row:
+            raise ValueError(f"{name}: expected at least 1 token, given 0")
+    return [arguments.token_ids(name, row, vocab_size) for row in rows]
+
+
+def _unpadded(rows: Sequence[list[int]], mask: Any) -> list[list[int]]:
+    name = "attention_mask"
+    given = arguments.entries(name, mask)
+    if given is None:
+        raise TypeError(
+            f"{name}: expected 0 and 1 in the shape of input_ids, given {arguments.shown(mask)}"
+        )
+    own = [row for row in (arguments.entries(name, one) for one in given) if row is not None]
+    shape = [len(row) for row in own or [given]]
+    if len(own) not in (0, len(given)) or shape != [len(row) for row in rows]:
+        raise ValueError(
+            f"{name}: expected the shape of input_ids, rows of {[len(row) for row in rows]} "
+            f"tokens, given rows of {shape}"
+        )
+    kept = []
+    for row, bits in zip(rows, own or [given], strict=True):
+        seen = [i for i, bit in enumerate(bits) if arguments.bit(name, bit)]
+        if seen and seen[-1] - seen[0] + 1 != len(seen):
+            raise ValueError(f"{name}: expected padding at the ends of a row, given a gap")
+        kept.append([row[i] for i in seen])
+    return kept
+
+
+def seeds(seed: Any, count: int) -> list[int]:
+    """One seed per row, each in [0, 2**64); out of a single one as `row_seeds` says."""
+    if arguments.entries("seed", seed) is None:
+        return row_seeds(seed, count)
+    given = arguments.per_row("seed", seed, count)
+    return [arguments.integer("seed", own, SEED_MAX) for own in given]
+
+
+def eos_sets(ids: Any, count: int, vocab_size: int) -> list[frozenset[int]]:
+    """The ids that end each row's text, in [0, vocab_size)."""
+    name = "eos_token_id"
+
+    def several(value: Any) -> list[Any] | None:
+        return list(value) if isinstance(value, Set) else arguments.entries(name, value)
+
+    given = several(ids)
+    if given is None:
+        given = [ids]
+    rows = [several(one) for one in given]
+    own = [row for row in rows if row is not None]
+    if not own:
+        return [frozenset(arguments.token_ids(name, given, vocab_size))] * count
+    if len(own) < len(rows):
+        raise TypeError(f"{name}: expected an id, ids, or ids for each prompt, given a mixture")
+    own = arguments.per_row(name, own, count)
+    return [frozenset(arguments.token_ids(name, row, vocab_size)) for row in own]
+
+
+def require_batches(chain: Chain, count: int) -> None:
+    """Refuse several prompts where a level or the drafter takes one at a time.
+
+    Raises:
+        ValueError: names the level.
+    """
+    if count < 2:
+        return
+    drafter = chain.drafter
+    parts: list[tuple[str, Any, str]] = [
+        (name, level, "supports_batches")
+        for name, level in zip(chain.names, chain.levels, strict=False)
+    ]
+    if isinstance(drafter, DraftModel):
+        parts.append((chain.names[-1], drafter.level, "supports_batches"))
+    elif drafter is not None:
+        parts.append((chain.names[-1], drafter, "fork"))
+    for name, part, needed in parts:
+        if not getattr(part, needed, False):
+            reason = getattr(part, "one_at_a_time", None) or (
+                f"{type(part).__name__} has no `{needed}` and serves one at a time"
+            )
+            raise ValueError(f"{name}: expected one prompt, given {count}; {reason}")
+
+
+def require_room(limits: Sequence[tuple[str, int | None]], prompt: int, new: Any) -> None:
+    """Refuse what no context has room for.
+
+    Raises:
+        ValueError: names the level.
+    """
+    for name, limit in limits:
+        if limit is not None and prompt + new > limit:
+            raise ValueError(
+                f"{name}: expected at most {limit} tokens in its context, given a prompt of "
+                f"{prompt} and max_new_tokens={new}"
+            )
+
+
+def padded(
+    input_ids: Prompt,
+    fronts: Sequence[list[int]],
+    given: Sequence[list[int]],
+    rows: Sequence[list[int]],
+    pad: int,
+) -> torch.Tensor:
+    """``[B, N]`` int64 on the prompts' device: what `input_ids` held, then the new tokens, then
+    padding.
+
+    Args:
+        fronts, given: of `rows_of` and `prompts`.
+        rows: what was given, then the new tokens.
+    """
+    rows = [f + row[len(p) :] for f, p, row in zip(fronts, given, rows, strict=True)]
+    width = max(map(len, rows))
+    table = [row + [pad] * (width - len(row)) for row in rows]
+    device = input_ids.device if isinstance(input_ids, torch.Tensor) else None
+    return torch.tensor(table, dtype=torch.int64, device=device)

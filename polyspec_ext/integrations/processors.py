@@ -1,0 +1,401 @@
+"""Processors of logits in front of the law: repetition penalties, banned words, grammars.
+
+A processor takes part in the law, so it must be applied on every level and at every position alike
+(contract C1), also at positions that may never come to be. That works where its result is a
+function of the prefix and the scores. `LawProcessors` is what a chain asks for;
+`TransformersProcessors` is the `LogitsProcessorList` of `generate` in that form, and `take_apart`
+finds the part of such a list that the operators do by themselves.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from transformers import (
+    LogitNormalization,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ..errors import add_note
+from ..sampling import Sampling
+
+
+class LawProcessors(Protocol):
+    """Changes logits before temperature and filters make a law of them, on every level."""
+
+    def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
+        """Processed logits ``[k, V]``, a new tensor.
+
+        Args:
+            logits: ``[k, V]``; row i is the law of the token behind ``prefix[: n - k + 1 + i]``.
+            prefix: ``[n]`` int64, n >= k, prompt first, without padding.
+            row: number of the request in its batch.
+        """
+        ...
+
+
+# Of transformers' own processors: those that never look at the prefix, so that all positions go
+# through them at once; those that look at nothing else; and those that depend on more. What is in
+# none of the lists may depend on the row's number, and is called with a whole batch.
+_ROWWISE = frozenset(
+    {
+        "BarkEosPrioritizerLogitsProcessor",
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinPLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    }
+)
+_PREFIX = frozenset(
+    {
+        "AlternatingCodebooksLogitsProcessor",
+        "ExponentialDecayLengthPenalty",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "NoBadWordsLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+        "WatermarkLogitsProcessor",
+    }
+)
+_KNOWN = _ROWWISE | _PREFIX | {"PrefixConstrainedLogitsProcessor"}
+# And those that a chain cannot apply to drafted positions, with the reason.
+REFUSED_PROCESSORS = {
+    "ClassifierFreeGuidanceLogitsProcessor": "it mixes the rows of a batch",
+    "DiaClassifierFreeGuidanceLogitsProcessor": "it mixes the rows of a batch",
+    "DiaEOSChannelFilterLogitsProcessor": "it mixes the rows of a batch",
+    "DiaEOSDelayPatternLogitsProcessor": "it counts its calls",
+    "HammingDiversityLogitsProcessor": "it compares beams",
+    "SynthIDTextWatermarkLogitsProcessor": "it remembers the tokens of its earlier calls",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": (
+        "it runs a model (guidance_scale) whose cache follows its calls"
+    ),
+    "WhisperNoSpeechDetection": "it runs a model",
+}
+_NEGATIVE = -float("inf")
+
+
+def _name(processor: Any) -> str:
+    return str(getattr(type(processor), "__name__", processor))
+
+
+def _of_transformers(processor: Any) -> bool:
+    return type(processor).__module__.split(".")[0] == "transformers"
+
+
+def _known(processor: Any) -> bool:
+    return _of_transformers(processor) and _name(processor) in _KNOWN
+
+
+def require_applicable(processor: Any) -> None:
+    """Refuse what cannot be applied out of order.
+
+    Raises:
+        TypeError: not a callable of input_ids and scores.
+        ValueError: its result depends on more than prefix and scores; names it and says on what.
+    """
+    for base in type(processor).__mro__:
+        reason = REFUSED_PROCESSORS.get(base.__name__)
+        if reason is not None and base.__module__.split(".")[0] == "transformers":
+            raise ValueError(
+                f"{_name(processor)}: expected a function of prefix and scores, which a chain can "
+                f"apply to drafted positions; {reason}"
+            )
+    if getattr(processor, "_num_beams", 1) not in (None, 1):
+        raise ValueError(f"{_name(processor)}: expected 1 beam, given {processor._num_beams}")
+    if not callable(processor):
+        raise TypeError(f"logits_processor: expected callables, given {_name(processor)}")
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(processor).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in kinds]
+    if len(needed) > 2:
+        more = ", ".join(p.name for p in needed[2:])
+        raise TypeError(
+            f"{_name(processor)}: expected arguments input_ids and scores, given one that needs "
+            f"{more} as well"
+        )
+
+
+class Parts(NamedTuple):
+    """A processor list taken apart: what is left to apply, what the operators do, and whether the
+    scores that are shown are log-probabilities (which changes no law)."""
+
+    processors: list[Any]
+    sampling: Sampling
+    normalize: bool
+
+
+def take_apart(processors: Sequence[Any], do_sample: bool) -> Parts:
+    """Splits the list that `generate` has prepared.
+
+    The operators' temperature, top-k, top-p and min-p are transformers' warpers of these names in
+    that order, except that tokens tied at the edge of top-p all stay here, where the warper keeps
+    some of them, as its sort happens to leave them. Warpers at the end of the list in this order
+    are taken out. Where something stands behind or between them that needs their result (typical_p,
+    eta_cutoff, a watermark, ...) all stay and are applied as processors.
+
+    Args:
+        do_sample: False is greedy decoding: temperature 0.
+
+    Raises:
+        TypeError, ValueError: as `require_applicable`.
+    """
+    left = list(processors)
+    for processor in left:
+        require_applicable(processor)
+    normalize = bool(left) and type(left[-1]) is LogitNormalization
+    if normalize:
+        left.pop()
+    if not do_sample:
+        return Parts(left, Sampling(temperature=0.0), normalize)
+    temperature, top_k, top_p, min_p = 1.0, 0, 1.0, 0.0
+    if left and type(left[-1]) is MinPLogitsWarper and _plain(left[-1]):
+        min_p = float(left.pop().min_p)
+    if left and type(left[-1]) is TopPLogitsWarper and _plain(left[-1]):
+        top_p = float(left.pop().top_p)
+    if left and type(left[-1]) is TopKLogitsWarper and left[-1].filter_value == _NEGATIVE:
+        top_k = int(left.pop().top_k)
+    if left and type(left[-1]) is TemperatureLogitsWarper:
+        temperature = float(left.pop().temperature)
+    return Parts(left, Sampling(temperature, top_k, top_p, min_p), normalize)
+
+
+def _plain(warper: Any) -> bool:
+    return bool(warper.filter_value == _NEGATIVE and warper.min_tokens_to_keep == 1)
+
+
+def shown_scores(logits: torch.Tensor, parts: Parts) -> torch.Tensor:
+    """Scores ``[e, V]`` float32 as `generate` shows them: processed logits after temperature and
+    filters, -inf where a token has no probability."""
+    scores, sampling = logits.float(), parts.sampling
+    if not sampling.greedy:
+        scores = scores / sampling.temperature
+        if 0 < sampling.top_k < scores.shape[-1]:
+            edge = scores.topk(sampling.top_k).values[:, -1:]
+            scores = scores.masked_fill(scores < edge, _NEGATIVE)
+        if sampling.top_p < 1:
+            mass, order = scores.softmax(-1).sort(dim=-1, descending=True)
+            kept = mass.cumsum(-1) - mass < sampling.top_p
+            kept[:, 0] = True
+            last = kept.sum(-1, keepdim=True) - 1
+            edge = scores.gather(-1, order.gather(-1, last))
+            scores = scores.masked_fill(scores < edge, _NEGATIVE)
+        if sampling.min_p > 0:
+            mass = scores.softmax(-1)
+            low = mass < sampling.min_p * mass.amax(-1, keepdim=True)
+            scores = scores.masked_fill(low, _NEGATIVE)
+    return scores.log_softmax(-1) if parts.normalize else scores
+
+
+class _Step(NamedTuple):
+    """One processor for one row. `rows`: how many rows it wants to see (0: any number)."""
+
+    call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    rows: int
+    name: str
+
+
+class TransformersProcessors:
+    """Processors of `transformers` as `LawProcessors`.
+
+    They see what they would see in `generate`: float32 scores of the target's vocabulary, on the
+    device of input_ids, and prefixes with the padding on their left. Unknown processors are called
+    with copies of the row for the whole batch, so that they may depend on the row's number.
+
+    A draft level's smaller vocabulary is filled up with -inf. Where a processor fails on a drafted
+    text, or leaves a draft level no token, that level drafts from its own logits: its law may be
+    any, as long as it is the one drawn from, and the target still judges by its own.
+
+    Args:
+        processors: applied in that order; see `take_apart`.
+        vocab_size: V of the target.
+        padding: of each row, ``[P_b]`` int64, P_b >= 0: ids left of the prompt.
+        prompts: length of each prompt, without padding.
+        eos: ids that end each row's text.
+        keep: remember the logits of the latest call for each row, unprocessed, in `given`.
+        committed: tokens of each row that the target has committed, prompt included, kept up to
+            date by the caller; tells drafted positions from the target's. None: not known, so that
+            a processor that fails on a drafted text ends the request.
+
+    Raises:
+        TypeError, ValueError: as `require_applicable`.
+    """
+
+    def __init__(
+        self,
+        processors: Sequence[Any],
+        *,
+        vocab_size: int,
+        padding: Sequence[torch.Tensor],
+        prompts: Sequence[int],
+        eos: Sequence[frozenset[int]],
+        keep: bool = False,
+        committed: Sequence[int] | None = None,
+    ) -> None:
+        for processor in processors:
+            require_applicable(processor)
+        self._vocab_size = vocab_size
+        self._padding = [own.to(torch.int64) for own in padding]
+        self._prompts, self._eos = list(prompts), list(eos)
+        self._device = padding[0].device
+        count = len(prompts)
+        self._steps = [[_step(p, row, count) for p in processors] for row in range(count)]
+        self._unproved = [
+            p for p in processors if not (_known(p) or getattr(p, "function_of_prefix", False))
+        ]
+        self._keep, self._committed = keep, committed
+        self.given: dict[int, torch.Tensor] = {}
+
+    # The chain works in inference mode. Processors keep tensors that they make, and are used again
+    # outside of it.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
+        """As `LawProcessors.apply`; float32.
+
+        Raises:
+            ValueError: a processor is no function of the prefix, or returned something else than
+                scores. Its own errors are passed on with a note that names it, the request and the
+                position, unless no text can get there.
+        """
+        count, width = logits.shape
+        if self._keep:
+            self.given[row] = logits
+        own = logits.to(self._device, torch.float32)
+        short = self._vocab_size - width
+        scores = torch.nn.functional.pad(own, (0, short), value=_NEGATIVE) if short else own
+        ids = torch.cat([self._padding[row], prefix.to(self._device, torch.int64)])[None]
+        first = ids.shape[1] - count + 1  # length of what the first row stands behind
+        if self._unproved:
+            self._prove(ids[:, :first], scores[:1], row)
+        failed: Exception | None = None
+        for step in self._steps[row]:
+            if step.rows == 0:
+                if scores.shape[0]:
+                    ahead = ids.expand(scores.shape[0], -1)
+                    scores = self._call(step, ahead, scores, row, first)
+                continue
+            done: list[torch.Tensor] = []
+            for i in range(scores.shape[0]):
+                try:
+                    seen = ids[:, : first + i].repeat(step.rows, 1)
+                    given = scores[i : i + 1].repeat(step.rows, 1)
+                    out = self._call(step, seen, given, row, first + i)
+                except Exception as error:
+                    failed = error
+                    break
+                done.append(out[row : row + 1] if step.rows > 1 else out)
+            scores = torch.cat(done) if done else scores[:0]
+        scores = scores[:, :width]
+        length, known = first - len(self._padding[row]), self._committed
+        drafting = short > 0 or (known is not None and length > known[row])
+        if failed is not None:
+            if not drafting and not self._void(scores, ids[0], first, row):
+                raise failed
+            scores = torch.cat([scores, own[scores.shape[0] :]])
+        if drafting:
+            scores = torch.where(torch.isneginf(scores).all(-1, keepdim=True), own, scores)
+        return scores.to(logits.device)
+
+    def _call(
+        self, step: _Step, ids: torch.Tensor, scores: torch.Tensor, row: int, length: int
+    ) -> torch.Tensor:
+        try:
+            out = step.call(ids, scores)
+            if not isinstance(out, torch.Tensor) or out.shape != scores.shape:
+                given = list(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+                raise ValueError(
+                    f"{step.name}: expected to return scores of shape {list(scores.shape)}, given "
+                    f"{given}"
+                )
+        except Exception as error:
+            position = length - len(self._padding[row])
+            add_note(error, f"in {step.name}, request {row}, position {position}")
+            raise
+        return out.float()
+
+    def _void(self, scores: torch.Tensor, ids: torch.Tensor, first: int, row: int) -> bool:
+        """Whether no text can stand where row ``len(scores)`` would: behind an EOS, or behind a
+        drafted token that its own row has just ruled out. Such a row is never read."""
+        reached = first + len(scores)
+        begin = len(self._padding[row]) + self._prompts[row]
+        if not self._eos[row].isdisjoint(ids[begin:reached].tolist()):
+            return True
+        drafted = ids[first:reached, None]
+        return bool(torch.isneginf(scores.gather(1, drafted)).any())
+
+    def _prove(self, ids: torch.Tensor, scores: torch.Tensor, row: int) -> None:
+        """Calls each processor that is not known twice with the same arguments, once: a state that
+        follows the calls shows in the result or in its attributes."""
+        unproved, self._unproved = self._unproved, []
+        for processor in unproved:
+            step = _step(processor, row, len(self._prompts))
+            seen, given = ids.repeat(step.rows, 1), scores.repeat(step.rows, 1)
+            once = self._call(step, seen, given.clone(), row, ids.shape[1])
+            before = _plain_attributes(processor)
+            reason = ""
+            try:
+                again = self._call(step, seen, given.clone(), row, ids.shape[1])
+            except Exception as error:
+                reason = f"called again, it raised {type(error).__name__}: {error}"
+            else:
+                after = _plain_attributes(processor)
+                changed = [key for key in after if after[key] != before.get(key)]
+                if not torch.equal(once.nan_to_num(), again.nan_to_num()):
+                    reason = "called again, it returned other scores"
+                elif changed:
+                    reason = f"every call changes its attribute {changed[0]!r}"
+            if reason:
+                raise ValueError(
+                    f"{step.name}: expected a function of prefix and scores, which a chain can "
+                    f"apply to drafted positions; {reason}. If its scores are such a function all "
+                    "the same, give it an attribute function_of_prefix = True"
+                )
+
+
+def _plain_attributes(thing: Any) -> dict[str, Any]:
+    kinds = (bool, int, float, str, type(None))
+    return {k: v for k, v in getattr(thing, "__dict__", {}).items() if isinstance(v, kinds)}
+
+
+def _step(processor: Any, row: int, count: int) -> _Step:
+    """The processor as row `row` of `count` calls it."""
+    name, rows = _name(processor), count
+    if _of_transformers(processor):
+        if name in _ROWWISE:
+            return _Step(processor, 0, name)
+        if name in _PREFIX:
+            rows = 1
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(ignored, torch.Tensor) and ignored.shape == (count,):
+            processor = copy.copy(processor)
+            processor.prompt_ignore_length = int(ignored[row])
+        allowed = getattr(processor, "_prefix_allowed_tokens_fn", None)
+        if allowed is not None and hasattr(processor, "_num_beams"):
+            processor = copy.copy(processor)
+            processor._prefix_allowed_tokens_fn = functools.partial(_for_row, allowed, row)
+            rows = 1
+    return _Step(processor, rows, name)
+
+
+def _for_row(allowed: Callable[[int, Any], Any], row: int, _: int, sent: Any) -> Any:
+    return allowed(row, sent)

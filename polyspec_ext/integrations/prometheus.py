@@ -1,0 +1,174 @@
+"""Statistics of finished requests for Prometheus, through `prometheus-client` (an optional extra:
+``pip install polyspec_ext[metrics]``).
+
+    collector = RequestCollector()
+    prometheus_client.REGISTRY.register(collector)
+    ...
+    collector.add(chain.generate(input_ids).stats)
+
+Names follow vLLM's, with this package's prefix; a level is told by its labels ``level`` (1 is the
+target) and ``model``. The mean acceptance length over any time is
+``1 + rate(..._num_accepted_tokens_total) / rate(..._num_drafts_total)``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..stats import LevelStats, Stats, merge
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+__all__ = ["RequestCollector", "prometheus_text"]
+
+_MISSING = (
+    "Prometheus metrics need the package prometheus-client; install it with: "
+    "pip install prometheus-client"
+)
+
+# Counters of a level: attribute and what it counts.
+_LEVEL = (
+    ("num_forward_passes", "Forward passes while decoding."),
+    ("num_verifications", "Blocks judged, empty ones included."),
+    ("num_drafts", "Blocks judged that had at least one token."),
+    ("num_draft_tokens", "Draft tokens judged."),
+    ("num_accepted_tokens", "Draft tokens accepted."),
+    ("num_emitted_tokens", "Tokens handed up, or committed by the target."),
+    ("num_proposed_tokens", "Tokens drawn by the drafter."),
+)
+_LEVEL_SECONDS = (
+    ("seconds", "Decoding time spent in the level."),
+    ("prefill_seconds", "Time the level spent reading prompts."),
+)
+_LEVEL_POSITIONS = (
+    ("num_draft_tokens_per_pos", "Blocks that had a token at this position."),
+    ("num_accepted_tokens_per_pos", "Blocks whose token at this position was accepted."),
+)
+_TOTALS = (
+    ("num_requests", "Requests finished."),
+    ("num_prompt_tokens", "Prompt tokens of finished requests."),
+    ("num_new_tokens", "Tokens generated."),
+    ("decode_seconds", "Decoding time."),
+    ("overhead_seconds", "Decoding time outside the levels."),
+)
+
+
+def _families() -> Any:
+    """prometheus_client's metric families.
+
+    Raises:
+        ImportError: the package is missing; says how to install it.
+    """
+    try:
+        from prometheus_client import core
+    except ImportError as error:
+        raise ImportError(_MISSING) from error
+    return core
+
+
+class RequestCollector:
+    """A collector, in prometheus-client's sense, over the requests that were added. Threads may add
+    and scrape at the same time.
+
+    Args:
+        namespace: prefix of every name.
+
+    Raises:
+        ImportError: prometheus-client is missing; says how to install it.
+    """
+
+    def __init__(self, namespace: str = "polyspec") -> None:
+        self._core = _families()
+        self._namespace = namespace
+        self._lock = threading.Lock()
+        # By the names of a chain's levels: chains of another make are counted apart.
+        self._sums: dict[tuple[str, ...], Stats] = {}
+
+    def add(self, stats: Stats) -> None:
+        """Count one finished request, or all of a batch: ``out.stats``, and not each of
+        ``out.requests``, whose times overlap."""
+        names = tuple(level.name for level in stats.levels)
+        with self._lock:
+            known = self._sums.get(names)
+            self._sums[names] = merge([stats] if known is None else [known, stats])
+
+    def collect(self) -> Iterator[Metric]:
+        """What a scrape reads."""
+        with self._lock:  # sums are replaced, never changed
+            sums = list(self._sums.values())
+        yield from self._totals(sums)
+        # A model at the same place of several chains is one series.
+        levels: dict[tuple[str, str], Stats] = {}
+        for stats in sums:
+            for number, level in enumerate(stats.levels, 1):
+                key = str(number), level.name
+                one = Stats([level])
+                levels[key] = merge([levels[key], one]) if key in levels else one
+        yield from self._levels({key: one.levels[0] for key, one in levels.items()})
+
+    def _totals(self, sums: list[Stats]) -> Iterator[Metric]:
+        counter = self._core.CounterMetricFamily
+        for name, text in _TOTALS:
+            # Clocks are read apart, so a difference of theirs may lie a hair below 0.
+            value = max(0, sum(getattr(stats, name) for stats in sums))
+            yield counter(f"{self._namespace}_{name}", text, value=value)
+
+    def _levels(self, levels: dict[tuple[str, str], LevelStats]) -> Iterator[Metric]:
+        labels = ["level", "model"]
+        counter = self._core.CounterMetricFamily
+        for name, text in _LEVEL + _LEVEL_SECONDS:
+            # "..._seconds" alone is taken by the totals.
+            full = f"{self._namespace}_level_{name}" if "seconds" in name else self._name(name)
+            family = counter(full, text, labels=labels)
+            for key, level in levels.items():
+                family.add_metric(key, getattr(level, name))
+            yield family
+        for name, text in _LEVEL_POSITIONS:
+            family = counter(self._name(name), text, labels=[*labels, "position"])
+            for key, level in levels.items():
+                for position, count in enumerate(getattr(level, name)):
+                    family.add_metric([*key, str(position)], count)
+            yield family
+        family = self._core.HistogramMetricFamily(
+            self._name("accepted_tokens_per_draft"),
+            "Draft tokens accepted of a block.",
+            labels=labels,
+        )
+        for key, level in levels.items():
+            if level.num_drafts:
+                family.add_metric(key, _buckets(level), level.num_accepted_tokens)
+        yield family
+
+    def _name(self, name: str) -> str:
+        return f"{self._namespace}_spec_decode_{name}"
+
+
+def _buckets(level: LevelStats) -> list[tuple[str, float]]:
+    below, made = 0, []
+    for accepted, blocks in enumerate(level.acceptance_histogram):
+        below += blocks
+        made.append((str(float(accepted)), float(below)))
+    return [*made, ("+Inf", float(below))]
+
+
+def prometheus_text(*requests: Stats, namespace: str = "polyspec") -> str:
+    """Finished requests in Prometheus's text format.
+
+    Args:
+        requests: ``out.stats`` of each call.
+
+    Raises:
+        ImportError: prometheus-client is missing; says how to install it.
+    """
+    collector = RequestCollector(namespace)
+    for stats in requests:
+        collector.add(stats)
+    registry = collector._core.CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    from prometheus_client import generate_latest
+
+    text: bytes = generate_latest(registry)
+    return text.decode()

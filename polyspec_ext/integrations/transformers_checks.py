@@ -1,0 +1,161 @@
+"""What a chain behind `model.generate` can honour, and the refusal by name of what it cannot."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..chain import Chain
+from ..kv_cache.factory import name_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def dropped_by_generate() -> dict[str, Any]:
+    """The arguments that `generate` was called with.
+
+    From a custom callable it withholds its own `streamer`, `synced_gpus` and `assistant_model`
+    (5.5 to 5.23 at least: `_extract_generation_mode_kwargs` passes on only what the callable's
+    signature adds to that of `_sample`). A streamer that is never ended blocks its reader, and an
+    assistant must not be ignored in silence, so they are looked up where they are.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        values = frame.f_locals
+        if frame.f_code.co_name == "generate" and "custom_generate" in values:
+            found = {k: values.get(k) for k in ("streamer", "synced_gpus", "assistant_model")}
+            given = values.get("kwargs")
+            found["past_key_values"] = (given or {}).get("past_key_values")
+            return found
+        frame = frame.f_back
+    return {}
+
+
+def require_chain(chain: Any, model: PreTrainedModel) -> Any:
+    """The target's level, if it runs `model`."""
+    if not isinstance(chain, Chain):
+        raise TypeError(
+            f"chain: expected a polyspec_ext.Chain whose target is {name_of(model)}, given "
+            f"{type(chain).__name__}"
+        )
+    target: Any = chain.levels[0]
+    own = getattr(target, "model", None)
+    if getattr(own, "_orig_mod", own) is not getattr(model, "_orig_mod", model):
+        raise ValueError(
+            f"chain: expected {name_of(model)}, the very model that generate was called on, as its "
+            f"target, given {'another ' if chain.names[0] == name_of(model) else ''}"
+            f"{chain.names[0]}; build it as Chain([model, ...])"
+        )
+    return target
+
+
+def _some(value: Any) -> bool:
+    return bool(value)
+
+
+def _above(limit: float) -> Callable[[Any], bool]:
+    return lambda value: value > limit
+
+
+# What a generation configuration can ask for and a chain cannot do.
+REFUSED_OPTIONS: dict[str, Callable[[Any], bool]] = {
+    "num_beams": _above(1),
+    "num_beam_groups": _above(1),
+    "penalty_alpha": _above(0),
+    "dola_layers": _some,
+    "constraints": _some,
+    "force_words_ids": _some,
+    "prompt_lookup_num_tokens": _some,
+    "assistant_early_exit": _some,
+    "use_mtp": _some,
+    "speculation_type": _some,
+    "is_assistant": _some,
+    "output_attentions": _some,
+    "output_hidden_states": _some,
+    "cache_implementation": lambda value: value == "quantized",
+}
+# Arguments of the model's forward pass that `generate` prepares and a chain needs or may ignore.
+_KNOWN = frozenset(
+    {
+        "attention_mask",
+        "position_ids",
+        "past_key_values",
+        "cache_position",
+        "use_cache",
+        "logits_to_keep",
+    }
+)
+
+
+def require_supported(
+    config: Any, synced_gpus: bool, model_kwargs: dict[str, Any], dropped: dict[str, Any]
+) -> None:
+    for name, is_set in REFUSED_OPTIONS.items():
+        value = getattr(config, name, None)
+        if value is not None and is_set(value):
+            raise ValueError(
+                f"{name}: expected its default with a chain, which cannot honour it, given {value}"
+            )
+    if synced_gpus or dropped.get("synced_gpus"):
+        raise ValueError(
+            "synced_gpus: expected False with a chain, given True; its levels do not run in step "
+            "with other processes"
+        )
+    assistant = dropped.get("assistant_model")
+    if assistant is not None:
+        raise ValueError(
+            f"assistant_model: expected none with a chain, given {name_of(assistant)}; make it a "
+            "level of the chain"
+        )
+    cache = model_kwargs.get("past_key_values")
+    if dropped.get("past_key_values") is not None or (
+        cache is not None and cache.get_seq_length() > 0
+    ):
+        raise ValueError(
+            "past_key_values: expected none with a chain, whose levels have caches of their own, "
+            f"given a {type(cache).__name__}"
+        )
+    for name, value in model_kwargs.items():
+        if name not in _KNOWN and value is not None and value is not False:
+            raise ValueError(
+                f"{name}: expected token ids and their attention_mask only, which is what every "
+                f"level of a chain reads, given a {type(value).__name__}"
+            )
+
+
+def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[int]:
+    """How many ids on the left of each row are padding.
+
+    Raises:
+        ValueError: padding elsewhere, or positions other than the padding gives.
+    """
+    batch, width = input_ids.shape
+    mask = model_kwargs.get("attention_mask")
+    place = torch.arange(width, device=input_ids.device)
+    if mask is None:
+        sizes = torch.zeros(batch, 1, dtype=torch.int64, device=input_ids.device)
+    else:
+        seen = mask.to(input_ids.device) != 0
+        sizes = width - seen.sum(1, keepdim=True)
+        wrong = (seen != (place >= sizes)).any(1)
+        if wrong.any():
+            row = int(wrong.nonzero()[0])
+            raise ValueError(
+                "attention_mask: expected padding on the left of a prompt only, given "
+                f"{mask[row].tolist()} in row {row}"
+            )
+    positions = model_kwargs.get("position_ids")
+    if positions is not None:
+        expected = (place - sizes).clamp_min(0)
+        own = positions.to(input_ids.device)
+        if own.dim() > 2 or ((own != expected) & (place >= sizes)).any():
+            raise ValueError(
+                "position_ids: expected 0, 1, 2, ... from the first token of each prompt, which "
+                f"is what a chain's levels use, given {positions.tolist()}"
+            )
+    return [int(size) for size in sizes[:, 0].tolist()]

@@ -1,0 +1,233 @@
+"""Which caches can roll back, and the refusal by name of those that cannot (contract C7).
+
+After a rejection every level must forget its latest tokens. A cache of keys and values by position
+can: it is cut. A recurrent state cannot: it has folded them in. A static or ring-buffer cache has
+overwritten what it would need.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel
+
+    from .rollback import RollbackCache
+
+# Layer types of a configuration whose state is a function of all tokens so far. "conv" layers keep
+# a short window.
+_STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
+
+
+def name_of(model: Any) -> str:
+    """How messages call a model: its id, the folder it was loaded from, or its class."""
+    place = str(getattr(model, "name_or_path", "") or "")
+    return (os.path.basename(os.path.normpath(place)) if os.path.isdir(place) else place) or type(
+        model
+    ).__name__
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where a model takes its tokens and, as accelerate arranges it, gives its logits.
+
+    Of a model that `device_map` has spread, this is the device its outermost hook runs on; its
+    first weights may lie elsewhere, or nowhere while they are offloaded.
+    """
+    place = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
+    if place is None:
+        place = model.device
+    return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
+
+
+def full_cache() -> Cache:
+    """An empty cache that keeps every key and value of every layer."""
+    from transformers import DynamicCache
+
+    # Without a configuration no layer drops what leaves a sliding window; the model's mask hides
+    # it instead.
+    return DynamicCache()
+
+
+def require_rollback(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model whose state cannot be cut at a token.
+
+    Raises:
+        TypeError: `model` is not a causal language model of `transformers`.
+        ValueError: its state is recurrent or hybrid, or it is an encoder-decoder.
+    """
+    config = getattr(model, "config", None)
+    if config is None or not callable(getattr(model, "get_output_embeddings", None)):
+        raise TypeError(
+            f"{name}: expected a causal language model of transformers, given "
+            f"{type(model).__name__}"
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{name}: expected a decoder-only model, given the encoder-decoder "
+            f"{type(model).__name__} ({config.model_type})"
+        )
+    if model.get_output_embeddings() is None:
+        raise TypeError(
+            f"{name}: expected a model with a language-model head, given {type(model).__name__}"
+        )
+    text_config = config.get_text_config(decoder=True)
+    types = sorted({str(t) for t in getattr(text_config, "layer_types", None) or ()})
+    stateful = [t for t in types if any(word in t for word in _STATEFUL)]
+    if stateful or getattr(model, "_is_stateful", False):
+        if types and not stateful:
+            kind = "something else beside keys and values"
+        elif len(stateful) < len(types):
+            kind = "a hybrid of attention and recurrent layers"
+        else:
+            kind = "a recurrent state"
+        what = f" (layer types: {', '.join(types)})" if types else ""
+        raise ValueError(
+            f"{name}: {type(model).__name__} keeps {kind}{what}, which cannot be "
+            "rolled back after a rejected token; expected a model whose cache holds keys and "
+            "values by position"
+        )
+
+
+def require_croppable(cache: Cache, name: str) -> None:
+    """Refuse a cache with a layer that cannot be cut by a token count.
+
+    Raises:
+        ValueError: names the level, the cache and the kind of layer.
+    """
+    from transformers import cache_utils
+
+    # These layer types, and only these, are known to cut exactly: all keys and values are kept, in
+    # order.
+    exact = (cache_utils.DynamicLayer,)
+    made = getattr(cache, "layer_class_to_replicate", None)
+    kinds = [type(layer) for layer in getattr(cache, "layers", ())] + (
+        [made] if made is not None else []
+    )
+    bad = sorted(
+        {
+            kind.__name__
+            for kind in kinds
+            if kind not in exact and not getattr(kind, "polyspec_rollback", False)
+        }
+    )
+    if bad or not callable(getattr(cache, "crop", None)):
+        raise ValueError(
+            f"{name}: {type(cache).__name__} with layers {', '.join(bad) or 'that have no crop'} "
+            "cannot be rolled back exactly "
+            "after a rejected token; expected a cache that keeps all keys and values, such as "
+            "DynamicCache()"
+        )
+
+
+class Factory:
+    """Makes the caches of one level.
+
+    Args:
+        make: from batch size and capacity (tokens per row) to an empty cache.
+        batches: batch sizes other than 1 are fine.
+    """
+
+    def __init__(self, make: Callable[[int, int], Cache], batches: bool) -> None:
+        self.make, self.batches = make, batches
+
+    def __call__(self, rows: int, capacity: int = 1) -> Cache:
+        return self.make(rows, capacity)
+
+
+def factory(
+    model: PreTrainedModel,
+    name: str,
+    new_cache: Callable[..., Cache] | None,
+    streaming: int | Mapping[str, int] | None,
+    options: Mapping[str, Any],
+    *,
+    wanted: bool,
+) -> Factory:
+    """How a level makes its caches (arguments of `HuggingFaceLevel`).
+
+    Args:
+        wanted: the model can do with a `RollbackCache` all that batches ask for. Without it, or
+            where the configuration has layers that such a cache does not know, the default is one
+            sequence in a `DynamicCache`.
+
+    Raises:
+        ValueError: options that exclude each other or that the model cannot have.
+    """
+    from .rollback import RollbackCache
+
+    if new_cache is not None:
+        if streaming is not None or options:
+            raise ValueError(f"{name}: expected new_cache or options of the default, given both")
+        made = new_cache
+        takes = any(
+            p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            for p in inspect.signature(made).parameters.values()
+        )
+        return Factory(lambda rows, capacity: made(rows) if takes else made(), batches=takes)
+    step = int(options.get("step", _STEP))
+    # Off the CPU attention reads spare slots, so that captured graphs see few shapes.
+    bucket = 1 if device_of(model).type == "cpu" else _BUCKET
+
+    def sized(capacity: int) -> dict[str, Any]:
+        least = max(capacity, int(options.get("capacity", 1)))
+        default = {"bucket": bucket, "device": device_of(model)}
+        return {**default, **options, "step": step, "capacity": -(-least // step) * step}
+
+    if streaming is not None:
+        window: dict[str, int] = (
+            {"window": streaming} if isinstance(streaming, int) else dict(streaming)
+        )
+        return Factory(
+            lambda rows, capacity: RollbackCache.streaming(
+                model, rows, **window, **{"device": device_of(model), **options}
+            ),
+            True,
+        )
+    if wanted or options:
+        try:
+            RollbackCache.for_model(model, 1, **sized(1))
+        except ValueError:
+            if options:
+                raise
+        else:
+            return Factory(
+                lambda rows, capacity: RollbackCache.for_model(model, rows, **sized(capacity)), True
+            )
+    return Factory(lambda rows, capacity: full_cache(), False)
+
+
+_STEP = 256  # tokens per row that a cache grows by
+_BUCKET = 128
+
+
+def is_rollback(cache: Any) -> bool:
+    from .rollback import RollbackCache
+
+    return isinstance(cache, RollbackCache)
+
+
+def has_rings(cache: RollbackCache) -> bool:
+    """Some layer forgets old tokens, and needs the masks of `RollbackCache.inputs`."""
+    from .layers import RingLayer
+
+    return any(isinstance(layer, RingLayer) for layer in cache.layers)
+
+
+def fits(cache: RollbackCache, capacity: int) -> bool:
+    """A cache of this size does for `capacity` tokens, and is not so large that it should go."""
+    has = cache.rows.capacity
+    return capacity <= has <= max(4 * capacity, 4 * _STEP) or not cache.grows
+
+
+def longest_pass(cache: Any) -> int:
+    """Tokens of a row that one forward pass may append."""
+    return min(
+        (layer.longest_pass for layer in cache.layers if hasattr(layer, "longest_pass")),
+        default=sys.maxsize,
+    )

@@ -1,0 +1,266 @@
+"""The layers of `RollbackCache`: where keys and values lie, and how they are appended and read.
+
+All layers share one `Rows`, the lengths of the batch. They hold no reference to the cache, so that
+a cache is freed the moment it is dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+from ..ops import kv as cache_ops
+from . import masks as cache_masks
+from .lengths import Rows
+
+
+class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values ``[B, H, C, D]`` by position: slot p of row b is its token p. Rolls back by
+    the lengths alone.
+
+    Attributes:
+        window: sliding window of the model's attention, or None. All keys are kept; the mask hides
+            the old ones.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    polyspec_rollback = True
+    is_croppable = True
+    is_compileable = False
+    supports_early_init = False
+
+    def __init__(self, rows: Rows, index: int, window: int | None = None) -> None:
+        super().__init__()
+        self.rows, self.index, self.window = rows, index, window
+        self.is_sliding = window is not None
+
+    @property
+    def kind(self) -> tuple[int | None, ...]:
+        """Layers of the same kind share a mask."""
+        return (self.window,)
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self._hold(self._room(key_states), self._room(value_states))
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.on_cpu = self.device.type == "cpu"
+        self.is_initialized = True
+
+    def _hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.keys, self.values = self._all = keys, values
+
+    @property
+    def held(self) -> int:
+        """Rows that there is memory for; rows that left are among them."""
+        return self._all[0].shape[0] if self.is_initialized else self.rows.batch
+
+    def _slots(self) -> int:
+        return self.rows.capacity
+
+    def _room(self, like: torch.Tensor) -> torch.Tensor:
+        # Zeros, since a slot that the mask hides still takes part as weight 0 times its value.
+        return like.new_zeros(like.shape[0], like.shape[1], self._slots(), like.shape[3])
+
+    def grow(self) -> None:
+        if self.keys.shape[2] < self._slots():
+            old_keys, old_values = self.keys, self.values
+            keys, values = self._room(old_keys), self._room(old_values)
+            keys[:, :, : old_keys.shape[2]] = old_keys
+            values[:, :, : old_values.shape[2]] = old_values
+            self._hold(keys, values)
+
+    def take(self, other: RollbackLayer, rows: torch.Tensor) -> None:
+        """Rows `rows` (int64 indices) hold what the rows of `other` do."""
+        if not self.is_initialized:
+            batch = self.rows.batch
+            like = (x[:1].expand(batch, -1, -1, -1) for x in (other.keys, other.values))
+            self.lazy_initialization(*like)
+        self.grow()
+        rows, filled = rows.to(self.device), other.rows.bound
+        self.keys[rows, :, :filled] = other.keys[:, :, :filled]
+        self.values[rows, :, :filled] = other.values[:, :, :filled]
+
+    def _begin(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        rows, tokens = self.rows, key_states.shape[2]
+        if rows.new is None or self.index in rows.seen:
+            if rows.ragged:
+                raise ValueError(
+                    "rows have different lengths: pass the model **cache.inputs(tokens) "
+                    "for every forward pass"
+                )
+            # The model hides nothing from a single new token, so it must not see spare slots.
+            rows.begin(tokens, None, bucket=1)
+        if tokens != rows.new or key_states.shape[0] != rows.batch:
+            raise ValueError(
+                f"expected {rows.new} new tokens in {rows.batch} rows, as prepared; "
+                f"given {tokens} in {key_states.shape[0]}"
+            )
+        rows.seen.add(self.index)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if rows.grow:
+            self.grow()
+
+    def _local(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Lengths and counts on the layer's device; a copy only where layers lie on several."""
+        rows = self.rows
+        counts = rows.counts
+        return rows.base.to(self.device), counts if counts is None else counts.to(self.device)
+
+    def _append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        base, counts = self._local()
+        _, status = cache_ops.append(self.keys, self.values, keys, values, base, counts)
+        self._report(status)
+
+    def _report(self, status: torch.Tensor) -> None:
+        rows = self.rows
+        if self.index == 0:  # lengths are the same in every layer, and so is the verdict
+            rows.status.bitwise_or_(status.to(rows.status.device))
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append, and return what attention reads: views ``[B, H, span, Dk]`` and values alike."""
+        self._begin(key_states, value_states)
+        rows, keys, values = self.rows, self.keys, self.values
+        if rows.at is not None and self.on_cpu:
+            # Rows in step are one block, and two copies cost less than the operator with lengths.
+            new = key_states.shape[2]
+            keys.narrow(2, rows.at, new).copy_(key_states)
+            values.narrow(2, rows.at, new).copy_(value_states)
+        else:
+            self._append(unit_stride(key_states), unit_stride(value_states))
+        return keys.narrow(2, 0, rows.span), values.narrow(2, 0, rows.span)
+
+    def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
+        """Which of the slots that `update` returns each query sees, ``[B, T, N]`` bool."""
+        rows = self.rows
+        if tree is not None:
+            if self.window is not None:
+                raise ValueError("a tree cannot be verified through sliding-window attention")
+            return cache_masks.tree_slots(rows.base, tree, rows.span)
+        slots = torch.arange(rows.span, device=queries.device)[None, :]
+        return cache_masks.visible_slots(queries, slots, self.window)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        if self._prepared():
+            return self.rows.span, 0
+        return self.rows.bound + query_length, 0
+
+    def _prepared(self) -> bool:
+        return self.rows.new is not None and self.index not in self.rows.seen
+
+    def get_seq_length(self) -> int:
+        """Tokens of the longest row, as far as the host knows, before a pass in progress."""
+        return self.rows.base_bound if self._prepared() else self.rows.bound
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        """The name of `get_max_length` in older releases of transformers 5."""
+        return -1
+
+    def reset(self) -> None:
+        # A NaN in a hidden slot would still spread, so the next request starts from zeros.
+        if not self.is_initialized:
+            return
+        # Captured graphs write what the host does not see.
+        dirty = min(self.rows.peak, self._slots()) if self.on_cpu else self._slots()
+        for whole in self._all:
+            whole[:, :, :dirty].zero_()
+        self.keys, self.values = (whole[: self.rows.batch] for whole in self._all)
+
+    def select(self, indices: torch.Tensor) -> None:
+        """Keep, repeat or permute rows; `indices` is an int64 tensor."""
+        if not self.is_initialized:
+            return
+        kept = indices.tolist() if self.on_cpu else []
+        if kept and all(a < b for a, b in itertools.pairwise(kept)):
+            # Rows move up in the memory they are in, which the next batch finds again.
+            for place, row in enumerate(kept):
+                if place != row:
+                    self.keys[place].copy_(self.keys[row])
+                    self.values[place].copy_(self.values[row])
+            self.keys, self.values = self.keys[: len(kept)], self.values[: len(kept)]
+            return
+        indices = indices.to(self.keys.device)
+        self._hold(self.keys.index_select(0, indices), self.values.index_select(0, indices))
+
+
+class RingLayer(RollbackLayer):
+    """A sliding window in ``window + slack`` slots, whatever the length: position p lies in slot p
+    mod (window + slack).
+
+    At most `slack` tokens can be rolled back, counted from the longest a row has been; what they
+    displaced is gone. A pass of more than ``slack + 1`` tokens attends to the ring and the new
+    tokens side by side, and appends then.
+    """
+
+    def __init__(self, rows: Rows, index: int, window: int, slack: int, sinks: int = 0) -> None:
+        super().__init__(rows, index, window)
+        self.slack, self.sinks = slack, sinks
+        self.size = sinks + window + slack
+
+    @property
+    def kind(self) -> tuple[int | None, ...]:
+        return (self.window, self.size, self.sinks)
+
+    def _slots(self) -> int:
+        return self.size
+
+    def _append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        base, counts = self._local()
+        _, status = cache_ops.append(
+            self.keys, self.values, keys, values, base, counts, ring=True, sinks=self.sinks
+        )
+        self._report(status)
+
+    def _begin_prepared(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        if not self._prepared():
+            raise ValueError(
+                "a ring of keys needs its own mask: pass the model **cache.inputs(tokens) "
+                "for every forward pass"
+            )
+        self._begin(key_states, value_states)
+
+    def _wide(self) -> bool:
+        return self.rows.new is not None and self.rows.new > self.slack + 1
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._begin_prepared(key_states, value_states)
+        key_states, value_states = unit_stride(key_states), unit_stride(value_states)
+        if self._wide():
+            keys, values = (
+                torch.cat([self.keys, key_states], 2),
+                torch.cat([self.values, value_states], 2),
+            )
+            self._append(key_states, value_states)
+            return keys, values
+        self._append(key_states, value_states)
+        return self.keys, self.values
+
+    def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
+        if tree is not None:
+            raise ValueError("a tree cannot be verified in a ring of keys")
+        rows = self.rows
+        if not self._wide():
+            slots = cache_masks.ring_positions(rows.lengths, self.size, self.sinks)
+            return cache_masks.visible_slots(queries, slots, self.window, self.sinks)
+        assert rows.new is not None
+        fresh = rows.base[:, None] + torch.arange(rows.new, device=queries.device)
+        fresh = torch.where(fresh < rows.lengths[:, None], fresh, -1)
+        slots = torch.cat([cache_masks.ring_positions(rows.base, self.size, self.sinks), fresh], 1)
+        return cache_masks.visible_slots(queries, slots, self.window, self.sinks)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.size + (query_length if query_length > self.slack + 1 else 0), 0
+
+
+def unit_stride(states: torch.Tensor) -> torch.Tensor:
+    """The operators want unit stride along the vector; models nearly always have it."""
+    return states if states.stride(-1) == 1 or states.shape[-1] == 1 else states.contiguous()

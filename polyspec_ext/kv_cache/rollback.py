@@ -1,0 +1,363 @@
+"""``RollbackCache``: keys and values of a batch whose rows grow, and are rolled back, each by its
+own length.
+
+A `transformers` ``Cache`` that is allocated ahead of use. One length per row lives on the device;
+new keys and values are appended behind it by an operator (ragged), and a rollback changes the
+lengths and moves no bytes (contract C7). Nothing here waits for the device.
+
+    cache = RollbackCache.for_model(model, batch_size=2)
+    model(ids, past_key_values=cache, **cache.inputs(ids.shape[1], counts=[5, 3]))
+    cache.rollback([4, 3])
+
+``inputs`` gives the mask and the positions of every forward pass. While all rows have the same
+length it may be left out, as ``generate`` does, but for layers that keep a ring of keys.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import Cache
+
+from ..ops import kv as cache_ops
+from . import masks as cache_masks
+from .layers import RingLayer, RollbackLayer
+from .lengths import Rows
+from .paged import PagedLayer, PagedRows
+from .resizing import RowsComeAndGo
+from .streaming import StreamingLayer, rotary_frequencies
+
+__all__ = ["RollbackCache"]
+
+# Longest pass whose mask is cut out of a strip.
+_STRIP = 32
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _layer_types(config: Any) -> list[str]:
+    """The attention of each layer that has a cache of its own.
+
+    Raises:
+        ValueError: a layer's state is not a cache of keys and values by position.
+    """
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        sliding = getattr(config, "sliding_window", None) is not None
+        types = [_SLIDING if sliding else _FULL] * config.num_hidden_layers
+    shared = getattr(config, "num_kv_shared_layers", 0) or 0
+    types = list(types)[: len(types) - shared]
+    other = sorted(set(types) - {_FULL, _SLIDING})
+    if other:
+        raise ValueError(
+            f"{type(config).__name__} has layers of type {', '.join(other)}, which cannot be "
+            f"rolled back; expected {_FULL} or {_SLIDING}"
+        )
+    return types
+
+
+class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
+    """Preallocated cache with one length per row.
+
+    Args:
+        config: of the model; grouped-query attention, layer types and sliding windows are read from
+            it.
+        batch_size: rows, B.
+        dtype: of the model's activations, and so of the masks: float32, bfloat16 or float16.
+        device: of the lengths and masks. Each layer keeps its keys where it computes them.
+        capacity: tokens per row to allocate at first.
+        step: the capacity grows to a multiple of this when a row outruns it. Growing copies;
+            nothing else does.
+        bucket: attention reads a multiple of so many slots. 1 reads no slot in vain; larger values
+            give captured graphs few shapes.
+        slack: None keeps every key of a sliding-window layer and has the mask hide the old ones, so
+            any rollback is exact. A number keeps window + slack of them, and at most `slack` tokens
+            can be rolled back.
+        page_size: None is one contiguous run of slots per row. A number keeps pages of so many
+            tokens in a common pool, which a rollback gives back; not for trees, nor together with
+            `slack`.
+
+    Raises:
+        ValueError: the model keeps another state than keys and values by position; names it.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        batch_size: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        capacity: int = 256,
+        step: int = 256,
+        bucket: int = 1,
+        slack: int | None = None,
+        page_size: int | None = None,
+    ) -> None:
+        for name, value in (
+            ("batch_size", batch_size),
+            ("capacity", capacity),
+            ("step", step),
+            ("bucket", bucket),
+        ):
+            if value < 1:
+                raise ValueError(f"{name}: expected >= 1, given {value}")
+        if slack is not None and slack < 0:
+            raise ValueError(f"slack: expected None or >= 0, given {slack}")
+        text = config.get_text_config(decoder=True)
+        self.types = _layer_types(text)
+        self.dtype = dtype
+        if page_size is None:
+            self.rows = Rows(batch_size, capacity, step, bucket, torch.device(device))
+        elif page_size < 1 or slack is not None:
+            raise ValueError(
+                f"page_size: expected >= 1 and no slack, given {page_size} and slack {slack}"
+            )
+        else:
+            where = torch.device(device)
+            self.rows = PagedRows(batch_size, capacity, step, bucket, where, page_size)
+        window = getattr(text, "sliding_window", None)
+        super().__init__(
+            layers=[self._layer(i, t, window, slack) for i, t in enumerate(self.types)]
+        )
+        self._pointers: tuple[tuple[int, ...], torch.Tensor] | None = None
+        self._survey()
+        self._positions = torch.empty(1, 0, dtype=torch.int64)
+        self._strip: torch.Tensor | None = None
+
+    @classmethod
+    def for_model(cls, model: Any, batch_size: int, **options: Any) -> RollbackCache:
+        """A cache of `model`'s dtype, on its device. `options`: the constructor's."""
+        return cls(
+            model.config, batch_size, **{"dtype": model.dtype, "device": model.device, **options}
+        )
+
+    @classmethod
+    def streaming(
+        cls,
+        model: Any,
+        batch_size: int,
+        *,
+        window: int,
+        sinks: int = 4,
+        slack: int = 32,
+        **options: Any,
+    ) -> RollbackCache:
+        """A cache of `sinks` first and `window` latest tokens per row, for a drafter
+        (`streaming_layers`).
+
+        Args:
+            window: tokens that a query sees beside the sinks, itself included.
+            sinks: first tokens that are kept for good.
+            slack: at most so many tokens can be rolled back, and one more go in one forward pass.
+
+        Raises:
+            ValueError: the model's positions cannot be moved; names the model.
+        """
+        if window < 1 or sinks < 0 or slack < 0:
+            raise ValueError(
+                f"window, sinks, slack: expected >= 1, >= 0, >= 0, given {window}, {sinks}, {slack}"
+            )
+        frequencies = rotary_frequencies(model, type(model).__name__)
+        cache = cls.for_model(model, batch_size, **options)
+        cache.layers = [
+            StreamingLayer(cache.rows, i, window, slack, sinks, frequencies)
+            for i in range(len(cache.types))
+        ]
+        cache._survey()
+        return cache
+
+    def _survey(self) -> None:
+        """What every pass asks of the layers, asked once."""
+        # Rows of at most so many tokens see all that lies before them, in every layer.
+        self._near = min(
+            0 if isinstance(layer, RingLayer) else layer.window or sys.maxsize
+            for layer in self.layers
+        )
+        self._sliding = [layer.is_sliding for layer in self.layers]
+        self._never = [False] * len(self.layers)
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return self._sliding
+
+    @property
+    def is_linear(self) -> list[bool]:
+        return self._never
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        return self._never
+
+    def _layer(self, index: int, kind: str, window: int | None, slack: int | None) -> RollbackLayer:
+        window = None if kind == _FULL else window
+        if isinstance(self.rows, PagedRows):
+            return PagedLayer(self.rows, index, window)
+        if window is None:
+            return RollbackLayer(self.rows, index)
+        if slack is None:
+            return RollbackLayer(self.rows, index, window)
+        return RingLayer(self.rows, index, window, slack)
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """[B] int64, tokens of each row. On a device it changes in place; clone it to keep it. On
+        the CPU it is made when asked for; ask again after the next pass."""
+        return self.rows.lengths
+
+    @property
+    def status(self) -> torch.Tensor:
+        """[B] int32, status bits of the appends since the last reset (`cache_ops.CacheStatus`)."""
+        return self.rows.status
+
+    @property
+    def batch_size(self) -> int:
+        return self.rows.batch
+
+    @property
+    def grows(self) -> bool:
+        """Memory follows the longest row, in some layer."""
+        return any(not isinstance(layer, RingLayer) for layer in self.layers)
+
+    def inputs(
+        self,
+        tokens: int,
+        counts: Sequence[int] | torch.Tensor | None = None,
+        *,
+        tree: torch.Tensor | None = None,
+    ) -> dict[str, Any]:
+        """Prepare a forward pass of ``[B, tokens]`` ids, and give its attention mask and positions.
+
+        Args:
+            tokens: new tokens per row, padding included; T.
+            counts: [B] in [0, T], new tokens of each row; what follows is padding, is not kept and
+                its logits mean nothing. A list also tells the host; a tensor is not read there.
+            tree: [B, T, T] or [T, T] bool, node j is i or an ancestor of i; parents come first. For
+                `accept_path`.
+
+        Returns:
+            Keyword arguments of the model: attention_mask, ``[B or 1, 1, T, N]`` in the cache's
+            dtype (a dict by layer type where layers differ), or None where causality is all there
+            is to it and the model needs to be told nothing; position_ids, ``[B or 1, T]`` int64.
+        """
+        if tokens < 1:
+            raise ValueError(f"tokens: expected >= 1, given {tokens}")
+        rows = self.rows
+        rows.begin(tokens, counts)
+        # Here and not in the layers: a compiled pass need not know the capacity.
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.grow()
+        rows.grow = False
+        if tree is None and rows.at is not None and rows.span == rows.bound <= self._near:
+            return {
+                "attention_mask": self._causal_mask(rows.at, tokens),
+                "position_ids": self._range(rows.at, tokens),
+            }
+        positions = cache_masks.query_positions(rows.base, rows.counts, tokens)
+        if tree is not None:
+            tree = tree.to(rows.base.device).expand(self.batch_size, tokens, tokens)
+            positions = rows.base[:, None] + tree.sum(-1) - 1
+        masks: dict[tuple[int | None, ...], torch.Tensor] = {}
+        by_type: dict[str, torch.Tensor] = {}
+        for layer, kind in zip(self.layers, self.types, strict=True):
+            if layer.kind not in masks:
+                masks[layer.kind] = cache_masks.additive(layer.visible(positions, tree), self.dtype)
+            by_type[kind] = masks[layer.kind]
+        mask: Any = next(iter(by_type.values())) if len(by_type) == 1 else by_type
+        return {"attention_mask": mask, "position_ids": positions}
+
+    def _range(self, start: int, count: int) -> torch.Tensor:
+        if self._positions.shape[1] < start + count:
+            length = max(self.rows.capacity, start + count)
+            self._positions = torch.arange(length, device=self.rows.device)[None]
+        return self._positions.narrow(1, start, count)
+
+    def _causal_mask(self, base: int, tokens: int) -> torch.Tensor | None:
+        """A mask for a few new tokens without computing one, and None where that is all right.
+
+        One new token sees everything, and a first pass is causal by itself. On the CPU, masks of
+        small passes are cut out of one strip; elsewhere attention kernels want them aligned.
+        """
+        if tokens == 1 or base == 0 or tokens > _STRIP or not self.rows.on_cpu:
+            return None
+        strip = self._strip
+        if strip is None or strip.shape[1] < base + _STRIP:
+            longest = max(self.rows.capacity, base)
+            strip = self._strip = cache_masks.causal_strip(_STRIP, longest, self.dtype)
+        return cache_masks.cut_strip(strip, base, tokens)
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        kept: tuple[torch.Tensor, torch.Tensor] = self.layers[layer_idx].update(
+            key_states, value_states
+        )
+        return kept
+
+    def rollback(self, lengths: Sequence[int] | torch.Tensor, *, bound: int | None = None) -> None:
+        """Keep the first ``lengths[b]`` tokens of row b, never more than it has. Moves no bytes.
+
+        Args:
+            lengths: [B]; a tensor is not read on the host.
+            bound: what the host knows to be the longest length after a rollback by tensor. Without
+                it the host assumes that nothing was cut, and attention reads more slots than it
+                needs.
+        """
+        self.rows.cut(lengths, bound)
+
+    def accept_path(self, path: torch.Tensor) -> None:
+        """After a forward pass over a tree: keep the nodes ``path[b]`` of row b, moved to the
+        front, and drop the others.
+
+        Args:
+            path: [B, M] int64, node indices in strictly increasing order, then -1. All layers move
+                in one launch.
+        """
+        rows = self.rows
+        keys, values = (
+            [layer.keys for layer in self.layers],
+            [layer.values for layer in self.layers],
+        )
+        bases = tuple(tensor.data_ptr() for tensor in (*keys, *values))
+        if self._pointers is None or self._pointers[0] != bases:
+            self._pointers = bases, cache_ops.pointers(keys, values)
+        lengths, status = cache_ops.compact_tree(keys, values, self._pointers[1], rows.base, path)
+        rows.status.bitwise_or_(status)
+        rows.lengths.copy_(lengths)
+        rows.host = None
+        rows.bound = rows.base_bound + path.shape[1]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last ``-tokens_to_remove`` tokens of every row, as transformers 5 counts."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove: expected <= 0, given {tokens_to_remove}")
+        rows = self.rows
+        if rows.host is not None:
+            self.rollback([max(n + tokens_to_remove, 0) for n in rows.host])
+        else:
+            self.rollback(
+                rows.lengths + tokens_to_remove, bound=max(rows.bound + tokens_to_remove, 0)
+            )
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.get_seq_length(layer_idx)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        sizes: tuple[int, int] = self.layers[layer_idx].get_mask_sizes(query_length)
+        return sizes
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return int(self.layers[layer_idx].get_seq_length())
+
+    def reset(self) -> None:
+        """Forget everything; memory stays allocated."""
+        super().reset()
+        self.rows.reset()

@@ -1,0 +1,217 @@
+"""Models on the CPU whose linear layers run on weights packed for its matrix kernels (oneDNN).
+
+A verification reads a few tokens at once, which should cost what one token costs: the weights pass
+through the processor once either way. Through weights laid out as torch keeps them it does not;
+through packed ones it nearly does.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from .grouped_attention import use_grouped
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+# Projections of one and the same input: one product with their weights one below the other.
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# How far logits of the packed model may be from the model's, relative to the largest.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+# Just below the largest block by which glibc's threshold moves.
+_LARGEST_KEPT = (32 << 20) - (64 << 10)
+
+# A compiled graph holds no packed tensor: it names one by its number.
+_packed: dict[int, tuple[torch.Tensor, torch.Tensor | None, int]] = {}
+_numbers = itertools.count()
+_library = torch.library.Library("polyspec", "FRAGMENT")
+_library.define("packed_linear(Tensor x, int weights) -> Tensor")
+
+
+def _linear(x: torch.Tensor, weights: int) -> torch.Tensor:
+    packed, bias, _ = _packed[weights]
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+        x, packed, bias, "none", [], ""
+    )
+    return product
+
+
+def _linear_fake(x: torch.Tensor, weights: int) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], _packed[weights][2])
+
+
+_library.impl("packed_linear", _linear, "CPU")
+torch.library.register_fake("polyspec::packed_linear", _linear_fake, lib=_library)
+_operator = torch.ops.polyspec.packed_linear.default
+
+
+class PackedLinear(nn.Module):
+    """``x W^T + b`` with the weights of `layers` one below the other, ``[.., in]`` to
+    ``[.., out]``. The weights are copies, and take their memory again."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        bias = None
+        if layers[0].bias is not None:
+            bias = torch.cat([layer.bias.detach() for layer in layers])
+        self.out_features, self.in_features = weight.shape
+        # The count of rows that it is packed for is a hint; any number is multiplied right.
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 4)
+        self.number = next(_numbers)
+        _packed[self.number] = packed, bias, self.out_features
+        weakref.finalize(self, _packed.pop, self.number, None).atexit = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            product: torch.Tensor = _operator(x, self.number)
+            return product
+        return _linear(x, self.number)
+
+
+class _Merged:
+    """Sibling projections as one product. The model calls them one by one, with the same tensor:
+    the first call multiplies, the others take their part."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.linear = PackedLinear(layers)
+        self.sizes = [layer.out_features for layer in layers]
+        self.input: torch.Tensor | None = None
+        self.parts: tuple[torch.Tensor, ...] = ()
+
+    def part(self, x: torch.Tensor, place: int) -> torch.Tensor:
+        if self.input is not x:
+            self.input, self.parts = x, self.linear(x).split(self.sizes, -1)
+        part = self.parts[place]
+        if place == len(self.sizes) - 1:
+            self.input, self.parts = None, ()
+        return part
+
+
+class _Part(nn.Module):
+    def __init__(self, merged: _Merged, place: int) -> None:
+        super().__init__()
+        self.merged, self.place = merged, place
+        self.in_features, self.out_features = merged.linear.in_features, merged.sizes[place]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.merged.part(x, self.place)
+
+
+def can_pack(model: nn.Module) -> bool:
+    """Whether `packed` would find a linear layer to pack."""
+    return any(_packable(module) for module in model.modules())
+
+
+def keep_freed_memory() -> None:
+    """Has glibc keep blocks of less than 32 MiB for the next allocation, and up to 64 MiB of them.
+
+    Else it gives the larger temporaries of every operator back to the system and has them faulted
+    in again page by page, which a prefill of several prompts feels. Its threshold follows the
+    largest block that was freed so far (M_MMAP_THRESHOLD in mallopt(3), where its settings in the
+    environment come first), so one such block is made, of which no page is touched.
+    Other allocators do not mind.
+    """
+    torch.empty(_LARGEST_KEPT, dtype=torch.uint8)
+
+
+def packed(model: _Model, name: str) -> _Model:
+    """`model` with packed linear layers, and grouped attention in place of sdpa: a copy of its
+    modules that shares every parameter and buffer with it. Later changes of its linear weights are
+    not seen. The process keeps freed memory from then on (`keep_freed_memory`).
+
+    Only plain `nn.Linear` layers on the CPU are packed; others (quantised ones, adapters, layers
+    with hooks) stay as they are.
+
+    Raises:
+        ValueError: nothing can be packed, modules have replaced forwards (as device maps give
+        them), or the copy's logits are not the model's; the message names the level.
+    """
+    if not can_pack(model):
+        raise ValueError(
+            f"{name}: expected linear layers on the CPU, in a dtype that oneDNN multiplies here, "
+            f"to pack, given {type(model).__name__} without any"
+        )
+    replaced = [path for path, module in model.named_modules() if "forward" in module.__dict__]
+    if replaced:
+        raise ValueError(
+            f"{name}: expected modules with their class's forward to pack, given another one at "
+            f"{replaced[0] or 'the top'}"
+        )
+    keep_freed_memory()
+    # A model may use its projections in a way that wants each one's own memory.
+    for merge in (True, False):
+        made: _Model = _copy(model, merge, {})
+        use_grouped(made)
+        try:
+            difference = _difference(model, made)
+        except RuntimeError:
+            if merge:
+                continue
+            raise
+        if difference <= _TOLERANCE.get(next(model.parameters()).dtype, 1e-4):
+            return made
+    raise ValueError(
+        f"{name}: expected the packed model's logits to be the model's, given a relative "
+        f"difference of {difference:.1e}; use it unpacked"
+    )
+
+
+def _packable(module: nn.Module) -> bool:
+    if type(module) is not nn.Linear or not torch.backends.mkldnn.is_available():
+        return False
+    weight = module.weight
+    if weight.device.type != "cpu" or weight.numel() == 0:
+        return False
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if weight.dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return weight.dtype == torch.float32
+
+
+def _copy(module: Any, merge: bool, made: dict[int, nn.Module]) -> Any:
+    """`made`: by id, since a module may stand in several places."""
+    if id(module) in made:
+        return made[id(module)]
+    if _packable(module):
+        made[id(module)] = PackedLinear([module])
+        return made[id(module)]
+    twin = made[id(module)] = copy.copy(module)
+    twin._modules = children = dict(module._modules)
+    for names in _SIBLINGS if merge else ():
+        layers = [children.get(name) for name in names]
+        if all(layer is not None and _packable(layer) for layer in layers) and _alike(layers):
+            merged = _Merged(layers)  # type: ignore[arg-type]
+            made.update((id(layer), _Part(merged, i)) for i, layer in enumerate(layers))
+    for name, child in children.items():
+        if child is not None:
+            children[name] = _copy(child, merge, made)
+    return twin
+
+
+def _alike(layers: Sequence[Any]) -> bool:
+    kinds = {(layer.in_features, layer.weight.dtype, layer.bias is None) for layer in layers}
+    return len(kinds) == 1 and len({id(layer) for layer in layers}) == len(layers)
+
+
+@torch.inference_mode()
+def _difference(model: Any, made: Any) -> float:
+    """Of the logits behind a few tokens, some hidden, relative to the largest."""
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    inputs = {"input_ids": torch.arange(6).view(2, 3) % vocab_size, "attention_mask": mask}
+    wanted, given = (
+        m(**inputs, use_cache=False, return_dict=True).logits[:, 1:].float() for m in (model, made)
+    )
+    scale = wanted.abs().amax().clamp_min(1e-30)
+    return float(((given - wanted).abs().amax() / scale).nan_to_num(nan=torch.inf))

@@ -1,0 +1,37 @@
+"""How a chain and its levels are shown to people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import Level, device_of
+
+
+def level_line(level: Level) -> str:
+    """Size, data type and place of a level's model, as in ``1.3M parameters, float32, cpu``, and
+    how it runs; the class of a level that has no model of torch's."""
+    model: Any = getattr(level, "model", None)
+    if not isinstance(model, torch.nn.Module):
+        return f"{type(level).__name__}, vocabulary of {level.vocab_size}, {device_of(level)}"
+    weights = list(model.parameters())  # a tied one once
+    devices = _distinct(weight.device for weight in weights) or str(device_of(level))
+    kinds = _distinct(weight.dtype for weight in weights if weight.dtype.is_floating_point)
+    count = _rounded(sum(weight.numel() for weight in weights))
+    words = (("packed", "pack"), ("compiled", "compile"))
+    how = [word for word, name in words if getattr(level, name, False) is True]
+    choice = getattr(level, "choice", None)
+    how += [] if choice is None else [f"chosen {choice}"]
+    return ", ".join(part for part in (f"{count} parameters", kinds, devices, *how) if part)
+
+
+def _rounded(count: int) -> str:
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
+
+
+def _distinct(things: Any) -> str:
+    return " and ".join(sorted({str(thing).removeprefix("torch.") for thing in things}))

@@ -1,0 +1,486 @@
+"""Hugging Face causal models as levels."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import arguments
+from ..kv_cache import factory as caches
+from .captured import CapturedPasses
+from .compiled import LONGEST, compiled
+from .cpu_packed import packed
+from .head import gather, gathering
+from .prefill import read_prompts, takes_rows
+from .probe import Probe
+from .shared_cache import Member, Shared, require_same_shape
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+
+
+# Attention that takes an additive mask of any pattern, which rows of different lengths need.
+_MASKED = ("eager", "sdpa")
+
+# Levels made to share their model's cache, by the model's id, so that a chain which is given the
+# model finds them. A level keeps its model, so an id is not used again while it is in here.
+_owners: weakref.WeakValueDictionary[int, HuggingFaceLevel] = weakref.WeakValueDictionary()
+
+
+def level_of(model: PreTrainedModel, pack: bool = False, compile: bool = False) -> HuggingFaceLevel:
+    """The level of `model`: the one that shares its cache with others, or else a new one."""
+    return _owners.get(id(model)) or HuggingFaceLevel(model, pack=pack, compile=compile)
+
+
+class HuggingFaceLevel(CapturedPasses):
+    """A `transformers` causal language model with a cache that rolls back.
+
+    Batches work over `RollbackCache`, which is the default where the model's layers allow it, with
+    eager or sdpa attention. The cache of a batch is used again by the next one of the same size.
+
+    Args:
+        model: in eval mode.
+        name: for messages and statistics; the model's own name or class otherwise.
+        new_cache: makes the empty cache of a batch: a callable that requires one argument, the
+            batch size, or none, for caches of one sequence. The default keeps every key and value,
+            also of models with sliding-window attention (their mask hides what is out of the
+            window), so that any rollback is exact.
+        streaming: attention sinks and a window instead (`RollbackCache.streaming`), so that the
+            cost of a draft level does not grow with the context: the window, or a dict of window,
+            sinks and slack.
+        shares_cache_with: a level, or the model of one, further up in the chain, of which this
+            model is a quantised or pruned copy: it reads that level's keys and values, and writes
+            its own only behind them (`level_shared`). A copy with fewer layers finds its layers'
+            keys by their `layer_idx`.
+        prefill_chunk: tokens of a row that one pass reads at most. A pass of c tokens behind n
+            others needs memory for c rows of activations and for masks of c * (n + c) elements;
+            so that, and not the square of the prompt, is what a prefill takes beside the cache.
+        pack: on the CPU, multiply with weights packed for it (`level_packed`). On some processors
+            a pass of several tokens then costs hardly more than one of a single token, on others
+            every pass takes longer: `Chain(pack="auto")` measures. They take their memory again,
+            later changes to the model's are not seen, and logits may round differently.
+        compile: decode through `torch.compile`. The first passes of each kind (one token, several)
+            take seconds to minutes; logits may round differently.
+            Rows out of step, prompts, and rounds that a CUDA device does alone are read as
+            without it.
+        cache_options: of the default cache: capacity, step, bucket, page_size (`RollbackCache`).
+
+    Attributes:
+        supports_batches: whether it takes several rows: it has what they need, and a few short
+            passes (`level_probe`) have shown that rows do not depend on each other.
+        one_at_a_time: why it does not, or None.
+        pack, compile: as given.
+        choice: where the data type, packing and compilation were chosen by timing: what was
+            measured (`planning.Choice`); else None.
+
+    Raises:
+        TypeError: not a causal language model.
+        ValueError: in training mode, the cache cannot roll back (contract C7), weights on the meta
+            device, logits of a type or on a device that the operators do not read, or a few short
+            passes (`level_probe`) show that the model's logits behind a cache are not those of one
+            pass over the text; the message names the level and the reason.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        name: str | None = None,
+        new_cache: Callable[..., Cache] | None = None,
+        streaming: int | Mapping[str, int] | None = None,
+        shares_cache_with: HuggingFaceLevel | PreTrainedModel | None = None,
+        prefill_chunk: int = 1024,
+        pack: bool = False,
+        compile: bool = False,
+        **cache_options: Any,
+    ) -> None:
+        self.model = model
+        self.name = name or caches.name_of(model)
+        self._options = {
+            "new_cache": new_cache, "streaming": streaming, "prefill_chunk": prefill_chunk,
+            "pack": pack, "compile": compile, **cache_options,
+        }  # fmt: skip
+        caches.require_rollback(model, self.name)
+        if model.training:
+            raise ValueError(
+                f"{self.name}: expected a model in eval mode, given one in training mode; call "
+                "model.eval()"
+            )
+        if prefill_chunk < 1:
+            raise ValueError(f"prefill_chunk: expected >= 1, given {prefill_chunk}")
+        self.prefill_chunk = prefill_chunk
+        self.device = caches.device_of(model)
+        _require_logits(model, self.device, self.name)
+        text_config = model.config.get_text_config(decoder=True)
+        # What the passes run: `model` stays as it is.
+        self._runs = packed(model, self.name) if pack else model
+        self._head = self._runs.get_output_embeddings()
+        out_features = getattr(self._head, "out_features", None)
+        self._vocab_size = int(out_features or text_config.vocab_size)
+        longest = getattr(text_config, "max_position_embeddings", None)
+        # Some configurations say -1 for any length.
+        self.max_length: int | None = longest if longest is not None and longest > 0 else None
+        parameters = inspect.signature(model.forward).parameters
+        self._slices = "logits_to_keep" in parameters
+        # Positions and causality follow from the cache, so the only arguments a pass over rows in
+        # step needs are these.
+        self._arguments: dict[str, Any] = {"use_cache": True, "return_dict": True}
+        placed = "position_ids" in parameters
+        masked = getattr(text_config, "_attn_implementation", None) in _MASKED
+        self._make = caches.factory(
+            model, self.name, new_cache, streaming, cache_options, wanted=placed and masked
+        )
+        with torch.inference_mode():  # as every later one; compiled passes tell them apart
+            self._cache: Any = self._make(1)
+        caches.require_croppable(self._cache, self.name)
+        self._rolls = caches.is_rollback(self._cache)
+        self._chunk = min(prefill_chunk, caches.longest_pass(self._cache))
+        self._decode = self._runs
+        self.pack, self.compile = pack, compile
+        self.choice: object | None = None
+        self._reserved = 0
+        self._member: Member | None = None
+        # Why batches are refused, or None.
+        self.one_at_a_time = self._without(placed, masked)
+        self.supports_batches = self.one_at_a_time is None
+        self._probe(new_cache, wanted=placed and masked)
+        if compile:
+            self._decode = compiled(self._runs)
+        if shares_cache_with is not None:
+            if new_cache is not None or streaming is not None or cache_options:
+                raise ValueError(
+                    f"{self.name}: expected shares_cache_with or a cache of its own, given both"
+                )
+            self._share(shares_cache_with)
+
+    def _without(self, placed: bool, masked: bool) -> str | None:
+        """What a batch needs and this level lacks."""
+        if not placed:
+            return f"{type(self.model).__name__} takes no position_ids"
+        if not masked:
+            return f"attention with masks is needed ({' or '.join(_MASKED)})"
+        if not (self._rolls and self._make.batches):
+            return f"a RollbackCache is needed, not {type(self._cache).__name__}"
+        return None
+
+    def _probe(self, new_cache: Callable[..., Cache] | None, wanted: bool) -> None:
+        """Sees whether this model continues texts behind a cache as it should (`level_probe`)."""
+        rings = self._rolls and caches.has_rings(self._cache)
+        # Rings forget, which is not the question here.
+        make = caches.factory(
+            self.model, self.name, None if rings else new_cache, None, {}, wanted=wanted
+        )
+        probe = Probe(self, make, self.max_length)
+        if self.supports_batches:
+            found = probe.ragged()
+            if found is not None:
+                self.one_at_a_time = (
+                    f"{type(self.model).__name__} gives rows of different lengths other logits "
+                    f"than each of them alone ({found})"
+                )
+                self.supports_batches = False
+        if rings and not self.supports_batches:
+            raise ValueError(
+                f"{self.name}: expected a model that can do with a cache of a window what batches "
+                f"ask for, given one at a time: {self.one_at_a_time}"
+            )
+        found = probe.single()
+        if found is not None:
+            raise ValueError(
+                f"{self.name}: expected passes behind a cache that was rolled back to give the "
+                f"logits of one pass over the whole text; {type(self.model).__name__} "
+                f"({self.model.config.model_type}) does not: {found}"
+            )
+
+    def _share(self, other: HuggingFaceLevel | PreTrainedModel) -> None:
+        owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)
+        require_same_shape(self.model, owner.model, self.name)
+        for level in (self, owner):
+            if not level.supports_batches or not takes_rows(level._cache):
+                raise ValueError(
+                    f"{level.name}: expected a level over a full RollbackCache to share, given "
+                    f"{type(level._cache).__name__}"
+                )
+        if owner._member is None:
+            owner._member = Shared(owner).owner
+            _owners[id(owner.model)] = owner
+        self._member = Member(owner._member.shared, self)
+        self._cache = owner._cache
+        self._options["shares_cache_with"] = owner
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `copy` and `pickle`: made anew over a copy of its model, with an empty cache."""
+        state = {"max_length": self.max_length, "choice": self.choice}
+        return _made, (type(self), self.model, {**self._options, "name": self.name}, state)
+
+    def __repr__(self) -> str:
+        words = [type(self.model).__name__, str(self.model.dtype).removeprefix("torch.")]
+        words.append(f"on {self.device}")
+        words += [word for word, on in (("packed", self.pack), ("compiled", self.compile)) if on]
+        chosen = "" if self.choice is None else f"; chosen: {self.choice}"
+        return f"HuggingFaceLevel({self.name}: {' '.join(words)}{chosen})"
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def reads_apart(self) -> bool:
+        """Its prefill touches nothing that another level reads or writes, so both may run at
+        once."""
+        return self._member is None
+
+    @property
+    def cache(self) -> Any:
+        """The cache of the batch in progress."""
+        return self._cache
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text, from the generation configuration."""
+        generation = getattr(self.model, "generation_config", None)
+        ids = getattr(generation, "eos_token_id", None)
+        if ids is None:
+            ids = getattr(self.model.config, "eos_token_id", None)
+        if ids is None:
+            return ()
+        return (ids,) if isinstance(ids, int) else tuple(ids)
+
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer that lies beside the model's weights, or None. Never asks the network."""
+        place = getattr(self.model, "name_or_path", "")
+        if not place:
+            return None
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(place, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError):
+            return None
+
+    def reserve(self, tokens: int) -> None:
+        """The longest row of the next batch will hold `tokens`: its cache is made for so many."""
+        self._reserved = tokens
+
+    def prefill(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
+        """Begin a batch of ``tokens.shape[0]`` rows; row b reads its first ``counts[b]`` tokens
+        (None: all), in passes of at most `prefill_chunk`."""
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.prefill(tokens, counts)
+        reserved, self._reserved = self._reserved, 0
+        if self._member is not None:
+            return self._member.prefill(tokens, counts, reserved)
+        rows, longest = tokens.shape
+        if counts is not None:
+            longest = max(counts, default=0)
+        self._cache = self.fresh(rows, max(reserved, longest))
+        read_prompts(self, self._make, tokens[:, :longest], counts)
+        return None
+
+    def fresh(self, rows: int, capacity: int) -> Any:
+        """An empty cache: the one at hand, emptied, if it is about the size."""
+        self._weights = None  # between batches they may have moved
+        cache = self._cache
+        # None: the last attempt to make one failed.
+        usable = cache is not None and self._rolls and caches.fits(cache, capacity)
+        if usable and cache.refit(rows):
+            return cache
+        if rows != 1 and not self.supports_batches:
+            raise ValueError(
+                f"{self.name}: expected one sequence, given a batch of {rows}: {self.one_at_a_time}"
+            )
+        self._cache = cache = None  # before the next is allocated
+        return self._make(rows, capacity)
+
+    def adopt(self, cache: Any) -> None:
+        """From now on this is the level's cache."""
+        self._cache = cache
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int] | None) -> None:
+        """Append prompt tokens, of which no logits are wanted."""
+        for _, piece, some in _pieces(tokens, counts, self._chunk):
+            self._pass(piece, 1, some, None)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None = None,
+        first: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Append and return next-token logits, ``[B, keep, vocab_size]``.
+
+        Args:
+            tokens: ``[B, T]`` int64, T >= 1.
+            keep: rows of logits per sequence, 1 <= keep <= T.
+            counts: row b appends its first ``counts[b]`` in [0, T] tokens; None: all of them.
+            first: row [b, j] of the result stands behind token ``first[b] + j`` of this pass;
+                rows at or past ``counts[b]`` mean nothing. None: the last `keep` of T.
+        """
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.forward(tokens, keep, counts, first)
+        if self._member is not None:
+            return self._member.forward(tokens, keep, counts, first)
+        return self.run(tokens, keep, counts, first)
+
+    def run(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None,
+        first: Sequence[int] | None,
+    ) -> torch.Tensor:
+        """`forward` behind what the cache holds."""
+        if tokens.shape[1] <= min(self._chunk, LONGEST):
+            return self._pass(tokens, keep, counts, first, self._decode)
+        if tokens.shape[1] <= self._chunk:
+            return self._pass(tokens, keep, counts, first)
+        return self._long(tokens, keep, counts, first)
+
+    def _pass(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None,
+        first: Sequence[int] | None,
+        model: Callable[..., Any] | None = None,
+    ) -> torch.Tensor:
+        longest = tokens.shape[1]
+        arguments = self._arguments
+        if self.supports_batches:
+            arguments = {**arguments, **self._cache.inputs(longest, counts)}
+        elif counts is not None and any(count != longest for count in counts):
+            raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
+        if first is None or all(f == longest - keep for f in first):
+            if self._slices:
+                arguments["logits_to_keep"] = keep
+            out = (model or self._runs)(input_ids=tokens, past_key_values=self._cache, **arguments)
+            logits: torch.Tensor = out.logits
+            return logits if logits.shape[1] == keep else logits[:, -keep:]
+        rows = _row_indices(first, counts, keep, longest)
+        if self._slices:
+            arguments["logits_to_keep"] = 0
+        with gathering(self._head, rows):
+            out = self._runs(input_ids=tokens, past_key_values=self._cache, **arguments)
+        logits = out.logits
+        return logits if logits.shape[1] == keep else gather(logits, rows)
+
+    def _long(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None,
+        first: Sequence[int] | None,
+    ) -> torch.Tensor:
+        """A pass of more tokens than go in one: in pieces, whose logits are put together."""
+        longest = tokens.shape[1]
+        begin = longest - keep if first is None else min(first)
+        kept: list[torch.Tensor] = []
+        for start, piece, some in _pieces(tokens, counts, self._chunk):
+            width = piece.shape[1]
+            needed = max(start + width - max(begin, start), 0)
+            logits = self._pass(piece, max(needed, 1), some, None)
+            if needed:
+                kept.append(logits)
+        logits = torch.cat(kept, 1)
+        if first is None:
+            return logits
+        shifted = [f - begin for f in first]
+        limits = [(longest if counts is None else counts[b]) - begin for b in range(len(first))]
+        return gather(logits, _row_indices(shifted, limits, keep, logits.shape[1]))
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        """Keep the first ``lengths[b]`` tokens of row b; never more than it has."""
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.rollback(lengths)
+        if self._member is not None:
+            return self._member.rollback(lengths)
+        if self._rolls:
+            self._cache.rollback(lengths)
+            return None
+        # A negative count removes that many; every 5.x release of transformers understands it so.
+        excess = self._cache.get_seq_length() - lengths[0]
+        if excess > 0:
+            self._cache.crop(-excess)
+        return None
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in that order."""
+        with torch.inference_mode():
+            if self._member is not None:
+                self._member.shared.select(self._member, list(rows))
+            elif list(rows) != list(range(self._cache.batch_size)):
+                self._cache.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
+
+
+def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> None:
+    """Refuse a model whose logits `verify` cannot read, as far as its head tells.
+
+    Raises:
+        ValueError: names the level.
+    """
+    # Weights that accelerate keeps elsewhere are on the meta device between passes.
+    offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
+    missing = not offloaded and any(p.is_meta for p in model.parameters())
+    if missing or device.type == "meta":
+        raise ValueError(f"{name}: expected a model with its weights, given one on the meta device")
+    arguments.place(f"{name}: device", device)
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    # A quantised head, which is of another class, multiplies in a type that its weights do not
+    # tell.
+    kind = weight.dtype if isinstance(weight, torch.Tensor) else torch.float32
+    told = type(head) is torch.nn.Linear or kind == torch.float64
+    if told and kind not in arguments.LOGITS_DTYPES:
+        raise ValueError(
+            f"{name}: expected a model whose logits are float32, bfloat16 or float16, given a head "
+            f"of {kind}"
+        )
+
+
+def _made(
+    kind: type[HuggingFaceLevel],
+    model: PreTrainedModel,
+    options: dict[str, Any],
+    state: dict[str, Any],
+) -> HuggingFaceLevel:
+    """A level that was copied or pickled."""
+    level = kind(model, **options)
+    level.__dict__.update(state)
+    return level
+
+
+def _pieces(
+    tokens: torch.Tensor, counts: Sequence[int] | None, chunk: int
+) -> Iterator[tuple[int, torch.Tensor, list[int] | None]]:
+    """`tokens` in pieces of at most `chunk` columns, with the counts of each."""
+    longest = tokens.shape[1]
+    for start in range(0, longest, chunk):
+        piece = tokens if longest <= chunk else tokens[:, start : start + chunk]
+        some = (
+            None
+            if counts is None
+            else [min(max(count - start, 0), piece.shape[1]) for count in counts]
+        )
+        yield start, piece, some
+
+
+def _row_indices(
+    first: Sequence[int], counts: Sequence[int] | None, keep: int, longest: int
+) -> torch.Tensor:
+    """``[B, keep]``: which of a pass's tokens each row of logits stands behind, in bounds."""
+    ends = [longest] * len(first) if counts is None else counts
+    return torch.tensor(
+        [
+            [max(min(start + j, end - 1, longest - 1), 0) for j in range(keep)]
+            for start, end in zip(first, ends, strict=True)
+        ],
+        dtype=torch.int64,
+    )

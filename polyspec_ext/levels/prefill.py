@@ -1,0 +1,89 @@
+"""Prefilling prompts of different lengths: rows of like length are read together, so that little
+padding is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ..kv_cache.layers import RollbackLayer
+from ..kv_cache.rollback import RollbackCache
+
+# What a pass costs beside its tokens, as a number of tokens: the model's Python on a CPU, the
+# reading of its weights on a device.
+_PASS = {"cpu": 64}
+_PASS_ELSEWHERE = 512
+
+
+class Reader(Protocol):
+    """What is used of a `HuggingFaceLevel`."""
+
+    device: torch.device
+
+    @property
+    def cache(self) -> Any: ...
+
+    def adopt(self, cache: Any) -> None: ...
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int] | None) -> None: ...
+
+
+def read_prompts(
+    level: Reader,
+    new_cache: Callable[[int, int], Any],
+    tokens: torch.Tensor,
+    counts: Sequence[int] | None,
+) -> None:
+    """Row b of the empty batch reads its first ``counts[b]`` of `tokens`, ``[B, T]``; None: all.
+
+    Args:
+        new_cache: an empty cache of so many rows and tokens.
+    """
+    apart: list[list[int]] = []
+    if counts is not None and takes_rows(level.cache):
+        apart = groups(counts, level.device.type)
+    if len(apart) < 2:
+        return level.read(tokens, counts)
+    whole, part = level.cache, None
+    for group in apart:  # those of the longest rows first
+        some = [counts[b] for b in group]  # type: ignore[index]
+        if part is None or not part.refit(len(group)):
+            part = new_cache(len(group), max(some))
+        rows = torch.tensor(group).to(tokens.device, non_blocking=True)
+        level.adopt(part)
+        try:
+            level.read(tokens[rows, : max(some)], some)
+        finally:
+            level.adopt(whole)
+        whole.take(part, group)
+    return None
+
+
+def takes_rows(cache: object) -> bool:
+    """Whether groups can be read into caches of their own and be put together in `cache`."""
+    return isinstance(cache, RollbackCache) and all(
+        type(layer) is RollbackLayer for layer in cache.layers
+    )
+
+
+def groups(counts: Sequence[int], device: str) -> list[list[int]]:
+    """Rows that are read together, so that all passes take the least time: that of every group's
+    longest row times its rows, and a pass each. Rows without tokens are in none.
+
+    Args:
+        counts: tokens of each row.
+        device: type of the device that reads them.
+    """
+    cost = _PASS.get(device, _PASS_ELSEWHERE)
+    rows = sorted((b for b, n in enumerate(counts) if n), key=lambda b: -counts[b])
+    # best[i]: the least for the i longest rows, and where its last group begins.
+    best = [(0, 0)]
+    for end in range(1, len(rows) + 1):
+        best.append(min((best[s][0] + cost + counts[rows[s]] * (end - s), s) for s in range(end)))
+    cuts = [len(rows)]
+    while cuts[-1]:
+        cuts.append(best[cuts[-1]][1])
+    return [sorted(rows[a:b]) for a, b in itertools.pairwise(reversed(cuts))]

@@ -1,0 +1,287 @@
+"""One cache for a target and its quantised or pruned copies.
+
+A copy's keys and values are nearly the target's, so it need not keep its own: it reads the target's
+for the tokens that the target has read, and writes its own behind them, which the target's next
+pass overwrites. There is no second prefill and half the memory, and the copy's law comes closer to
+the target's. The answer stays exact, since the law that the copy hands up is still the one it
+samples from.
+
+Every level keeps count of its own tokens. Of any token's key and value, those of the level highest
+in the chain that has read it stand: a level never writes below the length of one above it, and
+skips tokens which that one has already read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..kv_cache.lengths import round_up
+
+if TYPE_CHECKING:
+    from .hugging_face import HuggingFaceLevel
+
+
+def require_same_shape(model: Any, other: Any, name: str) -> None:
+    """Refuse to share a cache between models whose keys and values differ in shape or dtype.
+
+    Raises:
+        ValueError: names the level and what differs.
+    """
+    ours, theirs = (m.config.get_text_config(decoder=True) for m in (model, other))
+    for what, mine in _facts(ours).items():
+        wanted = _facts(theirs)[what]
+        if mine != wanted:
+            raise ValueError(
+                f"{name}: expected the {what} of the level whose cache it shares, {wanted}, given "
+                f"{mine}"
+            )
+    if ours.num_hidden_layers > theirs.num_hidden_layers:
+        raise ValueError(
+            f"{name}: expected at most the {theirs.num_hidden_layers} layers of the level whose "
+            f"cache it shares, given {ours.num_hidden_layers}"
+        )
+    if model.dtype != other.dtype or model.device != other.device:
+        raise ValueError(
+            f"{name}: expected {other.dtype} on {other.device}, as the level whose cache it "
+            f"shares, given {model.dtype} on {model.device}"
+        )
+
+
+def _facts(config: Any) -> dict[str, Any]:
+    """What two configurations must have in common for one to read the other's keys."""
+    heads = config.num_attention_heads
+    return {
+        "key and value heads": getattr(config, "num_key_value_heads", None) or heads,
+        "size of a head": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "rotary positions": getattr(config, "rope_parameters", None),
+        "sliding window": getattr(config, "sliding_window", None),
+    }
+
+
+class Shared:
+    """The cache that several levels share, and who has written what.
+
+    Attributes:
+        members: the levels, the owner (highest in the chain) first.
+        record: what the owner has read, by row, while a member has not begun; None: not kept.
+        early: what the owner has read for a member that began first, by row; its own prefill finds
+            it done.
+    """
+
+    def __init__(self, owner: HuggingFaceLevel) -> None:
+        self.members: list[Member] = []
+        self.record: list[list[int]] | None = None
+        self.early: list[list[int]] | None = None
+        self.selected: list[list[int]] = []
+        self.owner = Member(self, owner)
+
+    def _forget(self, rows: int) -> None:
+        self.record = self.early = None
+        self.selected = []
+        for member in self.members:
+            member.lengths, member.ready, member.moves = [0] * rows, False, 0
+
+    def begin(
+        self, tokens: torch.Tensor, counts: list[int], rows: list[list[int]], reserved: int
+    ) -> None:
+        """A batch begins: the owner reads its prompts."""
+        self._forget(len(rows))
+        owner, level = self.owner, self.owner.level
+        longest = max(counts, default=0)
+        cache = level.fresh(len(rows), max(reserved, longest))
+        for member in self.members:
+            member.level.adopt(cache)
+        level.read(tokens[:, :longest], counts)
+        owner.ready = True
+        owner.lengths = list(counts)
+        self.record = [list(row) for row in rows]
+
+    def make_room(self, tokens: int) -> None:
+        """Rows of so many tokens will come: grow once, with the next pass."""
+        rows = self.owner.level.cache.rows
+        rows.capacity = max(rows.capacity, round_up(tokens, rows.step))
+
+    def select(self, member: Member, rows: list[int]) -> None:
+        """The first member that is told moves the rows of all; the others come after."""
+        if member.moves < len(self.selected):
+            expected = self.selected[member.moves]
+            if rows != expected:
+                raise ValueError(f"rows: expected {expected}, as the levels above, given {rows}")
+        else:
+            self.selected.append(rows)
+            if rows != list(range(len(member.lengths))):
+                member.level.cache.batch_select_indices(torch.tensor(rows, dtype=torch.int64))
+                for each in self.members:
+                    each.lengths = [each.lengths[row] for row in rows]
+                if self.record is not None:
+                    self.record = [list(self.record[row]) for row in rows]
+                if self.early is not None:
+                    self.early = [list(self.early[row]) for row in rows]
+        member.moves += 1
+
+
+class Member:
+    """One level's part in a shared cache: how far it has read, by row.
+
+    Attributes:
+        lengths: tokens that the level has read, as its chain counts them.
+        ready: it has been prefilled in this batch.
+    """
+
+    def __init__(self, shared: Shared, level: HuggingFaceLevel) -> None:
+        self.shared, self.level = shared, level
+        self.rank = len(shared.members)
+        shared.members.append(self)
+        self.lengths: list[int] = [0]
+        self.ready = False
+        self.moves = 0
+
+    def held(self) -> list[int]:
+        """By row, leading tokens whose keys and values levels above have written."""
+        above = [m.lengths for m in self.shared.members[: self.rank] if m.ready]
+        return [max(lengths) for lengths in zip(*above, strict=True)] or [0] * len(self.lengths)
+
+    def prefill(
+        self, tokens: torch.Tensor, counts: Sequence[int] | None, reserved: int = 0
+    ) -> None:
+        """Begin a batch, or join the one that another member has begun with the same tokens."""
+        shared = self.shared
+        width = tokens.shape[1]
+        limits = [width] * tokens.shape[0] if counts is None else list(counts)
+        rows = [ids[:n] for ids, n in zip(tokens.tolist(), limits, strict=True)]
+        if self.rank == 0:
+            early, shared.early = shared.early, None
+            if early is None or not _agree(early, rows):
+                shared.begin(tokens, limits, rows, reserved)
+                done = limits
+            else:  # a member that was first has had it read for us
+                done = [min(len(e), n) for e, n in zip(early, limits, strict=True)]
+            if shared.record is not None:
+                shared.record = rows
+        else:
+            record = shared.record
+            empty = any(rows) and not any(record or ())
+            if record is None or empty or not _within(record, rows):
+                shared.begin(tokens, limits, rows, reserved)
+                record = rows
+            shared.early = [list(row) for row in record]
+            self.lengths = [0] * len(rows)
+            done = [min(h, n) for h, n in zip(self.held(), limits, strict=True)]
+        shared.make_room(reserved)
+        self._read_rest(tokens, limits, done)
+        self.ready, self.moves = True, len(shared.selected)
+        if all(member.ready for member in shared.members):
+            shared.record = None
+
+    def _read_rest(self, tokens: torch.Tensor, limits: list[int], done: list[int]) -> None:
+        rest = [n - d for n, d in zip(limits, done, strict=True)]
+        if any(rest):
+            self.level.cache.rows.place(done)
+            self.level.read(_shift(tokens, done, max(rest)), rest)
+        self.lengths = list(limits)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None,
+        first: Sequence[int] | None,
+    ) -> torch.Tensor:
+        if not self.ready:
+            raise RuntimeError(
+                f"{self.level.name}: expected prefill before forward; a level that shares a cache "
+                "belongs to the batch that the latest of them has begun"
+            )
+        width = tokens.shape[1]
+        limits = [width] * len(self.lengths) if counts is None else list(counts)
+        offsets = [width - keep] * len(limits) if first is None else list(first)
+        skip = [
+            min(max(held - have, 0), limit)
+            for held, have, limit in zip(self.held(), self.lengths, limits, strict=True)
+        ]
+        # Logits that stand behind a token need a query there, even where a level above has read
+        # it. Its key and value are put back afterwards.
+        asked = [min(s, f) if f < n else s for s, f, n in zip(skip, offsets, limits, strict=True)]
+        start = [have + s for have, s in zip(self.lengths, asked, strict=True)]
+        rest = [n - s for n, s in zip(limits, asked, strict=True)]
+        wide = max(max(rest), 1)
+        if any(asked):
+            tokens = _shift(tokens, asked, wide)
+        places = [f - s for f, s in zip(offsets, asked, strict=True)]
+        cache = self.level.cache
+        saved = None
+        if asked != skip:
+            saved = _Saved(cache, start, [h + s for h, s in zip(self.lengths, skip, strict=True)])
+        cache.rows.place(start)
+        in_step = all(n == wide for n in rest)
+        last = all(p == wide - keep for p in places)
+        try:
+            logits = self.level.run(
+                tokens, keep, None if in_step else rest, None if last else places
+            )
+        finally:
+            if saved is not None:
+                saved.put_back()
+        if self.rank == 0 and self.shared.record is not None:
+            for row, ids, n in zip(self.shared.record, tokens.tolist(), rest, strict=True):
+                row += ids[:n]
+        self.lengths = [s + n for s, n in zip(start, rest, strict=True)]
+        return logits
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        """Only this level's count: what another has written stays."""
+        self.lengths = [min(have, n) for have, n in zip(self.lengths, lengths, strict=True)]
+        if self.rank == 0:
+            for kept in (self.shared.record, self.shared.early):
+                for row, n in zip(kept or (), lengths, strict=False):
+                    del row[n:]
+
+
+class _Saved:
+    """Keys and values of slots ``[start[b], end[b])``, to be put back after a pass over them."""
+
+    def __init__(self, cache: Any, start: list[int], end: list[int]) -> None:
+        self.cache = cache
+        self.rows = [
+            (
+                b,
+                slice(low, high),
+                [
+                    (layer.keys[b, :, low:high].clone(), layer.values[b, :, low:high].clone())
+                    for layer in cache.layers
+                ],
+            )
+            for b, (low, high) in enumerate(zip(start, end, strict=True))
+            if low < high
+        ]
+
+    def put_back(self) -> None:
+        for b, slots, states in self.rows:
+            for layer, (keys, values) in zip(self.cache.layers, states, strict=True):
+                layer.keys[b, :, slots] = keys
+                layer.values[b, :, slots] = values
+
+
+def _agree(early: list[list[int]], rows: list[list[int]]) -> bool:
+    """The same tokens, row by row, as far as both go."""
+    return len(early) == len(rows) and all(
+        a[: len(b)] == b[: len(a)] for a, b in zip(early, rows, strict=True)
+    )
+
+
+def _within(record: list[list[int]], rows: list[list[int]]) -> bool:
+    """Every row of `record` begins the same row of `rows`."""
+    return len(record) == len(rows) and all(
+        row[: len(past)] == past for past, row in zip(record, rows, strict=True)
+    )
+
+
+def _shift(tokens: torch.Tensor, by: list[int], width: int) -> torch.Tensor:
+    """``tokens[b, by[b] : by[b] + width]``; what is out of range repeats the last column."""
+    if len(set(by)) == 1 and by[0] + width <= tokens.shape[1]:
+        return tokens[:, by[0] : by[0] + width]
+    columns = torch.tensor(by)[:, None] + torch.arange(width)
+    return tokens.gather(1, columns.clamp(max=tokens.shape[1] - 1).to(tokens.device))

@@ -1,0 +1,14 @@
+"""The operators over torch tensors: verification and sampling, caches, the state row."""
+
+from __future__ import annotations
+
+from .verify_sample import (
+    CutVerifyResult,
+    SampleResult,
+    VerifyResult,
+    has_cuda,
+    sample,
+    verify,
+)
+
+__all__ = ["CutVerifyResult", "SampleResult", "VerifyResult", "has_cuda", "sample", "verify"]

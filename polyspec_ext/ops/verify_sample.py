@@ -1,0 +1,380 @@
+"""The operators ``sample`` and ``verify`` as functions over torch tensors.
+
+Thin on purpose: what the host can know about the arguments is checked and named (``_checks.py``),
+then one operator of torch's dispatcher does the work. Nothing here reads a tensor's value, so no
+call waits for the device; what only the data can tell comes back in ``status`` (see
+``errors.raise_for_status``).
+
+Both work under ``torch.compile`` and have fake implementations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, overload
+
+import torch
+
+from polyspec_ext import _C
+from polyspec_ext import validate as _checks
+
+__all__ = ["CutVerifyResult", "SampleResult", "VerifyResult", "has_cuda", "sample", "verify"]
+
+Real = float | torch.Tensor
+Int = int | torch.Tensor
+Ids = int | Sequence[int] | torch.Tensor
+
+_sample = torch.ops.polyspec.sample.default
+_verify = torch.ops.polyspec.verify.default
+_verify_cut = torch.ops.polyspec.verify_cut.default
+
+
+class SampleResult(NamedTuple):
+    """What ``sample`` returns.
+
+    Attributes:
+        tokens: [B] int64; -1 where the status has an error.
+        logprobs: [B] float32, natural log of the token's probability; NaN where there is no token.
+        status: [B] int32 bit set, 0 = fine.
+        laws: [B, 2] int64, opaque: the law behind each token, for ``verify``'s ``draft_laws``.
+    """
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
+    status: torch.Tensor
+    laws: torch.Tensor
+
+
+class VerifyResult(NamedTuple):
+    """What ``verify`` returns.
+
+    Attributes:
+        tokens: [B, K+1] int64, accepted prefix, then correction or bonus, then -1.
+        num_accepted: [B] int64, draft tokens accepted.
+        logprobs: [B, K+1] float32, log p of each emitted token under the processed target law; NaN
+            past them.
+        status: [B] int32 bit set, 0 = fine.
+        laws: [B, K+1, 2] int64, opaque: target law of each emitted token, for the level above.
+    """
+
+    tokens: torch.Tensor
+    num_accepted: torch.Tensor
+    logprobs: torch.Tensor
+    status: torch.Tensor
+    laws: torch.Tensor
+
+
+class CutVerifyResult(NamedTuple):
+    """What ``verify`` returns when it is told where texts end: ``VerifyResult`` and five more.
+
+    Attributes:
+        tokens: [B, K+1] int64, as in ``VerifyResult``, and -1 behind a cut.
+        num_accepted: [B] int64, draft tokens among the emitted.
+        logprobs: [B, K+1] float32, NaN behind a cut.
+        status: [B] int32 bit set, 0 = fine; a row behind a cut is not reported.
+        laws: [B, K+1, 2] int64, opaque; 0 behind a cut.
+        num_emitted: [B] int64, tokens emitted, an EOS included.
+        ended: [B] int64 bit set: 1 the last token is an EOS, 2 the room is used up; 0 the text
+            goes on.
+        cache_lengths: [B] int64, position + num_accepted: what a cache that has read the block may
+            keep. One more than next_positions where the last token is a draft token.
+        next_ids: [B] int64, the last emitted token, input of the next pass; -1 if there is none.
+        next_positions: [B] int64, its absolute position; -1 if there is none.
+    """
+
+    tokens: torch.Tensor
+    num_accepted: torch.Tensor
+    logprobs: torch.Tensor
+    status: torch.Tensor
+    laws: torch.Tensor
+    num_emitted: torch.Tensor
+    ended: torch.Tensor
+    cache_lengths: torch.Tensor
+    next_ids: torch.Tensor
+    next_positions: torch.Tensor
+
+
+def has_cuda() -> bool:
+    """Whether this build has CUDA kernels and torch sees a device for them. Never raises."""
+    return bool(_C.build_info()["cuda"]) and torch.cuda.is_available()
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: Real = 1.0,
+    top_k: Int = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    seed: Int = 0,
+    position: Int = 0,
+    level: int = 1,
+    round: Int = 0,
+    *,
+    draws: torch.Tensor | None = None,
+) -> SampleResult:
+    """Draws one token per request from the processed law of its logits.
+
+    The law is the softmax of ``logits / temperature``, cut by top-k, then top-p, then min-p, each
+    on what the last kept, ties at an edge all kept. Temperature 0 is the argmax, lowest id on ties.
+    Draws are Philox4x32-10 (Salmon et al., SC 2011) keyed by seed, position, level and round, so a
+    request's token does not depend on the batch around it.
+
+    Args:
+        logits: [B, V] float32, bfloat16 or float16, any row stride, unit stride along V.
+        temperature: in [0, 2**120]; scalar or [B], like the rest. Between 0 and 2**-126 it counts
+            as 2**-126.
+        top_k: >= 0; 0 is off.
+        top_p: in [0, 1]; 1 is off. The likeliest token always stays.
+        min_p: in [0, 1]; 0 is off.
+        seed: in [0, 2**64); a tensor holds the 64 bits as int64 (or uint64).
+        position: >= 0, absolute index of the token that is drawn.
+        level: in [1, 2**16), the level that draws; 1 is the target.
+        round: in [0, 2**32), counts the level's draws at a position.
+        draws: [B, 1] int64, 64 uniform bits each, in place of Philox.
+
+    Raises:
+        TypeError: an argument or dtype is of the wrong kind.
+        ValueError: a shape, stride, device or range is wrong; names expected and given.
+        PolyspecError: CUDA logits in a build without CUDA kernels.
+    """
+    place = _checks.logits("logits", logits, "[B, V]", 2)
+    return SampleResult._make(
+        _sample(
+            logits,
+            *_checks.real("temperature", temperature, place, _checks.TEMPERATURE_MAX),
+            *_checks.integer("top_k", top_k, place),
+            *_checks.real("top_p", top_p, place),
+            *_checks.real("min_p", min_p, place),
+            *_checks.seed(seed, place),
+            *_checks.integer("position", position, place),
+            *_checks.integer("round", round, place, _checks.ROUND_MAX),
+            _checks.level(level),
+            _checks.draws(draws, place, 1, "[B, 1]"),
+        )
+    )
+
+
+@overload
+def verify(
+    target_logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_logits: torch.Tensor | None = None,
+    *,
+    draft_lengths: torch.Tensor | None = None,
+    temperature: Real = 1.0,
+    top_k: Int = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    seed: Int = 0,
+    position: Int = 0,
+    level: int = 1,
+    round: Int = 0,
+    rule: str = "token",
+    target_to_draft: torch.Tensor | None = None,
+    draft_laws: torch.Tensor | None = None,
+    draws: torch.Tensor | None = None,
+    eos: None = None,
+    room: None = None,
+) -> VerifyResult: ...
+
+
+@overload
+def verify(
+    target_logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_logits: torch.Tensor | None = None,
+    *,
+    draft_lengths: torch.Tensor | None = None,
+    temperature: Real = 1.0,
+    top_k: Int = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    seed: Int = 0,
+    position: Int = 0,
+    level: int = 1,
+    round: Int = 0,
+    rule: str = "token",
+    target_to_draft: torch.Tensor | None = None,
+    draft_laws: torch.Tensor | None = None,
+    draws: torch.Tensor | None = None,
+    eos: Ids,
+    room: Int | None = None,
+) -> CutVerifyResult: ...
+
+
+@overload
+def verify(
+    target_logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_logits: torch.Tensor | None = None,
+    *,
+    draft_lengths: torch.Tensor | None = None,
+    temperature: Real = 1.0,
+    top_k: Int = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    seed: Int = 0,
+    position: Int = 0,
+    level: int = 1,
+    round: Int = 0,
+    rule: str = "token",
+    target_to_draft: torch.Tensor | None = None,
+    draft_laws: torch.Tensor | None = None,
+    draws: torch.Tensor | None = None,
+    eos: None = None,
+    room: Int,
+) -> CutVerifyResult: ...
+
+
+def verify(
+    target_logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_logits: torch.Tensor | None = None,
+    *,
+    draft_lengths: torch.Tensor | None = None,
+    temperature: Real = 1.0,
+    top_k: Int = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    seed: Int = 0,
+    position: Int = 0,
+    level: int = 1,
+    round: Int = 0,
+    rule: str = "token",
+    target_to_draft: torch.Tensor | None = None,
+    draft_laws: torch.Tensor | None = None,
+    draws: torch.Tensor | None = None,
+    eos: Ids | None = None,
+    room: Int | None = None,
+) -> VerifyResult | CutVerifyResult:
+    """Judges a drafted block against the target's logits and emits what stands.
+
+    Rule "token" accepts draft token y while u < p(y) / q(y) and draws from norm(max(p - q, 0)) at
+    the first rejection (Leviathan et al. 2023, algorithm 1); rule "block" judges the block as a
+    whole (Sun et al. 2024, arXiv 2403.10444). p and q are the processed laws: the same temperature
+    and filters are applied to both sides here. Either way the emitted tokens have exactly the
+    target's law.
+
+    Args:
+        target_logits: [B, K+1, V] float32, bfloat16 or float16, any row strides, unit stride along
+            V. Row i is the law of the token after i draft tokens.
+        draft_tokens: [B, K] integers, the target's ids; entries past ``draft_lengths`` are ignored.
+        draft_logits: [B, K, Vd] with Vd <= V, strides as above; None is a deterministic proposal
+            (q is one-hot).
+        draft_lengths: [B] integers in [0, K]; None is K for every request.
+        temperature, top_k, top_p, min_p: as in ``sample``.
+        seed: as in ``sample``.
+        position: absolute index of the first draft token.
+        level: level that verifies; 1 is the target.
+        round: counts the level's verifications.
+        rule: "token" or "block".
+        target_to_draft: [V] integers, draft id of each target id or -1. None with Vd < V: the same
+            ids, q = 0 past Vd.
+        draft_laws: [B, K, 2] int64, the ``laws`` that ``sample`` or ``verify`` gave for the draft
+            rows under the same parameters; they are then not reduced again. What cannot belong to
+            the draft token's row is an error of the request (``DRAFT_LAW_MISMATCH``); the laws of
+            another row may pass, and the tokens then do not have the target's law, though none has
+            probability 0 under it.
+        draws: [B, K+1] int64, 64 uniform bits each in place of Philox: K acceptance tests, then the
+            emitted token.
+        eos: ids that end a text and are kept: one, several, or an integer tensor [E] or [B, E] on
+            the logits' device, padded with -1. (Ids that are no tensor are copied to the device.)
+        room: >= 0, most tokens that may be emitted; scalar or [B]. A request with room 0 is not
+            read. With ``eos`` or ``room`` given the emitted tokens are cut, and the result is a
+            ``CutVerifyResult``; without them nothing is cut.
+
+    Raises:
+        TypeError: an argument or dtype is of the wrong kind.
+        ValueError: a shape, stride, device or range is wrong; names expected and given.
+        PolyspecError: CUDA logits in a build without CUDA kernels.
+    """
+    place = _checks.logits("target_logits", target_logits, "[B, K+1, V]", 3)
+    batch, device = place
+    _, rows, vocab = target_logits.shape
+    if rows < 1:
+        raise ValueError(
+            f"target_logits: expected K+1 >= 1 rows, given {list(target_logits.shape)}"
+        )
+    draft_tokens = _checks.table(
+        "draft_tokens", draft_tokens, place, (batch, rows - 1), "[B, K]", torch.int64
+    )
+    if draft_logits is not None:
+        _checks.logits("draft_logits", draft_logits, "[B, K, Vd]", 3)
+        if draft_logits.shape[0] != batch or draft_logits.shape[1] != rows - 1:
+            raise ValueError(
+                f"draft_logits: expected shape [B, K, Vd] = [{batch}, {rows - 1}, Vd], "
+                f"given {list(draft_logits.shape)}"
+            )
+        if draft_logits.shape[2] > vocab:
+            raise ValueError(
+                f"draft_logits: expected Vd <= V = {vocab}, given {draft_logits.shape[2]}"
+            )
+        _checks.on_device("draft_logits", draft_logits, device)
+        if draft_laws is not None:
+            draft_laws = _checks.laws(draft_laws, place, rows - 1)
+        if target_to_draft is not None:
+            target_to_draft = _checks.table(
+                "target_to_draft", target_to_draft, place, (vocab,), "[V]", torch.int32
+            )
+    elif target_to_draft is not None or draft_laws is not None:
+        name = "draft_laws" if target_to_draft is None else "target_to_draft"
+        raise ValueError(f"{name}: expected None without draft_logits, given a tensor")
+    if draft_lengths is not None:
+        draft_lengths = _checks.table(
+            "draft_lengths", draft_lengths, place, (batch,), "[B]", torch.int64
+        )
+    arguments = (
+        target_logits,
+        draft_tokens,
+        draft_logits,
+        draft_lengths,
+        target_to_draft,
+        draft_laws,
+        *_checks.real("temperature", temperature, place, _checks.TEMPERATURE_MAX),
+        *_checks.integer("top_k", top_k, place),
+        *_checks.real("top_p", top_p, place),
+        *_checks.real("min_p", min_p, place),
+        *_checks.seed(seed, place),
+        *_checks.integer("position", position, place),
+        *_checks.integer("round", round, place, _checks.ROUND_MAX),
+        _checks.level(level),
+        _checks.rule(rule),
+        _checks.draws(draws, place, rows, "[B, K+1]"),
+    )
+    if eos is None and room is None:
+        return VerifyResult._make(_verify(*arguments))
+    ids = None if eos is None else _checks.ids("eos", eos, place)
+    limit = _checks.integer("room", _checks.INT64_MAX if room is None else room, place)
+    *outputs, ends = _verify_cut(*arguments, ids, *limit)
+    return CutVerifyResult(*outputs, *ends.unbind(0))
+
+
+def _sample_fake(logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
+    batch = logits.shape[0]
+    return (
+        logits.new_empty((batch,), dtype=torch.int64),
+        logits.new_empty((batch,), dtype=torch.float32),
+        logits.new_empty((batch,), dtype=torch.int32),
+        logits.new_empty((batch, 2), dtype=torch.int64),
+    )
+
+
+def _verify_fake(target_logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
+    batch, rows, _vocab = target_logits.shape
+    return (
+        target_logits.new_empty((batch, rows), dtype=torch.int64),
+        target_logits.new_empty((batch,), dtype=torch.int64),
+        target_logits.new_empty((batch, rows), dtype=torch.float32),
+        target_logits.new_empty((batch,), dtype=torch.int32),
+        target_logits.new_empty((batch, rows, 2), dtype=torch.int64),
+    )
+
+
+def _verify_cut_fake(target_logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
+    ends = target_logits.new_empty((5, target_logits.shape[0]), dtype=torch.int64)
+    return (*_verify_fake(target_logits), ends)
+
+
+torch.library.register_fake("polyspec::sample", _sample_fake)
+torch.library.register_fake("polyspec::verify", _verify_fake)
+torch.library.register_fake("polyspec::verify_cut", _verify_cut_fake)

@@ -1,0 +1,235 @@
+"""CUDA graphs of a chain's steps: captured when a shape comes up a second time, then replayed.
+
+A step is a function of tensors that also changes caches in place. Its first call with a new shape
+runs as it is, which warms up what libraries set up lazily; its second is captured and replayed;
+every later one copies its inputs into the captured ones and replays. What the host keeps beside
+the device (how long a cache is by now) is for the caller to book, since no Python runs in a replay.
+
+A graph reads and writes the addresses that it was captured with, whatever lies there by now. So its
+key names every one of them (`Place`), and a graph goes when what it was captured for goes.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Protocol
+
+import torch
+
+from .. import progress as reporting
+
+Inputs = Sequence[torch.Tensor | None]
+Outputs = tuple[torch.Tensor | None, ...]
+Step = Callable[..., Outputs]
+
+
+class Place:
+    """Memory that a step uses beside its inputs, as part of a graph's key.
+
+    Args:
+        owner: whose memory it is. Equal addresses of another owner are another place.
+        tensors: all of it.
+        form: what else the step's operators depend on, such as sizes that the host knows.
+
+    Attributes:
+        owner: a weak reference.
+        tensors: address, shape, strides and data type of each.
+    """
+
+    __slots__ = ("_hash", "form", "owner", "tensors")
+
+    def __init__(
+        self, owner: object, tensors: Iterable[torch.Tensor], form: Hashable = None
+    ) -> None:
+        self.owner = weakref.ref(owner)
+        self.tensors = tuple((x.data_ptr(), x.shape, x.stride(), x.dtype) for x in tensors)
+        self.form = form
+        self._hash = hash((self.tensors, form))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Place)
+            and self._hash == other._hash
+            and self.owner() is other.owner()
+            and (self.form, self.tensors) == (other.form, other.tensors)
+        )
+
+
+class Recorder(Protocol):
+    """How a step becomes a graph. Replaced in tests, which have no device to capture on."""
+
+    def capture(self, step: Step, inputs: Inputs) -> tuple[Callable[[], None], Outputs]:
+        """Runs `step` for its effects on the host alone, and returns what does it on the device,
+        and the outputs that this writes.
+
+        Raises:
+            RuntimeError: the step cannot be captured. Nothing was done on the device.
+        """
+        ...
+
+
+class CudaRecorder:
+    """`torch.cuda.CUDAGraph`, all in one memory pool."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, step: Step, inputs: Inputs) -> tuple[Callable[[], None], Outputs]:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.device(self._device):
+                torch.cuda.synchronize(self._device)
+                with torch.cuda.graph(graph, pool=self._pool):
+                    outputs = step(*inputs)
+        except BaseException:
+            # A capture that failed may have left the pool open, which the next would not get then.
+            self._pool = torch.cuda.graph_pool_handle()
+            raise
+        return graph.replay, outputs
+
+
+class Graphs:
+    """Graphs by shape and by the memory they use.
+
+    A step that cannot be captured is run as it is from then on, after a warning for each kind.
+
+    Args:
+        recorder: makes them.
+        limit: graphs kept; the one longest unused goes first. Each holds its intermediate tensors,
+            so this bounds memory.
+        progress: a line per capture on standard error, where that is a terminal.
+    """
+
+    def __init__(self, recorder: Recorder, *, limit: int = 64, progress: bool = True) -> None:
+        if limit < 1:
+            raise ValueError(f"limit: expected >= 1, given {limit}")
+        self._recorder, self._limit, self._progress = recorder, limit, progress
+        # None: cannot be captured.
+        self._graphs: OrderedDict[_Key, _Graph | None] = OrderedDict()
+        self._seen: OrderedDict[_Key, None] = OrderedDict()
+        self._owners: dict[int, weakref.ref[object]] = {}
+        self._warned: set[str] = set()
+        self.num_captures = 0
+        self.num_replays = 0
+
+    def __len__(self) -> int:
+        """Graphs at hand."""
+        return sum(graph is not None for graph in self._graphs.values())
+
+    def clear(self) -> None:
+        """Forget all graphs and give their memory back."""
+        self._graphs.clear()
+        self._seen.clear()
+
+    def run(self, kind: str, key: Sequence[Hashable], step: Step, inputs: Inputs) -> Outputs:
+        """``step(*inputs)``, by a graph where there is one.
+
+        Args:
+            kind: of the step, for a message.
+            key: everything that `step` depends on beside the inputs' values: which step it is, what
+                it has closed over, and a `Place` for all memory that it uses beside the inputs. A
+                graph is forgotten when the owner of one of its places goes.
+            inputs: tensors of fixed meaning; None is part of the shape.
+
+        Returns:
+            The outputs, valid until the next call.
+        """
+        shapes = tuple(None if x is None else (tuple(x.shape), x.dtype, x.device) for x in inputs)
+        full = (kind, *key, shapes)
+        if full not in self._graphs:
+            if full not in self._seen:
+                self._watch(full)
+                self._seen[full] = None
+                if len(self._seen) > 4 * self._limit:
+                    self._seen.popitem(last=False)
+                return step(*inputs)
+            del self._seen[full]
+            self._graphs[full] = self._capture(kind, step, inputs)
+            if len(self._graphs) > self._limit:
+                self._graphs.popitem(last=False)
+        else:
+            self._graphs.move_to_end(full)
+            self.num_replays += self._graphs[full] is not None
+        graph = self._graphs[full]
+        if graph is None:
+            return step(*inputs)
+        # Capturing ran `step` once for the host; this is the same call on the device.
+        graph.replay(inputs)
+        return graph.outputs
+
+    def _capture(self, kind: str, step: Step, inputs: Inputs) -> _Graph | None:
+        own = [None if x is None else x.clone() for x in inputs]
+        try:
+            replay, outputs = self._recorder.capture(step, own)
+        except RuntimeError as error:
+            if kind not in self._warned:
+                self._warned.add(kind)
+                warnings.warn(
+                    f"{kind} cannot be captured as a CUDA graph and is run without, which is "
+                    f"slower: {_cause(error)}",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            return None
+        self.num_captures += 1
+        if self._progress:
+            reporting.note(f"polyspec_ext: captured CUDA graph {self.num_captures}")
+        return _Graph(own, replay, outputs)
+
+    def _watch(self, key: _Key) -> None:
+        """Has what is kept for `key` go with the owners of its places."""
+        this = weakref.ref(self)
+
+        def gone(_: object) -> None:
+            graphs = this()
+            if graphs is not None:
+                graphs._forget()
+
+        for place in _places(key):
+            owner = place.owner()
+            if owner is not None and id(owner) not in self._owners:
+                self._owners[id(owner)] = weakref.ref(owner, gone)
+
+    def _forget(self) -> None:
+        """Drops what was kept for owners that are gone."""
+        for key in [*self._seen, *self._graphs]:
+            if any(place.owner() is None for place in _places(key)):
+                self._seen.pop(key, None)
+                self._graphs.pop(key, None)
+        for number, owner in list(self._owners.items()):
+            if owner() is None:
+                self._owners.pop(number, None)
+
+
+_Key = tuple[Hashable, ...]
+
+
+def _places(key: _Key) -> list[Place]:
+    return [part for part in key if isinstance(part, Place)]
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What went wrong first: ending a capture that has failed fails as well."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return error
+
+
+class _Graph:
+    def __init__(
+        self, inputs: list[torch.Tensor | None], replay: Callable[[], None], outputs: Outputs
+    ) -> None:
+        self._inputs, self._replay, self.outputs = inputs, replay, outputs
+
+    def replay(self, inputs: Inputs) -> None:
+        for own, given in zip(self._inputs, inputs, strict=True):
+            if own is not None and given is not None and own.data_ptr() != given.data_ptr():
+                own.copy_(given, non_blocking=True)
+        self._replay()
