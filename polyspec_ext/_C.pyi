@@ -34,31 +34,37 @@ class Scheduler:
     @property
     def done(self) -> bool: ...
 
-class ScheduleShape:
+class RoundShape:
     TOTAL: int
-    ORIGIN: int
     ROOM: int
+    STOPPED: int
+    STEP: int
     CACHED: int
     ROUND: int
+    WINDOW: int
+    BOUND: int
+    PENDING: int
+    BLOCKS: int
+    CLOSED: int
     COUNT: int
+    POSITION: int
     ACCEPTED: int
     EMITTED: int
     ENDED: int
     STATUS: int
     PER_STEP: int
-    MAX_LEVELS: int
-    def __init__(self, levels: int, tail: int, steps: int) -> None: ...
+    def __init__(self, levels: int, steps: int, capacity: int) -> None: ...
     @property
     def levels(self) -> int: ...
     @property
-    def tail(self) -> int: ...
-    @property
     def steps(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
     def level_at(self, level: int) -> int: ...
     @property
-    def tail_at(self) -> int: ...
-    @property
     def log_at(self) -> int: ...
+    @property
+    def text_at(self) -> int: ...
     @property
     def words(self) -> int: ...
 

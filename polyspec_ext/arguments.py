@@ -164,6 +164,12 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def instance(name: str, value: Any, kind: type) -> None:
+    """An object of a class, or that does what a protocol says; or None."""
+    if value is not None and (isinstance(value, type) or not isinstance(value, kind)):
+        raise TypeError(f"{name}: expected a {kind.__name__} or None, given {shown(value)}")
+
+
 def switch(name: str, value: Any) -> None:
     """True, False or "auto"."""
     if not isinstance(value, bool) and not (isinstance(value, str) and value == "auto"):

@@ -1,37 +1,33 @@
-"""`Chain`: a target, the levels below it and a drafter, generating with the target's law.
+"""`Chain`: a target, the levels below it and a drafter, generating with the target's distribution.
 
 The staged rule (Wang et al., ICML 2025, algorithm 1, made exact): level i < n waits for
-window[i-1] tokens from below and judges them, with the processed law of level i+1 as q for every
-one of them. The C++ `Scheduler` says who is next; `batch.py` does it.
+window[i-1] tokens from below and verifies them, with the processed distribution of level i+1 as q
+for every one of them. `runtime.engine` does it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from . import arguments
-from . import inputs as requests
-from . import validate as _checks
-from .drafters import Drafter, DraftModel, PromptLookup
+from . import arguments, inputs, validate
+from .drafters import BatchedDrafter, Drafter, DraftModel, PromptLookup
+from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt
-from .levels import Level, device_of, vocabulary
+from .levels import BatchedLevel, Level, LevelAdapter, vocabulary
 from .levels.describe import level_line
 from .outputs import Output, Stream
 from .planning import Switch, level_for, widths_of
+from .policies import WindowPolicy
 from .runtime.batch import Batch
-from .runtime.engine import DeviceRounds
+from .runtime.config import ChainConfig, Operators
+from .runtime.engine import Engine, Observer
 from .runtime.graphs import CudaRecorder, Graphs
 from .runtime.ownership import CacheOwner
 from .runtime.plan import default_rounds
-from .runtime.prefill import Lanes
-from .runtime.replay import Observer
-from .sampling import Sampling
-
-if TYPE_CHECKING:
-    from .integrations.processors import LawProcessors
+from .sampling import LogitsProcessors, Sampling
 
 
 class Chain:
@@ -53,15 +49,15 @@ class Chain:
             come from level i+2, full window or not. For every level above the lowest that verifies
             (one number for three levels); 0: no bound, as in the paper. Default: as many as fill
             the window if all is accepted, ceil(window[i] / (window[i+1] + 1)). Bounded rounds have
-            the rows of a batch keep step, and let a CUDA device do a round of the target
-            without a look of the host in between.
+            the rows of a batch keep step, and let a CUDA device do a round of the target without
+            host synchronisation.
         rule: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2024), on every level.
         dtype, device: for models loaded here. float32, bfloat16 or float16; by default float32 on
             the CPU and the checkpoint's own elsewhere. CPU or CUDA; by default the CPU.
         check_vocabulary: compare the tokenizers that lie beside the models.
         graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
-            CUDA device; never on the CPU. Drafts are captured with bounded `rounds` only. A step
-            that cannot be captured is a warning, and runs as it is.
+            CUDA device; never on the CPU. Only rounds without host synchronisation are captured. A
+            step that cannot be captured is a warning, and runs as it is.
         pack, compile: of the models given here (`HuggingFaceLevel`): weights packed for the CPU's
             matrix kernels; decoding through `torch.compile`. "auto": whichever is faster on this
             processor for one sequence. It is timed once, which takes about a second per level of
@@ -69,6 +65,12 @@ class Chain:
             answer kept (`planning.choose`); compiling may take a minute per candidate.
             ``pack="auto"`` also tries bfloat16 for draft levels that are loaded here without a
             `dtype`.
+        policy: chooses the windows of every row before each round of the target, from `window` on.
+        sync_each_step: whether the host reads what came of each draft and verification before the
+            next. None: on the CPU, and where it must: unbounded `rounds`, logits processors, a
+            drafter on the host, levels on several devices, the end of a context. Else it reads
+            once per round of the target.
+        operators: draw the tokens (`runtime.config.Operators`).
 
     Attributes:
         names: of the levels, target first, as in messages and statistics.
@@ -94,9 +96,12 @@ class Chain:
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
         check_vocabulary: bool = True,
-        graphs: bool | None = None,
+        graphs: bool | Graphs | None = None,
         pack: Switch = False,
         compile: Switch = False,
+        policy: WindowPolicy | None = None,
+        sync_each_step: bool | None = None,
+        operators: Operators | None = None,
     ) -> None:
         things = arguments.entries("levels", levels)
         if things is None:
@@ -113,15 +118,19 @@ class Chain:
         if rounds is None:
             rounds = default_rounds(self.window)
         self.rounds = arguments.sizes("rounds", rounds, max(count - 2, 0), count)
-        _checks.rule(rule)
+        validate.rule(rule)
         self.rule = rule
         dtype, device = arguments.dtype("dtype", dtype), arguments.device("device", device)
         arguments.flag("check_vocabulary", check_vocabulary)
-        if graphs is not None:
+        if graphs is not None and not isinstance(graphs, Graphs):
             arguments.flag("graphs", graphs)
+        if sync_each_step is not None:
+            arguments.flag("sync_each_step", sync_each_step)
+        arguments.instance("policy", policy, WindowPolicy)
+        arguments.instance("operators", operators, Operators)
         arguments.switch("pack", pack)
         arguments.switch("compile", compile)
-        self.drafter: Drafter | None = None
+        self.drafter: Drafter | DraftModel | BatchedDrafter | None = None
         made: list[Level] = []
         widths = widths_of(self.window)
         for place, thing in enumerate(things):
@@ -129,7 +138,8 @@ class Chain:
                 thing = thing.level  # the chain makes its own, fitted to its vocabulary
             if isinstance(thing, str) and thing == "prompt-lookup":
                 thing = PromptLookup()
-            is_drafter = isinstance(thing, Drafter) and not isinstance(thing, Level | type)
+            is_drafter = isinstance(thing, Drafter | BatchedDrafter)
+            is_drafter = is_drafter and not isinstance(thing, Level | type)
             if is_drafter and 0 < place == count - 1:
                 self.drafter = thing
             elif is_drafter:
@@ -162,23 +172,53 @@ class Chain:
         self._limits = [
             (n, getattr(level, "max_length", None)) for n, level in zip(names, made, strict=True)
         ]
+        self._operators = operators or Operators()
         if self.drafter is None and count > 1:
-            self.drafter = DraftModel(made.pop(), self.vocab_sizes.pop())
+            own = self.vocab_sizes.pop()
+            self.drafter = DraftModel(made.pop(), own, self._operators.sample)
         elif self.drafter is not None:
             names.append(getattr(self.drafter, "name", type(self.drafter).__name__))
         self.levels = made  # those that verify; the target is levels[0]
         self.names = names
-        self._wants_graphs = graphs
+        self.policy = policy
+        self._wants_graphs, self._sync_each_step = graphs, sync_each_step
         self._idle()
 
     def _idle(self) -> None:
         """What is at work between the levels; nothing has begun yet."""
         self.owner = CacheOwner()
-        self.graphs = self._graphs(self._wants_graphs)
-        # On the CPU looking at tokens costs nothing, and saves what the rounds above do in vain.
-        on_device = device_of(self.levels[0]).type != "cpu"
-        self.lanes = Lanes()
-        self.device_rounds = DeviceRounds.of(self) if on_device else None
+        given: Sequence[Any] = self.levels
+        levels: list[BatchedLevel] = [
+            level if isinstance(level, BatchedLevel) else LevelAdapter(level, name)
+            for level, name in zip(given, self.names, strict=False)
+        ]
+        drafter: BatchedDrafter | None = None
+        sizes = list(self.vocab_sizes)
+        if isinstance(self.drafter, Drafter):
+            drafter = ProposalDrafter(self.drafter, len(levels) + 1, sizes[-1], sizes[0])
+        elif self.drafter is not None:
+            drafter = self.drafter
+        if drafter is not None:
+            sizes.append(drafter.vocab_size)
+        config = ChainConfig(
+            tuple(self.names),
+            tuple(sizes),
+            tuple(self.window) or (0,),
+            (*self.rounds, 0),
+            self.rule,
+            levels[0].device,
+            self._operators,
+        )
+        devices = {level.device for level in levels}
+        if drafter is not None:
+            devices.add(drafter.device)
+        self.engine = Engine(
+            config,
+            levels,
+            drafter,
+            graphs=_graphs(self._wants_graphs, devices),
+            sync_each_step=self._sync_each_step,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """For `copy` and `pickle`: a copy is idle, whatever has been begun here. Levels and
@@ -188,7 +228,7 @@ class Chain:
             RuntimeError: a call is at work.
         """
         self.owner.require_idle()
-        made = ("owner", "graphs", "lanes", "device_rounds")
+        made = ("owner", "engine")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -206,21 +246,6 @@ class Chain:
         settings = f"  window={self.window}, rounds={self.rounds}, rule={self.rule!r}"
         return "\n".join(["Chain(", *shown, settings, ")"])
 
-    def _graphs(self, wanted: bool | None) -> Graphs | None:
-        devices = {device_of(level) for level in self.levels}
-        if isinstance(self.drafter, DraftModel):
-            devices.add(self.drafter.device)
-        device = devices.pop()
-        possible = not devices and device.type == "cuda"
-        if wanted is False or (wanted is None and not possible):
-            return None
-        if not possible:
-            raise ValueError(
-                "graphs: expected all levels on one CUDA device, given "
-                + ", ".join(sorted(map(str, {device, *devices})))
-            )
-        return Graphs(CudaRecorder(device))
-
     def stream(
         self,
         input_ids: Prompt,
@@ -237,8 +262,8 @@ class Chain:
 
         A chain works on one batch at a time: starting another ends this one.
         """
-        prompts = requests.prompts(
-            "input_ids", requests.rows_of("input_ids", input_ids), self.vocab_sizes[0]
+        prompts = inputs.prompts(
+            "input_ids", inputs.rows_of("input_ids", input_ids), self.vocab_sizes[0]
         )
         if len(prompts) != 1:
             raise ValueError(
@@ -262,7 +287,7 @@ class Chain:
         seed: Ints = 0,
         eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
-        processors: LawProcessors | None = None,
+        processors: LogitsProcessors | None = None,
         observe: Observer | None = None,
     ) -> Batch:
         """A batch of token lists, to be moved on by ``advance()`` as the caller likes.
@@ -271,15 +296,15 @@ class Chain:
         those of `Batch`.
         """
         vocab_size = self.vocab_sizes[0]
-        rows = requests.prompts("prompts", requests.rows_of("prompts", prompts), vocab_size)
+        rows = inputs.prompts("prompts", inputs.rows_of("prompts", prompts), vocab_size)
         count = len(rows)
-        requests.require_batches(self, count)
+        inputs.require_batches(self.names, self.engine.parts, count)
         limits = [
             arguments.integer("max_new_tokens", limit)
             for limit in arguments.per_row("max_new_tokens", max_new_tokens, count)
         ]
         for prompt, limit in zip(rows, limits, strict=True):
-            requests.require_room(self._limits, len(prompt), limit)
+            inputs.require_room(self._limits, len(prompt), limit)
         values = [
             arguments.per_row(name, value, count)
             for name, value in (
@@ -294,12 +319,14 @@ class Chain:
             own = getattr(self.levels[0], "eos_token_ids", ())
             eos_token_id = [token for token in own if 0 <= token < vocab_size]
         return Batch(
-            self,
+            self.engine,
+            self.owner,
             rows,
             max_new_tokens=limits,
             sampling=[Sampling(*own) for own in zip(*values, strict=True)],
-            seeds=requests.seeds(seed, count),
-            eos=requests.eos_sets(eos_token_id, count, vocab_size),
+            seeds=inputs.seeds(seed, count),
+            eos=inputs.eos_sets(eos_token_id, count, vocab_size),
+            policy=self.policy,
             processors=processors,
             observe=observe,
         )
@@ -341,8 +368,8 @@ class Chain:
             RequestError: a row of logits has no law (NaN, +inf, all -inf); names request, level
                 and position. The chain stays usable.
         """
-        given = requests.rows_of("input_ids", input_ids)
-        prompts = requests.prompts("input_ids", given, self.vocab_sizes[0], attention_mask)
+        given = inputs.rows_of("input_ids", input_ids)
+        prompts = inputs.prompts("input_ids", given, self.vocab_sizes[0], attention_mask)
         if pad_token_id is not None:
             pad_token_id = arguments.int64("pad_token_id", pad_token_id)
         batch = self.batch(
@@ -355,13 +382,28 @@ class Chain:
         if pad_token_id is None:
             pad_token_id = min(batch.rows[0].eos, default=0)
         return Output(
-            requests.padded(
+            inputs.padded(
                 input_ids, given, prompts, [row.tokens for row in batch.rows], pad_token_id
             ),
             batch.stats,
             [row.stats for row in batch.rows],
             [row.logprobs for row in batch.rows],
         )
+
+
+def _graphs(wanted: bool | Graphs | None, devices: set[torch.device]) -> Graphs | None:
+    if isinstance(wanted, Graphs):
+        return wanted
+    device = next(iter(devices))
+    possible = len(devices) == 1 and device.type == "cuda"
+    if wanted is False or (wanted is None and not possible):
+        return None
+    if not possible:
+        raise ValueError(
+            "graphs: expected all levels on one CUDA device, given "
+            + ", ".join(sorted(map(str, devices)))
+        )
+    return Graphs(CudaRecorder(device))
 
 
 def _distinct(names: list[str]) -> list[str]:

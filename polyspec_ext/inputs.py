@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from . import arguments
-from .drafters import DraftModel
+from .drafters.base import BatchedDrafter
+from .levels.base import BatchedLevel
 from .seeds import row_seeds
 from .validate import SEED_MAX
-
-if TYPE_CHECKING:
-    from .chain import Chain
 
 # One value for all rows, or one per row.
 Ints = int | Sequence[int] | torch.Tensor
@@ -115,7 +113,9 @@ def eos_sets(ids: Any, count: int, vocab_size: int) -> list[frozenset[int]]:
     return [frozenset(arguments.token_ids(name, row, vocab_size)) for row in own]
 
 
-def require_batches(chain: Chain, count: int) -> None:
+def require_batches(
+    names: Sequence[str], parts: Sequence[BatchedLevel | BatchedDrafter], count: int
+) -> None:
     """Refuse several prompts where a level or the drafter takes one at a time.
 
     Raises:
@@ -123,20 +123,9 @@ def require_batches(chain: Chain, count: int) -> None:
     """
     if count < 2:
         return
-    drafter = chain.drafter
-    parts: list[tuple[str, Any, str]] = [
-        (name, level, "supports_batches")
-        for name, level in zip(chain.names, chain.levels, strict=False)
-    ]
-    if isinstance(drafter, DraftModel):
-        parts.append((chain.names[-1], drafter.level, "supports_batches"))
-    elif drafter is not None:
-        parts.append((chain.names[-1], drafter, "fork"))
-    for name, part, needed in parts:
-        if not getattr(part, needed, False):
-            reason = getattr(part, "one_at_a_time", None) or (
-                f"{type(part).__name__} has no `{needed}` and serves one at a time"
-            )
+    for name, part in zip(names, parts, strict=True):
+        if not part.capabilities.batches:
+            reason = getattr(part, "one_at_a_time", "it serves one at a time")
             raise ValueError(f"{name}: expected one prompt, given {count}; {reason}")
 
 

@@ -5,6 +5,7 @@ Errors name the level, what its contract (`Level`) expects, and what came.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def require_logits(
             f"{name}: expected forward to return logits of shape [B, keep, vocab_size] = "
             f"[{batch}, {keep}, {vocab_size}], given {list(logits.shape)}"
         )
-    if not _same(logits.device, device):
+    if logits.device != device and not _same(logits.device, device):
         raise ValueError(
             f"{name}: expected forward to return logits on the level's device, {device}, given "
             f"{logits.device}"
@@ -57,6 +58,28 @@ def call(name: str, level: Any, method: str, *arguments: Any) -> None:
     result = getattr(level, method)(*arguments)
     if result is not None:
         raise TypeError(f"{name}: expected {method} to return None, given {kind_of(result)}")
+
+
+def require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
+    """What ``rollback`` of level `name` returned must be how many tokens of each row are left: no
+    more than asked for.
+
+    Raises:
+        TypeError: no integers.
+        ValueError: another number of rows, or more tokens than asked for.
+    """
+    given = kept.tolist() if isinstance(kept, torch.Tensor) else kept
+    whole = isinstance(given, list | tuple) and all(type(one) is int for one in given)
+    if not whole:
+        raise TypeError(
+            f"{name}: expected rollback to return None or the lengths that are left, given "
+            f"{kind_of(kept)}"
+        )
+    if len(given) != len(asked) or any(not 0 <= n <= m for n, m in zip(given, asked, strict=True)):
+        raise ValueError(
+            f"{name}: expected rollback to leave at most {list(asked)} tokens, given {given}"
+        )
+    return list(given)
 
 
 def kind_of(value: Any) -> str:

@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch
 
 from . import arguments
 from .validate import TEMPERATURE_MAX
+
+
+class LogitsProcessors(Protocol):
+    """Changes logits before temperature and filters make a distribution of them, on every level
+    alike (contract C1)."""
+
+    def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
+        """Processed logits ``[k, V]``, a new tensor.
+
+        Args:
+            logits: ``[k, V]``; row i is of the token behind ``prefix[: n - k + 1 + i]``.
+            prefix: ``[n]`` int64, n >= k, prompt first, without padding.
+            row: number of the request in its batch.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

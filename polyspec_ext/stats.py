@@ -14,6 +14,10 @@ from typing import Any
 
 HISTOGRAMS = ("acceptance_histogram", "draft_length_histogram")
 
+WIDTH = 100
+_NAME = 20  # columns of a level's name
+_POSITIONS = 14  # positions that fit in a line
+
 
 @dataclass(slots=True)
 class LevelStats:
@@ -28,9 +32,9 @@ class LevelStats:
         seconds: wall time of decoding spent in this level: forward passes and its sampling or
             verification.
         prefill_seconds: wall time of reading the prompt.
-        num_verifications: blocks judged, plain decoding steps (an empty block) included.
-        num_drafts: blocks judged that had at least one token.
-        num_draft_tokens: tokens judged.
+        num_verifications: blocks verified, plain decoding steps (an empty block) included.
+        num_drafts: blocks verified that had at least one token.
+        num_draft_tokens: tokens verified.
         num_accepted_tokens: of these, accepted (and not behind an EOS).
         num_emitted_tokens: tokens handed up, or committed by the target; corrections and bonus
             tokens included.
@@ -57,7 +61,7 @@ class LevelStats:
     acceptance_histogram: list[int] = field(default_factory=list)
     draft_length_histogram: list[int] = field(default_factory=list)
 
-    def judged(self, drafted: int, accepted: int, emitted: int) -> None:
+    def verified(self, drafted: int, accepted: int, emitted: int) -> None:
         """Count one verification of `drafted` tokens."""
         self.num_verifications += 1
         self.num_emitted_tokens += emitted
@@ -95,7 +99,7 @@ class LevelStats:
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted share of the tokens judged. NaN without one."""
+        """Accepted share of the tokens verified. NaN without one."""
         return (
             self.num_accepted_tokens / self.num_draft_tokens
             if self.num_draft_tokens
@@ -171,12 +175,10 @@ class Stats:
 
     def table(self) -> str:
         """One screen for people: a line per level, then acceptance by position."""
-        from .stats_table import table
-
-        return table(self)
+        return _table(self)
 
 
-class Books:
+class StatsRecorder:
     """Enters what happens in a batch twice: in its total and in the statistics of each row that
     took part. Times and forward passes are the batch's, and count in full for each row of it.
 
@@ -204,10 +206,10 @@ class Books:
         if row is not self._total:
             row.levels[-1].num_proposed_tokens += tokens
 
-    def judged(self, row: Stats, index: int, drafted: int, accepted: int, emitted: int) -> None:
-        self._total.levels[index].judged(drafted, accepted, emitted)
+    def verified(self, row: Stats, index: int, drafted: int, accepted: int, emitted: int) -> None:
+        self._total.levels[index].verified(drafted, accepted, emitted)
         if row is not self._total:
-            row.levels[index].judged(drafted, accepted, emitted)
+            row.levels[index].verified(drafted, accepted, emitted)
 
     def prefilled(self, rows: Sequence[Stats], index: int, seconds: float) -> None:
         for stats in self._of(rows):
@@ -241,3 +243,76 @@ def merge(requests: Sequence[Stats]) -> Stats:
                 for length, blocks in enumerate(counts):
                     sums[length] += blocks
     return total
+
+
+def _table(stats: Stats) -> str:
+    """A summary line, a line per level, and acceptance by position where anything was judged."""
+    lines = [*_summary(stats), "", *_levels(stats)]
+    judged = [(n, level) for n, level in enumerate(stats.levels, 1) if level.num_drafts]
+    if judged:
+        lines += ["", *_positions(judged)]
+    return "\n".join(lines)
+
+
+def _summary(stats: Stats) -> list[str]:
+    several = "" if stats.num_requests == 1 else f"{stats.num_requests} requests, "
+    spent = stats.decode_seconds
+    rate = "-" if math.isnan(stats.tokens_per_second) else f"{stats.tokens_per_second:.1f}"
+    outside = f"{stats.overhead_seconds * 1e3:.1f} ms ({_percent(stats.overhead_seconds, spent)} %)"
+    return [
+        f"{several}{stats.num_prompt_tokens} prompt tokens, {stats.num_new_tokens} new tokens, "
+        f"{rate} tokens/s",
+        f"prefill {stats.prefill_seconds * 1e3:.1f} ms, decoding {spent * 1e3:.1f} ms, of which "
+        f"{outside} outside the levels",
+    ]
+
+
+def _levels(stats: Stats) -> list[str]:
+    heads = ("passes", "ms/pass", "time %", "drafts", "drafted", "accepted", "rate", "mean length")
+    widths = [max(7, len(head)) for head in heads]
+    lines = [_line("level", heads, widths)]
+    for number, level in enumerate(stats.levels, 1):
+        passes = level.num_forward_passes
+        cells = [
+            str(passes),
+            f"{level.seconds / passes * 1e3:.2f}" if passes else "-",
+            _percent(level.seconds, stats.decode_seconds),
+        ]
+        if level.num_drafts:
+            cells += [
+                str(level.num_drafts),
+                str(level.num_draft_tokens),
+                str(level.num_accepted_tokens),
+                f"{level.draft_acceptance_rate:.2f}",
+                f"{level.mean_acceptance_length:.2f}",
+            ]
+        elif level.num_proposed_tokens:
+            cells += ["", str(level.num_proposed_tokens)]
+        lines.append(_line(f"{number} {level.name}", cells, widths))
+    return lines
+
+
+def _positions(judged: Sequence[tuple[int, LevelStats]]) -> list[str]:
+    longest = max(len(level.num_draft_tokens_per_pos) for _, level in judged)
+    shown = min(longest, _POSITIONS)
+    widths = [4] * shown
+    more = f" (the first {shown} of {longest})" if longest > shown else ""
+    lines = [
+        f"accepted, in % of the blocks that had a token there{more}",
+        _line("at position", [str(i + 1) for i in range(shown)], widths),
+    ]
+    for number, level in judged:
+        rates = level.draft_acceptance_rate_per_pos[:shown]
+        lines.append(_line(f"{number} {level.name}", [f"{100 * r:.0f}" for r in rates], widths))
+    return lines
+
+
+def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
+    if len(name) > _NAME:
+        name = name[: _NAME - 3] + "..."
+    padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=False))
+    return (name.ljust(_NAME + 2) + " ".join(padded)).rstrip()
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f}" if whole > 0 else "-"

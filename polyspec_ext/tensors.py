@@ -3,7 +3,8 @@ nothing), else a tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +28,6 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=tensor.device.type == device.type == "cuda")
 
 
-def integers(values: Sequence[int], device: torch.device) -> int | torch.Tensor:
-    """`values`, one per row, as an operator takes them."""
-    return values[0] if len(values) == 1 else on_device(values, torch.int64, device)
-
-
 def signed(seed: int) -> int:
     """The 64 bits of an unsigned seed as torch holds them."""
     return seed - 2**64 if seed >= 2**63 else seed
@@ -46,7 +42,7 @@ class Parameters:
     """
 
     def __init__(self, sampling: Sequence[Sampling], seeds: Sequence[int]) -> None:
-        self._sampling, self._seeds = list(sampling), list(seeds)
+        self.sampling, self.seeds = list(sampling), list(seeds)
         self.greedy = all(one.greedy for one in sampling)
         self._made: dict[torch.device, dict[str, Any]] = {}
         self._tensors: dict[torch.device, list[torch.Tensor]] = {}
@@ -56,57 +52,106 @@ class Parameters:
         if device not in self._made:
             made: dict[str, Any] = {}
             for name in ("temperature", "top_k", "top_p", "min_p"):
-                values = [getattr(one, name) for one in self._sampling]
+                values = [getattr(one, name) for one in self.sampling]
                 dtype = torch.int64 if name == "top_k" else torch.float32
                 same = len(set(values)) == 1
                 made[name] = values[0] if same else on_device(values, dtype, device)
-            bits = [signed(seed) for seed in self._seeds]
-            made["seed"] = (
-                self._seeds[0] if len(bits) == 1 else on_device(bits, torch.int64, device)
-            )
+            bits = [signed(seed) for seed in self.seeds]
+            made["seed"] = self.seeds[0] if len(bits) == 1 else on_device(bits, torch.int64, device)
             self._made[device] = made
         return self._made[device]
 
-    def tensors(self, device: torch.device) -> list[torch.Tensor]:
-        """temperature, top_k, top_p, min_p and seed as ``[B]`` tensors, whatever they are: a graph
-        reads them anew. Made once per device."""
-        if device not in self._tensors:
-            wanted = (
+
+class FixedParameters:
+    """`Parameters` of B rows at one place on a device, where captured graphs read them anew.
+
+    Args:
+        batch: rows, B.
+        device: where they lie.
+    """
+
+    def __init__(self, batch: int, device: torch.device) -> None:
+        self.sampling: list[Sampling] = []
+        self.seeds: list[int] = []
+        self.greedy = False
+        self._written: Parameters | None = None
+        self._tensors: dict[str, torch.Tensor] = {
+            name: torch.zeros(batch, dtype=dtype, device=device)
+            for name, dtype in (
                 ("temperature", torch.float32),
                 ("top_k", torch.int64),
                 ("top_p", torch.float32),
                 ("min_p", torch.float32),
+                ("seed", torch.int64),
             )
-            made = [
-                on_device([getattr(one, name) for one in self._sampling], dtype, device)
-                for name, dtype in wanted
-            ]
-            bits = [signed(seed) for seed in self._seeds]
-            self._tensors[device] = [*made, on_device(bits, torch.int64, device)]
-        return self._tensors[device]
+        }
+
+    def write(self, parameters: Parameters) -> None:
+        """Hold these from now on."""
+        if self._written is parameters:
+            return
+        self._written, self.greedy = parameters, parameters.greedy
+        self.sampling, self.seeds = parameters.sampling, parameters.seeds
+        for name, own in self._tensors.items():
+            values: list[Any] = [signed(seed) for seed in self.seeds]
+            if name != "seed":
+                values = [getattr(one, name) for one in self.sampling]
+            own.copy_(on_device(values, own.dtype, own.device), non_blocking=True)
+
+    def on(self, device: torch.device) -> dict[str, Any]:
+        """As of `Parameters`; each ``[B]``."""
+        return dict(self._tensors)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return list(self._tensors.values())
 
 
-def feed(
-    rows: Sequence[Sequence[int]], level: Any, unread: torch.Tensor | None = None
-) -> tuple[torch.Tensor, list[int] | None]:
-    """Tokens of B rows as a level reads them: ``[B, T]`` int64 on its device, right-padded with 0,
-    and how many each row has; None: T each.
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, list[int]]:
+    """``[B, T]`` int64, right-padded with 0, and how many tokens each row has."""
+    counts = [len(row) for row in rows]
+    width = max(counts, default=0)
+    table = [[*row, *[0] * (width - len(row))] for row in rows]
+    return on_device(table, torch.int64, device).view(len(rows), width), counts
 
-    Ids that a smaller vocabulary does not have become 0. That costs a draft level some accuracy
-    and no exactness: the law it hands up is still the one it samples from.
+
+def known_ids(ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """`ids` with those that a smaller vocabulary does not have as 0. That costs a draft level some
+    accuracy and no exactness: the distribution that it hands up is still the one it samples
+    from."""
+    return ids.masked_fill(ids >= vocab_size, 0)
+
+
+class Place:
+    """Memory that a step uses beside its inputs, as part of a graph's key.
 
     Args:
-        unread: ids that the host has not seen yet, of any shape; -1 - j stands for the j-th.
+        owner: whose memory it is. Equal addresses of another owner are another place.
+        tensors: all of it.
+        form: what else the step's operators depend on, such as sizes that the host knows.
+
+    Attributes:
+        owner: a weak reference.
+        tensors: address, shape, strides and data type of each.
     """
-    known, width = level.vocab_size, max(map(len, rows))
-    device = torch.device(getattr(level, "device", None) or "cpu")
-    counts = [len(row) for row in rows]
-    table = [
-        [*(token if token < known else 0 for token in row), *[0] * (width - len(row))]
-        for row in rows
-    ]
-    fed = on_device(table, torch.int64, device).view(len(rows), width)
-    if unread is not None:
-        pool = moved(unread, device).flatten().clamp(0, known - 1)
-        fed = torch.where(fed < 0, pool[(-1 - fed).clamp_min(0)], fed)
-    return fed, None if min(counts) == width else counts
+
+    __slots__ = ("_hash", "form", "owner", "tensors")
+
+    def __init__(
+        self, owner: object, tensors: Iterable[torch.Tensor], form: Hashable = None
+    ) -> None:
+        self.owner = weakref.ref(owner)
+        self.tensors = tuple((x.data_ptr(), x.shape, x.stride(), x.dtype) for x in tensors)
+        self.form = form
+        self._hash = hash((self.tensors, form))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Place)
+            and self._hash == other._hash
+            and self.owner() is other.owner()
+            and (self.form, self.tensors) == (other.form, other.tensors)
+        )

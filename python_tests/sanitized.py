@@ -8,7 +8,7 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext.ops import kv as cache_ops
-from polyspec_ext.ops.schedule import Schedule
+from polyspec_ext.ops import schedule as rounds
 
 # Batches and vocabularies. On a device with clusters 33001 tokens are spread over one; three
 # requests have their rows read at once, twelve are too many for that and each is walked by a
@@ -82,20 +82,24 @@ def cache(dtype: torch.dtype, device: str) -> None:
 
 
 def schedule(device: str) -> None:
-    """A draft and its verification, in the lines that a chain keeps on the device."""
-    made = Schedule((4, 2), (2, 0), tail=12, steps=2)
-    shape = made.shape
-    state = torch.zeros(33, shape.words, dtype=torch.int64)
-    state[:, shape.TOTAL], state[:, shape.ROOM] = 1, torch.arange(33)
-    state = state.to(device)
+    """A draft and its verification, in state rows that a chain keeps on the device."""
+    shape = rounds.RoundShape(3, 2, 64)
+    words = torch.zeros(33, shape.words, dtype=torch.int64)
+    words[:, shape.TOTAL], words[:, shape.ROOM] = 1, torch.arange(33)
+    for level, window, bound in ((1, 4, 2), (2, 2, 0)):
+        at = shape.level_at(level)
+        words[:, at + shape.WINDOW], words[:, at + shape.BOUND] = window, bound
+    state = words.to(device)
     eos = torch.full((33, 1), 5, device=device)
-    _, plan = made.next(state, 3, 3)
+    assert rounds.due(state, shape)[0].max() == 3  # a draft comes first
+    _, plan = rounds.next_step(state, shape, 3, 3)
     tokens = torch.arange(66, device=device).view(33, 2)
-    made.report(state, 3, plan, tokens, None, torch.zeros_like(tokens, dtype=torch.int32), eos, 2)
-    _, plan = made.next(state, 2, 4)
+    none = torch.zeros_like(tokens, dtype=torch.int32)
+    rounds.report(state, shape, 3, plan, tokens, None, none, eos, 2)
+    _, plan = rounds.next_step(state, shape, 2, 4)
     status = torch.zeros(33, dtype=torch.int32, device=device)
     tokens = torch.arange(99, device=device).view(33, 3)
-    made.report(state, 2, plan, tokens, torch.zeros_like(plan[0]), status, eos, 6)
+    rounds.report(state, shape, 2, plan, tokens, torch.zeros_like(plan[0]), status, eos, 6)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ def main() -> None:
     target.model.layers[0].mlp.down_proj.register_forward_hook(count)
     generated = texts(target, place)
     found = {
+        "package": ps.__file__,
         "texts": generated,
         "passes": calls["passes"],
         "world": torch.distributed.get_world_size(),

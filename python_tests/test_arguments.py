@@ -16,8 +16,12 @@ import transformers as hf
 from test_levels import V, make
 
 import polyspec_ext as ps
+from polyspec_ext import _C
 from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.levels import load
+from polyspec_ext.policies.base import RoundReport
+from polyspec_ext.runtime.config import Operators
+from polyspec_ext.runtime.graphs import Graphs
 
 VOCAB = 20
 
@@ -53,6 +57,16 @@ class Rows(toy.ToyLevel):
 
 def plain() -> ps.Chain:
     return ps.Chain([Rows()])
+
+
+class Windows:
+    """A policy that says one thing."""
+
+    def __init__(self, windows: Any) -> None:
+        self.windows = windows
+
+    def next(self, report: RoundReport) -> Any:
+        return self.windows
 
 
 def nothing() -> Any:
@@ -178,6 +192,9 @@ BAD_CHAINS: dict[str, list[Any]] = {
                ["cpu"], torch.device("cuda:99"), torch.float32],
     "check_vocabulary": [None, *FLAGS],
     "graphs": FLAGS,
+    "sync_each_step": [*FLAGS, Graphs.__new__(Graphs)],
+    "policy": [0, True, "online", [3], {}, Windows, ps.Chain],
+    "operators": [0, True, "token", [ps.sample, ps.verify], ps.verify, Operators],
     "pack": [None, *FLAGS, "Auto"],
     "compile": [None, *FLAGS, np.array("auto")],
 }  # fmt: skip
@@ -193,6 +210,40 @@ def test_bad_values_of_chain(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     for value in BAD_CHAINS[name]:
         options = {"levels": toy.make_levels(count, VOCAB), name: value}
         told(name, lambda options=options: ps.Chain(**options))
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_bad_windows_of_a_policy(sync: bool) -> None:
+    """They are those of the chain, and it stays usable."""
+    policy = Windows([3])
+    levels = [ps.HuggingFaceLevel(make("llama", 1, seed, VOCAB)) for seed in (0, 1)]
+    chain = ps.Chain(levels, [2], policy=policy, sync_each_step=sync)
+    wanted = chain.generate([1, 2], 9).sequences.tolist()
+    for wrong in [*BAD_CHAINS["window"], [3, 1], [], [None], None]:
+        policy.windows = wrong
+        told("policy (Windows)", lambda: chain.generate([1, 2], 9))
+        policy.windows = (np.int64(1),)
+        assert chain.generate([1, 2], 9).sequences.tolist() == wanted
+
+
+def test_a_target_alone_has_no_windows_to_choose() -> None:
+    made = toy.make_levels(1, VOCAB)
+    wanted = ps.Chain(made).generate([1, 2], 9).sequences.tolist()
+    for windows in ([5], [], None):
+        chain = ps.Chain(made, policy=Windows(windows))
+        assert chain.generate([1, 2], 9).sequences.tolist() == wanted
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_the_largest_window_takes_no_more_than_the_text_is_long(sync: bool) -> None:
+    largest = 2**31 - 1
+    levels = [ps.HuggingFaceLevel(make("llama", 1, seed, VOCAB)) for seed in (0, 1, 2)]
+    wanted = ps.Chain(levels[:1]).generate([1, 2], 9).sequences.tolist()
+    for window in ([largest, 2], [3, largest], [largest, largest]):
+        chain = ps.Chain(levels, window, rounds=[1], sync_each_step=sync)
+        assert chain.generate([1, 2], 9).sequences.tolist() == wanted
+        for level in levels:
+            assert level.cache.layers[0].keys.shape[2] < 1000
 
 
 def test_an_error_shows_what_came() -> None:
@@ -412,8 +463,11 @@ def test_load(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device(tmp_path: Path) -> None:
     make("llama", 1).save_pretrained(tmp_path)
+    message = r"^device: expected a device .*, given cuda.* 0 CUDA"
+    if not _C.build_info()["cuda"]:
+        message = r"^device: expected the CPU, given cuda.* built without CUDA kernels; reinstall"
     for device in ("cuda", "cuda:0", torch.device("cuda")):
-        with pytest.raises(ValueError, match=r"^device: expected a device .*, given cuda.* 0 CUDA"):
+        with pytest.raises(ValueError, match=message):
             ps.Chain([tmp_path], device=device)
 
 

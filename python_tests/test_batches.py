@@ -174,6 +174,17 @@ def test_stop_ends_a_row_and_no_other() -> None:
     assert batch.rows[1].tokens == alone[1]
 
 
+def test_stop_of_an_older_batch_ends_no_row_of_a_newer() -> None:
+    chain = ps.Chain(make(3), [3, 2])
+    wanted = chain.generate([3], 30, 1.0, eos_token_id=[]).sequences[0].tolist()
+    older, newer = (chain.batch([[n]], 30, 1.0, eos_token_id=[]) for n in (1, 3))
+    newer.advance()
+    older.stop(0)
+    newer.complete()
+    assert newer.rows[0].tokens == wanted
+    assert older.rows[0].tokens == [1]
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
 def test_a_row_of_a_batch_with_one_seed_can_be_drawn_alone(seed: int) -> None:
     chain = ps.Chain(make(2), [3])
@@ -285,9 +296,9 @@ def test_bad_batches() -> None:
 
 
 class Reads(TorchFunctionMode):
-    """Counts what hands a tensor's value to the host."""
+    """Counts what would hand the host a value of a tensor on a device."""
 
-    names = ("tolist", "item", "__int__", "__bool__", "__float__", "__index__", "cpu", "numpy")
+    names = ("tolist", "item", "__int__", "__bool__", "__float__", "__index__", "cpu")
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,8 +310,11 @@ class Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Quiet(Rows):
-    """The same level, without reading the tokens it is fed outside its bookkeeping."""
+class Staying(Rows):
+    """The same level as on a device: a chain may leave its lengths there for a round of the target.
+    What it reads for its own bookkeeping is not counted."""
+
+    stays = True
 
     def prefill(self, *args: Any) -> None:
         with torch._C.DisableTorchFunction():
@@ -310,49 +324,74 @@ class Quiet(Rows):
         with torch._C.DisableTorchFunction():
             return super().forward(*args)
 
+    def forward_captured(
+        self, tokens: torch.Tensor, keep: int, counts: torch.Tensor, first: torch.Tensor
+    ) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            return super().forward(tokens, keep, counts.tolist(), first.tolist())
 
-@pytest.mark.parametrize("window", [[4], [3, 2]], ids=str)
+    def keep(self, lengths: torch.Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            self.rollback(lengths.tolist())
+
+    def reach(self, tokens: int) -> int:
+        assert max(map(len, self.caches)) <= tokens
+        return tokens
+
+    def passed(self, lengths: Sequence[int]) -> None:
+        """What the host is told is what is there."""
+        assert [len(cache) for cache in self.caches] == list(lengths)
+
+
+@pytest.mark.parametrize("window", [[4], [3, 2], [4, 3, 2]], ids=str)
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1]], ids=len)
-def test_the_host_reads_once_per_verification(
-    window: list[int], rows: list[dict[str, Any]]
-) -> None:
-    """As on a device that must not be waited for: drafts stay unread until they are judged, and
-    the tokens are those that looking at every one gives."""
-    levels = [Quiet(VOCAB, 11 + i, scale=1.5) for i in range(len(window) + 1)]
-    chain = ps.Chain(levels, window)
-    wanted = run(chain, rows)
-    chain.drafter.looks = False  # type: ignore[union-attr]
-    drafts: list[int] = []
-    draft = chain.drafter.draft  # type: ignore[union-attr]
+def test_the_host_reads_once_per_round(window: list[int], rows: list[dict[str, Any]]) -> None:
+    """As on a device that must not be waited for: nothing is read until the target has verified,
+    one copy tells all of it then, and the tokens are those that reading every step gives."""
+    levels = [Staying(VOCAB, 11 + i, scale=1.5) for i in range(len(window) + 1)]
+    wanted = run(ps.Chain(levels, window, sync_each_step=True), rows)
+    chain = ps.Chain(levels, window, sync_each_step=False)
     with Reads() as reads:
-
-        def watched(*args: Any) -> Any:
-            before = len(reads.seen)
-            made = draft(*args)
-            drafts.append(len(reads.seen) - before)
-            return made
-
-        chain.drafter.draft = watched  # type: ignore[union-attr]
+        drafted = watched(chain.drafter, "draft", reads)
+        verified = [watched(level, "forward_captured", reads) for level in levels[:-1]]
         batch = chain.batch([row["prompt"] for row in rows], **arguments(rows))
-        while batch.advance():
-            pass
-    assert set(drafts) == {0}
-    judged = [level.num_forward_passes for level in batch.stats.levels[:-1]]
-    lowest, above = judged[-1], judged[:-1]
-    # A reading of a level on the CPU whose draft was looked at takes several calls; what judges an
-    # unread draft takes one.
-    upper = sum(above)
-    assert reads.seen == ["tolist"] * len(reads.seen)
-    assert lowest <= len(reads.seen) <= 4 * upper + 4 * lowest
+        rounds = 0
+        while True:
+            reads.seen.clear()
+            if not batch.advance():
+                break
+            rounds += 1
+            assert reads.seen[0] == "cpu"
+            assert set(reads.seen[1:]) == {"tolist"}  # of the copy
+    assert set(drafted) == {0}
+    for own in verified:
+        assert set(own) == {0}
+    assert len(verified[0]) == rounds == batch.stats.levels[0].num_forward_passes
     assert [row.tokens for row in batch.rows] == texts(wanted, rows)
     assert [row.logprobs for row in batch.rows] == wanted.logprobs
 
 
+def watched(thing: Any, method: str, reads: Reads) -> list[int]:
+    """Values read in the round before each call of a method ended, call by call."""
+    seen: list[int] = []
+    right = getattr(thing, method)
+
+    def call(*args: Any) -> Any:
+        made = right(*args)
+        seen.append(len(reads.seen))
+        return made
+
+    setattr(thing, method, call)
+    return seen
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 2])
 @pytest.mark.parametrize("at", [3, 5, 8])
-def test_an_unread_draft_that_has_no_law_is_named(at: int) -> None:
-    levels = make(3)
-    chain = ps.Chain(levels, [4, 2])
-    row = levels[2].row
+def test_an_unread_row_that_has_no_distribution_is_named(faulty: int, at: int) -> None:
+    """The same request, level, position and status, whether the host reads every step or a round
+    at once."""
+    levels = [Staying(VOCAB, 11 + i, scale=1.5) for i in range(3)]
+    row = levels[faulty].row
 
     def poisoned(prefix: Sequence[int]) -> torch.Tensor:
         z: torch.Tensor = row(prefix).clone()
@@ -360,11 +399,26 @@ def test_an_unread_draft_that_has_no_law_is_named(at: int) -> None:
             z[3] = math.nan
         return z
 
-    levels[2].row = poisoned
+    good = run(ps.Chain(levels, [4, 2]), ROWS)
     places = []
-    for looks in (True, False):
-        chain.drafter.looks = looks  # type: ignore[union-attr]
-        with pytest.raises(ps.RequestError, match="level 3") as caught:
+    for each in (True, False):
+        chain = ps.Chain(levels, [4, 2], sync_each_step=each)
+        levels[faulty].row = poisoned  # type: ignore[method-assign]
+        with pytest.raises(ps.RequestError, match=f"level {faulty + 1}") as caught:
             run(chain, ROWS)
         places.append((caught.value.request, caught.value.position, caught.value.status))
+        levels[faulty].row = row  # type: ignore[method-assign]
+        assert run(chain, ROWS).sequences.equal(good.sequences)
     assert places == [(5, at, 1), (5, at, 1)]
+
+
+def test_what_must_be_read_between_steps_is_named() -> None:
+    target, other, third = (Staying(VOCAB, seed) for seed in (1, 2, 3))
+    for levels, window, rounds, reason in (
+        ([target, PromptLookup()], [3], [], "prompt lookup keeps its lengths on the host"),
+        ([target, *make(1)], [3], [], "toy 11 keeps its lengths on the host"),
+        ([target, other, third], [4, 2], [0], "rounds are not bounded"),
+        ([target], [], [], "a target alone has no drafts"),
+    ):
+        with pytest.raises(ValueError, match=rf"^sync_each_step: .*{reason}, given False"):
+            ps.Chain(levels, window, rounds=rounds, sync_each_step=False)

@@ -11,7 +11,7 @@ import toy
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, PromptLookup, Proposal
-from polyspec_ext.runtime import batch as request_module
+from polyspec_ext.runtime.config import Operators
 
 # ---- bookkeeping ---------------------------------------------------------------------------------
 
@@ -139,32 +139,26 @@ def test_eos_of_the_draft_that_the_target_does_not_share() -> None:
     assert chain.generate([0, 1, 2], 9, eos_token_id=49).sequences.tolist() == [list(range(12))]
 
 
-def test_draws_are_keyed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_are_keyed_apart() -> None:
     """No two draws of a request share (position, level, round, purpose)."""
     keys: list[tuple[Any, ...]] = []
-    sample, verify = ps.sample, ps.verify
 
     def spy_sample(logits: Any, *args: Any) -> Any:
-        seed, position, level, number = args[4:8]
+        seed, position, level, number = (toy.of_row(arg, 0) for arg in args[4:8])
         keys.append((seed, position, level, number, "sample"))
-        return sample(logits, *args)
+        return ps.sample(logits, *args)
 
     def spy_verify(target: Any, tokens: Any, draft: Any, **options: Any) -> Any:
+        names = ("seed", "position", "level", "round")
+        seed, position, level, number = (toy.of_row(options[name], 0) for name in names)
         for i in range(tokens.shape[1] + 1):
-            keys.append(
-                (
-                    options["seed"],
-                    options["position"] + i,
-                    options["level"],
-                    options["round"],
-                    "verify",
-                )
-            )
-        return verify(target, tokens, draft, **options)
+            keys.append((seed, position + i, level, number, "verify"))
+        return ps.verify(target, tokens, draft, **options)
 
-    monkeypatch.setattr(request_module.ops, "sample", spy_sample)
-    monkeypatch.setattr(request_module.ops, "verify", spy_verify)
-    ps.Chain(toy.make_levels(3, vocab=20), [4, 2]).generate([1], 60, temperature=1.0, seed=9)
+    chain = ps.Chain(
+        toy.make_levels(3, vocab=20), [4, 2], operators=Operators(spy_sample, spy_verify)
+    )
+    chain.generate([1], 60, temperature=1.0, seed=9)
     assert len(keys) == len(set(keys)) > 60
     assert {key[0] for key in keys} == {9}
     assert {key[2] for key in keys if key[4] == "sample"} == {3}

@@ -5,27 +5,35 @@ Toy levels; scheduler and operators are the production ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import test_batches
 import torch
 import toy
 from scipy import stats as scipy_stats
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import DraftModel
-from polyspec_ext.runtime import batch as request_module
-from polyspec_ext.runtime.request import Chunk
 
 ALPHA = 1e-6
 
 
 def enumerate_chain(
-    monkeypatch: pytest.MonkeyPatch, chain: Any, length: int, **options: Any
+    made: Sequence[Any],
+    window: Sequence[int],
+    length: int,
+    enumerator: toy.Enumerator | None = None,
+    sampling: dict[str, Any] | None = None,
+    **options: Any,
 ) -> dict[tuple[int, ...], float]:
+    """The exact law of `length` tokens behind [0, 1] of the chain with these levels."""
+    enumerator = enumerator or toy.Enumerator()
+    chain = ps.Chain(made, window, operators=enumerator.operators, **options)
+    given = {"temperature": 1.0, **(sampling or {})}
     return toy.chain_law(
-        toy.Enumerator(monkeypatch),
-        lambda: chain.generate([0, 1], length, **options).sequences[0, 2:].tolist(),
+        enumerator, lambda: chain.generate([0, 1], length, **given).sequences[0, 2:].tolist()
     )
 
 
@@ -55,71 +63,100 @@ SHAPES = [
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(("vocab", "count", "window", "length"), SHAPES)
 def test_law_is_the_targets(
-    monkeypatch: pytest.MonkeyPatch,
-    vocab: int,
-    count: int,
-    window: list[int],
-    length: int,
-    rule: str,
+    vocab: int, count: int, window: list[int], length: int, rule: str
 ) -> None:
     made = toy.make_levels(count, vocab)
-    got = enumerate_chain(monkeypatch, ps.Chain(made, window, rule=rule), length, temperature=1.0)
+    got = enumerate_chain(made, window, length, rule=rule)
+    assert toy.total_variation(got, toy.text_law(made[0], [0, 1], length)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(("vocab", "count", "window", "length"), SHAPES[1:8:2])
+def test_law_without_host_synchronisation(
+    vocab: int, count: int, window: list[int], length: int, rule: str
+) -> None:
+    made = [test_batches.Staying(vocab, 11 + i) for i in range(count)]
+    got = enumerate_chain(made, window, length, rule=rule, sync_each_step=False)
     assert toy.total_variation(got, toy.text_law(made[0], [0, 1], length)) < 1e-12
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("sampling", FILTERS[1:], ids=str)
-def test_law_with_filters(
-    monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], rule: str
-) -> None:
+def test_law_with_filters(sampling: dict[str, Any], rule: str) -> None:
     made = toy.make_levels(3)
-    options = {"temperature": 1.0, **sampling}
-    got = enumerate_chain(monkeypatch, ps.Chain(made, [2, 1], rule=rule), 3, **options)
-    assert toy.total_variation(got, toy.text_law(made[0], [0, 1], 3, **options)) < 1e-12
+    got = enumerate_chain(made, [2, 1], 3, rule=rule, sampling=sampling)
+    assert toy.total_variation(got, toy.text_law(made[0], [0, 1], 3, **sampling)) < 1e-12
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_law_with_eos(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+def test_law_with_eos(rule: str) -> None:
     made = toy.make_levels(3, vocab=2)
-    got = enumerate_chain(
-        monkeypatch, ps.Chain(made, [2, 2], rule=rule), 4, temperature=1.0, eos_token_id=1
-    )
+    got = enumerate_chain(made, [2, 2], 4, rule=rule, sampling={"eos_token_id": 1})
     assert toy.total_variation(got, toy.text_law(made[0], [0, 1], 4, eos=[1])) < 1e-12
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_law_with_a_smaller_draft_vocabulary(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+def test_law_with_a_smaller_draft_vocabulary(rule: str) -> None:
     made = [toy.ToyLevel(3, 1), toy.ToyLevel(3, 2), toy.ToyLevel(2, 3)]
-    got = enumerate_chain(monkeypatch, ps.Chain(made, [2, 1], rule=rule), 3, temperature=1.0)
+    got = enumerate_chain(made, [2, 1], 3, rule=rule)
     assert toy.total_variation(got, toy.text_law(made[0], [0, 1], 3)) < 1e-12
 
 
-def test_law_with_a_padded_draft_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_law_with_a_padded_draft_vocabulary() -> None:
     """Ids past the target's are cut off before the draft is drawn, in the middle and at the end of
     the chain."""
     made = [toy.ToyLevel(2, 1), toy.ToyLevel(3, 2), toy.ToyLevel(4, 3)]
-    chain = ps.Chain(made, [2, 1], check_vocabulary=False)
-    got = enumerate_chain(monkeypatch, chain, 3, temperature=1.0)
+    got = enumerate_chain(made, [2, 1], 3, check_vocabulary=False)
     assert toy.total_variation(got, toy.text_law(made[0], [0, 1], 3)) < 1e-12
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_law_with_deterministic_proposals(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+def test_law_with_deterministic_proposals(rule: str) -> None:
     """Also where the drafter gives fewer tokens than asked for, or none."""
     made = toy.make_levels(2)
     drafter = toy.FixedDrafter(lambda tokens, k: [(tokens[-1] + 1) % 3, 0][: min(k, tokens[-1])])
-    got = enumerate_chain(
-        monkeypatch, ps.Chain([*made, drafter], [2, 2], rule=rule), 4, temperature=1.0
-    )
+    got = enumerate_chain([*made, drafter], [2, 2], 4, rule=rule)
     assert toy.total_variation(got, toy.text_law(made[0], [0, 1], 4)) < 1e-12
 
 
-def test_windows_of_zero_decode_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_of_zero_decode_plainly() -> None:
     made = toy.make_levels(3)
     for window in ([0, 2], [2, 0]):
-        with monkeypatch.context() as patch:
-            got = enumerate_chain(patch, ps.Chain(made, window), 3, temperature=1.0)
+        got = enumerate_chain(made, window, 3)
         assert toy.total_variation(got, toy.text_law(made[0], [0, 1], 3)) < 1e-12
+
+
+# ---- a level that goes back to a checkpoint ------------------------------------------------------
+
+
+class Checkpoints(toy.ToyLevel):
+    """A toy level that goes back to a checkpoint; it has one every `every` tokens."""
+
+    every = 3
+
+    def rollback(self, lengths: Sequence[int]) -> list[int]:  # type: ignore[override]
+        kept = lengths[0] // self.every * self.every
+        super().rollback([kept])
+        return [kept]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("every", [2, 99])  # with 99 it begins from an empty cache again
+@pytest.mark.parametrize(
+    ("window", "rounds", "length"), [([2], None, 4), ([2, 2], None, 4), ([2, 1], [0], 4)], ids=str
+)
+def test_law_with_levels_that_keep_fewer_tokens(
+    window: list[int], rounds: list[int] | None, length: int, every: int, rule: str
+) -> None:
+    made = [Checkpoints(2, 11 + i) for i in range(len(window) + 1)]
+    for level in made:
+        level.every = every
+    got = enumerate_chain(made, window, length, rule=rule, rounds=rounds)
+    assert toy.total_variation(got, toy.text_law(made[0], [0, 1], length)) < 1e-12
+    for level in made[:2]:  # a drafter of one token never goes back
+        lengths = [kept for kind, kept in level.log if kind == "rollback"]
+        assert lengths
+        assert all(kept % every == 0 for kept in lengths)
 
 
 def test_sampled_frequencies() -> None:
@@ -147,102 +184,140 @@ def test_sampled_frequencies() -> None:
     assert scipy_stats.chisquare(seen, wanted).pvalue > ALPHA
 
 
-# ---- known mistakes: each must show ----------------------------------------------
+# ---- known mistakes: each must show --------------------------------------------------------------
+
+Levels = list[toy.ToyLevel]
 
 
-def mutant_rows_off_by_one(patch: pytest.MonkeyPatch, made: list[toy.ToyLevel]) -> None:
-    take = request_module.PendingLaws.take
+def rows_off_by_one(patch: pytest.MonkeyPatch, made: Levels) -> toy.Enumerator:
+    class Wrong(toy.Enumerator):
+        def verify(
+            self, target: torch.Tensor, tokens: torch.Tensor, draft: Any = None, **options: Any
+        ) -> Any:
+            draft = None if draft is None else draft.roll(1, dims=1)
+            return super().verify(target, tokens, draft, **{**options, "draft_laws": None})
 
-    def wrong(self: Any, *args: Any) -> Any:
-        chunk = take(self, *args)
-        return None if chunk is None else Chunk(chunk.logits.roll(1, dims=1), None)
-
-    patch.setattr(request_module.PendingLaws, "take", wrong)
+    return Wrong()
 
 
-def mutant_law_of_the_drafter(patch: pytest.MonkeyPatch, made: list[toy.ToyLevel]) -> None:
+def law_of_the_drafter(patch: pytest.MonkeyPatch, made: Levels) -> toy.Enumerator:
     """q = p3 at M_1: for level 1's block the rows are the drafter's."""
-    verify = request_module.Batch._verify
 
-    def wrong(self: Any, index: int, group: Any) -> Any:
-        row, count = group[0]
-        if index == 0 and count:
-            start = len(row.tokens) - count
-            rows = [made[-1].row(row.tokens[: start + i]) for i in range(count)]
-            self._pending[0].clear(0)
-            self._pending[0].add(0, Chunk(torch.stack(rows)[None], None), count)
-        return verify(self, index, group)
+    class Wrong(toy.Enumerator):
+        def verify(
+            self, target: torch.Tensor, tokens: torch.Tensor, draft: Any = None, **options: Any
+        ) -> Any:
+            if options["level"] == 1 and draft is not None:
+                text, start = made[0].cache, int(options["position"])
+                assert text[start:] == tokens[0].tolist()
+                rows = [made[-1].row(text[: start + i]) for i in range(len(tokens[0]))]
+                draft, options["draft_laws"] = torch.stack(rows)[None], None
+            return super().verify(target, tokens, draft, **options)
 
-    patch.setattr(request_module.Batch, "_verify", wrong)
+    return Wrong()
 
 
-def mutant_resample_from_the_law(patch: pytest.MonkeyPatch, made: list[toy.ToyLevel]) -> None:
+def resample_from_the_law(patch: pytest.MonkeyPatch, made: Levels) -> toy.Enumerator:
     """M_2 draws from p2 after a rejection and not from the residual."""
-    enumerated = toy.Enumerator.verify
 
-    def wrong(
-        self: Any, target: torch.Tensor, tokens: torch.Tensor, draft: Any = None, **options: Any
-    ) -> Any:
-        r = enumerated(self, target, tokens, draft, **options)
-        accepted = int(r.num_accepted)
-        if options["level"] != 2 or accepted == tokens.shape[1]:
+    class Wrong(toy.Enumerator):
+        def verify(
+            self, target: torch.Tensor, tokens: torch.Tensor, draft: Any = None, **options: Any
+        ) -> Any:
+            r = super().verify(target, tokens, draft, **options)
+            accepted = int(r.num_accepted)
+            if options["level"] != 2 or accepted == tokens.shape[1]:
+                return r
+            r.tokens[0, accepted] = self.choose(toy.law(target[0, accepted]))
             return r
-        r.tokens[0, accepted] = self.choose(toy.law(target[0, accepted]))
-        return r
 
-    patch.setattr(toy.Enumerator, "verify", wrong)
+    return Wrong()
 
 
-def mutant_correction_dropped(patch: pytest.MonkeyPatch, made: list[toy.ToyLevel]) -> None:
+def correction_dropped(patch: pytest.MonkeyPatch, made: Levels) -> toy.Enumerator:
     """M_2's last token never reaches M_1, where at least one accepted token does."""
-    enumerated = toy.Enumerator.verify
 
-    def wrong(
-        self: Any, target: torch.Tensor, tokens: torch.Tensor, draft: Any = None, **options: Any
-    ) -> Any:
-        r = enumerated(self, target, tokens, draft, **options)
-        if options["level"] == 2 and int(r.num_accepted) > 0:
-            r = r._replace(num_accepted=r.num_accepted - 1)
-        return r
+    class Wrong(toy.Enumerator):
+        def verify(
+            self, target: torch.Tensor, tokens: torch.Tensor, draft: Any = None, **options: Any
+        ) -> Any:
+            r = super().verify(target, tokens, draft, **options)
+            if options["level"] == 2 and int(r.num_accepted) > 0:
+                r = r._replace(num_accepted=r.num_accepted - 1)
+            return r
 
-    patch.setattr(toy.Enumerator, "verify", wrong)
+    return Wrong()
 
 
-def mutant_tail_dropped(patch: pytest.MonkeyPatch, made: list[toy.ToyLevel]) -> None:
+def typical_acceptance(patch: pytest.MonkeyPatch, made: Levels) -> toy.Enumerator:
+    """M_1 accepts whatever is likely enough, and draws the token behind it from p1."""
+
+    class Wrong(toy.Enumerator):
+        def verify(
+            self, target: torch.Tensor, tokens: torch.Tensor, draft: Any = None, **options: Any
+        ) -> Any:
+            if options["level"] != 1:
+                return super().verify(target, tokens, draft, **options)
+            laws, taken = [toy.law(row) for row in target[0]], 0
+            emitted: list[int] = tokens[0].tolist()
+            while taken < len(emitted) and laws[taken][emitted[taken]] > 0.3:
+                taken += 1
+            emitted = [*emitted[:taken], self.choose(laws[taken])]
+            r = ps.verify(target, tokens, draft, **options)
+            r.tokens[0, : taken + 1] = torch.tensor(emitted)
+            r.num_accepted[0] = taken
+            return r
+
+    return Wrong()
+
+
+def tail_dropped(patch: pytest.MonkeyPatch, made: Levels) -> toy.Enumerator:
     """The drafter throws its last token away where that token was not likely."""
     draft = DraftModel.draft
 
-    def wrong(self: Any, *args: Any) -> Any:
-        made = draft(self, *args)
-        assert made.logits is not None
-        assert made.tokens is not None
-        if toy.law(made.logits[0, -1])[made.tokens[0][-1]] <= 0.5:
-            made.tokens[0].pop()
-            made.counts[0] -= 1
-        return made
+    def wrong(self: DraftModel, inputs: Any) -> Any:
+        block = draft(self, inputs)
+        assert block.rows is not None
+        count = block.tokens.shape[1]
+        if toy.law(block.rows.logits[0, count - 1])[int(block.tokens[0, -1])] <= 0.5:
+            block.counts = torch.tensor([count - 1])
+            if count > 1:  # the last but one is read with the next draft
+                self.rollback([len(made[-1].cache) - 1])
+        return block
 
     patch.setattr(DraftModel, "draft", wrong)
+    return toy.Enumerator()
 
 
-def mutant_target_cache_not_cut(patch: pytest.MonkeyPatch, made: list[toy.ToyLevel]) -> None:
+def target_cache_not_cut(patch: pytest.MonkeyPatch, made: Levels) -> toy.Enumerator:
     """The target keeps a rejected token in its cache and never reads the one that replaced it."""
     patch.setattr(made[0], "rollback", lambda lengths: None)
+    return toy.Enumerator()
 
 
-MUTANTS = [
-    mutant_rows_off_by_one,
-    mutant_law_of_the_drafter,
-    mutant_resample_from_the_law,
-    mutant_correction_dropped,
-    mutant_tail_dropped,
-    mutant_target_cache_not_cut,
+def checkpoint_not_said(patch: pytest.MonkeyPatch, made: Levels) -> toy.Enumerator:
+    """The target goes back further than it says, and is never given what it has forgotten."""
+    rollback = made[0].rollback
+    patch.setattr(made[0], "rollback", lambda lengths: rollback([lengths[0] - 1]))
+    return toy.Enumerator()
+
+
+MISTAKES = [
+    rows_off_by_one,
+    law_of_the_drafter,
+    resample_from_the_law,
+    correction_dropped,
+    typical_acceptance,
+    tail_dropped,
+    target_cache_not_cut,
+    checkpoint_not_said,
 ]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.__name__)
-def test_mutations_are_seen(monkeypatch: pytest.MonkeyPatch, mutant: Any) -> None:
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.__name__)
+def test_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch, mistake: Any) -> None:
     made = toy.make_levels(3, vocab=2, scale=1.5)
     with monkeypatch.context() as patch:
-        mutant(patch, made)
-        got = enumerate_chain(patch, ps.Chain(made, [2, 2]), 4, temperature=1.0)
+        got = enumerate_chain(made, [2, 2], 4, mistake(patch, made))
+    assert abs(sum(got.values()) - 1) < 1e-9
     assert toy.total_variation(got, toy.text_law(made[0], [0, 1], 4)) > 1e-3

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import cli, tiny
-from polyspec_ext.cli import demo
+from polyspec_ext.cli import demo, entry
 from polyspec_ext.tiny import corpus, train
 
 TEXT = [tiny.prompt_of("How many apples are 3 apples and 4 apples?") + " 3 + 4 = 7 apples.\n#### 7"]
@@ -409,7 +409,7 @@ def test_every_help_renders(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    found = [*commands(cli.make_parser()), train.make_parser()]
+    found = [*commands(entry.make_parser()), train.make_parser()]
     assert len(found) == 9
     for parser in found:
         with pytest.raises(SystemExit) as stopped:

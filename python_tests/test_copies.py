@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import test_batches
 import test_failures
+import test_graphs
 import test_threads
 import torch
 import toy
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
+from polyspec_ext.policies import RoundReport
 
 PROMPTS = [[3, 4, 5], [6], [7, 8, 9]]
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": [3, 4, 5], "eos_token_id": []}
@@ -40,8 +42,21 @@ def shared() -> ps.Chain:
     return ps.Chain([owner, copied, drafter], [4, 2])
 
 
+def staying() -> list[Any]:
+    return [test_batches.Staying(40, 11 + i, scale=1.5) for i in range(3)]
+
+
+class Alternates:
+    """A policy of a user's own."""
+
+    def next(self, report: RoundReport) -> list[int]:
+        return [2 + len(report.text) % 2, len(report.text) % 3]
+
+
 CHAINS: dict[str, Callable[[], ps.Chain]] = {
     "toys": lambda: ps.Chain(test_batches.make(3), [3, 2], rule="block"),
+    "without host synchronisation": lambda: ps.Chain(staying(), [3, 2], sync_each_step=False),
+    "policy": lambda: ps.Chain(test_batches.make(3), [3, 2], policy=Alternates()),
     "models": lambda: ps.Chain(models(), [4, 2], rounds=[0]),
     "one model": lambda: ps.Chain(models()[:1]),
     "shared cache": shared,
@@ -109,6 +124,23 @@ def test_what_is_shared_stays_shared() -> None:
     model = models()[0]
     both = copy.deepcopy(ps.Chain([ps.HuggingFaceLevel(model), ps.HuggingFaceLevel(model)], [3]))
     assert both.levels[0].model is both.drafter.level.model is not model  # type: ignore[attr-defined,union-attr]
+
+
+def test_a_copy_captures_steps_of_its_own() -> None:
+    chain, graphs = test_graphs.make([4, 2], True)
+    assert graphs is not None
+    wanted = [generate(chain).sequences for _ in range(2)][1]
+    assert graphs.num_captures
+    again = copy.deepcopy(chain)
+    own = again.engine.graphs
+    assert own is not graphs
+    assert own is not None
+    assert (len(own), own.num_captures, own.num_replays) == (0, 0, 0)
+    before = (len(graphs), graphs.num_captures, graphs.num_replays)
+    for _ in range(2):
+        assert generate(again).sequences.equal(wanted)
+    assert own.num_captures == len(own) > 0
+    assert (len(graphs), graphs.num_captures, graphs.num_replays) == before
 
 
 def test_a_chain_at_work_is_not_copied() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from dispatched import arguments_of
 
 import polyspec_ext as ps
 
@@ -97,22 +98,15 @@ def test_a_fault_behind_the_end_is_not_reported(device: torch.device) -> None:
     assert bad.status.tolist() == [ps.Status.BAD_PARAMETER, 0]
 
 
-def test_opcheck(block: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opcheck(block: dict[str, Any]) -> None:
     logits = block["target_logits"]  # greedy blocks that stand as a whole: no NaN to compare
     options: dict[str, Any] = {"draft_tokens": logits.argmax(-1)[:, :K], "temperature": 0.0}
-    seen: list[tuple[Any, ...]] = []
-    operator = ps.ops._verify_cut
-
-    def spy(*args: Any) -> Any:
-        seen.append(args)
-        return operator(*args)
-
-    monkeypatch.setattr(ps.ops, "_verify_cut", spy)
-    ps.verify(logits, **options, eos=[-1, -1], room=9)
-    ps.verify(logits, **options, room=torch.full((B,), 9, device=logits.device))
-    monkeypatch.undo()
+    operator = torch.ops.polyspec.verify_cut.default
+    seen = arguments_of(operator, lambda: ps.verify(logits, **options, eos=[-1, -1], room=9))
+    room = torch.full((B,), 9, device=logits.device)
+    seen += arguments_of(operator, lambda: ps.verify(logits, **options, room=room))
     for arguments in seen:
-        torch.library.opcheck(torch.ops.polyspec.verify_cut.default, arguments)
+        torch.library.opcheck(operator, arguments)
 
 
 def test_compiles_and_fakes(block: dict[str, Any]) -> None:

@@ -1,53 +1,48 @@
-"""Rounds that the host does not look into, run on the CPU: their tokens, counts and errors are
-those of the rounds that it follows, and nothing in them reads a value on the host."""
+"""Rounds without host synchronisation, run on the CPU: their tokens, counts and errors are those of
+rounds step by step, and nothing in them reads a value on the host."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from test_graphs import PROMPTS, level, make
+from test_graphs import PROMPTS, level, make, models
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.kv_cache.lengths import Rows
-from polyspec_ext.runtime.engine import DeviceRounds, Outcome
+from polyspec_ext.runtime.state import Record, StateRows
 from polyspec_ext.stats import LevelStats
+from polyspec_ext.tensors import Place
 
 
 def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:
-    """The same chain twice: followed by the host, and on its own."""
+    """The same chain twice: step by step, as it is on the CPU, and without synchronisation."""
     made = []
-    for _ in range(2):
+    for sync in (None, False):
         levels = [level(i, 3 - min(i, 2), f"level {i}") for i in range(len(window) + 1)]
-        made.append(ps.Chain(levels, window, **options))
-    made[1].device_rounds = DeviceRounds.of(made[1])
-    assert made[0].device_rounds is None  # as it is on the CPU
-    assert made[1].device_rounds is not None
+        made.append(ps.Chain(levels, window, sync_each_step=sync, **options))
     return made[0], made[1]
 
 
 @contextmanager
-def counted(chain: ps.Chain) -> Iterator[list[Outcome]]:
-    """The rounds that `chain` does on its own meanwhile."""
-    rounds, seen = chain.device_rounds, []
-    assert rounds is not None
-    run = rounds.run
+def counted() -> Iterator[list[Record]]:
+    """The rounds without synchronisation meanwhile, as the host reads them."""
+    seen: list[Record] = []
+    read = StateRows.read
 
-    def watched(*arguments: Any) -> Outcome:
-        seen.append(run(*arguments))
+    def watched(self: StateRows, record: torch.Tensor) -> Record:
+        seen.append(read(self, record))
         return seen[-1]
 
-    rounds.run = watched  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StateRows, "read", watched)
         yield seen
-    finally:
-        del rounds.run  # type: ignore[method-assign]
 
 
 def same(a: ps.Output, b: ps.Output) -> None:
@@ -68,7 +63,7 @@ WINDOWS = [[3], [1], [4, 2], [6, 3], [1, 1], [0, 3], [3, 0], [4, 3, 2], [2, 0, 3
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_the_tokens_are_those_of_followed_rounds(window: list[int], rule: str) -> None:
+def test_the_tokens_are_those_of_rounds_step_by_step(window: list[int], rule: str) -> None:
     followed, alone = chains(window, rule=rule)
     some = [7, 11]
     for count, temperature, eos in [(1, 1.0, []), (3, 0.0, some), (3, 1.0, some), (3, 0.0, [])]:
@@ -80,8 +75,10 @@ def test_the_tokens_are_those_of_followed_rounds(window: list[int], rule: str) -
             "max_new_tokens": [40, 23, 31][:count],
             "eos_token_id": eos,
         }
-        wanted = followed.generate(PROMPTS[:count], **options)
-        with counted(alone) as rounds:
+        with counted() as rounds:
+            wanted = followed.generate(PROMPTS[:count], **options)
+        assert not rounds
+        with counted() as rounds:
             got = alone.generate(PROMPTS[:count], **options)
         same(got, wanted)
         # All of them: nothing fell back to the host.
@@ -93,14 +90,14 @@ def test_bounds_other_than_the_default() -> None:
     for bound, most in ((1, 1), (2, 2), (9, 5)):
         followed, alone = chains([9, 2], rounds=[bound])
         options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "eos_token_id": []}
-        with counted(alone) as seen:
+        with counted() as seen:
             got = alone.generate(PROMPTS, 30, **options)
         same(got, followed.generate(PROMPTS, 30, **options))
         assert seen
         blocks = [
             sum(entry.tokens >= 0 for entry in entries[1:-1:2])
             for one in seen
-            for entries in one.entries
+            for entries in one.entries  # of every row
         ]
         assert min(3, bound) <= max(blocks) <= most
 
@@ -117,12 +114,12 @@ def test_rows_that_disagree_about_greed_and_ends() -> None:
     same(alone.generate(PROMPTS, **options), followed.generate(PROMPTS, **options))
 
 
-def test_prompts_of_one_token_begin_with_a_round_that_is_followed() -> None:
+def test_prompts_of_one_token_begin_with_a_round_step_by_step() -> None:
     """Nothing is prefilled, so no cache is allocated yet."""
     followed, alone = chains([4, 2])
     for prompts in ([[3]], [[3], [9, 2], [4]]):
         options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
-        with counted(alone) as seen:
+        with counted() as seen:
             got = alone.generate(prompts, 25, **options)
         same(got, followed.generate(prompts, 25, **options))
         assert seen
@@ -138,7 +135,7 @@ def test_a_row_that_is_stopped_and_a_stream() -> None:
         batch.stop(1)
         stopped = list(batch.rows[1].tokens)
         assert all(number != 1 for number, _ in batch.advance())
-        assert len(batch._slots) == 5
+        assert len(chain.engine.slots) == 5
         while batch.advance():
             pass
         assert batch.rows[1].tokens == stopped
@@ -170,16 +167,20 @@ def test_the_target_s_logits_are_those_behind_the_tokens() -> None:
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
-def test_caches_hold_what_the_rows_say() -> None:
-    _, alone = chains([4, 2])
-    rounds, drafter = alone.device_rounds, alone.drafter
-    assert rounds is not None
-    batch = alone.batch(PROMPTS, 30, 1.0, seed=8, eos_token_id=[])
-    while batch.advance() and len(batch._slots) == 3:
-        held = [*zip(*(row.cached for row in batch._slots), strict=True), drafter.cached]  # type: ignore[union-attr]
-        for one, lengths in zip(rounds.levels, held, strict=True):
-            assert one.cache.lengths.tolist() == list(lengths) == one.cache.rows.host
-            assert all(n < len(row.tokens) for n, row in zip(lengths, batch._slots, strict=True))
+@pytest.mark.parametrize("window", [[3], [4, 2], [4, 3, 2]], ids=str)
+def test_caches_hold_what_they_hold_step_by_step(window: list[int]) -> None:
+    """After every round, and the host knows it."""
+    pair = chains(window)
+    batches = [chain.batch(PROMPTS, 30, 1.0, seed=8, eos_token_id=[]) for chain in pair]
+    rounds = 0
+    while batches[0].advance() and batches[1].advance() and len(pair[1].engine.slots) == 3:
+        rounds += 1
+        assert [row.tokens for row in batches[0].rows] == [row.tokens for row in batches[1].rows]
+        for stepped, alone in zip(*map(models, pair), strict=True):
+            lengths = alone.cache.lengths.tolist()
+            assert lengths == alone.cache.rows.host == stepped.cache.lengths.tolist()
+            assert all(n < len(row.tokens) for n, row in zip(lengths, batches[1].rows, strict=True))
+    assert rounds > 3
 
 
 # ---- the host does not look ----------------------------------------------------------------------
@@ -200,9 +201,7 @@ def test_one_look_per_round(
     window: list[int], temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, alone = chains(window)
-    rounds = alone.device_rounds
-    assert rounds is not None
-    inside, looks = False, 0
+    inside, looks, reads = False, 0, 0
     for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
         real: Callable[..., Any] = getattr(torch.Tensor, name)
 
@@ -212,26 +211,28 @@ def test_one_look_per_round(
             return real(self, *a, **k)
 
         monkeypatch.setattr(torch.Tensor, name, watched)
-    run, read = rounds.run, rounds._read
+    engine: Any = alone.engine
+    run, read = engine._at_once, StateRows.read
 
-    def blind(*arguments: Any) -> Outcome:
+    def blind(*arguments: Any) -> Any:
         nonlocal inside
         inside = True
         with Unseeing():
             return run(*arguments)
 
-    def reading(packed: torch.Tensor, *others: Any) -> Outcome:
-        nonlocal inside
-        inside = False
-        assert packed.dtype == torch.int64
-        return read(packed, *others)
+    def reading(self: StateRows, record: torch.Tensor) -> Record:
+        nonlocal inside, reads
+        inside, reads = False, reads + 1
+        assert record.dtype == torch.int64
+        return read(self, record)
 
-    monkeypatch.setattr(rounds, "run", blind)
-    monkeypatch.setattr(rounds, "_read", reading)
+    monkeypatch.setattr(engine, "_at_once", blind)
+    monkeypatch.setattr(StateRows, "read", reading)
     batch = alone.batch(PROMPTS, 20, temperature, seed=1, eos_token_id=[])
     while batch.advance():
         assert not inside
     assert looks == 0
+    assert reads == batch.stats.levels[0].num_forward_passes > 3
     with Unseeing(), pytest.raises(AssertionError, match="_local_scalar_dense"):
         torch.ones(1).item()  # the check sees what it must
     inside = True
@@ -239,19 +240,28 @@ def test_one_look_per_round(
     assert looks > 0
 
 
-# ---- what the host has to follow -----------------------------------------------------------------
+# ---- what the host has to see --------------------------------------------------------------------
 
 
-def test_rounds_that_cannot_be_done_alone() -> None:
-    def of(*levels: Any, **options: Any) -> DeviceRounds | None:
-        return DeviceRounds.of(ps.Chain(list(levels), **options))
+def test_rounds_that_need_the_host_are_named() -> None:
+    def of(*levels: Any, **options: Any) -> None:
+        """Runs as it is by default, and is refused without synchronisation."""
+        chain = ps.Chain(list(levels), **options)
+        with counted() as seen:
+            assert chain.generate(PROMPTS[0], 5, eos_token_id=[]).stats.num_new_tokens == 5
+        assert not seen
+        ps.Chain(list(levels), **options, sync_each_step=False)
 
     a, b, c = (level(i, 1, f"level {i}") for i in range(3))
-    assert of(a, b, c, window=[4, 2]) is not None
-    assert of(a, b, c, window=[4, 2], rounds=[0]) is None
-    assert of(a, b, c, window=[0, 2], rounds=[0]) is not None  # the middle is never asked
-    assert of(a) is None
-    assert of(a, PromptLookup(), window=[4]) is None
+    of(a, b, c, window=[4, 2])
+    of(a, b, c, window=[0, 2], rounds=[0])  # the middle is never asked
+    start = "sync_each_step: expected True or None, since "
+    with pytest.raises(ValueError, match=start + "rounds are not bounded, given False"):
+        of(a, b, c, window=[4, 2], rounds=[0])
+    with pytest.raises(ValueError, match=start + "a target alone has no drafts, given False"):
+        of(a)
+    with pytest.raises(ValueError, match=start + ".* keeps its lengths on the host, given False"):
+        of(a, PromptLookup(), window=[4])
 
 
 def test_processors_and_ends_of_the_context_are_followed() -> None:
@@ -259,7 +269,7 @@ def test_processors_and_ends_of_the_context_are_followed() -> None:
 
     _, alone = chains([4, 2])
     model = alone.levels[0].model  # type: ignore[attr-defined]
-    with counted(alone) as seen:
+    with counted() as seen:
         model.generate(
             torch.tensor([PROMPTS[0]]),
             custom_generate=ps.custom_generate,
@@ -272,19 +282,20 @@ def test_processors_and_ends_of_the_context_are_followed() -> None:
     # 256 positions: drafts that overshoot the last would have none.
     followed, alone = chains([4, 2])
     prompt = [(i * i) % 40 for i in range(200)]
-    with counted(alone) as seen:
+    with counted() as seen:
         got = alone.generate(prompt, 56, 1.0, seed=1, eos_token_id=[])
     same(got, followed.generate(prompt, 56, 1.0, seed=1, eos_token_id=[]))
     assert 0 < len(seen) < got.stats.levels[0].num_forward_passes
 
 
 def test_a_text_of_one_token_reads_the_target_alone() -> None:
-    _, alone = chains([4, 2])
+    followed, alone = chains([4, 2])
     for _ in range(2):
-        with counted(alone) as seen:
-            out = alone.generate(PROMPTS[0], 1, eos_token_id=[])
-        assert out.stats.num_new_tokens == 1
-        assert not seen
+        pair = [chain.generate(PROMPTS[0], 1, 1.0, eos_token_id=[]) for chain in (followed, alone)]
+        for out in pair:
+            assert out.stats.num_new_tokens == 1
+            assert [own.num_forward_passes for own in out.stats.levels] == [1, 0, 0]
+        same(*pair)
         alone.generate(PROMPTS[0], 9, eos_token_id=[])  # the caches are allocated now
 
 
@@ -296,12 +307,12 @@ def test_a_text_of_one_token_reads_the_target_alone() -> None:
     [(0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 0), (1, 1, 0), (1, 0, 1), (2, 0, 0), (2, 1, 0)],
 )
 def test_a_row_of_nans(faulty: int, at: int, first: int) -> None:
-    """The same error as in rounds that the host follows, and the chain is unharmed: from token
+    """The same error as in rounds step by step, and the chain is unharmed: from token
     `first` of a verification on, hence behind accepted ones as well."""
     errors = []
     for chain in chains([4, 2]):
         good = chain.generate(PROMPTS, 14, 1.0, seed=7, eos_token_id=[])
-        one: Any = [*chain.levels, chain.drafter.level][faulty]  # type: ignore[union-attr]
+        one = models(chain)[faulty]
         head, calls = one.model.lm_head, iter(range(1, 10_000))
         forward = head.forward
 
@@ -324,31 +335,17 @@ def test_a_row_of_nans(faulty: int, at: int, first: int) -> None:
     assert (b.request, b.level) == (1, faulty + 1)
 
 
-def test_a_round_that_contradicts_the_scheduler_is_a_defect() -> None:
-    _, alone = chains([4, 2])
-    rounds = alone.device_rounds
-    assert rounds is not None
-    read = rounds._read
-
-    def wrong(*arguments: Any) -> Outcome:
-        out = read(*arguments)
-        out.entries[0][0] = out.entries[0][0]._replace(tokens=out.entries[0][0].tokens - 1)
-        return out
-
-    rounds._read = wrong  # type: ignore[method-assign]
-    with pytest.raises(ps.PolyspecError, match="defect of polyspec_ext"):
-        alone.generate(PROMPTS, 14, eos_token_id=[])
-    del rounds._read  # type: ignore[method-assign]
-    alone.generate(PROMPTS, 14, eos_token_id=[])
-
-
 def test_memory_for_few_batch_sizes_stays() -> None:
     _, alone = chains([2])
-    rounds = alone.device_rounds
-    assert rounds is not None
     for count in range(1, 8):
-        alone.generate([[1, 2]] * count, 3, 1.0, eos_token_id=[])
-    assert len(rounds._lines) == 4
+        # Rows that end together, so that none leaves before the others.
+        alone.generate([[1, 2]] * count, 9, 1.0, seed=[5] * count, eos_token_id=[])
+    # The latest; older ones would be allocated anew.
+    assert [kept.state.batch for kept in alone.engine._kept.values()] == [4, 5, 6, 7]
+
+
+def places_of(keys: Iterable[tuple[Any, ...]]) -> set[Place]:
+    return {part for key in keys for part in key if isinstance(part, Place)}
 
 
 def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:
@@ -363,18 +360,20 @@ def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:
 
     graphs.run = watched  # type: ignore[method-assign]
     chain.generate(PROMPTS[0], 80, eos_token_id=[])
-    rounds = chain.device_rounds
-    assert rounds is not None
-    caches = [one.cache for one in rounds.levels]
+    caches = [one.cache for one in models(chain)]
     for number, cache in enumerate(caches, 1):
-        places = {place for key in keys for place in key[1:] if place.owner() is cache}
+        places = {place for place in places_of(keys) if place.owner() is cache}
         assert len({place.tensors for place in places}) == 1
         assert {place.form[1] for place in places} == {32, 64, 96, 128}
         # A step depends on its own level and those below, which it cuts.
-        owners = [{place.owner() for place in key[1:]} for key in keys if key[0] == number]
+        owners = [
+            {place.owner() for place in places_of([key])}
+            for key in keys
+            if key[0] == number and key[1] == (4, 2)  # not where the target is alone with a token
+        ]
         assert all(owned >= set(caches[number - 1 :]) for owned in owners)
         assert not any(owned & set(caches[: number - 1]) for owned in owners)
-        # And on what the chain keeps for batches of this size, which goes when others come.
+        # And on what the engine keeps for batches of this size, which goes when others come.
         assert len(set().union(*owners) - set(caches)) == 1
 
 

@@ -5,6 +5,7 @@ graphs (`recorder.py`), and on a GPU where there is one."""
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,8 +20,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.levels.hugging_face import HuggingFaceLevel
-from polyspec_ext.runtime.engine import DeviceRounds
-from polyspec_ext.runtime.graphs import Graphs, Inputs, Outputs, Place, Step
+from polyspec_ext.policies.base import RoundReport
+from polyspec_ext.runtime.graphs import Graphs, Inputs, Outputs, Step
+from polyspec_ext.tensors import Place
 
 
 def level(
@@ -56,30 +58,45 @@ def level(
 
 
 def make(
-    window: list[int], captured: bool, recorder: Any = None, **config: Any
+    window: list[int],
+    captured: bool,
+    recorder: Any = None,
+    policy: Any = None,
+    rule: str = "token",
+    **config: Any,
 ) -> tuple[ps.Chain, Graphs | None]:
+    """`captured`: rounds without host synchronisation, with graphs; else step by step, without."""
     count = len(window) + 1
-    chain = ps.Chain(
-        [level(i, 3 - i, f"level {i}", captured, **config) for i in range(count)], window
-    )
-    return chain, capture(chain, recorder) if captured else None
+    levels = [level(i, 3 - min(i, 2), f"level {i}", captured, **config) for i in range(count)]
+    options: dict[str, Any] = {"policy": policy, "rule": rule}
+    if not captured:
+        return ps.Chain(levels, window, **options), None
+    graphs = Graphs(recorder or Recorder(), progress=False)
+    chain = ps.Chain(levels, window, graphs=graphs, sync_each_step=False, **options)
+    assert chain.engine.graphs is graphs
+    return chain, graphs
 
 
-def capture(chain: ps.Chain, recorder: Any = None) -> Graphs:
-    graphs = chain.graphs = Graphs(recorder or Recorder(), progress=False)
-    chain.device_rounds = DeviceRounds.of(chain)
-    return graphs
+def models(chain: ps.Chain) -> list[Any]:
+    """The levels of models, target first."""
+    return [*chain.levels, chain.drafter.level]  # type: ignore[union-attr]
 
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("window", [[3], [4, 2]], ids=str)
+@pytest.mark.parametrize(
+    ("window", "rule"),
+    [([3], "token"), ([4, 2], "token"), ([4, 2], "block"), ([0, 3], "token"), ([4, 3, 2], "block")],
+    ids=str,
+)
 @pytest.mark.parametrize("count", [1, 3])
-def test_replays_give_the_same_tokens(window: list[int], count: int, temperature: float) -> None:
-    eager, _ = make(window, False)
-    chain, graphs = make(window, True)
+def test_replays_give_the_same_tokens(
+    window: list[int], rule: str, count: int, temperature: float
+) -> None:
+    eager, _ = make(window, False, rule=rule)
+    chain, graphs = make(window, True, rule=rule)
     assert graphs is not None
     for seed in (5, 6):  # the second batch replays what the first has captured, in the same caches
         options: dict[str, Any] = {
@@ -92,6 +109,8 @@ def test_replays_give_the_same_tokens(window: list[int], count: int, temperature
         wanted = eager.generate(PROMPTS[:count], **options)
         got = chain.generate(PROMPTS[:count], **options)
         assert got.sequences.equal(wanted.sequences)
+        for mine, theirs in zip(got.logprobs, wanted.logprobs, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-4)
         for mine, theirs in zip(got.requests, wanted.requests, strict=True):
             for a, b in zip(mine.levels, theirs.levels, strict=True):
                 assert a.acceptance_histogram == b.acceptance_histogram
@@ -100,17 +119,6 @@ def test_replays_give_the_same_tokens(window: list[int], count: int, temperature
 
 
 # ---- which memory a graph is for -----------------------------------------------------------------
-
-
-def followed(recorder: Any = None) -> tuple[ps.Chain, ps.Chain, Graphs]:
-    """Chains whose rounds the host follows, so that verifications alone are captured."""
-    chains = [
-        ps.Chain([level(0, 2, "target", captured), PromptLookup()], [4])
-        for captured in (False, True)
-    ]
-    graphs = capture(chains[1], recorder)
-    assert chains[1].device_rounds is None
-    return chains[0], chains[1], graphs
 
 
 @contextmanager
@@ -137,29 +145,25 @@ def addresses(key: Any) -> set[int]:
     return set().union(*map(addresses, key)) if isinstance(key, list | tuple) else set()
 
 
-@pytest.mark.parametrize("alone", [True, False], ids=["round", "verification"])
-def test_a_key_names_all_memory_that_the_step_used(alone: bool) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("window", [[3], [4, 2], [4, 3, 2]], ids=str)
+def test_a_key_names_all_memory_that_the_step_used(window: list[int], temperature: float) -> None:
     recorder = Recorder()
-    chain, graphs = make([4, 2], True, recorder) if alone else followed(recorder)[1:]
+    chain, graphs = make(window, True, recorder)
     assert graphs is not None
     with keys_of_captures(graphs, recorder) as seen:
-        chain.generate(PROMPTS, 40, 1.0, seed=1, eos_token_id=[])
-    assert seen
+        chain.generate(PROMPTS, 40, temperature, seed=1, eos_token_id=[])
+    assert {key[0] for key, _ in seen} == set(range(1, len(window) + 2))  # every step of the round
     for key, recording in seen:
-        named = addresses(key)
-        inputs = set() if alone else {x.data_ptr() for x in recording.given if x is not None}
         used = {one.untyped_storage().data_ptr() for one in recording.outside.values()}
-        assert used - inputs <= named
-        assert len(used - inputs) > 10  # every layer's weights, keys and values
+        assert used <= addresses(key)
+        assert len(used) > 10  # every layer's weights, keys and values
+        assert not recording.given
 
 
-@pytest.mark.parametrize("alone", [True, False], ids=["round", "verification"])
-def test_batches_of_other_sizes_in_the_same_memory(alone: bool) -> None:
+def test_batches_of_other_sizes_in_the_same_memory() -> None:
     """Lengths and status are where they were when a size comes again, and its graphs serve it."""
-    if alone:
-        eager, (chain, graphs) = make([3], False)[0], make([3], True)
-    else:
-        eager, chain, graphs = followed()
+    eager, (chain, graphs) = make([3], False)[0], make([3], True)
     assert graphs is not None
     places: dict[int, set[tuple[int, ...]]] = {1: set(), 2: set()}
     captures = 0
@@ -180,15 +184,81 @@ def test_batches_of_other_sizes_in_the_same_memory(alone: bool) -> None:
     assert graphs.num_replays > captures > 0
 
 
-def test_rows_that_leave_and_return() -> None:
-    """Lengths are in place there as well, but keys of a device's cache move."""
-    eager, (chain, graphs) = make([3], False)[0], make([3], True)
+@pytest.mark.parametrize("window", [[3], [4, 2]], ids=str)
+def test_rows_that_end_stay_where_the_graphs_are(window: list[int]) -> None:
+    """The graphs of the batch serve to its end: what it has captured, it replays, though all rows
+    but one have ended, by their lengths, an EOS and `stop`."""
+    eager, (chain, graphs) = make(window, False)[0], make(window, True)
     assert graphs is not None
-    limits = [40, 12, 25]
-    for seed in (5, 6, 7):
+    prompts = [*PROMPTS, [1, 2], [3, 4]]
+    eos: list[list[int]] = [[], [], list(range(0, 40, 3)), [], []]
+    for _ in range(3):
+        texts, slots = [], []
+        for one in (eager, chain):
+            batch = one.batch(prompts, [60, 4, 60, 60, 9], 1.0, seed=6, eos_token_id=eos)
+            least = len(prompts)
+            captures = graphs.num_captures
+            for i in range(1000):
+                if i == 2:
+                    batch.stop(3)
+                if not batch.advance():
+                    break
+                least = min(least, len(one.engine.slots))
+            texts.append([row.tokens for row in batch.rows if row.number != 3])
+            slots.append(least)
+            stopped = batch.rows[3]
+            assert stopped.ended
+            assert len(stopped.logprobs) < 60
+        assert texts[0] == texts[1]
+        assert slots == [1, 5]  # step by step they leave, and what stays is copied
+        assert len(batch.rows[2].logprobs) < 60
+    assert graphs.num_captures == captures  # the last batch found all of its graphs
+    assert graphs.num_replays > graphs.num_captures > 0
+
+
+def test_rows_that_end_leave_where_steps_are_not_captured() -> None:
+    """Graphs are at hand, but the drafter works on the host."""
+    graphs = Graphs(Recorder(), progress=False)
+    target = level(0, 2, "target", True)
+    chain = ps.Chain([target, PromptLookup()], [4], graphs=graphs)
+    eager = ps.Chain([level(0, 2, "target"), PromptLookup()], [4])
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
+    wanted = eager.generate(PROMPTS, [40, 3, 3], **options)
+    batch = chain.batch(PROMPTS, [40, 3, 3], **options)
+    while batch.advance():
+        pass
+    for row, tokens in zip(batch.rows, wanted.sequences.tolist(), strict=True):
+        assert row.tokens == tokens[: len(row.tokens)]
+    assert len(chain.engine.slots) == 1
+    assert graphs.num_captures == 0
+
+
+class Alternating:
+    """A `WindowPolicy`: other windows in every round of a row, and the same again."""
+
+    def __init__(self, *windows: list[int]) -> None:
+        self._windows, self._rounds = windows, [0] * 9
+
+    def next(self, report: RoundReport) -> list[int]:
+        self._rounds[report.request] += 1
+        return self._windows[self._rounds[report.request] % len(self._windows)]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "windows",
+    [([4, 2], [9, 2]), ([4, 2], [4, 4]), ([0, 2], [4, 3], [0, 0]), ([2, 4], [6, 0], [6, 2])],
+    ids=str,
+)
+def test_windows_that_change(windows: tuple[list[int], ...], count: int) -> None:
+    """What is handed up lies where the graphs of all windows have it."""
+    eager, _ = make([4, 2], False, policy=Alternating(*windows))
+    chain, graphs = make([4, 2], True, policy=Alternating(*windows))
+    assert graphs is not None
+    for seed in (5, 6):
         options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "eos_token_id": []}
-        wanted = eager.generate(PROMPTS, limits, **options)
-        assert chain.generate(PROMPTS, limits, **options).sequences.equal(wanted.sequences)
+        wanted = eager.generate(PROMPTS[:count], 60, **options)
+        assert chain.generate(PROMPTS[:count], 60, **options).sequences.equal(wanted.sequences)
     assert graphs.num_replays > graphs.num_captures > 0
 
 
@@ -201,8 +271,7 @@ def test_what_moves_is_found(what: str, place: int) -> None:
     wanted = make([4, 2], False)[0].generate(PROMPTS, 60, 1.0, seed=3, eos_token_id=[])
     chain, graphs = make([4, 2], True)
     assert graphs is not None
-    assert chain.device_rounds is not None
-    moving = chain.device_rounds.levels[place]
+    moving = models(chain)[place]
 
     def move() -> None:
         cache = moving.cache
@@ -257,11 +326,34 @@ def test_a_cache_s_graphs_go_when_it_goes() -> None:
         assert old() is None
         assert len(graphs) == graphs.num_captures - first > 0
         # With the last reference, not when garbage is collected next.
-        last = [weakref.ref(one.cache) for one in chain.device_rounds.levels]  # type: ignore[union-attr]
-        for one in chain.device_rounds.levels:  # type: ignore[union-attr]
+        last = [weakref.ref(one.cache) for one in models(chain)]
+        for one in models(chain):
             one.adopt(None)
         assert [cache() for cache in last] == [None, None]
         assert len(graphs) == 0
+    finally:
+        gc.enable()
+
+
+def test_the_graphs_of_a_batch_size_go_with_its_buffers() -> None:
+    """The engine keeps those of a few sizes; the caches, made for the largest, stay."""
+    chain, graphs = make([3], True)
+    assert graphs is not None
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
+    made = []
+    caches = None
+    gc.disable()
+    try:
+        for size in (8, 7, 6, 5, 4):
+            before = graphs.num_captures
+            chain.generate([PROMPTS[0]] * size, 30, **options)
+            made.append(graphs.num_captures - before)
+            here = [one.cache for one in models(chain)]
+            assert caches is None or all(a is b for a, b in zip(caches, here, strict=True))
+            caches = here
+            kept = made if size > 4 else made[1:]
+            assert min(made) > 0
+            assert len(graphs) == sum(kept)
     finally:
         gc.enable()
 
@@ -331,17 +423,38 @@ def test_graphs_are_bounded_and_the_oldest_goes() -> None:
         Graphs(Direct(), limit=0)
 
 
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+def test_a_row_of_nans_in_a_replay(faulty: int) -> None:
+    """It names request, level and position, and the graphs are unharmed."""
+    wanted = make([4, 2], False)[0].generate(PROMPTS, 60, 1.0, seed=3, eos_token_id=[]).sequences
+    chain, graphs = make([4, 2], True)
+    assert graphs is not None
+    assert chain.generate(PROMPTS, 60, 1.0, seed=3, eos_token_id=[]).sequences.equal(wanted)
+    captures, replays = graphs.num_captures, graphs.num_replays
+    weight = models(chain)[faulty].model.lm_head.weight.data
+    batch = chain.batch(PROMPTS, 60, 1.0, seed=3, eos_token_id=[])
+    for _ in range(3):
+        batch.advance()
+    length, before = len(batch.rows[0].tokens), weight.clone()
+    weight.fill_(math.nan)  # in place: graphs read it anew
+    with pytest.raises(ps.RequestError) as caught:
+        batch.advance()
+    weight.copy_(before)
+    error = caught.value
+    assert (error.request, error.level, error.position) == (0, faulty + 1, length)
+    assert error.status & ps.Status.NAN
+    assert chain.generate(PROMPTS, 60, 1.0, seed=3, eos_token_id=[]).sequences.equal(wanted)
+    assert graphs.num_captures == captures
+    assert graphs.num_replays > 2 * replays
+
+
 # ---- steps that cannot be captured ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", [0, 60, 150])
-@pytest.mark.parametrize("alone", [True, False], ids=["round", "verification"])
-def test_a_capture_that_fails_is_a_warning_and_the_eager_path(alone: bool, at: int) -> None:
+def test_a_capture_that_fails_is_a_warning_and_the_eager_path(at: int) -> None:
     recorder = Recorder(fails_at=at)
-    if alone:
-        eager, (chain, graphs) = make([4, 2], False)[0], make([4, 2], True, recorder)
-    else:
-        eager, chain, graphs = followed(recorder)
+    eager, (chain, graphs) = make([4, 2], False)[0], make([4, 2], True, recorder)
     assert graphs is not None
     options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
     wanted = eager.generate(PROMPTS, 60, **options).sequences
@@ -349,11 +462,11 @@ def test_a_capture_that_fails_is_a_warning_and_the_eager_path(alone: bool, at: i
         assert chain.generate(PROMPTS, 60, **options).sequences.equal(wanted)
     # One for each kind of step, which say why, however many keys there were.
     messages = {str(one.message) for one in caught}
-    assert len(messages) == len(caught) == (3 if alone else 1)
+    assert len(messages) == len(caught) == 3
     assert all(message.endswith(f"operator {at} fails") for message in messages)
     assert recorder.tried > len(messages)
-    for one in (chain.levels[0], chain.levels[-1]):
-        cache = one.cache  # type: ignore[attr-defined]
+    for one in models(chain):
+        cache = one.cache
         assert cache.lengths.tolist() == cache.rows.host
         assert cache.rows.capacity == 256  # a step that ran twice on the host grew nothing
     with warnings.catch_warnings():
@@ -373,8 +486,8 @@ def test_a_step_that_runs_twice_on_the_host_grows_nothing() -> None:
     with torch.inference_mode():
         wanted = alone.forward(torch.arange(28)[None], 8)
         alone.prefill(tokens)
-        assert alone.graph_key([13]) is None  # more than there is room for
-        assert alone.graph_key([8]) is not None
+        assert alone.reach(33) is None  # more than there is room for
+        assert alone.reach(28) is not None
         step = [torch.arange(20, 28)[None], 1, counts, counts - 1]
         with pytest.raises(RuntimeError, match="operator 60 fails"):
             Recorder(60).capture(lambda *x: (alone.forward_captured(*x),), step)  # type: ignore[arg-type]
@@ -462,7 +575,7 @@ def test_positions_that_are_read_on_the_host(kind: str) -> None:
 def test_graphs_on_the_cpu_are_refused() -> None:
     with pytest.raises(ValueError, match="one CUDA device, given cpu"):
         ps.Chain([level(0, 1, "a"), level(1, 1, "b")], [2], graphs=True)
-    assert ps.Chain([level(0, 1, "a"), level(1, 1, "b")], [2]).graphs is None
+    assert ps.Chain([level(0, 1, "a"), level(1, 1, "b")], [2]).engine.graphs is None
 
 
 @pytest.mark.gpu
@@ -471,22 +584,21 @@ def test_graphs_on_the_cpu_are_refused() -> None:
 def test_cuda_graphs_give_the_tokens_of_eager_rounds(window: list[int], count: int) -> None:
     """Replays, the same rounds without graphs, and rounds that the host follows."""
 
-    def chain(graphs: bool) -> ps.Chain:
+    def chain(graphs: bool, sync_each_step: bool) -> ps.Chain:
         levels = [level(i, 3 - min(i, 2), f"level {i}") for i in range(len(window) + 1)]
-        return ps.Chain([one.model.cuda() for one in levels], window, graphs=graphs)
+        cuda = [one.model.cuda() for one in levels]
+        return ps.Chain(cuda, window, graphs=graphs, sync_each_step=sync_each_step)
 
-    eager, captured, followed = chain(False), chain(True), chain(False)
-    assert eager.device_rounds is not None
-    assert captured.device_rounds is not None
-    followed.device_rounds = None
+    eager, captured, followed = chain(False, False), chain(True, False), chain(False, True)
     for temperature in (0.0, 1.0):
         options: dict[str, Any] = {"temperature": temperature, "seed": 5, "eos_token_id": []}
         for _ in range(3):
             wanted = followed.generate(PROMPTS[:count], 60, **options).sequences
             assert eager.generate(PROMPTS[:count], 60, **options).sequences.equal(wanted)
             assert captured.generate(PROMPTS[:count], 60, **options).sequences.equal(wanted)
-    assert captured.graphs is not None
-    assert captured.graphs.num_replays > 2 * captured.graphs.num_captures > 0
+    graphs = captured.engine.graphs
+    assert graphs is not None
+    assert graphs.num_replays > 2 * graphs.num_captures > 0
 
 
 @pytest.mark.gpu

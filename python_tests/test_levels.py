@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel, as_level
-from polyspec_ext.tensors import feed
+from polyspec_ext.tensors import known_ids, padded
 
 V = 96
 
@@ -318,14 +318,35 @@ def test_wider_draft_of_unknown_tokenizer_is_refused() -> None:
         ps.Chain([make("llama"), make("llama", 1, vocab=128)], [2])
 
 
-def test_feed_replaces_unknown_ids() -> None:
+def test_rows_are_padded_and_unknown_ids_replaced() -> None:
     level = HuggingFaceLevel(make("llama"))
-    fed, counts = feed([[1, 95, 96, 400], [2], []], level)
-    assert fed.tolist() == [[1, 95, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
+    ids, counts = padded([[1, 95, 96, 400], [2], []], level.device)
     assert counts == [4, 1, 0]
-    fed, counts = feed([[]], level)
-    assert fed.shape == (1, 0)
-    assert counts is None
-    # Ids that the host has not read: -1 - j is the j-th of them.
-    fed, counts = feed([[1, -1], [-3, -2]], level, torch.tensor([[5, 400, 7]]))
-    assert fed.tolist() == [[1, 5], [7, 95]]
+    known = known_ids(ids, level.vocab_size)
+    assert known.tolist() == [[1, 95, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
+    assert ids.tolist()[0] == [1, 95, 96, 400]  # other levels know them
+    ids, counts = padded([[]], level.device)
+    assert ids.shape == known_ids(ids, level.vocab_size).shape == (1, 0)
+    assert counts == [0]
+
+
+def test_a_smaller_draft_never_reads_ids_that_it_does_not_know() -> None:
+    """Neither in the prompt nor of what the levels above have emitted, on either executor."""
+    for sync in (True, False):
+        target, middle, drafter = (
+            HuggingFaceLevel(make("llama", layers, seed, vocab))
+            for layers, seed, vocab in ((2, 0, 128), (1, 1, 112), (1, 2, 96))
+        )
+        read: dict[int, list[torch.Tensor]] = {112: [], 96: []}
+        for level in (middle, drafter):
+            level.model.get_input_embeddings().register_forward_pre_hook(
+                lambda _, given, own=read[level.vocab_size]: own.append(given[0].detach().clone())
+            )
+        chain = ps.Chain(
+            [target, middle, drafter], [4, 2], check_vocabulary=False, sync_each_step=sync
+        )
+        out = chain.generate([5, 127, 100], 24, temperature=3.0, seed=1, eos_token_id=[])
+        assert int(out.sequences[0, 3:].max()) >= 112
+        for vocab, own in read.items():
+            assert own
+            assert max(int(ids.max()) for ids in own) < vocab

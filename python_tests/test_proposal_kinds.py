@@ -15,7 +15,6 @@ import torch
 import toy
 
 import polyspec_ext as ps
-from polyspec_ext import ops
 from polyspec_ext.drafters import Context, Proposal
 
 RULES = ["token", "block"]
@@ -44,19 +43,24 @@ FIXED = Kind(None)
 class Various:
     """A drafter whose proposals are of the kind that `kind` says, by request and round.
 
-    Its float32 logits have digits that no narrower dtype holds.
+    Its float32 logits have digits that no narrower dtype holds. `sample` draws its tokens.
     """
 
     name = "various"
 
-    def __init__(self, kind: Callable[[int, int], Kind], vocab: int = 3) -> None:
-        self.kind, self.vocab = kind, vocab
+    def __init__(
+        self,
+        kind: Callable[[int, int], Kind],
+        vocab: int = 3,
+        sample: Callable[..., Any] = ps.sample,
+    ) -> None:
+        self.kind, self.vocab, self.sample = kind, vocab, sample
         self.table = toy.ToyLevel(vocab, 31)
         self.fine = toy.ToyLevel(vocab, 32)
         self.fine.table = self.fine.table * 0.7371
 
     def fork(self) -> Various:
-        return Various(self.kind, self.vocab)
+        return Various(self.kind, self.vocab, self.sample)
 
     def propose(self, context: Context, k: int) -> Proposal:
         kind = self.kind(context.request, context.round)
@@ -71,7 +75,7 @@ class Various:
             row = level.row([*context.tokens, *tokens])[None, : kind.width].to(kind.dtype)
             of = context.sampling
             position = len(context.tokens) + i
-            s = ops.sample(
+            s = self.sample(
                 row, of.temperature, of.top_k, of.top_p, of.min_p, context.seed, position,
                 context.level, context.round,
             )  # fmt: skip
@@ -97,26 +101,43 @@ KINDS: dict[str, Callable[[int, int], Kind]] = {
 
 
 def text_laws(
-    monkeypatch: pytest.MonkeyPatch,
+    enumerator: toy.Enumerator,
     chain: ps.Chain,
     prompts: list[list[int]],
     length: int,
     others: int = 0,
     **options: Any,
 ) -> list[dict[tuple[int, ...], float]]:
-    """The exact distribution of each row's text; the other rows' draws stay as they are."""
+    """The exact distribution of each row's text; the other rows' draws stay as they are.
+
+    Args:
+        enumerator: whose operators the chain has.
+    """
     found = []
     for number, prompt in enumerate(prompts):
-        with monkeypatch.context() as patch:
 
-            def generate(number: int = number, start: int = len(prompt)) -> list[int]:
-                seeds = list(range(len(prompts)))
-                out = chain.generate(prompts, length, seed=seeds, eos_token_id=[], **options)
-                text: list[int] = out.sequences[number, start : start + length].tolist()
-                return text
+        def generate(number: int = number, start: int = len(prompt)) -> list[int]:
+            seeds = list(range(len(prompts)))
+            out = chain.generate(prompts, length, seed=seeds, eos_token_id=[], **options)
+            text: list[int] = out.sequences[number, start : start + length].tolist()
+            return text
 
-            found.append(toy.chain_law(toy.Enumerator(patch, seed=number, others=others), generate))
+        enumerator.only(number, others)
+        found.append(toy.chain_law(enumerator, generate))
     return found
+
+
+def enumerated(
+    levels: Sequence[Any],
+    window: list[int],
+    enumerator: toy.Enumerator | None = None,
+    **options: Any,
+) -> tuple[toy.Enumerator, ps.Chain]:
+    """A chain, and what enumerates its draws, also those of a drafter that draws by itself."""
+    enumerator = enumerator or toy.Enumerator()
+    if isinstance(levels[-1], Various):
+        levels[-1].sample = enumerator.sample
+    return enumerator, ps.Chain(levels, window, operators=enumerator.operators, **options)
 
 
 def distance(
@@ -138,40 +159,40 @@ PROMPTS = [[0, 1], [2, 0]]
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kinds", KINDS)
-def test_rows_of_a_batch(monkeypatch: pytest.MonkeyPatch, kinds: str, rule: str) -> None:
+def test_rows_of_a_batch(kinds: str, rule: str) -> None:
     target = test_batches.Rows(3, 11)
-    chain = ps.Chain([target, Various(KINDS[kinds])], [2], rule=rule)
+    enumerator, chain = enumerated([target, Various(KINDS[kinds])], [2], rule=rule)
     for others in (0, -1):
-        found = text_laws(monkeypatch, chain, PROMPTS, 3, others, temperature=1.0)
+        found = text_laws(enumerator, chain, PROMPTS, 3, others, temperature=1.0)
         assert distance(found, target, PROMPTS, 3, [1.0, 1.0]) < 1e-9
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kinds", ["a round each", "dtypes", "narrow and deterministic"])
-def test_rows_of_a_batch_below_a_middle(
-    monkeypatch: pytest.MonkeyPatch, kinds: str, rule: str
-) -> None:
+def test_rows_of_a_batch_below_a_middle(kinds: str, rule: str) -> None:
     target, middle = test_batches.Rows(3, 11), test_batches.Rows(3, 12)
-    chain = ps.Chain([target, middle, Various(KINDS[kinds])], [2, 1], rule=rule, rounds=[0])
-    found = text_laws(monkeypatch, chain, PROMPTS, 3, temperature=1.0)
+    enumerator, chain = enumerated(
+        [target, middle, Various(KINDS[kinds])], [2, 1], rule=rule, rounds=[0]
+    )
+    found = text_laws(enumerator, chain, PROMPTS, 3, temperature=1.0)
     assert distance(found, target, PROMPTS, 3, [1.0, 1.0]) < 1e-9
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_greedy_row_beside_a_sampled_one(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+def test_a_greedy_row_beside_a_sampled_one(rule: str) -> None:
     """The greedy row has more tokens than the sampled one has logits."""
     target = test_batches.Rows(3, 11)
-    chain = ps.Chain([target, Various(KINDS["lengths"])], [3], rule=rule)
-    found = text_laws(monkeypatch, chain, PROMPTS, 3, temperature=[1.0, 0.0])
+    enumerator, chain = enumerated([target, Various(KINDS["lengths"])], [3], rule=rule)
+    found = text_laws(enumerator, chain, PROMPTS, 3, temperature=[1.0, 0.0])
     assert distance(found, target, PROMPTS, 3, [1.0, 0.0]) < 1e-9
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kinds", ["a round each", "dtypes", "widths", "row statistics"])
-def test_rounds_of_one_row(monkeypatch: pytest.MonkeyPatch, kinds: str, rule: str) -> None:
+def test_rounds_of_one_row(kinds: str, rule: str) -> None:
     made = toy.make_levels(2)
-    chain = ps.Chain([*made, Various(KINDS[kinds])], [3, 1], rule=rule)
-    found = text_laws(monkeypatch, chain, PROMPTS[:1], 3, temperature=1.0)
+    enumerator, chain = enumerated([*made, Various(KINDS[kinds])], [3, 1], rule=rule)
+    found = text_laws(enumerator, chain, PROMPTS[:1], 3, temperature=1.0)
     assert distance(found, made[0], PROMPTS[:1], 3, [1.0]) < 1e-9
 
 
@@ -212,21 +233,15 @@ def uniform_for_one_hot(draft: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("mistake", [of_the_neighbour, uniform_for_one_hot])
-def test_mistakes_are_seen(
-    monkeypatch: pytest.MonkeyPatch,
-    mistake: Callable[[torch.Tensor], torch.Tensor],
-    rule: str,
-) -> None:
-    enumerated = toy.Enumerator.verify
+def test_mistakes_are_seen(mistake: Callable[[torch.Tensor], torch.Tensor], rule: str) -> None:
+    class Wrong(toy.Enumerator):
+        def verify(self, target: Any, tokens: Any, draft: Any = None, **options: Any) -> Any:
+            draft = None if draft is None else mistake(draft)
+            return super().verify(target, tokens, draft, **{**options, "draft_laws": None})
 
-    def wrong(self: Any, target: Any, tokens: Any, draft: Any = None, **options: Any) -> Any:
-        draft = None if draft is None else mistake(draft)
-        return enumerated(self, target, tokens, draft, **{**options, "draft_laws": None})
-
-    monkeypatch.setattr(toy.Enumerator, "verify", wrong)
+    # The neighbour's must have probability for every token.
+    kinds = KINDS["dtypes" if mistake is of_the_neighbour else "a row each"]
     target = test_batches.Rows(3, 11, scale=1.5)
-    both = ps.Chain([target, Various(KINDS["a row each"])], [2], rule=rule)
-    if mistake is of_the_neighbour:  # one that has probability for every token
-        both = ps.Chain([target, Various(KINDS["dtypes"])], [2], rule=rule)
-    found = text_laws(monkeypatch, both, PROMPTS, 2, temperature=1.0)
+    enumerator, chain = enumerated([target, Various(kinds)], [2], Wrong(), rule=rule)
+    found = text_laws(enumerator, chain, PROMPTS, 2, temperature=1.0)
     assert distance(found, target, PROMPTS, 2, [1.0, 1.0]) > 1e-3

@@ -13,7 +13,8 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 
 import polyspec_ext as ps
-from polyspec_ext import cli, tiny
+from polyspec_ext import tiny
+from polyspec_ext.cli import entry
 from polyspec_ext.integrations import processors
 from polyspec_ext.integrations import transformers_checks as generation_checks
 from polyspec_ext.tiny import train
@@ -57,9 +58,9 @@ def test_commands_parse(line: str, tmp_path: Path) -> None:
         words = words[3:] if words[0] == "python" else words[1:]
         if words == ["--version"]:
             with pytest.raises(SystemExit, match="0"):
-                cli.make_parser().parse_args(words)
+                entry.make_parser().parse_args(words)
             return
-        args = cli.make_parser().parse_args(words)
+        args = entry.make_parser().parse_args(words)
         assert args.run.__name__ != "show_help"
     assert callable(args.run)
 

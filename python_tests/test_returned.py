@@ -82,13 +82,96 @@ def test_logits_of_any_stride_but_along_the_vocabulary(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("faulty", range(3))
-@pytest.mark.parametrize("method", ["prefill", "rollback", "select"])
+@pytest.mark.parametrize("method", ["prefill", "select"])
 def test_methods_that_should_return_nothing(method: str, faulty: int) -> None:
     """A coroutine that nobody awaits, a False that nobody reads."""
     chain = chain_with(faulty, method, lambda _: False, rows=4)
     text = f"^{NAMES[faulty]}: expected {method} to return None, given bool"
     with pytest.raises(TypeError, match=text):
         chain.generate([[0, 1], [2], [3], [4]], [30, 3, 3, 3], 1.0, seed=[0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("faulty", range(3))
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        (lambda kept: False, TypeError, "None or the lengths that are left, given bool"),
+        (lambda kept: 3, TypeError, "None or the lengths that are left, given int"),
+        (lambda kept: "12", TypeError, "None or the lengths that are left, given str"),
+        (lambda kept: [1.0 for _ in kept], TypeError, "None or the lengths.*, given list"),
+        (lambda kept: [True for _ in kept], TypeError, "None or the lengths.*, given list"),
+        (lambda kept: torch.tensor(kept).float(), TypeError, r"a tensor of dtype torch\.float32"),
+        (lambda kept: [*kept, 1], ValueError, r"leave at most \[.*\] tokens, given \[.*, 1\]"),
+        (lambda kept: [], ValueError, r"leave at most \[.*\] tokens, given \[\]"),
+        (lambda kept: [kept], TypeError, "None or the lengths that are left, given list"),
+        (lambda kept: [n + 1 for n in kept], ValueError, r"leave at most \[.*\] tokens, given"),
+        (lambda kept: [-1 for _ in kept], ValueError, r"leave at most \[.*\] tokens, given \[-1"),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_what_rollback_returns(
+    faulty: int,
+    wrong: Callable[[list[int]], Any],
+    error: type[Exception],
+    text: str,
+    rows: int,
+) -> None:
+    """None, or the lengths that are left: never more than asked for."""
+    chain = rolling(faulty, wrong, rows)
+    with pytest.raises(error, match=f"^{NAMES[faulty]}: expected rollback to .*{text}") as caught:
+        chain.generate(PROMPTS[:rows], 30, 1.0, seed=[0, 1][:rows])
+    assert type(caught.value) is error
+    assert f"in level {faulty + 1} ({NAMES[faulty]}), request 0" in str(caught.value.__notes__)  # type: ignore[attr-defined]
+
+
+PROMPTS = [[0, 1, 2], [2, 3]]
+
+
+def rolling(faulty: int, result: Callable[[list[int]], Any], rows: int) -> ps.Chain:
+    """Three levels, of which one's `rollback` does and returns what `result` makes of the lengths
+    asked for."""
+    kind: Any = toy.ToyLevel if rows == 1 else test_batches.Rows
+    made = [kind(V, 11 + i, name=name) for i, name in enumerate(NAMES)]
+    right = made[faulty].rollback
+
+    def rollback(lengths: list[int]) -> Any:
+        kept = result(lengths)
+        sane = isinstance(kept, list) and len(kept) == len(lengths)
+        sane = sane and all(
+            type(n) is int and 0 <= n <= m for n, m in zip(kept, lengths, strict=True)
+        )
+        right(kept if sane else lengths)
+        return kept
+
+    made[faulty].rollback = rollback
+    return ps.Chain(made, [2, 2])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("faulty", range(3))
+@pytest.mark.parametrize("form", [list, tuple, torch.tensor], ids=str)
+@pytest.mark.parametrize("step", [1, 4])
+def test_fewer_tokens_left_than_asked_for(faulty: int, rows: int, form: Any, step: int) -> None:
+    """As of a recurrent state that goes back to its last checkpoint, a multiple of `step`: what is
+    missing is read again, and the tokens are the same."""
+
+    def back(lengths: list[int]) -> list[int]:
+        return [n - n % step for n in lengths]
+
+    chain = rolling(faulty, back, rows)
+    level: Any = [*chain.levels, chain.drafter.level][faulty]  # type: ignore[union-attr]
+    own = level.rollback
+    level.rollback = lambda lengths: form(own(lengths))
+    options: dict[str, Any] = {"seed": [0, 1][:rows], "eos_token_id": []}
+    wanted = rolling(faulty, lambda lengths: None, rows).generate(
+        PROMPTS[:rows], 40, 1.0, **options
+    )
+    out = chain.generate(PROMPTS[:rows], 40, 1.0, **options)
+    assert out.sequences.equal(wanted.sequences)
+    assert out.logprobs == wanted.logprobs
+    for got, right in zip(out.stats.levels, wanted.stats.levels, strict=True):
+        assert got.acceptance_histogram == right.acceptance_histogram
 
 
 # ---- drafters ------------------------------------------------------------------------------------

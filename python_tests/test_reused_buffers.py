@@ -4,6 +4,7 @@ graphs and engines with bound outputs do: what is still to be used has been copi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ def levels(count: int, reusing: Sequence[int], one: Any, other: Any, vocab: int)
 
 
 # Windows, rounds, new tokens, vocabulary. No bound on the rounds has a level run often before what
-# it has handed up is judged.
+# it has handed up is verified.
 SHAPES: list[tuple[list[int], list[int] | None, int, int]] = [
     ([2], None, 3, 3),
     ([2, 1], None, 3, 3),
@@ -75,37 +76,33 @@ SHAPES: list[tuple[list[int], list[int] | None, int, int]] = [
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("window", "rounds", "length", "vocab"), SHAPES, ids=str)
 def test_one_row(
-    monkeypatch: pytest.MonkeyPatch,
-    window: list[int],
-    rounds: list[int] | None,
-    length: int,
-    vocab: int,
-    rule: str,
+    window: list[int], rounds: list[int] | None, length: int, vocab: int, rule: str
 ) -> None:
     count = len(window) + 1
     every = [(i,) for i in range(count)] + [tuple(range(count))]
     alone = rule == "token" and sum(window) < 5 and count < 4  # else all levels at once
     for reusing in every if alone else every[-1:]:
         made = levels(count, reusing, Reusing, toy.ToyLevel, vocab)
-        chain = ps.Chain(made, window, rule=rule, rounds=rounds)
-        with monkeypatch.context() as patch:
-            found = toy.chain_law(
-                toy.Enumerator(patch),
-                lambda chain=chain: chain.generate([0, 1], length, 1.0).sequences[0, 2:].tolist(),
-            )
+        enumerator, chain = test_proposal_kinds.enumerated(made, window, rule=rule, rounds=rounds)
+        found = toy.chain_law(
+            enumerator,
+            lambda chain=chain: chain.generate([0, 1], length, 1.0).sequences[0, 2:].tolist(),
+        )
         assert toy.total_variation(found, toy.text_law(made[0], [0, 1], length)) < 1e-9, reusing
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("window", [[2], [3, 1]], ids=str)
-def test_rows_of_a_batch(monkeypatch: pytest.MonkeyPatch, window: list[int], rule: str) -> None:
+def test_rows_of_a_batch(window: list[int], rule: str) -> None:
     """Rows out of step: what one has handed up waits while a level reads for another."""
     count, prompts = len(window) + 1, [[0, 1], [1, 1]]
     made = levels(count, range(count), ReusingRows, None, 2)
-    chain = ps.Chain(made, window, rule=rule, rounds=[0] * (count - 2))
+    enumerator, chain = test_proposal_kinds.enumerated(
+        made, window, rule=rule, rounds=[0] * (count - 2)
+    )
     for others in (0, -1):
         found = test_proposal_kinds.text_laws(
-            monkeypatch, chain, prompts, 4, others, temperature=1.0
+            enumerator, chain, prompts, 4, others, temperature=1.0
         )
         assert test_proposal_kinds.distance(found, made[0], prompts, 4, [1.0, 1.0]) < 1e-9
 
@@ -127,12 +124,12 @@ def test_texts_are_those_of_new_tensors(window: list[int], rule: str, unbounded:
 class ReusingDrafter(test_proposal_kinds.Various):
     """A drafter whose forks have one buffer for all their logits."""
 
-    def __init__(self, output: Output | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__(lambda request, round: test_proposal_kinds.SAMPLED)
-        self.output = output or Output()
+        self.output = Output()
 
     def fork(self) -> ReusingDrafter:
-        return ReusingDrafter(self.output)
+        return copy.copy(self)
 
     def propose(self, context: Context, k: int) -> Proposal:
         made = super().propose(context, k)
@@ -142,10 +139,10 @@ class ReusingDrafter(test_proposal_kinds.Various):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_drafters_of_a_batch(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+def test_drafters_of_a_batch(rule: str) -> None:
     target, prompts = test_batches.Rows(3, 11), [[0, 1], [2, 0]]
-    chain = ps.Chain([target, ReusingDrafter()], [2], rule=rule)
-    found = test_proposal_kinds.text_laws(monkeypatch, chain, prompts, 3, temperature=1.0)
+    enumerator, chain = test_proposal_kinds.enumerated([target, ReusingDrafter()], [2], rule=rule)
+    found = test_proposal_kinds.text_laws(enumerator, chain, prompts, 3, temperature=1.0)
     assert test_proposal_kinds.distance(found, target, prompts, 3, [1.0, 1.0]) < 1e-9
 
 

@@ -11,15 +11,14 @@ import pytest
 import toy
 
 import polyspec_ext as ps
-from polyspec_ext.stats import Books, LevelStats, Stats, merge
-from polyspec_ext.stats_table import WIDTH
+from polyspec_ext.stats import WIDTH, LevelStats, Stats, StatsRecorder, merge
 
 
 def level(*blocks: tuple[int, int], name: str = "target") -> LevelStats:
     """Of blocks of (drafted, accepted) tokens."""
     made = LevelStats(name)
     for drafted, accepted in blocks:
-        made.judged(drafted, accepted, accepted + 1)
+        made.verified(drafted, accepted, accepted + 1)
     return made
 
 
@@ -52,17 +51,17 @@ def test_merge_adds_and_leaves_the_parts_alone() -> None:
     assert merge([whole, whole]).levels[0].num_draft_tokens == 14
 
 
-def test_books_enter_a_row_and_its_batch() -> None:
+def test_the_recorder_enters_a_row_and_its_batch() -> None:
     rows = [Stats([LevelStats("a"), LevelStats("b")]) for _ in range(2)]
     total = Stats([LevelStats("a"), LevelStats("b")])
-    books = Books(total)
-    books.judged(rows[0], 0, 3, 2, 3)
-    books.judged(rows[1], 0, 1, 1, 2)
-    books.committed(rows[0], 3)
-    books.proposed(rows[1], 4)
-    books.spent(rows, 0, 0.5, 1)
-    books.prefilled(rows, 1, 0.25)
-    books.decoded(rows, 2.0)
+    recorder = StatsRecorder(total)
+    recorder.verified(rows[0], 0, 3, 2, 3)
+    recorder.verified(rows[1], 0, 1, 1, 2)
+    recorder.committed(rows[0], 3)
+    recorder.proposed(rows[1], 4)
+    recorder.spent(rows, 0, 0.5, 1)
+    recorder.prefilled(rows, 1, 0.25)
+    recorder.decoded(rows, 2.0)
     assert total.levels[0].draft_length_histogram == [0, 1, 0, 1]
     assert rows[0].levels[0].draft_length_histogram == [0, 0, 0, 1]
     assert (total.num_new_tokens, total.levels[1].num_proposed_tokens) == (3, 4)

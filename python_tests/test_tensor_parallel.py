@@ -16,12 +16,16 @@ from tensor_parallel_worker import PROMPTS, RUNS, texts
 from test_level_shared import rough
 from test_levels import make
 
+import polyspec_ext as ps
+
 distributed = pytest.importorskip("transformers.distributed")
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
 
 
 def torchrun(place: Path, processes: int) -> list[dict[str, Any]]:
-    """The worker on `processes` gloo ranks; what each of them wrote."""
+    """The worker on `processes` gloo ranks; what each of them wrote. They import the package that
+    is imported here, whichever is installed."""
+    places = [str(Path(ps.__file__).parents[1]), os.environ.get("PYTHONPATH")]
     subprocess.run(
         [
             sys.executable,
@@ -34,7 +38,12 @@ def torchrun(place: Path, processes: int) -> list[dict[str, Any]]:
         ],
         check=True,
         timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": os.pathsep.join(filter(None, places)),
+        },
     )
     return [json.loads((place / f"rank{rank}.json").read_text()) for rank in range(processes)]
 
@@ -55,6 +64,7 @@ def test_two_ranks_agree_and_say_what_one_process_says(tmp_path: Path) -> None:
     make("llama", 1, seed=2).save_pretrained(tmp_path / "drafter")
     ranks = torchrun(tmp_path, 2)
     first, second = ranks
+    assert first["package"] == second["package"] == ps.__file__
     assert first["world"] == 2
     assert first["rows"] * 2 == target.model.layers[0].self_attn.q_proj.weight.shape[0]
     assert first["texts"] == second["texts"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from dispatched import arguments_of
 
 import polyspec_ext as ps
 
@@ -46,36 +47,18 @@ def equal(a: Any, b: Any) -> bool:
     return all(torch.equal(x.nan_to_num(99.0), y.nan_to_num(99.0)) for x, y in pairs)
 
 
-def raw_arguments(monkeypatch: pytest.MonkeyPatch, name: str, call: Any) -> tuple[Any, ...]:
-    """The arguments with which a Python function calls its operator."""
-    seen: list[tuple[Any, ...]] = []
-    operator = getattr(ps.ops, name)
-
-    def spy(*args: Any) -> Any:
-        seen.append(args)
-        return operator(*args)
-
-    monkeypatch.setattr(ps.ops, name, spy)
-    call()
-    monkeypatch.undo()
-    return seen[0]
-
-
 @pytest.mark.parametrize("tensors", [False, True])
-def test_opcheck_sample(
-    tensors: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opcheck_sample(tensors: bool, device: torch.device) -> None:
     logits = torch.randn(3, 50, device=device)
     options: Any = per_request(3, device) if tensors else {"temperature": 0.7, "seed": 2**64 - 1}
-    arguments = raw_arguments(monkeypatch, "_sample", lambda: ps.sample(logits, **options))
-    torch.library.opcheck(torch.ops.polyspec.sample.default, arguments)
+    operator = torch.ops.polyspec.sample.default
+    (arguments,) = arguments_of(operator, lambda: ps.sample(logits, **options))
+    torch.library.opcheck(operator, arguments)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_opcheck_verify(
-    rule: str, deterministic: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opcheck_verify(rule: str, deterministic: bool, device: torch.device) -> None:
     # Blocks that stand as a whole: opcheck compares outputs, and the padding of logprobs is NaN.
     logits = torch.randn(3, 3, 50, device=device)
     logits[..., 40:] = -torch.inf
@@ -86,8 +69,9 @@ def test_opcheck_verify(
         options |= {"draft_logits": logits[:, :2, :40], **per_request(3, device)}
         options["draft_lengths"] = torch.tensor([2, 2, 2], device=device)
         options["target_to_draft"] = torch.arange(50, device=device) % 40
-    arguments = raw_arguments(monkeypatch, "_verify", lambda: ps.verify(**options))
-    torch.library.opcheck(torch.ops.polyspec.verify.default, arguments)
+    operator = torch.ops.polyspec.verify.default
+    (arguments,) = arguments_of(operator, lambda: ps.verify(**options))
+    torch.library.opcheck(operator, arguments)
 
 
 def test_fake_outputs_have_the_real_shapes(device: torch.device) -> None:

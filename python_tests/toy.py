@@ -16,8 +16,7 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
-from polyspec_ext.drafters import model as draft_module
-from polyspec_ext.runtime import batch as request_module
+from polyspec_ext.runtime.config import Operators
 
 
 class ToyLevel:
@@ -77,7 +76,7 @@ class FixedDrafter:
         return Proposal(self._propose(context.tokens, k))
 
 
-def _of_row(value: Any, b: int) -> Any:
+def of_row(value: Any, b: int) -> Any:
     """Row b's value of an operator's argument."""
     return value[b].item() if isinstance(value, torch.Tensor) else value
 
@@ -137,27 +136,34 @@ def total_variation(p: dict[tuple[int, ...], float], q: dict[tuple[int, ...], fl
 class Enumerator:
     """Stands in for chance: walks through every outcome of every draw, with its exact probability.
 
-    It takes the place of `ops.sample` and `ops.verify` in the chain. Each call works out the
-    possible outcomes and their probabilities from the logits the chain hands over, picks the next
-    one not tried yet, and lets the production operator produce it by handing it draws that lie
-    just inside that outcome.
+    A chain takes its `operators`. Each call works out the possible outcomes and their probabilities
+    from the logits the chain hands over, picks the next one not tried yet, and lets the production
+    operator produce it by handing it draws that lie just inside that outcome. A row whose logits
+    are NaN has no part in a call.
 
-    Args:
-        seed: of the row of a batch whose draws are enumerated; None: of all rows. The others' draws
-            all have the outcome that `others` picks from the possible ones. A row whose logits are
-            NaN has no part in a call.
+    Attributes:
+        weight: probability of the outcomes of this run so far.
+        paths: runs so far.
     """
 
-    def __init__(self, monkeypatch: Any, seed: int | None = None, others: int = 0) -> None:
+    def __init__(self) -> None:
         self._path: list[list[int]] = []  # [choice, number of choices] per draw
         self._at = 0
-        self._seed, self._others = seed, others
+        self._seed: int | None = None
+        self._others = 0
         self._fixed = False
         self.weight = 1.0
         self.paths = 0
-        self._sample, self._verify = ps.sample, ps.verify
-        monkeypatch.setattr(draft_module.ops, "sample", self.sample)
-        monkeypatch.setattr(request_module.ops, "verify", self.verify)
+
+    @property
+    def operators(self) -> Operators:
+        """For ``ps.Chain(..., operators=)``."""
+        return Operators(self.sample, self.verify)
+
+    def only(self, seed: int | None, others: int = 0) -> None:
+        """From now on the draws of the row of a batch with this seed are enumerated; None: of all
+        rows. The others' draws all have the outcome that `others` picks from the possible ones."""
+        self._seed, self._others = seed, others
 
     def runs(self) -> Iterator[None]:
         """One iteration per outcome of the whole experiment."""
@@ -196,7 +202,7 @@ class Enumerator:
 
     def _row(self, seed: Any, b: int) -> None:
         """The next draws are those of row b."""
-        self._fixed = self._seed is not None and _of_row(seed, b) != self._seed
+        self._fixed = self._seed is not None and of_row(seed, b) != self._seed
 
     def sample(
         self,
@@ -213,12 +219,12 @@ class Enumerator:
             token, bits = -1, 0
             if not row.isnan().any():
                 self._row(seed, b)
-                sampling = [_of_row(value, b) for value in (temperature, top_k, top_p, min_p)]
+                sampling = [of_row(value, b) for value in (temperature, top_k, top_p, min_p)]
                 token, bits = self._token(law(row, *sampling))
             wanted.append(token)
             draws.append([bits])
         made = torch.tensor(draws, dtype=torch.int64)
-        s = self._sample(logits, temperature, top_k, top_p, min_p, seed, *key, draws=made)
+        s = ps.sample(logits, temperature, top_k, top_p, min_p, seed, *key, draws=made)
         assert s.tokens.tolist() == wanted
         return s
 
@@ -237,7 +243,7 @@ class Enumerator:
             if not target[b, : count + 1].isnan().any():
                 self._row(options["seed"], b)
                 names = ("temperature", "top_k", "top_p", "min_p")
-                sampling = {name: _of_row(options[name], b) for name in names}
+                sampling = {name: of_row(options[name], b) for name in names}
                 rows = None if draft is None else draft[b, :count]
                 emitted, bits[:count], bits[width] = self._verified(
                     target[b, : count + 1],
@@ -249,7 +255,7 @@ class Enumerator:
             wanted.append(emitted)
             draws.append(bits)
         made = torch.tensor(draws, dtype=torch.int64)
-        r = self._verify(target, tokens, draft, **options, draws=made)
+        r = ps.verify(target, tokens, draft, **options, draws=made)
         for b, emitted in enumerate(wanted):
             if emitted is not None:
                 assert r.status[b] == 0
@@ -271,8 +277,8 @@ class Enumerator:
         q = [[float(x == y) for x in range(size)] for y in drafted]
         if draft is not None and sampling["temperature"] > 0:
             q = [[*law(row, **sampling), *[0.0] * size][:size] for row in draft]
-        judge = self._token_rule if rule == "token" else self._block_rule
-        accepted, scale, bits = judge(p, q, drafted)
+        verified = self._token_rule if rule == "token" else self._block_rule
+        accepted, scale, bits = verified(p, q, drafted)
         if accepted == count:
             weights = p[count]
         else:

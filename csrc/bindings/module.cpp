@@ -7,13 +7,13 @@
 #include <string>
 #include <utility>
 
-#include "polyspec/device_scheduler.hpp"
+#include "polyspec/round_state.hpp"
 #include "polyspec/scheduler.hpp"
 #include "polyspec/status.hpp"
 
 namespace py = pybind11;
+using polyspec::RoundShape;
 using polyspec::Scheduler;
-using polyspec::ScheduleShape;
 using polyspec::Step;
 
 #ifndef POLYSPEC_WITH_CUDA
@@ -52,15 +52,18 @@ py::dict status_bits() {
   return bits;
 }
 
-// The words of a line that Python writes and reads.
-void name_words(py::class_<ScheduleShape>& shape) {
+// The words of a state row that Python writes and reads.
+void name_words(py::class_<RoundShape>& shape) {
   const std::pair<const char*, int64_t> names[] = {
-      {"TOTAL", ScheduleShape::kTotal},       {"ORIGIN", ScheduleShape::kOrigin},
-      {"ROOM", ScheduleShape::kRoom},         {"CACHED", ScheduleShape::kCached},
-      {"ROUND", ScheduleShape::kRound},       {"COUNT", ScheduleShape::kCount},
-      {"ACCEPTED", ScheduleShape::kAccepted}, {"EMITTED", ScheduleShape::kEmitted},
-      {"ENDED", ScheduleShape::kEnded},       {"STATUS", ScheduleShape::kStatus},
-      {"PER_STEP", ScheduleShape::kPerStep},  {"MAX_LEVELS", ScheduleShape::kMaxLevels}};
+      {"TOTAL", RoundShape::kTotal},       {"ROOM", RoundShape::kRoom},
+      {"STOPPED", RoundShape::kStopped},   {"STEP", RoundShape::kStep},
+      {"CACHED", RoundShape::kCached},     {"ROUND", RoundShape::kRound},
+      {"WINDOW", RoundShape::kWindow},     {"BOUND", RoundShape::kBound},
+      {"PENDING", RoundShape::kPending},   {"BLOCKS", RoundShape::kBlocks},
+      {"CLOSED", RoundShape::kClosed},     {"COUNT", RoundShape::kCount},
+      {"POSITION", RoundShape::kPosition}, {"ACCEPTED", RoundShape::kAccepted},
+      {"EMITTED", RoundShape::kEmitted},   {"ENDED", RoundShape::kEnded},
+      {"STATUS", RoundShape::kStatus},     {"PER_STEP", RoundShape::kPerStep}};
   for (const auto& [name, value] : names) shape.attr(name) = value;
 }
 
@@ -101,19 +104,18 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("committed", &Scheduler::committed)
       .def_property_readonly("done", &Scheduler::done);
 
-  py::class_<ScheduleShape> shape(
-      m, "ScheduleShape", "Words of a row's line on the device (polyspec/device_scheduler.hpp).");
+  py::class_<RoundShape> shape(m, "RoundShape", "Words of a state row (polyspec/round_state.hpp).");
   shape
-      .def(py::init([](int32_t levels, int64_t tail, int64_t steps) {
-             return ScheduleShape{levels, tail, steps};
+      .def(py::init([](int32_t levels, int64_t steps, int64_t capacity) {
+             return RoundShape{levels, steps, capacity};
            }),
-           py::arg("levels"), py::arg("tail"), py::arg("steps"))
-      .def_readonly("levels", &ScheduleShape::levels)
-      .def_readonly("tail", &ScheduleShape::tail)
-      .def_readonly("steps", &ScheduleShape::steps)
-      .def("level_at", &ScheduleShape::level_at, py::arg("level"))
-      .def_property_readonly("tail_at", &ScheduleShape::tail_at)
-      .def_property_readonly("log_at", &ScheduleShape::log_at)
-      .def_property_readonly("words", &ScheduleShape::words);
+           py::arg("levels"), py::arg("steps"), py::arg("capacity"))
+      .def_readonly("levels", &RoundShape::levels)
+      .def_readonly("steps", &RoundShape::steps)
+      .def_readonly("capacity", &RoundShape::capacity)
+      .def("level_at", &RoundShape::level_at, py::arg("level"))
+      .def_property_readonly("log_at", &RoundShape::log_at)
+      .def_property_readonly("text_at", &RoundShape::text_at)
+      .def_property_readonly("words", &RoundShape::words);
   name_words(shape);
 }

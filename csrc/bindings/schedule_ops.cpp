@@ -1,65 +1,73 @@
-// The operators of polyspec/device_scheduler.hpp for torch's dispatcher, on the LibTorch stable ABI
+// The operators of polyspec/round_state.hpp for torch's dispatcher, on the LibTorch stable ABI
 // (target 2.11).
-#include <algorithm>
 #include <tuple>
-#include <vector>
 
-#include "polyspec/device_scheduler.hpp"
+#include "polyspec/round_state.hpp"
 #include "stable.hpp"
 
 namespace {
 
 using namespace bindings;
-using polyspec::ScheduleShape;
 
-polyspec::ScheduleParams schedule(const Tensor& state, const std::vector<int64_t>& windows,
-                                  const std::vector<int64_t>& rounds, int64_t tail, int64_t steps,
-                                  int64_t level) {
-  const int64_t count = static_cast<int64_t>(windows.size());
-  STD_TORCH_CHECK(
-      count >= 1 && count < ScheduleShape::kMaxLevels && rounds.size() == windows.size(),
-      "windows, rounds: expected as many of each, 1 to ", ScheduleShape::kMaxLevels - 1, "; got ",
-      windows.size(), " and ", rounds.size());
-  STD_TORCH_CHECK(level >= 1 && level <= count + 1, "level: expected 1 to ", count + 1, ", got ",
-                  level);
-  polyspec::ScheduleParams params;
-  params.shape.levels = static_cast<int32_t>(count + 1);
-  params.shape.tail = tail;
-  params.shape.steps = steps;
-  std::copy(windows.begin(), windows.end(), params.windows);
-  std::copy(rounds.begin(), rounds.end(), params.rounds);
-  params.level = static_cast<int32_t>(level);
+// The state rows [B, words]; what their width leaves is the text's.
+polyspec::RoundParams rounds(const Tensor& state, int64_t levels, int64_t steps) {
+  STD_TORCH_CHECK(levels >= 2 && levels < 65536, "levels: expected 2 to 65535, got ", levels);
+  STD_TORCH_CHECK(steps >= 0, "steps: expected >= 0, got ", steps);
   STD_TORCH_CHECK(state.dim() == 2, "state: expected 2 dimensions, got ", state.dim());
+  polyspec::RoundParams params;
+  params.shape.levels = static_cast<int32_t>(levels);
+  params.shape.steps = steps;
+  params.shape.capacity = state.size(1) - params.shape.text_at();
+  STD_TORCH_CHECK(params.shape.capacity >= 0, "state: expected at least ", params.shape.text_at(),
+                  " columns, got ", state.size(1));
   params.batch = state.size(0);
   params.state =
       integers<int64_t>(state, "state", Place(state), {params.batch, params.shape.words()});
   return params;
 }
 
-std::tuple<Tensor, Tensor> schedule_next(const Tensor& state, std::vector<int64_t> windows,
-                                         std::vector<int64_t> rounds, int64_t tail, int64_t steps,
+int32_t level_of(const polyspec::RoundParams& params, int64_t level) {
+  STD_TORCH_CHECK(level >= 1 && level <= params.shape.levels, "level: expected 1 to ",
+                  params.shape.levels, ", got ", level);
+  return static_cast<int32_t>(level);
+}
+
+int64_t* words(const Tensor& tensor) { return static_cast<int64_t*>(tensor.mutable_data_ptr()); }
+
+Tensor schedule_due(const Tensor& state, int64_t levels, int64_t steps) {
+  polyspec::ScheduleDueParams params;
+  params.in = rounds(state, levels, steps);
+  const Place place(state);
+  Tensor due = empty(place, {2, params.in.batch}, aoti_torch_dtype_int64());
+  params.due = words(due);
+  run<1>(&polyspec::schedule_due, params, place);
+  return due;
+}
+
+std::tuple<Tensor, Tensor> schedule_next(const Tensor& state, int64_t levels, int64_t steps,
                                          int64_t level, int64_t width) {
   polyspec::ScheduleNextParams params;
-  params.in = schedule(state, windows, rounds, tail, steps, level);
+  params.in = rounds(state, levels, steps);
+  params.level = level_of(params.in, level);
   params.width = width;
   STD_TORCH_CHECK(width >= 1, "width: expected >= 1, got ", width);
   const Place place(state);
   std::tuple<Tensor, Tensor> made{
       empty(place, {params.in.batch, width}, aoti_torch_dtype_int64()),
       empty(place, {polyspec::kPlanRows, params.in.batch}, aoti_torch_dtype_int64())};
-  params.fed = static_cast<int64_t*>(std::get<0>(made).mutable_data_ptr());
-  params.plan = static_cast<int64_t*>(std::get<1>(made).mutable_data_ptr());
+  params.input_ids = words(std::get<0>(made));
+  params.plan = words(std::get<1>(made));
   run<1>(&polyspec::schedule_next, params, place);
   return made;
 }
 
-std::tuple<Tensor, Tensor> schedule_report(const Tensor& state, std::vector<int64_t> windows,
-                                           std::vector<int64_t> rounds, int64_t tail, int64_t steps,
+std::tuple<Tensor, Tensor> schedule_report(const Tensor& state, int64_t levels, int64_t steps,
                                            int64_t level, const Tensor& plan, const Tensor& tokens,
-                                           const OptTensor& accepted, const Tensor& status,
-                                           const Tensor& eos, int64_t nowhere) {
+                                           const OptTensor& counts, const Tensor& status,
+                                           const Tensor& eos, int64_t padding) {
   polyspec::ScheduleReportParams params;
-  params.in = schedule(state, windows, rounds, tail, steps, level);
+  params.in = rounds(state, levels, steps);
+  params.level = level_of(params.in, level);
   const Place place(state);
   const int64_t batch = params.in.batch;
   STD_TORCH_CHECK(tokens.dim() == 2, "tokens: expected 2 dimensions, got ", tokens.dim());
@@ -69,18 +77,18 @@ std::tuple<Tensor, Tensor> schedule_report(const Tensor& state, std::vector<int6
   params.plan = integers<int64_t>(plan, "plan", place, {polyspec::kPlanRows, batch});
   params.tokens = integers<int64_t>(tokens, "tokens", place, {batch, params.width});
   params.eos = integers<int64_t>(eos, "eos", place, {batch, params.num_eos});
-  if (accepted.has_value()) {
-    params.accepted = integers<int64_t>(*accepted, "accepted", place, {batch});
+  if (counts.has_value()) params.counts = integers<int64_t>(*counts, "counts", place, {batch});
+  if (params.level < params.in.shape.levels) {
     params.status = integers<int32_t>(status, "status", place, {batch});
   } else {
     params.status = integers<int32_t>(status, "status", place, {batch, params.width});
   }
-  params.nowhere = nowhere;
+  params.padding = padding;
   std::tuple<Tensor, Tensor> made{
       empty(place, {batch, params.width}, aoti_torch_dtype_int64()),
       empty(place, {params.in.shape.levels, batch}, aoti_torch_dtype_int64())};
-  params.place = static_cast<int64_t*>(std::get<0>(made).mutable_data_ptr());
-  params.lengths = static_cast<int64_t*>(std::get<1>(made).mutable_data_ptr());
+  params.slots = words(std::get<0>(made));
+  params.kept = words(std::get<1>(made));
   run<1>(&polyspec::schedule_report, params, place);
   return made;
 }
@@ -88,21 +96,24 @@ std::tuple<Tensor, Tensor> schedule_report(const Tensor& state, std::vector<int6
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
+  m.def("schedule_due(Tensor state, int levels, int steps) -> Tensor");
   m.def(
-      "schedule_next(Tensor state, int[] windows, int[] rounds, int tail, int steps, int level, "
-      "int width) -> (Tensor fed, Tensor plan)");
+      "schedule_next(Tensor state, int levels, int steps, int level, int width) -> (Tensor "
+      "input_ids, Tensor plan)");
   m.def(
-      "schedule_report(Tensor(a!) state, int[] windows, int[] rounds, int tail, int steps, int "
-      "level, Tensor plan, Tensor tokens, Tensor? accepted, Tensor status, Tensor eos, int "
-      "nowhere) -> (Tensor place, Tensor lengths)");
+      "schedule_report(Tensor(a!) state, int levels, int steps, int level, Tensor plan, Tensor "
+      "tokens, Tensor? counts, Tensor status, Tensor eos, int padding) -> (Tensor slots, Tensor "
+      "kept)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
+  m.impl("schedule_due", TORCH_BOX(&schedule_due));
   m.impl("schedule_next", TORCH_BOX(&schedule_next));
   m.impl("schedule_report", TORCH_BOX(&schedule_report));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
+  m.impl("schedule_due", TORCH_BOX(&schedule_due));
   m.impl("schedule_next", TORCH_BOX(&schedule_next));
   m.impl("schedule_report", TORCH_BOX(&schedule_report));
 }

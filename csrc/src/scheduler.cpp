@@ -1,9 +1,10 @@
 #include "polyspec/scheduler.hpp"
 
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "polyspec/detail/schedule_row.hpp"
 
 namespace polyspec {
 namespace {
@@ -41,7 +42,13 @@ Scheduler::Scheduler(std::vector<int64_t> windows, std::vector<int64_t> rounds)
                                   " must be >= 0, got " + std::to_string(rounds_[i]));
     }
   }
-  pending_.resize(windows_.size());
+  shape_.levels = static_cast<int32_t>(windows_.size()) + 1;
+  words_.assign(static_cast<size_t>(shape_.words()), 0);
+  for (size_t i = 0; i < windows_.size(); ++i) {
+    int64_t* own = words_.data() + shape_.level_at(static_cast<int32_t>(i) + 1);
+    own[RoundShape::kWindow] = windows_[i];
+    own[RoundShape::kBound] = rounds_[i];
+  }
 }
 
 void Scheduler::start(int64_t max_new_tokens) {
@@ -49,33 +56,19 @@ void Scheduler::start(int64_t max_new_tokens) {
     throw std::invalid_argument("max_new_tokens must be >= 0, got " +
                                 std::to_string(max_new_tokens));
   }
-  pending_.assign(windows_.size(), Pending{});
+  for (int32_t level = 1; level < levels(); ++level) {
+    int64_t* own = words_.data() + shape_.level_at(level);
+    own[RoundShape::kPending] = own[RoundShape::kBlocks] = own[RoundShape::kClosed] = 0;
+  }
+  words_[RoundShape::kRoom] = max_new_tokens;
   committed_ = 0;
-  max_new_tokens_ = max_new_tokens;
-  ended_ = false;
 }
 
 Step Scheduler::next() const {
-  if (done()) return {};
-  // The lowest level whose round has begun. A level above it must not run: its verdict would throw
-  // the tokens of that round away, which is lossless only if nobody has looked at them. Only
-  // set_windows can make this matter.
-  size_t lowest = pending_.size() - 1;
-  while (lowest > 0 && pending_[lowest].count == 0 && !pending_[lowest].closed) --lowest;
-
-  int64_t room = max_new_tokens_ - committed_;  // >= 1 at every level reached below
-  int64_t wanted = 0;
-  for (size_t i = 0; i < pending_.size(); ++i) {
-    const Pending& pending = pending_[i];
-    const int64_t want = std::min(windows_[i], room - 1);
-    const bool full = pending.count >= want || (rounds_[i] > 0 && pending.blocks >= rounds_[i]);
-    if (i >= lowest && (full || pending.closed)) {
-      return {Step::Kind::kVerify, static_cast<int32_t>(i) + 1, pending.count};
-    }
-    wanted = want - pending.count;
-    room -= 1 + pending.count;
-  }
-  return {Step::Kind::kDraft, levels(), wanted};
+  Step step;
+  step.level = detail::due_level(shape_, words_.data(), &step.count);
+  if (step.level > 0) step.kind = step.level == levels() ? Step::Kind::kDraft : Step::Kind::kVerify;
+  return step;
 }
 
 void Scheduler::report(int32_t level, int64_t emitted, bool eos) {
@@ -88,7 +81,7 @@ void Scheduler::report(int32_t level, int64_t emitted, bool eos) {
   const bool draft = step.kind == Step::Kind::kDraft;
   // A pending EOS, when accepted, is the last token emitted; when rejected, its correction stands
   // in its place.
-  const bool bonus = !draft && !pending_[level - 1].eos;
+  const bool bonus = !draft && words_[shape_.level_at(level) + RoundShape::kClosed] != 2;
   const int64_t least = draft ? 0 : 1;
   const int64_t most = step.count + (bonus ? 1 : 0);
   if (emitted < least || emitted > most) {
@@ -98,18 +91,8 @@ void Scheduler::report(int32_t level, int64_t emitted, bool eos) {
   }
   if (eos && emitted == 0)
     throw std::logic_error("an EOS must be among the emitted tokens, got none");
-
-  if (!draft) pending_[level - 1] = Pending{};
-  if (level == 1) {
-    committed_ += emitted;
-    ended_ = eos;
-    return;
-  }
-  Pending& above = pending_[level - 2];
-  above.count += emitted;
-  ++above.blocks;
-  above.eos = eos;
-  above.closed = eos || (draft && emitted < step.count);
+  detail::advance(shape_, words_.data(), level, step.count, emitted, eos);
+  if (level == 1) committed_ += emitted;
 }
 
 void Scheduler::set_windows(std::vector<int64_t> windows) {
@@ -119,6 +102,9 @@ void Scheduler::set_windows(std::vector<int64_t> windows) {
   }
   check_windows(windows);
   windows_ = std::move(windows);
+  for (size_t i = 0; i < windows_.size(); ++i) {
+    words_[shape_.level_at(static_cast<int32_t>(i) + 1) + RoundShape::kWindow] = windows_[i];
+  }
 }
 
 int64_t Scheduler::pending(int32_t level) const {
@@ -126,7 +112,7 @@ int64_t Scheduler::pending(int32_t level) const {
     throw std::out_of_range("level must be in [1, " + std::to_string(levels() - 1) + "], got " +
                             std::to_string(level));
   }
-  return pending_[level - 1].count;
+  return words_[shape_.level_at(level) + RoundShape::kPending];
 }
 
 }  // namespace polyspec

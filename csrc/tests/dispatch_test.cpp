@@ -5,8 +5,8 @@
 
 #include "check.hpp"
 #include "cuda/launch.hpp"
-#include "polyspec/device_scheduler.hpp"
 #include "polyspec/kv_cache.hpp"
+#include "polyspec/round_state.hpp"
 #include "polyspec/verify.hpp"
 
 namespace {
@@ -78,24 +78,31 @@ void test_caches(const Stream& stream) {
 }
 
 void test_schedules(const Stream& stream) {
+  polyspec::ScheduleDueParams due;
+  due.in.shape.levels = 2;
+  due.in.shape.capacity = due.in.shape.steps = 1;
+  due.in.batch = 1;
+  due.in.state = words;
+  due.due = words + 60;
+  expect("schedule_due", polyspec::schedule_due(due, stream));
+
   polyspec::ScheduleNextParams next;
-  next.in.shape.levels = 2;
-  next.in.shape.tail = next.in.shape.steps = 1;
-  next.in.batch = next.in.level = 1;
-  next.in.state = words;
+  next.in = due.in;
+  next.level = 1;
   next.width = 1;
-  next.fed = words + 64;
+  next.input_ids = words + 64;
   next.plan = words + 66;
   expect("schedule_next", polyspec::schedule_next(next, stream));
 
   polyspec::ScheduleReportParams report;
   report.in = next.in;
+  report.level = 1;
   report.plan = words + 66;
   report.width = 1;
   report.tokens = words + 80;
-  report.accepted = words + 81;
+  report.counts = words + 81;
   report.status = numbers;
-  report.place = words + 82;
+  report.slots = words + 82;
   expect("schedule_report", polyspec::schedule_report(report, stream));
 }
 

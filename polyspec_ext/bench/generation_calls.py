@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from polyspec_ext.chain import Chain
-from polyspec_ext.runtime.request import cut_at_eos
+from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.stats import Stats
 
 Texts = list[list[int]]  # new tokens of each prompt

@@ -3,8 +3,8 @@
 The levels are instant: their logits lie ready, so a forward pass is a slice. What is spent in them
 and in the operators is timed and taken off; the rest is the loop, the scheduler, the bookkeeping
 and the tensors that are made for the operators' arguments. A round is one verification, at whatever
-level, with the drafting before it. Reading a level's verdict belongs to it; on a GPU that is also
-where the host waits for the device, so that is told apart.
+level, with the drafting before it. Reading what came of it belongs to it; on a GPU that is also
+where the host waits for the device, so copies between the two are told apart.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from polyspec_ext import ops, progress
 from polyspec_ext.bench import timing
 from polyspec_ext.bench.kernels import machine
 from polyspec_ext.errors import PolyspecError
+from polyspec_ext.ops import verify_sample
+from polyspec_ext.runtime.config import Operators
 
 SCHEMA = 1  # of the JSON report
 BUDGET = 150.0  # microseconds per round at batch 1
@@ -124,14 +126,19 @@ class Meters:
 
     @contextmanager
     def installed(self, device: str) -> Iterator[None]:
-        """The operators are timed while this lasts: as functions, and the compiled part alone."""
+        """The compiled part of the operators is timed while this lasts, and copies to and from
+        a CUDA device."""
         with ExitStack() as stack:
-            for name in ("sample", "verify"):
-                stack.enter_context(_replaced(ops, name, self.functions))
-                stack.enter_context(_replaced(ops, f"_{name}", self.operators))
+            for name in ("_sample", "_verify"):
+                stack.enter_context(_replaced(verify_sample, name, self.operators))
             if device == "cuda":
-                stack.enter_context(_replaced(torch.Tensor, "tolist", self.waiting))
+                for name in ("tolist", "cpu", "to"):
+                    stack.enter_context(_replaced(torch.Tensor, name, self.waiting))
             yield
+
+    def timed_operators(self) -> Operators:
+        """The operators as a chain calls them, argument checks included."""
+        return Operators(self.functions.wrap(ops.sample), self.functions.wrap(ops.verify))
 
 
 @contextmanager
@@ -155,7 +162,7 @@ def make(levels: int, batch: int, device: str, temperature: float, meters: Meter
         level = InstantLevel(f"level {i + 1}", logits.to(device))
         level.forward = meters.forwards.wrap(level.forward)  # type: ignore[method-assign]
         made.append(level)
-    chain = ps.Chain(made, window, graphs=False)
+    chain = ps.Chain(made, window, graphs=False, operators=meters.timed_operators())
     prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
     running = chain.batch(prompts, MANY, temperature, seed=3, eos_token_id=[])
     return Case(levels, batch, chain, running)

@@ -1,7 +1,33 @@
-"""Drafters: what stands at the lower end of a chain and proposes tokens."""
+"""Drafters: what proposes tokens at the bottom of a chain."""
 
-from .base import Context, Drafter, Proposal
+from __future__ import annotations
+
+from .base import (
+    BatchedDrafter,
+    Context,
+    DraftBlock,
+    Drafter,
+    DrafterCapabilities,
+    DraftInput,
+    HiddenStates,
+    Proposal,
+    RowBuffer,
+)
 from .model import DraftModel
 from .prompt_lookup import PromptLookup
+from .proposals import ProposalDrafter
 
-__all__ = ["Context", "DraftModel", "Drafter", "PromptLookup", "Proposal"]
+__all__ = [
+    "BatchedDrafter",
+    "Context",
+    "DraftBlock",
+    "DraftInput",
+    "DraftModel",
+    "Drafter",
+    "DrafterCapabilities",
+    "HiddenStates",
+    "PromptLookup",
+    "Proposal",
+    "ProposalDrafter",
+    "RowBuffer",
+]

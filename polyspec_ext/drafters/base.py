@@ -1,28 +1,211 @@
-"""The drafter's contract: from a context to a proposal."""
+"""The drafter's contract: from what stands to a block of tokens for the level above to verify."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from ..levels.base import Counts, PromptBatch
 from ..sampling import Sampling
+from ..tensors import FixedParameters, Parameters
+
+if TYPE_CHECKING:
+    from ..sampling import LogitsProcessors
+
+
+class HiddenStates(NamedTuple):
+    """A verifier's hidden states, of the tokens that it has just read and that stand.
+
+    Attributes:
+        level: that verified.
+        layers: ``[B, W, H]`` by layer; the state behind token j of a row's part of the pass.
+        positions: ``[B]``, absolute position of each row's first token of the pass.
+        counts: ``[B]``, tokens whose states stand: those that it had to catch up with, and the
+            accepted ones; 0 for a row without a part.
+    """
+
+    level: int
+    layers: dict[int, torch.Tensor]
+    positions: list[int]
+    counts: list[int]
+
+    def select(self, rows: Sequence[int]) -> HiddenStates:
+        """Of these rows, in that order."""
+        layers = {layer: states[list(rows)] for layer, states in self.layers.items()}
+        positions, counts = ([own[row] for row in rows] for own in (self.positions, self.counts))
+        return HiddenStates(self.level, layers, positions, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCapabilities:
+    """What a drafter can do, and wants to be told.
+
+    Attributes:
+        batches: several rows.
+        device_lengths: it drafts without the host in the batch at hand: counts and lengths may be
+            tensors.
+        reads_apart: its prefill touches nothing that a level reads or writes.
+        hidden_layers: layers of the verifiers whose hidden states it wants.
+    """
+
+    batches: bool = True
+    device_lengths: bool = False
+    reads_apart: bool = False
+    hidden_layers: tuple[int, ...] = ()
+
+
+class RowBuffer(NamedTuple):
+    """Rows of logits and their statistics.
+
+    Attributes:
+        logits: ``[B, N, Vd]``.
+        statistics: ``[B, N, 2]`` int64; None: not known.
+    """
+
+    logits: torch.Tensor
+    statistics: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class DraftInput:
+    """What a drafter is told. Rows without a part in the step have 0 `counts` and `lengths`.
+
+    Attributes:
+        tokens: ``[B, T]`` int64 on the drafter's device, what it has not read of each text, at the
+            front of each row. The last token of a text is always among them.
+        counts: ``[B]``, tokens of each row.
+        lengths: ``[B]``, tokens to draft; fewer are fine where their number does not depend on the
+            values of sampled tokens (contract C2).
+        most: the largest of `lengths`; the host knows it.
+        positions: ``[B]`` int64, absolute position of the first token to draft.
+        rounds: ``[B]`` int64, drafting rounds of each row so far; key the draws (contract C3).
+        level: the drafter's number in the chain, n (papers: M_n).
+        parameters: of the rows; a sampled token must be drawn from the distribution they give.
+        wants_rows: somebody will ask for the rows of logits; not where every row is greedy.
+        requests: number of each row's request, for messages.
+        rows: logits and statistics of an earlier block of the batch, to be written again where the
+            new ones fit: captured graphs need them at their place.
+        eos: ids that end each row's text: drafting past one is wasted work. None: the host must not
+            wait for the tokens while they are drafted.
+        processors: change logits first, and `text` gives the ``[N]`` int64 tokens of a row.
+        hidden: the verifiers' states since the last draft, oldest first; a later one is the better
+            where both have a token.
+    """
+
+    tokens: torch.Tensor
+    counts: Counts
+    lengths: Counts
+    most: int
+    positions: torch.Tensor
+    rounds: torch.Tensor
+    level: int
+    parameters: Parameters | FixedParameters
+    wants_rows: bool
+    requests: Sequence[int]
+    rows: RowBuffer | None = None
+    eos: Sequence[frozenset[int]] | None = None
+    processors: LogitsProcessors | None = None
+    text: Callable[[int], torch.Tensor] | None = None
+    hidden: Sequence[HiddenStates] = ()
+
+
+@dataclass(slots=True)
+class DraftBlock:
+    """Tokens for the level above to verify.
+
+    Attributes:
+        tokens: ``[B, N]`` int64; -1 where a row of logits had no distribution.
+        counts: ``[B]`` int64, tokens of each row, at most what was asked for; None: as many as were
+            asked for, or up to an EOS.
+        status: ``[B, N]`` int32, status bits of `ps.sample`; None: nothing was drawn.
+        rows: ``[B, at least N, Vd]``, the row that each token was drawn from, before temperature
+            and filters, and the statistics that `ps.sample` returned beside the tokens, which save
+            the verifier from reading the rows again. They must stand until the drafter's next
+            block. None: every proposal is deterministic, its distribution one-hot, or nobody asked.
+        parents: ``[B, N]`` int64, the index of each token's parent, -1 for the root. None: a chain.
+    """
+
+    tokens: torch.Tensor
+    counts: torch.Tensor | None = None
+    status: torch.Tensor | None = None
+    rows: RowBuffer | None = None
+    parents: torch.Tensor | None = None
+
+
+@runtime_checkable
+class BatchedDrafter(Protocol):
+    """A drafter as the engine calls it.
+
+    Attributes:
+        name: for messages and statistics.
+        vocab_size: ids that it draws are below it.
+        max_length: longest context; None: no limit.
+        device: of tokens and logits.
+        capabilities: stated, not probed by the caller.
+        num_forward_passes: of models, while drafting, over all requests.
+    """
+
+    name: str
+    vocab_size: int
+    max_length: int | None
+    device: torch.device
+
+    @property
+    def num_forward_passes(self) -> int: ...
+
+    @property
+    def capabilities(self) -> DrafterCapabilities: ...
+
+    def prefill(self, prompts: PromptBatch) -> None:
+        """Forget everything; a batch begins. `prompts` are without their last token, which is read
+        with the first draft."""
+        ...
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        """Append ``counts[b]`` tokens to row b: what stands, but was not read while nobody asked
+        for a draft."""
+        ...
+
+    def draft(self, inputs: DraftInput) -> DraftBlock:
+        """One block for every row with a part."""
+        ...
+
+    def rollback(self, lengths: Counts) -> Counts:
+        """Only the first ``lengths[b]`` tokens of row b still stand. Returns how many are kept."""
+        ...
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in that order."""
+        ...
+
+    # ---- where it can draft for a whole round without the host (see `BatchedLevel`) --------------
+
+    @property
+    def can_keep_lengths(self) -> bool: ...
+
+    def reserve_span(self, tokens: int) -> Hashable | None: ...
+
+    def note_lengths(self, lengths: Sequence[int]) -> None: ...
+
+
+# ---- a drafter of a user's own -----------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Context:
-    """What a drafter is told. One object lives as long as its request and is updated between calls.
+    """What a drafter of one text is told. One object lives as long as its request and is updated
+    between calls.
 
     Attributes:
-        tokens: prompt, committed and pending tokens, oldest first. The chain's own list: read it,
-            never change it.
+        tokens: prompt, committed and pending tokens, oldest first. Read it, never change it.
         valid: the first `valid` tokens are those of the previous call and its proposal; what a
             drafter remembers of later ones is void. 0 on the first call of a request: forget
             everything.
-        sampling: the request's parameters. A proposal with logits must be drawn from the law they
-            give.
+        sampling: the request's parameters. A proposal with logits must be drawn from the
+            distribution they give.
         seed: keys the draws, with the absolute position, `level` and `round` (contract C3).
         level: the drafter's number in the chain, n (papers: M_n).
         round: counts the drafting rounds of the request.
@@ -42,7 +225,7 @@ class Context:
 
 @dataclass(slots=True)
 class Proposal:
-    """Tokens for the level above to judge.
+    """Tokens for the level above to verify.
 
     Attributes:
         tokens: at most the k asked for, a sequence or a tensor ``[n]``. Fewer, or none, is fine
@@ -50,11 +233,12 @@ class Proposal:
             sampled may be dropped.
         logits: ``[1, len(tokens), Vd]``, the row each token was drawn from, before temperature and
             filters, with Vd at most the vocabulary of the level above; read until the next call of
-            `propose`, of this drafter or a fork of it. None: the proposal is deterministic, its law
-            one-hot. One call may differ from the next in this, and in dtype and width.
+            `propose`, of this drafter or a fork of it. None: the proposal is deterministic, its
+            distribution one-hot. One call may differ from the next in this, and in dtype and width.
         parents: for trees: the index of each token's parent, -1 for the root. None: a chain.
-        laws: ``[1, len(tokens), 2]`` int64, the laws that `ps.sample` returned beside the tokens,
-            which saves the verifier from reducing the rows again. None: it reduces them.
+        laws: ``[1, len(tokens), 2]`` int64, the row statistics that `ps.sample` returned
+            beside the tokens, which saves the verifier from reading the rows again. None: it reads
+            them.
     """
 
     tokens: Sequence[int] | torch.Tensor
@@ -65,8 +249,8 @@ class Proposal:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Anything that proposes tokens. Optional attributes: `name`, `num_forward_passes`,
-    `prefill_seconds`, and ``fork()``, which gives another of the same kind for another request:
+    """Anything that proposes tokens for one text. Optional attributes: `name`,
+    `num_forward_passes`, and ``fork()``, which gives another of the same kind for another request:
     without it a chain with this drafter takes one prompt at a time."""
 
     def propose(self, context: Context, k: int) -> Proposal:

@@ -2,266 +2,235 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 
 from .. import ops
 from ..errors import ERROR_BITS, RequestError
-from ..levels import Level
-from ..returned import call, require_logits
-from ..tensors import Parameters, feed, integers
-from .base import Context, Proposal
-
-if TYPE_CHECKING:
-    from ..integrations.processors import LawProcessors
-
-
-@dataclass(slots=True)
-class Draft:
-    """What one drafting round brought, for B rows.
-
-    Attributes:
-        counts: tokens of each row.
-        tokens: the ids, ``[counts[b]]`` each, or None: the host has not read them yet.
-        drawn: ``[B, k]`` int64 on the drafter's device; -1 where a row of logits had no law. Of
-            no tokens where the host has read them.
-        status: ``[B, k]`` int32, of `ps.sample`, for the same tokens.
-        logits: ``[B, k, Vd]``, the rows they were drawn from, or None: nobody will ask. Valid until
-            the next round.
-        laws: ``[B, k, 2]`` int64, as `ps.sample` gave them; None with `logits`.
-    """
-
-    counts: list[int]
-    tokens: list[list[int]] | None
-    drawn: torch.Tensor
-    status: torch.Tensor
-    logits: torch.Tensor | None
-    laws: torch.Tensor | None
+from ..levels.base import Counts, InputBlock, Level, LevelAdapter, PromptBatch
+from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
 
 
 class DraftModel:
-    """Draws k tokens one after another from a level's processed law, for all rows of a batch.
+    """Draws tokens one after another from a level's processed distribution, for all rows of a
+    batch.
 
     Args:
         level: the model; its cache belongs to this drafter from now on.
         vocab_size: ids from here on are cut off the logits before anything is drawn (a padded
             vocabulary, or one larger than the level's above). None: the level's own.
+        sample: `ps.sample`, or what stands in for it.
     """
 
-    def __init__(self, level: Level, vocab_size: int | None = None) -> None:
-        self.level = level
-        self.vocab_size = (
-            level.vocab_size if vocab_size is None else min(vocab_size, level.vocab_size)
-        )
-        self.name = getattr(level, "name", type(level).__name__)
-        self.device = torch.device(getattr(level, "device", "cpu"))
+    def __init__(
+        self,
+        level: Level | LevelAdapter,
+        vocab_size: int | None = None,
+        sample: Callable[..., Any] = ops.sample,
+    ) -> None:
+        self.level = level.level if isinstance(level, LevelAdapter) else level
+        self._adapter = level if isinstance(level, LevelAdapter) else LevelAdapter(level)
+        own = self._adapter.vocab_size
+        self.vocab_size = own if vocab_size is None else min(vocab_size, own)
+        self.name, self.device = self._adapter.name, self._adapter.device
+        self.max_length = self._adapter.max_length
         self.num_forward_passes = 0
-        self.prefill_seconds = 0.0
-        self.processors: LawProcessors | None = None
-        # Whether tokens are looked at as they are drawn: for nothing on the CPU, where it saves
-        # drafting past an EOS; elsewhere it would have the host wait for the device.
-        self.looks = self.device.type == "cpu"
-        self._cached: list[int] | None = None
-        self._rows: torch.Tensor | None = None  # [B, k, Vd], reused by every round
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For `copy` and `pickle`: without what belongs to a batch."""
-        return {**self.__dict__, "processors": None, "_cached": None, "_rows": None}
+        self._sample = sample
 
     @property
-    def cached(self) -> list[int] | None:
-        """Leading tokens of each context whose keys and values the level holds; None: no batch
-        yet. Set where passes were done without this drafter (`device_rounds`)."""
-        return self._cached
+    def capabilities(self) -> DrafterCapabilities:
+        can = self._adapter.capabilities
+        return DrafterCapabilities(can.batches, can.device_lengths, can.reads_apart)
 
-    @cached.setter
-    def cached(self, lengths: Sequence[int]) -> None:
-        self._cached = list(lengths)
+    @property
+    def one_at_a_time(self) -> str:
+        """Why the level takes no batches."""
+        return self._adapter.one_at_a_time
 
-    def forget(self) -> None:
-        """Another batch begins: `prefill` it, or its first round will."""
-        self._cached = None
+    def __getstate__(self) -> dict[str, Any]:
+        """For `copy` and `pickle`: the adapter is made anew."""
+        return {name: value for name, value in self.__dict__.items() if name != "_adapter"}
 
-    def select(self, slots: Sequence[int]) -> None:
-        """Keep these rows, in that order."""
-        if self._cached is not None:
-            self._cached = [self._cached[slot] for slot in slots]
-            call(self.name, self.level, "select", slots)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._adapter = LevelAdapter(self.level, self.name)
 
-    def propose(self, context: Context, k: int) -> Proposal:
-        """`k` tokens, fewer only after an EOS. Raises RequestError where a row of logits has no
-        law."""
-        if context.valid == 0:
-            self.forget()
-        parameters = Parameters([context.sampling], [context.seed])
-        draft = self.draft([context], [k], parameters)
-        if draft.tokens is None:
-            raise_for_draft(draft.status.tolist(), [context], [len(context.tokens)], [k])
-            values = draft.drawn[0].tolist()
-        else:
-            values = draft.tokens[0]
-        return Proposal(values, draft.logits, laws=draft.laws)
+    def prefill(self, prompts: PromptBatch) -> None:
+        self._adapter.prefill(prompts)
 
-    def draft(
-        self, contexts: Sequence[Context], counts: Sequence[int], parameters: Parameters
-    ) -> Draft:
-        """Up to ``counts[b]`` tokens for row b; 0 where a row has no part in this round.
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        self._adapter.read(tokens, counts)
 
-        A row ends early behind an EOS where the tokens can be looked at for nothing, on the CPU; on
-        another device nothing waits for it.
+    def rollback(self, lengths: Counts) -> Counts:
+        return self._adapter.rollback(lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._adapter.select(rows)
+
+    @property
+    def can_keep_lengths(self) -> bool:
+        return self._adapter.can_keep_lengths
+
+    def reserve_span(self, tokens: int) -> Hashable | None:
+        return self._adapter.reserve_span(tokens)
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        self._adapter.note_lengths(lengths)
+
+    def draft(self, inputs: DraftInput) -> DraftBlock:
+        """See `BatchedDrafter.draft`.
 
         Raises:
-            RequestError: a row of logits has no law, and the tokens were looked at.
+            RequestError: a row of logits has no distribution, and the host may look at the tokens.
         """
-        if self._cached is None:
-            self.prefill(contexts)
-        cached = self._cached
-        assert cached is not None
-        self._cut(contexts)
-        look = self.looks or self.processors is not None
-        batch, device = len(contexts), self.device
-        arguments = parameters.on(device)
-        ends = [len(context.tokens) for context in contexts]
-        rounds = integers([context.round for context in contexts], device)
-        left = list(counts)  # tokens still to draw, by row
-        values: list[list[int]] = [[] for _ in contexts]
-        fed, given = feed(
-            [
-                context.tokens[have:] if count else []
-                for context, have, count in zip(contexts, cached, counts, strict=True)
-            ],
-            self.level,
-        )
-        keep, most = not parameters.greedy, max(counts)
+        parameters = inputs.parameters.on(self.device)
+        loop = _OnDevice(inputs) if inputs.eos is None else _OnHost(inputs)
+        positions = loop.positions()
         samples: list[ops.SampleResult] = []
-        for i in range(most):
-            if given is None:
-                logits = self.level.forward(fed, 1)
-            else:
-                last = [max(n - 1, 0) for n in given]
-                logits = self.level.forward(fed, 1, given, last)  # type: ignore[call-arg]
+        rows = inputs.rows
+        tokens: torch.Tensor = inputs.tokens
+        for i in range(inputs.most):
+            counts, first = loop.counts(i)
+            logits = self._adapter.forward(InputBlock(tokens, 1, counts, first)).logits
             self.num_forward_passes += 1
-            require_logits(self.name, logits, batch, 1, self.level.vocab_size, device)
-            if logits.shape[2] > self.vocab_size:
+            if logits.shape[-1] > self.vocab_size:
                 logits = logits[..., : self.vocab_size]
-            if self.processors is not None:
-                logits = self._processed(logits, contexts, values, left)
-            s = ops.sample(
-                logits[:, 0],
-                arguments["temperature"],
-                arguments["top_k"],
-                arguments["top_p"],
-                arguments["min_p"],
-                arguments["seed"],
-                integers([end + i for end in ends], device),
-                contexts[0].level,
-                rounds,
+            if inputs.processors is not None:
+                logits = loop.processed(logits)
+            behind = logits.select(1, 0)
+            drawn = self._sample(
+                behind,
+                parameters["temperature"],
+                parameters["top_k"],
+                parameters["top_p"],
+                parameters["min_p"],
+                parameters["seed"],
+                positions[i],
+                inputs.level,
+                loop.rounds,
             )
-            samples.append(s)
-            if keep and most > 1:
-                self._keep(logits, i, most)
-            taken = left
-            left = [max(n - 1, 0) for n in left]
-            if look:
-                read = s.tokens.tolist()
-                if min(read) < 0:
-                    bits = s.status[:, None].tolist()
-                    raise_for_draft(bits, contexts, [end + i for end in ends], taken)
-                for b, context in enumerate(contexts):
-                    if taken[b]:
-                        values[b].append(read[b])
-                        if read[b] in context.eos:
-                            left[b] = 0
-            if not any(left):
+            samples.append(drawn)
+            if inputs.wants_rows:
+                if i == 0:
+                    rows = _room(rows, inputs.most, logits)
+                assert rows is not None
+                # The level may write its logits again with the next pass.
+                rows.logits.select(1, i).copy_(behind)
+            if loop.ended(i, drawn):
                 break
             # A token that could not be drawn is -1; until that is looked at it must stay an id.
-            fed = (s.tokens if look else s.tokens.clamp_min(0)).view(batch, 1)
-            given = None if all(left) else [1 if n else 0 for n in left]
-            if look and given is not None:
-                fed = fed.clamp_min(0)
-        drawn = [len(own) for own in values] if look else list(counts)
-        for b, (end, count) in enumerate(zip(ends, drawn, strict=True)):
-            if count:  # the last token drawn was fed to nobody yet
-                cached[b] = end + count - 1
-        unread, none = ([] if look else samples), fed.new_empty(batch, 0)
-        rows = laws = None
-        if keep:
-            rows = logits if most == 1 or self._rows is None else self._rows[:, : len(samples)]
-            laws = torch.stack([s.laws for s in samples], 1)
-        return Draft(
-            drawn,
-            values if look else None,
-            torch.stack([s.tokens for s in unread], 1) if unread else none,
-            torch.stack([s.status for s in unread], 1) if unread else none,
-            rows,
-            laws,
+            tokens = drawn.tokens.clamp_min(0).unsqueeze(1)
+        if inputs.wants_rows:
+            assert rows is not None
+            assert rows.statistics is not None
+            laws = [s.laws for s in samples]
+            torch.stack(laws, 1, out=rows.statistics[:, : len(laws)])
+        return DraftBlock(
+            torch.stack([s.tokens for s in samples], 1),
+            status=torch.stack([s.status for s in samples], 1),
+            rows=rows if inputs.wants_rows else None,
         )
 
-    def prefill(self, contexts: Sequence[Context]) -> None:
-        """Read all tokens of a new batch's contexts but the last, whose logits are wanted."""
-        began = time.perf_counter()
-        prompts = [context.tokens[:-1] for context in contexts]
-        fed, given = feed(prompts, self.level)
-        call(self.name, self.level, "prefill", fed, *(() if given is None else (given,)))
-        self._cached = [len(prompt) for prompt in prompts]
-        self.prefill_seconds += time.perf_counter() - began
 
-    def _cut(self, contexts: Sequence[Context]) -> None:
-        """The level forgets what no longer stands."""
-        cached = self._cached
-        assert cached is not None
-        wanted = [
-            min(have, context.valid) if context.valid else have
-            for have, context in zip(cached, contexts, strict=True)
-        ]
-        if wanted != cached:
-            call(self.name, self.level, "rollback", wanted)
-            cached[:] = wanted
+def _room(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
+    """Room for `most` rows per request like those of `logits`, ``[B, 1, Vd]``."""
+    batch, _, vocab = logits.shape
+    if old is not None and old.statistics is not None:
+        shape = old.logits.shape
+        fits = shape[0] == batch and shape[1] >= most and shape[2] == vocab
+        if fits and old.logits.dtype == logits.dtype and old.logits.device == logits.device:
+            return old
+    # Zeros: what no row fills is handed to the operator as well, and must be harmless.
+    statistics = torch.zeros(batch, most, 2, dtype=torch.int64, device=logits.device)
+    return RowBuffer(logits.new_zeros(batch, most, vocab), statistics)
 
-    def _processed(
-        self,
-        logits: torch.Tensor,
-        contexts: Sequence[Context],
-        values: list[list[int]],
-        left: list[int],
-    ) -> torch.Tensor:
-        assert self.processors is not None
+
+def _ahead(inputs: DraftInput) -> tuple[torch.Tensor, ...]:
+    steps = torch.arange(inputs.most, device=inputs.positions.device)
+    return (steps[:, None] + inputs.positions).unbind()
+
+
+class _OnDevice:
+    """Which rows take part in each pass, where the host does not look: every row that has a part
+    draws all tokens."""
+
+    def __init__(self, inputs: DraftInput) -> None:
+        self._inputs, self.rounds = inputs, inputs.rounds
+        self._counts = torch.as_tensor(inputs.counts, device=inputs.tokens.device)
+        self._first = (self._counts - 1).clamp_min(0)
+        self._one, self._zero = self._counts.clamp(max=1), torch.zeros_like(self._counts)
+
+    def positions(self) -> Sequence[torch.Tensor]:
+        """Of the tokens that each pass draws."""
+        return _ahead(self._inputs)
+
+    def counts(self, place: int) -> tuple[Counts | None, Counts | None]:
+        """Tokens that each row reads in pass `place`, and the last of them."""
+        return (self._one, self._zero) if place else (self._counts, self._first)
+
+    def ended(self, place: int, drawn: ops.SampleResult) -> bool:
+        """Whether nobody draws another token."""
+        return False
+
+    def processed(self, logits: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("processors need the host to see the tokens")
+
+
+class _OnHost:
+    """Which rows take part in each pass: those that have not drawn all their tokens, or an EOS."""
+
+    def __init__(self, inputs: DraftInput) -> None:
+        self._inputs = inputs
+        self._width = inputs.tokens.shape[1]
+        self._read = [int(n) for n in inputs.counts]
+        self._left = [int(n) for n in inputs.lengths]
+        self._drawn: list[list[int]] = [[] for _ in self._left]
+        # Scalars cost the operator less than tensors.
+        self._alone = len(self._left) == 1
+        self.rounds = inputs.rounds.item() if self._alone else inputs.rounds
+
+    def positions(self) -> Sequence[int | torch.Tensor]:
+        if not self._alone:
+            return _ahead(self._inputs)
+        first = int(self._inputs.positions.item())
+        return range(first, first + self._inputs.most)
+
+    def counts(self, place: int) -> tuple[Counts | None, Counts | None]:
+        if place == 0:
+            read, width = self._read, self._width
+            last = [max(n - 1, 0) for n in read]
+            return (None, None) if min(read) == width else (read, last)
+        return (None, None) if all(self._left) else ([min(n, 1) for n in self._left], None)
+
+    def ended(self, place: int, drawn: ops.SampleResult) -> bool:
+        inputs = self._inputs
+        assert inputs.eos is not None
+        tokens: list[int] = drawn.tokens.tolist()
+        if min(tokens) < 0:
+            self._raise(drawn, place)
+        for b, (left, token) in enumerate(zip(self._left, tokens, strict=True)):
+            if left:
+                self._drawn[b].append(token)
+                self._left[b] = 0 if token in inputs.eos[b] else left - 1
+        return not any(self._left)
+
+    def _raise(self, drawn: ops.SampleResult, place: int) -> None:
+        inputs = self._inputs
+        for b, bits in enumerate(drawn.status.tolist()):
+            if self._left[b] and bits & ERROR_BITS:
+                at = int(inputs.positions[b]) + place
+                raise RequestError(inputs.requests[b], inputs.level, at, bits)
+
+    def processed(self, logits: torch.Tensor) -> torch.Tensor:
+        inputs = self._inputs
+        assert inputs.processors is not None
+        assert inputs.text is not None
         out = logits.to(torch.float32, copy=True)  # as processors give it, whatever the dtype
-        for b, context in enumerate(contexts):
-            if left[b]:
-                prefix = torch.tensor(context.tokens + values[b], device=logits.device)
-                out[b] = self.processors.apply(logits[b], prefix, context.request)
+        for b, (left, drawn) in enumerate(zip(self._left, self._drawn, strict=True)):
+            if left:
+                text = inputs.text(b)
+                prefix = torch.cat([text, text.new_tensor(drawn)]).to(logits.device)
+                out[b] = inputs.processors.apply(logits[b], prefix, inputs.requests[b])
         return out
-
-    def _keep(self, logits: torch.Tensor, i: int, k: int) -> None:
-        """Copies the rows of pass `i` of `k` side by side with those before, as the next pass of
-        the level may write over them, into a buffer that the next round overwrites."""
-        batch, _, vocab = logits.shape
-        rows = self._rows
-        if rows is None or rows.shape[0] != batch or rows.shape[1] < k or rows.shape[2] != vocab:
-            rows = self._rows = logits.new_empty(batch, k, vocab)
-        elif rows.dtype != logits.dtype:  # what a wider dtype holds is exact
-            rows = self._rows = rows.to(torch.promote_types(rows.dtype, logits.dtype))
-        rows[:, i] = logits[:, 0]
-
-
-def raise_for_draft(
-    status: Sequence[Sequence[int]],
-    contexts: Sequence[Context],
-    positions: Sequence[int],
-    counts: Sequence[int],
-) -> None:
-    """Raises RequestError for the first token of the round that could not be drawn.
-
-    Args:
-        status: ``[B][k]`` status bits, of the tokens at ``positions[b]`` and behind.
-        counts: tokens of each row; what follows them took no part.
-    """
-    for own, context, position, count in zip(status, contexts, positions, counts, strict=True):
-        for i, bits in enumerate(own[:count]):
-            if bits & ERROR_BITS:
-                raise RequestError(context.request, context.level, position + i, bits)

@@ -1,6 +1,7 @@
-"""What a chain asks of any drafter: one for each request, its counters, and proposals that fit.
+"""Drafters of one text (`Drafter`) as the engine calls them: one for each request, its context kept
+for it, and proposals that fit.
 
-A drafter may be a user's own. Errors name it, what its contract (`Drafter`) expects, and what came.
+A drafter may be a user's own. Errors name it, what its contract expects, and what came.
 TypeError: wrong kind or dtype. ValueError: wrong shape, layout, device or range.
 """
 
@@ -14,34 +15,209 @@ from typing import Any
 import torch
 
 from ..arguments import LOGITS_DTYPES
+from ..levels.base import Counts, PromptBatch
 from ..returned import kind_of
-from .base import Drafter, Proposal
-from .model import DraftModel
+from ..tensors import on_device
+from .base import (
+    Context,
+    DraftBlock,
+    Drafter,
+    DrafterCapabilities,
+    DraftInput,
+    Proposal,
+    RowBuffer,
+)
 
 _INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
-def for_request(drafter: Drafter | None, number: int, name: str) -> Drafter | None:
-    """The drafter of request `number` of a batch: a drafter that is no model remembers one text,
-    so every request but the first gets a fork of it.
+class ProposalDrafter:
+    """A `Drafter` behind a batch.
 
-    Raises:
-        TypeError: its fork is no drafter; says so by its `name`.
+    Args:
+        drafter: serves the first request; its forks serve the others.
+        level: its number in the chain, n.
+        vocab_size: ids of the level above are below it.
+        target_vocab_size: ids of the target are below it. A deterministic proposal ends before an
+            id that only levels further up have.
     """
-    if drafter is None or isinstance(drafter, DraftModel) or number == 0:
-        return drafter
-    fork = drafter.fork()  # type: ignore[attr-defined]
-    if not isinstance(fork, Drafter):
-        raise TypeError(
-            f"{name}: expected fork to return a drafter, with a method propose, given "
-            f"{kind_of(fork)}"
+
+    def __init__(
+        self, drafter: Drafter, level: int, vocab_size: int, target_vocab_size: int
+    ) -> None:
+        self.drafter = drafter
+        self.name = str(getattr(drafter, "name", type(drafter).__name__))
+        self.device = torch.device("cpu")
+        self.max_length: int | None = None
+        self.vocab_size, self._target_vocab_size = vocab_size, target_vocab_size
+        self._level = level
+        self._drafters: list[Drafter] = []
+        self._contexts: list[Context] = []
+
+    @property
+    def capabilities(self) -> DrafterCapabilities:
+        return DrafterCapabilities(batches=hasattr(self.drafter, "fork"))
+
+    @property
+    def one_at_a_time(self) -> str:
+        """Why it takes no batches."""
+        return f"{type(self.drafter).__name__} has no `fork` and serves one at a time"
+
+    @property
+    def num_forward_passes(self) -> int:
+        return sum(getattr(own, "num_forward_passes", 0) for own in self._drafters)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `copy` and `pickle`: without what belongs to a batch."""
+        return {**self.__dict__, "_drafters": [], "_contexts": []}
+
+    def prefill(self, prompts: PromptBatch) -> None:
+        rows: list[list[int]] = prompts.tokens.tolist()
+        if prompts.counts is not None:
+            rows = [row[:n] for row, n in zip(rows, prompts.counts, strict=True)]
+        self._contexts = [Context(row, level=self._level) for row in rows]
+        self._drafters = [self.drafter]
+        for _ in rows[1:]:
+            fork = self.drafter.fork()  # type: ignore[attr-defined]
+            if not isinstance(fork, Drafter):
+                raise TypeError(
+                    f"{self.name}: expected fork to return a drafter, with a method propose, given "
+                    f"{kind_of(fork)}"
+                )
+            self._drafters.append(fork)
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        for context, row, count in zip(self._contexts, tokens.tolist(), counts, strict=True):
+            context.tokens += row[:count]
+
+    def rollback(self, lengths: Counts) -> Counts:
+        kept = [int(n) for n in lengths]
+        for context, length in zip(self._contexts, kept, strict=True):
+            del context.tokens[length:]
+            context.valid = min(context.valid, length)
+        return kept
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._contexts = [self._contexts[row] for row in rows]
+        self._drafters = [self._drafters[row] for row in rows]
+
+    @property
+    def can_keep_lengths(self) -> bool:
+        return False
+
+    def reserve_span(self, tokens: int) -> None:
+        return None
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        raise NotImplementedError(f"{self.name} drafts on the host")
+
+    def draft(self, inputs: DraftInput) -> DraftBlock:
+        """See `BatchedDrafter.draft`.
+
+        Raises:
+            TypeError, ValueError: a proposal that the level above cannot verify; names the drafter.
+        """
+        assert inputs.eos is not None
+        rounds = inputs.rounds.tolist()
+        proposals: list[tuple[list[int], Proposal] | None] = []
+        for b, (row, count) in enumerate(zip(inputs.tokens.tolist(), inputs.counts, strict=True)):
+            length = int(inputs.lengths[b])
+            if length == 0:
+                proposals.append(None)
+                continue
+            context = self._contexts[b]
+            context.tokens += row[: int(count)]
+            context.round, context.eos = rounds[b], inputs.eos[b]
+            context.sampling, context.seed = (
+                inputs.parameters.sampling[b],
+                inputs.parameters.seeds[b],
+            )
+            context.request = inputs.requests[b]
+            before = len(context.tokens)
+            proposal = self._drafters[b].propose(context, length)
+            if len(context.tokens) != before:
+                raise ValueError(
+                    f"{self.name}: expected propose to leave context.tokens as they are, {before} "
+                    f"ids, given {len(context.tokens)}"
+                )
+            tokens = proposed_tokens(
+                proposal,
+                length,
+                name=self.name,
+                vocab_size=self.vocab_size,
+                target_vocab_size=self._target_vocab_size,
+            )
+            tokens, _ = cut_at_eos(tokens, context.eos)
+            if len(self._contexts) > 1 and proposal.logits is not None:
+                # Another row's drafter may write its rows in the same buffer.
+                laws = None if proposal.laws is None else proposal.laws.clone()
+                proposal = Proposal(tokens, proposal.logits.clone(), laws=laws)
+            # The last token of a text is given again with the next draft.
+            context.tokens += tokens
+            context.tokens.pop()
+            context.valid = len(context.tokens)
+            proposals.append((tokens, proposal))
+        return self._block(proposals, inputs)
+
+    def _block(
+        self, proposals: Sequence[tuple[list[int], Proposal] | None], inputs: DraftInput
+    ) -> DraftBlock:
+        lists = [[] if own is None else own[0] for own in proposals]
+        width = max(1, *map(len, lists))
+        tokens = on_device(
+            [row + [-1] * (width - len(row)) for row in lists], torch.int64, self.device
         )
-    return fork
+        counts = on_device([len(row) for row in lists], torch.int64, self.device)
+        sampled = any(own and own[0] and own[1].logits is not None for own in proposals)
+        rows = None
+        if inputs.wants_rows and sampled:
+            rows = _rows(proposals, width, self.vocab_size)
+        return DraftBlock(tokens, counts, rows=rows)
 
 
-def counters(drafter: Drafter | None) -> tuple[int, float]:
-    """Forward passes and prefill seconds the drafter has counted so far, over all requests."""
-    return getattr(drafter, "num_forward_passes", 0), getattr(drafter, "prefill_seconds", 0.0)
+def _rows(
+    proposals: Sequence[tuple[list[int], Proposal] | None], width: int, vocab_size: int
+) -> RowBuffer:
+    """The rows of logits that the tokens were drawn from, side by side; of a deterministic proposal
+    they are one-hot."""
+    if len(proposals) == 1 and proposals[0] is not None:
+        one = proposals[0][1]
+        assert one.logits is not None
+        logits = one.logits if one.logits.stride(2) == 1 else one.logits.contiguous()
+        return RowBuffer(logits, one.laws)
+    given = [own[1] for own in proposals if own is not None and own[1].logits is not None]
+    rows = [proposal.logits for proposal in given if proposal.logits is not None]
+    dtypes = {own.dtype for own in rows}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    even = len({own.shape[2] for own in rows}) == 1 and len(rows) == len(proposals)
+    vocab = rows[0].shape[2] if even else vocab_size
+    device = rows[0].device
+    # What no row fills is handed to the operator as well, and must be harmless.
+    logits = torch.zeros(len(proposals), width, vocab, dtype=dtype, device=device)
+    statistics = torch.zeros(len(proposals), width, 2, dtype=torch.int64, device=device)
+    known = even and all(proposal.laws is not None for proposal in given)
+    for b, own in enumerate(proposals):
+        if own is None or not own[0]:
+            continue
+        tokens, proposal = own
+        logits[b, : len(tokens)] = -float("inf")  # what a smaller vocabulary lacks is never drawn
+        if proposal.logits is None:
+            logits[b, range(len(tokens)), tokens] = 0
+            continue
+        logits[b, : len(tokens), : proposal.logits.shape[2]] = proposal.logits[0, : len(tokens)]
+        if known and proposal.laws is not None:
+            statistics[b, : len(tokens)] = proposal.laws[0, : len(tokens)]
+    return RowBuffer(logits, statistics if known else None)
+
+
+def cut_at_eos(tokens: Sequence[int], eos: frozenset[int]) -> tuple[list[int], bool]:
+    """Tokens up to and including the first EOS, and whether there was one (contract C2: the EOS
+    is kept)."""
+    if eos and not eos.isdisjoint(tokens):
+        for i, token in enumerate(tokens):
+            if token in eos:
+                return list(tokens[: i + 1]), True
+    return list(tokens), False
 
 
 def proposed_tokens(
@@ -66,7 +242,7 @@ def proposed_tokens(
         raise TypeError(f"{name}: expected propose to return a Proposal, given {kind_of(proposal)}")
     if proposal.parents is not None:
         raise NotImplementedError(
-            f"{name}: expected a chain of tokens, given a tree; trees are not judged yet"
+            f"{name}: expected a chain of tokens, given a tree; trees are not verified yet"
         )
     tokens = _ids(name, proposal.tokens)
     if len(tokens) > count:

@@ -2,7 +2,7 @@
 
 A processor takes part in the law, so it must be applied on every level and at every position alike
 (contract C1), also at positions that may never come to be. That works where its result is a
-function of the prefix and the scores. `LawProcessors` is what a chain asks for;
+function of the prefix and the scores. `LogitsProcessors` is what a chain asks for;
 `TransformersProcessors` is the `LogitsProcessorList` of `generate` in that form, and `take_apart`
 finds the part of such a list that the operators do by themselves.
 """
@@ -13,7 +13,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from transformers import (
@@ -26,21 +26,6 @@ from transformers import (
 
 from ..errors import add_note
 from ..sampling import Sampling
-
-
-class LawProcessors(Protocol):
-    """Changes logits before temperature and filters make a law of them, on every level."""
-
-    def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
-        """Processed logits ``[k, V]``, a new tensor.
-
-        Args:
-            logits: ``[k, V]``; row i is the law of the token behind ``prefix[: n - k + 1 + i]``.
-            prefix: ``[n]`` int64, n >= k, prompt first, without padding.
-            row: number of the request in its batch.
-        """
-        ...
-
 
 # Of transformers' own processors: those that never look at the prefix, so that all positions go
 # through them at once; those that look at nothing else; and those that depend on more. What is in
@@ -215,7 +200,7 @@ class _Step(NamedTuple):
 
 
 class TransformersProcessors:
-    """Processors of `transformers` as `LawProcessors`.
+    """Processors of `transformers` as `LogitsProcessors`.
 
     They see what they would see in `generate`: float32 scores of the target's vocabulary, on the
     device of input_ids, and prefixes with the padding on their left. Unknown processors are called
@@ -270,7 +255,7 @@ class TransformersProcessors:
     @torch.inference_mode(False)
     @torch.no_grad()
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
-        """As `LawProcessors.apply`; float32.
+        """As `LogitsProcessors.apply`; float32.
 
         Raises:
             ValueError: a processor is no function of the prefix, or returned something else than

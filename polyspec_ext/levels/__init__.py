@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
-from .base import HuggingFaceLevel, Level, as_level, device_of, found, load
+from .base import (
+    BatchedLevel,
+    InputBlock,
+    LevelAdapter,
+    LevelCapabilities,
+    LevelOutput,
+    PromptBatch,
+    device_of,
+)
+from .hugging_face import HuggingFaceLevel
+from .loader import Level, as_level, found, load
 
-__all__ = ["HuggingFaceLevel", "Level", "as_level", "device_of", "found", "load"]
+__all__ = [
+    "BatchedLevel",
+    "HuggingFaceLevel",
+    "InputBlock",
+    "Level",
+    "LevelAdapter",
+    "LevelCapabilities",
+    "LevelOutput",
+    "PromptBatch",
+    "as_level",
+    "device_of",
+    "found",
+    "load",
+]

@@ -1,18 +1,15 @@
-"""Levels: the models of a chain, behind four names, and Hugging Face causal models as levels."""
+"""The contract of a level, one model of a chain and its cache: as users write it (`Level`) and as
+the engine calls it (`BatchedLevel`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from .. import arguments, progress
-from .hugging_face import HuggingFaceLevel, level_of
-
-__all__ = ["HuggingFaceLevel", "Level", "as_level", "device_of", "found", "load"]
+from .. import returned
 
 
 @runtime_checkable
@@ -27,18 +24,10 @@ class Level(Protocol):
         forward(tokens [B, T], keep, counts=None, first=None)
         select(rows)                            keep these rows, in that order
 
-    ``Level(model, ...)`` itself is short for ``HuggingFaceLevel(model, ...)``, whose arguments it
-    takes: ``Level(copy, shares_cache_with=target)``, ``Level(draft, streaming=256)``. (A type
-    checker that makes no protocols wants the long name.)
-
     Optional attributes: `name` (for messages), `device` (of tokens and logits; default the CPU),
     `max_length` (longest context, None: no limit), `eos_token_ids`, `tokenizer()`,
     `reserve(tokens)` (before `prefill`: the longest row that the batch will have).
     """
-
-    def __new__(cls, *args: Any, **options: Any) -> Any:
-        # Classes that name the protocol as their base are made as any other.
-        return HuggingFaceLevel(*args, **options) if cls is Level else super().__new__(cls)
 
     @property
     def vocab_size(self) -> int:
@@ -61,8 +50,10 @@ class Level(Protocol):
         and where they depend on a computation still queued, it is on the current stream."""
         ...
 
-    def rollback(self, lengths: Sequence[int]) -> None:
-        """Keep the first ``lengths[b]`` tokens of sequence b; never more than were appended."""
+    def rollback(self, lengths: Sequence[int]) -> Sequence[int] | None:
+        """Keep the first ``lengths[b]`` tokens of sequence b; never more than were appended.
+        Returns how many are kept where that is fewer, as where a recurrent state goes back to a
+        checkpoint: what is missing is read again with the next pass. None: as many as asked for."""
         ...
 
 
@@ -71,120 +62,227 @@ def device_of(level: Level) -> torch.device:
     return torch.device(getattr(level, "device", "cpu"))
 
 
-def load(
-    place: str | Path,
-    dtype: torch.dtype | None = None,
-    device: str | torch.device | None = None,
-    *,
-    pack: bool = False,
-    compile: bool = False,
-    name: str = "place",
-) -> HuggingFaceLevel:
-    """A level from a model id or directory.
+# One number per row: a list, or an int64 tensor [B], which is read on the device only.
+Counts = Sequence[int] | torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LevelCapabilities:
+    """What a level can do beside reading one sequence.
+
+    Attributes:
+        batches: several rows, each of its own length.
+        device_lengths: `InputBlock.counts`, `first` and the lengths of `rollback` may be tensors
+            in the batch at hand.
+        reads_apart: its prefill touches nothing that another level reads or writes, so both may run
+            at once.
+        hidden_states: it can return hidden states.
+        trees: it can read a block whose tokens have parents.
+    """
+
+    batches: bool = False
+    device_lengths: bool = False
+    reads_apart: bool = False
+    hidden_states: bool = False
+    trees: bool = False
+
+
+class PromptBatch(NamedTuple):
+    """The prompts of a batch that begins.
+
+    Attributes:
+        tokens: ``[B, T]`` int64, T >= 0, on the level's device.
+        counts: row b is its first ``counts[b]`` tokens; None: all of them.
+        capacity: the longest row that the batch will have, prompts included; 0: not known.
+    """
+
+    tokens: torch.Tensor
+    counts: Sequence[int] | None = None
+    capacity: int = 0
+
+
+@dataclass(slots=True)
+class InputBlock:
+    """What one forward pass reads.
+
+    Attributes:
+        tokens: ``[B, T]`` int64, T >= 1, on the level's device.
+        keep: rows of logits per sequence, 1 <= keep <= T.
+        counts: row b appends its first ``counts[b]`` in [0, T] tokens; None: all of them.
+        first: row [b, j] of the logits stands behind token ``first[b] + j`` of this pass; rows at
+            or past ``counts[b]`` mean nothing. None: behind the last `keep` of T.
+        parents: ``[B, T]`` int64, index of each token's parent in this pass, -1 for the tokens that
+            follow the cache. None: each follows the one before it.
+        hidden_layers: layers whose hidden states are wanted; k is the state after k layers.
+    """
+
+    tokens: torch.Tensor
+    keep: int
+    counts: Counts | None = None
+    first: Counts | None = None
+    parents: torch.Tensor | None = None
+    hidden_layers: tuple[int, ...] = ()
+
+
+class LevelOutput(NamedTuple):
+    """What one forward pass gives.
+
+    Attributes:
+        logits: ``[B, keep, V]`` float32, bfloat16 or float16, unit stride along V. They must stand
+            until the level's next forward pass: it may write them again then.
+        hidden: ``[B, T, H]`` by layer, as asked for; or None.
+    """
+
+    logits: torch.Tensor
+    hidden: Mapping[int, torch.Tensor] | None = None
+
+
+@runtime_checkable
+class BatchedLevel(Protocol):
+    """A level as the engine calls it.
+
+    Attributes:
+        name: for messages and statistics.
+        vocab_size: width of the logits; ids that the level reads are below it.
+        max_length: longest context; None: no limit.
+        device: of tokens and logits.
+        capabilities: stated, not probed by the caller.
+    """
+
+    name: str
+    max_length: int | None
+    device: torch.device
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def capabilities(self) -> LevelCapabilities: ...
+
+    def prefill(self, prompts: PromptBatch) -> None:
+        """Forget everything and read `prompts`. No logits are wanted."""
+        ...
+
+    def forward(self, block: InputBlock) -> LevelOutput:
+        """Append the block's tokens to the rows."""
+        ...
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        """Append ``counts[b]`` tokens to row b, of which no logits are wanted."""
+        ...
+
+    def rollback(self, lengths: Counts) -> Counts:
+        """Keep the first ``lengths[b]`` tokens of row b; never more than it has. Returns how many
+        are kept: no more than asked for, and fewer where a recurrent state goes back to a
+        checkpoint. What is missing is read again with the next block."""
+        ...
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in that order."""
+        ...
+
+    # ---- where lengths can stay on the device for a whole round ----------------------------------
+
+    @property
+    def can_keep_lengths(self) -> bool:
+        """Whether its lengths can stay on the device, given the right cache
+        (`LevelCapabilities.device_lengths`); the two methods below are for such levels."""
+        ...
+
+    def reserve_span(self, tokens: int) -> Hashable | None:
+        """A round begins in which no row gets longer than `tokens`; `note_lengths` ends it. Returns
+        what its passes depend on beside their inputs, addresses and shapes; None: they cannot be
+        captured, since the cache must be made or grow first."""
+        ...
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        """The rows hold so many tokens now: what the host could not see happen."""
+        ...
+
+
+class LevelAdapter:
+    """A `Level` as the engine calls it, and what it returns checked: it may be a user's own.
 
     Args:
-        place: a directory with a config.json, or else a model id, for which `transformers` looks
-            in its cache and may ask the network. What can only be a path (a `Path`, a string with
-            more than one slash, a dot or a tilde in front) never gets that far.
-        dtype: None: float32 on the CPU, where half precision is slow, and the checkpoint's own
-            elsewhere.
-        device: None: the CPU.
-        pack, compile: see `HuggingFaceLevel`.
-        name: of `place`, for messages.
+        level: of one sequence, or of batches.
+        name: for messages.
 
     Raises:
-        TypeError: `dtype` or `device` is none.
-        ValueError: no model there, a data type or device that the operators do not read.
+        TypeError, ValueError: the level returned something that its contract does not say; names
+            the level.
     """
-    from transformers import AutoModelForCausalLM
 
-    where = arguments.device("device", device) or torch.device("cpu")
-    own: Any = torch.float32 if where.type == "cpu" else "auto"
-    wanted = arguments.dtype("dtype", dtype) or own
-    with found(name, place) as source, progress.loading():
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=wanted)
-    return HuggingFaceLevel(model.to(where).eval(), pack=pack, compile=compile)
+    def __init__(self, level: Any, name: str | None = None) -> None:
+        self.level = level
+        self.name = name or str(getattr(level, "name", type(level).__name__))
+        self.max_length: int | None = getattr(level, "max_length", None)
+        self.device = device_of(level)
 
+    @property
+    def vocab_size(self) -> int:
+        return int(self.level.vocab_size)
 
-@contextmanager
-def found(name: str, place: str | Path) -> Iterator[str]:
-    """`place` as `transformers` takes it, whose errors become one that says `name`."""
-    source = _source(name, place)
-    try:
-        yield source
-    except (OSError, ValueError) as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ValueError(
-            f"{name}: expected the id or directory of a causal language model, given {source!r}: "
-            f"{first}"
-        ) from error
-
-
-def _source(name: str, place: str | Path) -> str:
-    """`place` as a string, if it is a directory with a model or may be a model id."""
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]
-        HFValidationError,
-        validate_repo_id,
-    )
-
-    source = str(place)
-    folder = Path(source)
-    if folder.is_dir():
-        # An adapter's directory says itself which model it adapts.
-        if not any((folder / one).is_file() for one in ("config.json", "adapter_config.json")):
-            raise ValueError(
-                f"{name}: expected a directory with a config.json, as save_pretrained writes it, "
-                f"given {source!r}, which has none"
-            )
-        return source
-    try:
-        validate_repo_id(source)
-        local = isinstance(place, Path) or folder.exists()
-    except HFValidationError:
-        local = True
-    if local:
-        found = "a file" if folder.exists() else "not there"
-        raise ValueError(
-            f"{name}: expected a model id or the directory of a model, given {source!r}, which is "
-            f"{found}"
+    @property
+    def capabilities(self) -> LevelCapabilities:
+        return LevelCapabilities(
+            batches=bool(getattr(self.level, "supports_batches", False)),
+            device_lengths=bool(getattr(self.level, "stays", False)),
+            reads_apart=bool(getattr(self.level, "reads_apart", False)),
         )
-    return source
 
+    @property
+    def one_at_a_time(self) -> str:
+        """Why the level takes no batches."""
+        reason = getattr(self.level, "one_at_a_time", None)
+        kind = type(self.level).__name__
+        return reason or f"{kind} has no `supports_batches` and serves one at a time"
 
-def as_level(
-    thing: Any,
-    dtype: torch.dtype | None = None,
-    device: str | torch.device | None = None,
-    *,
-    pack: bool = False,
-    compile: bool = False,
-    name: str = "level",
-) -> Level:
-    """A chain's element as a level: a Level as it is, a model wrapped, an id or path loaded.
-    `pack`, `compile`: of the levels made here (`HuggingFaceLevel`); `name`: for messages.
+    def prefill(self, prompts: PromptBatch) -> None:
+        reserve = getattr(self.level, "reserve", None)
+        if reserve is not None:
+            reserve(prompts.capacity)
+        if prompts.counts is None:
+            returned.call(self.name, self.level, "prefill", prompts.tokens)
+        else:
+            returned.call(self.name, self.level, "prefill", prompts.tokens, prompts.counts)
 
-    Raises:
-        TypeError: it is none of these.
-        ValueError: its vocabulary or its device is none that the operators know.
-    """
-    if isinstance(thing, str | Path):
-        return load(thing, dtype, device, pack=pack, compile=compile, name=name)
-    if isinstance(thing, Level) and not isinstance(thing, type):
-        _require_readable(thing, name)
-        return thing
-    if isinstance(thing, torch.nn.Module) and hasattr(thing, "config"):
-        return level_of(thing, pack, compile)
-    raise TypeError(
-        f"{name}: expected a Hugging Face causal model, a model id or path, or an object with "
-        f"vocab_size, prefill, forward and rollback, given {arguments.shown(thing)}"
-    )
+    def forward(self, block: InputBlock) -> LevelOutput:
+        tokens, keep, counts, first = block.tokens, block.keep, block.counts, block.first
+        if isinstance(counts, torch.Tensor):
+            logits = self.level.forward_captured(tokens, keep, counts, first)
+        elif counts is None and first is None:
+            logits = self.level.forward(tokens, keep)
+        else:
+            logits = self.level.forward(tokens, keep, counts, first)
+        batch = tokens.shape[0]
+        returned.require_logits(self.name, logits, batch, keep, self.vocab_size, self.device)
+        return LevelOutput(logits)
 
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        if min(counts) == tokens.shape[1]:
+            self.forward(InputBlock(tokens, 1))
+        else:
+            last = [max(count - 1, 0) for count in counts]
+            self.forward(InputBlock(tokens, 1, counts, last))
 
-def _require_readable(level: Level, name: str) -> None:
-    """What a level says of its logits must be something that the operators can read."""
-    name = f"{name}, {getattr(level, 'name', type(level).__name__)}"
-    if not 1 <= arguments.integer(f"{name}: vocab_size", level.vocab_size) <= arguments.SIZE_MAX:
-        raise ValueError(
-            f"{name}: vocab_size: expected 1 to {arguments.SIZE_MAX}, given {level.vocab_size}"
-        )
-    arguments.place(f"{name}: device", getattr(level, "device", "cpu"))
+    def rollback(self, lengths: Counts) -> Counts:
+        if isinstance(lengths, torch.Tensor):
+            self.level.keep(lengths)
+            return lengths
+        kept = self.level.rollback(list(lengths))
+        return lengths if kept is None else returned.require_kept(self.name, kept, lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        returned.call(self.name, self.level, "select", rows)
+
+    @property
+    def can_keep_lengths(self) -> bool:
+        methods = ("forward_captured", "keep", "reach", "passed")
+        return all(hasattr(self.level, name) for name in methods)
+
+    def reserve_span(self, tokens: int) -> Hashable | None:
+        span: Hashable | None = self.level.reach(tokens)
+        return span
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        self.level.passed(lengths)

@@ -1,4 +1,4 @@
-"""Passes of a Hugging Face level that can be captured (`captured.CapturableLevel`)."""
+"""Passes of a Hugging Face level that can be captured (`base.DeviceLevel`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ..kv_cache.layers import RollbackLayer
 from ..kv_cache.lengths import round_up
-from ..runtime.graphs import Place
+from ..tensors import Place
 from .head import gathering
 
 
@@ -28,20 +28,8 @@ class CapturedPasses:
     supports_batches: bool
     _member: Any
 
-    def graph_key(self, passes: Sequence[int]) -> Place | None:
-        """See `CapturableLevel`. Caches of one run of slots per row can be captured, once they are
-        allocated and while they need not grow."""
-        if not self.stays:
-            return None
-        rows = self._cache.rows
-        longest = rows.bound + sum(passes)
-        place = self._place(longest)
-        if place is not None:
-            rows.reach(longest)
-        return place
-
     def reach(self, tokens: int) -> Place | None:
-        """See `ResidentLevel`."""
+        """See `DeviceLevel.reserve_span`."""
         self._cache.rows.reach(tokens)
         return self._place(tokens)
 
@@ -65,7 +53,7 @@ class CapturedPasses:
 
     @property
     def stays(self) -> bool:
-        """See `ResidentLevel`."""
+        """Whether the lengths of the cache at hand can stay on the device for a whole round."""
         # Lengths of a shared cache go up and down between levels, on the host.
         return self._member is None and self.supports_batches and self._in_one_place()
 
@@ -81,7 +69,7 @@ class CapturedPasses:
         )
 
     def keep(self, lengths: torch.Tensor) -> None:
-        """See `ResidentLevel`."""
+        """Keep the first ``lengths[b]`` tokens of row b, ``[B]`` int64, read on the device only."""
         self._cache.rollback(lengths)
 
     def passed(self, lengths: Sequence[int]) -> None:

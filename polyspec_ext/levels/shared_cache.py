@@ -14,14 +14,11 @@ skips tokens which that one has already read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..kv_cache.lengths import round_up
-
-if TYPE_CHECKING:
-    from .hugging_face import HuggingFaceLevel
 
 
 def require_same_shape(model: Any, other: Any, name: str) -> None:
@@ -71,7 +68,7 @@ class Shared:
             it done.
     """
 
-    def __init__(self, owner: HuggingFaceLevel) -> None:
+    def __init__(self, owner: Any) -> None:
         self.members: list[Member] = []
         self.record: list[list[int]] | None = None
         self.early: list[list[int]] | None = None
@@ -131,7 +128,7 @@ class Member:
         ready: it has been prefilled in this batch.
     """
 
-    def __init__(self, shared: Shared, level: HuggingFaceLevel) -> None:
+    def __init__(self, shared: Shared, level: Any) -> None:
         self.shared, self.level = shared, level
         self.rank = len(shared.members)
         shared.members.append(self)
@@ -219,7 +216,7 @@ class Member:
         in_step = all(n == wide for n in rest)
         last = all(p == wide - keep for p in places)
         try:
-            logits = self.level.run(
+            logits: torch.Tensor = self.level.run(
                 tokens, keep, None if in_step else rest, None if last else places
             )
         finally:

@@ -1,8 +1,8 @@
-"""The chain's scheduler where the tokens are, as functions over torch tensors
-(polyspec/device_scheduler.hpp): what every row does next, without a look at the device.
+"""The operators over state rows (polyspec/round_state.hpp) as functions over torch tensors: which
+step is due for every row, what a step reads, and what came of it.
 
-Thin on purpose: shapes and kinds are checked where the pointers are taken. Both work in CUDA graphs
-and under ``torch.compile``.
+Thin on purpose: shapes and kinds are checked where the pointers are taken. All work in CUDA graphs
+and under ``torch.compile``, and wait for nothing.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from typing import NamedTuple
 
 import torch
 
-from .._C import ScheduleShape
+from .._C import RoundShape
 
-__all__ = ["Plan", "Schedule", "ScheduleShape"]
+__all__ = ["Plan", "RoundShape", "due", "next_step", "report"]
+
+_due = torch.ops.polyspec.schedule_due.default
+_next = torch.ops.polyspec.schedule_next.default
+_report = torch.ops.polyspec.schedule_report.default
 
 
 class Plan(NamedTuple):
@@ -22,8 +26,8 @@ class Plan(NamedTuple):
     Attributes:
         part: 1 where a row takes part; elsewhere the next three are 0.
         counts: tokens that the level has to read.
-        first: the logits behind this one of them judge the first pending token.
-        lengths: tokens to draft or to judge.
+        first: the logits behind this one of them verify the first pending token.
+        lengths: tokens to draft or to verify.
         positions: absolute position of the first of these.
         rounds: key the draws.
     """
@@ -36,104 +40,93 @@ class Plan(NamedTuple):
     rounds: torch.Tensor
 
 
-class Schedule:
-    """The windows and rounds of a chain, and the form of its lines.
+def due(state: torch.Tensor, shape: RoundShape) -> torch.Tensor:
+    """``[2, B]`` int64: the level whose step is due (n for a draft, 0 where a row is complete), and
+    how many tokens it drafts or verifies.
 
     Args:
-        windows, rounds: as of `Scheduler`.
-        tail: tokens that a line has room for.
-        steps: steps that its log has room for.
+        state: ``[B, shape.words]`` int64.
     """
+    found: torch.Tensor = _due(state, shape.levels, shape.steps)
+    return found
 
-    def __init__(
-        self, windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, steps: int
-    ) -> None:
-        self.windows, self.rounds = list(windows), list(rounds)
-        self.shape = ScheduleShape(len(windows) + 1, tail, steps)
 
-    def next(
-        self, state: torch.Tensor, level: int, width: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the rows have to do in a step of `level` (n drafts, the others judge).
+def next_step(
+    state: torch.Tensor, shape: RoundShape, level: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the rows have to do in a step of `level`.
 
-        Args:
-            state: ``[B, shape.words]`` int64.
-            width: tokens per row that the level reads at most, T.
+    Args:
+        state: ``[B, shape.words]`` int64.
+        width: tokens per row that the level reads at most, T.
 
-        Returns:
-            fed ``[B, T]`` int64, ids at the front of each row, then 0; and the table ``[6, B]`` of
-            which `Plan` names the rows.
-        """
-        shape = self.shape
-        fed, plan = torch.ops.polyspec.schedule_next(
-            state, self.windows, self.rounds, shape.tail, shape.steps, level, width
-        )
-        return fed, plan
+    Returns:
+        input_ids ``[B, T]`` int64, ids at the front of each row, then 0; and the table ``[6, B]``
+        of which `Plan` names the rows.
+    """
+    input_ids, plan = _next(state, shape.levels, shape.steps, level, width)
+    return input_ids, plan
 
-    def report(
-        self,
-        state: torch.Tensor,
-        level: int,
-        plan: torch.Tensor,
-        tokens: torch.Tensor,
-        accepted: torch.Tensor | None,
-        status: torch.Tensor,
-        eos: torch.Tensor,
-        nowhere: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Enters what a step of `level` has brought into `state`, in place.
 
-        Args:
-            plan: of the step's `next`.
-            tokens: ``[B, W]`` int64, drafted, or emitted by a verification.
-            accepted: ``[B]`` int64 of a verification; None for a draft.
-            status: ``[B]`` int32 of a verification, ``[B, W]`` of a draft's tokens.
-            eos: ``[B, E]`` int64, ids that end a row's text; -1 is none.
-            nowhere: see the first result.
+def report(
+    state: torch.Tensor,
+    shape: RoundShape,
+    level: int,
+    plan: torch.Tensor,
+    tokens: torch.Tensor,
+    counts: torch.Tensor | None,
+    status: torch.Tensor,
+    eos: torch.Tensor,
+    padding: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Enters what a step of `level` has brought into `state`, in place.
 
-        Returns:
-            place ``[B, W]`` int64, where the law of each emitted token belongs among those that
-            wait for the level above, `nowhere` for the others; and lengths ``[n, B]`` int64, tokens
-            that each level's cache may keep.
-        """
-        shape = self.shape
-        place, lengths = torch.ops.polyspec.schedule_report(
-            state, self.windows, self.rounds, shape.tail, shape.steps, level, plan, tokens,
-            accepted, status, eos, nowhere,
-        )  # fmt: skip
-        return place, lengths
+    Args:
+        plan: of the step's `next_step`.
+        tokens: ``[B, W]`` int64, drafted, or emitted by a verification.
+        counts: ``[B]`` int64, accepted by a verification; of a draft, how many were proposed, or
+            None for as many as were asked for.
+        status: ``[B]`` int32 of a verification, ``[B, W]`` of a draft's tokens.
+        eos: ``[B, E]`` int64, ids that end a row's text; -1 is none.
+        padding: see the first result.
+
+    Returns:
+        slots ``[B, W]`` int64, where each emitted token stands among those that are pending for
+        the level above, `padding` for the others; and kept ``[n, B]`` int64, tokens that each
+        level's cache may keep.
+    """
+    slots, kept = _report(
+        state, shape.levels, shape.steps, level, plan, tokens, counts, status, eos, padding
+    )
+    return slots, kept
+
+
+def _due_fake(state: torch.Tensor, levels: int, steps: int) -> torch.Tensor:
+    return state.new_empty(2, state.shape[0])
 
 
 def _next_fake(
-    state: torch.Tensor,
-    windows: list[int],
-    rounds: list[int],
-    tail: int,
-    steps: int,
-    level: int,
-    width: int,
+    state: torch.Tensor, levels: int, steps: int, level: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return state.new_empty(state.shape[0], width), state.new_empty(
-        len(Plan._fields), state.shape[0]
-    )
+    batch = state.shape[0]
+    return state.new_empty(batch, width), state.new_empty(len(Plan._fields), batch)
 
 
 def _report_fake(
     state: torch.Tensor,
-    windows: list[int],
-    rounds: list[int],
-    tail: int,
+    levels: int,
     steps: int,
     level: int,
     plan: torch.Tensor,
     tokens: torch.Tensor,
-    accepted: torch.Tensor | None,
+    counts: torch.Tensor | None,
     status: torch.Tensor,
     eos: torch.Tensor,
-    nowhere: int,
+    padding: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return state.new_empty(tokens.shape), state.new_empty(len(windows) + 1, state.shape[0])
+    return state.new_empty(tokens.shape), state.new_empty(levels, state.shape[0])
 
 
+torch.library.register_fake("polyspec::schedule_due", _due_fake)
 torch.library.register_fake("polyspec::schedule_next", _next_fake)
 torch.library.register_fake("polyspec::schedule_report", _report_fake)

@@ -1,251 +1,723 @@
-"""Rounds of the target that the host does not look into.
+"""The rounds of a chain: drafting, verifying, and what is pending in between, once for all.
 
-The steps of a round are known beforehand (`device_program`), which rows take part in them is kept
-on the device (`device_scheduler`), and what came of all of them is read once, behind the target's
-verification. On CUDA a draft is one graph and the verification of each level another.
+The state rows (`state`) say what every row does next, and one round of the target follows them from
+its first draft to its verification. Two executors run the same steps:
 
-`batch.py` takes these rounds where all levels are on one CUDA device. Tokens are those of the
-rounds that the host follows: rows, draws and laws are the same.
+* step by step, where the host reads what came of each before the next: on the CPU, where that costs
+  nothing, and wherever something must be looked at (unbounded rounds, logits processors, drafters
+  on the host, levels on several devices);
+* without host synchronisation, where the steps of a round are known before its tokens are
+  (`plan`): the host reads what came of it once, behind the target's verification. On CUDA a draft
+  is one captured graph and the verification of each level another.
+
+Tokens do not depend on the executor: rows, draws and distributions are the same.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 
 import torch
 
-from ..drafters import DraftModel
-from ..errors import named
-from ..levels import device_of
-from ..ops.schedule import ScheduleShape
-from ..tensors import Parameters
-from . import steps as captured
-from .graphs import Place
-from .plan import Program, program
+from ..drafters.base import BatchedDrafter, DraftBlock, DraftInput, HiddenStates, RowBuffer
+from ..errors import ERROR_BITS, RequestError, named
+from ..levels.base import BatchedLevel, InputBlock
+from ..ops.schedule import Plan
+from ..sampling import LogitsProcessors
+from ..stats import StatsRecorder
+from ..tensors import FixedParameters, Parameters, Place, known_ids, moved
+from . import steps
+from .config import ChainConfig
+from .graphs import Graphs
+from .plan import RoundPlan, default_rounds, round_plan
+from .prefill import Part, prefill, read_rest
 from .request import Row
-from .state import Lines, Outputs
+from .state import Entry, Progress, StateRows
+from .streams import Clock, SideStreams
 
-if TYPE_CHECKING:
-    from ..chain import Chain
-
-_KEPT = 4  # batch sizes whose lines and laws stay allocated
-
-
-@runtime_checkable
-class ResidentLevel(captured.CapturableLevel, Protocol):
-    """A level whose lengths can stay on the device for a whole round, as `HuggingFaceLevel` over a
-    `RollbackCache` that keeps every key in one run of slots per row."""
-
-    @property
-    def stays(self) -> bool:
-        """Whether the cache at hand is such a one."""
-        ...
-
-    def reach(self, tokens: int) -> Place | None:
-        """A round begins in which no row gets longer than `tokens`; `passed` ends it. Returns what
-        its passes use beside their inputs; None: they cannot be captured, since the cache must grow
-        first."""
-        ...
-
-    def keep(self, lengths: torch.Tensor) -> None:
-        """Keep the first ``lengths[b]`` tokens of row b, ``[B]`` int64, read on the device only."""
-        ...
+# Called with a row's number and the target's logits [e, V], processed, behind which its e committed
+# tokens were emitted. They stand until it returns.
+Observer = Callable[[int, torch.Tensor], None]
+Committed = list[tuple[int, list[int]]]
+_CAPACITY = 256  # texts are allocated in multiples of so many tokens, doubled
+_TRUSTED = 1 << 15  # new tokens; texts that get longer have their rows allocated again
+_KEPT = 4  # batch sizes whose buffers stay allocated
+_USEFUL = 64  # windows up to this are planned as they are to the end of a text
 
 
-class Entry(NamedTuple):
-    """What one step brought one row."""
-
-    tokens: int  # drafted or judged; -1: the row had no part
-    accepted: int
-    emitted: int
-    ended: bool  # the last emitted token ends the text
-    status: int
-
-
-class Outcome(NamedTuple):
-    """A round as the host reads it, by slot.
-
-    Attributes:
-        entries: of every step.
-        tokens: that the target has committed.
-        logprobs: of these.
-        cached: leading tokens that each level's cache holds, by level.
-        rounds: that each level has done, by level.
-        seconds: of every step.
-        logits: the target's, ``[B, most + 1, V]``; row j is the one that token j was drawn from.
-            Valid until the next round.
-    """
-
-    entries: list[list[Entry]]
-    tokens: list[list[int]]
-    logprobs: list[list[float]]
-    cached: list[list[int]]
-    rounds: list[list[int]]
-    seconds: list[float]
-    logits: torch.Tensor
-
-
-class DeviceRounds:
-    """The rounds of a chain on one device.
+class Engine:
+    """Works on one batch at a time.
 
     Args:
-        chain: whose drafter is a model.
-        steps: of its round.
+        config: of the chain.
+        levels: those that verify, target first.
+        drafter: None for a target alone.
+        graphs: captures the steps of rounds without host synchronisation.
+        sync_each_step: whether the host reads what came of each step. None: on the CPU, and where
+            it must.
+
+    Raises:
+        ValueError: `sync_each_step` is False, and something must be looked at; names it.
     """
 
-    def __init__(self, chain: Chain, steps: Program) -> None:
-        self.chain, self.program = chain, steps
-        assert isinstance(chain.drafter, DraftModel)
-        self._drafter = chain.drafter
-        self.levels: list[Any] = [*chain.levels, chain.drafter.level]  # by number, from 1
-        self.device = device_of(chain.levels[0])
-        self._lines: OrderedDict[Hashable, Lines] = OrderedDict()
+    def __init__(
+        self,
+        config: ChainConfig,
+        levels: Sequence[BatchedLevel],
+        drafter: BatchedDrafter | None,
+        *,
+        graphs: Graphs | None = None,
+        sync_each_step: bool | None = None,
+    ) -> None:
+        self.config, self.graphs = config, graphs
+        self._levels, self._drafter = list(levels), drafter
+        self._parts: list[Part] = [*levels, *([] if drafter is None else [drafter])]
+        self._count = len(config.windows) + 1
+        self._layers = () if drafter is None else drafter.capabilities.hidden_layers
+        for level in levels if self._layers else ():
+            if not level.capabilities.hidden_states:
+                assert drafter is not None
+                raise ValueError(
+                    f"{level.name}: expected a level that gives hidden states, as "
+                    f"{drafter.name} wants them, given one that does not"
+                )
+        reason = self._looks()
+        if sync_each_step is False and reason is not None:
+            raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
+        on_cpu = config.device.type == "cpu"
+        wanted = on_cpu if sync_each_step is None else sync_each_step
+        self._steps_apart = reason is not None or wanted
+        self._streams = SideStreams()
+        self._kept: dict[Hashable, _Buffers] = {}
+        self._slots: list[Row] = []
 
-    @classmethod
-    def of(cls, chain: Chain) -> DeviceRounds | None:
-        """Those of `chain`; None where it cannot have any: its drafter is no model, a level keeps
-        its lengths on the host, levels lie on several devices, or rounds are not bounded."""
-        steps = program(chain.window, [*chain.rounds, 0])
-        if steps is None or not isinstance(chain.drafter, DraftModel):
-            return None
-        made = cls(chain, steps)
-        devices = {torch.device(getattr(level, "device", "cpu")) for level in made.levels}
-        if len(devices) > 1 or not all(isinstance(level, ResidentLevel) for level in made.levels):
-            return None
+    def _looks(self) -> str | None:
+        """Why the host has to look at what comes of each step; None: it need not."""
+        if self._drafter is None:
+            return "a target alone has no drafts"
+        devices = {part.device for part in self._parts}
+        if len(devices) > 1:
+            return f"levels lie on {', '.join(sorted(map(str, devices)))}"
+        for part in self._parts:
+            if not part.can_keep_lengths:
+                return f"{part.name} keeps its lengths on the host"
+        if self._layers:
+            return f"{self._drafter.name} wants hidden states"
+        if round_plan(self.config.windows, self.config.rounds).steps is None:
+            return "rounds are not bounded"
+        return None
+
+    # ---- a batch ---------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        slots: Sequence[Row],
+        recorder: StatsRecorder,
+        processors: LogitsProcessors | None,
+        observe: Observer | None,
+    ) -> None:
+        """The caches belong to these rows from now on."""
+        batch = len(slots)
+        self._slots, self._recorder = list(slots), recorder
+        self._processors, self._observe = processors, observe
+        config = self.config
+        self._windows = [list(config.windows) for _ in slots]
+        self._rounds = [list(config.rounds) for _ in slots]
+        self._held = [[0] * batch for _ in range(self._count)]  # tokens in each cache, by row
+        self._done = [[0] * batch for _ in range(self._count)]  # rounds of each level, by row
+        self._begun = [False] * self._count
+        self._hidden: list[HiddenStates] = []  # since the last draft
+        self._buffers: _Buffers | None = None
+        self._parameters = self._parameters_of()
+
+    def _parameters_of(self) -> Parameters:
+        return Parameters([row.sampling for row in self._slots], [row.seed for row in self._slots])
+
+    def windows(self, slot: int) -> Sequence[int]:
+        """Windows of one row."""
+        return self._windows[slot]
+
+    def set_windows(self, slot: int, windows: Sequence[int]) -> None:
+        """Windows of one row from the next round on; their rounds follow if they are bounded."""
+        given = list(windows)
+        rounds = list(self.config.rounds)
+        if any(rounds):
+            rounds = [*default_rounds(given), 0]
+        if given == self._windows[slot] and rounds == self._rounds[slot]:
+            return
+        self._windows[slot], self._rounds[slot] = given, rounds
+        if self._buffers is not None:
+            self._buffers.state.set_windows(slot, given, rounds)
+
+    @torch.inference_mode()
+    def end(self, row: Row) -> None:
+        """The row takes no part from now on, if it is one of this batch."""
+        if self._buffers is not None and any(own is row for own in self._slots):
+            self._buffers.state.end(row.slot)
+
+    def leave(self) -> None:
+        """Rows that are complete leave the caches once they are a quarter of them: what stays is
+        copied then. Where steps are captured they stay, with nothing to do, so that the graphs of
+        the batch serve to its end."""
+        slots = self._slots
+        staying = [row for row in slots if not row.ended]
+        if len(staying) == len(slots) or not staying or len(staying) * 4 > len(slots) * 3:
+            return
+        apart = self._steps_apart or self._processors is not None
+        if self.graphs is not None and not apart:
+            return
+        keep = [row.slot for row in staying]
+        group = [(row, 0) for row in staying]
+        self._forget_buffers()
+        for number, part in enumerate(self._parts, 1):
+            if self._begun[number - 1]:
+                with named(self.config.names, number - 1, group):
+                    part.select(keep)
+        for table in (self._held, self._done):
+            table[:] = [[own[slot] for slot in keep] for own in table]
+        self._windows = [self._windows[slot] for slot in keep]
+        self._rounds = [self._rounds[slot] for slot in keep]
+        self._hidden = [told.select(keep) for told in self._hidden]
+        for slot, row in enumerate(staying):
+            row.slot = slot
+        self._slots = staying
+        self._parameters = self._parameters_of()
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Levels and drafter, target first."""
+        return self._parts
+
+    @property
+    def slots(self) -> Sequence[Row]:
+        """The rows in the caches."""
+        return self._slots
+
+    # ---- a round of the target -------------------------------------------------------------------
+
+    def round(self) -> Committed:
+        """One round of the target: the tokens that it commits, by the number of their row."""
+        plan = self._plan()
+        possible = self._prepare_caches(plan)
+        apart = self._steps_apart or self._processors is not None or plan.steps is None
+        apart = apart or not possible
+        buffers = self._prepare_buffers(plan, apart)
+        if apart:
+            return self._step_by_step(plan, buffers)
+        return self._at_once(plan, buffers)
+
+    def _plan(self) -> RoundPlan:
+        """Of the largest windows of all rows."""
+        active = [row.slot for row in self._slots if not row.ended]
+        windows, rounds = (
+            tuple(table[active[0]])
+            if len(active) == 1
+            else tuple(map(max, zip(*[table[slot] for slot in active], strict=True)))
+            for table in (self._windows, self._rounds)
+        )
+        room = max(self._slots[slot].room for slot in active)
+        # The last token of a text needs no draft, and no window is filled past the end of all
+        # texts: in powers of two, so that few plans differ.
+        useful = max(_USEFUL, 1 << room.bit_length()) if room > 1 else 0
+        return round_plan(tuple(min(window, useful) for window in windows), rounds)
+
+    def _prepare_caches(self, plan: RoundPlan) -> bool:
+        """Every level of the round has read the rows up to the few tokens that its first step
+        reads. Returns whether the round can be done at once, without host synchronisation."""
+        slots, names, possible = self._slots, self.config.names, not self._steps_apart
+        fresh = [number for number in plan.asked if not self._begun[number - 1]]
+        if fresh:
+            prefill(self._parts, fresh, names, slots, plan.ahead, self._streams, self._recorder)
+            for number in fresh:
+                self._begun[number - 1] = True
+                self._held[number - 1] = [row.committed - 1 for row in slots]
+                self._note_held(number)
+        longest = max(row.committed for row in slots) + plan.ahead
+        for number in plan.asked:
+            part, held = self._parts[number - 1], self._held[number - 1]
+            lag = max(row.committed - held[row.slot] for row in slots if not row.ended)
+            if lag > number:
+                began = time.perf_counter()
+                with named(names, number - 1, [(row, 0) for row in slots]):
+                    self._held[number - 1] = read_rest(part, slots, held)
+                self._note_held(number)
+                self._spent(range(len(slots)), number, time.perf_counter() - began, 1)
+            # A text may run ahead of its end, for which its context must have room.
+            possible = possible and (part.max_length is None or longest <= part.max_length)
+            possible = possible and part.capabilities.device_lengths
+        return possible
+
+    def _note_held(self, number: int) -> None:
+        if self._buffers is not None:
+            for slot, have in enumerate(self._held[number - 1]):
+                self._buffers.state.set_cached(slot, number, have)
+
+    def _prepare_buffers(self, plan: RoundPlan, apart: bool) -> _Buffers:
+        """The state rows, where this round's steps are."""
+        slots = self._slots
+        device = torch.device("cpu") if apart else self.config.device
+        count = 1 if apart else len(plan.steps or ())
+        # The whole text as far as is known, up to a size that is asked for on trust only.
+        longest = max(row.committed for row in slots)
+        capacity = longest + min(max(row.room for row in slots), _TRUSTED) + plan.ahead
+        eos = max(1, *[len(row.eos) for row in slots])
+        now = self._buffers
+        form = (len(slots), count, capacity, eos)
+        least = (len(slots), count, longest + plan.ahead + 1, eos)
+        if now is not None and now.apart == apart and now.state.fits(*least):
+            return now
+        self._forget_buffers()
+        key = (apart, len(slots), count, eos, self._parameters.greedy)
+        made = self._kept.pop(key, None)
+        if made is None or not made.state.fits(*form):
+            room = _CAPACITY
+            while room < capacity:
+                room *= 2
+            state = StateRows(self._count, len(slots), count, room, eos, device)
+            made = _Buffers(state, apart)
+        self._kept[key] = made
+        while len(self._kept) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+        progress = [
+            [Progress(held[b], done[b]) for held, done in zip(self._held, self._done, strict=True)]
+            for b in range(len(slots))
+        ]
+        made.state.write(slots, progress, self._windows, self._rounds)
+        if not apart:
+            made.parameters.write(self._parameters)
+        self._buffers = made
         return made
 
-    def ready(self, slots: Sequence[Row]) -> bool:
-        """Whether the next round can be one of these: every level of it has read the rows up to the
-        few tokens that its first step will read, and a context has room for drafts that overshoot
-        the end of a text. (Nothing waits to be judged between rounds of the target.)"""
-        steps, cached = self.program, self._drafter.cached
-        longest = max(len(row.tokens) for row in slots) + self.ahead
-        for number in set(steps.steps):
-            level = self.levels[number - 1]
-            limit = getattr(level, "max_length", None)
-            if not level.stays or (limit is not None and longest > limit):
-                return False
-            for row in slots:
-                if number == steps.levels:
-                    have = -1 if cached is None else cached[row.slot]
-                else:
-                    have = row.cached[number - 1]
-                if not row.ended and len(row.tokens) - have > number:
-                    return False
-        return True
+    def _forget_buffers(self) -> None:
+        """What the state rows alone know is kept by the host; a round's record has told it all."""
+        if self._buffers is not None and self._buffers.apart:
+            self._take_progress(self._buffers.state.progress())
+        self._buffers = None
 
-    def run(self, slots: Sequence[Row], parameters: Parameters) -> Outcome:
-        """One round of the target for all rows."""
-        steps, lines = self.program, self._lines_of(slots, parameters)
-        limit = max(len(row.tokens) for row in slots) + self.ahead
-        places = {n: self.levels[n - 1].reach(limit) for n in sorted(set(steps.steps))}
-        graphs = None if None in places.values() else self.chain.graphs
-        clock = _Clock(self.device)
+    def _take_progress(self, progress: Sequence[Sequence[Progress]]) -> None:
+        for slot, own in enumerate(progress):
+            for index, (cached, done) in enumerate(own):
+                self._held[index][slot], self._done[index][slot] = cached, done
+
+    # ---- step by step ----------------------------------------------------------------------------
+
+    def _step_by_step(self, plan: RoundPlan, buffers: _Buffers) -> Committed:
+        state = buffers.state
+        while True:
+            due, _ = state.due()
+            # Drafts first, then the deepest verification, so that rows that lag behind find the
+            # others at the same level.
+            number = max(due)
+            if number == 0:
+                return []
+            group = [slot for slot, level in enumerate(due) if level == number]
+            width = max(state.unread(slot, number) for slot in group)
+            if number == self._count:
+                self._draft(buffers, group, width)
+                continue
+            committed = self._verify(plan, buffers, number, group, width)
+            if number == 1:
+                return committed
+
+    def _draft(self, buffers: _Buffers, group: Sequence[int], width: int) -> None:
+        drafter, number, state = self._drafter, self._count, buffers.state
+        assert drafter is not None
+        began, passes = time.perf_counter(), drafter.num_forward_passes
+        input_ids, table = state.next_step(number, width)
+        _, counts, _, lengths, _, _ = table.tolist()
+        slots, (positions, rounds) = self._slots, moved(table[4:], drafter.device).unbind()
+        with named(self.config.names, -1, [(slots[slot], 0) for slot in group]):
+            block = drafter.draft(
+                DraftInput(
+                    self._known(input_ids, drafter),
+                    counts,
+                    lengths,
+                    max(lengths),
+                    positions,
+                    rounds,
+                    number,
+                    self._parameters,
+                    not self._parameters.greedy,
+                    [row.number for row in slots],
+                    rows=buffers.rows.get(number - 1),
+                    eos=[row.eos for row in slots],
+                    processors=self._processors,
+                    text=state.text,
+                    hidden=tuple(self._hidden),
+                )
+            )
+            self._hidden.clear()
+            self._require_chain(block)
+        tokens = block.tokens.to(state.device)
+        status = block.status
+        status = torch.zeros_like(tokens, dtype=torch.int32) if status is None else status
+        _, kept = state.report(
+            number, table, tokens, block.counts, status.to(state.device), tokens.shape[1]
+        )
+        buffers.rows[number - 1] = block.rows
+        buffers.pending[number - 1] = _moved(block.rows, self._parts[number - 2].device)
+        entries = state.take_log()
+        self._raise_for_entries(number, entries, group)
+        self._held[number - 1] = kept[number - 1].tolist()
+        for slot in group:
+            self._recorder.proposed(slots[slot].stats, entries[slot].emitted)
+        seconds = time.perf_counter() - began
+        self._spent(group, number, seconds, drafter.num_forward_passes - passes)
+
+    def _require_chain(self, block: DraftBlock) -> None:
+        if block.parents is not None:
+            raise NotImplementedError(
+                f"{self.config.names[-1]}: expected a chain of tokens, given a tree; trees are not "
+                "verified yet"
+            )
+
+    def _verify(
+        self, plan: RoundPlan, buffers: _Buffers, number: int, group: Sequence[int], width: int
+    ) -> Committed:
+        level, state, slots = self._levels[number - 1], buffers.state, self._slots
+        began = time.perf_counter()
+        input_ids, table = state.next_step(number, width)
+        _, counts, first, lengths, positions, rounds = table.tolist()
+        most, alone = max(lengths), len(slots) == 1
+        with named(self.config.names, number - 1, [(slots[slot], 0) for slot in group]):
+            last = min(counts) == width and all(f == width - most - 1 for f in first)
+            even = lengths.count(most) == len(lengths)
+            given = self._known(input_ids, level)
+            block = InputBlock(given, most + 1, hidden_layers=self._layers)
+            if not last:
+                block.counts, block.first = counts, first
+            logits, hidden = self._forward(number, block)
+            fields = None if alone and last else Plan(*moved(table, logits.device).unbind())
+            if self._processors is not None:
+                logits = self._processed(logits, state, group, lengths)
+            r = steps.verify(
+                self.config,
+                number,
+                logits,
+                steps.pending_tokens(
+                    input_ids.to(logits.device),
+                    None if last or fields is None else fields.first,
+                    most,
+                ),
+                None if self._parameters.greedy or most == 0 else buffers.pending.get(number),
+                self._parameters,
+                lengths=None if even or fields is None else fields.lengths,
+                # A single row's are scalars, which cost the operator less than tensors.
+                positions=positions[0] if fields is None else fields.positions,
+                rounds=rounds[0] if fields is None else fields.rounds,
+            )
+        home = state.device
+        length = plan.most[number - 2] if number > 1 else 0
+        place, kept = state.report(
+            number,
+            table,
+            r.tokens.to(home),
+            r.num_accepted.to(home),
+            r.status.to(home),
+            length,
+        )
+        entries = state.take_log()
+        self._raise_for_entries(number, entries, group)
+        if number > 1 and not self._parameters.greedy:
+            rows = self._handed_up(buffers, number, logits, r.laws, place, length)
+            buffers.pending[number - 1] = _moved(rows, self._parts[number - 2].device)
+        held = self._held[number - 1]
+        if hidden is not None:
+            self._keep_hidden(state, number, hidden, counts, lengths, entries)
+        for slot in group:
+            held[slot] += counts[slot]
+            entry, row = entries[slot], slots[slot]
+            self._recorder.verified(
+                row.stats, number - 1, entry.tokens, entry.accepted, entry.emitted
+            )
+        self._rollback(state, number, kept.tolist())
+        committed: Committed = []
+        if number == 1:
+            logprobs = r.logprobs.tolist()
+            for slot in group:
+                entry = entries[slot]
+                tokens = state.text(slot)[-entry.emitted :].tolist()
+                own = logprobs[slot][: entry.emitted]
+                self._commit(slots[slot], tokens, own, logits[slot], entry)
+                committed.append((slots[slot].number, tokens))
+        self._spent(group, number, time.perf_counter() - began, 1)
+        return committed
+
+    def _handed_up(
+        self,
+        buffers: _Buffers,
+        number: int,
+        logits: torch.Tensor,
+        statistics: torch.Tensor,
+        place: torch.Tensor,
+        length: int,
+    ) -> RowBuffer:
+        if len(self._slots) == 1 and self._rounds[0][number - 2] == 1:
+            # The level does not run again before they are verified.
+            return RowBuffer(logits, statistics)
+        where, old = place.to(logits.device), buffers.rows.get(number - 1)
+        rows = buffers.rows[number - 1] = steps.hand_up(old, logits, statistics, where, length)
+        return rows
+
+    def _keep_hidden(
+        self,
+        state: StateRows,
+        number: int,
+        hidden: Mapping[int, torch.Tensor],
+        counts: Sequence[int],
+        lengths: Sequence[int],
+        entries: Sequence[Entry],
+    ) -> None:
+        """The states of a pass are told with the next draft, as far as their tokens stand then."""
+        rows = [slot for slot, count in enumerate(counts) if count]
+        for told in self._hidden:
+            for slot in rows:
+                # All but the last token, which is the level's own, stood before.
+                left = len(state.text(slot)) - 1 - told.positions[slot]
+                told.counts[slot] = max(0, min(told.counts[slot], left))
+        begin, stand = [0] * len(counts), [0] * len(counts)
+        for slot in rows:
+            begin[slot] = self._held[number - 1][slot]
+            stand[slot] = counts[slot] - lengths[slot] + entries[slot].accepted
+        self._hidden.append(HiddenStates(number, dict(hidden), begin, stand))
+
+    def _rollback(self, state: StateRows, number: int, kept: list[list[int]]) -> None:
+        """Caches from level `number` downwards forget what no longer stands."""
+        for below in range(number, self._count + 1):
+            held, wanted = self._held[below - 1], kept[below - 1]
+            if not self._begun[below - 1] or held == wanted:
+                continue
+            with named(self.config.names, below - 1, [(row, 0) for row in self._slots]):
+                left = self._parts[below - 1].rollback(wanted)
+            self._held[below - 1] = [int(n) for n in left]
+            for slot, (have, want) in enumerate(zip(self._held[below - 1], wanted, strict=True)):
+                if have < want:
+                    state.set_cached(slot, below, have)
+
+    def _processed(
+        self, logits: torch.Tensor, state: StateRows, group: Sequence[int], lengths: Sequence[int]
+    ) -> torch.Tensor:
+        assert self._processors is not None
+        changed = logits.to(torch.float32, copy=True)  # as processors give it, whatever the dtype
+        for slot in group:
+            prefix = state.text(slot).to(logits.device)
+            own = logits[slot, : lengths[slot] + 1]
+            number = self._slots[slot].number
+            changed[slot, : lengths[slot] + 1] = self._processors.apply(own, prefix, number)
+        return changed
+
+    # ---- without host synchronisation ------------------------------------------------------------
+
+    def _at_once(self, plan: RoundPlan, buffers: _Buffers) -> Committed:
+        assert plan.steps is not None
+        slots, config = self._slots, self.config
+        limit = max(row.committed for row in slots) + plan.ahead
+        spans: dict[int, Hashable | None] = {}
+        for number in plan.asked:
+            spans[number] = self._parts[number - 1].reserve_span(limit)
+        graphs = None if any(span is None for span in spans.values()) else self.graphs
+        clock = Clock(config.device)
         everybody = [(row, 0) for row in slots]
-        outputs: Outputs = ()
-        for number in steps.steps:
-            step = lines.draft if number == steps.levels else lines.verify(number)
-            with named(self.chain.names, number - 1, everybody):
+        outputs: tuple[torch.Tensor | None, ...] = ()
+        for number in plan.steps:
+            draft = number == self._count
+            step = partial(self._draft_at_once, plan, buffers)
+            if not draft:
+                step = partial(self._verify_at_once, plan, buffers, number)
+            with named(config.names, number - 1, everybody):
                 if graphs is None:
                     outputs = step()
                 else:
                     # The levels below are cut as well, so the graph depends on where they are.
-                    touched = [place for n, place in places.items() if n >= number]
-                    kind = f"the part of {self.chain.names[number - 1]} in a round"
-                    outputs = graphs.run(kind, [number, lines.place, *touched], step, [])
+                    touched = [span for at, span in spans.items() if at >= number]
+                    kind = "a draft" if draft else f"the verification of {config.names[number - 1]}"
+                    key = [number, plan.windows, plan.most, config.rule, buffers.place(), *touched]
+                    outputs = graphs.run(kind, key, step, [])
             clock.tick()
         packed, logits = outputs
         assert packed is not None
         assert logits is not None
-        return self._read(packed, logits, slots, clock)
+        return self._read(plan, buffers, packed, logits, clock)
 
-    def passed(self, out: Outcome, slots: Sequence[Row]) -> None:
-        """Tells the levels and the drafter what their caches hold after a round."""
-        steps = self.program
-        for number in set(steps.steps):
-            lengths = [out.cached[row.slot][number - 1] for row in slots]
-            self.levels[number - 1].passed(lengths)
-            if number == steps.levels:
-                self._drafter.cached = lengths
-                self._drafter.num_forward_passes += steps.drafts * steps.steps.count(number)
-
-    @property
-    def ahead(self) -> int:
-        """Tokens by which a round may run ahead of what is committed."""
-        return self.program.tail + self.program.drafts
-
-    def _lines_of(self, slots: Sequence[Row], parameters: Parameters) -> Lines:
-        """The lines of so many rows, with these rows in them."""
-        eos = max(1, *(len(row.eos) for row in slots))
-        key = (len(slots), eos, parameters.greedy)
-        lines = self._lines.get(key)
-        if lines is None:
-            lines = self._lines[key] = Lines(
-                self.chain,
-                self.levels,
-                self.program,
-                batch=len(slots),
-                eos=eos,
-                greedy=parameters.greedy,
+    def _draft_at_once(self, plan: RoundPlan, buffers: _Buffers) -> tuple[torch.Tensor | None, ...]:
+        drafter, number, state = self._drafter, self._count, buffers.state
+        assert drafter is not None
+        input_ids, table = state.next_step(number, plan.width(number))
+        fields = Plan(*table.unbind())
+        wants = not buffers.parameters.greedy
+        block = drafter.draft(
+            DraftInput(
+                self._known(input_ids, drafter),
+                fields.counts,
+                fields.lengths,
+                plan.drafts,
+                fields.positions,
+                fields.rounds,
+                number,
+                buffers.parameters,
+                wants,
+                (),
+                rows=buffers.rows.get(number - 1),
             )
-            if len(self._lines) > _KEPT:
-                self._lines.popitem(last=False)
-        self._lines.move_to_end(key)
-        lines.write(slots, parameters, self._drafter.cached)
-        return lines
+        )
+        self._require_chain(block)
+        assert block.status is not None
+        _, kept = state.report(number, table, block.tokens, block.counts, block.status, plan.drafts)
+        drafter.rollback(kept[number - 1])
+        if wants:
+            assert block.rows is not None
+            buffers.rows[number - 1] = block.rows
+        return ()
+
+    def _verify_at_once(
+        self, plan: RoundPlan, buffers: _Buffers, number: int
+    ) -> tuple[torch.Tensor | None, ...]:
+        state, most = buffers.state, plan.most[number - 1]
+        input_ids, table = state.next_step(number, plan.width(number))
+        fields = Plan(*table.unbind())
+        given = self._known(input_ids, self._levels[number - 1])
+        block = InputBlock(given, most + 1, fields.counts, fields.first)
+        logits, _ = self._forward(number, block)
+        greedy = buffers.parameters.greedy
+        r = steps.verify(
+            self.config,
+            number,
+            logits,
+            steps.pending_tokens(input_ids, fields.first, most),
+            None if greedy or most == 0 else buffers.rows.get(number),
+            buffers.parameters,
+            lengths=fields.lengths,
+            positions=fields.positions,
+            rounds=fields.rounds,
+        )
+        length = plan.most[number - 2] if number > 1 else 0
+        place, kept = state.report(number, table, r.tokens, r.num_accepted, r.status, length)
+        for below in plan.asked:
+            if below >= number:
+                self._parts[below - 1].rollback(kept[below - 1])
+        if number == 1:
+            return state.record(r.tokens, r.logprobs), logits
+        if not greedy:
+            old = buffers.rows.get(number - 1)
+            buffers.rows[number - 1] = steps.hand_up(old, logits, r.laws, place, length)
+        return ()
 
     def _read(
-        self, packed: torch.Tensor, logits: torch.Tensor, slots: Sequence[Row], clock: _Clock
-    ) -> Outcome:
-        """The one place where a round waits for the device."""
-        table = packed.cpu()
-        shape = ScheduleShape(self.program.levels, self.program.tail, len(self.program.steps))
-        words: list[list[int]] = table[:, : shape.words].tolist()
-        probabilities = table[:, shape.words :].to(torch.int32).view(torch.float32).tolist()
-        out = Outcome([], [], [], [], [], clock.seconds(), logits)
-        for slot, row in enumerate(slots):
-            own, at = words[slot], shape.log_at
-            entries = []
-            for start in range(at, at + len(self.program.steps) * shape.PER_STEP, shape.PER_STEP):
-                count, accepted, emitted, ended, status = own[start : start + shape.PER_STEP]
-                entries.append(Entry(count, accepted, emitted, bool(ended), status))
-            last = entries[-1]
-            emitted = last.emitted if last.tokens >= 0 else 0
-            origin = own[shape.ORIGIN]
-            begin = shape.tail_at + len(row.tokens) - origin
-            out.entries.append(entries)
-            out.tokens.append(own[begin : begin + emitted])
-            out.logprobs.append(probabilities[slot][:emitted])
-            ats = [shape.level_at(number) for number in range(1, self.program.levels + 1)]
-            out.cached.append([origin + own[at + shape.CACHED] for at in ats])
-            out.rounds.append([own[at + shape.ROUND] for at in ats])
-        return out
+        self,
+        plan: RoundPlan,
+        buffers: _Buffers,
+        packed: torch.Tensor,
+        logits: torch.Tensor,
+        clock: Clock,
+    ) -> Committed:
+        """The one place where such a round waits for the device."""
+        assert plan.steps is not None
+        slots = self._slots
+        record, seconds = buffers.state.read(packed), clock.seconds()
+        for place, number in enumerate(plan.steps):
+            entries = [own[place] for own in record.entries]
+            group = [slot for slot, entry in enumerate(entries) if entry.tokens >= 0]
+            self._raise_for_entries(number, entries, group)
+            draft = number == self._count
+            for slot in group:
+                entry, stats = entries[slot], slots[slot].stats
+                if draft:
+                    self._recorder.proposed(stats, entry.emitted)
+                else:
+                    self._recorder.verified(
+                        stats, number - 1, entry.tokens, entry.accepted, entry.emitted
+                    )
+            self._spent(group, number, seconds[place], plan.drafts if draft else 1)
+        self._take_progress(record.progress)
+        for number in plan.asked:
+            self._parts[number - 1].note_lengths(self._held[number - 1])
+        committed = []
+        for row in slots:
+            entry = record.entries[row.slot][len(plan.steps) - 1]
+            if entry.tokens < 0:
+                continue
+            tokens = record.tokens[row.slot][: entry.emitted]
+            logprobs = record.logprobs[row.slot][: entry.emitted]
+            self._commit(row, tokens, logprobs, logits[row.slot], entry)
+            committed.append((row.number, tokens))
+        return committed
+
+    # ---- both ------------------------------------------------------------------------------------
+
+    def _known(self, input_ids: torch.Tensor, part: Part) -> torch.Tensor:
+        """`input_ids` where a level reads them, without ids that it does not know."""
+        ids = input_ids if input_ids.device == part.device else input_ids.to(part.device)
+        fewer = part.vocab_size < self.config.vocab_sizes[0]
+        return known_ids(ids, part.vocab_size) if fewer else ids
+
+    def _forward(
+        self, number: int, block: InputBlock
+    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor] | None]:
+        """A level's logits, without ids that it may not draw, and hidden states."""
+        logits, hidden = self._levels[number - 1].forward(block)
+        vocab = self.config.vocab_sizes[number - 1]
+        return (logits[..., :vocab] if logits.shape[-1] > vocab else logits), hidden
+
+    def _commit(
+        self,
+        row: Row,
+        tokens: list[int],
+        logprobs: list[float],
+        logits: torch.Tensor,
+        entry: Entry,
+    ) -> None:
+        row.tokens += tokens
+        row.logprobs += logprobs
+        self._recorder.committed(row.stats, len(tokens))
+        if self._observe is not None:
+            self._observe(row.number, logits[: len(tokens)])
+        row.ended = row.ended or bool(entry.ended) or len(row.logprobs) >= row.max_new_tokens
+
+    def _raise_for_entries(
+        self, number: int, entries: Sequence[Entry], group: Sequence[int]
+    ) -> None:
+        for slot in group:
+            entry = entries[slot]
+            if entry.status & ERROR_BITS:
+                good = entry.emitted if number == self._count else entry.accepted
+                at = entry.position + good
+                raise RequestError(self._slots[slot].number, number, at, entry.status)
+
+    def _spent(self, group: Sequence[int], number: int, seconds: float, passes: int) -> None:
+        index = -1 if number == len(self.config.names) and number > 1 else number - 1
+        stats = [self._slots[slot].stats for slot in group]
+        self._recorder.spent(stats, index, seconds, passes)
 
 
-class _Clock:
-    """Seconds between ticks, by the device's own clock where it has one; reading them waits for
-    nothing that has not been waited for."""
+class _Buffers:
+    """What one batch size keeps at its place from round to round.
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._ticks: list[Any] = []
-        self.tick()
+    Args:
+        state: the state rows.
+        apart: whether the host reads them after each step.
+    """
 
-    def tick(self) -> None:
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._ticks.append(event)
-        else:
-            self._ticks.append(time.perf_counter())
+    def __init__(self, state: StateRows, apart: bool) -> None:
+        self.state, self.apart = state, apart
+        self.parameters = FixedParameters(state.batch, state.device)
+        # By the level that will verify them: what the pending tokens were drawn from, and the
+        # memory to keep that in, which may be another level's own logits instead.
+        self.pending: dict[int, RowBuffer | None] = {}
+        self.rows: dict[int, RowBuffer | None] = {}
 
-    def seconds(self) -> list[float]:
-        """Between each tick and the one before. Once all of the round has been read."""
-        pairs = itertools.pairwise(self._ticks)
-        if self._cuda:
-            return [before.elapsed_time(after) / 1000 for before, after in pairs]
-        return [after - before for before, after in pairs]
+    def place(self) -> Place:
+        """All of it that captured steps use."""
+        rows = [t for own in self.rows.values() if own is not None for t in own if t is not None]
+        return Place(self, [*self.state.tensors, *self.parameters.tensors, *rows])
+
+
+def _moved(rows: RowBuffer | None, device: torch.device) -> RowBuffer | None:
+    """`rows` where the level that verifies them is."""
+    if rows is None or rows.logits.device == device:
+        return rows
+    statistics = rows.statistics
+    return RowBuffer(
+        moved(rows.logits, device), None if statistics is None else moved(statistics, device)
+    )

@@ -14,51 +14,17 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from .. import progress as reporting
+from ..tensors import Place
 
 Inputs = Sequence[torch.Tensor | None]
 Outputs = tuple[torch.Tensor | None, ...]
 Step = Callable[..., Outputs]
-
-
-class Place:
-    """Memory that a step uses beside its inputs, as part of a graph's key.
-
-    Args:
-        owner: whose memory it is. Equal addresses of another owner are another place.
-        tensors: all of it.
-        form: what else the step's operators depend on, such as sizes that the host knows.
-
-    Attributes:
-        owner: a weak reference.
-        tensors: address, shape, strides and data type of each.
-    """
-
-    __slots__ = ("_hash", "form", "owner", "tensors")
-
-    def __init__(
-        self, owner: object, tensors: Iterable[torch.Tensor], form: Hashable = None
-    ) -> None:
-        self.owner = weakref.ref(owner)
-        self.tensors = tuple((x.data_ptr(), x.shape, x.stride(), x.dtype) for x in tensors)
-        self.form = form
-        self._hash = hash((self.tensors, form))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, Place)
-            and self._hash == other._hash
-            and self.owner() is other.owner()
-            and (self.form, self.tensors) == (other.form, other.tensors)
-        )
 
 
 class Recorder(Protocol):
@@ -118,6 +84,11 @@ class Graphs:
         self._warned: set[str] = set()
         self.num_captures = 0
         self.num_replays = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `copy` and `pickle`: a copy has captured nothing."""
+        empty: dict[str, Any] = {"_graphs": OrderedDict(), "_seen": OrderedDict(), "_owners": {}}
+        return {**self.__dict__, **empty, "num_captures": 0, "num_replays": 0}
 
     def __len__(self) -> int:
         """Graphs at hand."""

@@ -6,10 +6,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .batch import Batch
 
 
 class _Call:
@@ -26,7 +22,7 @@ class CacheOwner:
     none."""
 
     def __init__(self) -> None:
-        self._current: Batch | None = None
+        self._current: object = None  # a `Batch`
         # One entry while a call is at work. An entry is made if there is none, in one step that no
         # thread and no signal can come between.
         self._calls: dict[None, weakref.ref[_Call]] = {}
@@ -63,16 +59,16 @@ class CacheOwner:
         with self.work():
             pass
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: object) -> None:
         """The caches belong to `batch` from now on."""
         self._current = batch
 
-    def end(self, batch: Batch) -> None:
+    def end(self, batch: object) -> None:
         """`batch` is done with the caches, if they are still its own."""
         if self._current is batch:
             self._current = None
 
-    def require(self, batch: Batch) -> None:
+    def require(self, batch: object) -> None:
         """An older batch must not go on with the caches.
 
         Raises:

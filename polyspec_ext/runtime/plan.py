@@ -1,27 +1,28 @@
-"""The steps of a target's round, where they are known before its tokens are."""
+"""A round of the target: its steps, where they are known before its tokens are, and its sizes."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..ops.schedule import ScheduleShape
 
-
-class Program(NamedTuple):
-    """One round of the target: drafts and verifications in order.
+class RoundPlan(NamedTuple):
+    """One round of the target.
 
     Attributes:
-        steps: the level of each step, n for a draft; the last is 1.
-        most: tokens that can wait for level 1 ... n-1.
-        windows, rounds: as of `Scheduler`.
+        windows: tokens that level 1 ... n-1 waits for.
+        steps: the level of each step in order, n for a draft; the last is 1. None where the order
+            depends on the tokens, as a level waits for its window however many blocks that takes.
+        most: tokens that can be pending for level 1 ... n-1.
+        asked: the levels with a part in the round, from 1 on.
     """
 
-    steps: tuple[int, ...]
-    most: tuple[int, ...]
     windows: tuple[int, ...]
-    rounds: tuple[int, ...]
+    steps: tuple[int, ...] | None
+    most: tuple[int, ...]
+    asked: tuple[int, ...]
 
     @property
     def levels(self) -> int:
@@ -33,28 +34,27 @@ class Program(NamedTuple):
         return self.windows[-1]
 
     @property
-    def tail(self) -> int:
-        """Tokens that a row's line has room for: what some cache lacks at the start, and all that
-        can wait at once."""
-        return self.levels + sum(self.most) + 1
+    def ahead(self) -> int:
+        """Tokens by which a text can run ahead of what is committed."""
+        return self.levels + sum(self.most) + self.drafts + 1
 
     def width(self, level: int) -> int:
-        """Tokens that `level` reads at most in one step: those that wait for it, the last that it
-        emitted itself, and the bonus of every level above it."""
+        """Tokens that `level` reads at most in one step of a round that it began without a lag:
+        those pending for it, the last that it emitted itself, and the bonus of every level above
+        it."""
         return level + (self.most[level - 1] if level < self.levels else 0)
 
 
-def program(windows: Sequence[int], rounds: Sequence[int]) -> Program | None:
-    """The round of a chain with these windows and rounds (as of `Scheduler`); None
-    where it depends on the tokens, since a level waits for its window however many rounds that
-    takes, and where there are too many levels."""
+@functools.lru_cache(maxsize=1024)
+def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...]) -> RoundPlan:
+    """The round of a chain with these windows and rounds (`ChainConfig`)."""
     count = len(windows)
-    if not 1 <= count < ScheduleShape.MAX_LEVELS:
-        return None
     most = [0] * count
+    bounded = True
 
     def gather(level: int) -> list[int]:
         """The steps that fill the window of `level`."""
+        nonlocal bounded
         window = windows[level - 1]
         if window == 0:
             return []
@@ -62,17 +62,16 @@ def program(windows: Sequence[int], rounds: Sequence[int]) -> Program | None:
             most[level - 1] = window
             return [count + 1]
         below = [*gather(level + 1), level + 1]
-        block = most[level] + 1
-        most[level - 1] = min(rounds[level - 1] * block, window - 1 + block)
-        return below * rounds[level - 1]
+        block, bound = most[level] + 1, rounds[level - 1]
+        bounded = bounded and bound > 0
+        most[level - 1] = window - 1 + block
+        if bound:
+            most[level - 1] = min(bound * block, most[level - 1])
+        return below * max(bound, 1)
 
-    for level in range(1, count):  # the levels above the lowest that is asked
-        if windows[level - 1] == 0:
-            break
-        if rounds[level - 1] == 0:
-            return None
     steps = (*gather(1), 1)
-    return Program(steps, tuple(most), tuple(windows), tuple(rounds))
+    asked = tuple(sorted(set(steps)))
+    return RoundPlan(windows, steps if bounded else None, tuple(most), asked)
 
 
 def default_rounds(windows: Sequence[int]) -> list[int]:

@@ -1,180 +1,232 @@
-"""What a chain keeps on the device from one round of the target to the next, and the steps of a
-round, which work on it and on the levels' caches alone."""
+"""The state rows of a batch: every request's text, and who waits for whom with how many tokens.
+
+On the CPU the host reads and writes them as it likes. On another device they stay from round to
+round, and what the host is told of a round comes in one copy (`record`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from .. import ops
-from ..drafters import DraftModel
-from ..levels import device_of
-from ..ops.schedule import Plan, Schedule
-from ..tensors import Parameters, on_device
-from . import steps as captured
-from .graphs import Place
-from .plan import Program
+from ..ops import schedule
+from ..ops.schedule import Plan, RoundShape
+from ..tensors import on_device
 from .request import Row
 
-if TYPE_CHECKING:
-    from ..chain import Chain
 
-Outputs = tuple[torch.Tensor | None, ...]
+class Entry(NamedTuple):
+    """What one step brought one row.
+
+    Attributes:
+        tokens: to draft or to verify; -1: the row had no part.
+        position: of the first of them.
+        accepted: of those verified.
+        emitted: tokens drafted, or handed up by a verification.
+        ended: 1 if the last of these ends the text.
+        status: status bits.
+    """
+
+    tokens: int
+    position: int
+    accepted: int
+    emitted: int
+    ended: int
+    status: int
 
 
-class Lines:
-    """What stays at its place on the device from round to round, for one batch size: a line per
-    row, the parameters, and the laws that wait to be judged; and the steps that work on them.
+class Progress(NamedTuple):
+    """Where a level stands in a row: tokens in its cache, and rounds it has done."""
+
+    cached: int
+    round: int
+
+
+class StateRows:
+    """The state rows of one batch.
 
     Args:
-        chain: whose drafter is a model, on one device.
-        levels: all of them, the drafter's last.
-        steps: of a round.
+        levels: n.
         batch: rows, B.
+        steps: steps that are entered before the host reads them.
+        capacity: tokens per text.
         eos: ids that end a text, at most.
-        greedy: the temperature of all rows is 0, so nobody asks for laws.
+        device: where the rows lie.
     """
 
     def __init__(
-        self,
-        chain: Chain,
-        levels: Sequence[Any],
-        steps: Program,
-        *,
-        batch: int,
-        eos: int,
-        greedy: bool,
+        self, levels: int, batch: int, steps: int, capacity: int, eos: int, device: torch.device
     ) -> None:
-        self._chain, self._levels, self._steps, self._greedy = chain, levels, steps, greedy
-        device = device_of(chain.levels[0])
-        self._schedule = Schedule(steps.windows, steps.rounds, steps.tail, len(steps.steps))
-        self.state = torch.zeros(
-            batch, self._schedule.shape.words, dtype=torch.int64, device=device
-        )
+        self.shape = RoundShape(levels, steps, capacity)
+        self.words = torch.zeros(batch, self.shape.words, dtype=torch.int64, device=device)
         self.eos = torch.full((batch, eos), -1, dtype=torch.int64, device=device)
-        self._written: Parameters | None = None
-        self.parameters: list[torch.Tensor] = []
-        # By the level that will judge them; made when the first are there.
-        self._laws: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # The same memory, on the CPU.
+        self._host = self.words.numpy() if device.type == "cpu" else None
+        self._levels = [self.shape.level_at(level) for level in range(1, levels + 1)]
+
+    @property
+    def batch(self) -> int:
+        return int(self.words.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        return self.words.device
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All of it."""
-        laws = [tensor for both in self._laws.values() for tensor in both]
-        return [self.state, self.eos, *self.parameters, *laws]
+        return [self.words, self.eos]
 
-    @property
-    def place(self) -> Place:
-        """It as part of a graph's key."""
-        return Place(self, self.tensors)
+    def fits(self, batch: int, steps: int, capacity: int, eos: int) -> bool:
+        """Whether a batch of this form can lie in the memory at hand."""
+        shape = self.shape
+        return (
+            batch == self.batch
+            and steps <= shape.steps
+            and capacity <= shape.capacity
+            and eos <= self.eos.shape[1]
+        )
 
     def write(
-        self, slots: Sequence[Row], parameters: Parameters, drafted: Sequence[int] | None
+        self,
+        rows: Sequence[Row],
+        progress: Sequence[Sequence[Progress]],
+        windows: Sequence[Sequence[int]],
+        rounds: Sequence[Sequence[int]],
     ) -> None:
-        """Begin a round of these rows.
+        """Begin with these rows; nothing is pending.
 
         Args:
-            drafted: tokens in the drafter's cache, by slot.
+            progress: by row and level.
+            windows, rounds: by row, of level 1 ... n-1.
         """
-        shape, steps, device = self._schedule.shape, self._steps, self.state.device
-        table = [[0] * shape.words for _ in slots]
-        for slot, (row, line) in enumerate(zip(slots, table, strict=True)):
-            cached = [*row.cached, 0 if drafted is None else drafted[slot]]
-            total = len(row.tokens)
-            # Levels without a part in the round may be far behind, rows that are complete too.
-            asked = [have for number, have in enumerate(cached, 1) if number in steps.steps]
-            origin = max(min(asked), total - steps.levels)
-            line[shape.ORIGIN], line[shape.TOTAL] = origin, total - origin
-            line[shape.ROOM] = 0 if row.ended else row.room
-            for number, have in enumerate(cached, 1):
-                line[shape.level_at(number) + shape.CACHED] = have - origin
-            for number, done in enumerate([*row.rounds, row.context.round], 1):
-                line[shape.level_at(number) + shape.ROUND] = done
-            line[shape.tail_at : shape.tail_at + total - origin] = row.tokens[origin:]
-        self.state.copy_(on_device(table, torch.int64, device), non_blocking=True)
-        if self._written is parameters:
-            return
-        self._written = parameters
-        given = parameters.tensors(device)
-        ends = [sorted(row.eos) + [-1] * (self.eos.shape[1] - len(row.eos)) for row in slots]
-        self.eos.copy_(on_device(ends, torch.int64, device), non_blocking=True)
-        if not self.parameters:
-            self.parameters = [own.clone() for own in given]
-        for own, new in zip(self.parameters, given, strict=True):
-            own.copy_(new, non_blocking=True)
+        shape = self.shape
+        table = torch.zeros(self.batch, shape.words, dtype=torch.int64)
+        host = table.numpy()
+        for b, row in enumerate(rows):
+            words = host[b]
+            words[shape.TOTAL], words[shape.ROOM] = len(row.tokens), row.room
+            for at, (cached, done) in zip(self._levels, progress[b], strict=True):
+                words[at + shape.CACHED], words[at + shape.ROUND] = cached, done
+            for at, window, bound in zip(self._levels, windows[b], rounds[b], strict=False):
+                words[at + shape.WINDOW], words[at + shape.BOUND] = window, bound
+            words[shape.text_at : shape.text_at + len(row.tokens)] = row.tokens
+        ends = [[*sorted(row.eos), *[-1] * (self.eos.shape[1] - len(row.eos))] for row in rows]
+        self.words.copy_(table.pin_memory() if self._host is None else table, non_blocking=True)
+        self.eos.copy_(on_device(ends, torch.int64, self.device).view_as(self.eos))
 
-    def draft(self) -> Outputs:
-        """The step of the drafter."""
-        steps, drafter = self._steps, self._chain.drafter
-        assert isinstance(drafter, DraftModel)
-        number, k = steps.levels, steps.drafts
-        fed, table = self._schedule.next(self.state, number, steps.width(number))
-        plan = Plan(*table)
-        draft = captured.draft_step(drafter.level, drafter.vocab_size, number, k, not self._greedy)
-        drawn, status, logits, laws = draft(
-            fed, plan.counts, plan.positions, plan.rounds, *self.parameters
-        )
-        assert drawn is not None
-        assert status is not None
-        self._schedule.report(self.state, number, table, drawn, None, status, self.eos, k)
-        if logits is not None and laws is not None:
-            # Nothing waits for the level above when a draft begins.
-            waiting, theirs = self._waiting(number - 1, logits, laws)
-            waiting[:, :k].copy_(logits)
-            theirs[:, :k].copy_(laws)
-        return ()
+    def set_windows(self, slot: int, windows: Sequence[int], rounds: Sequence[int]) -> None:
+        """Windows and rounds of one row from its next step on."""
+        shape = self.shape
+        for at, window, bound in zip(self._levels, windows, rounds, strict=False):
+            self.words[slot, at + shape.WINDOW] = window
+            self.words[slot, at + shape.BOUND] = bound
 
-    def verify(self, number: int) -> Callable[[], Outputs]:
-        """The step of level `number`."""
-        chain, steps = self._chain, self._steps
-        most = steps.most[number - 1]
-        judge = captured.verify_step(
-            self._levels[number - 1], chain.vocab_sizes[number - 1], number, most, chain.rule
-        )
+    def set_cached(self, slot: int, level: int, cached: int) -> None:
+        """Tokens in the cache of `level`."""
+        self.words[slot, self._levels[level - 1] + self.shape.CACHED] = cached
 
-        def step() -> Outputs:
-            fed, table = self._schedule.next(self.state, number, steps.width(number))
-            waiting = None if self._greedy or most == 0 else self._laws[number]
-            *fields, logits = judge(
-                fed,
-                *Plan(*table)[1:],
-                None if waiting is None else waiting[0][:, :most],
-                None if waiting is None else waiting[1][:, :most],
-                *self.parameters,
-            )
-            r = ops.VerifyResult._make(fields)
-            assert logits is not None
-            nowhere = steps.most[number - 2] if number > 1 else 0
-            place, lengths = self._schedule.report(
-                self.state, number, table, r.tokens, r.num_accepted, r.status, self.eos, nowhere
-            )
-            for below in range(number, steps.levels + 1):
-                if below in steps.steps:
-                    self._levels[below - 1].keep(lengths[below - 1])
-            if number == 1:
-                bits = r.logprobs.view(torch.int32).to(torch.int64)
-                return torch.cat([self.state, bits], 1), logits
-            if not self._greedy:
-                above, theirs = self._waiting(number - 1, logits, r.laws)
-                at = place[..., None]
-                above.scatter_(1, at.expand_as(logits), logits)
-                theirs.scatter_(1, at.expand_as(r.laws), r.laws)
-            return ()
+    def end(self, slot: int) -> None:
+        """A row takes no part from now on."""
+        self.words[slot, self.shape.ROOM] = 0
 
-        return step
+    # ---- what the host reads, on the CPU ---------------------------------------------------------
 
-    def _waiting(
-        self, level: int, logits: torch.Tensor, laws: torch.Tensor
+    def due(self) -> tuple[list[int], list[int]]:
+        """The level whose step is due, and its tokens, by row."""
+        levels, counts = schedule.due(self.words, self.shape).tolist()
+        return levels, counts
+
+    def unread(self, slot: int, level: int) -> int:
+        """Tokens that `level` has not read."""
+        assert self._host is not None
+        words = self._host[slot]
+        return int(words[self.shape.TOTAL] - words[self._levels[level - 1] + self.shape.CACHED])
+
+    def text(self, slot: int) -> torch.Tensor:
+        """``[N]`` int64, the row's text as it stands, pending tokens included."""
+        assert self._host is not None
+        begin = self.shape.text_at
+        return self.words[slot, begin : begin + int(self._host[slot, self.shape.TOTAL])]
+
+    def take_log(self) -> list[Entry]:
+        """What the latest step brought, by row; the log is empty then."""
+        assert self._host is not None
+        shape, at = self.shape, self.shape.log_at
+        self._host[:, shape.STEP] = 0
+        return [Entry(*own) for own in self._host[:, at : at + shape.PER_STEP].tolist()]
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def next_step(self, level: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `schedule.next_step`."""
+        return schedule.next_step(self.words, self.shape, level, width)
+
+    def report(
+        self,
+        level: int,
+        plan: torch.Tensor,
+        tokens: torch.Tensor,
+        counts: torch.Tensor | None,
+        status: torch.Tensor,
+        padding: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The laws that wait for `level`, ``[B, most + 1, Vd]`` and ``[B, most + 1, 2]``; what is
-        placed nowhere goes to the last."""
-        if level not in self._laws:
-            batch, length = logits.shape[0], self._steps.most[level - 1] + 1
-            # Zeros: what no row fills is handed to the operator as well, and must be harmless.
-            self._laws[level] = (
-                logits.new_zeros(batch, length, logits.shape[2]),
-                laws.new_zeros(batch, length, 2),
+        """See `schedule.report`."""
+        return schedule.report(
+            self.words, self.shape, level, plan, tokens, counts, status, self.eos, padding
+        )
+
+    def record(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
+        """All that the host is told of a round, ``[B, N]`` int64.
+
+        Args:
+            tokens: ``[B, W]`` int64, that the target has emitted.
+            logprobs: ``[B, W]`` float32, of these.
+        """
+        bits = logprobs.view(torch.int32).to(torch.int64)
+        return torch.cat([self.words[:, : self.shape.text_at], tokens, bits], 1)
+
+    def read(self, record: torch.Tensor) -> Record:
+        """A round's record on the host. Waits for the device; the log is empty then."""
+        self.words[:, self.shape.STEP].zero_()
+        shape, table = self.shape, record.cpu()
+        width = (table.shape[1] - shape.text_at) // 2
+        probabilities = table[:, shape.text_at + width :].to(torch.int32).view(torch.float32)
+        entries, progress = [], []
+        rows: list[list[int]] = table[:, : shape.text_at + width].tolist()
+        for words in rows:
+            begins = range(shape.log_at, shape.text_at, shape.PER_STEP)
+            entries.append([Entry(*words[at : at + shape.PER_STEP]) for at in begins])
+            progress.append(
+                [Progress(words[at + shape.CACHED], words[at + shape.ROUND]) for at in self._levels]
             )
-        return self._laws[level]
+        tokens = [words[shape.text_at :] for words in rows]
+        return Record(entries, progress, tokens, probabilities.tolist())
+
+    def progress(self) -> list[list[Progress]]:
+        """By row and level, on the CPU."""
+        shape, table = self.shape, self.words[:, : self.shape.log_at].tolist()
+        return [
+            [Progress(words[at + shape.CACHED], words[at + shape.ROUND]) for at in self._levels]
+            for words in table
+        ]
+
+
+class Record(NamedTuple):
+    """A round as the host reads it, by row.
+
+    Attributes:
+        entries: of every step.
+        progress: by level.
+        tokens: that the target has emitted; as many as its entry says.
+        logprobs: of these.
+    """
+
+    entries: list[list[Entry]]
+    progress: list[list[Progress]]
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+
+
+__all__ = ["Entry", "Plan", "Progress", "Record", "StateRows"]

@@ -3,8 +3,8 @@
 // A chain has n levels; level 1 is the target and level n the drafter (M_1 ... M_n in Wang et al.,
 // ICML 2025). Level i < n judges the tokens pending for it once windows[i-1] of them have come from
 // below. The machine only counts: `next()` says who does what with how many tokens, `report()`
-// tells it what came of that. Python's loop, the C++ example and the window policies all drive this
-// one object.
+// tells it what came of that. It is a state row (round_state.hpp) without a text, on the host, by
+// the functions that the operators over the rows of a batch run as well.
 //
 // Windows are bounded by the room that max_new_tokens leaves. A verification of m tokens can emit m
 // + 1, so a level with room for r tokens judges at most r - 1 of them, and the level below it has
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "polyspec/export.h"
+#include "polyspec/round_state.hpp"
 
 namespace polyspec {
 
@@ -70,27 +71,19 @@ class POLYSPEC_API Scheduler {
   // a negative one.
   void set_windows(std::vector<int64_t> windows);
 
-  int32_t levels() const { return static_cast<int32_t>(windows_.size()) + 1; }
+  int32_t levels() const { return shape_.levels; }
   const std::vector<int64_t>& windows() const { return windows_; }
   const std::vector<int64_t>& rounds() const { return rounds_; }
   // Tokens waiting to be judged by level 1 ... n-1. Throws std::out_of_range for any other level.
   int64_t pending(int32_t level) const;
   int64_t committed() const { return committed_; }  // tokens the target has emitted
-  bool done() const { return ended_ || committed_ == max_new_tokens_; }
+  bool done() const { return words_[RoundShape::kRoom] == 0; }
 
  private:
-  struct Pending {
-    int64_t count = 0;
-    int64_t blocks = 0;   // that the level below has handed up
-    bool closed = false;  // cannot grow: ends in EOS, or the drafter had no more
-    bool eos = false;     // the last token ends the text
-  };
-  std::vector<int64_t> windows_;  // [n-1]
-  std::vector<int64_t> rounds_;   // [n-1]
-  std::vector<Pending> pending_;  // [n-1]; while level i judges, all levels below it are empty
+  RoundShape shape_;
+  std::vector<int64_t> words_;             // the state row
+  std::vector<int64_t> windows_, rounds_;  // [n-1]
   int64_t committed_ = 0;
-  int64_t max_new_tokens_ = 0;
-  bool ended_ = false;  // the target emitted an EOS
 };
 
 }  // namespace polyspec

@@ -1,7 +1,7 @@
 // Stands in for the CUDA backend in a build without it.
-#include "cuda/device_scheduler.hpp"
 #include "cuda/kv_cache.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/round_state.hpp"
 
 namespace polyspec::cuda {
 
@@ -17,6 +17,7 @@ Result append_paged(const PagedAppendParams&, CUstream_st*) { return unsupported
 Result reserve_pages(const PagesParams&, CUstream_st*) { return unsupported(); }
 Result truncate_pages(const PagesParams&, CUstream_st*) { return unsupported(); }
 Result compact_tree(const CompactTreeParams&, CUstream_st*) { return unsupported(); }
+Result schedule_due(const ScheduleDueParams&, CUstream_st*) { return unsupported(); }
 Result schedule_next(const ScheduleNextParams&, CUstream_st*) { return unsupported(); }
 Result schedule_report(const ScheduleReportParams&, CUstream_st*) { return unsupported(); }
 bool available() { return false; }

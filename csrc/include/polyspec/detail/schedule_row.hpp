@@ -1,26 +1,35 @@
-// One row of schedule_next and schedule_report (device_scheduler.hpp). Integers and nothing else: a
-// thread of a device and the CPU do the same.
+// One state row (round_state.hpp). Integers and nothing else: a thread of a device, the CPU and
+// Scheduler do the same.
 #pragma once
 
 #include "polyspec/detail/numeric.hpp"
-#include "polyspec/device_scheduler.hpp"
+#include "polyspec/round_state.hpp"
 
 namespace polyspec::POLYSPEC_DETAIL {
 
-using Shape = ScheduleShape;
+using Shape = RoundShape;
 
-// The level that Scheduler::next() names, 0 when the row is done, and how many tokens it drafts or
-// judges. Windows do not move within a round, so no level above one that has begun can be ready.
-POLYSPEC_FN int32_t next_level(const ScheduleParams& p, const int64_t* words, int64_t* count) {
+// The level whose step is due, 0 when the row is done, and how many tokens it drafts or verifies.
+POLYSPEC_FN int32_t due_level(const Shape& shape, const int64_t* words, int64_t* count) {
+  *count = 0;
   int64_t room = words[Shape::kRoom];
   if (words[Shape::kStopped] != 0 || room <= 0) return 0;
+  // The lowest level whose round has begun. A level above it must not run: its verification would
+  // throw the tokens of that round away, which is lossless only if nobody has looked at them. Only
+  // windows that have changed can make this matter.
+  int32_t lowest = shape.levels - 1;
+  while (lowest > 1) {
+    const int64_t* own = words + shape.level_at(lowest);
+    if (own[Shape::kPending] != 0 || own[Shape::kClosed] != 0) break;
+    --lowest;
+  }
   int64_t wanted = 0;
-  for (int32_t level = 1; level < p.shape.levels; ++level) {
-    const int64_t* own = words + p.shape.level_at(level);
-    const int64_t window = p.windows[level - 1], rounds = p.rounds[level - 1];
-    const int64_t want = window < room - 1 ? window : room - 1;
-    if (own[Shape::kPending] >= want || (rounds > 0 && own[Shape::kBlocks] >= rounds) ||
-        own[Shape::kClosed] != 0) {
+  for (int32_t level = 1; level < shape.levels; ++level) {
+    const int64_t* own = words + shape.level_at(level);
+    const int64_t want = own[Shape::kWindow] < room - 1 ? own[Shape::kWindow] : room - 1;
+    const bool full = own[Shape::kPending] >= want ||
+                      (own[Shape::kBound] > 0 && own[Shape::kBlocks] >= own[Shape::kBound]);
+    if (level >= lowest && (full || own[Shape::kClosed] != 0)) {
       *count = own[Shape::kPending];
       return level;
     }
@@ -28,29 +37,55 @@ POLYSPEC_FN int32_t next_level(const ScheduleParams& p, const int64_t* words, in
     room -= 1 + own[Shape::kPending];
   }
   *count = wanted;
-  return p.shape.levels;
+  return shape.levels;
+}
+
+// The step of `level` over `count` tokens has emitted so many.
+POLYSPEC_FN void advance(const Shape& shape, int64_t* words, int32_t level, int64_t count,
+                         int64_t emitted, bool ended) {
+  int64_t* own = words + shape.level_at(level);
+  const bool draft = level == shape.levels;
+  own[Shape::kRound] += 1;
+  if (!draft) own[Shape::kPending] = own[Shape::kBlocks] = own[Shape::kClosed] = 0;
+  if (level == 1) {
+    words[Shape::kRoom] = ended ? 0 : words[Shape::kRoom] - emitted;
+    return;
+  }
+  int64_t* above = words + shape.level_at(level - 1);
+  above[Shape::kPending] += emitted;
+  above[Shape::kBlocks] += 1;
+  // Fewer than asked for, or none: the drafter has no more this round.
+  above[Shape::kClosed] = ended ? 2 : draft && emitted < count;
+}
+
+POLYSPEC_FN void due_row(const ScheduleDueParams& p, int64_t row) {
+  int64_t count = 0;
+  p.due[row] = due_level(p.in.shape, p.in.state + row * p.in.shape.words(), &count);
+  p.due[p.in.batch + row] = count;
 }
 
 POLYSPEC_FN void next_row(const ScheduleNextParams& p, int64_t row) {
-  const ScheduleParams& in = p.in;
-  const int64_t* words = in.state + row * in.shape.words();
-  const int64_t* own = words + in.shape.level_at(in.level);
-  const int64_t* tail = words + in.shape.tail_at();
+  const Shape& shape = p.in.shape;
+  const int64_t* words = p.in.state + row * shape.words();
+  const int64_t* own = words + shape.level_at(p.level);
+  const int64_t* text = words + shape.text_at();
   const int64_t total = words[Shape::kTotal], unread = total - own[Shape::kCached];
   int64_t count = 0;
-  const bool part = next_level(in, words, &count) == in.level && unread >= 1 && unread <= p.width;
-  const int64_t waiting = in.level == in.shape.levels ? 0 : count;  // of the tokens in the tail
-  int64_t* fed = p.fed + row * p.width;
+  const bool due = due_level(shape, words, &count) == p.level;
+  const bool part = due && unread >= 1 && unread <= p.width;
+  const int64_t pending = p.level == shape.levels ? 0 : count;  // of the tokens of the text
+  int64_t* input_ids = p.input_ids + row * p.width;
   for (int64_t i = 0; i < p.width; ++i) {
-    fed[i] = part && i < unread ? tail[own[Shape::kCached] + i] : 0;
+    input_ids[i] = part && i < unread ? text[own[Shape::kCached] + i] : 0;
   }
   int64_t* plan = p.plan + row;
-  plan[kPlanPart * in.batch] = part;
-  plan[kPlanCounts * in.batch] = part ? unread : 0;
-  plan[kPlanFirst * in.batch] = part ? unread - waiting - 1 : 0;
-  plan[kPlanLengths * in.batch] = part ? count : 0;
-  plan[kPlanPositions * in.batch] = words[Shape::kOrigin] + total - (part ? waiting : 0);
-  plan[kPlanRounds * in.batch] = own[Shape::kRound];
+  const int64_t batch = p.in.batch;
+  plan[kPlanPart * batch] = part;
+  plan[kPlanCounts * batch] = part ? unread : 0;
+  plan[kPlanFirst * batch] = part ? unread - pending - 1 : 0;
+  plan[kPlanLengths * batch] = part ? count : 0;
+  plan[kPlanPositions * batch] = total - (part ? pending : 0);
+  plan[kPlanRounds * batch] = own[Shape::kRound];
 }
 
 POLYSPEC_FN bool ends_text(const ScheduleReportParams& p, int64_t row, int64_t token) {
@@ -60,48 +95,45 @@ POLYSPEC_FN bool ends_text(const ScheduleReportParams& p, int64_t row, int64_t t
   return false;
 }
 
-// Error bits of the step up to and including its token `i`.
-POLYSPEC_FN int32_t errors_at(const ScheduleReportParams& p, int64_t row, int64_t i) {
-  const int32_t status = p.accepted == nullptr ? p.status[row * p.width + i] : p.status[row];
-  return status & (kStatusNotes - 1);
-}
-
-POLYSPEC_FN void enter_step(const ScheduleReportParams& p, int64_t row) {
-  const ScheduleParams& in = p.in;
-  int64_t* words = in.state + row * in.shape.words();
-  int64_t* place = p.place + row * p.width;
-  for (int64_t i = 0; i < p.width; ++i) place[i] = p.nowhere;
-  if (words[Shape::kStep] >= in.shape.steps) return;  // the log is full: the caller's mistake
-  int64_t* log = words + in.shape.log_at() + words[Shape::kStep]++ * Shape::kPerStep;
+POLYSPEC_FN void report_step(const ScheduleReportParams& p, int64_t row) {
+  const Shape& shape = p.in.shape;
+  int64_t* words = p.in.state + row * shape.words();
+  int64_t* slots = p.slots + row * p.width;
+  for (int64_t i = 0; i < p.width; ++i) slots[i] = p.padding;
+  if (words[Shape::kStep] >= shape.steps) return;  // the log is full: the caller's mistake
+  int64_t* log = words + shape.log_at() + words[Shape::kStep]++ * Shape::kPerStep;
   for (int64_t i = 0; i < Shape::kPerStep; ++i) log[i] = 0;
-  if (p.plan[kPlanPart * in.batch + row] == 0) {
+  if (p.plan[kPlanPart * p.in.batch + row] == 0) {
     log[Shape::kCount] = -1;
     return;
   }
-  const bool draft = p.accepted == nullptr;
-  const int64_t count = p.plan[kPlanLengths * in.batch + row];
+  const bool draft = p.level == shape.levels;
+  const int64_t count = p.plan[kPlanLengths * p.in.batch + row];
   const int64_t start = words[Shape::kTotal] - (draft ? 0 : count);
-  int64_t accepted = draft ? 0 : p.accepted[row];
-  const bool impossible = accepted < 0 || accepted > count;
-  int64_t most = draft ? count : impossible ? 0 : accepted + 1;
+  const int64_t given = p.counts == nullptr ? count : p.counts[row];
+  const bool impossible = given < 0 || given > count;
+  int64_t accepted = draft ? 0 : given;
+  int64_t most = impossible ? 0 : draft ? given : given + 1;
   if (most > p.width) most = p.width;
-  if (most > in.shape.tail - start) most = in.shape.tail - start;
+  if (most > shape.capacity - start) most = shape.capacity - start;
 
-  int64_t* tail = words + in.shape.tail_at();
+  int64_t* text = words + shape.text_at();
   int64_t emitted = 0;
   int32_t errors = impossible ? kStatusBadLength : 0;
   bool ended = false;
   while (emitted < most && !ended) {
-    const int64_t token = p.tokens[row * p.width + emitted];
-    errors = errors_at(p, row, emitted);
+    const int64_t at = row * p.width + emitted;
+    const int64_t token = p.tokens[at];
+    errors = p.status[draft ? at : row] & (kStatusNotes - 1);
     if (errors == 0 && token < 0) errors = kStatusTokenOutOfRange;
     if (errors != 0) break;
-    tail[start + emitted] = token;
+    text[start + emitted] = token;
     ended = ends_text(p, row, token);
     ++emitted;
   }
   if (accepted > emitted && errors == 0) accepted = emitted;
   log[Shape::kCount] = count;
+  log[Shape::kPosition] = start;
   log[Shape::kAccepted] = accepted;
   log[Shape::kEmitted] = emitted;
   log[Shape::kEnded] = ended;
@@ -111,39 +143,32 @@ POLYSPEC_FN void enter_step(const ScheduleReportParams& p, int64_t row) {
     return;
   }
 
-  int64_t* own = words + in.shape.level_at(in.level);
-  own[Shape::kRound] += 1;
   words[Shape::kTotal] = start + emitted;
+  int64_t* own = words + shape.level_at(p.level);
   if (draft) {
-    // The last token drawn was fed to nobody.
-    own[Shape::kCached] = start + (emitted < p.width - 1 ? emitted : p.width - 1);
+    // The last token drawn was read by nobody. (A draft cut short may have read it; then it is read
+    // again, so that there always is a token to read.)
+    own[Shape::kCached] = start + emitted - 1;
   } else {
     own[Shape::kCached] = start + count;
-    own[Shape::kPending] = own[Shape::kBlocks] = own[Shape::kClosed] = 0;
-    for (int32_t level = in.level; level <= in.shape.levels; ++level) {
-      int64_t* cached = words + in.shape.level_at(level) + Shape::kCached;
+    for (int32_t level = p.level; level <= shape.levels; ++level) {
+      int64_t* cached = words + shape.level_at(level) + Shape::kCached;
       if (*cached > start + accepted) *cached = start + accepted;
     }
   }
-  if (in.level == 1) {
-    words[Shape::kRoom] = ended ? 0 : words[Shape::kRoom] - emitted;
-    return;
+  if (p.level > 1) {
+    const int64_t pending = words[shape.level_at(p.level - 1) + Shape::kPending];
+    for (int64_t i = 0; i < emitted; ++i) slots[i] = pending + i;
   }
-  int64_t* above = words + in.shape.level_at(in.level - 1);
-  for (int64_t i = 0; i < emitted; ++i) place[i] = above[Shape::kPending] + i;
-  above[Shape::kPending] += emitted;
-  above[Shape::kBlocks] += 1;
-  above[Shape::kClosed] = ended || (draft && emitted < count);
+  advance(shape, words, p.level, count, emitted, ended);
 }
 
 POLYSPEC_FN void report_row(const ScheduleReportParams& p, int64_t row) {
-  enter_step(p, row);
-  if (p.lengths == nullptr) return;
-  const ScheduleParams& in = p.in;
-  const int64_t* words = in.state + row * in.shape.words();
-  for (int32_t level = 1; level <= in.shape.levels; ++level) {
-    p.lengths[(level - 1) * in.batch + row] =
-        words[Shape::kOrigin] + words[in.shape.level_at(level) + Shape::kCached];
+  report_step(p, row);
+  if (p.kept == nullptr) return;
+  const int64_t* words = p.in.state + row * p.in.shape.words();
+  for (int32_t level = 1; level <= p.in.shape.levels; ++level) {
+    p.kept[(level - 1) * p.in.batch + row] = words[p.in.shape.level_at(level) + Shape::kCached];
   }
 }
 

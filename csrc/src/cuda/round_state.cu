@@ -1,14 +1,20 @@
-// The rounds' books on CUDA: one thread per row. A row is a few dozen integers, so these kernels
-// are as long as a launch, whatever the batch; what they save is the host's look.
+// State rows on CUDA: one thread per row. A row is a few dozen integers, so these kernels are as
+// long as a launch, whatever the batch; what they save is a host synchronisation.
 #include <cuda_runtime.h>
 
-#include "cuda/device_scheduler.hpp"
+#include "cuda/round_state.hpp"
 #include "polyspec/detail/schedule_row.hpp"
 
 namespace polyspec::cuda {
 namespace {
 
 constexpr int kThreads = 32;
+
+__global__ void __launch_bounds__(kThreads)
+    schedule_due_kernel(const __grid_constant__ ScheduleDueParams p) {
+  const int64_t row = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (row < p.in.batch) detail::due_row(p, row);
+}
 
 __global__ void __launch_bounds__(kThreads)
     schedule_next_kernel(const __grid_constant__ ScheduleNextParams p) {
@@ -36,6 +42,10 @@ Result launch(void (*kernel)(Params), const Params& params, CUstream_st* stream)
 }
 
 }  // namespace
+
+Result schedule_due(const ScheduleDueParams& params, CUstream_st* stream) {
+  return launch(schedule_due_kernel, params, stream);
+}
 
 Result schedule_next(const ScheduleNextParams& params, CUstream_st* stream) {
   return launch(schedule_next_kernel, params, stream);

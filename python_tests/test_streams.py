@@ -3,19 +3,25 @@ what it comes after; on a device nothing else orders it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from test_graphs import PROMPTS, level
+from test_levels import make
 
 import polyspec_ext as ps
-from polyspec_ext.runtime import prefill as prefills
-from polyspec_ext.runtime.prefill import Lanes
+from polyspec_ext.runtime.prefill import prefill
+from polyspec_ext.runtime.streams import SideStreams
+from polyspec_ext.stats import StatsRecorder
 
 GPU = torch.device("cuda", 0)
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
+
+
+def level(seed: int, layers: int, name: str) -> ps.HuggingFaceLevel:
+    return ps.HuggingFaceLevel(make("llama", layers, seed), name=name)
 
 
 class Stream:
@@ -62,42 +68,42 @@ class Cuda:
             self._inside.pop()
 
 
-def test_lanes_follow_what_was_queued_and_not_each_other() -> None:
+def test_side_streams_follow_what_was_queued_and_not_each_other() -> None:
     cuda = Cuda()
-    lanes = Lanes(cuda)
+    streams = SideStreams(cuda)
     main = cuda.current_stream(GPU)
     for call in ("first", "second"):
         before = main.work(f"{call} before")
-        with lanes.open([GPU, GPU, torch.device("cpu")]):
+        with streams.open([GPU, GPU, torch.device("cpu")]):
             main.work(f"{call} target")
             for number in (1, 2):
-                with lanes.lane(GPU, number):
+                with streams.stream(GPU, number):
                     assert cuda.current_stream(GPU) is not main
-                    seen = cuda.current_stream(GPU).work(f"{call} lane {number}")
+                    seen = cuda.current_stream(GPU).work(f"{call} stream {number}")
                 # What was queued before, all of the last call, and nothing of this one.
                 assert {*before, f"{call} before"} <= seen
-                assert not {f"{call} target", f"{call} lane {3 - number}"} & seen
-            with lanes.lane(torch.device("cpu"), 3):
+                assert not {f"{call} target", f"{call} stream {3 - number}"} & seen
+            with streams.stream(torch.device("cpu"), 3):
                 assert cuda.current_stream(GPU) is main
         after = main.work(f"{call} after")
-        assert {f"{call} target", f"{call} lane 1", f"{call} lane 2"} <= after
+        assert {f"{call} target", f"{call} stream 1", f"{call} stream 2"} <= after
     assert len(cuda.made) == 2  # streams are kept
 
 
-def test_lanes_are_joined_after_an_exception() -> None:
+def test_side_streams_are_joined_after_an_exception() -> None:
     cuda = Cuda()
-    lanes = Lanes(cuda)
+    streams = SideStreams(cuda)
 
     def fails() -> None:
         cuda.current_stream(GPU).work("half")
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), lanes.open([GPU]), lanes.lane(GPU, 1):
+    with pytest.raises(ZeroDivisionError), streams.open([GPU]), streams.stream(GPU, 1):
         fails()
     assert "half" in cuda.current_stream(GPU).work("next")
-    with lanes.open([GPU]):
+    with streams.open([GPU]):
         pass
-    assert not lanes._used
+    assert not streams._used
 
 
 def test_levels_of_one_cache_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,29 +112,34 @@ def test_levels_of_one_cache_read_one_after_the_other(monkeypatch: pytest.Monkey
     copy = ps.HuggingFaceLevel(level(0, 2, "copy").model, shares_cache_with=target)
     chain = ps.Chain([target, copy, level(2, 1, "drafter")], [4, 2])
     used: list[int] = []
-    real = Lanes.lane
+    real = SideStreams.stream
 
-    def watched(self: Lanes, device: torch.device, number: int) -> Any:
+    def watched(self: SideStreams, device: torch.device, number: int) -> Any:
         used.append(number)
         return real(self, device, number)
 
-    monkeypatch.setattr(Lanes, "lane", watched)
+    monkeypatch.setattr(SideStreams, "stream", watched)
     chain.generate(PROMPTS, 5, eos_token_id=[])
-    assert used == [2]  # the drafter alone
+    assert used == [3]  # the drafter alone
+
+
+class OnDevice(SideStreams):
+    """The levels stay on the CPU, and are said to be on a device for as long as they prefill."""
+
+    def open(self, devices: Sequence[torch.device]) -> Any:
+        return super().open([GPU] * len(devices))
+
+    def stream(self, device: torch.device, number: int) -> Any:
+        assert device.type == "cpu"
+        return super().stream(GPU, number)
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_every_level_below_the_target_prefills_in_a_lane(
+def test_every_level_below_the_target_prefills_in_a_side_stream(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain = ps.Chain([level(i, 1, f"level {i}") for i in range(3)], [4, 2])
     cuda = Cuda()
-    chain.lanes = Lanes(cuda)
-    # The levels stay on the CPU, and are said to be on a device for as long as they prefill.
-    real = Lanes.lane
-    monkeypatch.setattr(Lanes, "lane", lambda self, device, number: real(self, GPU, number))
-    opened = Lanes.open
-    monkeypatch.setattr(Lanes, "open", lambda self, devices: opened(self, [GPU] * len(devices)))
     seen: dict[str, set[str]] = {}
     drafter: Any = chain.drafter
     for one in (*chain.levels, drafter.level):
@@ -141,8 +152,17 @@ def test_every_level_below_the_target_prefills_in_a_lane(
         monkeypatch.setattr(one, "prefill", watched)
     batch = chain.batch(PROMPTS[:count], 9, eos_token_id=[])
     with torch.inference_mode():  # as `Batch.advance` does
-        read = prefills.prefill(chain, batch.rows, batch._books)
-    assert read == [True, True]
+        prefill(
+            chain.engine.parts,
+            [1, 2, 3],
+            chain.names,
+            batch.rows,
+            10,
+            OnDevice(cuda),
+            StatsRecorder(batch.stats),
+        )
     assert seen == {f"level {i}": set() for i in range(3)}  # nobody waits for anybody
     assert cuda.current_stream(GPU).work("decoding") == set(seen)
     assert len(cuda.made) == 2
+    held = [one.cache.lengths.tolist() for one in (*chain.levels, drafter.level)]
+    assert held == [[len(prompt) - 1 for prompt in PROMPTS[:count]]] * 3

@@ -1,38 +1,38 @@
-// schedule_next and schedule_report over the fixed program of bounded rounds, against one Scheduler
-// per row and the books that a driver would keep itself: the text, and how much of it each cache
-// holds.
+// schedule_next and schedule_report over the fixed order of bounded rounds, and step by step with
+// windows that move, against one Scheduler per row and what a driver would keep itself: the text,
+// and how much of it each cache holds.
 #include <algorithm>
 #include <memory>
 
 #include "polyspec/scheduler.hpp"
 #include "random_case.hpp"
-#include "schedule_lines.hpp"
+#include "state_rows.hpp"
 
 namespace {
 
 using cases::Random;
 using polyspec::Scheduler;
 using polyspec::Step;
-using schedule_lines::Came;
-using schedule_lines::Entry;
-using schedule_lines::kIdle;
-using schedule_lines::kNowhere;
-using schedule_lines::Lines;
-using schedule_lines::Planned;
-using schedule_lines::Shape;
+using state_rows::Came;
+using state_rows::Entry;
+using state_rows::kIdle;
+using state_rows::kPadding;
+using state_rows::Planned;
+using state_rows::Shape;
+using state_rows::StateRows;
 
 constexpr int64_t kVocab = 7, kNumEos = 2;
 
 // How often the random requests came to what is tested here.
 struct Seen {
   int64_t target_rounds = 0, drafts = 0, verifications = 0, idle = 0, too_wide = 0;
-  int64_t short_drafts = 0, ended = 0, notes = 0, failed = 0;
+  int64_t wandered = 0, short_drafts = 0, ended = 0, notes = 0, failed = 0;
 } seen;
 
 // One row, by absolute positions. Level i is at index i - 1.
 struct Row {
   Row(Random& random, const std::vector<int64_t>& windows, const std::vector<int64_t>& rounds)
-      : scheduler(windows, rounds), room(random.below(40)) {
+      : scheduler(windows, rounds), windows(windows), rounds(rounds), room(random.below(40)) {
     scheduler.start(room);
     const int64_t prompt = 1 + random.below(6);
     for (int64_t i = 0; i < prompt; ++i) text.push_back(random.below(kVocab));
@@ -50,7 +50,8 @@ struct Row {
   int64_t size() const { return static_cast<int64_t>(text.size()); }
 
   Scheduler scheduler;
-  int64_t room, origin = 0;
+  std::vector<int64_t> windows, rounds;
+  int64_t room;
   std::vector<int64_t> text, cached, draw_rounds, pending, blocks, closed, eos;
   std::vector<Entry> log;  // of this round of the target
   bool stopped = false;
@@ -67,43 +68,67 @@ class Batch {
     }
     const int64_t rows = 1 + random_.below(5);
     for (int64_t b = 0; b < rows; ++b) rows_.emplace_back(random_, windows_, rounds_);
+    int64_t capacity = 1;
+    for (const Row& row : rows_) capacity = std::max(capacity, row.size() + row.room);
+    state_ = std::make_unique<StateRows>(n_, rows, capacity + random_.below(3),
+                                         steps_of(1) + 1 + random_.below(3));
+    for (int64_t b = 0; b < rows; ++b) {
+      const Row& row = rows_[b];
+      state_->begin(b, row.room, row.text, row.cached, row.draw_rounds);
+      state_->set_windows(b, row.windows, row.rounds);
+    }
   }
 
   void play() {
     const auto over = [](const Row& row) { return row.stopped || row.scheduler.done(); };
+    moving_ = random_.chance(0.3);
     do {
-      round();
+      moving_ ? wander() : round();
     } while (!std::all_of(rows_.begin(), rows_.end(), over));
-    round();  // with nothing left to do for anybody
+    if (!moving_) round();  // with nothing left to do for anybody
+    for (const auto& [level, count] : state_->due()) CHECK(level == 0 && count == 0);
   }
 
  private:
   int64_t batch() const { return static_cast<int64_t>(rows_.size()); }
 
-  void round() {
-    ++seen.target_rounds;
-    int64_t tail = 1;
-    for (Row& row : rows_) {
-      row.origin = *std::min_element(row.cached.begin(), row.cached.end());
-      tail = std::max(tail, row.size() - row.origin + row.room);  // no step needs more
+  // One step, as the rows themselves say, and then perhaps other windows.
+  void wander() {
+    ++seen.wandered;
+    const std::vector<std::pair<int64_t, int64_t>> due = state_->due();
+    int64_t deepest = 0;
+    for (int64_t b = 0; b < batch(); ++b) {
+      const Row& row = rows_[b];
+      const Step step = row.scheduler.next();
+      CHECK_EQ(row.stopped ? 0 : int64_t{step.level}, due[b].first);
+      CHECK_EQ(row.stopped ? 0 : step.count, due[b].second);
+      deepest = std::max(deepest, due[b].first);
     }
-    const int64_t steps = steps_of(1) + 1, spare = random_.below(3);
-    lines_ = std::make_unique<Lines>(windows_, rounds_, batch(), tail + spare, steps + spare);
-    std::vector<int64_t> sizes;
+    clear_logs();
+    if (deepest > 0) step(static_cast<int32_t>(deepest));
     for (int64_t b = 0; b < batch(); ++b) {
       Row& row = rows_[b];
-      std::vector<int64_t> cached = row.cached;
-      for (int64_t& one : cached) one -= row.origin;
-      lines_->begin(b, row.origin, row.room, {row.text.begin() + row.origin, row.text.end()},
-                    cached, row.draw_rounds);
-      lines_->header(b, Shape::kStopped) = row.stopped;
-      if (row.stopped) {  // perhaps amid a round, of which the new line knows nothing
-        for (std::vector<int64_t>* words : {&row.pending, &row.blocks, &row.closed})
-          std::fill(words->begin(), words->end(), 0);
-      }
-      row.log.clear();
-      sizes.push_back(row.scheduler.committed());
+      if (!random_.chance(0.2)) continue;
+      for (int64_t& window : row.windows)
+        window = random_.chance(0.1) ? INT64_MAX : random_.below(7);
+      row.scheduler.set_windows(row.windows);
+      state_->set_windows(b, row.windows, row.rounds);
     }
+  }
+
+  void clear_logs() {
+    for (int64_t b = 0; b < batch(); ++b) {
+      rows_[b].log.clear();
+      state_->header(b, Shape::kStep) = 0;
+    }
+  }
+
+  void round() {
+    ++seen.target_rounds;
+    clear_logs();
+    const int64_t steps = steps_of(1) + 1;
+    std::vector<int64_t> sizes;
+    for (const Row& row : rows_) sizes.push_back(row.scheduler.committed());
     gather(1);
     step(1);
     for (int64_t b = 0; b < batch(); ++b) {
@@ -142,7 +167,7 @@ class Batch {
   Planned expected_plan(const Row& row, int32_t level, int64_t width) const {
     const size_t own = static_cast<size_t>(level - 1);
     Planned plan{0, 0, 0, 0, row.size(), row.draw_rounds[own], {}};
-    plan.fed.assign(static_cast<size_t>(width), 0);
+    plan.input_ids.assign(static_cast<size_t>(width), 0);
     int64_t count = 0;
     const int64_t unread = row.size() - row.cached[own];
     if (!takes_part(row, level, &count) || unread > width) return plan;
@@ -153,7 +178,7 @@ class Batch {
     CHECK(plan.first >= 0);
     plan.length = count;
     plan.position = row.size() - waiting;
-    std::copy(row.text.begin() + row.cached[own], row.text.end(), plan.fed.begin());
+    std::copy(row.text.begin() + row.cached[own], row.text.end(), plan.input_ids.begin());
     return plan;
   }
 
@@ -185,17 +210,17 @@ class Batch {
         verify_outcome(row, count, &came);
       }
     }
-    const std::vector<int64_t> place = lines_->report(level, came);
+    const std::vector<int64_t> slots = state_->report(level, came);
     for (int64_t b = 0; b < batch(); ++b) {
-      std::vector<int64_t> wanted(static_cast<size_t>(came.width), kNowhere);
+      std::vector<int64_t> wanted(static_cast<size_t>(came.width), kPadding);
       enter(rows_[b], b, level, came, &wanted);
-      for (int64_t i = 0; i < came.width; ++i) CHECK_EQ(wanted[i], place[b * came.width + i]);
+      for (int64_t i = 0; i < came.width; ++i) CHECK_EQ(wanted[i], slots[b * came.width + i]);
       check_line(rows_[b], b);
     }
   }
 
   void check_next(int32_t level, int64_t width) {
-    const std::vector<Planned> plan = lines_->next(level, width);
+    const std::vector<Planned> plan = state_->next(level, width);
     for (int64_t b = 0; b < batch(); ++b) CHECK(expected_plan(rows_[b], level, width) == plan[b]);
   }
 
@@ -205,7 +230,7 @@ class Batch {
     const int64_t statuses = level == n_ ? came->width : 1;
     for (int64_t i = 0; i < statuses; ++i)
       came->status.push_back(random_.chance(0.5) ? 0 : polyspec::kStatusNan);
-    if (level != n_) came->accepted.push_back(random_.below(9) - 1);
+    if (level != n_) came->counts.push_back(random_.below(9) - 1);
   }
 
   // Tokens and their status; those behind the row's own count, or behind its EOS, do not matter.
@@ -232,7 +257,7 @@ class Batch {
           i < accepted ? row.text[row.text.size() - count + i] : random_.below(kVocab);
       came->tokens.push_back(stands ? token : -1);
     }
-    came->accepted.push_back(accepted);
+    came->counts.push_back(accepted);
     came->status.push_back((fails ? polyspec::kStatusNan | polyspec::kStatusDraftRow : 0) |
                            (note ? polyspec::kStatusZeroResidual : 0));
   }
@@ -248,7 +273,7 @@ class Batch {
     ++(draft ? seen.drafts : seen.verifications);
     const size_t own = static_cast<size_t>(level - 1);
     const int64_t start = row.size() - (draft ? 0 : count);
-    const int64_t most = draft ? std::min(count, came.width) : came.accepted[b] + 1;
+    const int64_t most = draft ? std::min(count, came.width) : came.counts[b] + 1;
     std::vector<int64_t> emitted;
     bool eos = false;
     int32_t error = 0;
@@ -263,17 +288,17 @@ class Batch {
     if (error != 0) {
       ++seen.failed;
       row.stopped = true;
-      row.log.push_back({count, draft ? 0 : came.accepted[b], e, 0, error});
+      row.log.push_back({count, start, draft ? 0 : came.counts[b], e, 0, error});
       return;
     }
-    const int64_t accepted = draft ? 0 : std::min(came.accepted[b], e);
-    row.log.push_back({count, accepted, e, eos, draft ? 0 : came.status[b]});
+    const int64_t accepted = draft ? 0 : std::min(came.counts[b], e);
+    row.log.push_back({count, start, accepted, e, eos, draft ? 0 : came.status[b]});
     seen.ended += eos;
     seen.short_drafts += draft && e < count;
     row.text.resize(static_cast<size_t>(start));
     row.text.insert(row.text.end(), emitted.begin(), emitted.end());
     if (draft) {
-      row.cached[own] = start + std::min(e, came.width - 1);
+      row.cached[own] = start + e - 1;
     } else {
       for (size_t i = own + 1; i < row.cached.size(); ++i)
         row.cached[i] = std::min(row.cached[i], start + accepted);
@@ -289,36 +314,34 @@ class Batch {
     for (int64_t i = 0; i < e; ++i) (*place)[i] = row.pending[own - 1] + i;
     row.pending[own - 1] += e;
     row.blocks[own - 1] += 1;
-    row.closed[own - 1] = eos || (draft && e < count);
+    row.closed[own - 1] = eos ? 2 : draft && e < count;
     CHECK_EQ(row.scheduler.pending(level - 1), row.pending[own - 1]);
   }
 
   void check_line(const Row& row, int64_t b) {
-    CHECK_EQ(row.stopped ? 1 : 0, lines_->header(b, Shape::kStopped));
-    CHECK_EQ(row.size() - row.origin, lines_->header(b, Shape::kTotal));
-    CHECK_EQ(row.origin, lines_->header(b, Shape::kOrigin));
-    CHECK_EQ(row.room, lines_->header(b, Shape::kRoom));
+    CHECK_EQ(row.stopped ? 1 : 0, state_->header(b, Shape::kStopped));
+    CHECK_EQ(row.size(), state_->header(b, Shape::kTotal));
+    CHECK_EQ(row.room, state_->header(b, Shape::kRoom));
     for (int32_t i = 1; i <= n_; ++i) {
-      CHECK_EQ(row.cached[i - 1] - row.origin, lines_->level(b, i, Shape::kCached));
-      CHECK_EQ(row.draw_rounds[i - 1], lines_->level(b, i, Shape::kRound));
-      CHECK_EQ(row.pending[i - 1], lines_->level(b, i, Shape::kPending));
-      CHECK_EQ(row.blocks[i - 1], lines_->level(b, i, Shape::kBlocks));
-      CHECK_EQ(row.closed[i - 1], lines_->level(b, i, Shape::kClosed));
+      CHECK_EQ(row.cached[i - 1], state_->level(b, i, Shape::kCached));
+      CHECK_EQ(row.draw_rounds[i - 1], state_->level(b, i, Shape::kRound));
+      CHECK_EQ(row.pending[i - 1], state_->level(b, i, Shape::kPending));
+      CHECK_EQ(row.blocks[i - 1], state_->level(b, i, Shape::kBlocks));
+      CHECK_EQ(row.closed[i - 1], state_->level(b, i, Shape::kClosed));
     }
-    for (int64_t i = row.origin; !row.stopped && i < row.size(); ++i)
-      CHECK_EQ(row.text[i], lines_->tail(b, i - row.origin));
+    for (int64_t i = 0; !row.stopped && i < row.size(); ++i)
+      CHECK_EQ(row.text[i], state_->text(b, i));
     const int64_t steps = static_cast<int64_t>(row.log.size());
-    CHECK_EQ(steps, lines_->header(b, Shape::kStep));
-    for (int64_t i = 0; i < steps; ++i) CHECK(row.log[i] == lines_->log(b, i));
-    if (steps < lines_->params().shape.steps)  // not written yet
-      CHECK_EQ(schedule_lines::kPoison, lines_->log(b, steps).count);
+    CHECK_EQ(steps, state_->header(b, Shape::kStep));
+    for (int64_t i = 0; i < steps; ++i) CHECK(row.log[i] == state_->log(b, i));
   }
 
   Random random_;
-  int32_t n_;  // levels
+  bool moving_ = false;  // windows change, and steps come as they are due
+  int32_t n_;            // levels
   std::vector<int64_t> windows_, rounds_;
   std::vector<Row> rows_;
-  std::unique_ptr<Lines> lines_;
+  std::unique_ptr<StateRows> state_;
 };
 
 }  // namespace
@@ -326,15 +349,17 @@ class Batch {
 int main() {
   for (uint64_t seed = 0; seed < 5000; ++seed) Batch(seed).play();
   std::printf(
-      "%lld rounds of the target, %lld drafts, %lld verifications, %lld times idle, %lld "
+      "%lld rounds of the target, %lld steps apart, %lld drafts, %lld verifications, %lld times "
+      "idle, %lld "
       "too wide, %lld short, %lld ended, %lld notes, %lld errors\n",
-      static_cast<long long>(seen.target_rounds), static_cast<long long>(seen.drafts),
-      static_cast<long long>(seen.verifications), static_cast<long long>(seen.idle),
-      static_cast<long long>(seen.too_wide), static_cast<long long>(seen.short_drafts),
-      static_cast<long long>(seen.ended), static_cast<long long>(seen.notes),
-      static_cast<long long>(seen.failed));
-  for (const int64_t times : {seen.drafts, seen.verifications, seen.idle, seen.too_wide,
-                              seen.short_drafts, seen.ended, seen.notes, seen.failed}) {
+      static_cast<long long>(seen.target_rounds), static_cast<long long>(seen.wandered),
+      static_cast<long long>(seen.drafts), static_cast<long long>(seen.verifications),
+      static_cast<long long>(seen.idle), static_cast<long long>(seen.too_wide),
+      static_cast<long long>(seen.short_drafts), static_cast<long long>(seen.ended),
+      static_cast<long long>(seen.notes), static_cast<long long>(seen.failed));
+  for (const int64_t times :
+       {seen.wandered, seen.drafts, seen.verifications, seen.idle, seen.too_wide, seen.short_drafts,
+        seen.ended, seen.notes, seen.failed}) {
     CHECK(times >= 100);
   }
   return 0;

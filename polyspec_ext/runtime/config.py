@@ -1,0 +1,55 @@
+"""What the parts of a running chain have to know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import ops
+
+RULES = ("token", "block")
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """The operators that draw tokens, as a chain calls them.
+
+    Attributes:
+        sample, verify: `ps.sample` and `ps.verify`, or what stands in for them: exact enumeration
+            and measurements of everything else put their own here.
+    """
+
+    sample: Callable[..., Any] = ops.sample
+    verify: Callable[..., Any] = ops.verify
+
+
+@dataclass(frozen=True, slots=True)
+class ChainConfig:
+    """The form of a chain, without its models.
+
+    Attributes:
+        names: of the levels, target first, drafter last; n of them.
+        vocab_sizes: ids that each level draws are below these; no level draws an id that the level
+            above it does not have.
+        windows: tokens that level i waits for, i = 1 ... n-1.
+        rounds: blocks that level i waits for at most, i = 1 ... n-1; 0: no bound.
+        rule: "token" or "block".
+        device: of the target.
+        operators: draw the tokens.
+    """
+
+    names: tuple[str, ...]
+    vocab_sizes: tuple[int, ...]
+    windows: tuple[int, ...]
+    rounds: tuple[int, ...]
+    rule: str
+    device: torch.device
+    operators: Operators = Operators()
+
+    @property
+    def levels(self) -> int:
+        """n: models, the drafter included."""
+        return len(self.names)

@@ -1,0 +1,221 @@
+"""The operators over state rows under torch. What they compute is checked in csrc/tests; here, that
+torch hands them on, and the rows as the runtime writes and reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from polyspec_ext.ops import schedule
+from polyspec_ext.ops.schedule import Plan, RoundShape
+from polyspec_ext.runtime.request import Row
+from polyspec_ext.runtime.state import Entry, Progress, StateRows
+from polyspec_ext.sampling import Sampling
+from polyspec_ext.stats import LevelStats, Stats
+
+SHAPE = RoundShape(levels=3, steps=4, capacity=40)
+WINDOWS, ROUNDS = (6, 2), (2, 0)
+
+
+def rows(batch: int) -> torch.Tensor:
+    """Rows of a prompt 5 6 7 whose last token no level has read."""
+    state = torch.zeros(batch, SHAPE.words, dtype=torch.int64)
+    state[:, SHAPE.TOTAL], state[:, SHAPE.ROOM] = 3, 30
+    for level in range(1, 4):
+        at = SHAPE.level_at(level)
+        state[:, at + SHAPE.CACHED] = 2
+        if level < 3:
+            state[:, at + SHAPE.WINDOW] = WINDOWS[level - 1]
+            state[:, at + SHAPE.BOUND] = ROUNDS[level - 1]
+    state[:, SHAPE.text_at : SHAPE.text_at + 3] = torch.tensor([5, 6, 7])
+    return state
+
+
+def draft(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    due = schedule.due(state, SHAPE)
+    input_ids, table = schedule.next_step(state, SHAPE, 3, 3)
+    tokens = torch.tensor([[1, 2]] * state.shape[0])
+    status = torch.zeros(state.shape[0], 2, dtype=torch.int32)
+    eos = torch.full((state.shape[0], 1), 9)
+    slots, kept = schedule.report(state, SHAPE, 3, table, tokens, None, status, eos, 2)
+    return due, input_ids, table, slots, kept
+
+
+def test_a_draft() -> None:
+    state = rows(2)
+    state[1, SHAPE.ROOM] = 0
+    due, input_ids, table, slots, kept = draft(state)
+    assert due.tolist() == [[3, 0], [2, 0]]
+    plan = Plan(*table.tolist())
+    assert plan == Plan([1, 0], [1, 0], [0, 0], [2, 0], [3, 3], [0, 0])
+    assert input_ids.tolist() == [[7, 0, 0], [0, 0, 0]]
+    assert slots.tolist() == [[0, 1], [2, 2]]
+    assert kept.tolist() == [[2, 2], [2, 2], [4, 2]]
+    assert state[0, SHAPE.text_at : SHAPE.text_at + 5].tolist() == [5, 6, 7, 1, 2]
+    log = state[:, SHAPE.log_at : SHAPE.log_at + SHAPE.PER_STEP].tolist()
+    assert log == [[2, 3, 0, 2, 0, 0], [-1, 0, 0, 0, 0, 0]]
+    assert schedule.due(state, SHAPE).tolist() == [[2, 0], [2, 0]]
+
+
+def test_opcheck() -> None:
+    """Schemas (what is written to), fake tensors and tracing."""
+    state, form = rows(2), (SHAPE.levels, SHAPE.steps)
+    torch.library.opcheck(torch.ops.polyspec.schedule_due, (state, *form))
+    torch.library.opcheck(torch.ops.polyspec.schedule_next, (state, *form, 3, 3))
+    _, table = schedule.next_step(state, SHAPE, 3, 3)
+    tokens, status = torch.ones(2, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32)
+    eos, counts = torch.full((2, 1), 9), torch.tensor([2, 1])
+    for own in (None, counts):
+        call = (*form, 3, table, tokens, own, status, eos, 2)
+        torch.library.opcheck(torch.ops.polyspec.schedule_report, (state, *call))
+
+
+def test_one_graph_under_compile() -> None:
+    compiled = torch.compile(draft, fullgraph=True, backend="aot_eager")
+    eager, traced = rows(3), rows(3)
+    for mine, theirs in zip(compiled(traced), draft(eager), strict=True):
+        assert mine.equal(theirs)
+    assert traced.equal(eager)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"state": torch.zeros(2, 7, dtype=torch.int64)}, "state: expected at least 49 columns"),
+        ({"state": torch.zeros(7, dtype=torch.int64)}, "state: expected 2 dimensions, got 1"),
+        ({"state": rows(2).to(torch.int32)}, "state: expected int64"),
+        ({"levels": 1}, "levels: expected 2 to 65535, got 1"),
+        ({"levels": 2**16}, "levels: expected 2 to 65535, got 65536"),
+        ({"steps": -1}, "steps: expected >= 0, got -1"),
+        ({"level": 4}, "level: expected 1 to 3, got 4"),
+        ({"level": 0}, "level: expected 1 to 3, got 0"),
+        ({"width": 0}, "width: expected >= 1, got 0"),
+    ],
+)
+def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"state": rows(2), "levels": 3, "steps": 4, "level": 3, "width": 3}
+    given |= change
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.polyspec.schedule_next(**given)
+    if not {"level", "width"} & change.keys():
+        del given["level"], given["width"]
+        with pytest.raises(RuntimeError, match=message):
+            torch.ops.polyspec.schedule_due(**given)
+
+
+def test_a_report_of_another_form_is_refused() -> None:
+    state = rows(2)
+    _, table = schedule.next_step(state, SHAPE, 3, 3)
+    before = state.clone()
+    tokens, eos = torch.ones(2, 2, dtype=torch.int64), torch.full((2, 1), 9)
+    status = torch.zeros(2, 2, dtype=torch.int32)
+    counts = torch.zeros(2, dtype=torch.int64)
+    for arguments, message in (
+        ((table, tokens[:1], None, status, eos), "tokens: expected size 2"),
+        ((table, tokens[0], None, status, eos), "tokens: expected 2 dimensions"),
+        ((table[:3], tokens, None, status, eos), "plan: expected size 6"),
+        ((table, tokens, None, status[:, 0], eos), "status: expected 2 dimensions"),
+        ((table, tokens, counts[:1], status, eos), "counts: expected size 2"),
+        ((table, tokens, counts.int(), status, eos), "counts: expected int64"),
+        ((table, tokens, None, status, eos.T), "eos: expected size 2"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            schedule.report(state, SHAPE, 3, *arguments, 2)
+    with pytest.raises(RuntimeError, match="status: expected 1 dimensions"):
+        schedule.report(state, SHAPE, 2, table, tokens, counts, status, eos, 2)
+    assert state.equal(before)
+
+
+def test_the_form_of_a_row() -> None:
+    assert (SHAPE.levels, SHAPE.steps, SHAPE.capacity) == (3, 4, 40)
+    assert SHAPE.log_at == SHAPE.level_at(4)
+    assert SHAPE.text_at == SHAPE.log_at + 4 * SHAPE.PER_STEP
+    assert SHAPE.words == SHAPE.text_at + 40
+
+
+# ---- the rows as the runtime writes and reads them -----------------------------------------------
+
+
+def request(number: int, tokens: list[int], most: int, eos: set[int]) -> Row:
+    stats = Stats([LevelStats("a"), LevelStats("b"), LevelStats("c")])
+    return Row(number, tokens, most, Sampling(), number, frozenset(eos), stats)
+
+
+def written(steps: int = 1) -> StateRows:
+    made = StateRows(3, 3, steps, 40, 2, torch.device("cpu"))
+    given = [request(0, [5, 6, 7], 30, {9, 4}), request(1, [8], 0, set()), request(2, [1], 9, {2})]
+    progress = [[Progress(len(row.tokens) - 1, 3)] * 3 for row in given]
+    made.write(given, progress, [[6, 2], [6, 2], [6, 0]], [[2, 0]] * 3)
+    return made
+
+
+def test_rows_are_written_as_the_operators_read_them() -> None:
+    state = written()
+    assert state.progress()[0] == [Progress(2, 3)] * 3
+    # A draft of two, a row that is complete, and one whose second level drafts alone.
+    assert state.due() == ([3, 0, 2], [2, 0, 0])
+    assert [state.unread(slot, 1) for slot in range(3)] == [1, 1, 1]
+    assert state.eos.tolist() == [[4, 9], [-1, -1], [2, -1]]
+    assert state.text(0).tolist() == [5, 6, 7]
+    assert state.fits(3, 1, 40, 2)
+    for form in ((2, 1, 40, 2), (3, 2, 40, 2), (3, 1, 41, 2), (3, 1, 40, 3)):
+        assert not state.fits(*form)
+
+
+def test_a_step_by_hand() -> None:
+    state = written()
+    input_ids, table = state.next_step(3, 1)
+    assert input_ids.tolist() == [[7], [0], [0]]
+    assert Plan(*table.tolist()).rounds == [3, 3, 3]
+    status = torch.zeros(3, 2, dtype=torch.int32)
+    _, kept = state.report(3, table, torch.tensor([[3, 9]] * 3), None, status, 2)
+    assert kept[2].tolist() == [4, 0, 0]
+    idle = Entry(-1, 0, 0, 0, 0, 0)
+    assert state.take_log() == [Entry(2, 3, 0, 2, 1, 0), idle, idle]
+    assert state.text(0).tolist() == [5, 6, 7, 3, 9]
+    # The log is empty again, so the next step has room in it.
+    state.next_step(2, 4)
+    assert state.due()[0] == [2, 0, 2]
+    state.end(0)
+    assert state.due()[0] == [0, 0, 2]
+
+
+def test_windows_and_lengths_change_between_steps() -> None:
+    state = written()
+    state.set_windows(0, [0, 2], [1, 0])
+    state.set_windows(2, [6, 3], [2, 0])
+    assert state.due() == ([1, 0, 3], [0, 0, 3])
+    state.set_cached(0, 1, 1)
+    assert (state.unread(0, 1), state.unread(0, 2)) == (2, 1)
+
+
+def test_a_row_that_stopped_takes_no_part() -> None:
+    state = written()
+    _, table = state.next_step(3, 1)
+    status = torch.tensor([[0, 1], [0, 0], [0, 0]], dtype=torch.int32)
+    state.report(3, table, torch.tensor([[3, -1]] * 3), None, status, 2)
+    entry = state.take_log()[0]
+    assert (entry.status, entry.emitted) == (1, 1)
+    assert state.due()[0][0] == 0
+
+
+def test_a_record_has_all_that_the_host_is_told() -> None:
+    state = written(steps=2)
+    _, table = state.next_step(3, 1)
+    zeros = torch.zeros(3, 2, dtype=torch.int32)
+    state.report(3, table, torch.tensor([[3, 9]] * 3), None, zeros, 2)
+    _, table = state.next_step(2, 4)
+    tokens = torch.tensor([[3, 9, 1], [-1] * 3, [7, -1, -1]])
+    counts = torch.tensor([1, 0, 0])
+    state.report(2, table, tokens, counts, torch.zeros(3, dtype=torch.int32), 6)
+    logprobs = torch.tensor([[-0.5, -1.5, 0.0], [0.0] * 3, [-2.25, 0.0, 0.0]])
+    record = state.read(state.record(tokens, logprobs))
+    assert [own[0].tokens for own in record.entries] == [2, -1, -1]
+    assert [(own[1].accepted, own[1].emitted) for own in record.entries] == [(1, 2), (0, 0), (0, 1)]
+    assert record.progress == state.progress()
+    assert record.tokens == tokens.tolist()
+    assert record.logprobs == logprobs.tolist()
+    assert state.text(0).tolist() == [5, 6, 7, 3, 9]
+    assert state.text(2).tolist() == [1, 7]

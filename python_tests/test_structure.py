@@ -1,0 +1,208 @@
+"""How the package is put together: imports form no cycle, and nobody uses another module's private
+names.
+
+The sources are read, not imported, so imports under TYPE_CHECKING and inside functions count.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import polyspec_ext
+
+ROOT = Path(polyspec_ext.__file__).parent
+
+# What is known to be wrong. An entry that is not found any more fails the test as well, so they
+# can only shrink.
+KNOWN_CYCLES: set[frozenset[str]] = set()
+# The command line starts the benchmarks and the training, and gives both the kinds of its options
+# and its way to run a command (`cli.options`, `cli.run`), which belong below all three.
+KNOWN_FOLDER_CYCLES = {frozenset({"polyspec_ext.bench", "polyspec_ext.cli", "polyspec_ext.tiny"})}
+KNOWN_PRIVATE: set[tuple[str, str]] = set()
+
+# Named with an underscore by somebody else, for everybody: methods of named tuples, the extension
+# module, torch's own.
+PUBLIC = {
+    "_asdict", "_fields", "_make", "_replace",  # typing.NamedTuple
+    "_C",  # the compiled module
+    "_getframe", "_forward_hooks", "_forward_pre_hooks", "_modules",  # sys, torch.nn.Module
+}  # fmt: skip
+LIBRARIES = ("torch", "transformers")
+
+
+def sources(root: Path, package: str) -> dict[str, ast.Module]:
+    """Modules by name; a package has the name of its folder."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = [package, *path.relative_to(root).with_suffix("").parts]
+        if parts[-1] == "__init__":
+            parts.pop()
+        found[".".join(parts)] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def imports(name: str, tree: ast.Module, modules: Mapping[str, object], package: bool) -> set[str]:
+    """The modules that module `name` imports, of `modules`. An import of a name out of a package is
+    one of the package unless the name is a module."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = name.split(".")[: len(name.split(".")) - node.level + package]
+                base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                compiled = alias.name == "_C"
+                found.add(inner if inner in modules or compiled else base)
+    # (The compiled module has no source here and imports nothing.)
+    return {one for one in found if one in modules} - {name, f"{name.split('.')[0]}._C"}
+
+
+def cycles(graph: Mapping[str, set[str]]) -> set[frozenset[str]]:
+    """Sets of modules that reach each other (strongly connected components, by reachability)."""
+    reach: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        todo = list(graph[start])
+        while todo:
+            one = todo.pop()
+            if one not in seen:
+                seen.add(one)
+                todo += graph[one]
+        reach[start] = seen
+    return {
+        frozenset(other for other in reach[one] if one in reach[other])
+        for one in graph
+        if one in reach[one]
+    }
+
+
+def import_graph(trees: Mapping[str, ast.Module], root: Path, package: str) -> dict[str, set[str]]:
+    folders = {
+        ".".join([package, *path.parent.relative_to(root).parts])
+        for path in root.rglob("__init__.py")
+    }
+    return {name: imports(name, tree, trees, name in folders) for name, tree in trees.items()}
+
+
+def folded(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Of the folders, and of the modules that lie in none."""
+
+    def folder(name: str) -> str:
+        return ".".join(name.split(".")[:2])
+
+    found: dict[str, set[str]] = {folder(name): set() for name in graph}
+    for name, others in graph.items():
+        found[folder(name)] |= {folder(other) for other in others} - {folder(name)}
+    return found
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in PUBLIC
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Names that a file binds itself: functions, classes, variables, attributes of its objects."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ("self", "cls")
+        ):
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)  # __slots__
+    return found
+
+
+def foreign_private_names(tree: ast.Module) -> Iterator[str]:
+    """Private names of other modules: imported, or attributes that the file does not define."""
+    own = _defined(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            inside = node.level > 0 or (node.module or "").split(".")[0] == "polyspec_ext"
+            for alias in node.names:
+                if _private(alias.name) and inside:
+                    yield alias.name
+        elif isinstance(node, ast.Attribute) and _private(node.attr) and node.attr not in own:
+            # What a base class has under `self` is the class's own.
+            owner = ast.unparse(node.value)
+            if owner in ("self", "cls", "super()") or owner.split(".")[0] in LIBRARIES:
+                continue
+            yield node.attr
+
+
+def test_imports_form_no_cycle() -> None:
+    trees = sources(ROOT, "polyspec_ext")
+    found = cycles(import_graph(trees, ROOT, "polyspec_ext"))
+    assert found == KNOWN_CYCLES, [sorted(one) for one in found ^ KNOWN_CYCLES]
+
+
+def test_folders_form_no_cycle() -> None:
+    trees = sources(ROOT, "polyspec_ext")
+    found = cycles(folded(import_graph(trees, ROOT, "polyspec_ext")))
+    assert found == KNOWN_FOLDER_CYCLES, [sorted(one) for one in found ^ KNOWN_FOLDER_CYCLES]
+
+
+def test_private_names_stay_in_their_file() -> None:
+    found = {
+        (module, name)
+        for module, tree in sources(ROOT, "polyspec_ext").items()
+        for name in foreign_private_names(tree)
+    }
+    assert found == KNOWN_PRIVATE, sorted(found ^ KNOWN_PRIVATE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from .b import thing",
+        "from . import b",
+        "import pack.b",
+        "from pack.b import thing",
+        "def f():\n    from .b import thing",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .b import thing",
+    ],
+)
+def test_a_cycle_is_found(text: str, tmp_path: Path) -> None:
+    files = {"__init__": "", "a": text, "b": "from . import c", "c": "from .a import thing"}
+    for name, source in files.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    trees = sources(tmp_path, "pack")
+    (found,) = cycles(import_graph(trees, tmp_path, "pack"))
+    assert found == {"pack.a", "pack.b", "pack.c"}
+
+
+def test_a_cycle_of_folders_is_found() -> None:
+    graph = {"p.a.one": {"p.b.one"}, "p.b.one": set(), "p.b.two": {"p.a.two"}, "p.a.two": set()}
+    assert cycles(graph) == set()
+    assert cycles(folded(graph)) == {frozenset({"p.a", "p.b"})}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("from .b import _thing", ["_thing"]),
+        ("from . import b\nb._thing()", ["_thing"]),
+        ("def f(x):\n    return x._inner", ["_inner"]),
+        ("class A:\n    def f(self, x):\n        return self._inherited, self.y._z", ["_z"]),
+        ("class A:\n    def f(self):\n        self._own = 1\ndef g(x):\n    return x._own", []),
+        ("from typing import NamedTuple\ndef f(x):\n    return x._replace(a=1)", []),
+        ("import torch\ntorch._C._thing()", []),
+    ],
+)
+def test_private_names_are_found(text: str, found: list[str]) -> None:
+    assert list(foreign_private_names(ast.parse(text))) == found
