@@ -123,14 +123,12 @@ def test_an_exception_beside_a_forward_pass(faulty: int, name: str) -> None:
     setting.is_unharmed()
 
 
-@pytest.mark.parametrize(
-    ("rows", "page_size"), [(1, None), (4, None), (1, 4)], ids=["alone", "batch", "alone, paged"]
-)
+@pytest.mark.parametrize("rows", [1, 4], ids=["alone", "batch"])
 @pytest.mark.parametrize("faulty", [0, 1, 2])
 def test_out_of_memory_while_a_cache_grows(
-    faulty: int, rows: int, page_size: int | None, monkeypatch: pytest.MonkeyPatch
+    faulty: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setting = Setting(PROMPTS[:rows], **({} if page_size is None else {"page_size": page_size}))
+    setting = Setting(PROMPTS[:rows])
     level = setting.levels[faulty]
     grown: list[int] = []
     kinds = {type(layer) for layer in level.cache.layers}

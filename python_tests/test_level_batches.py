@@ -213,27 +213,12 @@ def test_one_sequence_where_batches_cannot_be() -> None:
         assert out.sequences.tolist() == [plain_greedy(level.model, [5, 6, 7], 12)]
 
 
-def test_batches_over_pages() -> None:
-    models = [make("llama", seed=seed) for seed in range(3)]
-    prompts, room = [[1, 2, 3], [4], [5, 6, 7, 8, 9]], [9, 30, 17]
-    answers = []
-    for options in ({}, {"page_size": 4}):
-        chain = ps.Chain([ps.Level(m, **options) for m in models], [4, 2], check_vocabulary=False)
-        for _ in range(2):
-            out = chain.generate(prompts, room, 1.0, seed=3, eos_token_id=[])
-            answers.append(out.sequences.tolist())
-    assert answers == answers[:1] * 4
-    with pytest.raises(ValueError, match="expected a level over a full RollbackCache to share"):
-        ps.Level(models[1], shares_cache_with=ps.Level(models[0], page_size=4))
-
-
 def test_bad_arguments() -> None:
     model = make("llama")
     for options, text in (
         ({"prefill_chunk": 0}, "prefill_chunk: expected >= 1, given 0"),
         ({"new_cache": hf.DynamicCache, "streaming": 8}, "given both"),
         ({"streaming": {"window": 0}}, "window, sinks, slack"),
-        ({"page_size": 0}, "page_size: expected >= 1"),
     ):
         with pytest.raises(ValueError, match=text):
             ps.Level(model, **options)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rollback_driver import CONFIGS, VOCAB, WINDOWED, Driver, build, run_ragged
+from rollback_driver import CONFIGS, VOCAB, WINDOWED, Driver, build
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from polyspec_ext.kv_cache import masks as cache_masks
@@ -49,56 +49,6 @@ def test_ring_positions_count_what_is_in_the_slots() -> None:
                 cache_masks.ring_positions(torch.tensor([end]), capacity, sinks), expected
             )
             slots[end if end < sinks else sinks + (end - sinks) % (capacity - sinks)] = end
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
-def test_pages(name: str) -> None:
-    model = build({**CONFIGS, **WINDOWED}[name])
-    cache = RollbackCache.for_model(model, 3, capacity=4, step=8, page_size=4)
-    driver = Driver(model, cache)
-    run_ragged(driver)
-    rows = cache.rows
-    held = [-(-len(tokens) // 4) for tokens in driver.alone.tokens]
-    assert rows.held.tolist() == held
-    assert int(rows.free_count) == rows.pages - sum(held)
-    used = [int(p) for row, n in zip(rows.table, held, strict=True) for p in row[:n]]
-    assert sorted(used + rows.free[: int(rows.free_count)].tolist()) == list(range(rows.pages))
-    driver.rollback([0, 0, 0])
-    assert int(rows.free_count) == rows.pages
-    assert (rows.table == -1).all()
-
-
-@torch.no_grad()
-def test_rows_of_a_paged_cache_leave_and_give_their_pages_back() -> None:
-    model = build(CONFIGS["llama"])
-    cache = RollbackCache.for_model(model, 4, capacity=4, step=8, page_size=4)
-    driver = Driver(model, cache)
-    driver.forward([6, 3, 9, 5])
-    with pytest.raises(ValueError, match=r"each at most once in a paged cache, given \[1, 1\]"):
-        cache.batch_select_indices(torch.tensor([1, 1]))
-    for kept in ([3, 0, 2], [0, 1], [1]):
-        cache.batch_select_indices(torch.tensor(kept))
-        driver.alone.tokens = [list(driver.alone.tokens[i]) for i in kept]
-        driver.forward([5, 2, 7][: len(kept)])
-        rows, held = cache.rows, [-(-len(tokens) // 4) for tokens in driver.alone.tokens]
-        assert rows.held.tolist() == held
-        used = [int(p) for row, n in zip(rows.table, held, strict=True) for p in row[:n]]
-        assert sorted(used + rows.free[: int(rows.free_count)].tolist()) == list(range(rows.pages))
-        assert not rows.status.any()
-
-
-@torch.no_grad()
-def test_a_page_with_nan_harms_nobody_who_gets_it_next() -> None:
-    model = build(CONFIGS["llama"])
-    cache = RollbackCache.for_model(model, 2, capacity=8, page_size=4)
-    driver = Driver(model, cache)
-    driver.forward([6, 1])
-    for layer in cache.layers:
-        layer.keys[cache.rows.table[0, :2].long()] = float("nan")
-        layer.values[cache.rows.table[0, :2].long()] = float("nan")
-    driver.rollback([0, 1])
-    driver.forward([1, 5])
 
 
 class NaiveStreaming(CacheLayerMixin):

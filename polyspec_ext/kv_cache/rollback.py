@@ -26,7 +26,6 @@ from ..ops import kv as cache_ops
 from . import masks as cache_masks
 from .layers import RingLayer, RollbackLayer
 from .lengths import Rows
-from .paged import PagedLayer, PagedRows
 from .resizing import RowsComeAndGo
 from .streaming import StreamingLayer, rotary_frequencies
 
@@ -75,9 +74,6 @@ class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
         slack: None keeps every key of a sliding-window layer and has the mask hide the old ones, so
             any rollback is exact. A number keeps window + slack of them, and at most `slack` tokens
             can be rolled back.
-        page_size: None is one contiguous run of slots per row. A number keeps pages of so many
-            tokens in a common pool, which a rollback gives back; not for trees, nor together with
-            `slack`.
 
     Raises:
         ValueError: the model keeps another state than keys and values by position; names it.
@@ -94,7 +90,6 @@ class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
         step: int = 256,
         bucket: int = 1,
         slack: int | None = None,
-        page_size: int | None = None,
     ) -> None:
         for name, value in (
             ("batch_size", batch_size),
@@ -109,15 +104,7 @@ class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
         text = config.get_text_config(decoder=True)
         self.types = _layer_types(text)
         self.dtype = dtype
-        if page_size is None:
-            self.rows = Rows(batch_size, capacity, step, bucket, torch.device(device))
-        elif page_size < 1 or slack is not None:
-            raise ValueError(
-                f"page_size: expected >= 1 and no slack, given {page_size} and slack {slack}"
-            )
-        else:
-            where = torch.device(device)
-            self.rows = PagedRows(batch_size, capacity, step, bucket, where, page_size)
+        self.rows = Rows(batch_size, capacity, step, bucket, torch.device(device))
         window = getattr(text, "sliding_window", None)
         super().__init__(
             layers=[self._layer(i, t, window, slack) for i, t in enumerate(self.types)]
@@ -193,8 +180,6 @@ class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
 
     def _layer(self, index: int, kind: str, window: int | None, slack: int | None) -> RollbackLayer:
         window = None if kind == _FULL else window
-        if isinstance(self.rows, PagedRows):
-            return PagedLayer(self.rows, index, window)
         if window is None:
             return RollbackLayer(self.rows, index)
         if slack is None:

@@ -67,7 +67,7 @@ class HuggingFaceLevel(CapturedPasses):
             take seconds to minutes; logits may round differently.
             Rows out of step, prompts, and rounds that a CUDA device does alone are read as
             without it.
-        cache_options: of the default cache: capacity, step, bucket, page_size (`RollbackCache`).
+        cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
 
     Attributes:
         supports_batches: whether it takes several rows: it has what they need, and a few short
