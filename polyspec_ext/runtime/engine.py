@@ -140,11 +140,11 @@ class Engine:
         return self._windows[slot]
 
     def set_windows(self, slot: int, windows: Sequence[int]) -> None:
-        """Windows of one row from the next round on; their rounds follow if they are bounded."""
-        given = list(windows)
-        rounds = list(self.config.rounds)
-        if any(rounds):
-            rounds = [*default_rounds(given), 0]
+        """Windows of one row from the next round on; rounds that are bounded follow them."""
+        given, rounds = list(windows), list(self.config.rounds)
+        if given != list(self.config.windows):
+            fitting = [*default_rounds(given), 0]
+            rounds = [bound and new for bound, new in zip(rounds, fitting, strict=True)]
         if given == self._windows[slot] and rounds == self._rounds[slot]:
             return
         self._windows[slot], self._rounds[slot] = given, rounds
@@ -564,8 +564,8 @@ class Engine:
         )
         self._require_chain(block)
         assert block.status is not None
-        _, kept = state.report(number, table, block.tokens, block.counts, block.status, plan.drafts)
-        drafter.rollback(kept[number - 1])
+        # What the drafter has read too much goes with the verification that follows.
+        state.report(number, table, block.tokens, block.counts, block.status, plan.drafts)
         if wants:
             assert block.rows is not None
             buffers.rows[number - 1] = block.rows
