@@ -40,9 +40,10 @@ foreach(isa IN LISTS isas)
   target_compile_features(polyspec_rows_${isa} PRIVATE cxx_std_17)
   target_include_directories(polyspec_rows_${isa} PRIVATE csrc/include csrc/src)
   target_compile_definitions(polyspec_rows_${isa} PRIVATE POLYSPEC_ISA=${isa} ${isa_definitions})
+  # Nothing here throws; unwinding tables would bring a weak symbol that the instruction sets share.
   # Nobody reads the floating-point exception flags; minding them would keep conditions out of AVX2's
   # registers. Values do not change.
-  target_compile_options(polyspec_rows_${isa} PRIVATE ${POLYSPEC_CXX_FLAGS} -fno-trapping-math ${isa_${isa}})
+  target_compile_options(polyspec_rows_${isa} PRIVATE ${POLYSPEC_CXX_FLAGS} -fno-trapping-math -fno-exceptions ${isa_${isa}})
   target_sources(polyspec PRIVATE $<TARGET_OBJECTS:polyspec_rows_${isa}>)
 endforeach()
 

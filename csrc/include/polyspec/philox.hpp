@@ -46,8 +46,8 @@ enum class Purpose : uint32_t {
   kEmit = 2,    // the correction or bonus token of a verification
 };
 
-// 64 uniform bits. level < 2^16, round < 2^32. Levels begin at 1: what is drawn with level 0, round 0
-// and kSample at position b >= 1 is the seed of row b of a batch that was given one seed.
+// 64 uniform bits. level < 2^16, round < 2^32. Levels begin at 1: what is drawn with level 0, round
+// 0 and kSample at position b >= 1 is the seed of row b of a batch that was given one seed.
 POLYSPEC_HD uint64_t draw_bits(uint64_t seed, int64_t position, int32_t level, int64_t round,
                                Purpose purpose) {
   const uint64_t at = static_cast<uint64_t>(position);
