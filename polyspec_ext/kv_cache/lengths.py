@@ -19,7 +19,7 @@ class Rows:
         base: [B] int64, the lengths before that pass.
         counts: [B] int64, its new tokens per row, or None: `new` each.
         new: tokens per row of that pass, padding included; None before any.
-        status: [B] int32, the status bits of all appends (`cache_ops.CacheStatus`).
+        status: [B] int32, the status bits of all appends (`ops.kv.CacheStatus`).
         host: the lengths, where the host knows them; None after counts or lengths came as a tensor.
         at: base of every row, where it is one number that the host knows and all rows take `new`
             tokens.

@@ -133,7 +133,7 @@ class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
         **options: Any,
     ) -> RollbackCache:
         """A cache of `sinks` first and `window` latest tokens per row, for a drafter
-        (`streaming_layers`).
+        (`kv_cache.streaming`).
 
         Args:
             window: tokens that a query sees beside the sinks, itself included.
@@ -194,7 +194,7 @@ class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
 
     @property
     def status(self) -> torch.Tensor:
-        """[B] int32, status bits of the appends since the last reset (`cache_ops.CacheStatus`)."""
+        """[B] int32, status bits of the appends since the last reset (`ops.kv.CacheStatus`)."""
         return self.rows.status
 
     @property

@@ -54,12 +54,12 @@ class HuggingFaceLevel(CapturedPasses):
             sinks and slack.
         shares_cache_with: a level, or the model of one, further up in the chain, of which this
             model is a quantised or pruned copy: it reads that level's keys and values, and writes
-            its own only behind them (`level_shared`). A copy with fewer layers finds its layers'
+            its own only behind them (`levels.shared_cache`). A copy with fewer layers finds its layers'
             keys by their `layer_idx`.
         prefill_chunk: tokens of a row that one pass reads at most. A pass of c tokens behind n
             others needs memory for c rows of activations and for masks of c * (n + c) elements;
             so that, and not the square of the prompt, is what a prefill takes beside the cache.
-        pack: on the CPU, multiply with weights packed for it (`level_packed`). On some processors
+        pack: on the CPU, multiply with weights packed for it (`levels.cpu_packed`). On some processors
             a pass of several tokens then costs hardly more than one of a single token, on others
             every pass takes longer: `Chain(pack="auto")` measures. They take their memory again,
             later changes to the model's are not seen, and logits may round differently.
@@ -71,7 +71,7 @@ class HuggingFaceLevel(CapturedPasses):
 
     Attributes:
         supports_batches: whether it takes several rows: it has what they need, and a few short
-            passes (`level_probe`) have shown that rows do not depend on each other.
+            passes (`levels.probe`) have shown that rows do not depend on each other.
         one_at_a_time: why it does not, or None.
         pack, compile: as given.
         choice: where the data type, packing and compilation were chosen by timing: what was
@@ -81,7 +81,7 @@ class HuggingFaceLevel(CapturedPasses):
         TypeError: not a causal language model.
         ValueError: in training mode, the cache cannot roll back (contract C7), weights on the meta
             device, logits of a type or on a device that the operators do not read, or a few short
-            passes (`level_probe`) show that the model's logits behind a cache are not those of one
+            passes (`levels.probe`) show that the model's logits behind a cache are not those of one
             pass over the text; the message names the level and the reason.
     """
 
@@ -168,7 +168,7 @@ class HuggingFaceLevel(CapturedPasses):
         return None
 
     def _probe(self, new_cache: Callable[..., Cache] | None, wanted: bool) -> None:
-        """Sees whether this model continues texts behind a cache as it should (`level_probe`)."""
+        """Sees whether this model continues texts behind a cache as it should (`levels.probe`)."""
         rings = self._rolls and caches.has_rings(self._cache)
         # Rings forget, which is not the question here.
         make = caches.factory(

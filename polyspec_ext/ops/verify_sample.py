@@ -1,6 +1,6 @@
 """The operators ``sample`` and ``verify`` as functions over torch tensors.
 
-Thin on purpose: what the host can know about the arguments is checked and named (``_checks.py``),
+Thin on purpose: what the host can know about the arguments is checked and named (``validate.py``),
 then one operator of torch's dispatcher does the work. Nothing here reads a tensor's value, so no
 call waits for the device; what only the data can tell comes back in ``status`` (see
 ``errors.raise_for_status``).
