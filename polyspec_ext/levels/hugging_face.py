@@ -54,15 +54,16 @@ class HuggingFaceLevel(CapturedPasses):
             sinks and slack.
         shares_cache_with: a level, or the model of one, further up in the chain, of which this
             model is a quantised or pruned copy: it reads that level's keys and values, and writes
-            its own only behind them (`levels.shared_cache`). A copy with fewer layers finds its layers'
-            keys by their `layer_idx`.
+            its own only behind them (`levels.shared_cache`). A copy with fewer layers finds its
+            layers' keys by their `layer_idx`.
         prefill_chunk: tokens of a row that one pass reads at most. A pass of c tokens behind n
             others needs memory for c rows of activations and for masks of c * (n + c) elements;
             so that, and not the square of the prompt, is what a prefill takes beside the cache.
-        pack: on the CPU, multiply with weights packed for it (`levels.cpu_packed`). On some processors
-            a pass of several tokens then costs hardly more than one of a single token, on others
-            every pass takes longer: `Chain(pack="auto")` measures. They take their memory again,
-            later changes to the model's are not seen, and logits may round differently.
+        pack: on the CPU, multiply with weights packed for it (`levels.cpu_packed`). On some
+            processors a pass of several tokens then costs hardly more than one of a single token,
+            on others every pass takes longer: `Chain(pack="auto")` measures. They take their
+            memory again, later changes to the model's are not seen, and logits may round
+            differently.
         compile: decode through `torch.compile`. The first passes of each kind (one token, several)
             take seconds to minutes; logits may round differently.
             Rows out of step, prompts, and rounds that a CUDA device does alone are read as
