@@ -345,15 +345,15 @@ class Chain:
         attention_mask: torch.Tensor | None = None,
         pad_token_id: int | None = None,
     ) -> Output:
-        """Continue prompts with exactly the target's law.
+        """Continue prompts with exactly the target's distribution.
 
         Args:
             input_ids: one prompt, ``[N]`` or ``[1, N]``; or several, ``[B, N]`` with
                 `attention_mask` or a list of rows of any length; B and N >= 1, integers in
                 [0, vocab_size of the target).
             max_new_tokens: never exceeded; >= 0. This and what follows: one value, or one per row.
-            temperature, top_k, top_p, min_p: make the law out of the logits, alike on every level;
-                temperature 0 is the target's argmax.
+            temperature, top_k, top_p, min_p: make the distribution out of the logits, alike on
+                every level; temperature 0 is the target's argmax.
             seed: in [0, 2**64). The same seed and inputs give the same tokens, whatever the rest of
                 the batch. One value s for B rows stands for ``ps.row_seeds(s, B)``: row 0 has s
                 itself, as a prompt alone, and the others bits hashed out of s and their number.
@@ -365,8 +365,8 @@ class Chain:
         Raises:
             TypeError, ValueError: bad input; begins with the argument's name, then what was
                 expected and what was given.
-            RequestError: a row of logits has no law (NaN, +inf, all -inf); names request, level
-                and position. The chain stays usable.
+            RequestError: a row of logits has no distribution (NaN, +inf, all -inf); names request,
+                level and position. The chain stays usable.
         """
         given = inputs.rows_of("input_ids", input_ids)
         prompts = inputs.prompts("input_ids", given, self.vocab_sizes[0], attention_mask)

@@ -14,8 +14,8 @@ PerRequestInt = int | Sequence[int] | torch.Tensor
 class Status(enum.IntFlag):
     """Bits of a request's status, as in polyspec/status.hpp. 0: all is well.
 
-    Bits up to ``DRAFT_LAW_MISMATCH`` are errors: the request stopped at the row they were found in.
-    ``ZERO_RESIDUAL`` is a note about a rounding corner; the tokens are good.
+    Bits up to ``DRAFT_STATISTICS_MISMATCH`` are errors: the request stopped at the row they were
+    found in. ``ZERO_RESIDUAL`` is a note about a rounding corner; the tokens are good.
     """
 
     NAN = 1 << 0
@@ -25,7 +25,7 @@ class Status(enum.IntFlag):
     TOKEN_OUT_OF_RANGE = 1 << 4
     BAD_LENGTH = 1 << 5
     BAD_PARAMETER = 1 << 6
-    DRAFT_LAW_MISMATCH = 1 << 7
+    DRAFT_STATISTICS_MISMATCH = 1 << 7
     ZERO_RESIDUAL = 1 << 16
 
 
@@ -41,8 +41,9 @@ _TEXT = {
     Status.BAD_PARAMETER: (
         "a parameter (temperature, top_k, top_p, min_p, position or round) is out of range"
     ),
-    Status.DRAFT_LAW_MISMATCH: (
-        "a draft token has probability 0 under the law it came with, or draft_laws is not its row's"
+    Status.DRAFT_STATISTICS_MISMATCH: (
+        "a draft token has probability 0 under the distribution it came with, or "
+        "draft_statistics is not its row's"
     ),
 }
 
@@ -61,12 +62,12 @@ class PolyspecError(RuntimeError):
 
 
 class RequestError(PolyspecError, ValueError):
-    """The data of one request made a law impossible. Also a ValueError.
+    """The data of one request made a distribution impossible. Also a ValueError.
 
     Attributes:
         request: row of the batch.
         level: level of the chain that found the fault; 1 is the target.
-        position: absolute position of the token that could not be judged or drawn.
+        position: absolute position of the token that could not be verified or drawn.
         status: the request's status bits.
     """
 

@@ -19,7 +19,7 @@ class Output:
         sequences: ``[B, N]`` int64, prompts and new tokens, short rows padded at their end.
         stats: of the whole batch.
         requests: the statistics of each row. Times are those of the passes it took part in.
-        logprobs: of the new tokens of each row, under the target's processed law.
+        logprobs: of the new tokens of each row, under the target's processed distribution.
     """
 
     sequences: torch.Tensor

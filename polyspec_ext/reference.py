@@ -29,7 +29,7 @@ Draw = Callable[[int, int], int]  # (tokens after `position`, purpose) -> 64 bit
 
 
 class Distribution(NamedTuple):
-    """Of one row: integer `masses` [V] with sum `mass`, and what `RowLaw` keeps of it.
+    """Of one row: integer `masses` [V] with sum `mass`, and what `RowStatistics` keeps of it.
     `temperature` is as it was applied; 0: one-hot at the argmax."""
 
     logits: Array

@@ -28,7 +28,8 @@ class LogitsProcessors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How logits become a law: temperature, then top-k, top-p and min-p. 0, 1.0 and 0.0 mean off.
+    """How logits become a distribution: temperature, then top-k, top-p and min-p. 0, 1.0 and 0.0
+    mean off.
 
     Raises:
         TypeError: a parameter is no number; names it.
@@ -52,6 +53,6 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether every law is one-hot at the argmax (contract C5); draft rows are then never
-        read."""
+        """Whether every distribution is one-hot at the argmax (contract C5); draft rows are then
+        never read."""
         return self.temperature == 0.0

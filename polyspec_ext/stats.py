@@ -246,11 +246,11 @@ def merge(requests: Sequence[Stats]) -> Stats:
 
 
 def _table(stats: Stats) -> str:
-    """A summary line, a line per level, and acceptance by position where anything was judged."""
+    """A summary line, a line per level, and acceptance by position where anything was verified."""
     lines = [*_summary(stats), "", *_levels(stats)]
-    judged = [(n, level) for n, level in enumerate(stats.levels, 1) if level.num_drafts]
-    if judged:
-        lines += ["", *_positions(judged)]
+    verified = [(n, level) for n, level in enumerate(stats.levels, 1) if level.num_drafts]
+    if verified:
+        lines += ["", *_positions(verified)]
     return "\n".join(lines)
 
 
@@ -292,8 +292,8 @@ def _levels(stats: Stats) -> list[str]:
     return lines
 
 
-def _positions(judged: Sequence[tuple[int, LevelStats]]) -> list[str]:
-    longest = max(len(level.num_draft_tokens_per_pos) for _, level in judged)
+def _positions(verified: Sequence[tuple[int, LevelStats]]) -> list[str]:
+    longest = max(len(level.num_draft_tokens_per_pos) for _, level in verified)
     shown = min(longest, _POSITIONS)
     widths = [4] * shown
     more = f" (the first {shown} of {longest})" if longest > shown else ""
@@ -301,7 +301,7 @@ def _positions(judged: Sequence[tuple[int, LevelStats]]) -> list[str]:
         f"accepted, in % of the blocks that had a token there{more}",
         _line("at position", [str(i + 1) for i in range(shown)], widths),
     ]
-    for number, level in judged:
+    for number, level in verified:
         rates = level.draft_acceptance_rate_per_pos[:shown]
         lines.append(_line(f"{number} {level.name}", [f"{100 * r:.0f}" for r in rates], widths))
     return lines

@@ -209,8 +209,10 @@ def draws(value: Any, place: Place, count: int, text: str) -> torch.Tensor | Non
     return table("draws", value, place, (place[0], count), text, torch.int64)
 
 
-def laws(value: Any, place: Place, count: int) -> torch.Tensor:
-    """Laws as ``sample`` and ``verify`` return them, gathered as [B, K, 2]."""
+def statistics(value: Any, place: Place, count: int) -> torch.Tensor:
+    """Distributions as ``sample`` and ``verify`` return them, gathered as [B, K, 2]."""
     if not isinstance(value, torch.Tensor) or value.dtype != torch.int64:
-        _wrong_kind("draft_laws", "an int64 tensor of laws from sample or verify", value)
-    return table("draft_laws", value, place, (place[0], count, 2), "[B, K, 2]", torch.int64)
+        _wrong_kind(
+            "draft_statistics", "an int64 tensor of distributions from sample or verify", value
+        )
+    return table("draft_statistics", value, place, (place[0], count, 2), "[B, K, 2]", torch.int64)

@@ -47,7 +47,7 @@ py::dict status_bits() {
   bits["TOKEN_OUT_OF_RANGE"] = static_cast<int>(polyspec::kStatusTokenOutOfRange);
   bits["BAD_LENGTH"] = static_cast<int>(polyspec::kStatusBadLength);
   bits["BAD_PARAMETER"] = static_cast<int>(polyspec::kStatusBadParameter);
-  bits["DRAFT_LAW_MISMATCH"] = static_cast<int>(polyspec::kStatusDraftLawMismatch);
+  bits["DRAFT_STATISTICS_MISMATCH"] = static_cast<int>(polyspec::kStatusDraftStatisticsMismatch);
   bits["ZERO_RESIDUAL"] = static_cast<int>(polyspec::kStatusZeroResidual);
   return bits;
 }
@@ -79,7 +79,7 @@ PYBIND11_MODULE(_C, m) {
       .value("VERIFY", Step::Kind::kVerify)
       .value("DONE", Step::Kind::kDone);
 
-  py::class_<Step>(m, "Step", "One step of the chain: `level` drafts or judges `count` tokens.")
+  py::class_<Step>(m, "Step", "One step of the chain: `level` drafts or verifies `count` tokens.")
       .def_readonly("kind", &Step::kind)
       .def_readonly("level", &Step::level)
       .def_readonly("count", &Step::count)

@@ -109,13 +109,13 @@ Sampled sample(const Tensor& logits, double temperature, const OptTensor& temper
   const Tensor tokens = empty<int64_t>(place, {place.batch});
   const Tensor logprobs = empty<float>(place, {place.batch});
   const Tensor status = empty<int32_t>(place, {place.batch});
-  const Tensor laws = empty<int64_t>(place, {place.batch, 2});
+  const Tensor statistics = empty<int64_t>(place, {place.batch, 2});
   params.tokens = out_ptr<int64_t>(tokens);
   params.logprobs = out_ptr<float>(logprobs);
   params.status = out_ptr<int32_t>(status);
-  params.laws = out_ptr<polyspec::RowLaw>(laws);
+  params.statistics = out_ptr<polyspec::RowStatistics>(statistics);
   run<1>(&polyspec::sample, params, place);
-  return {tokens, logprobs, status, laws};
+  return {tokens, logprobs, status, statistics};
 }
 
 // A verification whose arguments are checked and whose outputs are made.
@@ -127,7 +127,7 @@ struct Verification {
 
 Verification prepare(const Tensor& target_logits, const Tensor& draft_tokens,
                      const OptTensor& draft_logits, const OptTensor& draft_lengths,
-                     const OptTensor& target_to_draft, const OptTensor& draft_laws,
+                     const OptTensor& target_to_draft, const OptTensor& draft_statistics,
                      double temperature, const OptTensor& temperatures, int64_t top_k,
                      const OptTensor& top_ks, double top_p, const OptTensor& top_ps, double min_p,
                      const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
@@ -165,8 +165,8 @@ Verification prepare(const Tensor& target_logits, const Tensor& draft_tokens,
     params.draft_logits = draft.const_data_ptr();
     params.draft_stride[0] = draft.stride(0);
     params.draft_stride[1] = draft.stride(1);
-    params.draft_laws = reinterpret_cast<const polyspec::RowLaw*>(
-        data_of<int64_t>(draft_laws, "draft_laws", place, {place.batch, draft_len, 2}));
+    params.draft_statistics = reinterpret_cast<const polyspec::RowStatistics*>(
+        data_of<int64_t>(draft_statistics, "draft_statistics", place, {place.batch, draft_len, 2}));
     params.target_to_draft = data_of<int32_t>(target_to_draft, "target_to_draft", place, {vocab});
   }
   params.draft_tokens = static_cast<const int64_t*>(draft_tokens.const_data_ptr());
@@ -187,13 +187,13 @@ Verification prepare(const Tensor& target_logits, const Tensor& draft_tokens,
   const Tensor num_accepted = empty<int64_t>(place, {place.batch});
   const Tensor logprobs = empty<float>(place, {place.batch, draft_len + 1});
   const Tensor status = empty<int32_t>(place, {place.batch});
-  const Tensor laws = empty<int64_t>(place, {place.batch, draft_len + 1, 2});
+  const Tensor statistics = empty<int64_t>(place, {place.batch, draft_len + 1, 2});
   params.tokens = out_ptr<int64_t>(tokens);
   params.num_accepted = out_ptr<int64_t>(num_accepted);
   params.logprobs = out_ptr<float>(logprobs);
   params.status = out_ptr<int32_t>(status);
-  params.laws = out_ptr<polyspec::RowLaw>(laws);
-  return {params, place, {tokens, num_accepted, logprobs, status, laws}};
+  params.statistics = out_ptr<polyspec::RowStatistics>(statistics);
+  return {params, place, {tokens, num_accepted, logprobs, status, statistics}};
 }
 
 void run_verify(Verification& call) {
@@ -252,24 +252,26 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "sample(Tensor logits, float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
       "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, Tensor? seeds, "
       "int position, Tensor? positions, int round, Tensor? rounds, int level, Tensor? draws) "
-      "-> (Tensor tokens, Tensor logprobs, Tensor status, Tensor laws)");
+      "-> (Tensor tokens, Tensor logprobs, Tensor status, Tensor distributions)");
   m.def(
       "verify(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, "
-      "Tensor? draft_lengths, Tensor? target_to_draft, Tensor? draft_laws, "
+      "Tensor? draft_lengths, Tensor? target_to_draft, Tensor? draft_statistics, "
       "float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
       "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, Tensor? seeds, "
       "int position, Tensor? positions, int round, Tensor? rounds, int level, int rule, "
       "Tensor? draws) "
-      "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, Tensor laws)");
+      "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, Tensor "
+      "distributions)");
   // ends: num_emitted, ended, cache_lengths, next_ids, next_positions; int64 [5, B].
   m.def(
       "verify_cut(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, "
-      "Tensor? draft_lengths, Tensor? target_to_draft, Tensor? draft_laws, "
+      "Tensor? draft_lengths, Tensor? target_to_draft, Tensor? draft_statistics, "
       "float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
       "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, Tensor? seeds, "
       "int position, Tensor? positions, int round, Tensor? rounds, int level, int rule, "
       "Tensor? draws, Tensor? eos, int room, Tensor? rooms) "
-      "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, Tensor laws, "
+      "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, Tensor "
+      "distributions, "
       "Tensor ends)");
 }
 

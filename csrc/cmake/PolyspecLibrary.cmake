@@ -3,10 +3,10 @@ set(POLYSPEC_CXX_WARNINGS -Wall -Wextra)
 if(POLYSPEC_WERROR)
   list(APPEND POLYSPEC_CXX_WARNINGS -Werror)
 endif()
-# Contraction into fused multiply-adds would make laws depend on the instruction set (contract C3).
+# Contraction into fused multiply-adds would make distributions depend on the instruction set (contract C3).
 set(POLYSPEC_CXX_FLAGS ${POLYSPEC_CXX_WARNINGS} -ffp-contract=off)
 
-file(GLOB polyspec_sources CONFIGURE_DEPENDS csrc/src/*.cpp csrc/src/cpu/*.cpp)
+file(GLOB polyspec_sources CONFIGURE_DEPENDS csrc/src/api/*.cpp csrc/src/cpu/*.cpp)
 set(rows_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/rows.cpp")
 list(REMOVE_ITEM polyspec_sources "${rows_source}")
 
@@ -51,7 +51,7 @@ if(POLYSPEC_CUDA)
   file(GLOB polyspec_kernels CONFIGURE_DEPENDS csrc/src/cuda/*.cu)
   target_sources(polyspec PRIVATE ${polyspec_kernels})
   target_link_libraries(polyspec PRIVATE CUDA::cudart_static)
-  # A fused multiply-add on the device would round a law differently from the CPU (contract C3); a spill
+  # A fused multiply-add on the device would round a distribution differently from the CPU (contract C3); a spill
   # or local memory is a performance fault that nobody sees, hence an error.
   target_compile_options(
     polyspec
@@ -63,7 +63,7 @@ if(POLYSPEC_CUDA)
       PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings;-Xptxas=--warning-as-error;-Xcompiler=-Werror>")
   endif()
   set_target_properties(polyspec PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
-  # What ptxas says of registers and shared memory is kept for csrc/tests/kernel_budget_test.cpp.
+  # What ptxas says of registers and shared memory is kept for csrc/tests/gpu/kernel_budget_test.cpp.
   set_property(TARGET polyspec PROPERTY CUDA_COMPILER_LAUNCHER
                sh "${CMAKE_CURRENT_SOURCE_DIR}/csrc/cmake/keep_ptxas_log.sh" ${CMAKE_CUDA_COMPILER_LAUNCHER})
 else()

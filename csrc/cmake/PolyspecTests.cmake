@@ -1,13 +1,14 @@
-# Each *_test.cpp or *_test.c in csrc/tests is one executable and one CTest; what the folders below it hold
-# serves all of them. A test that needs a GPU returns 77 without one and is reported as skipped.
+# Each *_test.cpp or *_test.c below csrc/tests is one executable and one CTest; every other source there serves
+# all of them. A test that needs a GPU returns 77 without one and is reported as skipped.
 if(BUILD_SHARED_LIBS)
   message(FATAL_ERROR "POLYSPEC_BUILD_TESTS: the tests call what a shared library hides; BUILD_SHARED_LIBS=OFF")
 endif()
 enable_testing()
 enable_language(C)
 
-file(GLOB polyspec_tests CONFIGURE_DEPENDS csrc/tests/*_test.cpp csrc/tests/*_test.c)
-file(GLOB support_sources CONFIGURE_DEPENDS csrc/tests/*/*.cpp)
+file(GLOB_RECURSE polyspec_tests CONFIGURE_DEPENDS csrc/tests/*_test.cpp csrc/tests/*_test.c)
+file(GLOB_RECURSE support_sources CONFIGURE_DEPENDS csrc/tests/*.cpp)
+list(REMOVE_ITEM support_sources ${polyspec_tests})
 
 find_package(Threads REQUIRED)
 add_library(polyspec_test_support INTERFACE)
@@ -44,6 +45,6 @@ if(POLYSPEC_CUDA)
   target_compile_definitions(
     kernel_budget_test
     PRIVATE POLYSPEC_KERNEL_LOGS="${CMAKE_BINARY_DIR}/CMakeFiles/polyspec.dir"
-            POLYSPEC_KERNEL_BUDGET="${CMAKE_CURRENT_SOURCE_DIR}/csrc/tests/kernel_budget.txt"
+            POLYSPEC_KERNEL_BUDGET="${CMAKE_CURRENT_SOURCE_DIR}/csrc/tests/gpu/kernel_budget.txt"
             POLYSPEC_KERNEL_FILES=${kernel_files})
 endif()

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compiler launcher for CUDA files: keeps what the compiler says beside the object, as <object>.log,
-# for csrc/tests/kernel_budget_test.cpp, and shows all of it but ptxas's account of resources.
+# for csrc/tests/gpu/kernel_budget_test.cpp, and shows all of it but ptxas's account of resources.
 object=
 previous=
 for argument in "$@"; do

@@ -22,7 +22,7 @@ import torch
 
 from polyspec_ext import progress, tiny
 from polyspec_ext.bench import generation_table, timing
-from polyspec_ext.bench.generation_calls import Texts, Wish, chain_call, generate_call
+from polyspec_ext.bench.generation_calls import Request, Texts, chain_call, generate_call
 from polyspec_ext.bench.kernels import machine
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import demo
@@ -54,7 +54,7 @@ class Contender:
     kind: str
     levels: tuple[str, ...]
     batch: int
-    call: Callable[[Wish], Texts]
+    call: Callable[[Request], Texts]
     window: list[int] = field(default_factory=list)
     seconds: dict[int, float] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def measure(
         # Compiled passes meet their sizes only on the way.
         for tokens in (8, max_new_tokens) if "compiled" in one.label else (8,):
             first = list(prompts[: one.batch])
-            one.call(Wish(first, tokens, temperature, [seed] * len(first)))
+            one.call(Request(first, tokens, temperature, [seed] * len(first)))
     one_at_a_time = [one for one in made if one.batch == 1]
     together = [one for one in made if one.batch > 1]
     size = max((one.batch for one in together), default=len(prompts))
@@ -177,11 +177,11 @@ def measure(
         for turn, (some, numbers) in enumerate(turns):
             # A prompt has one seed however it is run.
             seeds = [seed + repeat * len(prompts) + n for n in numbers]
-            wish = Wish([prompts[n] for n in numbers], max_new_tokens, temperature, seeds)
+            request = Request([prompts[n] for n in numbers], max_new_tokens, temperature, seeds)
             shift = (turn + repeat) % max(1, len(some))
             for one in [*some[shift:], *some[:shift]]:
                 began = clock()
-                texts = one.call(wish)
+                texts = one.call(request)
                 seconds = clock() - began
                 one.seconds[repeat] = one.seconds.get(repeat, 0.0) + seconds
                 one.tokens[repeat] = one.tokens.get(repeat, 0) + sum(map(len, texts))

@@ -18,7 +18,7 @@ Texts = list[list[int]]  # new tokens of each prompt
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """One call: prompts and how to continue them."""
 
     prompts: list[list[int]]
@@ -27,19 +27,19 @@ class Wish:
     seeds: list[int]  # one for each prompt
 
 
-def chain_call(chain: Chain, keep: list[Stats]) -> Callable[[Wish], Texts]:
+def chain_call(chain: Chain, keep: list[Stats]) -> Callable[[Request], Texts]:
     """Our own chain, which keeps its statistics in `keep`."""
 
-    def call(wish: Wish) -> Texts:
+    def call(request: Request) -> Texts:
         out = chain.generate(
-            wish.prompts if len(wish.prompts) > 1 else wish.prompts[0],
-            wish.max_new_tokens,
-            wish.temperature,
-            seed=wish.seeds,
+            request.prompts if len(request.prompts) > 1 else request.prompts[0],
+            request.max_new_tokens,
+            request.temperature,
+            seed=request.seeds,
         )
         keep.append(out.stats)
         rows = out.sequences.tolist()
-        widths = [len(prompt) for prompt in wish.prompts]
+        widths = [len(prompt) for prompt in request.prompts]
         if len(rows) > 1:  # ragged prompts stand at the front of their rows
             news = [one.num_new_tokens for one in out.requests]
             return [
@@ -52,37 +52,42 @@ def chain_call(chain: Chain, keep: list[Stats]) -> Callable[[Wish], Texts]:
 
 def generate_call(
     target: Any, eos: frozenset[int], assistant: Any = None, constant: int | None = None
-) -> Callable[[Wish], Texts]:
+) -> Callable[[Request], Texts]:
     """transformers' ``generate``, with an assistant model or without.
 
     Args:
         constant: draft so many tokens every time; None leaves the assistant's defaults.
     """
 
-    def call(wish: Wish) -> Texts:
+    def call(request: Request) -> Texts:
         options: dict[str, Any] = {"do_sample": False}
-        if wish.temperature > 0:
-            torch.manual_seed(wish.seeds[0])
-            options = {"do_sample": True, "temperature": wish.temperature, "top_k": 0, "top_p": 1.0}
-        width = max(map(len, wish.prompts))
-        pads = [width - len(prompt) for prompt in wish.prompts]
-        padded = zip(pads, wish.prompts, strict=True)
+        if request.temperature > 0:
+            torch.manual_seed(request.seeds[0])
+            options = {
+                "do_sample": True,
+                "temperature": request.temperature,
+                "top_k": 0,
+                "top_p": 1.0,
+            }
+        width = max(map(len, request.prompts))
+        pads = [width - len(prompt) for prompt in request.prompts]
+        padded = zip(pads, request.prompts, strict=True)
         ids = torch.tensor([[0] * pad + prompt for pad, prompt in padded])
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads])
         if assistant is not None:
             options["assistant_model"] = assistant
         with torch.inference_mode():
             rows = target.generate(
-                ids, attention_mask=mask, max_new_tokens=wish.max_new_tokens, **options
+                ids, attention_mask=mask, max_new_tokens=request.max_new_tokens, **options
             )
         return [cut_at_eos(row[width:], eos)[0] for row in rows.tolist()]
 
     if assistant is None:
         return call
 
-    def assisted(wish: Wish) -> Texts:
+    def assisted(request: Request) -> Texts:
         with _assistant_settings(assistant, constant):
-            return call(wish)
+            return call(request)
 
     return assisted
 

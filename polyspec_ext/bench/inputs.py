@@ -1,9 +1,9 @@
 """Inputs with a wanted acceptance rate.
 
-Draft logits are normal with deviation 3 (a law with a head and a long tail); target logits are the
-draft's plus noise whose size is found by bisection in every row, so that sum_x min(p(x), q(x)),
-which is the probability that a token drawn from q is accepted against p, is what was asked. Both
-are the processed laws. Draft tokens are drawn from q anew for every repeat.
+Draft logits are normal with deviation 3 (a distribution with a head and a long tail); target logits
+are the draft's plus noise whose size is found by bisection in every row, so that sum_x min(p(x),
+q(x)), which is the probability that a token drawn from q is accepted against p, is what was asked.
+Both are the processed distributions. Draft tokens are drawn from q anew for every repeat.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Feed:
     case: Case
     target: torch.Tensor  # [B, K+1, V]
     draft: torch.Tensor  # [B, K, V]
-    laws: torch.Tensor  # [B, K, 2], of the draft rows
+    statistics: torch.Tensor  # [B, K, 2], of the draft rows
     drawn: torch.Tensor  # [DRAWS, B, K]
     tokens: torch.Tensor  # [B, K], loaded
     seeds: torch.Tensor  # [B], loaded
@@ -44,9 +44,9 @@ class Feed:
         self.seeds.copy_(torch.arange(first, first + self.case.batch, device=self.seeds.device))
 
 
-def overlap(target: torch.Tensor, draft_law: torch.Tensor, case: Case) -> torch.Tensor:
-    """sum_x min(p(x), q(x)) [n] for target logits and draft laws [n, V]."""
-    return torch.minimum(rules.processed(target, case.filters), draft_law).sum(-1)
+def overlap(target: torch.Tensor, draft_distribution: torch.Tensor, case: Case) -> torch.Tensor:
+    """sum_x min(p(x), q(x)) [n] for target logits and draft distributions [n, V]."""
+    return torch.minimum(rules.processed(target, case.filters), draft_distribution).sum(-1)
 
 
 def calibrated(draft: torch.Tensor, noise: torch.Tensor, case: Case) -> tuple[torch.Tensor, float]:
@@ -54,16 +54,16 @@ def calibrated(draft: torch.Tensor, noise: torch.Tensor, case: Case) -> tuple[to
 
     A row's acceptance falls from 1 at size 0; 14 halvings of [0, 16] find it to a thousandth.
     """
-    draft_law = rules.processed(draft, case.filters)
+    draft_distribution = rules.processed(draft, case.filters)
     low = torch.zeros((len(draft), 1), device=draft.device)
     high = torch.full_like(low, 16.0)
     for _ in range(14):
         size = (low + high) / 2
-        found = overlap(_shifted(draft, noise, size), draft_law, case)[:, None]
+        found = overlap(_shifted(draft, noise, size), draft_distribution, case)[:, None]
         low = torch.where(found > case.acceptance, size, low)
         high = torch.where(found > case.acceptance, high, size)
     target = _shifted(draft, noise, (low + high) / 2)
-    return target, float(overlap(target, draft_law, case).sum())
+    return target, float(overlap(target, draft_distribution, case).sum())
 
 
 def _shifted(draft: torch.Tensor, noise: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
     del noise
     target[:, k] = normal(1)[:, 0] * SPREAD
 
-    laws = torch.zeros((b, k, 2), dtype=torch.int64, device=device)
+    statistics = torch.zeros((b, k, 2), dtype=torch.int64, device=device)
     drawn = torch.zeros((draws, b, k), dtype=torch.int64, device=device)
     if k:
         positions = torch.arange(k, device=device).repeat(b)
@@ -107,15 +107,15 @@ def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
             )
             ps.raise_for_status(drafted.status, level=2, position=positions)
             drawn[turn] = drafted.tokens.view(b, k)
-            laws = drafted.laws.view(b, k, 2)
+            statistics = drafted.statistics.view(b, k, 2)
     return Feed(
-        case, target, draft, laws, drawn, torch.zeros_like(drawn[0]),
+        case, target, draft, statistics, drawn, torch.zeros_like(drawn[0]),
         torch.zeros(b, dtype=torch.int64, device=device), total / max(b * k, 1), seed,
     )  # fmt: skip
 
 
 def acceptance_rate(accepted: torch.Tensor, draft_len: int) -> float:
-    """Acceptance per judged token from counts of the token rule: every block that did not stand
+    """Acceptance per verified token from counts of the token rule: every block that did not stand
     whole had one rejection (papers: the maximum-likelihood estimate, not sum V / sum K)."""
     counts = accepted.double().flatten()
     rejected = (counts < draft_len).sum()
@@ -123,13 +123,13 @@ def acceptance_rate(accepted: torch.Tensor, draft_len: int) -> float:
 
 
 def measured_acceptance(feed: Feed, blocks: int = 200) -> tuple[float, int]:
-    """Acceptance rate of ``ps.verify`` on the feed's own draws, and the blocks judged for it."""
+    """Acceptance rate of ``ps.verify`` on the feed's own draws, and the blocks verified for it."""
     turns = max(1, min(len(feed.drawn), -(-blocks // feed.case.batch)))
     counts = []
     for turn in range(turns):
         feed.load(turn)
         r = ps.verify(
-            feed.target, feed.tokens, feed.draft, draft_laws=feed.laws, seed=feed.seeds,
+            feed.target, feed.tokens, feed.draft, draft_statistics=feed.statistics, seed=feed.seeds,
             **feed.case.filters.given(),
         )  # fmt: skip
         ps.raise_for_status(r.status, level=1, position=0)

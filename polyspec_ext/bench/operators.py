@@ -47,14 +47,14 @@ def _sample(feed: Feed) -> Contender:
     return Contender("polyspec", lambda: ps.sample(logits, **filters, seed=feed.seeds))
 
 
-def _verify(rule: str, laws: bool) -> Callable[[Feed], Contender]:
+def _verify(rule: str, statistics: bool) -> Callable[[Feed], Contender]:
     def make(feed: Feed) -> Contender:
         filters = feed.case.filters.given()
-        draft_laws = feed.laws if laws else None
+        draft_statistics = feed.statistics if statistics else None
         return Contender(
             "polyspec",
             lambda: ps.verify(
-                feed.target, feed.tokens, feed.draft, draft_laws=draft_laws, **filters,
+                feed.target, feed.tokens, feed.draft, draft_statistics=draft_statistics, **filters,
                 seed=feed.seeds, rule=rule,
             ),
             accepted=lambda result: result.num_accepted,
@@ -67,10 +67,10 @@ register(Operator("sample", False, _sample, lambda case, _: cost.sample_bytes(ca
 register(Operator("verify-token", True, _verify("token", True), cost.token_rule_bytes))
 register(
     Operator(
-        "verify-token-bare",  # the draft's laws are not handed over
+        "verify-token-bare",  # the draft's distributions are not handed over
         True,
         _verify("token", False),
-        lambda case, accepted: cost.token_rule_bytes(case, accepted, laws=False),
+        lambda case, accepted: cost.token_rule_bytes(case, accepted, statistics=False),
     )
 )
 register(Operator("verify-block", True, _verify("block", True), cost.block_rule_bytes))

@@ -34,7 +34,7 @@ LEVELS, BATCHES = (2, 3, 4), (1, 8, 32)
 TURNS, QUICK_TURNS = 20, 4
 PER_TURN = 10  # calls of ``advance`` of a case, before the next case has its turn
 VOCAB = 2048  # as the shipped models
-SPREAD = 0.3  # of the logits: flat laws, so that five of six draft tokens are accepted
+SPREAD = 0.3  # of the logits: flat distributions, so that five of six draft tokens are accepted
 MANY = 1 << 40  # more new tokens than any run makes
 
 
@@ -171,16 +171,16 @@ def make(levels: int, batch: int, device: str, temperature: float, meters: Meter
 def turn(case: Case, meters: Meters, calls: int, keep: bool) -> None:
     """Some calls of ``advance``, each of which ends with the target's verdict."""
     advance, clock = case.running.advance, time.perf_counter
-    judging = case.running.stats.levels[:-1]
+    verifying = case.running.stats.levels[:-1]
     for _ in range(calls):
         before = [meter.seconds for meter in meters.all()]
-        passes = sum(level.num_forward_passes for level in judging)
+        passes = sum(level.num_forward_passes for level in verifying)
         began = clock()
         advance()
         total = clock() - began
         if not keep:
             continue
-        rounds = sum(level.num_forward_passes for level in judging) - passes
+        rounds = sum(level.num_forward_passes for level in verifying) - passes
         forwards, operators, functions, waiting = (
             meter.seconds - was for meter, was in zip(meters.all(), before, strict=True)
         )

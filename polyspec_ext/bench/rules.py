@@ -15,7 +15,7 @@ Verdict = tuple[torch.Tensor, torch.Tensor]  # tokens [B, K+1] padded with -1, n
 
 
 def processed(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """The processed law [..., V] fp32 of logits [..., V]: top-k, then top-p, then min-p.
+    """The processed distribution [..., V] fp32 of logits [..., V]: top-k, then top-p, then min-p.
 
     Only the threshold is looked for, so a top-k needs no sort of the whole row.
     """
@@ -47,12 +47,12 @@ def draw(weights: torch.Tensor) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """Tokens [B] from the processed law of logits [B, V]."""
+    """Tokens [B] from the processed distribution of logits [B, V]."""
     return draw(processed(logits, filters))
 
 
 def sort_sample(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """The same by sorting the row, cutting the sorted law and drawing a rank."""
+    """The same by sorting the row, cutting the sorted distribution and drawing a rank."""
     z, ids = logits.float().sort(descending=True)
     if filters.top_k:
         z[..., filters.top_k :] = -math.inf

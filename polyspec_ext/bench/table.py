@@ -18,7 +18,7 @@ LEGEND = (
 
 BUSY = (
     "**The machine was busy with something else: wall times of whoever uses several threads are "
-    "inflated, and the targets are not judged.** Repeat it on an idle machine, or with "
+    "inflated, and the targets are not verified.** Repeat it on an idle machine, or with "
     "--threads 1 --processor-time."
 )
 

@@ -236,7 +236,7 @@ class Proposal:
             `propose`, of this drafter or a fork of it. None: the proposal is deterministic, its
             distribution one-hot. One call may differ from the next in this, and in dtype and width.
         parents: for trees: the index of each token's parent, -1 for the root. None: a chain.
-        laws: ``[1, len(tokens), 2]`` int64, the row statistics that `ps.sample` returned
+        statistics: ``[1, len(tokens), 2]`` int64, the row statistics that `ps.sample` returned
             beside the tokens, which saves the verifier from reading the rows again. None: it reads
             them.
     """
@@ -244,7 +244,7 @@ class Proposal:
     tokens: Sequence[int] | torch.Tensor
     logits: torch.Tensor | None = None
     parents: Sequence[int] | None = None
-    laws: torch.Tensor | None = None
+    statistics: torch.Tensor | None = None
 
 
 @runtime_checkable

@@ -125,8 +125,8 @@ class DraftModel:
         if inputs.wants_rows:
             assert rows is not None
             assert rows.statistics is not None
-            laws = [s.laws for s in samples]
-            torch.stack(laws, 1, out=rows.statistics[:, : len(laws)])
+            statistics = [s.statistics for s in samples]
+            torch.stack(statistics, 1, out=rows.statistics[:, : len(statistics)])
         return DraftBlock(
             torch.stack([s.tokens for s in samples], 1),
             status=torch.stack([s.status for s in samples], 1),

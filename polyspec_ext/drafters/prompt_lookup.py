@@ -1,8 +1,8 @@
 """Prompt lookup: what followed the last n tokens when they stood earlier in the text.
 
-A deterministic proposal: it draws nothing, so it has no logits and its law is one-hot. Nothing to
-load and next to nothing to compute; good where the answer repeats its prompt (code, summaries,
-quotations).
+A deterministic proposal: it draws nothing, so it has no logits and its distribution is one-hot.
+Nothing to load and next to nothing to compute; good where the answer repeats its prompt (code,
+summaries, quotations).
 """
 
 from __future__ import annotations

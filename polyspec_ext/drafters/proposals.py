@@ -150,8 +150,8 @@ class ProposalDrafter:
             tokens, _ = cut_at_eos(tokens, context.eos)
             if len(self._contexts) > 1 and proposal.logits is not None:
                 # Another row's drafter may write its rows in the same buffer.
-                laws = None if proposal.laws is None else proposal.laws.clone()
-                proposal = Proposal(tokens, proposal.logits.clone(), laws=laws)
+                statistics = None if proposal.statistics is None else proposal.statistics.clone()
+                proposal = Proposal(tokens, proposal.logits.clone(), statistics=statistics)
             # The last token of a text is given again with the next draft.
             context.tokens += tokens
             context.tokens.pop()
@@ -184,7 +184,7 @@ def _rows(
         one = proposals[0][1]
         assert one.logits is not None
         logits = one.logits if one.logits.stride(2) == 1 else one.logits.contiguous()
-        return RowBuffer(logits, one.laws)
+        return RowBuffer(logits, one.statistics)
     given = [own[1] for own in proposals if own is not None and own[1].logits is not None]
     rows = [proposal.logits for proposal in given if proposal.logits is not None]
     dtypes = {own.dtype for own in rows}
@@ -195,7 +195,7 @@ def _rows(
     # What no row fills is handed to the operator as well, and must be harmless.
     logits = torch.zeros(len(proposals), width, vocab, dtype=dtype, device=device)
     statistics = torch.zeros(len(proposals), width, 2, dtype=torch.int64, device=device)
-    known = even and all(proposal.laws is not None for proposal in given)
+    known = even and all(proposal.statistics is not None for proposal in given)
     for b, own in enumerate(proposals):
         if own is None or not own[0]:
             continue
@@ -205,8 +205,8 @@ def _rows(
             logits[b, range(len(tokens)), tokens] = 0
             continue
         logits[b, : len(tokens), : proposal.logits.shape[2]] = proposal.logits[0, : len(tokens)]
-        if known and proposal.laws is not None:
-            statistics[b, : len(tokens)] = proposal.laws[0, : len(tokens)]
+        if known and proposal.statistics is not None:
+            statistics[b, : len(tokens)] = proposal.statistics[0, : len(tokens)]
     return RowBuffer(logits, statistics if known else None)
 
 
@@ -234,7 +234,7 @@ def proposed_tokens(
             id that only levels further up have.
 
     Raises:
-        TypeError: no Proposal, ids that are no integers, logits or laws of another kind.
+        TypeError: no Proposal, ids that are no integers, logits or statistics of another kind.
         ValueError: too many tokens, an id out of range, or rows that do not fit.
         NotImplementedError: a tree.
     """
@@ -248,11 +248,11 @@ def proposed_tokens(
     if len(tokens) > count:
         raise ValueError(f"{name}: expected at most {count} tokens, given {len(tokens)}")
     if proposal.logits is not None:
-        width = _require_rows(name, proposal.logits, proposal.laws, len(tokens), vocab_size)
+        width = _require_rows(name, proposal.logits, proposal.statistics, len(tokens), vocab_size)
         _require_below(name, tokens, width)
         return tokens
-    if proposal.laws is not None:
-        raise ValueError(f"{name}: expected no draft laws without draft logits, given both")
+    if proposal.statistics is not None:
+        raise ValueError(f"{name}: expected no draft statistics without draft logits, given both")
     _require_below(name, tokens, target_vocab_size)
     return list(itertools.takewhile(vocab_size.__gt__, tokens))
 
@@ -263,8 +263,8 @@ def _require_below(name: str, tokens: Sequence[int], limit: int) -> None:
             raise ValueError(f"{name}: expected token ids in [0, {limit}), given {token}")
 
 
-def _require_rows(name: str, rows: Any, laws: Any, count: int, vocab_size: int) -> int:
-    """Draft logits and laws of `count` tokens. Returns Vd."""
+def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size: int) -> int:
+    """Draft logits and statistics of `count` tokens. Returns Vd."""
     if not isinstance(rows, torch.Tensor) or rows.dtype not in LOGITS_DTYPES:
         raise TypeError(
             f"{name}: expected draft logits as a float32, bfloat16 or float16 tensor, given "
@@ -282,20 +282,21 @@ def _require_rows(name: str, rows: Any, laws: Any, count: int, vocab_size: int) 
     if rows.is_meta or rows.layout != torch.strided:
         what = "the meta device" if rows.is_meta else f"layout {rows.layout}"
         raise ValueError(f"{name}: expected draft logits with values in memory, given {what}")
-    if laws is not None:
-        _require_laws(name, laws, count)
+    if statistics is not None:
+        _require_statistics(name, statistics, count)
     return int(rows.shape[2])
 
 
-def _require_laws(name: str, laws: Any, count: int) -> None:
-    if not isinstance(laws, torch.Tensor) or laws.dtype != torch.int64:
+def _require_statistics(name: str, statistics: Any, count: int) -> None:
+    if not isinstance(statistics, torch.Tensor) or statistics.dtype != torch.int64:
         raise TypeError(
-            f"{name}: expected draft laws as an int64 tensor from ps.sample, given {kind_of(laws)}"
+            f"{name}: expected draft statistics as an int64 tensor from ps.sample, given "
+            f"{kind_of(statistics)}"
         )
-    if tuple(laws.shape) != (1, count, 2) or laws.is_meta:
+    if tuple(statistics.shape) != (1, count, 2) or statistics.is_meta:
         raise ValueError(
-            f"{name}: expected draft laws of shape [1, {count}, 2], given {list(laws.shape)} on "
-            f"{laws.device}"
+            f"{name}: expected draft statistics of shape [1, {count}, 2], given "
+            f"{list(statistics.shape)} on {statistics.device}"
         )
 
 

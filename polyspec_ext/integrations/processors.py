@@ -1,8 +1,8 @@
-"""Processors of logits in front of the law: repetition penalties, banned words, grammars.
+"""Processors of logits in front of the distribution: repetition penalties, banned words, grammars.
 
-A processor takes part in the law, so it must be applied on every level and at every position alike
-(contract C1), also at positions that may never come to be. That works where its result is a
-function of the prefix and the scores. `LogitsProcessors` is what a chain asks for;
+A processor takes part in the distribution, so it must be applied on every level and at every
+position alike (contract C1), also at positions that may never come to be. That works where its
+result is a function of the prefix and the scores. `LogitsProcessors` is what a chain asks for;
 `TransformersProcessors` is the `LogitsProcessorList` of `generate` in that form, and `take_apart`
 finds the part of such a list that the operators do by themselves.
 """
@@ -122,7 +122,7 @@ def require_applicable(processor: Any) -> None:
 
 class Parts(NamedTuple):
     """A processor list taken apart: what is left to apply, what the operators do, and whether the
-    scores that are shown are log-probabilities (which changes no law)."""
+    scores that are shown are log-probabilities (which changes no distribution)."""
 
     processors: list[Any]
     sampling: Sampling
@@ -207,8 +207,9 @@ class TransformersProcessors:
     with copies of the row for the whole batch, so that they may depend on the row's number.
 
     A draft level's smaller vocabulary is filled up with -inf. Where a processor fails on a drafted
-    text, or leaves a draft level no token, that level drafts from its own logits: its law may be
-    any, as long as it is the one drawn from, and the target still judges by its own.
+    text, or leaves a draft level no token, that level drafts from its own logits: its distribution
+        may be
+    any, as long as it is the one drawn from, and the target still verifies by its own.
 
     Args:
         processors: applied in that order; see `take_apart`.

@@ -32,9 +32,9 @@ _MISSING = (
 # Counters of a level: attribute and what it counts.
 _LEVEL = (
     ("num_forward_passes", "Forward passes while decoding."),
-    ("num_verifications", "Blocks judged, empty ones included."),
-    ("num_drafts", "Blocks judged that had at least one token."),
-    ("num_draft_tokens", "Draft tokens judged."),
+    ("num_verifications", "Blocks verified, empty ones included."),
+    ("num_drafts", "Blocks verified that had at least one token."),
+    ("num_draft_tokens", "Draft tokens verified."),
     ("num_accepted_tokens", "Draft tokens accepted."),
     ("num_emitted_tokens", "Tokens handed up, or committed by the target."),
     ("num_proposed_tokens", "Tokens drawn by the drafter."),

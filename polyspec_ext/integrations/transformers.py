@@ -40,8 +40,8 @@ class GenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
         sequences: ``[B, N]`` int64, prompts as given, then new tokens, then padding.
         scores, logits: with ``output_scores`` and ``output_logits``, per new token ``[B, V]``
             float32; behind the end of a row the padding has all probability.
-        logprobs: ``[B, new]`` float32, log-probability of each new token under the target's law;
-            NaN behind the end of a row.
+        logprobs: ``[B, new]`` float32, log-probability of each new token under the target's
+            distribution; NaN behind the end of a row.
         stats: of the batch.
         requests: statistics of each row.
     """
@@ -67,7 +67,7 @@ def custom_generate(
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateOutput:
     """Generates with `chain`, whose target is `model`, what `model` alone would: the same text
-    greedily (up to ties), the same law when sampling (but for ties at the edge of top-p:
+    greedily (up to ties), the same distribution when sampling (but for ties at the edge of top-p:
     `take_apart`).
 
     Called by `generate`; the arguments up to `streamer` are those of its own loop, and the rest of
@@ -90,7 +90,7 @@ def custom_generate(
 
     Raises:
         TypeError, ValueError: something that a chain cannot honour; names it.
-        RequestError: a row of logits has no law.
+        RequestError: a row of logits has no distribution.
     """
     dropped = dropped_by_generate()
     streamer = streamer if streamer is not None else dropped.get("streamer")

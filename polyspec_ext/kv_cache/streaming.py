@@ -3,7 +3,7 @@
 Xiao et al. 2024 (arXiv 2309.17453): a model that sees only its first few tokens and the latest ones
 goes on working, if distances are taken within the cache, as though what lies between had never
 been. A drafter's cost then stops growing with the context. The target stays exact, since whatever
-law a drafter samples from is the one it hands up.
+distribution a drafter samples from is the one it hands up.
 
 Attention with rotary positions depends on distances alone, so two ways to place positions are the
 same: to move the window down to follow the sinks, as the paper does, or to leave the window where

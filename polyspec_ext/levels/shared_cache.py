@@ -2,9 +2,9 @@
 
 A copy's keys and values are nearly the target's, so it need not keep its own: it reads the target's
 for the tokens that the target has read, and writes its own behind them, which the target's next
-pass overwrites. There is no second prefill and half the memory, and the copy's law comes closer to
-the target's. The answer stays exact, since the law that the copy hands up is still the one it
-samples from.
+pass overwrites. There is no second prefill and half the memory, and the copy's distribution comes
+closer to the target's. The answer stays exact, since the distribution that the copy hands up is
+still the one it samples from.
 
 Every level keeps count of its own tokens. Of any token's key and value, those of the level highest
 in the chain that has read it stand: a level never writes below the length of one above it, and

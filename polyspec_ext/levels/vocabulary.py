@@ -1,7 +1,8 @@
 """Whether two levels speak of the same tokens.
 
-The verification compares laws id by id, so ids must mean the same text on every level. A chain of
-levels with different tokenizers would still emit the target's law, but every draft would be
+The verification compares distributions id by id, so ids must mean the same text on every level. A
+chain of levels with different tokenizers would still emit the target's distribution, but every
+draft would be
 nonsense: it is refused instead.
 """
 
@@ -21,7 +22,7 @@ def require_same(names: list[str], levels: list[Any]) -> None:
     """Check every level against the target, ``levels[0]``.
 
     Known tokenizers must give the same id to the same token wherever both levels have that id.
-    Unknown ones can only be judged by size: a draft vocabulary larger than the target's is then
+    Unknown ones can only be verified by size: a draft vocabulary larger than the target's is then
     refused. Vocabularies padded to different sizes, or a smaller one for the draft, are fine.
 
     Raises:

@@ -36,13 +36,14 @@ class SampleResult(NamedTuple):
         tokens: [B] int64; -1 where the status has an error.
         logprobs: [B] float32, natural log of the token's probability; NaN where there is no token.
         status: [B] int32 bit set, 0 = fine.
-        laws: [B, 2] int64, opaque: the law behind each token, for ``verify``'s ``draft_laws``.
+        statistics: [B, 2] int64, opaque: the distribution behind each token, for ``verify``'s
+            ``draft_statistics``.
     """
 
     tokens: torch.Tensor
     logprobs: torch.Tensor
     status: torch.Tensor
-    laws: torch.Tensor
+    statistics: torch.Tensor
 
 
 class VerifyResult(NamedTuple):
@@ -51,17 +52,18 @@ class VerifyResult(NamedTuple):
     Attributes:
         tokens: [B, K+1] int64, accepted prefix, then correction or bonus, then -1.
         num_accepted: [B] int64, draft tokens accepted.
-        logprobs: [B, K+1] float32, log p of each emitted token under the processed target law; NaN
-            past them.
+        logprobs: [B, K+1] float32, log p of each emitted token under the processed target
+            distribution; NaN past them.
         status: [B] int32 bit set, 0 = fine.
-        laws: [B, K+1, 2] int64, opaque: target law of each emitted token, for the level above.
+        statistics: [B, K+1, 2] int64, opaque: target distribution of each emitted token, for the
+            level above.
     """
 
     tokens: torch.Tensor
     num_accepted: torch.Tensor
     logprobs: torch.Tensor
     status: torch.Tensor
-    laws: torch.Tensor
+    statistics: torch.Tensor
 
 
 class CutVerifyResult(NamedTuple):
@@ -72,7 +74,7 @@ class CutVerifyResult(NamedTuple):
         num_accepted: [B] int64, draft tokens among the emitted.
         logprobs: [B, K+1] float32, NaN behind a cut.
         status: [B] int32 bit set, 0 = fine; a row behind a cut is not reported.
-        laws: [B, K+1, 2] int64, opaque; 0 behind a cut.
+        statistics: [B, K+1, 2] int64, opaque; 0 behind a cut.
         num_emitted: [B] int64, tokens emitted, an EOS included.
         ended: [B] int64 bit set: 1 the last token is an EOS, 2 the room is used up; 0 the text
             goes on.
@@ -86,7 +88,7 @@ class CutVerifyResult(NamedTuple):
     num_accepted: torch.Tensor
     logprobs: torch.Tensor
     status: torch.Tensor
-    laws: torch.Tensor
+    statistics: torch.Tensor
     num_emitted: torch.Tensor
     ended: torch.Tensor
     cache_lengths: torch.Tensor
@@ -112,12 +114,12 @@ def sample(
     *,
     draws: torch.Tensor | None = None,
 ) -> SampleResult:
-    """Draws one token per request from the processed law of its logits.
+    """Draws one token per request from the processed distribution of its logits.
 
-    The law is the softmax of ``logits / temperature``, cut by top-k, then top-p, then min-p, each
-    on what the last kept, ties at an edge all kept. Temperature 0 is the argmax, lowest id on ties.
-    Draws are Philox4x32-10 (Salmon et al., SC 2011) keyed by seed, position, level and round, so a
-    request's token does not depend on the batch around it.
+    The distribution is the softmax of ``logits / temperature``, cut by top-k, then top-p, then
+    min-p, each on what the last kept, ties at an edge all kept. Temperature 0 is the argmax, lowest
+    id on ties. Draws are Philox4x32-10 (Salmon et al., SC 2011) keyed by seed, position, level and
+    round, so a request's token does not depend on the batch around it.
 
     Args:
         logits: [B, V] float32, bfloat16 or float16, any row stride, unit stride along V.
@@ -171,7 +173,7 @@ def verify(
     round: Int = 0,
     rule: str = "token",
     target_to_draft: torch.Tensor | None = None,
-    draft_laws: torch.Tensor | None = None,
+    draft_statistics: torch.Tensor | None = None,
     draws: torch.Tensor | None = None,
     eos: None = None,
     room: None = None,
@@ -195,7 +197,7 @@ def verify(
     round: Int = 0,
     rule: str = "token",
     target_to_draft: torch.Tensor | None = None,
-    draft_laws: torch.Tensor | None = None,
+    draft_statistics: torch.Tensor | None = None,
     draws: torch.Tensor | None = None,
     eos: Ids,
     room: Int | None = None,
@@ -219,7 +221,7 @@ def verify(
     round: Int = 0,
     rule: str = "token",
     target_to_draft: torch.Tensor | None = None,
-    draft_laws: torch.Tensor | None = None,
+    draft_statistics: torch.Tensor | None = None,
     draws: torch.Tensor | None = None,
     eos: None = None,
     room: Int,
@@ -242,22 +244,22 @@ def verify(
     round: Int = 0,
     rule: str = "token",
     target_to_draft: torch.Tensor | None = None,
-    draft_laws: torch.Tensor | None = None,
+    draft_statistics: torch.Tensor | None = None,
     draws: torch.Tensor | None = None,
     eos: Ids | None = None,
     room: Int | None = None,
 ) -> VerifyResult | CutVerifyResult:
-    """Judges a drafted block against the target's logits and emits what stands.
+    """Verifiers a drafted block against the target's logits and emits what stands.
 
     Rule "token" accepts draft token y while u < p(y) / q(y) and draws from norm(max(p - q, 0)) at
-    the first rejection (Leviathan et al. 2023, algorithm 1); rule "block" judges the block as a
-    whole (Sun et al. 2024, arXiv 2403.10444). p and q are the processed laws: the same temperature
-    and filters are applied to both sides here. Either way the emitted tokens have exactly the
-    target's law.
+    the first rejection (Leviathan et al. 2023, algorithm 1); rule "block" verifies the block as a
+    whole (Sun et al. 2024, arXiv 2403.10444). p and q are the processed distributions: the same
+    temperature and filters are applied to both sides here. Either way the emitted tokens have
+    exactly the target's distribution.
 
     Args:
         target_logits: [B, K+1, V] float32, bfloat16 or float16, any row strides, unit stride along
-            V. Row i is the law of the token after i draft tokens.
+            V. Row i is the distribution of the token after i draft tokens.
         draft_tokens: [B, K] integers, the target's ids; entries past ``draft_lengths`` are ignored.
         draft_logits: [B, K, Vd] with Vd <= V, strides as above; None is a deterministic proposal
             (q is one-hot).
@@ -270,11 +272,12 @@ def verify(
         rule: "token" or "block".
         target_to_draft: [V] integers, draft id of each target id or -1. None with Vd < V: the same
             ids, q = 0 past Vd.
-        draft_laws: [B, K, 2] int64, the ``laws`` that ``sample`` or ``verify`` gave for the draft
-            rows under the same parameters; they are then not reduced again. What cannot belong to
-            the draft token's row is an error of the request (``DRAFT_LAW_MISMATCH``); the laws of
-            another row may pass, and the tokens then do not have the target's law, though none has
-            probability 0 under it.
+        draft_statistics: [B, K, 2] int64, the ``statistics`` that ``sample`` or ``verify`` gave for
+            the draft rows under the same parameters; they are then not reduced again. What cannot
+            belong to the draft token's row is an error of the request
+            (``DRAFT_STATISTICS_MISMATCH``); the distributions of another row may pass, and the
+            tokens then do not have the target's distribution, though none has probability 0 under
+            it.
         draws: [B, K+1] int64, 64 uniform bits each in place of Philox: K acceptance tests, then the
             emitted token.
         eos: ids that end a text and are kept: one, several, or an integer tensor [E] or [B, E] on
@@ -310,14 +313,14 @@ def verify(
                 f"draft_logits: expected Vd <= V = {vocab}, given {draft_logits.shape[2]}"
             )
         _checks.on_device("draft_logits", draft_logits, device)
-        if draft_laws is not None:
-            draft_laws = _checks.laws(draft_laws, place, rows - 1)
+        if draft_statistics is not None:
+            draft_statistics = _checks.statistics(draft_statistics, place, rows - 1)
         if target_to_draft is not None:
             target_to_draft = _checks.table(
                 "target_to_draft", target_to_draft, place, (vocab,), "[V]", torch.int32
             )
-    elif target_to_draft is not None or draft_laws is not None:
-        name = "draft_laws" if target_to_draft is None else "target_to_draft"
+    elif target_to_draft is not None or draft_statistics is not None:
+        name = "draft_statistics" if target_to_draft is None else "target_to_draft"
         raise ValueError(f"{name}: expected None without draft_logits, given a tensor")
     if draft_lengths is not None:
         draft_lengths = _checks.table(
@@ -329,7 +332,7 @@ def verify(
         draft_logits,
         draft_lengths,
         target_to_draft,
-        draft_laws,
+        draft_statistics,
         *_checks.real("temperature", temperature, place, _checks.TEMPERATURE_MAX),
         *_checks.integer("top_k", top_k, place),
         *_checks.real("top_p", top_p, place),

@@ -421,7 +421,7 @@ class Engine:
         entries = state.take_log()
         self._raise_for_entries(number, entries, group)
         if number > 1 and not self._parameters.greedy:
-            rows = self._handed_up(buffers, number, logits, r.laws, place, length)
+            rows = self._handed_up(buffers, number, logits, r.statistics, place, length)
             buffers.pending[number - 1] = _moved(rows, self._parts[number - 2].device)
         held = self._held[number - 1]
         if hidden is not None:
@@ -601,7 +601,7 @@ class Engine:
             return state.record(r.tokens, r.logprobs), logits
         if not greedy:
             old = buffers.rows.get(number - 1)
-            buffers.rows[number - 1] = steps.hand_up(old, logits, r.laws, place, length)
+            buffers.rows[number - 1] = steps.hand_up(old, logits, r.statistics, place, length)
         return ()
 
     def _read(

@@ -62,7 +62,7 @@ def verify(
         level=number,
         round=rounds,
         rule=config.rule,
-        draft_laws=None if statistics is None else statistics[:, :width],
+        draft_statistics=None if statistics is None else statistics[:, :width],
     )
 
 

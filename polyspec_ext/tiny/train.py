@@ -5,10 +5,12 @@ Four stages, each resumable (a finished stage's directory is kept and skipped on
 1. *seed*: a model of the middle's shape, trained on the text.
 2. *target*: the seed with identity layers put in between, trained on. Starting from the seed saves
    most of the early training.
-3. *middle*: starts as the target without those layers, which keeps much of its law, and is taught
-   the target's law in four rounds, each with a learning rate that rises and decays anew.
-4. *drafter*: starts as the middle's first layer, and is taught the law of the middle, which is the
-   level that judges it and costs a quarter of the target to ask.
+3. *middle*: starts as the target without those layers, which keeps much of its distribution, and is
+taught
+   the target's distribution in four rounds, each with a learning rate that rises and decays anew.
+4. *drafter*: starts as the middle's first layer, and is taught the distribution of the middle,
+which is the
+   level that verifies it and costs a quarter of the target to ask.
 
 The report (`report.json`) holds the held-out loss of each model and its overlap with the target:
 E[1 - TV] at temperature 1 over GSM8K's test split, which is the per-token acceptance of speculative
@@ -60,7 +62,8 @@ def config(
 
 
 def grow(seed: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The target at its start: exactly the seed's law, with identity layers waiting to learn."""
+    """The target at its start: exactly the seed's distribution, with identity layers waiting to
+    learn."""
     shape = LlamaConfig.from_dict(
         {**seed.config.to_dict(), "num_hidden_layers": TARGET_LAYERS, "layer_types": None}
     )
@@ -143,8 +146,8 @@ def text_loss(model: LlamaForCausalLM) -> Callable[[torch.Tensor], torch.Tensor]
 def distillation_loss(
     student: LlamaForCausalLM, teacher: LlamaForCausalLM, kl_weight: float = 1.0
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Total variation between the two laws, which is what acceptance loses per token, and forward
-    KL, which has a gradient where total variation has none."""
+    """Total variation between the two distributions, which is what acceptance loses per token, and
+    forward KL, which has a gradient where total variation has none."""
 
     def loss(ids: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -265,8 +268,8 @@ def train(args: argparse.Namespace) -> int:
 
     def make_middle() -> LlamaForCausalLM:
         model = shrink(target, SEED_LAYERS)
-        # Total variation alone is what acceptance loses, but teaches little while the laws are far
-        # apart; so forward KL leads at first.
+        # Total variation alone is what acceptance loses, but teaches little while the distributions
+        # are far apart; so forward KL leads at first.
         rounds = [(1.5e-3, 1.0, 4.5e6), (1e-3, 0.1, 4.5e6), (1.2e-3, 0.1, 8e6), (8e-4, 0.1, 4e6)]
         for number, (rate, kl_weight, tokens) in enumerate(rounds, 1):
             reseed(f"middle {number}")

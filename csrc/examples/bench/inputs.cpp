@@ -20,13 +20,13 @@ void require(const polyspec::Result& result) {
 // size 0; 14 halvings of [0, 16] find it to a thousandth.
 std::vector<float> calibrated(const float* draft, const std::vector<float>& noise,
                               const Shape& shape) {
-  const std::vector<double> q = textbook::law(draft, shape.vocab, shape.sampling);
+  const std::vector<double> q = textbook::statistics(draft, shape.vocab, shape.sampling);
   std::vector<float> target(noise.size());
   float low = 0.0f, high = 16.0f;
   for (int halving = 0; halving < 14; ++halving) {
     const float size = (low + high) / 2;
     for (size_t i = 0; i < target.size(); ++i) target[i] = draft[i] + size * noise[i];
-    const std::vector<double> p = textbook::law(target.data(), shape.vocab, shape.sampling);
+    const std::vector<double> p = textbook::statistics(target.data(), shape.vocab, shape.sampling);
     double overlap = 0.0;  // the probability that a token drawn from q is accepted
     for (size_t i = 0; i < p.size(); ++i) overlap += std::min(p[i], q[i]);
     (overlap > shape.acceptance ? low : high) = size;
@@ -52,7 +52,7 @@ Inputs::Inputs(const Shape& wanted) : shape(wanted) {
     for (size_t i = 0; i < v; ++i) target.push_back(kSpread * normal(engine));  // the bonus row
   }
   tokens.resize(static_cast<size_t>(rows));
-  laws.resize(static_cast<size_t>(rows));
+  statistics.resize(static_cast<size_t>(rows));
   seeds.resize(static_cast<size_t>(shape.batch));
   out_tokens.resize(static_cast<size_t>(shape.batch * (shape.draft_len + 1)));
   logprobs.resize(out_tokens.size());
@@ -83,15 +83,15 @@ void Inputs::load(uint64_t turn, const polyspec::Stream& stream) {
     params.tokens = tokens.data() + request * k;
     params.logprobs = unused.data();
     params.status = fine.data();
-    params.laws = laws.data() + request * k;
+    params.statistics = statistics.data() + request * k;
     require(polyspec::sample(params, stream));
   }
   if (std::any_of(fine.begin(), fine.end(), [](int32_t bits) { return bits != 0; })) {
-    throw std::runtime_error("a draft row has no law");
+    throw std::runtime_error("a draft row has no distribution");
   }
 }
 
-polyspec::VerifyParams Inputs::verify(polyspec::Rule rule, bool with_laws) {
+polyspec::VerifyParams Inputs::verify(polyspec::Rule rule, bool with_statistics) {
   polyspec::VerifyParams params;
   params.batch = shape.batch;
   params.draft_len = shape.draft_len;
@@ -102,7 +102,7 @@ polyspec::VerifyParams Inputs::verify(polyspec::Rule rule, bool with_laws) {
   params.draft_logits = draft.data();
   params.draft_stride[0] = shape.draft_len * shape.vocab;
   params.draft_stride[1] = shape.vocab;
-  params.draft_laws = with_laws ? laws.data() : nullptr;
+  params.draft_statistics = with_statistics ? statistics.data() : nullptr;
   params.draft_tokens = tokens.data();
   params.draft_tokens_stride = shape.draft_len;
   params.sampling = shape.sampling;

@@ -17,15 +17,15 @@ struct Shape {
 };
 
 // Draft logits are normal with deviation 3, target logits the draft's plus noise whose size is
-// found in every row by bisection: sum_x min(p(x), q(x)) of the processed laws, which is the
-// probability that a token drawn from q is accepted against p, is what was asked.
+// found in every row by bisection: sum_x min(p(x), q(x)) of the processed distributions, which is
+// the probability that a token drawn from q is accepted against p, is what was asked.
 struct Inputs {
   Shape shape;
-  std::vector<float> target;           // [b, k+1, v]
-  std::vector<float> draft;            // [b, k, v]
-  std::vector<int64_t> tokens;         // [b, k]
-  std::vector<polyspec::RowLaw> laws;  // [b, k]
-  std::vector<uint64_t> seeds;         // [b]
+  std::vector<float> target;                        // [b, k+1, v]
+  std::vector<float> draft;                         // [b, k, v]
+  std::vector<int64_t> tokens;                      // [b, k]
+  std::vector<polyspec::RowStatistics> statistics;  // [b, k]
+  std::vector<uint64_t> seeds;                      // [b]
 
   // Outputs of both operators, [b, k+1] or [b].
   std::vector<int64_t> out_tokens;
@@ -38,6 +38,6 @@ struct Inputs {
   // New draft tokens and seeds for a turn; everybody measured in it sees the same.
   void load(uint64_t turn, const polyspec::Stream& stream);
 
-  polyspec::VerifyParams verify(polyspec::Rule rule, bool with_laws);
+  polyspec::VerifyParams verify(polyspec::Rule rule, bool with_statistics);
   polyspec::SampleParams sample();  // the first target row of each request
 };

@@ -147,14 +147,14 @@ void require(const polyspec::Result& result) {
 
 // Bytes that the token rule must move for the verdicts in `inputs`: the byte model of
 // polyspec_ext/bench/cost.py.
-double verify_bytes(const Inputs& inputs, bool laws, bool block) {
+double verify_bytes(const Inputs& inputs, bool statistics, bool block) {
   const int64_t k = inputs.shape.draft_len;
   int64_t rows = 0, judged = 0;
   for (const int64_t n : inputs.accepted) {
     const int64_t tested = block ? k : std::min(n + 1, k);
     judged += tested;
     rows += block ? k + (n == k) : n + 1;
-    rows += !laws ? tested : block ? k - 1 + (n == 0) : n < k;
+    rows += !statistics ? tested : block ? k - 1 + (n == 0) : n < k;
   }
   const int64_t out = inputs.shape.batch * ((k + 1) * (8 + 4) + 8 + 4);
   return static_cast<double>(rows * inputs.shape.vocab * 4 + judged * (8 + 16 + 4) + out);
@@ -185,9 +185,9 @@ int run(const Options& options) {
   Inputs inputs(options.shape);
   std::mt19937_64 engine(options.shape.seed);
   const int64_t batch = options.shape.batch;
-  const auto verify = [&](polyspec::Rule rule, bool laws) {
-    return [&inputs, stream, rule, laws] {
-      require(polyspec::verify(inputs.verify(rule, laws), stream));
+  const auto verify = [&](polyspec::Rule rule, bool statistics) {
+    return [&inputs, stream, rule, statistics] {
+      require(polyspec::verify(inputs.verify(rule, statistics), stream));
     };
   };
   const double row = static_cast<double>(batch * (options.shape.vocab * 4 + 8 + 4 + 4));

@@ -49,8 +49,8 @@ const float* row(const std::vector<float>& logits, int64_t index, int64_t vocab)
 
 }  // namespace
 
-std::vector<double> law(const float* logits, int64_t vocab,
-                        const polyspec::SamplingParams& sampling) {
+std::vector<double> statistics(const float* logits, int64_t vocab,
+                               const polyspec::SamplingParams& sampling) {
   const bool filtered =
       sampling.top_k.value > 0 || sampling.top_p.value < 1.0f || sampling.min_p.value > 0.0f;
   const float least =
@@ -69,7 +69,7 @@ std::vector<double> law(const float* logits, int64_t vocab,
 int64_t sample(const Inputs& inputs, int64_t request, std::mt19937_64& engine) {
   const Shape& shape = inputs.shape;
   const float* logits = row(inputs.target, request * (shape.draft_len + 1), shape.vocab);
-  return draw(law(logits, shape.vocab, shape.sampling), engine);
+  return draw(statistics(logits, shape.vocab, shape.sampling), engine);
 }
 
 int64_t verify(const Inputs& inputs, int64_t request, std::mt19937_64& engine, int64_t* emitted) {
@@ -77,11 +77,11 @@ int64_t verify(const Inputs& inputs, int64_t request, std::mt19937_64& engine, i
   const int64_t k = shape.draft_len;
   std::uniform_real_distribution<double> uniform;
   for (int64_t i = 0;; ++i) {
-    std::vector<double> p =
-        law(row(inputs.target, request * (k + 1) + i, shape.vocab), shape.vocab, shape.sampling);
+    std::vector<double> p = statistics(row(inputs.target, request * (k + 1) + i, shape.vocab),
+                                       shape.vocab, shape.sampling);
     if (i < k) {
       const std::vector<double> q =
-          law(row(inputs.draft, request * k + i, shape.vocab), shape.vocab, shape.sampling);
+          statistics(row(inputs.draft, request * k + i, shape.vocab), shape.vocab, shape.sampling);
       const size_t y = static_cast<size_t>(inputs.tokens[static_cast<size_t>(request * k + i)]);
       if (uniform(engine) * q[y] < p[y]) continue;
       for (size_t x = 0; x < p.size(); ++x) p[x] = std::max(p[x] - q[x], 0.0);

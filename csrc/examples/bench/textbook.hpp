@@ -10,9 +10,9 @@
 
 namespace textbook {
 
-// The processed law [v] of a row of logits: temperature 1, top-k, top-p, min-p by sorting.
-std::vector<double> law(const float* logits, int64_t vocab,
-                        const polyspec::SamplingParams& sampling);
+// The processed distribution [v] of a row of logits: temperature 1, top-k, top-p, min-p by sorting.
+std::vector<double> statistics(const float* logits, int64_t vocab,
+                               const polyspec::SamplingParams& sampling);
 
 // A token from the first target row of a request.
 int64_t sample(const Inputs& inputs, int64_t request, std::mt19937_64& engine);

@@ -54,7 +54,7 @@ int64_t Chain::draft(int64_t count, const Settings& settings, bool* eos) {
   while (drawn < count && !*eos) {
     const int64_t position = static_cast<int64_t>(tokens_.size());
     block.logits.resize(static_cast<size_t>((block.count + 1) * vocab_));
-    block.laws.resize(static_cast<size_t>(block.count + 1));
+    block.statistics.resize(static_cast<size_t>(block.count + 1));
     float* row = block.logits.data() + block.count * vocab_;
     levels_.back()->forward(tokens_, position, 1, row);
     ++stats_.back().forward_passes;
@@ -67,7 +67,7 @@ int64_t Chain::draft(int64_t count, const Settings& settings, bool* eos) {
     p.tokens = &token;
     p.logprobs = &logprob;
     p.status = &status;
-    p.laws = &block.laws[static_cast<size_t>(block.count)];
+    p.statistics = &block.statistics[static_cast<size_t>(block.count)];
     const polyspec::Result result = polyspec::sample(p, polyspec::Stream::cpu(settings.executor));
     require_ok(result, status, level, position);
 
@@ -81,8 +81,8 @@ int64_t Chain::draft(int64_t count, const Settings& settings, bool* eos) {
   return drawn;
 }
 
-// Level `level` judges all that is pending for it and hands up what stands. Returns how many tokens
-// that is.
+// Level `level` verifies all that is pending for it and hands up what stands. Returns how many
+// tokens that is.
 int64_t Chain::verify(int32_t level, const Settings& settings, bool* eos) {
   const size_t index = static_cast<size_t>(level - 1);
   Pending& block = pending_[index];
@@ -95,7 +95,7 @@ int64_t Chain::verify(int32_t level, const Settings& settings, bool* eos) {
 
   std::vector<int64_t> emitted(static_cast<size_t>(rows));
   std::vector<float> logprobs(emitted.size());
-  std::vector<polyspec::RowLaw> laws(emitted.size());
+  std::vector<polyspec::RowStatistics> statistics(emitted.size());
   int64_t accepted = 0;
   int32_t status = 0;
   polyspec::VerifyParams p;
@@ -109,7 +109,7 @@ int64_t Chain::verify(int32_t level, const Settings& settings, bool* eos) {
     p.draft_logits = block.logits.data();
     p.draft_stride[0] = block.count * vocab_;
     p.draft_stride[1] = vocab_;
-    p.draft_laws = block.laws.data();
+    p.draft_statistics = block.statistics.data();
     p.draft_tokens = tokens_.data() + first;
     p.draft_tokens_stride = block.count;
   }
@@ -120,7 +120,7 @@ int64_t Chain::verify(int32_t level, const Settings& settings, bool* eos) {
   p.num_accepted = &accepted;
   p.logprobs = logprobs.data();
   p.status = &status;
-  p.laws = laws.data();
+  p.statistics = statistics.data();
   const polyspec::Result result = polyspec::verify(p, polyspec::Stream::cpu(settings.executor));
   require_ok(result, status, level, first + accepted);
 
@@ -144,10 +144,10 @@ int64_t Chain::verify(int32_t level, const Settings& settings, bool* eos) {
     levels_[i]->rollback(first + std::min(accepted, count));
   }
 
-  if (level > 1) {  // hand up, each token with the law it now has: this level's
+  if (level > 1) {  // hand up, each token with the distribution it now has: this level's
     Pending& above = pending_[index - 1];
     above.logits.insert(above.logits.end(), logits_.begin(), logits_.begin() + count * vocab_);
-    above.laws.insert(above.laws.end(), laws.begin(), laws.begin() + count);
+    above.statistics.insert(above.statistics.end(), statistics.begin(), statistics.begin() + count);
     above.count += count;
   }
   return count;

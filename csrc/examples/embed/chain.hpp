@@ -1,10 +1,10 @@
 // A chain of language models under polyspec's staged rule: the loop to copy into your own program.
 //
-// Level 1 is the target, level n the drafter. Each level but the last judges what the one below
+// Level 1 is the target, level n the drafter. Each level but the last verifies what the one below
 // hands up: it accepts a prefix and adds one token, its correction or its bonus. What it emits has
-// its own law whatever path led there, so the level above takes *this* level's law as the
-// proposal's q, for every one of those tokens. The text then has the target's law, exactly as if
-// the target had sampled alone.
+// its own distribution whatever path led there, so the level above takes *this* level's
+// distribution as the proposal's q, for every one of those tokens. The text then has the target's
+// distribution, exactly as if the target had sampled alone.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class Level {
   virtual ~Level() = default;
   virtual int64_t vocab_size() const = 0;
 
-  // Writes `rows` rows of logits [rows, vocab_size()]: row r is the law of the token after
+  // Writes `rows` rows of logits [rows, vocab_size()]: row r is the distribution of the token after
   // tokens[0 ... first + r). first + rows - 1 <= tokens.size(). A model with a key/value cache
   // feeds the tokens that its cache lacks.
   virtual void forward(const std::vector<int64_t>& tokens, int64_t first, int64_t rows,
@@ -31,8 +31,9 @@ class Level {
 
 struct Settings {
   int64_t max_new_tokens = 256;
-  int64_t eos = -1;                   // the token that ends the text; -1: none
-  polyspec::SamplingParams sampling;  // one law for all levels, or the chain is not lossless
+  int64_t eos = -1;  // the token that ends the text; -1: none
+  polyspec::SamplingParams
+      sampling;  // one distribution for all levels, or the chain is not lossless
   uint64_t seed = 0;
   polyspec::Rule rule = polyspec::Rule::kToken;
   polyspec::Executor executor;  // the threads that sample and verify may use; serially by default
@@ -41,7 +42,7 @@ struct Settings {
 struct LevelStats {
   int64_t forward_passes = 0;  // the drafter: one per token; the others: one per verification
   int64_t verifications = 0;
-  int64_t proposed = 0;  // tokens judged
+  int64_t proposed = 0;  // tokens verified
   int64_t accepted = 0;
   int64_t emitted = 0;  // tokens handed up (level 1: the text)
 
@@ -59,22 +60,23 @@ class Chain {
   Chain(std::vector<Level*> levels, std::vector<int64_t> windows);
 
   // The new tokens after `prompt`, the EOS included. Throws std::runtime_error when a row of logits
-  // has no law or a parameter is out of range, naming level and position.
+  // has no distribution or a parameter is out of range, naming level and position.
   std::vector<int64_t> generate(const std::vector<int64_t>& prompt, const Settings& settings);
 
   const std::vector<LevelStats>& stats() const { return stats_; }  // [n] of the last generate()
 
  private:
-  // What a level has emitted and the level above has still to judge. The tokens themselves stand in
-  // tokens_.
+  // What a level has emitted and the level above has still to verify. The tokens themselves stand
+  // in tokens_.
   struct Pending {
     int64_t count = 0;
     std::vector<float> logits;  // [count, v]: the rows the tokens were drawn from, not copies of q
-    std::vector<polyspec::RowLaw> laws;  // [count]: spares the level above a pass over those rows
+    std::vector<polyspec::RowStatistics>
+        statistics;  // [count]: spares the level above a pass over those rows
   };
 
   int64_t first_pending(
-      int32_t level) const;  // index in tokens_ of the first token `level` has to judge
+      int32_t level) const;  // index in tokens_ of the first token `level` has to verify
   int64_t draft(int64_t count, const Settings& settings, bool* eos);
   int64_t verify(int32_t level, const Settings& settings, bool* eos);
   polyspec::DrawParams draw_key(int32_t level, int64_t position, const Settings& settings);

@@ -31,9 +31,9 @@ std::pair<int64_t, int64_t> cell(const std::vector<int64_t>& text) {
 
 }  // namespace
 
-Comparison compare_laws(Chain& chain, Level& target, const std::vector<int64_t>& prompt,
-                        Settings settings, int64_t trials) {
-  settings.max_new_tokens = 6;  // longer than what is counted, so that blocks are judged and cut
+Comparison compare_distributions(Chain& chain, Level& target, const std::vector<int64_t>& prompt,
+                                 Settings settings, int64_t trials) {
+  settings.max_new_tokens = 6;  // longer than what is counted, so that blocks are verified and cut
   std::map<std::pair<int64_t, int64_t>, Counts> cells;
   for (int64_t i = 0; i < trials; ++i, ++settings.seed) {
     ++cells[cell(chain.generate(prompt, settings))].chain;

@@ -14,8 +14,9 @@ struct Comparison {
   double sigmas = 0;  // chi_square as a normal deviate; beyond 4.75 with probability 1e-6
 };
 
-// Whether chain and target draw from one law: generates `trials` short texts with either, keyed by
-// the seeds settings.seed, settings.seed + 1, ..., counts their third and fourth token as one cell
-// and takes the two-sample chi-square statistic. Cells seen less than 20 times count as one.
-Comparison compare_laws(Chain& chain, Level& target, const std::vector<int64_t>& prompt,
-                        Settings settings, int64_t trials);
+// Whether chain and target draw from one distribution: generates `trials` short texts with either,
+// keyed by the seeds settings.seed, settings.seed + 1, ..., counts their third and fourth token as
+// one cell and takes the two-sample chi-square statistic. Cells seen less than 20 times count as
+// one.
+Comparison compare_distributions(Chain& chain, Level& target, const std::vector<int64_t>& prompt,
+                                 Settings settings, int64_t trials);

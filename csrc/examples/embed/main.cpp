@@ -9,7 +9,8 @@
 // losslessness, options.* the command line. The models here cost the same at every order, so what
 // shows is how seldom the target has to run, not a speedup.
 //
-// Exit status: 0; 1 when greedy texts, or the laws of --trials, differ; 2 for bad usage or input.
+// Exit status: 0; 1 when greedy texts, or the distributions of --trials, differ; 2 for bad usage or
+// input.
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -44,7 +45,7 @@ void print_stats(const std::vector<LevelStats>& stats, const std::vector<int64_t
   for (size_t i = 0; i < stats.size(); ++i) {
     const LevelStats& s = stats[i];
     std::printf("%-7zu%-7lld", i + 1, static_cast<long long>(orders[i]));
-    if (i + 1 == stats.size()) {  // the drafter judges nothing
+    if (i + 1 == stats.size()) {  // the drafter verifies nothing
       std::printf("%-16lld%-15s%-10s%-10s%-9lld%s\n", static_cast<long long>(s.forward_passes), "-",
                   "-", "-", static_cast<long long>(s.emitted), "-");
     } else {
@@ -92,16 +93,17 @@ int run(const Options& options) {
               cross_entropy(*levels[0], prompt, plain));
 
   if (options.trials > 0) {
-    const Comparison c = compare_laws(chain, *levels[0], prompt, settings, options.trials);
+    const Comparison c = compare_distributions(chain, *levels[0], prompt, settings, options.trials);
     const bool same = c.sigmas < 4.75;
     std::printf(
-        "laws: chain and plain %s over %lld trials (%lld cells, chi-square %.1f, %.2f sigmas)\n",
+        "distributions: chain and plain %s over %lld trials (%lld cells, chi-square %.1f, %.2f "
+        "sigmas)\n",
         same ? "agree" : "DIFFER", static_cast<long long>(options.trials),
         static_cast<long long>(c.cells), c.chi_square, c.sigmas);
     if (!same) return 1;
   }
   if (settings.sampling.temperature.value != 0) {
-    std::printf("sampled: the two texts above have one law, not the same tokens\n");
+    std::printf("sampled: the two texts above have one distribution, not the same tokens\n");
     return 0;
   }
   const size_t shorter = std::min(plain.size(), chained.size());

@@ -50,7 +50,7 @@ uint64_t context_key(const int64_t* end, int length) {
 }  // namespace
 
 NgramModel::NgramModel(int order, int64_t vocab, const std::vector<int64_t>& tokens)
-    : order_(order), vocab_(vocab), law_(static_cast<size_t>(vocab)) {
+    : order_(order), vocab_(vocab), statistics_(static_cast<size_t>(vocab)) {
   if (order < 1 || order > kMaxOrder) {
     throw std::invalid_argument("the order of an n-gram model must be 1 to " +
                                 std::to_string(kMaxOrder) + ", got " + std::to_string(order));
@@ -74,20 +74,20 @@ void NgramModel::forward(const std::vector<int64_t>& tokens, int64_t first, int6
   for (int64_t r = 0; r < rows; ++r) row(tokens.data() + first + r, first + r, logits + r * vocab_);
 }
 
-// Starts from the uniform law and mixes in ever longer contexts, as far as the training text has
-// them.
+// Starts from the uniform distribution and mixes in ever longer contexts, as far as the training
+// text has them.
 void NgramModel::row(const int64_t* end, int64_t available, float* logits) {
-  std::fill(law_.begin(), law_.end(), 1.0 / static_cast<double>(vocab_));
+  std::fill(statistics_.begin(), statistics_.end(), 1.0 / static_cast<double>(vocab_));
   for (int length = 0; length < order_ && length <= available; ++length) {
     const auto found = contexts_.find(context_key(end, length));
     if (found == contexts_.end()) break;
     const Context& context = found->second;
     const double distinct = static_cast<double>(context.counts.size());
     const double scale = 1.0 / (static_cast<double>(context.total) + distinct);
-    for (double& p : law_) p *= distinct * scale;
-    for (const Count& c : context.counts) law_[c.token] += c.count * scale;
+    for (double& p : statistics_) p *= distinct * scale;
+    for (const Count& c : context.counts) statistics_[c.token] += c.count * scale;
   }
   for (int64_t x = 0; x < vocab_; ++x) {
-    logits[x] = static_cast<float>(std::log(law_[static_cast<size_t>(x)]));
+    logits[x] = static_cast<float>(std::log(statistics_[static_cast<size_t>(x)]));
   }
 }

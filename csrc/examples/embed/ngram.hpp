@@ -24,7 +24,8 @@ class Vocabulary {
   int64_t token_of_[256];  // -1: not in the text
 };
 
-// A model of order n: the law of a token given the n - 1 before it, with Witten-Bell smoothing,
+// A model of order n: the distribution of a token given the n - 1 before it, with Witten-Bell
+// smoothing,
 //   p_n(x | h) = (c(h, x) + d(h) p_{n-1}(x | h')) / (c(h) + d(h)),   p_0 uniform,
 // where c counts, d(h) is the number of distinct tokens seen after h, and h' is h without its first
 // token (Witten and Bell 1991). Every token has probability, so logits = log p are finite.
@@ -56,5 +57,5 @@ class NgramModel : public Level {
   int order_;
   int64_t vocab_;
   std::unordered_map<uint64_t, Context> contexts_;  // of all lengths 0 ... order - 1
-  std::vector<double> law_;                         // [vocab] scratch of `row`
+  std::vector<double> statistics_;                  // [vocab] scratch of `row`
 };

@@ -16,7 +16,7 @@ const char* const kHelp =
     "\n"
     "  --orders N,N,...   orders of the models, target first, 1 to 8 each     [5,3,2]\n"
     "  --windows W,W,...  tokens that each level but the last waits for       [8,3]\n"
-    "  --rule NAME        token or block: how drafted blocks are judged       [token]\n"
+    "  --rule NAME        token or block: how drafted blocks are verified       [token]\n"
     "  --tokens N         tokens to generate                                  [256]\n"
     "  --prompt TEXT      the text to go on from        [first 32 bytes of the file]\n"
     "  --stop BYTE        end after this byte; \\n is a newline                [none]\n"
@@ -25,7 +25,7 @@ const char* const kHelp =
     "  --top-p X          1 is off                                            [1]\n"
     "  --min-p X          0 is off                                            [0]\n"
     "  --seed N           key of all random draws                             [0]\n"
-    "  --trials N         compare the laws of chain and target on N texts     [0]\n"
+    "  --trials N         compare the distributions of chain and target on N texts     [0]\n"
     "  --help             this text\n";
 
 namespace {

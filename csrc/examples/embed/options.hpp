@@ -12,7 +12,7 @@ struct Options {
   std::vector<int64_t> orders{5, 3, 2};
   std::vector<int64_t> windows{8, 3};
   std::string stop;    // empty, or one byte
-  int64_t trials = 0;  // 0: no comparison of laws
+  int64_t trials = 0;  // 0: no comparison of distributions
   Settings settings;
   bool help = false;
 };

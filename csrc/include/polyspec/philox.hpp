@@ -41,7 +41,7 @@ POLYSPEC_HD PhiloxBlock philox4x32_10(PhiloxBlock counter, uint32_t key0, uint32
 
 // What a draw is for. Draft, accept and resample never share one.
 enum class Purpose : uint32_t {
-  kSample = 0,  // a token from the law itself, by `sample`
+  kSample = 0,  // a token from the distribution itself, by `sample`
   kAccept = 1,  // the acceptance test of one draft token
   kEmit = 2,    // the correction or bonus token of a verification
 };

@@ -1,16 +1,16 @@
 /* The C interface of polyspec, for embedders in C and in every language that can call C. C99.
  *
- * It mirrors sample.hpp, verify.hpp and scheduler.hpp; what is said there about the laws, the rules
- * and the draws holds here. Every function returns a polyspec_code or a plain value; nothing is
- * thrown across this interface and no function aborts. polyspec_last_error() explains the last
- * failure of the calling thread.
+ * It mirrors sample.hpp, verify.hpp and scheduler.hpp; what is said there about the distributions,
+ * the rules and the draws holds here. Every function returns a polyspec_code or a plain value;
+ * nothing is thrown across this interface and no function aborts. polyspec_last_error() explains
+ * the last failure of the calling thread.
  *
  * Growing structs. A struct that a caller fills begins with `size_t struct_size`, the size that the
  * caller was compiled with; polyspec_*_default() sets it together with the defaults. The library
  * reads a size of an earlier release   the fields of that release, the defaults for the rest; its
  * own size                   everything; a larger size                  everything, and fails
  * unless all that it does not know is zero; any other size                 nothing:
- * POLYSPEC_BAD_STRUCT_SIZE. Structs without that field (polyspec_*_param, polyspec_row_law,
+ * POLYSPEC_BAD_STRUCT_SIZE. Structs without that field (polyspec_*_param, polyspec_row_statistics,
  * polyspec_executor) never change.
  *
  * Shapes: b requests, k draft tokens, v vocabulary of the target, vd <= v vocabulary of the draft.
@@ -58,7 +58,7 @@ enum {
   POLYSPEC_STATUS_TOKEN_OUT_OF_RANGE = 1 << 4,
   POLYSPEC_STATUS_BAD_LENGTH = 1 << 5,
   POLYSPEC_STATUS_BAD_PARAMETER = 1 << 6,
-  POLYSPEC_STATUS_DRAFT_LAW_MISMATCH = 1 << 7,
+  POLYSPEC_STATUS_DRAFT_STATISTICS_MISMATCH = 1 << 7,
   POLYSPEC_STATUS_NOTES = 1 << 16,
   POLYSPEC_STATUS_ZERO_RESIDUAL = 1 << 16,
 };
@@ -100,8 +100,9 @@ typedef struct polyspec_uint64_param {
   uint64_t value;
 } polyspec_uint64_param;
 
-/* The processed law: temperature, then top-k, top-p, min-p. Use one object for all levels of a
- * chain: a target judged with other filters than its draft was drawn with is no longer lossless. */
+/* The processed distribution: temperature, then top-k, top-p, min-p. Use one object for all levels
+ * of a chain: a target verified with other filters than its draft was drawn with is no longer
+ * lossless. */
 typedef struct polyspec_sampling {
   size_t struct_size;
   polyspec_float_param temperature; /* in [0, 2^120]; 0: argmax, lowest id on ties. Default 1 */
@@ -114,7 +115,7 @@ typedef struct polyspec_sampling {
 typedef struct polyspec_draw {
   size_t struct_size;
   polyspec_uint64_param seed;
-  polyspec_int64_param position; /* >= 0; absolute index of the first token judged or drawn */
+  polyspec_int64_param position; /* >= 0; absolute index of the first token verified or drawn */
   polyspec_int64_param
       round;     /* in [0, 2^32); counts the level's rounds, so that none re-uses a draw */
   int32_t level; /* in [1, 2^16); 1 is the target */
@@ -153,13 +154,13 @@ typedef struct polyspec_stream {
 
 enum { POLYSPEC_FLOAT32 = 0, POLYSPEC_BFLOAT16 = 1, POLYSPEC_FLOAT16 = 2 };
 
-/* The law of one row of logits in 16 bytes, as types.hpp defines it: opaque to hand up between
- * levels. */
-typedef struct polyspec_row_law {
+/* The distribution of one row of logits in 16 bytes, as types.hpp defines it: opaque to hand up
+ * between levels. */
+typedef struct polyspec_row_statistics {
   float max;
   float threshold;
   uint64_t mass;
-} polyspec_row_law;
+} polyspec_row_statistics;
 
 typedef struct polyspec_sample_params {
   size_t struct_size;
@@ -171,15 +172,17 @@ typedef struct polyspec_sample_params {
   const polyspec_sampling* sampling; /* NULL: the defaults */
   const polyspec_draw* draw;         /* NULL: the defaults */
   int64_t* tokens;                   /* [b] out; -1 where the status has an error */
-  float* logprobs;        /* [b] out; natural log of the token's probability, NaN without a token */
-  int32_t* status;        /* [b] out */
-  polyspec_row_law* laws; /* [b] out, or NULL; for draft_laws of the level above */
+  float* logprobs; /* [b] out; natural log of the token's probability, NaN without a token */
+  int32_t* status; /* [b] out */
+  polyspec_row_statistics*
+      statistics; /* [b] out, or NULL; for draft_statistics of the level above */
 } polyspec_sample_params;
 
-/* The smallest struct_size read: all fields before `laws`. */
-#define POLYSPEC_SAMPLE_PARAMS_MIN_SIZE offsetof(polyspec_sample_params, laws)
+/* The smallest struct_size read: all fields before `statistics`. */
+#define POLYSPEC_SAMPLE_PARAMS_MIN_SIZE offsetof(polyspec_sample_params, statistics)
 
-/* One token per request from the processed law of its logits. stream NULL: the CPU, serially. */
+/* One token per request from the processed distribution of its logits. stream NULL: the CPU,
+ * serially. */
 POLYSPEC_API polyspec_code polyspec_sample(const polyspec_sample_params* params,
                                            const polyspec_stream* stream);
 
@@ -195,16 +198,16 @@ typedef struct polyspec_verify_params {
   int64_t vocab;       /* v, in [1, 2^31) */
   int64_t draft_vocab; /* vd, in [1, v]; ignored without draft logits */
 
-  int32_t target_dtype; /* default POLYSPEC_FLOAT32 */
-  const void*
-      target_logits; /* [b, k+1, v], unit stride along v; row i is the law after i draft tokens */
-  int64_t target_stride[2]; /* elements per request, per row */
+  int32_t target_dtype;      /* default POLYSPEC_FLOAT32 */
+  const void* target_logits; /* [b, k+1, v], unit stride along v; row i is the distribution after i
+                                draft tokens */
+  int64_t target_stride[2];  /* elements per request, per row */
 
   int32_t draft_dtype;      /* default POLYSPEC_FLOAT32 */
   const void* draft_logits; /* [b, k, vd], or NULL: the proposal was deterministic */
   int64_t draft_stride[2];  /* elements per request, per row */
-  const polyspec_row_law*
-      draft_laws;                 /* [b, k] as sample or verify gave them, or NULL: computed here */
+  const polyspec_row_statistics*
+      draft_statistics;           /* [b, k] as sample or verify gave them, or NULL: computed here */
   const int32_t* target_to_draft; /* [v] draft id of each target id, -1: none; NULL: identity */
 
   const int64_t* draft_tokens;  /* [b, k] target ids */
@@ -215,11 +218,12 @@ typedef struct polyspec_verify_params {
   const polyspec_draw* draw;         /* NULL: the defaults */
   int32_t rule;                      /* default POLYSPEC_RULE_TOKEN */
 
-  int64_t* tokens;        /* [b, k+1] out; accepted prefix, correction or bonus, then -1 */
-  int64_t* num_accepted;  /* [b] out; in [0, length] */
-  float* logprobs;        /* [b, k+1] out; log p of each emitted token, NaN past them */
-  int32_t* status;        /* [b] out */
-  polyspec_row_law* laws; /* [b, k+1] out, or NULL; for draft_laws of the level above */
+  int64_t* tokens;       /* [b, k+1] out; accepted prefix, correction or bonus, then -1 */
+  int64_t* num_accepted; /* [b] out; in [0, length] */
+  float* logprobs;       /* [b, k+1] out; log p of each emitted token, NaN past them */
+  int32_t* status;       /* [b] out */
+  polyspec_row_statistics*
+      statistics; /* [b, k+1] out, or NULL; for draft_statistics of the level above */
 
   /* Where a text ends: verify.hpp, CutParams. Tokens behind a cut are -1. */
   const int64_t* eos;   /* [b, eos_count] ids that end a text and are kept, -1 is no id; or NULL */
@@ -241,12 +245,12 @@ typedef struct polyspec_verify_params {
 
 enum { POLYSPEC_ENDED_EOS = 1 << 0, POLYSPEC_ENDED_ROOM = 1 << 1 };
 
-/* The sizes of earlier releases that are read: all fields before `laws`, all before `eos`. */
-#define POLYSPEC_VERIFY_PARAMS_MIN_SIZE offsetof(polyspec_verify_params, laws)
+/* The sizes of earlier releases that are read: all fields before `statistics`, all before `eos`. */
+#define POLYSPEC_VERIFY_PARAMS_MIN_SIZE offsetof(polyspec_verify_params, statistics)
 #define POLYSPEC_VERIFY_PARAMS_UNCUT_SIZE offsetof(polyspec_verify_params, eos)
 
-/* Judges b drafted blocks; the emitted tokens have the target's law. stream NULL: the CPU,
- * serially. */
+/* Verifiers b drafted blocks; the emitted tokens have the target's distribution. stream NULL: the
+ * CPU, serially. */
 POLYSPEC_API polyspec_code polyspec_verify(const polyspec_verify_params* params,
                                            const polyspec_stream* stream);
 
@@ -263,14 +267,14 @@ typedef struct polyspec_step {
   size_t struct_size; /* set by the caller; no more than this many bytes are written */
   int32_t kind;       /* POLYSPEC_STEP_* */
   int32_t level;      /* 1 ... n */
-  int64_t count;      /* tokens to draft, >= 1, or pending tokens to judge, >= 0 */
+  int64_t count;      /* tokens to draft, >= 1, or pending tokens to verify, >= 0 */
 } polyspec_step;
 
 /* windows: [num_windows], n - 1 numbers >= 0: windows[i-1] tokens is what level i waits for. */
 POLYSPEC_API polyspec_code polyspec_scheduler_create(const int64_t* windows, int32_t num_windows,
                                                      polyspec_scheduler** scheduler);
 
-/* The same, and rounds: [num_windows] numbers >= 0: level i also judges what it has once
+/* The same, and rounds: [num_windows] numbers >= 0: level i also verifies what it has once
  * rounds[i-1] blocks have come from below, full window or not; 0 is no bound. */
 POLYSPEC_API polyspec_code polyspec_scheduler_create_bounded(const int64_t* windows,
                                                              const int64_t* rounds,

@@ -1,4 +1,4 @@
-// polyspec::sample: one token per request from the processed law of its logits.
+// polyspec::sample: one token per request from the processed distribution of its logits.
 #pragma once
 
 #include "polyspec/export.h"
@@ -7,10 +7,11 @@
 
 namespace polyspec {
 
-// The processed law: temperature, then top-k, top-p and min-p, in that order, each on what the last
-// kept. Ties at a filter's edge are all kept. Temperature 0 is the argmax, lowest id on ties (C5).
+// The processed distribution: temperature, then top-k, top-p and min-p, in that order, each on what
+// the last kept. Ties at a filter's edge are all kept. Temperature 0 is the argmax, lowest id on
+// ties (C5).
 //
-// The thresholds (RowLaw::threshold is the largest of those that apply), to recompute them:
+// The thresholds (RowStatistics::threshold is the largest of those that apply), to recompute them:
 //   top-k  the k-th largest logit;
 //   top-p  the largest logit such that the masses of it and all larger ones reach
 //          max(1, ceil(float64(top_p) * float64(total))), `total` that of what top-k keeps;
@@ -29,7 +30,7 @@ struct SamplingParams {
 struct DrawParams {
   PerRequest<uint64_t> seed{nullptr, 0};
   PerRequest<int64_t> position{nullptr,
-                               0};        // >= 0; absolute index of the first token judged or drawn
+                               0};  // >= 0; absolute index of the first token verified or drawn
   PerRequest<int64_t> round{nullptr, 0};  // in [0, 2^32); counts the level's draws at a position
   int32_t level = 1;                      // in [1, 2^16); 1 is the target
   // Draws of the caller's own in place of Philox, for another generator or an exact enumeration:
@@ -55,7 +56,8 @@ struct SampleParams {
   float* logprobs =
       nullptr;  // [b] natural log of the token's probability; NaN where there is no token
   int32_t* status = nullptr;  // [b] StatusBits
-  RowLaw* laws = nullptr;     // [b] law of each row, for the verifier above; may be nullptr
+  RowStatistics* statistics =
+      nullptr;  // [b] distribution of each row, for the verifier above; may be nullptr
 };
 
 // Draws b tokens. On the CPU the outputs are written when the call returns; on CUDA the work is

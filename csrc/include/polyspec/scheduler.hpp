@@ -1,13 +1,13 @@
 // polyspec::Scheduler: the host state machine of one chain, without tensors.
 //
 // A chain has n levels; level 1 is the target and level n the drafter (M_1 ... M_n in Wang et al.,
-// ICML 2025). Level i < n judges the tokens pending for it once windows[i-1] of them have come from
-// below. The machine only counts: `next()` says who does what with how many tokens, `report()`
+// ICML 2025). Level i < n verifies the tokens pending for it once windows[i-1] of them have come
+// from below. The machine only counts: `next()` says who does what with how many tokens, `report()`
 // tells it what came of that. It is a state row (round_state.hpp) without a text, on the host, by
 // the functions that the operators over the rows of a batch run as well.
 //
 // Windows are bounded by the room that max_new_tokens leaves. A verification of m tokens can emit m
-// + 1, so a level with room for r tokens judges at most r - 1 of them, and the level below it has
+// + 1, so a level with room for r tokens verifies at most r - 1 of them, and the level below it has
 // room for what is then missing:
 //   room_1 = max_new_tokens - committed,   want_i = min(windows[i-1], room_i - 1),
 //   room_{i+1} = room_i - 1 - pending_i.
@@ -26,9 +26,10 @@ namespace polyspec {
 
 struct Step {
   enum class Kind : int32_t {
-    kDraft = 0,   // level n proposes up to `count` >= 1 tokens
-    kVerify = 1,  // level `level` judges its `count` >= 0 pending tokens; 0: a plain decoding step
-    kDone = 2,    // nothing is left to do; level and count are 0
+    kDraft = 0,  // level n proposes up to `count` >= 1 tokens
+    kVerify =
+        1,      // level `level` verifies its `count` >= 0 pending tokens; 0: a plain decoding step
+    kDone = 2,  // nothing is left to do; level and count are 0
   };
   Kind kind = Kind::kDone;
   int32_t level = 0;  // 1 ... n
@@ -42,11 +43,11 @@ class POLYSPEC_API Scheduler {
   // for an empty list, for 2^16 levels or more (the limit of the draws' key), or for a negative
   // window. No request is running: done() holds.
   //
-  // rounds[i-1] bounds how often level i waits: it judges what it has once so many blocks have come
-  // from the level below, full window or not; 0 is no bound, and an empty list bounds nobody. The
-  // work of a bounded round is known before its tokens are, so a driver need not look at them in
-  // between, and the rows of a batch do not wait for each other. Throws std::invalid_argument for
-  // another number of rounds than of windows, or a negative one.
+  // rounds[i-1] bounds how often level i waits: it verifies what it has once so many blocks have
+  // come from the level below, full window or not; 0 is no bound, and an empty list bounds nobody.
+  // The work of a bounded round is known before its tokens are, so a driver need not look at them
+  // in between, and the rows of a batch do not wait for each other. Throws std::invalid_argument
+  // for another number of rounds than of windows, or a negative one.
   explicit Scheduler(std::vector<int64_t> windows, std::vector<int64_t> rounds = {});
 
   // Begins a request that may emit `max_new_tokens` >= 0 tokens. Forgets what was pending; the
@@ -59,14 +60,14 @@ class POLYSPEC_API Scheduler {
 
   // Tells what the step `next()` named has brought. A drafting step brings 0 <= emitted <= count
   // tokens; fewer than count means that the drafter has no more this round, and the level above
-  // judges what it has. A verification brings 1 <= emitted <= count + 1: the accepted prefix and
+  // verifies what it has. A verification brings 1 <= emitted <= count + 1: the accepted prefix and
   // the correction or bonus, cut after the first EOS. `eos`: the last emitted token ends the text.
   // Throws std::logic_error, and changes nothing, if `level` is not the one `next()` names, if
   // nothing is left to do, or if the count cannot be; a pending EOS allows no bonus.
   void report(int32_t level, int64_t emitted, bool eos = false);
 
   // Changes the windows from the next step on; the number of levels stays. A smaller window never
-  // discards sampled tokens: what is pending further down is judged first (contract C2: a policy
+  // discards sampled tokens: what is pending further down is verified first (contract C2: a policy
   // may have looked at those tokens). Throws std::invalid_argument for another number of windows or
   // a negative one.
   void set_windows(std::vector<int64_t> windows);
@@ -74,7 +75,7 @@ class POLYSPEC_API Scheduler {
   int32_t levels() const { return shape_.levels; }
   const std::vector<int64_t>& windows() const { return windows_; }
   const std::vector<int64_t>& rounds() const { return rounds_; }
-  // Tokens waiting to be judged by level 1 ... n-1. Throws std::out_of_range for any other level.
+  // Tokens waiting to be verified by level 1 ... n-1. Throws std::out_of_range for any other level.
   int64_t pending(int32_t level) const;
   int64_t committed() const { return committed_; }  // tokens the target has emitted
   bool done() const { return words_[RoundShape::kRoom] == 0; }

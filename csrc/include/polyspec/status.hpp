@@ -23,18 +23,19 @@ struct Result {
 //
 // An error bit (below kStatusNotes) stops the request at row num_accepted, hence at that offset
 // from its position: tokens from there on are -1. Under the token rule the tokens before it stand;
-// under the block rule, which needs the whole block to judge any of it, none does and all are -1. A
-// note (kStatusNotes and above) reports a rounding corner that was handled; the tokens are good.
+// under the block rule, which needs the whole block to verify any of it, none does and all are -1.
+// A note (kStatusNotes and above) reports a rounding corner that was handled; the tokens are good.
 enum StatusBits : int32_t {
   kStatusNan = 1 << 0,              // a NaN in a row of logits
-  kStatusInf = 1 << 1,              // +inf in a row of logits: no law exists
+  kStatusInf = 1 << 1,              // +inf in a row of logits: no distribution exists
   kStatusEmptyRow = 1 << 2,         // every logit is -inf: nothing has probability
   kStatusDraftRow = 1 << 3,         // set beside the bits above when the row is the draft's
   kStatusTokenOutOfRange = 1 << 4,  // a draft token is not in [0, vocab)
   kStatusBadLength = 1 << 5,        // a draft length is not in [0, draft_len]
   kStatusBadParameter = 1 << 6,     // temperature, top-k, top-p, min-p or position out of range
-  // A draft token has probability 0 under the law it came with, or that law cannot be its row's.
-  kStatusDraftLawMismatch = 1 << 7,
+  // A draft token has probability 0 under the distribution it came with, or that distribution
+  // cannot be its row's.
+  kStatusDraftStatisticsMismatch = 1 << 7,
   kStatusNotes = 1 << 16,
   kStatusZeroResidual = 1 << 16,  // rejected, but the residual rounds to zero: drawn from p itself
 };

@@ -1,5 +1,5 @@
-// Types shared by every operator: element types, per-request parameters, row laws and where a call
-// runs.
+// Types shared by every operator: element types, per-request parameters, row distributions and
+// where a call runs.
 //
 // No torch and no CUDA header is included here; a CUDA stream is only forward-declared.
 #pragma once
@@ -13,7 +13,7 @@ namespace polyspec {
 // Element type of a logits tensor.
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-// How a drafted block is judged.
+// How a drafted block is verified.
 enum class Rule : int32_t {
   kToken = 0,  // token by token: accept while u < p/q (Leviathan et al. 2023)
   kBlock = 1,  // the block as a whole, never shorter on average (Sun et al. 2024, arXiv 2403.10444)
@@ -27,13 +27,15 @@ struct PerRequest {
   T value{};
 };
 
-// What the law behind one row of logits z needs to be evaluated at any token without reading the
-// row again. The law of token x is the exact rational m_x / mass with the integer
+// What the distribution behind one row of logits z needs to be evaluated at any token without
+// reading the row again. The distribution of token x is the exact rational m_x / mass with the
+// integer
 //   m_x = trunc(2^S * exp2((z_x - max) * slope))  where z_x >= threshold,  else 0,
 // S = 62 - ceil(log2(vocabulary)), slope = log2(e) / T. Integers add up to the same total in any
-// order, so the law, and every token drawn from it, is the same on a CPU thread, a CUDA block and a
-// cluster (contract C3). The draft sampler produces one RowLaw per token and the verifier above
-// consumes it: the law handed up is then the law sampled from, bit for bit (contract C1).
+// order, so the distribution, and every token drawn from it, is the same on a CPU thread, a CUDA
+// block and a cluster (contract C3). The draft sampler produces one RowStatistics per token and the
+// verifier above consumes it: the distribution handed up is then the distribution sampled from, bit
+// for bit (contract C1).
 //
 // The arithmetic, to recompute a mass (polyspec_ext/reference.py does so in Python). Every step is
 // one IEEE operation, rounded to nearest, in float32 unless said otherwise; logits in bfloat16 and
@@ -52,10 +54,11 @@ struct PerRequest {
 //     V = 2^17), which is how rows of hundreds of millions of tokens would lose mass.
 // It holds whatever the logits span, -inf among them. Which token an edge of top-p or min-p falls
 // on is decided by these masses, so a token as close to the edge as that may fall on either side.
-struct RowLaw {
+struct RowStatistics {
   float max;        // largest logit of the row
   float threshold;  // smallest logit that the filters keep; -inf without filters
-  uint64_t mass;    // sum of m_x over the kept tokens, >= 2^S; 1 at temperature 0 (one-hot law)
+  uint64_t
+      mass;  // sum of m_x over the kept tokens, >= 2^S; 1 at temperature 0 (one-hot distribution)
 };
 
 // Runs body(context, i) for every i in [0, n), in any order and on any threads, and returns when

@@ -1,4 +1,4 @@
-// polyspec::verify: judge a drafted block against the target's logits and emit what stands.
+// polyspec::verify: verify a drafted block against the target's logits and emit what stands.
 #pragma once
 
 #include "polyspec/export.h"
@@ -13,10 +13,11 @@ enum EndedBits : int64_t {
 };
 
 // Where a request's text ends, and what its next pass begins with. Cuts are made after the rule has
-// judged, so that what is emitted is a prefix of what it would be without them, and its law stays
-// the target's. Behind a cut tokens are -1, log-probabilities NaN and laws zero; num_accepted
-// counts the draft tokens before it; an error or note of a row behind it is not reported. A request
-// with room 0 is not judged: nothing of it is read and its status is 0.
+// verified, so that what is emitted is a prefix of what it would be without them, and its
+// distribution stays the target's. Behind a cut tokens are -1, log-probabilities NaN and
+// distributions zero; num_accepted counts the draft tokens before it; an error or note of a row
+// behind it is not reported. A request with room 0 is not verified: nothing of it is read and its
+// status is 0.
 struct CutParams {
   const int64_t* eos = nullptr;  // [b, e] ids that end a text (and are kept); -1 is no id
   int64_t eos_count = 0;         // e
@@ -31,24 +32,25 @@ struct CutParams {
   int64_t* next_positions = nullptr;  // its absolute position, position + n - 1; -1 if n = 0
 };
 
-// Row i of the target's logits is the law of the token after i draft tokens, so row i judges
-// draft token i and row `length` gives the bonus token. With
-// p, q the processed laws of target and draft:
+// Row i of the target's logits is the distribution of the token after i draft tokens, so row i
+// verifies draft token i and row `length` gives the bonus token. With p, q the processed
+// distributions of target and draft:
 //   rule token: accept y while u < p(y)/q(y); at the first rejection draw from norm(max(p - q, 0));
 //   rule block: p_i = min(1, p_{i-1} p(y_i)/q(y_i)),  S_i = sum_x max(p_i p(x) - q(x), 0),
 //               h_i = S_i / (S_i + 1 - p_i), h_m = p_m; keep the largest i with u_i < h_i, then
 //               draw from norm(max(p_i p - q, 0)), or the bonus from p when the whole block stands.
-// Either way the emitted tokens have exactly the target's law. Without draft logits q is one-hot at
-// the draft token (a deterministic proposal).
+// Either way the emitted tokens have exactly the target's distribution. Without draft logits q is
+// one-hot at the draft token (a deterministic proposal).
 //
-// The arithmetic, in float64 and in this order, with m and M a row's masses and their sum (RowLaw):
+// The arithmetic, in float64 and in this order, with m and M a row's masses and their sum
+// (RowStatistics):
 //   p(y)/q(y) = (m_p(y) M_q) / (m_q(y) M_p), or m_p(y) / M_p for a deterministic proposal;
 //   u = ((bits >> 12) + 0.5) 2^-52, strictly between 0 and 1, of kAccept (philox.hpp);
 //   max(c p - q, 0) has the integer masses trunc(2^S max(0, m_p(x) (c / M_p) - m_q(x) (1 / M_q))),
 //     from which the token is drawn as `sample` draws from m (kEmit); c = 1 or p_i; S_i is their
 //     sum / 2^S. Where all are 0 the token is drawn from p: kStatusZeroResidual.
-// So what is emitted has the law that `sample` draws from to within about 2^-S v + 1e-15 of total
-// variation for each token.
+// So what is emitted has the distribution that `sample` draws from to within about 2^-S v + 1e-15
+// of total variation for each token.
 struct VerifyParams {
   int64_t batch = 0;        // b
   int64_t draft_len = 0;    // k >= 0
@@ -63,11 +65,11 @@ struct VerifyParams {
   const void* draft_logits = nullptr;  // [b, k, vd] or nullptr: deterministic proposal
   int64_t draft_stride[2] = {0, 0};    // elements per request, per row
   // [b, k] contiguous, as `sample` and `verify` gave them for the same rows and sampling
-  // parameters; nullptr: computed here. Checked is what costs no pass over a row: that the law is
-  // finite, gives the draft token a probability and has a mass that a row can have
-  // (kStatusDraftLawMismatch). Another row's law may pass; the tokens then do not have the target's
-  // law, though none has probability 0 under it.
-  const RowLaw* draft_laws = nullptr;
+  // parameters; nullptr: computed here. Checked is what costs no pass over a row: that the
+  // distribution is finite, gives the draft token a probability and has a mass that a row can have
+  // (kStatusDraftStatisticsMismatch). Another row's distribution may pass; the tokens then do not
+  // have the target's distribution, though none has probability 0 under it.
+  const RowStatistics* draft_statistics = nullptr;
   const int32_t* target_to_draft =
       nullptr;  // [v] draft id of each target id, -1: none. nullptr: identity
 
@@ -75,16 +77,16 @@ struct VerifyParams {
   int64_t draft_tokens_stride = 0;         // elements per request
   const int64_t* draft_lengths = nullptr;  // [b] in [0, k], or nullptr: k for every request
 
-  SamplingParams sampling;  // the same for both laws (contract C1)
+  SamplingParams sampling;  // the same for both distributions (contract C1)
   DrawParams draw;          // position: that of the first draft token
   Rule rule = Rule::kToken;
 
-  int64_t* tokens = nullptr;        // [b, k+1] accepted prefix, correction or bonus, then -1
-  int64_t* num_accepted = nullptr;  // [b] in [0, length]
-  float* logprobs = nullptr;        // [b, k+1] log p of each emitted token, NaN past them
-  int32_t* status = nullptr;        // [b] StatusBits
-  RowLaw* laws =
-      nullptr;    // [b, k+1] target law of each emitted token, for the level above; or nullptr
+  int64_t* tokens = nullptr;            // [b, k+1] accepted prefix, correction or bonus, then -1
+  int64_t* num_accepted = nullptr;      // [b] in [0, length]
+  float* logprobs = nullptr;            // [b, k+1] log p of each emitted token, NaN past them
+  int32_t* status = nullptr;            // [b] StatusBits
+  RowStatistics* statistics = nullptr;  // [b, k+1] target distribution of each emitted token, for
+                                        // the level above; or nullptr
   CutParams cut;  // EOS and length; by default nothing is cut and nothing of it written
 
   // CUDA: kVerifyWorkspaceBytes of device memory, 16-byte aligned, zeroed once before its first use
@@ -95,7 +97,7 @@ struct VerifyParams {
 
 constexpr int64_t kVerifyWorkspaceBytes = 65536;
 
-// Judges b blocks. On the CPU the outputs are written when the call returns; on CUDA the work is
+// Verifiers b blocks. On the CPU the outputs are written when the call returns; on CUDA the work is
 // queued. After a rejection in a row, later rows are not read (rule token; a CUDA call with a
 // workspace may reduce all rows of a few requests at once).
 POLYSPEC_API Result verify(const VerifyParams& params, Stream stream = Stream::cpu());

@@ -4,9 +4,9 @@
 // rows would then have other masses than those of the thread beside it.
 #pragma once
 
-#include "polyspec/detail/numeric.hpp"
+#include "core/numeric.hpp"
 
-namespace polyspec::POLYSPEC_DETAIL {
+namespace polyspec::POLYSPEC_CORE {
 
 // While it lives, this thread computes in that mode; afterwards in its own again.
 class FloatMode {
@@ -51,4 +51,4 @@ class FloatMode {
   Word given_;
 };
 
-}  // namespace polyspec::POLYSPEC_DETAIL
+}  // namespace polyspec::POLYSPEC_CORE

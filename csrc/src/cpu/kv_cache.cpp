@@ -4,9 +4,9 @@
 
 #include <cstring>
 
+#include "core/kv_index.hpp"
+#include "core/kv_pages.hpp"
 #include "cpu/serial_group.hpp"
-#include "polyspec/detail/kv_index.hpp"
-#include "polyspec/detail/kv_pages.hpp"
 
 namespace polyspec::cpu {
 namespace {
@@ -50,7 +50,7 @@ Side side_of(const NewTokens& in, const KvSource& source, const KvCache& cache, 
 void copy(const Side& side, int32_t element_size, int64_t token, int64_t cache_row, int64_t head,
           int64_t slot) {
   char* to = static_cast<char*>(side.to->data) +
-             detail::offset_of(side.to->stride, cache_row, head, slot) * element_size;
+             core::offset_of(side.to->stride, cache_row, head, slot) * element_size;
   std::memcpy(to, side.from + token * side.from_step, static_cast<size_t>(side.bytes));
 }
 
@@ -58,12 +58,12 @@ void append_one(const AppendParams& p, int64_t index) {
   const NewTokens& in = p.in;
   const int64_t row = index / in.heads;
   const int64_t head = index % in.heads;
-  const detail::RowAppend plan = detail::row_append(in, row, detail::append_limit(p));
-  if (head == 0) detail::finish_row(in, row, plan);
+  const core::RowAppend plan = core::row_append(in, row, core::append_limit(p));
+  if (head == 0) core::finish_row(in, row, plan);
   const Side keys = side_of(in, in.keys, p.keys, in.key_dim, row, head);
   const Side values = side_of(in, in.values, p.values, in.value_dim, row, head);
   for (int64_t token = 0; token < plan.count; ++token) {
-    const int64_t slot = detail::append_slot(p, plan, plan.begin + token);
+    const int64_t slot = core::append_slot(p, plan, plan.begin + token);
     if (slot < 0) continue;
     copy(keys, in.element_size, token, row, head, slot);
     copy(values, in.element_size, token, row, head, slot);
@@ -74,13 +74,13 @@ void append_paged_one(const PagedAppendParams& p, int64_t index) {
   const NewTokens& in = p.in;
   const int64_t row = index / in.heads;
   const int64_t head = index % in.heads;
-  const detail::RowAppend plan = detail::row_append_paged(p, row);
-  if (head == 0) detail::finish_row(in, row, detail::checked_pages(p, row, plan));
+  const core::RowAppend plan = core::row_append_paged(p, row);
+  if (head == 0) core::finish_row(in, row, core::checked_pages(p, row, plan));
   const Side keys = side_of(in, in.keys, p.keys, in.key_dim, row, head);
   const Side values = side_of(in, in.values, p.values, in.value_dim, row, head);
   for (int64_t token = 0; token < plan.count; ++token) {
     const int64_t position = plan.begin + token;
-    const int64_t page = detail::page_of(p, row, position);
+    const int64_t page = core::page_of(p, row, position);
     if (page < 0) continue;
     copy(keys, in.element_size, token, page, head, position % p.page_size);
     copy(values, in.element_size, token, page, head, position % p.page_size);
@@ -90,9 +90,9 @@ void append_paged_one(const PagedAppendParams& p, int64_t index) {
 // The accepted vectors of one (layer, row, head), in order: no move overwrites what a later one
 // reads.
 void move_path(void* base, const int64_t (&stride)[3], int64_t dim, int32_t element_size,
-               const detail::RowPath& path, int64_t row, int64_t head) {
+               const core::RowPath& path, int64_t row, int64_t head) {
   char* first =
-      static_cast<char*>(base) + detail::offset_of(stride, row, head, path.begin) * element_size;
+      static_cast<char*>(base) + core::offset_of(stride, row, head, path.begin) * element_size;
   const int64_t step = stride[2] * element_size;
   for (int64_t j = 0; j < path.count; ++j) {
     if (path.nodes[j] == j) continue;
@@ -105,8 +105,8 @@ void compact_one(const CompactTreeParams& p, int64_t index) {
   const int64_t head = index % p.heads;
   const int64_t row = index / p.heads % p.batch;
   const int64_t layer = index / p.heads / p.batch;
-  const detail::RowPath path = detail::row_path(p, row);
-  if (layer == 0 && head == 0) detail::finish_path(p, row, path);
+  const core::RowPath path = core::row_path(p, row);
+  if (layer == 0 && head == 0) core::finish_path(p, row, path);
   move_path(p.keys[layer], p.key_stride, p.key_dim, p.element_size, path, row, head);
   move_path(p.values[layer], p.value_stride, p.value_dim, p.element_size, path, row, head);
 }
@@ -122,15 +122,15 @@ void append_paged(const PagedAppendParams& params, const Executor& executor) {
 }
 
 void reserve_pages(const PagesParams& params) {
-  detail::Scratch scratch;
-  detail::SerialGroup group(scratch);
-  detail::move_pages<true>(group, params);
+  core::Scratch scratch;
+  core::SerialGroup group(scratch);
+  core::move_pages<true>(group, params);
 }
 
 void truncate_pages(const PagesParams& params) {
-  detail::Scratch scratch;
-  detail::SerialGroup group(scratch);
-  detail::move_pages<false>(group, params);
+  core::Scratch scratch;
+  core::SerialGroup group(scratch);
+  core::move_pages<false>(group, params);
 }
 
 void compact_tree(const CompactTreeParams& params, const Executor& executor) {

@@ -5,15 +5,15 @@
 
 #include <algorithm>
 
+#include "core/verify_parts.hpp"
 #include "cpu/row_loops.hpp"
-#include "polyspec/detail/verify_parts.hpp"
 
-namespace polyspec::POLYSPEC_DETAIL {
+namespace polyspec::POLYSPEC_CORE {
 
 // Where the draft has nothing: scale * p alone.
 template <class T>
 struct TargetPart {
-  RealLaw<T> p;
+  RealDistribution<T> p;
   double p_scale;
 
   POLYSPEC_FN uint64_t operator()(int64_t i) const {
@@ -24,8 +24,8 @@ struct TargetPart {
 // Draft and target side by side in one vocabulary.
 template <class T, class U>
 struct BothParts {
-  RealLaw<T> p;
-  RealLaw<U> q;
+  RealDistribution<T> p;
+  RealDistribution<U> q;
   double p_scale;
   double q_scale;
 
@@ -39,7 +39,8 @@ struct BothParts {
 template <class T, class U>
 POLYSPEC_FN BothParts<T, U> both_parts(const ResidualWeight<T>& weight, const Row<T>& p,
                                        const Row<U>& q) {
-  return {RealLaw(over(weight.p, p)), RealLaw(over(weight.q, q)), weight.p_scale, weight.q_scale};
+  return {RealDistribution(over(weight.p, p)), RealDistribution(over(weight.q, q)), weight.p_scale,
+          weight.q_scale};
 }
 
 // The draft's logits of n target ids, -inf (mass 0) where the draft cannot propose the id.
@@ -72,7 +73,7 @@ template <class T>
 POLYSPEC_LOOP uint64_t mass_between(const ResidualWeight<T>& weight, int64_t begin, int64_t end) {
   const bool one_hot = weight.proposed >= 0;
   if (!fits_vectors(weight.p.head)) return sum_loop(weight, begin, end);
-  const TargetPart<T> alone{RealLaw(weight.p), weight.p_scale};
+  const TargetPart<T> alone{RealDistribution(weight.p), weight.p_scale};
   if (one_hot) {
     const int64_t y = weight.proposed;
     const uint64_t sum = sum_loop(alone, begin, end);
@@ -87,4 +88,4 @@ POLYSPEC_LOOP uint64_t mass_between(const ResidualWeight<T>& weight, int64_t beg
   return sum;
 }
 
-}  // namespace polyspec::POLYSPEC_DETAIL
+}  // namespace polyspec::POLYSPEC_CORE

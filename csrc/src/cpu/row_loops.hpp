@@ -6,11 +6,11 @@
 // known at run time only are told apart here, once per range.
 #pragma once
 
-#include "polyspec/detail/law.hpp"
+#include "core/distribution.hpp"
 
 #define POLYSPEC_LOOP __attribute__((noinline))
 
-namespace polyspec::POLYSPEC_DETAIL {
+namespace polyspec::POLYSPEC_CORE {
 
 // ---- Masses in vector registers ----
 //
@@ -42,17 +42,17 @@ POLYSPEC_FN uint64_t truncated(double value) {
 // Whether masses with this head room may go through doubles.
 POLYSPEC_FN bool fits_vectors(int head) { return kRoundsInVectors && head >= kVectorHead; }
 
-// The masses of LawWeight: trunc(of(i)).
+// The masses of TokenMass: trunc(of(i)).
 template <class T>
-struct RealLaw {
-  LawWeight<Row<T>> law;
+struct RealDistribution {
+  TokenMass<Row<T>> statistics;
   double unit;
 
-  POLYSPEC_FN explicit RealLaw(const LawWeight<Row<T>>& weight)
-      : law(weight), unit(mass_unit(weight.head)) {}
+  POLYSPEC_FN explicit RealDistribution(const TokenMass<Row<T>>& weight)
+      : statistics(weight), unit(mass_unit(weight.head)) {}
 
   POLYSPEC_FN double of(int64_t i) const {
-    return static_cast<double>(exp2_of(law.exponent_of(law.row[i]))) * unit;
+    return static_cast<double>(exp2_of(statistics.exponent_of(statistics.row[i]))) * unit;
   }
   POLYSPEC_FN uint64_t operator()(int64_t i) const { return truncated(of(i)); }
 };
@@ -120,26 +120,26 @@ POLYSPEC_FN auto with_type(const AnyRow& row, const F& f) {
   }
 }
 
-// The same law's masses over another view of the row.
+// The same distribution's masses over another view of the row.
 template <class From, class To>
-POLYSPEC_FN LawWeight<To> over(const LawWeight<From>& weight, const To& row) {
+POLYSPEC_FN TokenMass<To> over(const TokenMass<From>& weight, const To& row) {
   return {row, weight.max, weight.threshold, weight.slope, weight.head};
 }
 
 // weight(begin) + ... + weight(end - 1).
 template <class RowType>
-POLYSPEC_FN uint64_t mass_between(const LawWeight<RowType>& weight, int64_t begin, int64_t end) {
+POLYSPEC_FN uint64_t mass_between(const TokenMass<RowType>& weight, int64_t begin, int64_t end) {
   return with_type(weight.row, [&](const auto& row) {
     const auto typed = over(weight, row);
-    return fits_vectors(weight.head) ? sum_loop(RealLaw(typed), begin, end)
+    return fits_vectors(weight.head) ? sum_loop(RealDistribution(typed), begin, end)
                                      : sum_loop(typed, begin, end);
   });
 }
 
 template <class T>
-POLYSPEC_FN void masses_of(const LawWeight<Row<T>>& weight, int64_t begin, int64_t n,
+POLYSPEC_FN void masses_of(const TokenMass<Row<T>>& weight, int64_t begin, int64_t n,
                            uint64_t* masses) {
-  if (fits_vectors(weight.head)) return mass_loop(RealLaw(weight), begin, n, masses);
+  if (fits_vectors(weight.head)) return mass_loop(RealDistribution(weight), begin, n, masses);
   mass_loop(weight, begin, n, masses);
 }
 
@@ -149,4 +149,4 @@ POLYSPEC_FN Extremes extremes_between(const RowType& any, int64_t begin, int64_t
                    [&](const auto& row) { return extremes_loop(row.data + begin, end - begin); });
 }
 
-}  // namespace polyspec::POLYSPEC_DETAIL
+}  // namespace polyspec::POLYSPEC_CORE

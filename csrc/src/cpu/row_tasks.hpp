@@ -1,4 +1,4 @@
-// The row algorithms of detail/ overloaded for the group of one: whole-row loops that vectorise
+// The row algorithms of core/ overloaded for the group of one: whole-row loops that vectorise
 // and, where an executor is given, run on the caller's threads. The sums are integers, so neither
 // the vectors nor the threads change a bit.
 #pragma once
@@ -9,7 +9,7 @@
 #include "cpu/residual_loops.hpp"
 #include "cpu/select_loops.hpp"
 
-namespace polyspec::POLYSPEC_DETAIL {
+namespace polyspec::POLYSPEC_CORE {
 
 // A task should outlast its hand-over to another thread: 8192 tokens take about 3 us.
 constexpr int64_t kTilesPerTask = 8;
@@ -85,7 +85,8 @@ uint64_t sum_tiles(SerialGroup& group, int64_t n, const Weight& weight) {
 }
 
 // Tiles, then steps of 128 tokens in vectors, then one token at a time. The bounds hold even where
-// a law handed over does not belong to its row, so that nothing past the vocabulary is picked.
+// a distribution handed over does not belong to its row, so that nothing past the vocabulary is
+// picked.
 template <class Weight>
 int64_t pick(SerialGroup& group, int64_t n, const Weight& weight, uint64_t target) {
   constexpr int64_t kStep = 128;
@@ -108,4 +109,4 @@ int64_t pick(SerialGroup& group, int64_t n, const Weight& weight, uint64_t targe
   return i;
 }
 
-}  // namespace polyspec::POLYSPEC_DETAIL
+}  // namespace polyspec::POLYSPEC_CORE

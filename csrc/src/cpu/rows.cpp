@@ -4,16 +4,16 @@
 #define POLYSPEC_JOIN(a, b) POLYSPEC_JOIN_(a, b)
 #define POLYSPEC_STRING_(a) #a
 #define POLYSPEC_STRING(a) POLYSPEC_STRING_(a)
-#define POLYSPEC_DETAIL POLYSPEC_JOIN(detail_, POLYSPEC_ISA)
+#define POLYSPEC_CORE POLYSPEC_JOIN(core_, POLYSPEC_ISA)
 
 #include "cpu/rows.hpp"
 
+#include "core/sample_request.hpp"
+#include "core/verify_request.hpp"
 #include "cpu/float_mode.hpp"
 #include "cpu/row_tasks.hpp"
-#include "polyspec/detail/sample_request.hpp"
-#include "polyspec/detail/verify_request.hpp"
 
-namespace polyspec::POLYSPEC_DETAIL {
+namespace polyspec::POLYSPEC_CORE {
 namespace {
 
 void sample_one(const SampleParams& params, int64_t request, const Executor* executor) {
@@ -45,7 +45,7 @@ void verify_one(const VerifyParams& params, int64_t request, const Executor* exe
 }
 
 }  // namespace
-}  // namespace polyspec::POLYSPEC_DETAIL
+}  // namespace polyspec::POLYSPEC_CORE
 
 namespace polyspec::cpu {
 
@@ -53,6 +53,6 @@ namespace polyspec::cpu {
 #define POLYSPEC_TABLE_avx2 kRowsAvx2
 #define POLYSPEC_TABLE_avx512 kRowsAvx512
 const Rows POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
-    &POLYSPEC_DETAIL::sample_one, &POLYSPEC_DETAIL::verify_one, POLYSPEC_STRING(POLYSPEC_ISA)};
+    &POLYSPEC_CORE::sample_one, &POLYSPEC_CORE::verify_one, POLYSPEC_STRING(POLYSPEC_ISA)};
 
 }  // namespace polyspec::cpu

@@ -1,4 +1,4 @@
-// The radix select of detail/select.hpp overloaded for the group of one: as few tokens as possible
+// The radix select of core/select.hpp overloaded for the group of one: as few tokens as possible
 // reach a histogram, whose scattered additions do not vectorise.
 //
 //   - top-k: the largest logit of each of 2048 columns of the row; the k-th largest of those is a
@@ -16,7 +16,7 @@
 #include "cpu/row_loops.hpp"
 #include "cpu/serial_group.hpp"
 
-namespace polyspec::POLYSPEC_DETAIL {
+namespace polyspec::POLYSPEC_CORE {
 
 constexpr int64_t kSelectStep = 256;
 constexpr int64_t kColumns = 2048;
@@ -69,7 +69,7 @@ void column_maxima(const Row<T>& row, float* columns) {
 
 POLYSPEC_FN One weight_over(One, const Row<float>&) { return {}; }
 template <class RowType>
-POLYSPEC_FN LawWeight<Row<float>> weight_over(const LawWeight<RowType>& weight,
+POLYSPEC_FN TokenMass<Row<float>> weight_over(const TokenMass<RowType>& weight,
                                               const Row<float>& row) {
   return over(weight, row);
 }
@@ -121,7 +121,7 @@ uint32_t lowest_key(SerialGroup& group, const Row<T>& row, One, uint64_t need) {
   return key;
 }
 template <class T>
-uint32_t lowest_key(SerialGroup&, const Row<T>&, const LawWeight<Row<T>>& weight, uint64_t) {
+uint32_t lowest_key(SerialGroup&, const Row<T>&, const TokenMass<Row<T>>& weight, uint64_t) {
   return weight.threshold > -kInfinity ? key_of(weight.threshold) : 0;
 }
 
@@ -152,10 +152,10 @@ float select_from_top(SerialGroup& group, const RowType& any, One, uint64_t need
   return with_type(any, [&](const auto& row) { return select_typed(group, row, One{}, need); });
 }
 template <class RowType>
-float select_from_top(SerialGroup& group, const RowType& any, const LawWeight<RowType>& weight,
+float select_from_top(SerialGroup& group, const RowType& any, const TokenMass<RowType>& weight,
                       uint64_t need) {
   return with_type(
       any, [&](const auto& row) { return select_typed(group, row, over(weight, row), need); });
 }
 
-}  // namespace polyspec::POLYSPEC_DETAIL
+}  // namespace polyspec::POLYSPEC_CORE

@@ -2,9 +2,9 @@
 // still be spread over the caller's threads, see row_tasks.hpp.
 #pragma once
 
-#include "polyspec/detail/group.hpp"
+#include "core/group.hpp"
 
-namespace polyspec::POLYSPEC_DETAIL {
+namespace polyspec::POLYSPEC_CORE {
 
 class SerialGroup {
  public:
@@ -42,4 +42,4 @@ class SerialGroup {
   const Executor* executor_;
 };
 
-}  // namespace polyspec::POLYSPEC_DETAIL
+}  // namespace polyspec::POLYSPEC_CORE

@@ -76,9 +76,9 @@ Result verify(const VerifyParams& params, const Stream& stream) {
     case DType::kFloat32:
       return result_of(launch_verify<float>(params, stream));
     case DType::kBFloat16:
-      return result_of(launch_verify<detail::BFloat16>(params, stream));
+      return result_of(launch_verify<core::BFloat16>(params, stream));
     case DType::kFloat16:
-      return result_of(launch_verify<detail::Float16>(params, stream));
+      return result_of(launch_verify<core::Float16>(params, stream));
   }
   return {Result::Code::kInvalidArgument, "target_dtype is not a DType"};
 }

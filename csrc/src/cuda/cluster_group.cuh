@@ -12,7 +12,7 @@
 #include "cuda/cta_group.cuh"
 #include "cuda/launch_shape.hpp"
 
-namespace polyspec::POLYSPEC_DETAIL {
+namespace polyspec::POLYSPEC_CORE {
 
 constexpr int kMaxCluster = polyspec::cuda::kMaxClusterCtas;  // one slot per CTA
 
@@ -125,4 +125,4 @@ class ClusterGroup {
   int buffer_ = 0;  // the same in every thread, since reductions are collective
 };
 
-}  // namespace polyspec::POLYSPEC_DETAIL
+}  // namespace polyspec::POLYSPEC_CORE

@@ -6,7 +6,7 @@
 // again two reductions later, and the barrier of the one in between has passed every reader.
 #pragma once
 
-#include "polyspec/detail/group.hpp"
+#include "core/group.hpp"
 
 #ifdef __CUDACC__
 #define POLYSPEC_UNROLL _Pragma("unroll")
@@ -14,7 +14,7 @@
 #define POLYSPEC_UNROLL
 #endif
 
-namespace polyspec::POLYSPEC_DETAIL {
+namespace polyspec::POLYSPEC_CORE {
 
 constexpr int kWarp = 32;
 
@@ -159,4 +159,4 @@ class CtaGroup {
   int buffer_ = 0;  // the same in every thread, since reductions are collective
 };
 
-}  // namespace polyspec::POLYSPEC_DETAIL
+}  // namespace polyspec::POLYSPEC_CORE

@@ -9,27 +9,27 @@
 
 #include <cstdint>
 
+#include "core/sample_request.hpp"
+#include "core/verify_request.hpp"
 #include "cuda/cta_group.cuh"
-#include "cuda/last_arriver.cuh"
+#include "cuda/last_block.cuh"
 #include "cuda/launch_shape.hpp"
 #include "cuda/row_reader.cuh"
-#include "polyspec/detail/sample_request.hpp"
-#include "polyspec/detail/verify_request.hpp"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #include "cuda/cluster_group.cuh"
 namespace polyspec::cuda {
 template <int kThreads>
-using Shared = detail::ClusterShared<kThreads>;
+using Shared = core::ClusterShared<kThreads>;
 template <int kThreads>
-using Group = detail::ClusterGroup<kThreads>;
+using Group = core::ClusterGroup<kThreads>;
 }  // namespace polyspec::cuda
 #else
 namespace polyspec::cuda {
 template <int kThreads>
-using Shared = detail::CtaShared<kThreads>;
+using Shared = core::CtaShared<kThreads>;
 template <int kThreads>
-using Group = detail::CtaGroup<kThreads>;
+using Group = core::CtaGroup<kThreads>;
 }  // namespace polyspec::cuda
 #endif
 
@@ -52,12 +52,12 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 template <class T, class AnyGroup>
 __device__ __forceinline__ void run_request(AnyGroup& group, const SampleParams& params,
                                             int64_t b) {
-  detail::sample_request<T>(group, params, b);
+  core::sample_request<T>(group, params, b);
 }
 template <class T, class AnyGroup>
 __device__ __forceinline__ void run_request(AnyGroup& group, const VerifyParams& params,
                                             int64_t b) {
-  detail::verify_request<T>(group, params, b);
+  core::verify_request<T>(group, params, b);
 }
 
 // T is the element type of the (target's) logits. __grid_constant__ lets the row algorithms hold
@@ -76,11 +76,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   group.sync();  // no CTA leaves while another may reach into its shared memory
 }
 
-// A group per row; the last to arrive judges the block.
+// A group per row; the last to arrive verifies the block.
 template <class T, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const __grid_constant__ VerifyParams params) {
-  static_assert(kTicketBytes + kMostRecords * sizeof(detail::RowRecord) <= kVerifyWorkspaceBytes,
+  static_assert(kTicketBytes + kMostRecords * sizeof(core::RowRecord) <= kVerifyWorkspaceBytes,
                 "the workspace has room for the records");
   __shared__ Shared<kThreads> shared;
   wait_for_previous_kernel();
@@ -90,10 +90,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t row = blockIdx.x / group.ctas();  // of the whole batch
   const int64_t request = row / rows;
   unsigned* tickets = static_cast<unsigned*>(params.workspace);
-  detail::RowRecord* records =
-      reinterpret_cast<detail::RowRecord*>(static_cast<char*>(params.workspace) + kTicketBytes);
-  detail::verify_row<T>(group, params, request, row - request * rows, records + request * rows,
-                        tickets + request);
+  core::RowRecord* records =
+      reinterpret_cast<core::RowRecord*>(static_cast<char*>(params.workspace) + kTicketBytes);
+  core::verify_row<T>(group, params, request, row - request * rows, records + request * rows,
+                      tickets + request);
   group.sync();
 }
 

@@ -7,16 +7,16 @@
 // the addresses allow.
 #include <cuda_runtime.h>
 
+#include "core/kv_index.hpp"
+#include "core/kv_lanes.hpp"
+#include "core/kv_pages.hpp"
 #include "cuda/cta_group.cuh"
 #include "cuda/kv_cache.hpp"
-#include "polyspec/detail/kv_index.hpp"
-#include "polyspec/detail/kv_lanes.hpp"
-#include "polyspec/detail/kv_pages.hpp"
 
 namespace polyspec::cuda {
 namespace {
 
-using detail::Lane16;
+using core::Lane16;
 
 constexpr int kLaneThreads = 128;
 constexpr int kPageThreads = 256;  // rows per round; a batch is seldom larger
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kLaneThreads)
     for (int64_t head = blockIdx.y; head < p.in.heads; head += gridDim.y)
       for (int64_t x = blockIdx.x * int64_t{kLaneThreads} + threadIdx.x; x < threads;
            x += gridDim.x * int64_t{kLaneThreads}) {
-        detail::append_lane<Lane>(p, row, head, x);
+        core::append_lane<Lane>(p, row, head, x);
       }
 }
 
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kLaneThreads)
     for (int64_t head = blockIdx.y; head < p.in.heads; head += gridDim.y)
       for (int64_t x = blockIdx.x * int64_t{kLaneThreads} + threadIdx.x; x < threads;
            x += gridDim.x * int64_t{kLaneThreads}) {
-        detail::append_paged_lane<Lane>(p, row, head, x);
+        core::append_paged_lane<Lane>(p, row, head, x);
       }
 }
 
@@ -56,16 +56,16 @@ __global__ void __launch_bounds__(kLaneThreads)
       for (int64_t x = blockIdx.x * int64_t{kLaneThreads} + threadIdx.x; x < threads;
            x += gridDim.x * int64_t{kLaneThreads}) {
         const int64_t head = x / lanes;
-        detail::compact_lane<Lane>(p, layer, row, head, static_cast<int32_t>(x - head * lanes));
+        core::compact_lane<Lane>(p, layer, row, head, static_cast<int32_t>(x - head * lanes));
       }
 }
 
 template <bool kReserve>
 __global__ void __launch_bounds__(kPageThreads)
     pages_kernel(const __grid_constant__ PagesParams p) {
-  __shared__ detail::CtaShared<kPageThreads> shared;
-  detail::CtaGroup<kPageThreads> group(shared);
-  detail::move_pages<kReserve>(group, p);
+  __shared__ core::CtaShared<kPageThreads> shared;
+  core::CtaGroup<kPageThreads> group(shared);
+  core::move_pages<kReserve>(group, p);
 }
 
 unsigned clamped(int64_t n, int64_t limit) {
@@ -91,7 +91,7 @@ Result launch(void (*kernel)(Params...), dim3 grid, int threads, cudaStream_t st
 
 template <class Lane>
 Result append_as(const AppendParams& p, CUstream_st* stream) {
-  const auto lanes = detail::token_lanes<Lane>(p.in.key_dim, p.in.value_dim, p.in.element_size);
+  const auto lanes = core::token_lanes<Lane>(p.in.key_dim, p.in.value_dim, p.in.element_size);
   // Without new tokens one thread still writes the row's verdict.
   const int64_t threads = p.in.tokens > 0 ? p.in.tokens * lanes.all() : 1;
   return launch(append_kernel<Lane>, grid_of(threads, p.in.heads, p.in.batch), kLaneThreads, stream,
@@ -100,7 +100,7 @@ Result append_as(const AppendParams& p, CUstream_st* stream) {
 
 template <class Lane>
 Result append_paged_as(const PagedAppendParams& p, CUstream_st* stream) {
-  const auto lanes = detail::token_lanes<Lane>(p.in.key_dim, p.in.value_dim, p.in.element_size);
+  const auto lanes = core::token_lanes<Lane>(p.in.key_dim, p.in.value_dim, p.in.element_size);
   const int64_t threads = p.in.tokens > 0 ? p.in.tokens * lanes.all() : 1;
   return launch(append_paged_kernel<Lane>, grid_of(threads, p.in.heads, p.in.batch), kLaneThreads,
                 stream, p, threads);
@@ -108,7 +108,7 @@ Result append_paged_as(const PagedAppendParams& p, CUstream_st* stream) {
 
 template <class Lane>
 Result compact_as(const CompactTreeParams& p, CUstream_st* stream) {
-  const int32_t lanes = detail::token_lanes<Lane>(p.key_dim, p.value_dim, p.element_size).all();
+  const int32_t lanes = core::token_lanes<Lane>(p.key_dim, p.value_dim, p.element_size).all();
   const int64_t threads = p.heads * lanes;
   return launch(compact_kernel<Lane>, grid_of(threads, p.batch, p.layers), kLaneThreads, stream, p,
                 lanes, threads);
@@ -117,7 +117,7 @@ Result compact_as(const CompactTreeParams& p, CUstream_st* stream) {
 }  // namespace
 
 Result append(const AppendParams& params, CUstream_st* stream) {
-  switch (detail::lane_bytes(params)) {
+  switch (core::lane_bytes(params)) {
     case 16:
       return append_as<Lane16>(params, stream);
     case 8:
@@ -132,7 +132,7 @@ Result append(const AppendParams& params, CUstream_st* stream) {
 }
 
 Result append_paged(const PagedAppendParams& params, CUstream_st* stream) {
-  switch (detail::lane_bytes(params)) {
+  switch (core::lane_bytes(params)) {
     case 16:
       return append_paged_as<Lane16>(params, stream);
     case 8:
@@ -147,7 +147,7 @@ Result append_paged(const PagedAppendParams& params, CUstream_st* stream) {
 }
 
 Result compact_tree(const CompactTreeParams& params, CUstream_st* stream) {
-  switch (detail::lane_bytes(params)) {
+  switch (core::lane_bytes(params)) {
     case 16:
       return compact_as<Lane16>(params, stream);
     case 8:

@@ -26,8 +26,8 @@ inline int ctas_per_group(int64_t groups, int64_t vocab, int multiprocessors) {
 }
 
 // Whether a verification's rows, the last included, are worth reducing all at once: each then has
-// groups of its own, but the rows after a rejection are read in vain and whoever judges has a row's
-// CTAs only. With clusters the walk is fast too; without them a walk has one multiprocessor.
+// groups of its own, but the rows after a rejection are read in vain and whoever verifies has a
+// row's CTAs only. With clusters the walk is fast too; without them a walk has one multiprocessor.
 inline bool rows_at_once(int64_t batch, int64_t rows, int64_t vocab, int multiprocessors,
                          bool clusters) {
   if (rows < 2 || batch > kMostRecords || batch * rows > kMostRecords) return false;

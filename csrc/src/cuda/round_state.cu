@@ -2,8 +2,8 @@
 // long as a launch, whatever the batch; what they save is a host synchronisation.
 #include <cuda_runtime.h>
 
+#include "core/schedule_row.hpp"
 #include "cuda/round_state.hpp"
-#include "polyspec/detail/schedule_row.hpp"
 
 namespace polyspec::cuda {
 namespace {
@@ -13,19 +13,19 @@ constexpr int kThreads = 32;
 __global__ void __launch_bounds__(kThreads)
     schedule_due_kernel(const __grid_constant__ ScheduleDueParams p) {
   const int64_t row = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  if (row < p.in.batch) detail::due_row(p, row);
+  if (row < p.in.batch) core::due_row(p, row);
 }
 
 __global__ void __launch_bounds__(kThreads)
     schedule_next_kernel(const __grid_constant__ ScheduleNextParams p) {
   const int64_t row = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  if (row < p.in.batch) detail::next_row(p, row);
+  if (row < p.in.batch) core::next_row(p, row);
 }
 
 __global__ void __launch_bounds__(kThreads)
     schedule_report_kernel(const __grid_constant__ ScheduleReportParams p) {
   const int64_t row = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  if (row < p.in.batch) detail::report_row(p, row);
+  if (row < p.in.batch) core::report_row(p, row);
 }
 
 template <class Params>

@@ -1,6 +1,6 @@
 // Rows read in vectors of 16 bytes: the CUDA backend's loops over a row's logits, in place of the
-// element by element ones of law.hpp, select.hpp and tiles.hpp (overload resolution prefers these
-// for rows whose type is known).
+// element by element ones of distribution.hpp, select.hpp and tiles.hpp (overload resolution
+// prefers these for rows whose type is known).
 //
 // Rows begin anywhere, so each tile is read as a head up to the first 16-byte boundary, whole
 // vectors, and a tail. All passes over a row go tile by tile, a warp per tile: each multiprocessor
@@ -11,7 +11,7 @@
 
 #include <type_traits>
 
-#include "polyspec/detail/verify_parts.hpp"
+#include "core/verify_parts.hpp"
 
 #ifdef __CUDACC__
 #define POLYSPEC_UNROLL_ALL _Pragma("unroll")
@@ -19,7 +19,7 @@
 #define POLYSPEC_UNROLL_ALL
 #endif
 
-namespace polyspec::POLYSPEC_DETAIL {
+namespace polyspec::POLYSPEC_CORE {
 
 struct alignas(16) Words {
   uint32_t word[4];
@@ -131,7 +131,7 @@ POLYSPEC_FN void add_weight(Group& group, uint64_t* bin, const One&, float) {
   group.count(bin);  // a vocabulary has fewer than 2^31 tokens
 }
 template <class Group, class RowType>
-POLYSPEC_FN void add_weight(Group& group, uint64_t* bin, const LawWeight<RowType>& weight,
+POLYSPEC_FN void add_weight(Group& group, uint64_t* bin, const TokenMass<RowType>& weight,
                             float z) {
   group.add(bin, weight.of(z));
 }
@@ -147,7 +147,7 @@ POLYSPEC_FN void count_digit(Group& group, const Row<T>& row, const Weight& weig
 }
 
 template <class Group, class T>
-POLYSPEC_FN uint64_t lane_mass(Group& group, const LawWeight<Row<T>>& weight, int64_t begin,
+POLYSPEC_FN uint64_t lane_mass(Group& group, const TokenMass<Row<T>>& weight, int64_t begin,
                                int64_t end) {
   uint64_t sum = 0;
   visit<4>(weight.row, begin, end, group.lane(), group.lanes(),
@@ -219,4 +219,4 @@ POLYSPEC_FN uint64_t lane_mass(Group& group, const ResidualWeight<T>& weight, in
   return sum;
 }
 
-}  // namespace polyspec::POLYSPEC_DETAIL
+}  // namespace polyspec::POLYSPEC_CORE

@@ -17,9 +17,9 @@ Result sample(const SampleParams& params, const Stream& stream) {
     case DType::kFloat32:
       return launch_sample<float>(params, stream);
     case DType::kBFloat16:
-      return launch_sample<detail::BFloat16>(params, stream);
+      return launch_sample<core::BFloat16>(params, stream);
     case DType::kFloat16:
-      return launch_sample<detail::Float16>(params, stream);
+      return launch_sample<core::Float16>(params, stream);
   }
   return {Result::Code::kInvalidArgument, "dtype is not a DType"};
 }

@@ -4,8 +4,8 @@
 namespace polyspec::cuda {
 
 template <>
-cudaError_t launch_verify<detail::BFloat16>(const VerifyParams& params, const Stream& stream) {
-  return launch_verify_kernel<detail::BFloat16>(params, stream);
+cudaError_t launch_verify<core::BFloat16>(const VerifyParams& params, const Stream& stream) {
+  return launch_verify_kernel<core::BFloat16>(params, stream);
 }
 
 }  // namespace polyspec::cuda

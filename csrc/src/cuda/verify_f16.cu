@@ -4,8 +4,8 @@
 namespace polyspec::cuda {
 
 template <>
-cudaError_t launch_verify<detail::Float16>(const VerifyParams& params, const Stream& stream) {
-  return launch_verify_kernel<detail::Float16>(params, stream);
+cudaError_t launch_verify<core::Float16>(const VerifyParams& params, const Stream& stream) {
+  return launch_verify_kernel<core::Float16>(params, stream);
 }
 
 }  // namespace polyspec::cuda

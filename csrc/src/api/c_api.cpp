@@ -1,0 +1,372 @@
+// The C interface over the C++ one: struct sizes, codes and texts; nothing is computed here.
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <initializer_list>
+#include <new>
+#include <stdexcept>
+#include <vector>
+
+#include "cuda/launch.hpp"
+#include "polyspec/polyspec.h"
+#include "polyspec/scheduler.hpp"
+#include "polyspec/verify.hpp"
+
+struct polyspec_scheduler {
+  explicit polyspec_scheduler(std::vector<int64_t> windows, std::vector<int64_t> rounds = {})
+      : machine(std::move(windows), std::move(rounds)) {}
+  polyspec::Scheduler machine;
+};
+
+namespace {
+
+// A struct_size beyond this is a forgotten initialisation, not a later release: its tail is not
+// read.
+constexpr size_t kMaxStructSize = 4096;
+
+thread_local char last_error[256] = "";
+
+polyspec_code fail(polyspec_code code, const char* function, const char* text) {
+  std::snprintf(last_error, sizeof last_error, "%s: %s", function, text);
+  return code;
+}
+
+// Runs `body` and turns what it throws into a code.
+template <class Body>
+polyspec_code guarded(const char* function, Body&& body) noexcept {
+  try {
+    return body();
+  } catch (const std::invalid_argument& error) {
+    return fail(POLYSPEC_INVALID_ARGUMENT, function, error.what());
+  } catch (const std::logic_error& error) {
+    return fail(POLYSPEC_WRONG_STATE, function, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(POLYSPEC_OUT_OF_MEMORY, function, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(POLYSPEC_INTERNAL_ERROR, function, error.what());
+  } catch (...) {
+    return fail(POLYSPEC_INTERNAL_ERROR, function, "an exception of unknown type");
+  }
+}
+
+polyspec_code from_result(const char* function, const polyspec::Result& result) {
+  static_assert(
+      static_cast<int>(polyspec::Result::Code::kInvalidArgument) == POLYSPEC_INVALID_ARGUMENT, "");
+  static_assert(static_cast<int>(polyspec::Result::Code::kUnsupported) == POLYSPEC_UNSUPPORTED, "");
+  static_assert(static_cast<int>(polyspec::Result::Code::kCudaError) == POLYSPEC_CUDA_ERROR, "");
+  if (result.ok()) return POLYSPEC_OK;
+  return fail(static_cast<polyspec_code>(result.code), function, result.message);
+}
+
+// The struct sizes of earlier releases; a release that adds a field adds the size before it.
+using Sizes = std::initializer_list<size_t>;
+
+// Whether the caller's struct can be read: its size is that of an earlier release, the present one,
+// or a larger one that is zero past the present one.
+template <class T>
+polyspec_code check_size(const char* function, const T* given, Sizes earlier) {
+  if (given == nullptr) return fail(POLYSPEC_INVALID_ARGUMENT, function, "a struct is NULL");
+  const size_t size = given->struct_size;
+  char text[160];
+  const bool known = std::find(earlier.begin(), earlier.end(), size) != earlier.end();
+  if (!known && (size < sizeof(T) || size > kMaxStructSize)) {
+    std::snprintf(text, sizeof text, "struct_size is %zu; this library (%s) knows %zu and %zu",
+                  size, polyspec_version(), earlier.size() > 0 ? *earlier.begin() : sizeof(T),
+                  sizeof(T));
+    return fail(POLYSPEC_BAD_STRUCT_SIZE, function, text);
+  }
+  const char* bytes = reinterpret_cast<const char*>(given);
+  for (size_t i = sizeof(T); i < size; ++i) {
+    if (bytes[i] != 0) {
+      std::snprintf(text, sizeof text,
+                    "byte %zu of a struct is set, but this library (%s) knows only %zu", i,
+                    polyspec_version(), sizeof(T));
+      return fail(POLYSPEC_BAD_STRUCT_SIZE, function, text);
+    }
+  }
+  return POLYSPEC_OK;
+}
+
+// Reads the fields that the caller has over `out`, which holds the defaults.
+template <class T>
+polyspec_code read_struct(const char* function, const T* given, Sizes earlier, T* out) {
+  const polyspec_code code = check_size(function, given, earlier);
+  if (code == POLYSPEC_OK) std::memcpy(out, given, std::min(given->struct_size, sizeof(T)));
+  return code;
+}
+
+// An optional struct: NULL leaves the defaults.
+template <class T>
+polyspec_code read_optional(const char* function, const T* given, T* out, Sizes earlier = {}) {
+  return given == nullptr ? POLYSPEC_OK : read_struct(function, given, earlier, out);
+}
+
+// What sample and verify share: the optional structs behind their pointers, in C++ terms.
+struct Common {
+  polyspec::SamplingParams sampling;
+  polyspec::DrawParams draw;
+  polyspec::Stream stream;
+};
+
+polyspec_code read_common(const char* function, const polyspec_sampling* sampling,
+                          const polyspec_draw* draw, const polyspec_stream* stream, Common* out) {
+  polyspec_sampling s = polyspec_sampling_default();
+  polyspec_draw d = polyspec_draw_default();
+  polyspec_stream w = polyspec_stream_default();
+  polyspec_code code = read_optional(function, sampling, &s);
+  if (code == POLYSPEC_OK) code = read_optional(function, draw, &d);
+  if (code == POLYSPEC_OK) code = read_optional(function, stream, &w, {POLYSPEC_STREAM_MIN_SIZE});
+  if (code != POLYSPEC_OK) return code;
+
+  out->sampling.temperature = {s.temperature.data, s.temperature.value};
+  out->sampling.top_k = {s.top_k.data, s.top_k.value};
+  out->sampling.top_p = {s.top_p.data, s.top_p.value};
+  out->sampling.min_p = {s.min_p.data, s.min_p.value};
+
+  out->draw.seed = {d.seed.data, d.seed.value};
+  out->draw.position = {d.position.data, d.position.value};
+  out->draw.round = {d.round.data, d.round.value};
+  out->draw.level = d.level;
+  out->draw.bits = d.bits;
+
+  if (w.device == POLYSPEC_CPU) {
+    out->stream = polyspec::Stream::cpu({w.executor.run, w.executor.pool});
+  } else if (w.device == POLYSPEC_CUDA) {
+    out->stream = polyspec::Stream::on(static_cast<CUstream_st*>(w.cuda_stream));
+    out->stream.overlap = w.overlap != 0;
+  } else {
+    return fail(POLYSPEC_INVALID_ARGUMENT, function,
+                "the device of a stream is neither CPU nor CUDA");
+  }
+  return POLYSPEC_OK;
+}
+
+// The same 16 bytes under two names.
+static_assert(sizeof(polyspec_row_statistics) == sizeof(polyspec::RowStatistics),
+              "row distribution");
+static_assert(offsetof(polyspec_row_statistics, threshold) ==
+                  offsetof(polyspec::RowStatistics, threshold),
+              "row distribution");
+static_assert(offsetof(polyspec_row_statistics, mass) == offsetof(polyspec::RowStatistics, mass),
+              "row distribution");
+
+polyspec::RowStatistics* as_statistics(polyspec_row_statistics* statistics) {
+  return reinterpret_cast<polyspec::RowStatistics*>(statistics);
+}
+const polyspec::RowStatistics* as_statistics(const polyspec_row_statistics* statistics) {
+  return reinterpret_cast<const polyspec::RowStatistics*>(statistics);
+}
+
+static_assert(POLYSPEC_FLOAT16 == static_cast<int>(polyspec::DType::kFloat16), "dtype");
+static_assert(POLYSPEC_BFLOAT16 == static_cast<int>(polyspec::DType::kBFloat16), "dtype");
+static_assert(POLYSPEC_RULE_BLOCK == static_cast<int>(polyspec::Rule::kBlock), "rule");
+static_assert(POLYSPEC_STEP_DONE == static_cast<int>(polyspec::Step::Kind::kDone), "step");
+static_assert(POLYSPEC_STATUS_DRAFT_STATISTICS_MISMATCH ==
+                  int{polyspec::kStatusDraftStatisticsMismatch},
+              "status");
+static_assert(POLYSPEC_STATUS_ZERO_RESIDUAL == int{polyspec::kStatusZeroResidual}, "status");
+static_assert(POLYSPEC_VERIFY_WORKSPACE_BYTES == polyspec::kVerifyWorkspaceBytes, "workspace");
+static_assert(POLYSPEC_ENDED_EOS == int{polyspec::kEndedEos}, "ended");
+static_assert(POLYSPEC_ENDED_ROOM == int{polyspec::kEndedRoom}, "ended");
+static_assert(POLYSPEC_STATUS_NOTES == int{polyspec::kStatusNotes}, "status");
+
+}  // namespace
+
+// ---- Codes
+// -------------------------------------------------------------------------------------------
+
+const char* polyspec_last_error(void) { return last_error; }
+
+int32_t polyspec_has_cuda(void) { return polyspec::cuda::available() ? 1 : 0; }
+
+// ---- Operators
+// ---------------------------------------------------------------------------------------
+
+polyspec_code polyspec_sample(const polyspec_sample_params* params, const polyspec_stream* stream) {
+  return guarded(__func__, [&, function = __func__]() -> polyspec_code {
+    polyspec_sample_params in = polyspec_sample_params_default();
+    Common common;
+    polyspec_code code = read_struct(function, params, {POLYSPEC_SAMPLE_PARAMS_MIN_SIZE}, &in);
+    if (code == POLYSPEC_OK) code = read_common(function, in.sampling, in.draw, stream, &common);
+    if (code != POLYSPEC_OK) return code;
+
+    polyspec::SampleParams p;
+    p.batch = in.batch;
+    p.vocab = in.vocab;
+    p.dtype = static_cast<polyspec::DType>(in.dtype);
+    p.logits = in.logits;
+    p.logits_stride = in.logits_stride;
+    p.sampling = common.sampling;
+    p.draw = common.draw;
+    p.tokens = in.tokens;
+    p.logprobs = in.logprobs;
+    p.status = in.status;
+    p.statistics = as_statistics(in.statistics);
+    return from_result(function, polyspec::sample(p, common.stream));
+  });
+}
+
+polyspec_code polyspec_verify(const polyspec_verify_params* params, const polyspec_stream* stream) {
+  return guarded(__func__, [&, function = __func__]() -> polyspec_code {
+    polyspec_verify_params in = polyspec_verify_params_default();
+    Common common;
+    polyspec_code code =
+        read_struct(function, params,
+                    {POLYSPEC_VERIFY_PARAMS_MIN_SIZE, POLYSPEC_VERIFY_PARAMS_UNCUT_SIZE}, &in);
+    if (code == POLYSPEC_OK) code = read_common(function, in.sampling, in.draw, stream, &common);
+    if (code != POLYSPEC_OK) return code;
+
+    polyspec::VerifyParams p;
+    p.batch = in.batch;
+    p.draft_len = in.draft_len;
+    p.vocab = in.vocab;
+    p.draft_vocab = in.draft_vocab;
+    p.target_dtype = static_cast<polyspec::DType>(in.target_dtype);
+    p.target_logits = in.target_logits;
+    p.draft_dtype = static_cast<polyspec::DType>(in.draft_dtype);
+    p.draft_logits = in.draft_logits;
+    for (int i = 0; i < 2; ++i) {
+      p.target_stride[i] = in.target_stride[i];
+      p.draft_stride[i] = in.draft_stride[i];
+    }
+    p.draft_statistics = as_statistics(in.draft_statistics);
+    p.target_to_draft = in.target_to_draft;
+    p.draft_tokens = in.draft_tokens;
+    p.draft_tokens_stride = in.draft_tokens_stride;
+    p.draft_lengths = in.draft_lengths;
+    p.sampling = common.sampling;
+    p.draw = common.draw;
+    p.rule = static_cast<polyspec::Rule>(in.rule);
+    p.tokens = in.tokens;
+    p.num_accepted = in.num_accepted;
+    p.logprobs = in.logprobs;
+    p.status = in.status;
+    p.statistics = as_statistics(in.statistics);
+    p.cut.eos = in.eos;
+    p.cut.eos_count = in.eos_count;
+    p.cut.eos_stride = in.eos_stride;
+    p.cut.room.data = in.room;
+    p.cut.num_emitted = in.num_emitted;
+    p.cut.ended = in.ended;
+    p.cut.cache_lengths = in.cache_lengths;
+    p.cut.next_ids = in.next_ids;
+    p.cut.next_positions = in.next_positions;
+    p.workspace = in.workspace;
+    return from_result(function, polyspec::verify(p, common.stream));
+  });
+}
+
+// ---- Scheduler
+// ---------------------------------------------------------------------------------------
+
+namespace {
+
+std::vector<int64_t> read_windows(const int64_t* windows, int32_t num_windows) {
+  if (windows == nullptr || num_windows < 1)
+    throw std::invalid_argument("windows is NULL or empty");
+  return std::vector<int64_t>(windows, windows + num_windows);
+}
+
+template <class T>
+void require(const T* pointer, const char* text) {
+  if (pointer == nullptr) throw std::invalid_argument(text);
+}
+
+}  // namespace
+
+polyspec_code polyspec_scheduler_create(const int64_t* windows, int32_t num_windows,
+                                        polyspec_scheduler** scheduler) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the address for the scheduler is NULL");
+    *scheduler = nullptr;
+    *scheduler = new polyspec_scheduler(read_windows(windows, num_windows));
+    return POLYSPEC_OK;
+  });
+}
+
+polyspec_code polyspec_scheduler_create_bounded(const int64_t* windows, const int64_t* rounds,
+                                                int32_t num_windows,
+                                                polyspec_scheduler** scheduler) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the address for the scheduler is NULL");
+    *scheduler = nullptr;
+    std::vector<int64_t> read = read_windows(windows, num_windows);
+    require(rounds, "rounds is NULL");
+    *scheduler =
+        new polyspec_scheduler(std::move(read), std::vector<int64_t>(rounds, rounds + num_windows));
+    return POLYSPEC_OK;
+  });
+}
+
+void polyspec_scheduler_destroy(polyspec_scheduler* scheduler) { delete scheduler; }
+
+polyspec_code polyspec_scheduler_start(polyspec_scheduler* scheduler, int64_t max_new_tokens) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the scheduler is NULL");
+    scheduler->machine.start(max_new_tokens);
+    return POLYSPEC_OK;
+  });
+}
+
+polyspec_code polyspec_scheduler_next(const polyspec_scheduler* scheduler, polyspec_step* step) {
+  return guarded(__func__, [&, function = __func__]() -> polyspec_code {
+    require(scheduler, "the scheduler is NULL");
+    const polyspec_code code = check_size(function, step, {});
+    if (code != POLYSPEC_OK) return code;
+    const polyspec::Step next = scheduler->machine.next();
+    step->kind = static_cast<int32_t>(next.kind);
+    step->level = next.level;
+    step->count = next.count;
+    return POLYSPEC_OK;
+  });
+}
+
+polyspec_code polyspec_scheduler_report(polyspec_scheduler* scheduler, int32_t level,
+                                        int64_t emitted, int32_t eos) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the scheduler is NULL");
+    scheduler->machine.report(level, emitted, eos != 0);
+    return POLYSPEC_OK;
+  });
+}
+
+polyspec_code polyspec_scheduler_set_windows(polyspec_scheduler* scheduler, const int64_t* windows,
+                                             int32_t num_windows) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the scheduler is NULL");
+    scheduler->machine.set_windows(read_windows(windows, num_windows));
+    return POLYSPEC_OK;
+  });
+}
+
+polyspec_code polyspec_scheduler_get_windows(const polyspec_scheduler* scheduler, int64_t* windows,
+                                             int32_t num_windows) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the scheduler is NULL");
+    require(windows, "windows is NULL");
+    const std::vector<int64_t>& held = scheduler->machine.windows();
+    if (static_cast<size_t>(num_windows) != held.size()) {
+      throw std::invalid_argument("num_windows is not the number of levels less one");
+    }
+    std::copy(held.begin(), held.end(), windows);
+    return POLYSPEC_OK;
+  });
+}
+
+int64_t polyspec_scheduler_pending(const polyspec_scheduler* scheduler, int32_t level) {
+  if (scheduler == nullptr || level < 1 || level >= scheduler->machine.levels()) return -1;
+  return scheduler->machine.pending(level);
+}
+
+int64_t polyspec_scheduler_committed(const polyspec_scheduler* scheduler) {
+  return scheduler == nullptr ? -1 : scheduler->machine.committed();
+}
+
+int32_t polyspec_scheduler_done(const polyspec_scheduler* scheduler) {
+  return scheduler == nullptr ? -1 : scheduler->machine.done();
+}
+
+int32_t polyspec_scheduler_levels(const polyspec_scheduler* scheduler) {
+  return scheduler == nullptr ? -1 : scheduler->machine.levels();
+}

@@ -1,0 +1,54 @@
+// The EOS and length cuts of one request, made on what a rule has emitted, and what the next pass
+// begins with. Integers of one thread: the cost is that of reading a few tokens back.
+#pragma once
+
+#include "core/rule_token.hpp"
+
+namespace polyspec::POLYSPEC_CORE {
+
+// Whether anything is to be cut or written; the same for all requests of a call.
+POLYSPEC_FN bool wants_cuts(const CutParams& cut) {
+  return cut.eos_count > 0 || cut.room.data != nullptr || cut.room.value != INT64_MAX ||
+         cut.num_emitted != nullptr || cut.ended != nullptr || cut.cache_lengths != nullptr ||
+         cut.next_ids != nullptr || cut.next_positions != nullptr;
+}
+
+POLYSPEC_FN bool is_eos(const CutParams& cut, int64_t request, int64_t token) {
+  const int64_t* ids = cut.eos + request * cut.eos_stride;
+  bool found = false;
+  for (int64_t i = 0; i < cut.eos_count; ++i) found = found || ids[i] == token;
+  return found;
+}
+
+// Cuts a block of which `emitted` tokens are written; returns how many remain and takes from the
+// verdict what lies behind the cut. By the thread that wrote the tokens (rank 0).
+template <class T>
+POLYSPEC_FN int64_t cut_block(const Block<T>& block, int64_t emitted, Outcome* outcome) {
+  const CutParams& cut = block.params.cut;
+  const int64_t room = value_for(cut.room, block.request);
+  const int64_t* tokens = block.params.tokens + block.request * (block.params.draft_len + 1);
+  int64_t kept = emitted < room ? emitted : room;
+  if (room < 0) kept = 0;  // a bad parameter, as the status says
+  int64_t ended = 0;
+  for (int64_t i = 0; i < kept; ++i) {
+    if (!is_eos(cut, block.request, tokens[i])) continue;
+    kept = i + 1;
+    ended = kEndedEos;
+  }
+  if (kept == room) ended |= kEndedRoom;
+  if (ended != 0 && kept <= outcome->accepted) {
+    outcome->accepted = kept;
+    outcome->status = 0;  // it was about a row that the text does not reach
+  }
+  const int64_t b = block.request;
+  const int64_t position = block.draws.position;
+  const int64_t cached = outcome->accepted < kept ? outcome->accepted : kept;
+  if (cut.num_emitted != nullptr) cut.num_emitted[b] = kept;
+  if (cut.ended != nullptr) cut.ended[b] = ended;
+  if (cut.cache_lengths != nullptr) cut.cache_lengths[b] = position + cached;
+  if (cut.next_ids != nullptr) cut.next_ids[b] = kept > 0 ? tokens[kept - 1] : -1;
+  if (cut.next_positions != nullptr) cut.next_positions[b] = kept > 0 ? position + kept - 1 : -1;
+  return kept;
+}
+
+}  // namespace polyspec::POLYSPEC_CORE

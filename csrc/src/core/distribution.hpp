@@ -1,0 +1,162 @@
+// The processed distribution of a row: temperature, top-k, top-p, min-p, as a RowStatistics.
+#pragma once
+
+#include "core/row.hpp"
+#include "core/select.hpp"
+#include "core/tiles.hpp"
+#include "polyspec/status.hpp"
+
+namespace polyspec::POLYSPEC_CORE {
+
+// One request's sampling parameters, read and checked.
+struct Filter {
+  float temperature;
+  float slope;  // log2(e) / temperature; unused when greedy
+  int64_t top_k;
+  float top_p;
+  float min_p;
+
+  POLYSPEC_FN bool greedy() const { return temperature == 0.0f; }
+  POLYSPEC_FN bool cuts() const { return top_k > 0 || top_p < 1.0f || min_p > 0.0f; }
+};
+
+// Mass of token i under a distribution: the integers of types.hpp.
+template <class RowType>
+struct TokenMass {
+  RowType row;
+  float max;
+  float threshold;
+  float slope;
+  int head;
+
+  POLYSPEC_FN uint64_t operator()(int64_t i) const { return of(row[i]); }
+
+  // Mass of a token with logit z.
+  POLYSPEC_FN uint64_t of(float z) const { return mass_of_exponent(exponent_of(z), head); }
+
+  // A choice of exponents and no branch: what is computed from two masses then still vectorises.
+  // -|z - max| is z - max, since no logit exceeds the row's maximum. Statistics that were handed
+  // over may be another row's, though, and a positive exponent would not give a mass at all. (The
+  // sign is the slope's, which loops turn once.)
+  POLYSPEC_FN float exponent_of(float z) const {
+    return z >= threshold ? __builtin_fabsf(z - max) * -slope : -kInfinity;
+  }
+};
+
+template <class RowType>
+POLYSPEC_FN TokenMass<RowType> token_mass(const RowType& row, const RowStatistics& statistics,
+                                          const Filter& filter, int head) {
+  return {row, statistics.max, statistics.threshold, filter.slope, head};
+}
+
+// Largest and smallest order of the logits that this thread looks at. (A backend may overload it
+// for its rows, and first_of below.)
+template <class Group, class RowType>
+POLYSPEC_FN void extremes(Group& group, const RowType& row, int32_t* high, int32_t* low) {
+  int32_t most = kOrderMinusInfinity;
+  int32_t least = kOrderInfinity;
+  POLYSPEC_ROLLED
+  for (int64_t i = group.rank(); i < row.n; i += group.size()) {
+    const int32_t order = order_of(row[i]);
+    most = order > most ? order : most;
+    least = order < least ? order : least;
+  }
+  *high = most;
+  *low = least;
+}
+
+// Largest logit of a row, and what is wrong with the row. Collective.
+template <class Group, class RowType>
+POLYSPEC_FN int32_t row_max(Group& group, const RowType& row, float* max) {
+  int32_t high;
+  int32_t low;
+  extremes(group, row, &high, &low);
+  group.max_and_min(&high, &low);
+  *max = value_of(high) + 0.0f;  // -0 becomes +0
+  if (high > kOrderInfinity || low < kOrderMinusInfinity) return kStatusNan;
+  if (high == kOrderInfinity) return kStatusInf;
+  if (high == kOrderMinusInfinity) return kStatusEmptyRow;
+  return 0;
+}
+
+// First of the tokens that this thread looks at whose logit is `max`; the row's length if none is.
+template <class Group, class RowType>
+POLYSPEC_FN int64_t first_of(Group& group, const RowType& row, float max) {
+  for (int64_t i = group.rank(); i < row.n; i += group.size()) {
+    if (row[i] == max) return i;
+  }
+  return row.n;
+}
+
+// First token with the largest logit (C5). Collective.
+template <class Group, class RowType>
+POLYSPEC_FN int64_t first_equal(Group& group, const RowType& row, float max) {
+  return group.min(first_of(group, row, max));
+}
+
+// Whether statistics can be those of a row of n logits that holds a token with logit z and this
+// mass > 0. All that can be told without reading the row: another row's may pass.
+POLYSPEC_FN bool possible_statistics(const RowStatistics& statistics, const Filter& filter,
+                                     int head, int64_t n, float z, uint64_t own) {
+  const uint64_t most = uint64_t{1} << (62 - head);  // the mass of the largest logit
+  const uint64_t least = most + (z < statistics.max ? own : 0);
+  return own > 0 && z <= statistics.max && statistics.max <= kLargest &&
+         statistics.threshold <= statistics.max &&
+         (filter.cuts() || statistics.threshold == -kInfinity) && statistics.mass >= least &&
+         statistics.mass <= most * static_cast<uint64_t>(n);
+}
+
+struct One {
+  POLYSPEC_FN uint64_t operator()(int64_t) const { return 1; }
+};
+
+// Smallest integer mass that is at least `share` of `total`, never 0: the likeliest token always
+// stays.
+POLYSPEC_FN uint64_t share_of(float share, uint64_t total) {
+  const double wanted = static_cast<double>(share) * static_cast<double>(total);
+  uint64_t mass = static_cast<uint64_t>(wanted);
+  if (static_cast<double>(mass) < wanted) ++mass;
+  if (mass > total) mass = total;
+  return mass > 0 ? mass : 1;
+}
+
+// The distribution of a row; returns error bits (0: *distribution is good). `head` is head_room of
+// the vocabulary that the masses are meant for. Leaves the distribution's tile sums in scratch,
+// ready for `pick`. Collective. Not for greedy requests.
+template <class Group, class RowType>
+POLYSPEC_FN int32_t row_statistics(Group& group, const RowType& row, const Filter& filter, int head,
+                                   RowStatistics* statistics) {
+  statistics->threshold = -kInfinity;
+  statistics->mass = 0;
+  const int32_t error = row_max(group, row, &statistics->max);
+  if (error != 0) return error;
+  if (filter.top_k > 0 && filter.top_k < row.n) {
+    statistics->threshold = select_from_top(group, row, One{}, static_cast<uint64_t>(filter.top_k));
+  }
+  if (filter.top_p < 1.0f) {
+    const TokenMass<RowType> kept = token_mass(row, *statistics, filter, head);
+    const uint64_t total = sum_tiles(group, row.n, kept);
+    statistics->threshold = select_from_top(group, row, kept, share_of(filter.top_p, total));
+  }
+  if (filter.min_p > 0.0f) {
+    // p(x) >= min_p * max p  <=>  z_x >= max + T log(min_p)
+    const double share = static_cast<double>(filter.min_p);
+    const double edge = static_cast<double>(statistics->max) +
+                        static_cast<double>(filter.temperature) * portable_log(share);
+    const float threshold = static_cast<float>(edge);
+    statistics->threshold = threshold > statistics->threshold ? threshold : statistics->threshold;
+  }
+  statistics->mass = sum_tiles(group, row.n, token_mass(row, *statistics, filter, head));
+  return 0;
+}
+
+// log p of a token with logit z.
+POLYSPEC_FN float log_probability(float z, const RowStatistics& statistics, const Filter& filter,
+                                  int head) {
+  const double scaled = (static_cast<double>(z) - static_cast<double>(statistics.max)) /
+                        static_cast<double>(filter.temperature);
+  return static_cast<float>(scaled -
+                            portable_log(static_cast<double>(statistics.mass) / mass_unit(head)));
+}
+
+}  // namespace polyspec::POLYSPEC_CORE

@@ -1,0 +1,52 @@
+// The thread-group concept and the scratch a group shares.
+//
+// A row algorithm is written once over a group of cooperating threads: one CPU thread, a CUDA
+// block, or test fibres. Only the reductions differ. Integers are the only things added up, so all
+// give the same bits.
+//
+// What a group has to offer:
+//   - rank(), size(): this thread and the number of threads
+//   - lane(), lanes(): this thread within its team, and the team's size (a warp on CUDA)
+//   - team(), teams(): the team's index and the number of teams; rank = team * lanes + lane
+//   - sync(): barrier of the group; writes to scratch before it are seen after it
+//   - max_and_min(int32_t*, int32_t*), min(int64_t), sum(uint64_t): over the group, in every thread
+//   - exclusive_scan(uint64_t): sum over lower ranks
+//   - team_sum(uint64_t): over the team, in every lane
+//   - team_exclusive_scan(uint64_t, uint64_t* total): sum over lower lanes; total in every lane
+//   - scratch(): the Scratch that the group shares
+//   - bins(): the histogram that this thread adds to, which may be shared by a part of the group
+//   only
+//   - add(uint64_t* bin, uint64_t): atomic add to a bin of bins()
+//   - clear_bins(): zeroes all histograms; merge_bins(): adds them up into scratch().bins. Barriers
+//
+// Every member but rank ... teams, scratch, bins and add is collective: all threads of the group
+// (team) call it together. The group's reductions and its scan are barriers as well: what a thread
+// reads before one may be overwritten after.
+//
+// A backend may overload row algorithms (functions over a row or a weight) for its own group type,
+// where it has a faster way to the same bits; the overloads are found through the group's
+// namespace.
+#pragma once
+
+#include "core/numeric.hpp"
+
+// Before a loop that nvcc should leave as it is: backends have faster ones for the common rows, and
+// unrolling these as well only makes kernels large.
+#ifdef __CUDACC__
+#define POLYSPEC_ROLLED _Pragma("unroll 1")
+#else
+#define POLYSPEC_ROLLED
+#endif
+
+namespace polyspec::POLYSPEC_CORE {
+
+constexpr int kMaxTiles = 1024;  // tiles of a row, see tiles.hpp
+constexpr int kBins = 2048;      // bins of one radix-select digit
+
+struct Scratch {
+  uint64_t tiles[kMaxTiles];  // mass of each tile
+  uint64_t bins[kBins];       // histogram of one digit
+  uint64_t found[3];          // what the one thread that found it tells the others
+};
+
+}  // namespace polyspec::POLYSPEC_CORE

@@ -1,0 +1,78 @@
+// One request's view of a batch: its parameters, checked, and its draws.
+#pragma once
+
+#include "core/distribution.hpp"
+#include "polyspec/philox.hpp"
+#include "polyspec/sample.hpp"
+
+namespace polyspec::POLYSPEC_CORE {
+
+template <class T>
+POLYSPEC_FN T value_for(const PerRequest<T>& parameter, int64_t request) {
+  return parameter.data != nullptr ? parameter.data[request] : parameter.value;
+}
+
+// Reads a request's sampling parameters; returns kStatusBadParameter or 0. NaNs fail every
+// comparison.
+POLYSPEC_FN int32_t read_filter(const SamplingParams& sampling, int64_t request, Filter* filter) {
+  filter->temperature = value_for(sampling.temperature, request);
+  filter->top_k = value_for(sampling.top_k, request);
+  filter->top_p = value_for(sampling.top_p, request);
+  filter->min_p = value_for(sampling.min_p, request);
+  if (filter->temperature > 0.0f && filter->temperature < kLeastTemperature)
+    filter->temperature = kLeastTemperature;
+  const bool good = filter->temperature >= 0.0f && filter->temperature <= kMostTemperature &&
+                    filter->top_k >= 0 && filter->top_p >= 0.0f && filter->top_p <= 1.0f &&
+                    filter->min_p >= 0.0f && filter->min_p <= 1.0f;
+  filter->slope = good && !filter->greedy() ? slope_of(filter->temperature) : 0.0f;
+  return good ? 0 : kStatusBadParameter;
+}
+
+// The draws of one request.
+struct Draws {
+  uint64_t seed;
+  int64_t position;
+  int64_t round;
+  int32_t level;
+  const uint64_t* bits;  // the request's injected draws, or nullptr
+
+  // The draw for the token `offset` after `position`; `slot` is its place among injected draws.
+  POLYSPEC_FN uint64_t at(int64_t offset, int64_t slot, Purpose purpose) const {
+    if (bits != nullptr) return bits[slot];
+    return draw_bits(seed, position + offset, level, round, purpose);
+  }
+};
+
+POLYSPEC_FN int32_t read_draws(const DrawParams& draw, int64_t request, int64_t slots,
+                               Draws* draws) {
+  draws->seed = value_for(draw.seed, request);
+  draws->position = value_for(draw.position, request);
+  draws->round = value_for(draw.round, request);
+  draws->level = draw.level;
+  draws->bits = draw.bits != nullptr ? draw.bits + request * slots : nullptr;
+  const bool good =
+      draws->position >= 0 && draws->round >= 0 && draws->round <= int64_t{0xffffffff};
+  return good ? 0 : kStatusBadParameter;
+}
+
+// What a verification or sample emits at the end: a token, its log-probability and its
+// distribution.
+struct Emission {
+  int64_t token = -1;
+  float logprob = kNan;
+  RowStatistics statistics{0.0f, 0.0f, 0};
+};
+
+// Argmax of a row as an emission; error bits or 0. Collective.
+template <class Group, class RowType>
+POLYSPEC_FN int32_t greedy_emission(Group& group, const RowType& row, Emission* emission) {
+  float max;
+  const int32_t error = row_max(group, row, &max);
+  if (error != 0) return error;
+  emission->token = first_equal(group, row, max);
+  emission->logprob = 0.0f;
+  emission->statistics = {max, max, 1};
+  return 0;
+}
+
+}  // namespace polyspec::POLYSPEC_CORE

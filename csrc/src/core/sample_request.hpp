@@ -1,0 +1,38 @@
+// polyspec::sample for one request, over any thread group.
+#pragma once
+
+#include "core/request.hpp"
+
+namespace polyspec::POLYSPEC_CORE {
+
+// T is the element type of the logits. Collective; rank 0 writes the outputs.
+template <class T, class Group>
+POLYSPEC_FN void sample_request(Group& group, const SampleParams& params, int64_t request) {
+  const Row<T> row = row_at<T>(params.logits, request * params.logits_stride, params.vocab);
+  Filter filter;
+  Draws draws;
+  Emission emission;
+  int32_t status =
+      read_filter(params.sampling, request, &filter) | read_draws(params.draw, request, 1, &draws);
+  if (status == 0 && filter.greedy()) {
+    status = greedy_emission(group, row, &emission);
+  } else if (status == 0) {
+    const int head = head_room(params.vocab);
+    RowStatistics statistics;
+    status = row_statistics(group, row, filter, head, &statistics);
+    if (status == 0) {
+      const uint64_t target = mul_high(draws.at(0, 0, Purpose::kSample), statistics.mass);
+      emission.token = pick(group, row.n, token_mass(row, statistics, filter, head), target);
+      emission.logprob = log_probability(row[emission.token], statistics, filter, head);
+      emission.statistics = statistics;
+    }
+  }
+  if (group.rank() == 0) {
+    params.tokens[request] = emission.token;
+    params.logprobs[request] = emission.logprob;
+    params.status[request] = status;
+    if (params.statistics != nullptr) params.statistics[request] = emission.statistics;
+  }
+}
+
+}  // namespace polyspec::POLYSPEC_CORE

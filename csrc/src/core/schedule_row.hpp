@@ -1,0 +1,175 @@
+// One state row (round_state.hpp). Integers and nothing else: a thread of a device, the CPU and
+// Scheduler do the same.
+#pragma once
+
+#include "core/numeric.hpp"
+#include "polyspec/round_state.hpp"
+
+namespace polyspec::POLYSPEC_CORE {
+
+using Shape = RoundShape;
+
+// The level whose step is due, 0 when the row is done, and how many tokens it drafts or verifies.
+POLYSPEC_FN int32_t due_level(const Shape& shape, const int64_t* words, int64_t* count) {
+  *count = 0;
+  int64_t room = words[Shape::kRoom];
+  if (words[Shape::kStopped] != 0 || room <= 0) return 0;
+  // The lowest level whose round has begun. A level above it must not run: its verification would
+  // throw the tokens of that round away, which is lossless only if nobody has looked at them. Only
+  // windows that have changed can make this matter.
+  int32_t lowest = shape.levels - 1;
+  while (lowest > 1) {
+    const int64_t* own = words + shape.level_at(lowest);
+    if (own[Shape::kPending] != 0 || own[Shape::kClosed] != 0) break;
+    --lowest;
+  }
+  int64_t wanted = 0;
+  for (int32_t level = 1; level < shape.levels; ++level) {
+    const int64_t* own = words + shape.level_at(level);
+    const int64_t want = own[Shape::kWindow] < room - 1 ? own[Shape::kWindow] : room - 1;
+    const bool full = own[Shape::kPending] >= want ||
+                      (own[Shape::kBound] > 0 && own[Shape::kBlocks] >= own[Shape::kBound]);
+    if (level >= lowest && (full || own[Shape::kClosed] != 0)) {
+      *count = own[Shape::kPending];
+      return level;
+    }
+    wanted = want - own[Shape::kPending];
+    room -= 1 + own[Shape::kPending];
+  }
+  *count = wanted;
+  return shape.levels;
+}
+
+// The step of `level` over `count` tokens has emitted so many.
+POLYSPEC_FN void advance(const Shape& shape, int64_t* words, int32_t level, int64_t count,
+                         int64_t emitted, bool ended) {
+  int64_t* own = words + shape.level_at(level);
+  const bool draft = level == shape.levels;
+  own[Shape::kRound] += 1;
+  if (!draft) own[Shape::kPending] = own[Shape::kBlocks] = own[Shape::kClosed] = 0;
+  if (level == 1) {
+    words[Shape::kRoom] = ended ? 0 : words[Shape::kRoom] - emitted;
+    return;
+  }
+  int64_t* above = words + shape.level_at(level - 1);
+  above[Shape::kPending] += emitted;
+  above[Shape::kBlocks] += 1;
+  // Fewer than asked for, or none: the drafter has no more this round.
+  above[Shape::kClosed] = ended ? 2 : draft && emitted < count;
+}
+
+POLYSPEC_FN void due_row(const ScheduleDueParams& p, int64_t row) {
+  int64_t count = 0;
+  p.due[row] = due_level(p.in.shape, p.in.state + row * p.in.shape.words(), &count);
+  p.due[p.in.batch + row] = count;
+}
+
+POLYSPEC_FN void next_row(const ScheduleNextParams& p, int64_t row) {
+  const Shape& shape = p.in.shape;
+  const int64_t* words = p.in.state + row * shape.words();
+  const int64_t* own = words + shape.level_at(p.level);
+  const int64_t* text = words + shape.text_at();
+  const int64_t total = words[Shape::kTotal], unread = total - own[Shape::kCached];
+  int64_t count = 0;
+  const bool due = due_level(shape, words, &count) == p.level;
+  const bool part = due && unread >= 1 && unread <= p.width;
+  const int64_t pending = p.level == shape.levels ? 0 : count;  // of the tokens of the text
+  int64_t* input_ids = p.input_ids + row * p.width;
+  for (int64_t i = 0; i < p.width; ++i) {
+    input_ids[i] = part && i < unread ? text[own[Shape::kCached] + i] : 0;
+  }
+  int64_t* plan = p.plan + row;
+  const int64_t batch = p.in.batch;
+  plan[kPlanPart * batch] = part;
+  plan[kPlanCounts * batch] = part ? unread : 0;
+  plan[kPlanFirst * batch] = part ? unread - pending - 1 : 0;
+  plan[kPlanLengths * batch] = part ? count : 0;
+  plan[kPlanPositions * batch] = total - (part ? pending : 0);
+  plan[kPlanRounds * batch] = own[Shape::kRound];
+}
+
+POLYSPEC_FN bool ends_text(const ScheduleReportParams& p, int64_t row, int64_t token) {
+  for (int64_t i = 0; i < p.num_eos; ++i) {
+    if (p.eos[row * p.num_eos + i] == token) return true;
+  }
+  return false;
+}
+
+POLYSPEC_FN void report_step(const ScheduleReportParams& p, int64_t row) {
+  const Shape& shape = p.in.shape;
+  int64_t* words = p.in.state + row * shape.words();
+  int64_t* slots = p.slots + row * p.width;
+  for (int64_t i = 0; i < p.width; ++i) slots[i] = p.padding;
+  if (words[Shape::kStep] >= shape.steps) return;  // the log is full: the caller's mistake
+  int64_t* log = words + shape.log_at() + words[Shape::kStep]++ * Shape::kPerStep;
+  for (int64_t i = 0; i < Shape::kPerStep; ++i) log[i] = 0;
+  if (p.plan[kPlanPart * p.in.batch + row] == 0) {
+    log[Shape::kCount] = -1;
+    return;
+  }
+  const bool draft = p.level == shape.levels;
+  const int64_t count = p.plan[kPlanLengths * p.in.batch + row];
+  const int64_t start = words[Shape::kTotal] - (draft ? 0 : count);
+  const int64_t given = p.counts == nullptr ? count : p.counts[row];
+  const bool impossible = given < 0 || given > count;
+  int64_t accepted = draft ? 0 : given;
+  int64_t most = impossible ? 0 : draft ? given : given + 1;
+  if (most > p.width) most = p.width;
+  if (most > shape.capacity - start) most = shape.capacity - start;
+
+  int64_t* text = words + shape.text_at();
+  int64_t emitted = 0;
+  int32_t errors = impossible ? kStatusBadLength : 0;
+  bool ended = false;
+  while (emitted < most && !ended) {
+    const int64_t at = row * p.width + emitted;
+    const int64_t token = p.tokens[at];
+    errors = p.status[draft ? at : row] & (kStatusNotes - 1);
+    if (errors == 0 && token < 0) errors = kStatusTokenOutOfRange;
+    if (errors != 0) break;
+    text[start + emitted] = token;
+    ended = ends_text(p, row, token);
+    ++emitted;
+  }
+  if (accepted > emitted && errors == 0) accepted = emitted;
+  log[Shape::kCount] = count;
+  log[Shape::kPosition] = start;
+  log[Shape::kAccepted] = accepted;
+  log[Shape::kEmitted] = emitted;
+  log[Shape::kEnded] = ended;
+  log[Shape::kStatus] = errors != 0 || draft ? errors : p.status[row];
+  if (errors != 0) {
+    words[Shape::kStopped] = 1;
+    return;
+  }
+
+  words[Shape::kTotal] = start + emitted;
+  int64_t* own = words + shape.level_at(p.level);
+  if (draft) {
+    // The last token drawn was read by nobody. (A draft cut short may have read it; then it is read
+    // again, so that there always is a token to read.)
+    own[Shape::kCached] = start + emitted - 1;
+  } else {
+    own[Shape::kCached] = start + count;
+    for (int32_t level = p.level; level <= shape.levels; ++level) {
+      int64_t* cached = words + shape.level_at(level) + Shape::kCached;
+      if (*cached > start + accepted) *cached = start + accepted;
+    }
+  }
+  if (p.level > 1) {
+    const int64_t pending = words[shape.level_at(p.level - 1) + Shape::kPending];
+    for (int64_t i = 0; i < emitted; ++i) slots[i] = pending + i;
+  }
+  advance(shape, words, p.level, count, emitted, ended);
+}
+
+POLYSPEC_FN void report_row(const ScheduleReportParams& p, int64_t row) {
+  report_step(p, row);
+  if (p.kept == nullptr) return;
+  const int64_t* words = p.in.state + row * p.in.shape.words();
+  for (int32_t level = 1; level <= p.in.shape.levels; ++level) {
+    p.kept[(level - 1) * p.in.batch + row] = words[p.in.shape.level_at(level) + Shape::kCached];
+  }
+}
+
+}  // namespace polyspec::POLYSPEC_CORE

@@ -1,0 +1,80 @@
+// Radix select: the logit at which the weight of the larger-or-equal logits first reaches a wanted
+// total.
+//
+// With weight 1 this is the k-th largest logit (top-k); with a token's mass it is the edge of the
+// nucleus (top-p). No sorting: three histograms of the float's ordered bits, 11 + 11 + 10. The
+// histogram adds integers, so it does not matter in which order threads reach a bin, and tokens
+// that tie at the edge share a key and stay together.
+#pragma once
+
+#include "core/group.hpp"
+
+namespace polyspec::POLYSPEC_CORE {
+
+// Largest bin d with bins[d] + bins[d + 1] + ... >= need, where need <= the total. `need` becomes
+// what is left of it for that bin. Collective.
+template <class Group>
+POLYSPEC_FN int bin_from_top(Group& group, uint64_t* need) {
+  Scratch& scratch = group.scratch();
+  const int run = (kBins + group.size() - 1) / group.size();
+  const int top = kBins - 1 - run * group.rank();  // each thread takes a run of bins, downwards
+  const int bottom = top - run + 1 > 0 ? top - run + 1 : 0;
+  uint64_t mine = 0;
+  POLYSPEC_ROLLED
+  for (int bin = top; bin >= bottom; --bin) mine += scratch.bins[bin];
+  uint64_t above = group.exclusive_scan(mine);
+  if (above < *need && *need - above <= mine) {
+    int bin = top;
+    while (*need - above > scratch.bins[bin]) above += scratch.bins[bin--];
+    scratch.found[0] = static_cast<uint64_t>(bin);
+    scratch.found[1] = *need - above;
+  }
+  group.sync();
+  *need = scratch.found[1];
+  return static_cast<int>(scratch.found[0]);
+}
+
+// One digit of a key: which keys it is counted for, and where in them it stands.
+struct Digit {
+  uint32_t prefix;  // of the digits above
+  uint32_t prefix_mask;
+  int shift;
+  uint32_t mask;
+
+  POLYSPEC_FN bool counts(uint32_t key) const { return (key & prefix_mask) == prefix; }
+  POLYSPEC_FN uint32_t of(uint32_t key) const { return (key >> shift) & mask; }
+};
+
+// Adds the weights of the tokens that this thread looks at to the group's histogram. (A backend may
+// overload it for its rows.)
+template <class Group, class AnyRowType, class Weight>
+POLYSPEC_FN void count_digit(Group& group, const AnyRowType& row, const Weight& weight,
+                             const Digit& digit) {
+  uint64_t* bins = group.bins();
+  POLYSPEC_ROLLED
+  for (int64_t i = group.rank(); i < row.n; i += group.size()) {
+    const uint32_t key = key_of(row[i]);
+    if (digit.counts(key)) group.add(&bins[digit.of(key)], weight(i));
+  }
+}
+
+// Largest logit t of the row with sum of weight(i) over row[i] >= t reaching `need`, 1 <= need <=
+// sum of all weights. Collective.
+template <class Group, class AnyRowType, class Weight>
+POLYSPEC_FN float select_from_top(Group& group, const AnyRowType& row, const Weight& weight,
+                                  uint64_t need) {
+  uint32_t prefix = 0;
+  uint32_t mask = 0;
+  for (int i = 0; i < 3; ++i) {
+    const Digit digit{prefix, mask, i == 0 ? 21 : i == 1 ? 10 : 0, i < 2 ? 2047u : 1023u};
+    group.clear_bins();
+    count_digit(group, row, weight, digit);
+    group.merge_bins();
+    const uint32_t found = static_cast<uint32_t>(bin_from_top(group, &need));
+    prefix |= found << digit.shift;
+    mask |= digit.mask << digit.shift;
+  }
+  return value_of_key(prefix);
+}
+
+}  // namespace polyspec::POLYSPEC_CORE

@@ -1,0 +1,64 @@
+// The CPU backend is compiled once per instruction set; every copy must give the same bits
+// (contract C3).
+#if defined(__x86_64__) && !defined(POLYSPEC_X86)
+#define POLYSPEC_X86 \
+  1  // cpu/rows.hpp then declares the copies; without this the test would pass by skipping
+#endif
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "cpu/rows.hpp"
+#include "support/check.hpp"
+#include "support/random_verify.hpp"
+
+namespace {
+
+using polyspec::cpu::Rows;
+
+void run(const Rows& rows, const polyspec::SampleParams& params) {
+  for (int64_t b = 0; b < params.batch; ++b) rows.sample_request(params, b, nullptr);
+}
+void run(const Rows& rows, const polyspec::VerifyParams& params) {
+  for (int64_t b = 0; b < params.batch; ++b) rows.verify_request(params, b, nullptr);
+}
+
+template <class Case>
+void compare(uint64_t seed, const Rows& other, const std::string& kind) {
+  const Case call(seed);
+  std::vector<unsigned char> expected = call.outputs.bytes;
+  std::vector<unsigned char> got = call.outputs.bytes;
+  run(polyspec::cpu::kRowsBaseline, call.params(call.inputs.bytes.data(), expected.data()));
+  run(other, call.params(call.inputs.bytes.data(), got.data()));
+  cases::check_same(expected, got,
+                    kind + " case " + std::to_string(seed) + ", baseline against " + other.isa);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint64_t count = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 300;
+  std::vector<const Rows*> others;
+  CHECK_EQ(std::string("baseline"), polyspec::cpu::kRowsBaseline.isa);
+#ifdef POLYSPEC_X86
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl");
+  if (avx2) others.push_back(&polyspec::cpu::kRowsAvx2);
+  if (avx512) others.push_back(&polyspec::cpu::kRowsAvx512);
+#endif
+  if (others.empty()) {
+    std::printf("this processor runs the baseline only: nothing to compare\n");
+    return 77;
+  }
+  for (const Rows* other : others) {
+    for (uint64_t seed = 0; seed < count; ++seed) {
+      compare<cases::SampleCase>(seed, *other, "sample");
+      compare<cases::VerifyCase>(seed, *other, "verify");
+    }
+    std::printf("baseline and %s agree\n", other->isa);
+  }
+  return 0;
+}

@@ -1,0 +1,163 @@
+"""Levels and drafters that return views of one buffer, which every pass writes anew, as captured
+graphs and engines with bound outputs do: what is still to be used has been copied by then.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import test_batches
+import test_proposal_kinds
+import torch
+import toy
+
+import polyspec_ext as ps
+from polyspec_ext.drafters import Context, Proposal
+
+RULES = ["token", "block"]
+
+
+class Output:
+    """One buffer for all that is returned; what was in it before is gone."""
+
+    def __init__(self) -> None:
+        self.buffer: torch.Tensor | None = None
+
+    def view(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.buffer is None or self.buffer.shape[0] < logits.shape[0]:
+            self.buffer = torch.empty(logits.shape[0], 16, logits.shape[2])
+        # Some distribution, as no NaN would be: an error is not what a user would see.
+        self.buffer.copy_(torch.linspace(-2, 2, logits.shape[2]).expand_as(self.buffer))
+        view = self.buffer[: logits.shape[0], : logits.shape[1]]
+        view.copy_(logits)
+        return view
+
+
+class Reusing(toy.ToyLevel):
+    """A toy level of one row."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.output = Output()
+
+    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        return self.output.view(super().forward(tokens, keep))
+
+
+class ReusingRows(test_batches.Rows):
+    """A toy level of a batch."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.output = Output()
+
+    def forward(self, *args: Any) -> torch.Tensor:  # type: ignore[override]
+        return self.output.view(super().forward(*args))
+
+
+def levels(count: int, reusing: Sequence[int], one: Any, other: Any, vocab: int) -> list[Any]:
+    return [(one if i in reusing else other)(vocab, 11 + i) for i in range(count)]
+
+
+# Windows, rounds, new tokens, vocabulary. No bound on the rounds has a level run often before what
+# it has handed up is verified.
+SHAPES: list[tuple[list[int], list[int] | None, int, int]] = [
+    ([2], None, 3, 3),
+    ([2, 1], None, 3, 3),
+    ([3, 1], [0], 4, 2),
+    ([3, 2], [2], 4, 2),
+    ([2, 1, 1], [0, 0], 4, 2),
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("window", "rounds", "length", "vocab"), SHAPES, ids=str)
+def test_one_row(
+    window: list[int], rounds: list[int] | None, length: int, vocab: int, rule: str
+) -> None:
+    count = len(window) + 1
+    every = [(i,) for i in range(count)] + [tuple(range(count))]
+    alone = rule == "token" and sum(window) < 5 and count < 4  # else all levels at once
+    for reusing in every if alone else every[-1:]:
+        made = levels(count, reusing, Reusing, toy.ToyLevel, vocab)
+        enumerator, chain = test_proposal_kinds.enumerated(made, window, rule=rule, rounds=rounds)
+        found = toy.chain_distribution(
+            enumerator,
+            lambda chain=chain: chain.generate([0, 1], length, 1.0).sequences[0, 2:].tolist(),
+        )
+        assert toy.total_variation(found, toy.text_distribution(made[0], [0, 1], length)) < 1e-9, (
+            reusing
+        )
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("window", [[2], [3, 1]], ids=str)
+def test_rows_of_a_batch(window: list[int], rule: str) -> None:
+    """Rows out of step: what one has handed up waits while a level reads for another."""
+    count, prompts = len(window) + 1, [[0, 1], [1, 1]]
+    made = levels(count, range(count), ReusingRows, None, 2)
+    enumerator, chain = test_proposal_kinds.enumerated(
+        made, window, rule=rule, rounds=[0] * (count - 2)
+    )
+    for others in (0, -1):
+        found = test_proposal_kinds.text_distributions(
+            enumerator, chain, prompts, 4, others, temperature=1.0
+        )
+        assert test_proposal_kinds.distance(found, made[0], prompts, 4, [1.0, 1.0]) < 1e-9
+
+
+@pytest.mark.parametrize(("window", "rule"), test_batches.CHAINS, ids=str)
+@pytest.mark.parametrize("unbounded", [False, True])
+def test_texts_are_those_of_new_tensors(window: list[int], rule: str, unbounded: bool) -> None:
+    """Also of rows that leave while others wait, and with the draws that users get."""
+    count, rows = len(window) + 1, test_batches.ROWS
+    rounds = [0] * max(count - 2, 0) if unbounded else None
+    outs = []
+    for kind in (ReusingRows, test_batches.Rows):
+        made = [kind(test_batches.VOCAB, 11 + i, scale=1.5) for i in range(count)]
+        outs.append(test_batches.run(ps.Chain(made, window, rule=rule, rounds=rounds), rows))
+    assert outs[0].sequences.equal(outs[1].sequences)
+    assert outs[0].logprobs == outs[1].logprobs
+
+
+class ReusingDrafter(test_proposal_kinds.Various):
+    """A drafter whose forks have one buffer for all their logits."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request, round: test_proposal_kinds.SAMPLED)
+        self.output = Output()
+
+    def fork(self) -> ReusingDrafter:
+        return copy.copy(self)
+
+    def propose(self, context: Context, k: int) -> Proposal:
+        made = super().propose(context, k)
+        assert made.logits is not None
+        made.logits = self.output.view(made.logits)
+        return made
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_drafters_of_a_batch(rule: str) -> None:
+    target, prompts = test_batches.Rows(3, 11), [[0, 1], [2, 0]]
+    enumerator, chain = test_proposal_kinds.enumerated([target, ReusingDrafter()], [2], rule=rule)
+    found = test_proposal_kinds.text_distributions(enumerator, chain, prompts, 3, temperature=1.0)
+    assert test_proposal_kinds.distance(found, target, prompts, 3, [1.0, 1.0]) < 1e-9
+
+
+def test_scores_that_an_observer_keeps() -> None:
+    """What `observe` is given stands until it returns."""
+    kept = []
+    for kind in (Reusing, toy.ToyLevel):
+        seen: list[torch.Tensor] = []
+        chain = ps.Chain([kind(3, 11), kind(3, 12)], [2])
+        batch = chain.batch(
+            [[0, 1]], 8, 1.0, observe=lambda _, logits, seen=seen: seen.append(logits.clone())
+        )
+        while batch.advance():
+            pass
+        kept.append(torch.cat(seen))
+    assert kept[0].equal(kept[1])

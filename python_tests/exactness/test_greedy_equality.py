@@ -1,0 +1,88 @@
+"""Greedy text through the shipped chain is the shipped target's own greedy text, in float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from polyspec_ext import tiny
+from polyspec_ext.cli import demo
+
+GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_test.jsonl"
+
+
+def questions(count: int) -> list[str]:
+    """GSM8K's test split where it lies beside the repository, else our own questions with other
+    numbers."""
+    if GSM8K.exists():
+        lines = GSM8K.read_text(encoding="utf-8").splitlines()[:count]
+        return [json.loads(line)["question"] for line in lines]
+    own = [q.replace("8", str(2 + i)) for i in range(7) for q in demo.QUESTIONS]
+    return own[:count]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("levels", [("target", "drafter"), tiny.LEVELS], ids="-".join)
+def test_greedy_equals_plain_decoding(
+    levels: tuple[str, ...], rule: str, capsys: pytest.CaptureFixture[str], shipped: None
+) -> None:
+    """A first difference passes only as a tie: the two largest logits closer than 1e-4. Ties are
+    counted and printed."""
+    count, new_tokens = (50, 96) if rule == "token" else (5, 96)
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
+    chain = tiny.chain(levels, rule=rule)
+    model = chain.levels[0].model  # type: ignore[attr-defined]
+    ties = []
+    for number, question in enumerate(questions(count)):
+        prompt = tokenizer(tiny.prompt_of(question))["input_ids"]
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            row = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False
+            )
+        plain = row[0, len(prompt) :].tolist()
+        text = chain.generate(prompt, new_tokens).sequences[0, len(prompt) :].tolist()
+        difference = demo.first_difference(model, prompt, plain, text)
+        if difference is not None:
+            assert difference["tie"], (
+                f"prompt {number}, token {difference['place']}: gap {difference['gap']:.3e}"
+            )
+            ties.append((number, difference["place"], difference["gap"]))
+    with capsys.disabled():
+        print(
+            f"\n{'-'.join(levels)}, rule {rule}: {count - len(ties)} of {count} texts equal, "
+            f"{len(ties)} ties {ties or ''}"
+        )
+
+
+def test_a_difference_that_is_no_tie_is_seen(shipped: None) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
+    chain = tiny.chain(("target", "drafter"))
+    prompt = tokenizer(tiny.prompt_of(demo.QUESTIONS[0]))["input_ids"]
+    plain = chain.generate(prompt, 12).sequences[0, len(prompt) :].tolist()
+    model = chain.levels[0].model  # type: ignore[attr-defined]
+    assert demo.first_difference(model, prompt, plain, list(plain)) is None
+    found = demo.first_difference(model, prompt, plain, [*plain[:5], plain[5] ^ 1, *plain[6:]])
+    assert found is not None
+    assert found["place"] == 5
+    assert not found["tie"]
+
+
+@pytest.fixture
+def shipped() -> None:
+    for level in tiny.LEVELS:
+        if not (tiny.root() / level / "config.json").exists():
+            pytest.skip(f"no shipped {level} in {tiny.root()}")
+
+
+def test_windows_and_rounds_of_the_shipped_chain() -> None:
+    """Its own, unless the caller names others."""
+    chain = tiny.chain()
+    assert (tuple(chain.window), tuple(chain.rounds)) == ((5, 3), (3,))
+    assert tiny.chain(window=[6, 2]).rounds == [2]
+    assert tiny.chain(rounds=[1]).rounds == [1]
+    assert tiny.chain(("target", "drafter")).rounds == []

@@ -1,0 +1,228 @@
+"""``polyspec_ext.reference`` recomputes what sample, verify and Chain emit, bit for bit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy import ToyLevel
+
+import polyspec_ext as ps
+from polyspec_ext import reference
+from polyspec_ext.reference import Distribution, philox_draws
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+VOCABULARIES = (1, 2, 3, 5, 31, 33, 100, 1000, 1025, 2049)
+HEADERS = Path(__file__).parents[2] / "csrc" / "include" / "polyspec"
+
+
+def random_row(vocab: int, rng: np.random.Generator) -> np.ndarray:
+    """Logits [vocab], float64: plain, tied, with holes, denormal, or as wide as the types go."""
+    kind = rng.integers(10)
+    row = rng.normal(0, rng.choice([0.01, 0.5, 2, 8]), vocab)
+    if kind == 0:
+        row = np.rint(row * 2) / 2
+    elif kind == 1:
+        row[1:][rng.random(vocab - 1) < 0.5] = -np.inf
+    elif kind == 2:
+        row[1:] = -np.inf
+    elif kind == 3:
+        row = np.where(rng.random(vocab) < 0.5, 0.0, -0.0)
+    elif kind == 4:
+        row *= 1e37
+    elif kind == 5:
+        row *= 1e-40
+    elif kind == 6:
+        row = np.exp(rng.normal(0, 40, vocab)) * rng.choice([-1, 1], vocab)
+    return row
+
+
+def lay_out(rows: np.ndarray, dtype: torch.dtype, rng: np.random.Generator) -> torch.Tensor:
+    """Rows [B, R, V] in a type, as a view with odd strides of a buffer full of NaN."""
+    most = torch.finfo(dtype).max
+    values = torch.from_numpy(np.where(rows > -np.inf, np.clip(rows, -most, most), -np.inf))
+    pad, head = (int(n) for n in rng.integers(0, 9, 2))
+    batch, count, vocab = rows.shape
+    across = rng.random() < 0.3
+    shape = (count, batch) if across else (batch, count)
+    view = torch.full((*shape, head + vocab + pad), torch.nan, dtype=dtype)[
+        ..., head : head + vocab
+    ]
+    view = view.transpose(0, 1) if across else view
+    view.copy_(values.to(torch.float32))
+    return view
+
+
+class Case:
+    """Random arguments of ps.verify for up to three requests, and the reference's rows."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = np.random.default_rng(seed)
+        b, k = int(rng.integers(0 if seed % 10 == 0 else 1, 4)), int(rng.integers(0, 6))
+        vocab = int(rng.choice(VOCABULARIES)) if seed % 100 else 50257
+        draft_vocab = vocab if rng.random() < 0.6 else int(rng.integers(1, vocab + 1))
+        filters = rng.random() < 0.7
+        self.parameters: dict[str, np.ndarray] = {
+            "temperature": rng.choice([0, 1e-45, 1e-30, 0.01, 0.3, 0.7, 1, 1, 1.7, 50, 1e30], b),
+            "top_k": rng.choice([0, 0, 1, 2, 7, 50, vocab, vocab + 5, 2**62], b) * filters,
+            "top_p": rng.choice([1, 0.9, 0.5, 0.01, 0, 0.9999999, 1e-45], b)
+            if filters
+            else [1] * b,
+            "min_p": rng.choice([0, 0, 0.05, 0.5, 1, 1e-45], b) * filters,
+        }
+        self.keys = [
+            (int(s), int(p), int(r))
+            for s, p, r in zip(
+                rng.choice(np.array([0, 2**63, 2**64 - 1, 7 << 40], np.uint64), b),
+                rng.choice([0, 17, 2**31, 2**40, 2**63 - 20], b),
+                rng.choice([0, 5, 2**32 - 1], b),
+                strict=True,
+            )
+        ]
+        self.level = int(rng.integers(1, 2**16))
+        rows = np.array([random_row(vocab, rng) for _ in range(b * (k + 1))])
+        rows = rows.reshape(b, k + 1, vocab)
+        self.ids = np.where(np.arange(vocab) < draft_vocab, np.arange(vocab), -1)
+        self.mapped = bool(rng.random() < 0.3)
+        if self.mapped:
+            self.ids[:] = -1
+            self.ids[rng.permutation(vocab)[:draft_vocab]] = np.arange(draft_vocab)
+        own = np.argsort(np.where(self.ids < 0, vocab, self.ids))[:draft_vocab]
+        noise = rng.choice([0, 0.3, 2]) * rng.normal(size=(b, k, draft_vocab))
+        above = rows[:, :k, own]
+        if k and b:  # a row of the draft's needs a token of some probability
+            above[..., 0] = np.where((above == -np.inf).all(-1), 0.0, above[..., 0])
+        self.target = lay_out(rows, DTYPES[rng.integers(3)], rng)
+        self.draft = lay_out(above + noise, DTYPES[rng.integers(3)], rng)
+        self.p, self.q = self.distributions(self.target), self.distributions(self.draft)
+        self.tokens = np.array(
+            [
+                [
+                    own[reference.sample(row, philox_draws(s, at + i, self.level + 1, r))]
+                    for i, row in enumerate(rows_)
+                ]
+                for rows_, (s, at, r) in zip(self.q, self.keys, strict=True)
+            ],
+            np.int64,
+        ).reshape(b, k)
+        self.lengths = rng.integers(0, k + 1, b)
+
+    def distributions(self, logits: torch.Tensor) -> list[list[Distribution]]:
+        names = ("temperature", "top_k", "top_p", "min_p")
+        values = list(zip(*(self.parameters[name] for name in names), strict=True))
+        return [
+            [reference.distribution(row, t, int(k), p, m) for row in rows]
+            for rows, (t, k, p, m) in zip(logits.float().numpy(), values, strict=True)
+        ]
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments that ps.sample and ps.verify share."""
+        number = dict.fromkeys(("temperature", "top_p", "min_p"), torch.float32)
+        seeds, positions, rounds = ([key[i] for key in self.keys] for i in range(3))
+        return {
+            **{
+                name: torch.tensor(np.asarray(value), dtype=number.get(name, torch.int64))
+                for name, value in self.parameters.items()
+            },
+            "seed": torch.from_numpy(np.array(seeds, np.uint64)),
+            "position": torch.tensor(positions, dtype=torch.int64),
+            "round": torch.tensor(rounds, dtype=torch.int64),
+            "level": self.level,
+        }
+
+    def draw(self, b: int) -> reference.Draw:
+        seed, position, round_ = self.keys[b]
+        return philox_draws(seed, position, self.level, round_)
+
+
+def same_bits(got: torch.Tensor, want: list[float]) -> bool:
+    return got.numpy().tobytes() == np.array(want, np.float32).tobytes()
+
+
+@pytest.mark.parametrize("first", range(0, 200, 25))
+def test_every_token_is_recomputed(first: int) -> None:
+    for seed in range(first, first + 25):
+        case = Case(seed)
+        options = case.options()
+        drawn = ps.sample(case.target[:, 0], **options)
+        assert not drawn.status.any(), seed
+        for b, (row, *_) in enumerate(case.p):
+            token = reference.sample(row, case.draw(b))
+            assert int(drawn.tokens[b]) == token, (seed, b)
+            assert same_bits(drawn.logprobs[b], [row.logprob(token)]), (seed, b)
+            edges = drawn.statistics[b].numpy().view(np.float32)[:2].tolist()
+            assert [*edges, int(drawn.statistics[b, 1])] == [row.max, row.threshold, row.mass], (
+                seed,
+                b,
+            )
+        k = case.draft.shape[1]
+        for rule in ("token", "block"):
+            for deterministic in (False, True):
+                proposal: dict[str, Any] = {}
+                if not deterministic:
+                    proposal["draft_logits"] = case.draft
+                    if case.mapped:
+                        proposal["target_to_draft"] = torch.from_numpy(case.ids)
+                r = ps.verify(
+                    case.target,
+                    torch.from_numpy(case.tokens),
+                    draft_lengths=torch.from_numpy(case.lengths),
+                    rule=rule,
+                    **proposal,
+                    **options,
+                )
+                for b, p in enumerate(case.p):
+                    where = (seed, b, rule, deterministic)
+                    assert int(r.status[b]) in (0, int(ps.Status.ZERO_RESIDUAL)), where
+                    block = case.tokens[b, : case.lengths[b]].tolist()
+                    q = None if deterministic else case.q[b]
+                    tokens, logprobs = reference.verify(
+                        p, block, q, case.draw(b), rule, case.ids if case.mapped else None
+                    )
+                    n = len(tokens)
+                    assert r.tokens[b].tolist() == tokens + [-1] * (k + 1 - n), where
+                    assert int(r.num_accepted[b]) == n - 1, where
+                    assert same_bits(r.logprobs[b, :n], logprobs), where
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_chain_is_recomputed(rule: str, temperature: float) -> None:
+    """Two levels: which position, level and round key which draw."""
+    window, room, seed = 3, 40, 2**63 + 11
+    target, drafter = ToyLevel(13, 1), ToyLevel(13, 2)
+    chain = ps.Chain([target, drafter], window=[window], rule=rule)
+    prompt = [4, 7, 1]
+    out = chain.generate(
+        [prompt], max_new_tokens=room, temperature=temperature, top_p=0.95, seed=[seed]
+    )
+
+    def row(level: ToyLevel, text: list[int]) -> Distribution:
+        return reference.distribution(level.row(text).numpy(), temperature, top_p=0.95)
+
+    text, rounds, drafts = list(prompt), 0, 0
+    while (left := len(prompt) + room - len(text)) > 0:
+        block: list[int] = []
+        for _ in range(min(window, left - 1)):
+            draw = philox_draws(seed, len(text) + len(block), level=2, round=drafts)
+            block.append(reference.sample(row(drafter, text + block), draw))
+        p = [row(target, text + block[:i]) for i in range(len(block) + 1)]
+        q = [row(drafter, text + block[:i]) for i in range(len(block))]
+        draw = philox_draws(seed, len(text), level=1, round=rounds)
+        text += reference.verify(p, block, q, draw, rule)[0]
+        rounds, drafts = rounds + 1, drafts + (len(block) > 0)
+    assert out.sequences.tolist() == [text]
+
+
+def test_the_public_headers_say_what_the_reference_does() -> None:
+    text = " ".join(re.sub(r"^//", "", line) for line in (HEADERS / "types.hpp").open())
+    for coefficient in reference.EXP2[:-1]:
+        assert f"{coefficient}," in text
+    assert "1.4426950408889634" in text
+    drawing = (HEADERS / "sample.hpp").read_text()
+    for constant in ("1.4142135623730951", "0.6931471805599453"):
+        assert constant in drawing

@@ -1,0 +1,570 @@
+"""The drop-in: `model.generate(..., custom_generate=ps.custom_generate, chain=chain)` against
+`model.generate` itself."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StopStringCriteria,
+    TextIteratorStreamer,
+)
+from transformers.generation import logits_process as lp
+from transformers.generation.streamers import BaseStreamer
+
+import polyspec_ext as ps
+from polyspec_ext import tiny
+from polyspec_ext.cli import demo
+from polyspec_ext.integrations import transformers as generation
+
+V, EOS, PAD = 24, 1, 0
+
+
+def llama(seed: int, vocab: int = V, scale: float = 0.6, **config: Any) -> LlamaForCausalLM:
+    """A small random model with sharp distributions."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocab,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            initializer_range=scale,
+            max_position_embeddings=256,
+            bos_token_id=None,
+            **{"eos_token_id": None, "pad_token_id": None, **config},
+        )
+    )
+    return model.eval()
+
+
+def near(model: LlamaForCausalLM, seed: int, vocab: int = V, noise: float = 0.1) -> Any:
+    """A draft for `model`: its weights with noise, of a vocabulary as small as wanted."""
+    width = model.get_output_embeddings().out_features
+    draft = llama(seed, width)
+    with torch.no_grad():
+        for own, theirs in zip(draft.parameters(), model.parameters(), strict=True):
+            own.copy_(theirs + noise * theirs.std() * torch.randn(theirs.shape))
+    draft.resize_token_embeddings(vocab, mean_resizing=False)
+    return draft.eval()
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return llama(1)
+
+
+@pytest.fixture(scope="module")
+def chain(target: LlamaForCausalLM) -> ps.Chain:
+    """Three levels; the drafter's vocabulary is smaller."""
+    return ps.Chain([target, near(target, 2), near(target, 3, V - 4, 0.2)], [3, 2])
+
+
+PROMPTS = torch.tensor([[0, 0, 0, 5, 6], [7, 8, 9, 10, 11], [0, 0, 12, 13, 14]])
+MASK = torch.tensor([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+RAGGED: dict[str, Any] = {"input_ids": PROMPTS, "attention_mask": MASK, "pad_token_id": PAD}
+ONE: dict[str, Any] = {"input_ids": PROMPTS[1:2], "pad_token_id": PAD}
+
+
+def generate(chain: ps.Chain, **arguments: Any) -> Any:
+    model = chain.levels[0].model  # type: ignore[attr-defined]
+    return model.generate(custom_generate=ps.custom_generate, chain=chain, **arguments)
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Outputs with scores: the same tokens, but for what follows a tie, and scores alike."""
+    width = theirs.sequences.shape[1] - len(theirs.scores)
+    assert ours.sequences.dtype == theirs.sequences.dtype
+    exact = torch.equal(ours.sequences, theirs.sequences)
+    tie = False
+    for row, (own, plain) in enumerate(zip(ours.sequences, theirs.sequences, strict=True)):
+        for step in range(len(theirs.scores)):
+            at = width + step
+            if at >= len(own) or own[at] != plain[at]:
+                best = theirs.scores[step][row].topk(2).values
+                assert best[0] - best[1] < 1e-4, f"row {row}, token {step}: no tie"
+                tie = True
+                break
+            if step >= ours.logprobs.shape[1] or ours.logprobs[row, step].isnan():
+                continue
+            for mine, other in ((ours.scores, theirs.scores), (ours.logits, theirs.logits)):
+                assert torch.allclose(mine[step][row], other[step][row], atol=1e-3)
+    assert exact or tie
+
+
+DETAILS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+
+
+def allowed(row: int, sent: torch.Tensor) -> list[int]:
+    """Depends on the row and, for its parity, on the text."""
+    return [t for t in range(2, V) if (t + row + len(sent)) % 3]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "repetition": {"repetition_penalty": 1.8},
+    "ngram": {"no_repeat_ngram_size": 2},
+    "bad words": {"bad_words_ids": [[8], [4, 1], [16, 9]]},
+    "bias": {"sequence_bias": {(3,): 4.0, (22,): 2.0, (5, 6): -9.0}},
+    "several eos": {"eos_token_id": [9, 14, 15]},
+    "min new": {"eos_token_id": [9, 14, 15], "min_new_tokens": 6},
+    "min length": {"eos_token_id": [9, 14, 15], "min_length": 9},
+    "forced eos": {"eos_token_id": EOS, "forced_eos_token_id": EOS},
+    "forced eos that no draft has": {"eos_token_id": V - 1, "forced_eos_token_id": V - 1},
+    "suppress": {"suppress_tokens": [3, 7, 9], "begin_suppress_tokens": [11, 12]},
+    "allowed": {"prefix_allowed_tokens_fn": allowed},
+    "decay": {"eos_token_id": EOS, "exponential_decay_length_penalty": (3, 1.4)},
+    "encoder": {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 2},
+    "normalised": {"renormalize_logits": True, "remove_invalid_values": True},
+    "max length": {"max_new_tokens": None, "max_length": 12},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_greedy_is_generate_itself(name: str, chain: ps.Chain, target: LlamaForCausalLM) -> None:
+    """A ragged batch, left-padded: tokens, shapes, scores and logits."""
+    options = {**RAGGED, **DETAILS, "do_sample": False, "max_new_tokens": 14, **OPTIONS[name]}
+    theirs = target.generate(**options)
+    ours = generate(chain, **options)
+    assert_same(ours, theirs)
+    assert isinstance(ours, generation.GenerateOutput)
+    assert ours.stats.levels[0].num_accepted_tokens > 3
+    if name not in ("plain", "normalised"):
+        rest = {key: value for key, value in options.items() if key not in OPTIONS[name]}
+        without = target.generate(**{"max_new_tokens": 14, **rest})
+        assert not torch.equal(without.sequences, theirs.sequences), "the option does nothing here"
+
+
+def test_the_shipped_chain() -> None:
+    """Greedy text of the shipped target, float32, ragged prompts in one batch and alone."""
+    if not (tiny.root() / "target" / "config.json").exists():
+        pytest.skip(f"no shipped models in {tiny.root()}")
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")), padding_side="left")
+    shipped = tiny.chain()
+    model = shipped.levels[0].model  # type: ignore[attr-defined]
+    prompts = [tiny.prompt_of(question) for question in demo.QUESTIONS[:3]]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    assert not inputs["attention_mask"].all()
+    for options in ({}, {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}):
+        options = {**options, **DETAILS, "do_sample": False, "max_new_tokens": 32}
+        assert_same(generate(shipped, **inputs, **options), model.generate(**inputs, **options))
+    alone = tokenizer(prompts[:1], return_tensors="pt", return_token_type_ids=False)
+    options = {"do_sample": False, "max_new_tokens": 60, "tokenizer": tokenizer}
+    stopped = {**options, "stop_strings": [" is", "="]}
+    theirs = model.generate(**alone, **stopped)
+    assert theirs.shape[1] < model.generate(**alone, **options).shape[1]
+    assert torch.equal(generate(shipped, **alone, **stopped), theirs)
+    del stopped["tokenizer"]  # the one beside the weights
+    assert torch.equal(generate(shipped, **alone, **stopped), theirs)
+    del stopped["stop_strings"]
+    criteria = [StopStringCriteria(tokenizer, [" is", "="])]
+    assert torch.equal(generate(shipped, **alone, **stopped, stopping_criteria=criteria), theirs)
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
+    thread = threading.Thread(
+        target=generate, args=(shipped,), kwargs={**alone, **stopped, "streamer": streamer}
+    )
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    full = model.generate(**alone, **stopped)[0, alone["input_ids"].shape[1] :]
+    assert text == tokenizer.decode(full)
+
+
+# ---- sampling ------------------------------------------------------------------------------------
+
+SMALL = 6
+DISTRIBUTION_OPTIONS: dict[str, Any] = {
+    "temperature": 0.8,
+    "top_k": 5,
+    "top_p": 0.95,
+    "repetition_penalty": 1.6,
+    "bad_words_ids": [[4, 2]],
+    "suppress_tokens": [1],
+}
+
+
+def exact_distribution(model: Any, prompt: list[int], length: int) -> dict[tuple[int, ...], float]:
+    """Of the next `length` tokens, by transformers' own processors and warpers."""
+    processors = LogitsProcessorList(
+        [
+            lp.RepetitionPenaltyLogitsProcessor(1.6),
+            lp.NoBadWordsLogitsProcessor([[4, 2]]),
+            lp.SuppressTokensLogitsProcessor([1]),
+            lp.TemperatureLogitsWarper(0.8),
+            lp.TopKLogitsWarper(5),
+            lp.TopPLogitsWarper(0.95),
+        ]
+    )
+    distribution: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        texts = list(distribution)
+        ids = torch.tensor([[*prompt, *text] for text in texts])
+        with torch.no_grad():
+            rows = processors(ids, model(ids).logits[:, -1].float()).double().softmax(-1)
+        distribution = {
+            (*text, token): distribution[text] * p
+            for text, row in zip(texts, rows.tolist(), strict=True)
+            for token, p in enumerate(row)
+            if p > 0
+        }
+    return distribution
+
+
+def test_the_distribution_with_processors() -> None:
+    """Chi-square of sampled texts, rows of one batch each with its own seed, against the exact
+    distribution."""
+    model = llama(4, SMALL, 0.35)
+    sampled = ps.Chain([model, near(model, 5, SMALL, 0.5), near(model, 6, SMALL - 1, 0.5)], [2, 2])
+    prompt, length, rows, calls = [2, 3], 3, 200, 10
+    distribution = exact_distribution(model, prompt, length)
+    counts: dict[tuple[int, ...], int] = dict.fromkeys(distribution, 0)
+    accepted = 0
+    for call in range(calls):
+        out = generate(
+            sampled,
+            input_ids=torch.tensor([prompt]),
+            do_sample=True,
+            max_new_tokens=length,
+            num_return_sequences=rows,
+            seed=1000 * call,
+            return_dict_in_generate=True,
+            **DISTRIBUTION_OPTIONS,
+        )
+        for text, logprobs in zip(out.sequences[:, 2:].tolist(), out.logprobs, strict=True):
+            assert tuple(text) in distribution, f"{text} has no probability"
+            counts[tuple(text)] += 1
+            assert float(logprobs.sum()) == pytest.approx(
+                float(torch.tensor(distribution[tuple(text)]).log()), abs=1e-3
+            )
+        accepted += out.stats.levels[0].num_accepted_tokens
+    total = rows * calls
+    assert accepted > total / 2
+    rare = [text for text, p in distribution.items() if p * total < 5]
+    cells = [(counts[t], p * total) for t, p in distribution.items() if p * total >= 5]
+    cells.append((sum(counts[t] for t in rare), sum(distribution[t] for t in rare) * total))
+    observed, expected = zip(*[cell for cell in cells if cell[1] > 0], strict=True)
+    assert len(cells) > 20
+    assert stats.chisquare(observed, expected, sum_check=False).pvalue > 1e-6
+
+
+def test_warpers_that_stay_processors(chain: ps.Chain, target: LlamaForCausalLM) -> None:
+    """typical_p stands behind temperature, so all of it is applied as processors; greedy text on
+    the distribution's scores agrees where only one token is left."""
+    options = {**ONE, **DETAILS, "do_sample": True, "temperature": 0.01, "typical_p": 0.5}
+    theirs = target.generate(**options, max_new_tokens=8)
+    ours = generate(chain, **options, max_new_tokens=8, seed=3)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    for mine, other in zip(ours.scores, theirs.scores, strict=True):
+        assert torch.equal(torch.isneginf(mine), torch.isneginf(other))
+        assert torch.allclose(mine.exp(), other.exp(), rtol=1e-2)
+
+
+def test_scores_are_those_of_the_distribution(chain: ps.Chain, target: LlamaForCausalLM) -> None:
+    """Sampled: scores after the warpers, first step as of `generate`; logprobs from them."""
+    options = {
+        **{**RAGGED, **DETAILS, "do_sample": True, "max_new_tokens": 9},
+        **{"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3},
+    }
+    theirs, ours = target.generate(**options), generate(chain, **options)
+    assert torch.equal(torch.isneginf(ours.scores[0]), torch.isneginf(theirs.scores[0]))
+    assert torch.allclose(ours.scores[0].exp(), theirs.scores[0].exp(), rtol=1e-3)
+    assert torch.allclose(ours.logits[0], theirs.logits[0], atol=1e-4)
+    new = ours.sequences[:, PROMPTS.shape[1] :]
+    assert len(ours.scores) == len(ours.logits) == new.shape[1] == 9
+    distribution = torch.stack(ours.scores, 1).log_softmax(-1).gather(2, new[..., None])[..., 0]
+    assert torch.allclose(distribution, ours.logprobs, atol=1e-4)
+    transition = target.compute_transition_scores(
+        ours.sequences, ours.scores, normalize_logits=True
+    )
+    assert torch.allclose(transition, ours.logprobs, atol=1e-4)
+    assert not ours.scores[0].is_inference()
+
+
+def test_half_precision(target: LlamaForCausalLM) -> None:
+    """Processors work in float32 on every level, as in `generate`; nothing is rounded back."""
+    half = [copy.deepcopy(m).bfloat16() for m in (target, near(target, 2), near(target, 3))]
+    processor = lp.RepetitionPenaltyLogitsProcessor(1.37)
+    out = generate(
+        ps.Chain(half, [3, 2]),
+        **{**ONE, **DETAILS, "do_sample": True, "temperature": 0.7, "max_new_tokens": 12},
+        logits_processor=[processor],
+    )
+    for i, (scores, logits) in enumerate(zip(out.scores, out.logits, strict=True)):
+        assert torch.equal(logits, logits.bfloat16().float())
+        assert torch.equal(scores, processor(out.sequences[:, : 5 + i], logits) / 0.7)
+
+
+def test_seeds(chain: ps.Chain) -> None:
+    """torch.manual_seed reproduces; seed= does without it; rows differ; greedy draws nothing."""
+    options = {**ONE, "do_sample": True, "max_new_tokens": 12, "num_return_sequences": 3}
+
+    def sampled(seed: Any = None, **more: Any) -> torch.Tensor:
+        given = {} if seed is None else {"seed": seed}
+        out: torch.Tensor = generate(chain, **{**options, **more}, **given)
+        return out
+
+    torch.manual_seed(5)
+    first, second = sampled(), sampled()
+    torch.manual_seed(5)
+    assert torch.equal(sampled(), first)
+    assert not torch.equal(first, second)
+    assert len(set(map(tuple, first.tolist()))) == 3
+    assert torch.equal(sampled(7), sampled(ps.row_seeds(7, 3)))
+    state = torch.random.get_rng_state()
+    single = chain.generate(PROMPTS[1], 12, temperature=1.0, seed=7)
+    assert torch.equal(sampled(7)[:1], single.sequences)
+    sampled(do_sample=False, num_return_sequences=1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    with pytest.raises(ValueError, match="seed"):
+        sampled([1, 2])
+
+
+# ---- the end of a text ---------------------------------------------------------------------------
+
+
+class Recorder(BaseStreamer):
+    def __init__(self) -> None:
+        self.put_: list[list[int]] = []
+        self.ends = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        assert value.device.type == "cpu"
+        assert not self.ends
+        self.put_.append(value.reshape(-1).tolist())
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+@pytest.mark.parametrize("inputs", [ONE, RAGGED], ids=["one", "ragged"])
+def test_streamer(inputs: dict[str, Any], chain: ps.Chain, target: LlamaForCausalLM) -> None:
+    """The prompt, then one [B] per step, then the end: as `generate` does it."""
+    options = {**inputs, "do_sample": False, "max_new_tokens": 14, "eos_token_id": [9, 14, 15]}
+    theirs, ours = Recorder(), Recorder()
+    sequences = target.generate(**options, streamer=theirs)
+    assert torch.equal(generate(chain, **options, streamer=ours), sequences)
+    assert ours.put_ == theirs.put_
+    assert ours.ends == theirs.ends == 1
+
+
+@pytest.mark.parametrize("place", [6, 8, 12])
+def test_a_failing_processor(place: int, chain: ps.Chain, target: LlamaForCausalLM) -> None:
+    """Fails where the target gets, however many blocks were committed before; its error is passed
+    on with a note."""
+
+    def broken(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] >= place:
+            raise KeyError("broken")
+        return scores
+
+    options = {**ONE, "max_new_tokens": place - 5, "logits_processor": [broken]}
+    assert torch.equal(generate(chain, **options), target.generate(**options))
+    options["max_new_tokens"] += 1
+    with pytest.raises(KeyError, match="broken") as error:
+        generate(chain, **options)
+    assert error.value.__notes__[0] == f"in function, request 0, position {place}"
+
+
+def test_drafts_that_a_grammar_does_not_know(target: LlamaForCausalLM) -> None:
+    """A drafter that is no model proposes what it likes; a grammar that fails on such a text is
+    asked for it in vain."""
+    options = {**ONE, "do_sample": False, "max_new_tokens": 20}
+    text = target.generate(**options)[0].tolist()
+    asked = 0
+
+    def grammar(_: int, sent: torch.Tensor) -> list[int]:
+        nonlocal asked
+        asked += 1
+        known = sent.tolist()
+        if text[: len(known)] != known:
+            raise KeyError("not in the grammar")
+        return text[len(known) : len(known) + 1] or [2]
+
+    class Stubborn:
+        name = "stubborn"
+
+        def propose(self, context: Any, k: int) -> ps.Proposal:
+            right = text[len(context.tokens) :][:1]
+            return ps.Proposal([*right, *[5 if t != 5 else 6 for t in right], 7, 7][:k])
+
+    one = ps.Chain([target, Stubborn()], [4])
+    out = generate(one, **options, prefix_allowed_tokens_fn=grammar, return_dict_in_generate=True)
+    assert out.sequences[0].tolist() == text
+    assert out.stats.levels[0].acceptance_histogram[1] > 5
+    assert asked > 20
+
+
+def test_a_streamer_ends_with_an_error(chain: ps.Chain) -> None:
+    def broken(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] > 7:
+            raise KeyError("broken")
+        return scores
+
+    streamer = Recorder()
+    with pytest.raises(KeyError):
+        generate(chain, **ONE, max_new_tokens=9, streamer=streamer, logits_processor=[broken])
+    assert streamer.ends == 1
+    assert generate(chain, **ONE, max_new_tokens=9).shape == (1, 14)  # the chain goes on
+    with pytest.raises(ValueError, match="num_beams"):
+        generate(chain, **ONE, max_new_tokens=9, num_beams=2, streamer=(other := Recorder()))
+    assert other.ends == 1
+
+
+class After:
+    """Ends row b after ``counts[b]`` new tokens, and counts its calls."""
+
+    def __init__(self, *counts: int) -> None:
+        self.counts, self.calls = counts, 0
+
+    def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        assert len(ids) == len(self.counts)
+        assert scores is None or scores[-1].shape == (len(ids), V)
+        self.calls += 1
+        return ids.shape[1] - 5 >= torch.tensor(self.counts)
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_criteria_row_by_row(scores: bool, chain: ps.Chain, target: LlamaForCausalLM) -> None:
+    """Every row is cut where its own criterion is met, and padded; `generate` needs an EOS to do
+    the same."""
+    options = {**RAGGED, "do_sample": False, "max_new_tokens": 14, "eos_token_id": V + 5}
+    if scores:
+        options.update(DETAILS)
+    criterion = After(3, 8, 5)
+    theirs = target.generate(**options, stopping_criteria=[After(3, 8, 5)])
+    ours = generate(chain, **options, stopping_criteria=[criterion])
+    assert criterion.calls == 16
+    if not scores:
+        assert torch.equal(ours, theirs)
+        return
+    assert_same(ours, theirs)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    assert ours.logprobs.isnan().sum(1).tolist() == [5, 0, 3]
+    assert len(ours.scores) == len(ours.logits) == 8
+    assert ours.stats.num_new_tokens == 16
+    assert [one.num_new_tokens for one in ours.requests] == [3, 8, 5]
+    assert ours.scores[7][0].softmax(-1)[PAD] == 1
+
+
+def test_other_criteria(chain: ps.Chain, target: LlamaForCausalLM) -> None:
+    options = {**ONE, "do_sample": False, "max_new_tokens": 14}
+    criterion = After(4)
+    theirs = target.generate(**options, stopping_criteria=[After(4)])
+    assert torch.equal(generate(chain, **options, stopping_criteria=[criterion]), theirs)
+    assert criterion.calls == 4
+    assert generate(chain, **options, max_time=0.0).shape == (1, 6)
+    assert generate(chain, **options, max_time=1e6).shape == (1, 19)
+    shorter = [MaxLengthCriteria(8)]
+    assert torch.equal(
+        generate(chain, **options, stopping_criteria=shorter),
+        target.generate(**options, stopping_criteria=shorter),
+    )
+    assert generate(chain, **options, stopping_criteria=[lambda ids, scores: True]).shape == (1, 6)
+
+
+def test_no_padding_id(chain: ps.Chain) -> None:
+    """Needed only where rows may end apart."""
+    inputs = {"input_ids": PROMPTS, "attention_mask": MASK, "do_sample": False}
+    assert generate(chain, **inputs, max_new_tokens=4).shape == (3, 9)
+    with pytest.raises(ValueError, match="pad_token_id: expected an id"):
+        generate(chain, **inputs, max_new_tokens=4, stopping_criteria=[After(3, 8, 5)])
+    # Without one, the first EOS id fills, as in `generate`.
+    options = {**inputs, "max_new_tokens": 14, "eos_token_id": [9, 14, 15]}
+    model = chain.levels[0].model  # type: ignore[attr-defined]
+    assert torch.equal(generate(chain, **options), model.generate(**options))
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_beams": 3}, "num_beams: expected its default with a chain.*given 3"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha: .*given 0.6"),
+        ({"dola_layers": "low"}, "dola_layers: .*given low"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens: .*given 3"),
+        ({"output_attentions": True}, "output_attentions: expected its default"),
+        ({"output_hidden_states": True}, "output_hidden_states: expected its default"),
+        ({"synced_gpus": True}, "synced_gpus: expected False"),
+        ({"assistant_model": "a model"}, "assistant_model: expected none.*LlamaForCausalLM"),
+        ({"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidanceLogitsProcessor: "),
+        ({"stop_strings": ["a"]}, "stop_strings: expected a tokenizer"),
+        ({"position_ids": torch.tensor([[1, 2, 3, 4, 5]])}, "position_ids: expected 0, 1, 2"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 0, 0]])}, "attention_mask: .*row 0"),
+        ({"attention_mask": torch.tensor([[1, 0, 1, 1, 1]])}, "attention_mask: .*row 0"),
+        ({"labels": torch.tensor([[1]])}, "labels: expected token ids and their attention_mask"),
+        ({"past_key_values": "a cache"}, "past_key_values: expected none with a chain"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_refused_by_name(
+    options: dict[str, Any], text: str, chain: ps.Chain, target: LlamaForCausalLM
+) -> None:
+    from transformers import DynamicCache
+
+    if "assistant_model" in options:
+        options = {"assistant_model": llama(8)}
+    if "past_key_values" in options:
+        options = {"past_key_values": DynamicCache()}
+    with pytest.raises((ValueError, TypeError), match=text):
+        generate(chain, **{**ONE, "max_new_tokens": 4, **options})
+
+
+def test_the_chain_must_be_of_this_model(chain: ps.Chain, target: LlamaForCausalLM) -> None:
+    other = llama(1)  # equal weights, another object
+    with pytest.raises(ValueError, match=r"chain: .* given (another )?LlamaForCausalLM"):
+        other.generate(**ONE, max_new_tokens=9, custom_generate=ps.custom_generate, chain=chain)
+    with pytest.raises(TypeError, match=r"chain: expected a polyspec_ext.Chain.*NoneType"):
+        target.generate(**ONE, max_new_tokens=9, custom_generate=ps.custom_generate)
+    with pytest.raises(TypeError, match="given list"):
+        target.generate(**ONE, max_new_tokens=9, custom_generate=ps.custom_generate, chain=[target])
+
+
+# ---- as `generate` is used -----------------------------------------------------------------------
+
+
+def test_a_configuration_and_a_plain_list(chain: ps.Chain, target: LlamaForCausalLM) -> None:
+    config = GenerationConfig(max_new_tokens=6, do_sample=False, repetition_penalty=1.4)
+    ours = generate(chain, inputs=PROMPTS[1:2], generation_config=config)
+    assert torch.equal(ours, target.generate(inputs=PROMPTS[1:2], generation_config=config))
+    out = generate(chain, **ONE, max_new_tokens=5, return_dict_in_generate=True)
+    assert out.scores is None
+    assert out.logits is None
+    assert out.logprobs.tolist() == [[0.0] * 5]  # greedy: every distribution is one-hot
+    assert set(out.stats.to_dict()) >= {"levels", "tokens_per_second"}
+    assert out["sequences"] is out.sequences
+
+
+def test_one_token_and_a_chain_of_one(target: LlamaForCausalLM, chain: ps.Chain) -> None:
+    for one in (ps.Chain([target]), chain):
+        for count in (1, 2, 7):
+            options = {**RAGGED, "max_new_tokens": count, "repetition_penalty": 1.4}
+            assert torch.equal(generate(one, **options), target.generate(**options))
+
+
+def test_the_module_does_not_hide_the_function() -> None:
+    """`ps.custom_generate` is the function whatever has been imported before."""
+    assert callable(ps.custom_generate)
+    assert ps.custom_generate is generation.custom_generate
+
+
+def test_windows_do_not_matter(target: LlamaForCausalLM) -> None:
+    options = {**RAGGED, "max_new_tokens": 11, "no_repeat_ngram_size": 2, "eos_token_id": [9, 14]}
+    theirs = target.generate(**options)
+    for window in itertools.product((1, 4), (0, 3)):
+        one = ps.Chain([target, near(target, 2), near(target, 3)], list(window))
+        assert torch.equal(generate(one, **options), theirs)

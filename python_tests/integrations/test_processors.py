@@ -1,0 +1,430 @@
+"""Processors in front of the distribution: what transformers' list does, position by position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, LogitsProcessorList
+from transformers.generation import logits_process as lp
+
+import polyspec_ext as ps
+from polyspec_ext.integrations.processors import (
+    TransformersProcessors,
+    require_applicable,
+    shown_scores,
+    take_apart,
+)
+from polyspec_ext.sampling import Sampling
+
+V, PAD = 13, 0
+PROMPTS = [[PAD, PAD, 3, 4, 3], [5, 6, 5, 6, 5]]  # left-padded
+PADDING = [2, 0]
+NEW = [[4, 3, 4], [6, 5, 6]]
+
+
+def make(processors: list[Any], **options: Any) -> TransformersProcessors:
+    return TransformersProcessors(
+        processors,
+        **{
+            "vocab_size": V,
+            "padding": [torch.tensor(p[:n]) for p, n in zip(PROMPTS, PADDING, strict=True)],
+            "prompts": [3, 5],
+            "eos": [frozenset({1})] * 2,
+            **options,
+        },
+    )
+
+
+def prefix_of(row: int) -> torch.Tensor:
+    return torch.tensor(PROMPTS[row][PADDING[row] :] + NEW[row])
+
+
+def allowed(row: int, sent: torch.Tensor) -> list[int]:
+    assert sent[0] == PROMPTS[row][0]
+    return [row, int(sent[-1]), 7]
+
+
+def biased(rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A processor of one's own that depends on the row's number and writes in place."""
+
+    def processor(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert len(scores) == rows
+        for row in range(rows):
+            scores[row, row + 2] += 3 + input_ids.shape[1]
+        return scores
+
+    return processor
+
+
+IGNORED = torch.tensor(PADDING)
+OWN: dict[str, Callable[[], list[Any]]] = {
+    "repetition": lambda: [lp.RepetitionPenaltyLogitsProcessor(1.7)],
+    "ngram": lambda: [lp.NoRepeatNGramLogitsProcessor(2)],
+    "bad words": lambda: [lp.NoBadWordsLogitsProcessor([[4, 3], [9], [6, 5, 6]])],
+    "bias": lambda: [lp.SequenceBiasLogitsProcessor({(3, 4): 2.0, (8,): -1.5})],
+    "min length": lambda: [lp.MinLengthLogitsProcessor(7, 1)],
+    "min new": lambda: [lp.MinNewTokensLengthLogitsProcessor(5, 2, 1)],
+    "forced eos": lambda: [lp.ForcedEOSTokenLogitsProcessor(8, 1)],
+    "decay": lambda: [lp.ExponentialDecayLengthPenalty((1, 1.5), 1, 5)],
+    "suppress": lambda: [lp.SuppressTokensLogitsProcessor([2, 3])],
+    "begin": lambda: [lp.SuppressTokensAtBeginLogitsProcessor([2, 3], 5)],
+    "watermark": lambda: [lp.WatermarkLogitsProcessor(V, "cpu", context_width=2)],
+    "allowed": lambda: [lp.PrefixConstrainedLogitsProcessor(allowed, 1)],
+    "encoder": lambda: [lp.EncoderRepetitionPenaltyLogitsProcessor(1.4, torch.tensor(PROMPTS))],
+    "encoder ngram": lambda: [lp.EncoderNoRepeatNGramLogitsProcessor(2, torch.tensor(PROMPTS))],
+    "invalid": lambda: [lp.InfNanRemoveLogitsProcessor()],
+    "typical": lambda: [lp.TypicalLogitsWarper(0.6)],
+    "eta": lambda: [
+        lp.EtaLogitsWarper(0.1),
+        lp.EpsilonLogitsWarper(0.02),
+        lp.TopHLogitsWarper(0.5),
+    ],
+    "own": lambda: [biased(2)],
+    "several": lambda: [
+        lp.RepetitionPenaltyLogitsProcessor(1.7),
+        lp.NoRepeatNGramLogitsProcessor(2),
+        lp.TemperatureLogitsWarper(0.7),
+        lp.TopPLogitsWarper(0.8),
+        biased(2),
+        lp.TypicalLogitsWarper(0.9),
+        lp.LogitNormalization(),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_every_position_gets_what_generate_would_give_it(name: str, dtype: torch.dtype) -> None:
+    """Rows of a batch, several positions at once, against transformers' list called step by step
+    on the padded batch."""
+    count = len(NEW[0]) + 1
+    logits = (3 * torch.randn(2, count, V)).to(dtype)
+    theirs = LogitsProcessorList(OWN[name]())
+    ours = make(OWN[name]())
+    got = [ours.apply(logits[row], prefix_of(row), row) for row in range(2)]
+    changed = False
+    for i in range(count):
+        ids = torch.tensor([p + n[:i] for p, n in zip(PROMPTS, NEW, strict=True)])
+        raw = logits[:, i].float()
+        expected = theirs(ids, raw.clone())
+        changed = changed or not torch.equal(expected, raw)
+        for row in range(2):
+            assert torch.equal(got[row][i], expected[row]), (row, i)
+    assert changed or name == "invalid"
+    assert got[0].dtype == torch.float32
+
+
+def test_one_call_per_position_is_the_same() -> None:
+    logits = torch.randn(4, V)
+    ours = make(OWN["several"]())
+    together = ours.apply(logits, prefix_of(0), 0)
+    for i in range(4):
+        alone = make(OWN["several"]()).apply(logits[i : i + 1], prefix_of(0)[: 3 + i], 0)
+        assert torch.equal(together[i : i + 1], alone)
+
+
+def test_a_watermark_that_looks_at_candidates() -> None:
+    ids = torch.tensor([[3, 4, 5, 6]])
+    logits = torch.randn(3, 50)
+    processor = lp.WatermarkLogitsProcessor(50, "cpu", seeding_scheme="selfhash", context_width=2)
+    ours = TransformersProcessors(
+        [processor], vocab_size=50, padding=[ids[0, :0]], prompts=[2], eos=[frozenset()]
+    )
+    got = ours.apply(logits, ids[0], 0)
+    for i in range(3):
+        expected = processor(ids[:, : 2 + i], logits[i : i + 1])
+        assert not torch.equal(expected, logits[i : i + 1])
+        assert torch.equal(got[i : i + 1], expected)
+
+
+def test_padding_is_ignored_where_generate_ignores_it() -> None:
+    """The repetition penalty of a padded batch comes with one length per row."""
+    kinds = lp.RepetitionPenaltyLogitsProcessor.__init__.__annotations__
+    if "Tensor" not in str(kinds.get("prompt_ignore_length")):
+        pytest.skip("this release of transformers penalises padding")
+    processor = lp.RepetitionPenaltyLogitsProcessor(2.0, prompt_ignore_length=IGNORED)
+    logits = torch.ones(4, V)
+    assert make([processor]).apply(logits, prefix_of(0), 0)[0].tolist().count(0.5) == 2  # 3 and 4
+    assert float(make([processor]).apply(logits, prefix_of(0), 0)[0, PAD]) == 1.0
+    plain = lp.RepetitionPenaltyLogitsProcessor(2.0)
+    assert float(make([plain]).apply(logits, prefix_of(0), 0)[0, PAD]) == 0.5
+
+
+def test_the_logits_stay_as_they_are() -> None:
+    def zero(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.zero_()
+
+    logits = torch.randn(4, V)
+    before = logits.clone()
+    ours = make([zero], keep=True)
+    with torch.inference_mode():
+        out = ours.apply(logits, prefix_of(0), 0)
+    assert not out.is_inference()
+    assert torch.equal(logits, before)
+    assert torch.equal(ours.given[0], before)
+    assert out.abs().sum() == 0
+
+
+# ---- draft levels --------------------------------------------------------------------------------
+
+
+def test_a_smaller_vocabulary() -> None:
+    """A bias on a token that the draft does not have, and a first call from the draft."""
+    processors = [lp.SequenceBiasLogitsProcessor({(12,): 2.0, (3,): 1.0}), lp.LogitNormalization()]
+    logits = torch.randn(2, V - 3)
+    ours = make(processors)
+    out = ours.apply(logits, prefix_of(1), 1)
+    assert out.shape == (2, V - 3)
+    biased = logits + torch.nn.functional.one_hot(torch.tensor(3), V - 3)
+    assert torch.allclose(out, biased.log_softmax(-1), atol=1e-6)
+    assert ours.apply(torch.randn(2, V), prefix_of(1), 1).shape == (2, V)
+
+
+@pytest.mark.parametrize("width", [V - 3, V])
+def test_a_draft_with_no_token_left_drafts_from_its_own_logits(width: int) -> None:
+    """Forced to a token that it does not have, or (beyond what is committed) to none at all."""
+
+    def nothing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(scores, -math.inf)
+
+    only = lp.PrefixConstrainedLogitsProcessor(lambda _, sent: [V - 1], 1)
+    logits = torch.randn(1, width)
+    processor = only if width < V else nothing
+    out = make([processor], committed=[3, 5]).apply(logits, prefix_of(1)[:6], 1)
+    assert torch.equal(out, logits)
+    if width == V:  # the target's own position: no distribution, which the operators report
+        out = make([processor], committed=[3, 5]).apply(logits, prefix_of(1)[:5], 1)
+        assert torch.isneginf(out).all()
+
+
+def failing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Knows texts up to seven tokens, padding included."""
+    if input_ids.shape[1] > 7:
+        raise KeyError("no such text")
+    return scores + 1
+
+
+@pytest.mark.parametrize(
+    ("committed", "first", "raises"),
+    [(None, 5, True), ([3, 5], 5, True), ([3, 5], 6, False), (None, 6, True)],
+)
+def test_a_failure_on_a_drafted_text(committed: list[int] | None, first: int, raises: bool) -> None:
+    """A draft level goes on with its own logits; the target's own block fails with a note."""
+    logits = torch.randn(9 - first, V)
+    ours = make([failing], committed=committed)
+    if raises:
+        with pytest.raises(KeyError, match="no such text") as error:
+            ours.apply(logits, prefix_of(1), 1)
+        assert error.value.__notes__ == ["in function, request 1, position 8"]
+    else:
+        out = ours.apply(logits, prefix_of(1), 1)
+        assert torch.equal(out[:2], logits[:2] + 1)
+        assert torch.equal(out[2:], logits[2:])
+
+
+@pytest.mark.parametrize("why", ["eos", "ruled out"])
+def test_a_failure_where_no_text_gets(why: str) -> None:
+    """Behind an EOS, or a token that the processors themselves have ruled out."""
+
+    def never_six(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(1, torch.tensor(6), -math.inf)
+
+    logits = torch.randn(4, V)
+    processors = [failing, never_six] if why == "ruled out" else [failing]
+    eos = [frozenset({6} if why == "eos" else {1})] * 2
+    out = make(processors, committed=[3, 5], eos=eos).apply(logits, prefix_of(1), 1)
+    assert torch.equal(out[3], logits[3])
+    assert torch.equal(out[2, :6], logits[2, :6] + 1)
+    with pytest.raises(KeyError):
+        make([failing], committed=[3, 5]).apply(logits, prefix_of(1), 1)
+
+
+# ---- what cannot be applied ----------------------------------------------------------------------
+
+
+def stateful(kind: str) -> Any:
+    class Counting:
+        calls = 0
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            self.calls = self.calls + 1
+            if kind == "raises" and self.calls > 1:
+                raise RuntimeError("one text only")
+            return scores + self.calls if kind == "scores" else scores
+
+    return Counting()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("scores", "called again, it returned other scores"),
+        ("raises", "called again, it raised RuntimeError: one text only"),
+        ("attribute", "every call changes its attribute 'calls'"),
+    ],
+)
+def test_a_state_that_follows_the_calls_is_refused(kind: str, text: str) -> None:
+    with pytest.raises(ValueError, match=f"Counting: .*{text}"):
+        make([stateful(kind)]).apply(torch.randn(2, V), prefix_of(1), 1)
+    if kind == "attribute":
+        vouched = stateful(kind)
+        vouched.function_of_prefix = True
+        make([vouched]).apply(torch.randn(2, V), prefix_of(1), 1)
+        assert vouched.calls == 2
+
+
+def synth_id() -> Any:
+    return lp.SynthIDTextWatermarkLogitsProcessor(3, [1, 2], 16, 0, 8, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("processor", "text"),
+    [
+        (synth_id, "SynthIDTextWatermarkLogitsProcessor: .*earlier calls"),
+        (lambda: lp.ClassifierFreeGuidanceLogitsProcessor(2.0), "ClassifierFreeGuidance.*mixes"),
+        (
+            lambda: lp.UnbatchedClassifierFreeGuidanceLogitsProcessor(2.0, None),
+            "UnbatchedClassifierFreeGuidance.*guidance_scale",
+        ),
+        (
+            lambda: lp.PrefixConstrainedLogitsProcessor(allowed, 2),
+            "PrefixConstrainedLogitsProcessor: expected 1 beam, given 2",
+        ),
+    ],
+)
+def test_refused_by_name(processor: Callable[[], Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        require_applicable(processor())
+    with pytest.raises(ValueError, match=text):
+        take_apart([processor()], True)
+    with pytest.raises(ValueError, match=text):
+        make([processor()])
+
+
+def test_a_subclass_of_what_is_refused_is_refused() -> None:
+    class Mine(lp.ClassifierFreeGuidanceLogitsProcessor):
+        pass
+
+    with pytest.raises(ValueError, match="Mine: "):
+        require_applicable(Mine(2.0))
+
+
+def test_more_arguments_than_prefix_and_scores() -> None:
+    def beams(input_ids: Any, scores: Any, beam_indices: Any) -> Any:
+        return scores
+
+    with pytest.raises(TypeError, match=r"function: .*beam_indices"):
+        require_applicable(beams)
+    with pytest.raises(TypeError, match="expected callables, given int"):
+        require_applicable(3)
+    require_applicable(lambda input_ids, scores, extra=None, **more: scores)
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"), [(None, "given NoneType"), (torch.zeros(V), r"given \[13\]")]
+)
+def test_what_is_no_row_of_scores(returned: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=r"function: .*shape \[2, 13\], " + text):
+        make([lambda input_ids, scores: returned]).apply(torch.randn(1, V), prefix_of(0), 0)
+
+
+# ---- temperature and filters ---------------------------------------------------------------------
+
+T, K, P, M = (
+    lp.TemperatureLogitsWarper(0.7),
+    lp.TopKLogitsWarper(5),
+    lp.TopPLogitsWarper(0.8),
+    lp.MinPLogitsWarper(0.1),
+)
+BAN, TYPICAL, NORM = (
+    lp.SuppressTokensLogitsProcessor([2]),
+    lp.TypicalLogitsWarper(0.9),
+    lp.LogitNormalization(),
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "left", "sampling"),
+    [
+        ([], [], Sampling()),
+        ([BAN, T, K, P, M], [BAN], Sampling(0.7, 5, 0.8, 0.1)),
+        ([T, P, NORM], [], Sampling(0.7, 0, 0.8)),
+        ([K, BAN, T], [K, BAN], Sampling(0.7)),
+        ([T, K, TYPICAL], [T, K, TYPICAL], Sampling()),
+        ([P, K], [P], Sampling(1.0, 5)),
+        ([T, T], [T], Sampling(0.7)),
+        ([T, lp.TopPLogitsWarper(0.8, min_tokens_to_keep=2)], None, Sampling()),
+        ([T, lp.TopKLogitsWarper(5, filter_value=-9.0)], None, Sampling()),
+        ([NORM, T], [NORM], Sampling(0.7)),
+    ],
+)
+def test_what_the_operators_take_over(
+    given: list[Any], left: list[Any] | None, sampling: Sampling
+) -> None:
+    parts = take_apart(given, True)
+    assert parts.processors == (given if left is None else left)
+    assert parts.sampling == sampling
+    assert parts.normalize == (bool(given) and given[-1] is NORM)
+    assert take_apart(given, False).sampling.greedy
+    greedy = [p for i, p in enumerate(given) if not (p is NORM and i == len(given) - 1)]
+    assert take_apart(given, False).processors == greedy
+
+
+@pytest.mark.parametrize(
+    "warpers", [[T], [T, K], [T, P], [T, M], [K, P, M], [T, K, P, M], [T, K, P, M, NORM]]
+)
+def test_the_same_distribution_as_the_warpers(warpers: list[Any]) -> None:
+    """On rows without ties: the operators' distribution, the scores shown, and transformers'
+    scores."""
+    rows = 4 * torch.randn(64, V)
+    expected = LogitsProcessorList(warpers)(torch.zeros(64, 1, dtype=torch.int64), rows)
+    parts = take_apart(warpers, True)
+    assert parts.processors == []
+    shown = shown_scores(rows, parts)
+    assert torch.equal(torch.isneginf(shown), torch.isneginf(expected))
+    assert torch.allclose(shown.exp(), expected.exp(), rtol=1e-5)
+    one = parts.sampling
+    seen = set()
+    for seed in range(20):
+        s = ps.sample(rows, one.temperature, one.top_k, one.top_p, one.min_p, seed)
+        distribution = expected.log_softmax(-1).gather(1, s.tokens[:, None])[:, 0]
+        assert torch.allclose(s.logprobs, distribution, atol=1e-5)
+        seen.update(zip(range(64), s.tokens.tolist(), strict=True))
+    assert len(seen) > 64
+
+
+def test_ties_at_the_edge_of_top_p_all_stay() -> None:
+    """The one difference: transformers' warper keeps some of them."""
+    row = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
+    kept = {}
+    for name, scores in (
+        ("ours", shown_scores(row, take_apart([lp.TopPLogitsWarper(0.6)], True))),
+        ("theirs", lp.TopPLogitsWarper(0.6)(torch.zeros(1, 1), row)),
+    ):
+        kept[name] = int((~torch.isneginf(scores)).sum())
+    assert kept == {"ours": 4, "theirs": 2}
+    drawn = {int(ps.sample(row, top_p=0.6, seed=seed).tokens) for seed in range(100)}
+    assert drawn == {0, 1, 2, 3}
+
+
+def test_the_configuration_that_generate_reads() -> None:
+    """Guards the assumption about the warpers' names in a list made by `generate`."""
+    config = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, top_p=0.9, min_p=0.01)
+    config._eos_token_tensor = None
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=8,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+        )
+    )
+    made = model._get_logits_processor(config, 1, logits_processor=LogitsProcessorList())
+    assert take_apart(made, True) == ([], Sampling(0.5, 3, 0.9, 0.01), False)

@@ -1,0 +1,284 @@
+"""Levels that share one cache: exact answers, one memory, and the target's own keys in it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from evidence import ALPHA, chi_square
+from test_levels import PROMPT, V, make, plain_greedy
+
+import polyspec_ext as ps
+from polyspec_ext.kv_cache.rollback import RollbackCache
+from polyspec_ext.levels import HuggingFaceLevel
+
+
+def rough(model: Any, amount: float = 0.03, seed: int = 1) -> Any:
+    """A copy with weights a little off, as quantisation leaves them."""
+    other = copy.deepcopy(model)
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in other.parameters():
+            p += amount * torch.randn(p.shape, generator=random)
+    return other
+
+
+def keys_of(cache: Any, row: int, length: int) -> torch.Tensor:
+    return torch.stack([layer.keys[row, :, :length] for layer in cache.layers])
+
+
+def own_keys(model: Any, tokens: list[int]) -> torch.Tensor:
+    cache = RollbackCache.for_model(model, 1, capacity=len(tokens))
+    with torch.inference_mode():
+        model(input_ids=torch.tensor([tokens]), past_key_values=cache)
+    return keys_of(cache, 0, len(tokens))
+
+
+class Watched(HuggingFaceLevel):
+    """After every pass and rollback, what the owner has read lies in the cache as it computed
+    it."""
+
+    def watch(self, tokens: list[int]) -> None:
+        assert self._member is not None
+        length = self._member.lengths[0]
+        torch.testing.assert_close(
+            keys_of(self.cache, 0, length),
+            own_keys(self.model, tokens[:length]),
+            rtol=1e-3,
+            atol=1e-3,
+        )
+
+
+def chains(target: Any, shared: int, window: list[int]) -> tuple[ps.Chain, ps.Chain]:
+    """The same chain twice, with one cache and with one for each level."""
+    owner = Watched(target)
+    copies = [rough(target, seed=i) for i in range(1, len(window) + 1)]
+    levels: list[Any] = [owner]
+    for i, model in enumerate(copies):
+        levels.append(ps.Level(model, shares_cache_with=owner) if i < shared else model)
+    return ps.Chain(levels, window), ps.Chain([target, *copies], window)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "pythia"])
+@pytest.mark.parametrize(("window", "shared"), [([4], 1), ([5, 2], 1), ([5, 2], 2), ([3, 0], 2)])
+def test_greedy_text_is_the_targets(family: str, window: list[int], shared: int) -> None:
+    target = make(family, seed=5 if family == "qwen3" else 0)
+    chain, _ = chains(target, shared, window)
+    for prompt in (PROMPT, PROMPT, PROMPT[:3], [7]):  # one batch after another
+        text = plain_greedy(target, prompt, 24)
+        stream = chain.stream(prompt, 24, eos_token_id=[])
+        owner: Any = chain.levels[0]
+        for _ in stream:
+            owner.watch(stream.batch.rows[0].tokens)
+        assert stream.batch.rows[0].tokens == text
+    assert len(set(text)) > 2
+    assert stream.stats.levels[0].num_accepted_tokens > 0
+
+
+def test_one_memory() -> None:
+    target = make("llama")
+    chain, apart = chains(target, 2, [4, 2])
+    chain.generate(PROMPT, 12, eos_token_id=[])
+    levels: list[Any] = [*chain.levels, chain.drafter.level]  # type: ignore[union-attr]
+    assert len({id(level.cache) for level in levels}) == 1
+    storages = {
+        layer.keys.untyped_storage().data_ptr() for level in levels for layer in level.cache.layers
+    }
+    assert len(storages) == 2  # one for each of two layers
+    assert len({id(level.cache) for level in [*apart.levels, apart.drafter.level]}) == 3  # type: ignore[union-attr]
+
+
+def test_a_model_finds_the_level_made_for_it() -> None:
+    target = make("llama")
+    draft = ps.Level(rough(target), shares_cache_with=target)
+    chain = ps.Chain([target, draft], [3])
+    assert chain.generate(PROMPT, 12, eos_token_id=[]).sequences.tolist() == [
+        plain_greedy(target, PROMPT, 12)
+    ]
+    assert chain.levels[0].cache is draft.cache  # type: ignore[attr-defined]
+
+
+class Rows:
+    """Ragged rows on two levels with one cache, driven as a chain drives them, and verified by each
+    row alone: the owner by itself, the copy behind the owner's keys."""
+
+    def __init__(self, owner: HuggingFaceLevel, draft: HuggingFaceLevel, rows: list[list[int]]):
+        self.owner, self.draft, self.rows = owner, draft, rows
+        self.random = torch.Generator().manual_seed(5)
+        self.read = {id(level): [len(row) - 1 for row in rows] for level in (owner, draft)}
+
+    def number(self, below: int) -> int:
+        return int(torch.randint(below, (1,), generator=self.random))
+
+    def prefill(self, level: HuggingFaceLevel) -> None:
+        counts = [len(row) - 1 for row in self.rows]
+        pairs = zip(self.rows, counts, strict=True)
+        tokens = [row[:n] + [0] * (max(counts) - n) for row, n in pairs]
+        level.prefill(torch.tensor(tokens), counts)
+
+    def forward(self, level: HuggingFaceLevel, behind: list[int | None]) -> None:
+        """Row b reads all it has not, and wants logits behind its last ``behind[b] + 1`` tokens;
+        None: it waits."""
+        read, owned = self.read[id(level)], list(self.read[id(self.owner)])
+        fed = [
+            [] if k is None else row[n:] for row, n, k in zip(self.rows, read, behind, strict=True)
+        ]
+        width = max(map(len, fed))
+        counts = [len(f) for f in fed]
+        keep = max(k for k in behind if k is not None) + 1
+        first = [0 if k is None else n - k - 1 for n, k in zip(counts, behind, strict=True)]
+        logits = level.forward(
+            torch.tensor([f + [0] * (width - len(f)) for f in fed]), keep, counts, first
+        )
+        for b, k in enumerate(behind):
+            if k is None:
+                continue
+            read[b] = len(self.rows[b])
+            expected = self.expected(level, self.rows[b], owned[b])[-k - 1 :]
+            torch.testing.assert_close(logits[b, : k + 1], expected, rtol=1e-3, atol=1e-3)
+
+    def expected(self, level: HuggingFaceLevel, row: list[int], owned: int) -> torch.Tensor:
+        """Logits behind every token of `row` (0 for those not computed)."""
+        ids = torch.tensor([row])
+        if level is self.owner:
+            return level.model(input_ids=ids, use_cache=False).logits[0]
+        cache = RollbackCache.for_model(level.model, 1)
+        if owned:
+            self.owner.model(input_ids=ids[:, :owned], past_key_values=cache)
+        logits = level.model(input_ids=ids[:, owned:], past_key_values=cache).logits[0]
+        return torch.cat([logits.new_zeros(owned, V), logits])
+
+    def round(self) -> None:
+        counts = [self.number(4) for _ in self.rows]
+        counts[self.number(len(counts))] = 2  # somebody drafts
+        for i in range(max(counts)):
+            self.forward(self.draft, [0 if i < n else None for n in counts])
+            for row, n in zip(self.rows, counts, strict=True):
+                if i < n:
+                    row.append(3 + self.number(V - 3))
+        self.forward(self.owner, list(counts))
+        for b, (row, n) in enumerate(zip(self.rows, counts, strict=True)):
+            kept = len(row) - n + self.number(n + 1)
+            del row[kept:]
+            for level in (self.owner, self.draft):
+                read = self.read[id(level)]
+                read[b] = min(read[b], kept)
+            row.append(3 + self.number(V - 3))
+        for level in (self.owner, self.draft):
+            level.rollback(self.read[id(level)])
+
+    def leave(self, staying: list[int]) -> None:
+        self.rows = [self.rows[i] for i in staying]
+        for level in (self.draft, self.owner):
+            level.select(staying)
+            self.read[id(level)] = [self.read[id(level)][i] for i in staying]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("draft_first", [True, False])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral, sliding window"])
+def test_ragged_rows(family: str, draft_first: bool) -> None:
+    model = make(family)
+    owner = HuggingFaceLevel(model, step=8)
+    draft = HuggingFaceLevel(rough(model, 0.1), shares_cache_with=owner)
+    for _ in range(2):
+        rows = Rows(owner, draft, [[5, 17, 80, 3, 41], [9], [30, 31, 32]])
+        for level in (draft, owner) if draft_first else (owner, draft):
+            rows.prefill(level)
+        for _ in range(5):
+            rows.round()
+        rows.leave([2, 0])
+        for _ in range(3):
+            rows.round()
+        rows.leave([1])
+        rows.round()
+        assert owner.cache is draft.cache
+
+
+@torch.inference_mode()
+def test_a_draft_that_looks_back_leaves_the_owners_keys() -> None:
+    """Logits behind tokens that the owner has read are there for the asking."""
+    model = make("llama")
+    owner, other = HuggingFaceLevel(model), rough(model, 0.1)
+    draft = HuggingFaceLevel(other, shares_cache_with=owner)
+    text = [*PROMPT, 11, 12, 13]
+    draft.prefill(torch.tensor([text[:4]]))
+    owner.prefill(torch.tensor([text[:4]]))
+    owner.forward(torch.tensor([text[4:8]]), 1)
+    logits = draft.forward(torch.tensor([text[4:]]), 4)
+    cache = RollbackCache.for_model(model, 1)
+    model(input_ids=torch.tensor([text[:5]]), past_key_values=cache)
+    expected = other(input_ids=torch.tensor([text[5:]]), past_key_values=cache).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        keys_of(owner.cache, 0, 8), own_keys(model, text[:8]), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_refusals() -> None:
+    target = make("llama")
+    for other, text in (
+        (make("llama", layers=3), "at most the 2 layers"),
+        (make("qwen3").half(), "float32 on cpu"),
+        (make("gpt2"), "key and value heads"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            ps.Level(other, shares_cache_with=target)
+    with pytest.raises(ValueError, match="or a cache of its own, given both"):
+        ps.Level(rough(target), shares_cache_with=target, capacity=64)
+    streaming = ps.Level(target, streaming=16)
+    with pytest.raises(ValueError, match="expected a level over a full RollbackCache"):
+        ps.Level(rough(target), shares_cache_with=streaming)
+    draft = ps.Level(rough(target), shares_cache_with=target)
+    with pytest.raises(RuntimeError, match="expected prefill before forward"):
+        draft.forward(torch.tensor([[1]]), 1)
+
+
+PROMPTS = [PROMPT, [7], [40, 41, 42], [8, 9, 10, 11, 12, 13, 14, 15]]
+LENGTHS = [20, 5, 26, 9]
+
+
+@pytest.mark.parametrize(("window", "shared"), [([4], 1), ([4, 2], 1), ([4, 2], 2)])
+def test_batches_through_the_chain(window: list[int], shared: int) -> None:
+    """Ragged prompts, and rows that leave."""
+    target = make("llama")
+    chain, _ = chains(target, shared, window)
+    for _ in range(2):
+        out = chain.generate(PROMPTS, LENGTHS, eos_token_id=[], pad_token_id=0)
+        for row, prompt, length in zip(out.sequences.tolist(), PROMPTS, LENGTHS, strict=True):
+            text = plain_greedy(target, prompt, length)
+            assert row[: len(text)] == text
+            assert not any(row[len(text) :])
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_sampled_text_has_the_targets_distribution(shared: int) -> None:
+    """Joint distribution of three tokens, from the seeds of a batch, against that of the target
+    alone."""
+    vocab, draws, temperature, prompt = 5, 4096, 2.0, [1, 3, 2]
+    target = make("llama", vocab=vocab)
+    copies = [rough(target, 0.15, seed=i) for i in (1, 2)]
+    owner = HuggingFaceLevel(target)
+    levels = [owner, *(ps.Level(m, shares_cache_with=owner) for m in copies[:shared])]
+    chain = ps.Chain([*levels, *copies[shared:]], [3, 2])
+    distribution = np.zeros((vocab,) * 3)
+    for cell in np.ndindex(*distribution.shape):
+        with torch.no_grad():
+            rows = target(torch.tensor([[*prompt, *cell]])).logits[0, 2:5].double()
+        steps = (rows / temperature).softmax(-1)
+        distribution[cell] = math.prod(float(steps[i, token]) for i, token in enumerate(cell))
+    assert abs(distribution.sum() - 1) < 1e-6
+    counts = np.zeros_like(distribution)
+    for start in range(0, draws, 256):
+        out = chain.generate(
+            [prompt] * 256, 6, temperature, seed=start, eos_token_id=[], pad_token_id=0
+        )
+        for row in out.sequences[:, 3:6].tolist():
+            counts[tuple(row)] += 1
+    assert chi_square(counts.ravel(), distribution.ravel() / distribution.sum()) > ALPHA
+    # The test can fail: the copy's own distribution is another one.
+    assert out.stats.levels[0].num_accepted_tokens < out.stats.levels[0].num_draft_tokens

@@ -1,0 +1,77 @@
+"""A target sharded over two processes by transformers: ranks agree on tokens without exchanging
+them, since draws are keyed by seed and position (contract C3)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensor_parallel_worker import PROMPTS, RUNS, texts
+from test_level_shared import rough
+from test_levels import make
+
+import polyspec_ext as ps
+
+distributed = pytest.importorskip("transformers.distributed")
+WORKER = Path(__file__).parents[1] / "support" / "tensor_parallel_worker.py"
+
+
+def torchrun(place: Path, processes: int) -> list[dict[str, Any]]:
+    """The worker on `processes` gloo ranks; what each of them wrote. They import the package that
+    is imported here, whichever is installed."""
+    places = [str(Path(ps.__file__).parents[1]), os.environ.get("PYTHONPATH")]
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={processes}",
+            str(WORKER),
+            str(place),
+        ],
+        check=True,
+        timeout=300,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": os.pathsep.join(filter(None, places)),
+        },
+    )
+    return [json.loads((place / f"rank{rank}.json").read_text()) for rank in range(processes)]
+
+
+def near_ties(model: Any, text: list[int], other: list[int], start: int) -> bool:
+    """The first token in which two greedy texts differ was a tie but for rounding."""
+    at = next(i for i in range(start, len(text)) if text[i] != other[i])
+    with torch.no_grad():
+        top = model(torch.tensor([text[:at]]), use_cache=False).logits[0, -1].topk(2).values
+    return float(top[0] - top[1]) < 1e-4
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
+def test_two_ranks_agree_and_say_what_one_process_says(tmp_path: Path) -> None:
+    target = make("llama")
+    target.save_pretrained(tmp_path / "target")
+    rough(target, 0.05).save_pretrained(tmp_path / "middle")
+    make("llama", 1, seed=2).save_pretrained(tmp_path / "drafter")
+    ranks = torchrun(tmp_path, 2)
+    first, second = ranks
+    assert first["package"] == second["package"] == ps.__file__
+    assert first["world"] == 2
+    assert first["rows"] * 2 == target.model.layers[0].self_attn.q_proj.weight.shape[0]
+    assert first["texts"] == second["texts"]
+    assert first["passes"] == second["passes"] > 0
+    alone = texts(tmp_path / "target", tmp_path)
+    for run, got, wanted in zip(RUNS, first["texts"], alone, strict=True):
+        for prompt, text, other in zip(PROMPTS, got, wanted, strict=False):
+            if text != other:  # sums over ranks round differently
+                assert run.get("temperature", 0) == 0
+                assert near_ties(target, text, other, len(prompt))

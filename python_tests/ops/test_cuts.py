@@ -1,0 +1,136 @@
+"""EOS and length cuts inside ``verify``: a prefix of the uncut result, and what comes next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from dispatched import arguments_of
+
+import polyspec_ext as ps
+
+B, K, V = 6, 3, 11
+
+
+@pytest.fixture
+def block(device: torch.device) -> dict[str, Any]:
+    """Blocks of which some tokens stand; few token ids, so that an EOS occurs."""
+    draft = torch.randn(B, K, V, device=device)
+    target = torch.randn(B, K + 1, V, device=device)
+    target[:, :K] = draft + 0.3 * target[:, :K]
+    drawn = [ps.sample(draft[:, i], seed=3, position=i, level=2).tokens for i in range(K)]
+    return {
+        "target_logits": target,
+        "draft_tokens": torch.stack(drawn, 1),
+        "draft_logits": draft,
+        "seed": torch.arange(B, device=device),
+        "position": torch.arange(B, device=device) * 100,
+    }
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_emits_a_prefix(rule: str, temperature: float, block: dict[str, Any]) -> None:
+    block |= {"rule": rule, "temperature": temperature}
+    device = block["seed"].device
+    plain = ps.verify(**block)
+    seen = set()
+    for seed in range(8):
+        block["seed"] = torch.arange(B, device=device) + 7 * seed
+        plain = ps.verify(**block)
+        room = torch.tensor([0, 1, 2, 3, 4, 99], device=device)
+        eos = torch.tensor([[b % V, -1, 5] for b in range(B)], device=device)
+        r = ps.verify(**block, eos=eos, room=room)
+        for b in range(B):
+            text = [int(t) for t in plain.tokens[b] if t >= 0]
+            ends = [i + 1 for i, t in enumerate(text) if t in eos[b].tolist()]
+            n = min([len(text), int(room[b]), *ends])
+            stops = bool(ends) and ends[0] == n
+            accepted = min(int(plain.num_accepted[b]), n)
+            assert r.tokens[b].tolist() == text[:n] + [-1] * (K + 1 - n)
+            assert r.num_emitted[b] == n
+            assert r.num_accepted[b] == accepted
+            assert r.ended[b] == int(stops) + 2 * int(n == room[b])
+            assert r.cache_lengths[b] == 100 * b + accepted
+            assert r.next_ids[b] == (text[n - 1] if n else -1)
+            assert r.next_positions[b] == (100 * b + n - 1 if n else -1)
+            assert torch.equal(r.logprobs[b, :n], plain.logprobs[b, :n])
+            assert r.logprobs[b, n:].isnan().all()
+            assert torch.equal(r.statistics[b, :n], plain.statistics[b, :n])
+            seen.add((stops, n == room[b].item(), n < len(text)))
+    assert len(seen) >= (3 if temperature > 0 else 2)
+
+
+def test_nothing_to_cut_changes_nothing(block: dict[str, Any]) -> None:
+    plain = ps.verify(**block)
+    assert isinstance(plain, ps.VerifyResult)
+    for r in (ps.verify(**block, eos=[]), ps.verify(**block, room=K + 2)):
+        assert isinstance(r, ps.CutVerifyResult)
+        for a, b in zip(plain, r[:5], strict=True):
+            assert torch.equal(a.nan_to_num(9.0), b.nan_to_num(9.0))
+        assert torch.equal(r.num_emitted, plain.num_accepted + 1)
+        assert r.ended.tolist() == [0] * B
+
+
+def test_ids_in_every_form(block: dict[str, Any]) -> None:
+    block["temperature"] = 0.0
+    device = block["seed"].device
+    first = int(ps.verify(**block).tokens[0, 0])
+    as_tensor = torch.tensor([first], device=device, dtype=torch.int32)
+    for eos in (first, [first], (-1, first), as_tensor, as_tensor.expand(B, 1)):
+        r = ps.verify(**block, eos=eos)
+        assert r.num_emitted[0] == 1
+        assert r.ended[0] == 1
+
+
+def test_a_fault_behind_the_end_is_not_reported(device: torch.device) -> None:
+    target = torch.zeros(2, 3, 4, device=device)
+    target[:, 0, 2] = 9.0
+    target[:, 1] = torch.nan
+    tokens = torch.full((2, 2), 2, device=device)
+    room = torch.tensor([1, 5], device=device)
+    r = ps.verify(target, tokens, temperature=0.0, room=room)
+    assert r.status.tolist() == [0, ps.Status.NAN]
+    assert r.tokens.tolist() == [[2, -1, -1], [2, -1, -1]]
+    assert ps.verify(target, tokens, temperature=0.0, eos=2).status.tolist() == [0, 0]
+    bad = ps.verify(target, tokens, room=torch.tensor([-1, 0], device=device))
+    assert bad.status.tolist() == [ps.Status.BAD_PARAMETER, 0]
+
+
+def test_opcheck(block: dict[str, Any]) -> None:
+    logits = block["target_logits"]  # greedy blocks that stand as a whole: no NaN to compare
+    options: dict[str, Any] = {"draft_tokens": logits.argmax(-1)[:, :K], "temperature": 0.0}
+    operator = torch.ops.polyspec.verify_cut.default
+    seen = arguments_of(operator, lambda: ps.verify(logits, **options, eos=[-1, -1], room=9))
+    room = torch.full((B,), 9, device=logits.device)
+    seen += arguments_of(operator, lambda: ps.verify(logits, **options, room=room))
+    for arguments in seen:
+        torch.library.opcheck(operator, arguments)
+
+
+def test_compiles_and_fakes(block: dict[str, Any]) -> None:
+    def call(room: torch.Tensor) -> Any:
+        r = ps.verify(**block, eos=[1, 2], room=room)
+        return r.tokens, r.num_emitted + 1, r.next_ids
+
+    room = torch.arange(B, device=block["seed"].device)
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    for a, b in zip(call(room), compiled(room), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_errors_name_the_argument(block: dict[str, Any]) -> None:
+    device = block["seed"].device
+    with pytest.raises(TypeError, match="eos: expected"):
+        ps.verify(**block, eos=1.5)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="eos: expected"):
+        ps.verify(**block, eos=torch.zeros(2, device=device))
+    with pytest.raises(ValueError, match=r"eos: expected ids >= 0.*given \[-2\]"):
+        ps.verify(**block, eos=-2)
+    with pytest.raises(ValueError, match=r"eos: expected shape \[E\] or \[B, E\] = \[6, E\]"):
+        ps.verify(**block, eos=torch.zeros(5, 2, dtype=torch.int64, device=device))
+    with pytest.raises(ValueError, match="room: expected an integer in"):
+        ps.verify(**block, room=-1)
+    with pytest.raises(ValueError, match="room: expected shape"):
+        ps.verify(**block, room=torch.zeros(5, dtype=torch.int64, device=device))

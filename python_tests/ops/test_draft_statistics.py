@@ -1,0 +1,166 @@
+"""``draft_statistics`` that are not the draft row's: an error where that can be told without
+reading the row, and never a token of probability 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import polyspec_ext as ps
+
+N, K, V = 200, 3, 50
+RULES = ("token", "block")
+Forger = Callable[[np.ndarray, np.random.Generator], None]
+
+
+def call(seed: int, **sampling: Any) -> tuple[dict[str, Any], np.ndarray]:
+    """Arguments of ps.verify, and the right distributions as [N, K, 2] int64. Half of the target's
+    tokens and a few of the draft's have no probability."""
+    rng = np.random.default_rng(seed)
+    target, draft = rng.normal(0, 2, (N, K + 1, V)), rng.normal(0, 2, (N, K, V))
+    target[rng.random(target.shape) < 0.5] = -np.inf
+    draft[rng.random(draft.shape) < 0.2] = -np.inf
+    target[..., 0] = draft[..., 1] = 0.0
+    logits = torch.from_numpy(draft).float()
+    options = {**sampling, "seed": torch.from_numpy(rng.integers(0, 2**62, N))}
+    drawn = [ps.sample(logits[:, i], **options, position=i, level=2) for i in range(K)]
+    statistics = torch.stack([d.statistics for d in drawn], 1).numpy()
+    tokens = torch.stack([d.tokens for d in drawn], 1)
+    return {
+        "target_logits": torch.from_numpy(target).float(),
+        "draft_tokens": tokens,
+        "draft_logits": logits,
+        **options,
+    }, statistics
+
+
+def floats(statistics: np.ndarray) -> np.ndarray:
+    """max and threshold, [N, K, 2] float32, in place."""
+    return statistics.view(np.float32)[..., :2]
+
+
+def random_bits(words: np.ndarray, rng: np.random.Generator) -> None:
+    words[...] = rng.integers(0, 2**64, words.shape, np.uint64).view(np.int64)
+
+
+def random_floats(column: int) -> Forger:
+    def forge(statistics: np.ndarray, rng: np.random.Generator) -> None:
+        bits = rng.integers(0, 2**32, (N, K), np.uint32)
+        floats(statistics)[..., column] = bits.view(np.float32)
+
+    return forge
+
+
+def put_float(column: int, *values: float) -> Forger:
+    def forge(statistics: np.ndarray, rng: np.random.Generator) -> None:
+        floats(statistics)[..., column] = rng.choice(np.asarray(values, np.float32), (N, K))
+
+    return forge
+
+
+def put_mass(*values: int) -> Forger:
+    def forge(statistics: np.ndarray, rng: np.random.Generator) -> None:
+        statistics[..., 1] = rng.choice(np.asarray(values, np.int64), (N, K))
+
+    return forge
+
+
+def roll(statistics: np.ndarray, rng: np.random.Generator) -> None:
+    statistics[:] = np.roll(statistics, 1, axis=int(rng.integers(2)))
+
+
+def zeros(statistics: np.ndarray, rng: np.random.Generator) -> None:
+    statistics[:] = 0
+
+
+def negative(statistics: np.ndarray, rng: np.random.Generator) -> None:
+    np.negative(statistics, out=statistics)
+
+
+def lower_max(statistics: np.ndarray, rng: np.random.Generator) -> None:
+    floats(statistics)[..., 0] -= rng.choice(
+        np.asarray([1e-3, 0.1, 2, 100, 1e9], np.float32), (N, K)
+    )
+
+
+S = 2 ** (62 - 6)  # the mass of the largest logit, V = 50
+# Seen whatever the row is.
+CAUGHT: dict[str, Forger] = {
+    "zeros": zeros,
+    "negative": negative,
+    "NaN maximum": put_float(0, np.nan, -np.nan),
+    "infinite maximum": put_float(0, np.inf, -np.inf),
+    "far maximum": put_float(0, -3e38, 3e38, -1e4, 1e4),
+    "NaN threshold": put_float(1, np.nan),
+    "infinite threshold": put_float(1, np.inf),
+    "a threshold without a filter": put_float(1, -50.0, -1e30),
+    "mass 0, 1 or less than the maximum's": put_mass(0, 1, 2, S - 1),
+    "more mass than a row has": put_mass(V * S + 1, 2**62 + 1, -1, -(2**63)),
+}
+# Another row's, and whatever a row of its own could have.
+SLIPPERY: dict[str, Forger] = {
+    "random bits": random_bits,
+    "another row's": roll,
+    "random maximum": random_floats(0),
+    "random threshold": random_floats(1),
+    "lower maximum": lower_max,
+    "random mass": lambda statistics, rng: random_bits(statistics[..., 1], rng),
+    "possible mass": put_mass(S, S + 1, 2 * S, V * S),
+}
+
+
+def assert_possible(r: ps.VerifyResult, target: torch.Tensor) -> None:
+    """Whatever the status: tokens in range, each with a probability under the target."""
+    emitted = r.tokens >= 0
+    assert (r.tokens < V).all()
+    logits = target.gather(2, r.tokens.clamp_min(0)[..., None])[..., 0]
+    assert (logits[emitted] > -torch.inf).all(), "a token of probability 0 was emitted"
+    assert r.logprobs[emitted].isfinite().all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", CAUGHT)
+def test_laws_that_no_row_can_have_are_an_error(name: str, rule: str) -> None:
+    arguments, statistics = call(1)
+    CAUGHT[name](statistics, np.random.default_rng(2))
+    r = ps.verify(**arguments, draft_statistics=torch.from_numpy(statistics), rule=rule)
+    assert (r.status == int(ps.Status.DRAFT_STATISTICS_MISMATCH)).all()
+    assert not r.num_accepted.any()
+    assert (r.tokens == -1).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", [*SLIPPERY, *CAUGHT])
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 0.02}, {"temperature": 5.0, "top_p": 0.9, "min_p": 0.01}, {"top_k": 9}],
+    ids=str,
+)
+def test_no_distribution_brings_out_a_token_without_probability(
+    sampling: dict[str, Any], name: str, rule: str
+) -> None:
+    for seed in range(2):
+        arguments, statistics = call(seed, **sampling)
+        {**SLIPPERY, **CAUGHT}[name](statistics, np.random.default_rng(seed))
+        r = ps.verify(**arguments, draft_statistics=torch.from_numpy(statistics), rule=rule)
+        assert_possible(r, arguments["target_logits"])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_right_distributions_are_as_good_as_none(rule: str, dtype: torch.dtype) -> None:
+    sampling: dict[str, Any] = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "min_p": 0.001}
+    arguments, _ = call(4, **sampling)
+    draft = arguments["draft_logits"] = arguments["draft_logits"].to(dtype)
+    options = {**sampling, "seed": arguments["seed"]}
+    drawn = [ps.sample(draft[:, i], **options, position=i, level=2) for i in range(K)]
+    arguments["draft_tokens"] = torch.stack([d.tokens for d in drawn], 1)
+    statistics = torch.stack([d.statistics for d in drawn], 1)
+    given = ps.verify(**arguments, draft_statistics=statistics, rule=rule)
+    assert not given.status.any()
+    for a, b in zip(given, ps.verify(**arguments, rule=rule), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)

@@ -1,0 +1,105 @@
+"""The GPU against the CPU over a grid: equal in every bit, for clusters of every size."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import polyspec_ext as ps
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FILTERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.0},
+    {"top_k": 50, "top_p": 0.9},
+    {"temperature": 0.7, "min_p": 0.02, "top_p": 0.95},
+)
+
+
+def same(cpu: Any, gpu: Any) -> bool:
+    pairs = zip(cpu, gpu, strict=True)
+    return all(torch.equal(a.nan_to_num(99.0), b.cpu().nan_to_num(99.0)) for a, b in pairs)
+
+
+def blocks(batch: int, k: int, vocab: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Blocks of which about .7 of the tokens stand; rows start at any address."""
+    pad = 3
+    draft = torch.randn(batch, k, vocab + pad)[..., :vocab]
+    target = torch.randn(batch, k + 1, vocab + pad)[..., :vocab]
+    target[:, :k] = draft + 0.4 * target[:, :k]
+    draft, target = draft.to(dtype), target.to(dtype)
+    drawn = [ps.sample(draft[:, i], seed=5, position=i, level=2) for i in range(k)]
+    return {
+        "target_logits": target,
+        "draft_tokens": torch.stack([d.tokens for d in drawn], 1),
+        "draft_logits": draft,
+        "draft_statistics": torch.stack([d.statistics for d in drawn], 1),
+        "seed": torch.arange(batch),
+        "draft_lengths": torch.arange(batch) % (k + 1),
+    }
+
+
+def on_gpu(options: dict[str, Any]) -> dict[str, Any]:
+    return {n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in options.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 10, 128256), (5, 3, 50257), (20, 2, 32000), (80, 2, 9001)])
+def test_verify(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    options = blocks(*shape, dtype)
+    for rule, filters in itertools.product(("token", "block"), FILTERS):
+        call = {**options, **filters, "rule": rule, "draft_statistics": None}
+        assert same(ps.verify(**call), ps.verify(**on_gpu(call))), (rule, filters)
+        call |= {"eos": torch.arange(50), "room": torch.arange(shape[0]) % 4}
+        assert same(ps.verify(**call), ps.verify(**on_gpu(call))), (rule, filters, "cut")
+    call = {**options, "rule": "token"}  # the distributions handed over belong to no filters
+    assert same(ps.verify(**call), ps.verify(**on_gpu(call)))
+    proposal = {**options, "draft_logits": None, "draft_statistics": None}
+    assert same(ps.verify(**proposal), ps.verify(**on_gpu(proposal)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 128256), (30, 50257), (256, 4099)])
+def test_sample(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    logits = torch.randn(shape[0], shape[1] + 1)[:, 1:].to(dtype)
+    for filters in FILTERS:
+        cpu = ps.sample(logits, seed=3, **filters)
+        assert same(cpu, ps.sample(logits.cuda(), seed=3, **filters)), filters
+
+
+def test_replay_with_other_seeds_lengths_and_ends() -> None:
+    options = on_gpu(blocks(4, 3, 40000, torch.bfloat16))
+    options |= {"room": torch.full((4,), 9).cuda(), "eos": torch.zeros(4, 2).long().cuda()}
+    ps.verify(**options)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = ps.verify(**options)
+    for step in range(6):
+        options["seed"].fill_(step)
+        options["draft_lengths"].fill_(step % 4)
+        options["room"].fill_(5 - step)
+        options["eos"].fill_(step)
+        graph.replay()
+        torch.cuda.synchronize()
+        cpu = {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in options.items()}
+        assert same(ps.verify(**cpu), captured)
+
+
+def test_two_streams_at_once() -> None:
+    options = on_gpu(blocks(3, 4, 40000, torch.float16))
+    alone = [ps.verify(**{**options, "seed": seed}) for seed in range(16)]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    together = []
+    for seed in range(16):
+        with torch.cuda.stream(streams[seed % 2]):
+            together.append(ps.verify(**{**options, "seed": seed}))
+    torch.cuda.synchronize()
+    for a, b in zip(alone, together, strict=True):
+        assert same([x.cpu() for x in a], b)

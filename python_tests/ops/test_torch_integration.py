@@ -1,0 +1,311 @@
+"""The operators inside torch: opcheck, torch.compile, batches, strided views, guarded outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from dispatched import arguments_of
+
+import polyspec_ext as ps
+
+
+def per_request(batch: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Parameters that differ from request to request."""
+    index = torch.arange(batch, device=device)
+    return {
+        "temperature": 0.6 + 0.05 * (index % 7),
+        "top_k": index % 5 * 20,
+        "top_p": 1.0 - 0.02 * (index % 4),
+        "min_p": 0.01 * (index % 3),
+        "seed": index * 7919 - 3,
+        "position": index + 100,
+        "round": index % 6,
+    }
+
+
+def block(
+    batch: int, k: int, vocab: int, draft_vocab: int, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Drafted blocks whose tokens come from the draft rows, so that some are accepted."""
+    draft = torch.randn(batch, k, draft_vocab, device=device)
+    target = torch.randn(batch, k + 1, vocab, device=device)
+    target[:, :k, :draft_vocab] = draft + 0.5 * target[:, :k, :draft_vocab]
+    drawn = [ps.sample(draft[:, i], seed=5, position=i, level=2).tokens for i in range(k)]
+    return {
+        "target_logits": target,
+        "draft_tokens": torch.stack(drawn, 1),
+        "draft_logits": draft,
+        "draft_lengths": torch.arange(batch, device=device) % (k + 1),
+    }
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Bitwise, with NaN equal to itself."""
+    pairs = zip(a, b, strict=True)
+    return all(torch.equal(x.nan_to_num(99.0), y.nan_to_num(99.0)) for x, y in pairs)
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_opcheck_sample(tensors: bool, device: torch.device) -> None:
+    logits = torch.randn(3, 50, device=device)
+    options: Any = per_request(3, device) if tensors else {"temperature": 0.7, "seed": 2**64 - 1}
+    operator = torch.ops.polyspec.sample.default
+    (arguments,) = arguments_of(operator, lambda: ps.sample(logits, **options))
+    torch.library.opcheck(operator, arguments)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_opcheck_verify(rule: str, deterministic: bool, device: torch.device) -> None:
+    # Blocks that stand as a whole: opcheck compares outputs, and the padding of logprobs is NaN.
+    logits = torch.randn(3, 3, 50, device=device)
+    logits[..., 40:] = -torch.inf
+    options: Any = {"target_logits": logits, "rule": rule, "draft_tokens": logits.argmax(-1)[:, :2]}
+    if deterministic:
+        options["temperature"] = 0.0
+    else:
+        options |= {"draft_logits": logits[:, :2, :40], **per_request(3, device)}
+        options["draft_lengths"] = torch.tensor([2, 2, 2], device=device)
+        options["target_to_draft"] = torch.arange(50, device=device) % 40
+    operator = torch.ops.polyspec.verify.default
+    (arguments,) = arguments_of(operator, lambda: ps.verify(**options))
+    torch.library.opcheck(operator, arguments)
+
+
+def test_fake_outputs_have_the_real_shapes(device: torch.device) -> None:
+    options = block(3, 2, 50, 40, device)
+    real = (*ps.verify(**options), *ps.sample(options["target_logits"][:, 0]))
+    with torch._subclasses.FakeTensorMode() as mode:
+        fakes = {name: mode.from_tensor(tensor) for name, tensor in options.items()}
+        fake = (*ps.verify(**fakes), *ps.sample(fakes["target_logits"][:, 0]))
+    for a, b in zip(real, fake, strict=True):
+        assert (a.shape, a.dtype, a.device, a.stride()) == (b.shape, b.dtype, b.device, b.stride())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_a_graph_break(dynamic: bool, device: torch.device) -> None:
+    def round_(options: dict[str, torch.Tensor], seed: torch.Tensor) -> Any:
+        r = ps.verify(**options, temperature=0.8, top_p=0.95, seed=seed, rule="block")
+        s = ps.sample(options["target_logits"][:, 0], top_k=10, seed=seed, level=3)
+        return r.tokens, r.num_accepted, r.logprobs, r.status, s.tokens + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(round_, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for batch in (3, 5):
+        options = block(batch, 2, 50, 40, device)
+        seed = torch.arange(batch, device=device) - 2
+        assert equal(compiled(options, seed), round_(options, seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_request_alone_and_in_a_batch_of_37(
+    dtype: torch.dtype, rule: str, device: torch.device
+) -> None:
+    batch, k, vocab, draft_vocab = 37, 4, 1000, 900
+    options: dict[str, Any] = {
+        **block(batch, k, vocab, draft_vocab, device),
+        **per_request(batch, device),
+    }
+    options["target_logits"] = options["target_logits"].to(dtype)
+    options["draft_logits"] = options["draft_logits"].to(dtype)
+    together = ps.verify(**options, rule=rule)
+    assert 0 < int(together.num_accepted.sum()) < batch * k
+    for i in range(batch):
+        alone = ps.verify(**{n: v[i : i + 1] for n, v in options.items()}, rule=rule)
+        assert equal(alone, [t[i : i + 1] for t in together]), f"request {i}"
+        scalars = {n: v[i].item() for n, v in per_request(batch, device).items()}
+        scalars["seed"] %= 2**64
+        tensors = {n: v[i : i + 1] for n, v in options.items() if n not in scalars}
+        by_scalars = ps.verify(**tensors, **scalars, rule=rule)
+        assert equal(by_scalars, alone), f"request {i} with scalars"
+
+    order = torch.randperm(batch, device=device)
+    shuffled = ps.verify(**{n: v[order] for n, v in options.items()}, rule=rule)
+    assert equal(shuffled, [t[order] for t in together])
+
+
+def test_sample_alone_and_in_a_batch_of_37(device: torch.device) -> None:
+    logits = torch.randn(37, 1000, device=device)
+    options: dict[str, Any] = per_request(37, device)
+    together = ps.sample(logits, **options)
+    for i in range(37):
+        alone = ps.sample(logits[i : i + 1], **{n: v[i : i + 1] for n, v in options.items()})
+        assert equal(alone, [t[i : i + 1] for t in together])
+
+
+def test_threads_do_not_change_a_token() -> None:
+    logits = torch.randn(64, 5000)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(ps.sample(logits, seed=torch.arange(64)))
+    finally:
+        torch.set_num_threads(before)
+    assert equal(results[0], results[1])
+    assert equal(results[0], results[2])
+
+
+def views(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The same values behind other strides and offsets, surrounded by NaN that must not be read."""
+    *rows, vocab = tensor.shape
+    padded = tensor.new_full((*rows, vocab + 13), torch.nan)
+    padded[..., 5 : 5 + vocab] = tensor
+    spaced = tensor.new_full((2 * rows[0], *rows[1:], vocab + 1), torch.nan)
+    spaced[1::2, ..., 1:] = tensor
+    swapped = tensor.transpose(0, -2).contiguous().transpose(0, -2)
+    return [padded[..., 5 : 5 + vocab], spaced[1::2, ..., 1:], swapped]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_strided_views(dtype: torch.dtype, device: torch.device) -> None:
+    options: dict[str, Any] = block(4, 3, 77, 60, device)
+    target, draft = options.pop("target_logits").to(dtype), options.pop("draft_logits").to(dtype)
+    expected = ps.verify(target, options["draft_tokens"], draft, seed=9)
+    tokens = options["draft_tokens"]
+    wide = torch.full((4, 9), -7, device=device)
+    wide[:, 2:5] = tokens
+    for t, d, y in zip(
+        views(target),
+        views(draft),
+        [wide[:, 2:5], tokens.T.contiguous().T, tokens.int()],
+        strict=True,
+    ):
+        assert equal(ps.verify(t, y, d, seed=9), expected)
+    row = target[:, 0]
+    for view in views(row)[:2]:
+        assert equal(ps.sample(view, seed=9), ps.sample(row, seed=9))
+    # One row for all requests, stride 0: the draws differ, the row is shared.
+    shared = target[:1, 0].expand(4, -1)
+    assert equal(ps.sample(shared, seed=9), ps.sample(shared.contiguous(), seed=9))
+
+
+def test_strided_parameters(device: torch.device) -> None:
+    logits = torch.randn(6, 40, device=device)
+    whole = {n: v.repeat_interleave(2) for n, v in per_request(6, device).items()}
+    sparse = {n: v[::2] for n, v in whole.items()}
+    packed = {n: v.contiguous() for n, v in sparse.items()}
+    assert not sparse["seed"].is_contiguous()
+    assert equal(ps.sample(logits, **sparse), ps.sample(logits, **packed))  # type: ignore[arg-type]
+
+
+def test_every_output_element_is_written(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fresh memory is poisoned by torch here; what a call left unwritten would show it."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    options: dict[str, Any] = block(5, 3, 33, 33, device)
+    options["target_logits"][1, 0, 3] = torch.nan  # stops request 1 at its first row
+    options["draft_tokens"][2, 0] = 10**6  # not a token
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        r = ps.verify(**options, seed=3)
+        s = ps.sample(options["target_logits"][:, 0], seed=3)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    for i in range(5):
+        emitted = int(r.num_accepted[i]) + (0 if r.status[i] & 0xFFFF else 1)
+        assert 0 <= int(r.num_accepted[i]) <= 3
+        assert (r.tokens[i, :emitted] >= 0).all()
+        assert (r.tokens[i, :emitted] < 33).all()
+        assert (r.tokens[i, emitted:] == -1).all()
+        assert (r.logprobs[i, :emitted] <= 0).all()
+        assert r.logprobs[i, emitted:].isnan().all()
+    assert r.status.tolist()[1] & ps.Status.NAN
+    assert s.tokens[1] == -1
+    assert s.logprobs[1].isnan()
+    assert s.status[1] & ps.Status.NAN
+    assert (s.tokens[[0, 2, 3, 4]] >= 0).all()
+
+
+def test_inputs_are_left_alone(device: torch.device) -> None:
+    options: dict[str, Any] = {**block(5, 3, 33, 20, device), **per_request(5, device)}
+    copies = {n: v.clone() for n, v in options.items()}
+    ps.verify(**options)
+    for name, copy in copies.items():
+        assert torch.equal(options[name], copy), name
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_empty_batch_and_empty_draft(k: int, device: torch.device) -> None:
+    none = ps.verify(
+        torch.randn(0, k + 1, 9, device=device),
+        torch.zeros(0, k, dtype=torch.int64, device=device),
+        torch.randn(0, k, 9, device=device),
+    )
+    assert none.tokens.shape == (0, k + 1)
+    assert ps.sample(torch.randn(0, 9, device=device)).tokens.shape == (0,)
+    logits = torch.randn(2, 1, 9, device=device)
+    empty = torch.zeros(2, 0, dtype=torch.int64, device=device)
+    plain = ps.verify(logits, empty, torch.randn(2, 0, 9, device=device), temperature=0.0)
+    assert torch.equal(plain.tokens[:, 0], logits[:, 0].argmax(-1))
+    assert plain.num_accepted.tolist() == [0, 0]
+
+
+def test_seed_is_64_bits(device: torch.device) -> None:
+    logits = torch.zeros(1, 2**16, device=device)
+
+    def token(seed: Any) -> int:
+        return int(ps.sample(logits, seed=seed).tokens)
+
+    high = 2**64 - 5
+    assert token(high) == token(torch.tensor([-5], device=device))
+    assert token(high) == token(torch.tensor([high], dtype=torch.uint64, device=device))
+    assert len({token(1), token(1 + 2**32), token(1 + 2**63), token(high)}) == 4
+
+
+@pytest.mark.parametrize("name", ["seed", "position", "round", "level"])
+def test_every_key_enters_the_draw(name: str, device: torch.device) -> None:
+    """Contract C3: 16 keys that differ in one part give nearly 16 tokens of a flat distribution."""
+    logits = torch.zeros(1, 2**16, device=device)
+    target = torch.zeros(1, 1, 2**16, device=device)
+    empty = torch.zeros(1, 0, dtype=torch.int64, device=device)
+    for draw in (
+        lambda **key: ps.sample(logits, **key).tokens,
+        lambda **key: ps.verify(target, empty, **key).tokens,
+    ):
+        by_scalar = [int(draw(**{name: value})) for value in range(1, 17)]
+        assert len(set(by_scalar)) > 12
+        if name != "level":
+            keys = torch.arange(1, 17, device=device).split(1)
+            assert [int(draw(**{name: key})) for key in keys] == by_scalar
+
+
+def test_given_draws_replace_philox(device: torch.device) -> None:
+    logits = torch.zeros(2, 4, device=device)
+    bits = torch.tensor([[1 << 62], [-1]], device=device)  # 1/4 of 2**64, and its last value
+    for seed in (0, 1):
+        assert ps.sample(logits, seed=seed, draws=bits).tokens.tolist() == [1, 3]
+
+
+@pytest.mark.gpu
+def test_cpu_and_gpu_agree() -> None:
+    options: dict[str, Any] = {
+        **block(37, 4, 5000, 4000, torch.device("cpu")),
+        **per_request(37, torch.device("cpu")),
+    }
+    for rule in ("token", "block"):
+        cpu = ps.verify(**options, rule=rule)
+        gpu = ps.verify(**{n: v.cuda() for n, v in options.items()}, rule=rule)
+        assert torch.equal(cpu.tokens, gpu.tokens.cpu())
+        assert torch.equal(cpu.statistics, gpu.statistics.cpu())
+
+
+@pytest.mark.gpu
+def test_runs_on_the_current_stream_and_in_a_graph() -> None:
+    logits = torch.randn(8, 5000, device="cuda")
+    seeds = torch.zeros(8, dtype=torch.int64, device="cuda")
+    ps.sample(logits, seed=seeds)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = ps.sample(logits, seed=seeds)
+    for seed in (1, 2, 3):
+        seeds.fill_(seed)
+        graph.replay()
+        assert equal(captured, ps.sample(logits, seed=seed))

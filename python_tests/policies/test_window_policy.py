@@ -1,0 +1,260 @@
+"""Windows that change before every round: the distribution stays the target's, and windows of 0
+grow again.
+
+The policies below choose windows out of the text so far, so what a chain emits decides how it goes
+on; only what is over may be looked at (contract C2).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import test_batches
+import test_proposal_kinds
+import toy
+
+import polyspec_ext as ps
+from polyspec_ext.drafters import PromptLookup
+from polyspec_ext.policies import RoundReport, WindowPolicy
+
+RULES = ["token", "block"]
+# Step by step; and without host synchronisation, as on a device.
+EXECUTORS = pytest.mark.parametrize("at_once", [False, True])
+
+
+class Random:
+    """A random function of the request, the text and `seed`, each window in 0 ... `largest`.
+
+    Attributes:
+        seen: the windows chosen, by request.
+    """
+
+    def __init__(self, seed: int = 0, largest: int = 3) -> None:
+        self.seed, self.largest = seed, largest
+        self.seen: dict[int, list[list[int]]] = {}
+        self.reports: list[RoundReport] = []
+
+    def next(self, report: RoundReport) -> Sequence[int]:
+        chance = random.Random(str((self.seed, report.request, list(report.text))))
+        windows = [chance.randint(0, self.largest) for _ in report.windows]
+        self.seen.setdefault(report.request, []).append(windows)
+        self.reports.append(report._replace(text=list(report.text)))
+        return windows
+
+
+class Listed:
+    """The windows of a list, one after another and from the beginning again."""
+
+    def __init__(self, windows: Sequence[Sequence[int]]) -> None:
+        self.windows, self.at = windows, 0
+
+    def next(self, report: RoundReport) -> Sequence[int]:
+        if report.committed == 0:
+            self.at = 0
+        self.at += 1
+        return self.windows[(self.at - 1) % len(self.windows)]
+
+
+def grown(seen: Sequence[Sequence[int]], level: int) -> bool:
+    """Whether the window of a level was 0 after it had been larger, and larger again then."""
+    states = [windows[level] > 0 for windows in seen]
+    changes = [a for a, b in zip(states, [*states[1:], None], strict=True) if a != b]
+    return [True, False, True] in [changes[i : i + 3] for i in range(len(changes))]
+
+
+def make(count: int, vocab: int, at_once: bool) -> list[Any]:
+    kind = test_batches.Staying if at_once else test_batches.Rows
+    return [kind(vocab, 11 + i) for i in range(count)]
+
+
+def distribution(
+    made: Sequence[Any],
+    window: list[int],
+    policy: WindowPolicy,
+    length: int,
+    at_once: bool,
+    **options: Any,
+) -> dict[tuple[int, ...], float]:
+    enumerator, chain = test_proposal_kinds.enumerated(
+        made, window, policy=policy, sync_each_step=not at_once, **options
+    )
+    return toy.chain_distribution(
+        enumerator,
+        lambda: chain.generate([0, 1], length, 1.0, eos_token_id=[]).sequences[0, 2:].tolist(),
+    )
+
+
+# ---- the distribution ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@EXECUTORS
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("count", "length"), [(2, 5), (3, 4)])
+def test_law_under_a_random_policy(
+    count: int, length: int, seed: int, at_once: bool, rule: str
+) -> None:
+    made, policy = make(count, 2, at_once), Random(seed)
+    got = distribution(made, [2] * (count - 1), policy, length, at_once, rule=rule)
+    assert toy.total_variation(got, toy.text_distribution(made[0], [0, 1], length)) < 1e-12
+    for level in range(count - 1):
+        assert {windows[level] for windows in policy.seen[0]} == {0, 1, 2, 3}
+
+
+# Every level sits out, alone and together, and is asked again.
+GROWING: list[tuple[list[list[int]], int]] = [
+    ([[1], [0], [2]], 5),
+    ([[0], [0], [3]], 5),
+    ([[1, 1], [0, 2], [1, 1]], 4),
+    ([[1, 1], [2, 0], [1, 2]], 4),
+    ([[0, 0], [1, 0], [0, 3], [2, 1]], 5),
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@EXECUTORS
+@pytest.mark.parametrize(("windows", "length"), GROWING, ids=str)
+def test_law_where_windows_of_zero_grow_again(
+    windows: list[list[int]], length: int, at_once: bool, rule: str
+) -> None:
+    made = make(len(windows[0]) + 1, 2, at_once)
+    got = distribution(made, windows[0], Listed(windows), length, at_once, rule=rule)
+    assert toy.total_variation(got, toy.text_distribution(made[0], [0, 1], length)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_law_without_a_bound_on_rounds(rule: str) -> None:
+    made, windows = make(3, 2, False), Listed([[2, 1], [0, 0], [1, 1]])
+    got = distribution(made, [2, 1], windows, 4, False, rule=rule, rounds=[0])
+    assert toy.total_variation(got, toy.text_distribution(made[0], [0, 1], 4)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+@EXECUTORS
+def test_law_of_rows_with_windows_of_their_own(at_once: bool, rule: str) -> None:
+    made, policy, prompts = make(3, 2, at_once), Random(5, largest=2), [[0, 1], [1, 1]]
+    enumerator, chain = test_proposal_kinds.enumerated(
+        made, [1, 1], policy=policy, rule=rule, sync_each_step=not at_once
+    )
+    for others in (0, -1):
+        found = test_proposal_kinds.text_distributions(
+            enumerator, chain, prompts, 3, others, temperature=1.0
+        )
+        assert test_proposal_kinds.distance(found, made[0], prompts, 3, [1.0, 1.0]) < 1e-12
+    assert policy.seen[0] != policy.seen[1]
+
+
+def test_windows_that_depend_on_a_pending_token_are_seen() -> None:
+    """The policy's contract is needed: one that learns which token was drafted, and takes the
+    window back where it does not like it, changes the distribution."""
+    made = toy.make_levels(2, vocab=2, scale=1.5)
+
+    class Peeping(toy.Enumerator):
+        def verify(self, target: Any, tokens: Any, draft: Any = None, **options: Any) -> Any:
+            if tokens.shape[1] and toy.distribution(draft[0, -1])[int(tokens[0, -1])] <= 0.5:
+                tokens, draft = tokens[:, :-1], draft[:, :-1]
+                options["draft_statistics"] = options["draft_statistics"][:, :-1]
+                target = target[:, : tokens.shape[1] + 1]
+            return super().verify(target, tokens, draft, **options)
+
+    enumerator, chain = test_proposal_kinds.enumerated(
+        made, [2], Peeping(), policy=Listed([[2], [1]])
+    )
+    got = toy.chain_distribution(
+        enumerator,
+        lambda: chain.generate([0, 1], 4, 1.0, eos_token_id=[]).sequences[0, 2:].tolist(),
+    )
+    assert abs(sum(got.values()) - 1) < 1e-9
+    assert toy.total_variation(got, toy.text_distribution(made[0], [0, 1], 4)) > 1e-3
+
+
+# ---- what a policy is told, and what becomes of its windows --------------------------------------
+
+
+@pytest.mark.parametrize("window", [[3], [4, 2], [3, 1, 2]], ids=str)
+def test_a_policy_that_keeps_the_windows_changes_nothing(window: list[int]) -> None:
+    made = toy.make_levels(len(window) + 1, vocab=20)
+    options = {"temperature": 0.9, "seed": 7}
+    plain = ps.Chain(made, window).generate([1], 40, **options)
+    kept = ps.Chain(made, window, policy=Listed([window])).generate([1], 40, **options)
+    assert kept.sequences.equal(plain.sequences)
+    assert kept.logprobs == plain.logprobs
+
+
+@pytest.mark.parametrize("lookup", [False, True])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_greedy_is_the_targets_argmax(count: int, lookup: bool) -> None:
+    made: list[Any] = list(toy.make_levels(count, vocab=40, scale=3.0))
+    plain = ps.Chain(made[:1]).generate([7], 80).sequences
+    if lookup:
+        made[-1] = PromptLookup()
+    policy = Random(count)
+    assert ps.Chain(made, [2] * (count - 1), policy=policy).generate([7], 80).sequences.equal(plain)
+    assert all(grown(policy.seen[0], level) for level in range(count - 1))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_caches_are_caught_up_after_a_window_of_zero(rule: str) -> None:
+    """Identical levels accept everything, which they could not with a cache that missed tokens."""
+    made, policy = [toy.ToyLevel(50, 3) for _ in range(3)], Random(1)
+    out = ps.Chain(made, [3, 2], rule=rule, policy=policy).generate([1], 120, 0.9, seed=4)
+    assert grown(policy.seen[0], 0)
+    assert grown(policy.seen[0], 1)
+    for level in out.stats.levels[:-1]:
+        assert level.num_accepted_tokens == level.num_draft_tokens > 0
+    text = out.sequences[0].tolist()
+    for level in made:
+        assert level.cache == text[: len(level.cache)]
+
+
+def test_reports() -> None:
+    """One per row and round: the text that stands, and how much the last round has added."""
+    policy = Random(3)
+    levels = [test_batches.Rows(20, 11 + i, scale=1.5) for i in range(3)]
+    prompts = [[1, 2], [3]]
+    out = ps.Chain(levels, [3, 2], policy=policy).generate(prompts, [30, 12], 1.0, seed=[1, 2])
+    for number, prompt in enumerate(prompts):
+        own = [report for report in policy.reports if report.request == number]
+        text = out.sequences[number].tolist()
+        assert list(own[0].windows) == [3, 2]
+        assert own[0].committed == 0
+        at = len(prompt)
+        for i, report in enumerate(own):
+            at += report.committed
+            assert report.committed >= (i > 0)
+            assert report.text == text[:at]
+            if i:
+                assert list(report.windows) == policy.seen[number][i - 1]
+        assert at < len(prompt) + out.requests[number].num_new_tokens
+
+
+def test_rows_do_not_see_each_others_windows() -> None:
+    prompts = [[1], [4, 2], [7, 7, 7]]
+
+    def run(prompts: Sequence[list[int]], seeds: list[int], numbers: list[int]) -> ps.Output:
+        levels = [test_batches.Rows(20, 11 + i, scale=1.5) for i in range(3)]
+        policy = Random(2)
+        choose = policy.next
+        policy.next = lambda report: choose(  # type: ignore[method-assign]
+            report._replace(request=numbers[report.request])
+        )
+        return ps.Chain(levels, [2, 2], policy=policy).generate(
+            prompts, 30, 1.0, seed=seeds, eos_token_id=[]
+        )
+
+    together = run(prompts, [3, 4, 5], [0, 1, 2])
+    for number, prompt in enumerate(prompts):
+        alone = run([prompt], [3 + number], [number])
+        assert together.logprobs[number] == alone.logprobs[0]
+        length = len(prompt) + 30
+        assert together.sequences[number, :length].tolist() == alone.sequences[0].tolist()
+
+
+@pytest.mark.parametrize("windows", [[], [1], [1, 1, 1], [1, -1]], ids=str)
+def test_windows_that_cannot_be_are_refused(windows: list[int]) -> None:
+    made = toy.make_levels(3)
+    with pytest.raises(ValueError, match=r"^policy \(Listed\): expected .*, given"):
+        ps.Chain(made, [2, 2], policy=Listed([windows])).generate([0], 9)

@@ -1,0 +1,347 @@
+"""Whatever goes wrong inside a call, the error says where, and the next call is as if nothing had
+happened."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import polyspec_ext as ps
+from polyspec_ext.levels import HuggingFaceLevel
+
+V = 48
+PROMPTS = [[3, 4, 5], [6], [7, 8, 9, 10, 11, 12], [5, 5]]
+SAMPLING: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
+PACKAGE = str(Path(ps.__file__).parent)
+
+
+def model(seed: int, layers: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+    )  # fmt: skip
+    made = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        made.lm_head.weight *= 6  # sharper distributions, of which some drafts are rejected
+    return made
+
+
+class Setting:
+    """A chain of three small models whose caches grow in steps of 4 tokens, and its good result.
+
+    Args:
+        shared: the middle keeps no cache of its own, but uses the target's.
+        options: of all levels.
+    """
+
+    def __init__(self, prompts: list[list[int]], shared: bool = False, **options: Any) -> None:
+        self.levels: list[HuggingFaceLevel] = []
+        for seed, (name, layers) in enumerate((("target", 3), ("middle", 2), ("drafter", 1))):
+            own = dict(options, step=4)
+            if shared and name == "middle":
+                own = {"shares_cache_with": self.levels[0]}
+            self.levels.append(HuggingFaceLevel(model(seed, layers), name=name, **own))
+        for level in self.levels:
+            level.reserve = None  # type: ignore[assignment,method-assign]  # so that all caches grow
+        self.chain = ps.Chain(self.levels, [4, 2])
+        self.prompts = prompts
+        self.good = self.generate()
+
+    def generate(self) -> ps.Output:
+        return self.chain.generate(self.prompts, 14, **SAMPLING)
+
+    def is_unharmed(self) -> None:
+        again = self.generate()
+        assert again.sequences.equal(self.good.sequences)
+        assert again.logprobs == self.good.logprobs
+
+
+@pytest.fixture(params=["alone", "batch", "batch, shared cache"])
+def setting(request: pytest.FixtureRequest) -> Setting:
+    return Setting(PROMPTS[: 1 if request.param == "alone" else 4], "shared" in request.param)
+
+
+def notes(error: BaseException) -> str:
+    return " ".join(getattr(error, "__notes__", []))
+
+
+class Failing:
+    """A method that fails on its call number `at`, and the one behind it otherwise."""
+
+    def __init__(self, call: Callable[..., Any], at: int, error: BaseException) -> None:
+        self.call, self.left, self.error = call, at, error
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return self.call(*args, **options)
+
+
+# ---- levels that fail ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_an_exception_in_a_forward_pass(setting: Setting, faulty: int, at: int) -> None:
+    level = setting.levels[faulty]
+    inner = level.model.model.layers[-1]  # the cache of the layers before has been appended to
+    forward = inner.forward
+    inner.forward = Failing(forward, at, ValueError("bad kernel"))
+    with pytest.raises(ValueError, match="bad kernel") as caught:
+        setting.generate()
+    inner.forward = forward
+    text = notes(caught.value)
+    assert f"in level {faulty + 1} ({level.name})" in text
+    for number in range(len(setting.prompts)):
+        assert f"request {number} at position " in text
+    setting.is_unharmed()
+
+
+@pytest.mark.parametrize("name", ["prefill", "rollback", "select"])
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+def test_an_exception_beside_a_forward_pass(faulty: int, name: str) -> None:
+    setting = Setting(PROMPTS)
+    limits = [14, 3, 3, 3]  # rows leave early, so that the caches shrink
+    good = setting.chain.generate(PROMPTS, limits, **SAMPLING).sequences
+    level = setting.levels[faulty]
+    setattr(level, name, Failing(getattr(level, name), 1, MemoryError("no room")))
+    with pytest.raises(MemoryError) as caught:
+        setting.chain.generate(PROMPTS, limits, **SAMPLING)
+    delattr(level, name)
+    assert f"in level {faulty + 1} ({level.name})" in notes(caught.value)
+    assert setting.chain.generate(PROMPTS, limits, **SAMPLING).sequences.equal(good)
+    setting.is_unharmed()
+
+
+@pytest.mark.parametrize("rows", [1, 4], ids=["alone", "batch"])
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+def test_out_of_memory_while_a_cache_grows(
+    faulty: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Setting(PROMPTS[:rows])
+    level = setting.levels[faulty]
+    grown: list[int] = []
+    kinds = {type(layer) for layer in level.cache.layers}
+    for kind in kinds:
+        room = kind._room
+
+        def tight(self: Any, like: torch.Tensor, room: Any = room) -> torch.Tensor:
+            if self.rows is level.cache.rows and self.is_initialized:
+                grown.append(self.index)
+                # The values of the last layer, when all others have grown: the worst moment.
+                if grown.count(len(level.cache.layers) - 1) == 2:
+                    raise torch.OutOfMemoryError("tried to allocate")
+            return room(self, like)
+
+        monkeypatch.setattr(kind, "_room", tight)
+    level._cache = level._make(len(setting.prompts), 1)  # as small as it gets
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        setting.generate()
+    monkeypatch.undo()
+    assert f"in level {faulty + 1} ({level.name})" in notes(caught.value)
+    assert "request 0 at position" in notes(caught.value)
+    setting.is_unharmed()
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+def test_out_of_memory_for_a_new_cache(faulty: int) -> None:
+    """A batch of another size needs another cache; the old one is gone by then."""
+    setting = Setting(PROMPTS)
+    alone = setting.chain.generate(PROMPTS[0], 9, **SAMPLING).sequences
+    level = setting.levels[faulty]
+    make = level._make
+    level._make = Failing(make, 1, torch.OutOfMemoryError("tried to allocate"))  # type: ignore[assignment]
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        setting.generate()
+    level._make = make
+    assert f"in level {faulty + 1} ({level.name})" in notes(caught.value)
+    assert setting.chain.generate(PROMPTS[0], 9, **SAMPLING).sequences.equal(alone)
+    setting.is_unharmed()
+
+
+# The last pass of each level that runs as it is, and one of the step that is captured first (the
+# drafter's second).
+PASSES = {0: (2, 3), 1: (3, 4), 2: (5, 7)}
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("tried to allocate"), ValueError("no")])
+@pytest.mark.parametrize("captured", [False, True], ids=["before", "captured"])
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+def test_an_exception_before_or_while_a_graph_is_captured(
+    faulty: int, captured: bool, error: Exception
+) -> None:
+    """A replay runs no Python, which could fail."""
+    import test_graphs
+
+    wanted = test_graphs.make([4, 2], captured=False)[0].generate(PROMPTS, 32, **SAMPLING).sequences
+    chain, graphs = test_graphs.make([4, 2], captured=True)
+    drafter: Any = chain.drafter
+    level: Any = [*chain.levels, drafter.level][faulty]
+    inner = level.model.model.layers[-1]
+    forward = inner.forward
+    inner.forward = Failing(forward, PASSES[faulty][captured], error)
+    if captured and isinstance(error, RuntimeError):  # the step is run as it is
+        with pytest.warns(RuntimeWarning, match="cannot be captured.*: tried to allocate"):
+            assert chain.generate(PROMPTS, 32, **SAMPLING).sequences.equal(wanted)
+    else:
+        with pytest.raises(type(error), match=str(error)) as caught:
+            chain.generate(PROMPTS, 32, **SAMPLING)
+        assert f"in level {faulty + 1} (level {faulty})" in notes(caught.value)
+    inner.forward = forward
+    for _ in range(2):  # the second replays what the first captured
+        assert chain.generate(PROMPTS, 32, **SAMPLING).sequences.equal(wanted)
+    assert graphs is not None
+    assert graphs.num_replays > 0
+
+
+@pytest.mark.parametrize("request_number", [0, 2])
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_row_of_nans(faulty: int, at: int, request_number: int) -> None:
+    setting = Setting(PROMPTS)
+    level = setting.levels[faulty]
+    forward, calls = level.forward, iter(range(1, 1000))
+
+    def poisoned(*args: Any) -> torch.Tensor:
+        logits: torch.Tensor = forward(*args).clone()
+        if next(calls) >= at:
+            logits[request_number] = math.nan
+        return logits
+
+    level.forward = poisoned  # type: ignore[method-assign]
+    with pytest.raises(ps.RequestError) as caught:
+        setting.generate()
+    del level.forward  # type: ignore[method-assign]
+    error = caught.value
+    assert (error.request, error.level) == (request_number, faulty + 1)
+    length = len(PROMPTS[request_number])
+    assert length <= error.position < length + 14
+    if at == 1:
+        assert error.position == length
+    assert error.status & ps.Status.NAN
+    setting.is_unharmed()
+
+
+@pytest.mark.parametrize("faulty", [0, 1])
+def test_nans_inside_a_model_do_not_stay_in_its_cache(setting: Setting, faulty: int) -> None:
+    """They would reach other rows and later calls as 0 * NaN, from slots that the mask hides."""
+    layer = setting.levels[faulty].model.model.layers[0]
+    forward, calls = layer.forward, iter(range(1, 1000))
+
+    def nan(*args: Any, **options: Any) -> Any:
+        out = forward(*args, **options)
+        return out * math.nan if next(calls) == 4 else out
+
+    layer.forward = nan
+    with pytest.raises(ps.RequestError) as caught:
+        setting.generate()
+    layer.forward = forward
+    assert caught.value.level == faulty + 1
+    setting.is_unharmed()
+
+
+# ---- interrupts ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """Ctrl-C as Python has it: shells let their background jobs ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+@pytest.mark.parametrize("at", [1, 4])
+def test_ctrl_c_inside_a_level(setting: Setting, faulty: int, at: int, sigint: None) -> None:
+    inner = setting.levels[faulty].model.model.layers[-1]
+    forward, calls = inner.forward, iter(range(1, 1000))
+
+    def pressed(*args: Any, **options: Any) -> Any:
+        if next(calls) == at:
+            signal.raise_signal(signal.SIGINT)
+        return forward(*args, **options)
+
+    inner.forward = pressed
+    with pytest.raises(KeyboardInterrupt):
+        setting.generate()
+    inner.forward = forward
+    setting.is_unharmed()
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at the n-th line of this package that is run."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.lines = at, 0
+
+    def __enter__(self) -> Interrupt:
+        self._before = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _call(self, frame: Any, event: str, _: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    def _line(self, frame: Any, event: str, _: Any) -> Any:
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                raise KeyboardInterrupt
+        return self._line
+
+
+@pytest.mark.parametrize(
+    ("count", "shared"),
+    [(1, False), (3, False), (3, True)],
+    ids=["alone", "batch", "batch, shared cache"],
+)
+def test_ctrl_c_between_any_two_lines(count: int, shared: bool) -> None:
+    setting = Setting(PROMPTS[:count], shared)
+
+    def shrink() -> None:
+        """So that caches grow during the call."""
+        for level in setting.levels:
+            if not shared:
+                level._cache = level._make(count, 1)
+
+    shrink()
+    with Interrupt(-1) as counted:
+        setting.is_unharmed()
+    assert counted.lines > 1000
+    for i in range(40):
+        at = 1 + i * (counted.lines - 1) // 40 + i % 7
+        shrink()
+        with pytest.raises(KeyboardInterrupt), Interrupt(at):
+            setting.is_unharmed()
+        setting.is_unharmed()
+
+
+def test_an_observer_or_a_stream_that_fails() -> None:
+    setting = Setting(PROMPTS)
+
+    def observe(number: int, logits: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    batch = setting.chain.batch(PROMPTS, 14, **SAMPLING, observe=observe)
+    with pytest.raises(ZeroDivisionError):
+        batch.advance()
+    with pytest.raises(RuntimeError, match="or it failed"):
+        batch.advance()
+    setting.is_unharmed()
+    stream = setting.chain.stream(PROMPTS[0], 14, **SAMPLING)
+    next(stream)  # and nobody asks for the rest
+    setting.is_unharmed()

@@ -1,0 +1,233 @@
+"""The seams of a drafter that is told more, and proposes more, than a chain of tokens: hidden
+states of the verifiers, and trees. One class each."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from toy import Enumerator, ToyLevel, text_distribution, total_variation
+
+import polyspec_ext as ps
+from polyspec_ext.drafters import BatchedDrafter
+from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates
+from polyspec_ext.levels import BatchedLevel, LevelAdapter
+from polyspec_ext.levels.base import (
+    Counts,
+    InputBlock,
+    LevelCapabilities,
+    LevelOutput,
+    PromptBatch,
+)
+
+V = 5
+PROMPT = [1, 3, 0]
+LAYER = 7
+
+
+class HiddenLevel:
+    """A batched level around toy levels, whose "hidden state" of a token is the token itself and
+    its position.
+
+    Args:
+        tables: a toy level per row of a batch, all with the same table.
+    """
+
+    def __init__(self, seed: int, name: str, hidden: bool = True) -> None:
+        self.name, self._seed, self._hidden = name, seed, hidden
+        self.vocab_size, self.max_length = V, None
+        self.device = torch.device("cpu")
+        self._rows: list[ToyLevel] = []
+
+    @property
+    def capabilities(self) -> LevelCapabilities:
+        return LevelCapabilities(batches=True, hidden_states=self._hidden)
+
+    def prefill(self, prompts: PromptBatch) -> None:
+        self._rows = [ToyLevel(V, self._seed) for _ in prompts.tokens]
+        counts = prompts.counts or [prompts.tokens.shape[1]] * len(self._rows)
+        for row, tokens, count in zip(self._rows, prompts.tokens, counts, strict=True):
+            row.prefill(tokens[None, :count])
+
+    def forward(self, block: InputBlock) -> LevelOutput:
+        batch, width = block.tokens.shape
+        counts: Any = [width] * batch if block.counts is None else block.counts
+        first: Any = [width - block.keep] * batch if block.first is None else block.first
+        logits = torch.zeros(batch, block.keep, V)
+        states = torch.full((batch, width, 2), -1.0)
+        for b, (row, count, at) in enumerate(zip(self._rows, counts, first, strict=True)):
+            for j in range(count):
+                states[b, j] = torch.tensor([block.tokens[b, j], len(row.cache)])
+                (behind,) = row.forward(block.tokens[b : b + 1, j : j + 1], 1)[0]
+                if 0 <= j - at < block.keep:
+                    logits[b, j - at] = behind
+        wanted = dict.fromkeys(block.hidden_layers, states)
+        return LevelOutput(logits, wanted if block.hidden_layers else None)
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        for row, own, count in zip(self._rows, tokens, counts, strict=True):
+            if count:
+                row.forward(own[None, :count], 1)
+
+    def rollback(self, lengths: Counts) -> Counts:
+        for row, length in zip(self._rows, lengths, strict=True):
+            row.rollback([int(length)])
+        return lengths
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._rows = [self._rows[row] for row in rows]
+
+    @property
+    def can_keep_lengths(self) -> bool:
+        return False
+
+    def reserve_span(self, tokens: int) -> Hashable | None:
+        return None
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        raise NotImplementedError
+
+
+class CountingDrafter:
+    """A batched drafter that counts upwards from the last token."""
+
+    name, vocab_size, max_length = "counting", V, None
+    device = torch.device("cpu")
+    num_forward_passes = 0
+    can_keep_lengths = False
+
+    @property
+    def capabilities(self) -> DrafterCapabilities:
+        return DrafterCapabilities()
+
+    def prefill(self, prompts: PromptBatch) -> None:
+        pass
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        pass
+
+    def draft(self, inputs: DraftInput) -> DraftBlock:
+        counts = torch.as_tensor(inputs.counts)
+        last = inputs.tokens.gather(1, (counts - 1).clamp_min(0)[:, None])
+        return DraftBlock((last + torch.arange(1, inputs.most + 1)) % V)
+
+    def rollback(self, lengths: Counts) -> Counts:
+        return lengths
+
+    def select(self, rows: Sequence[int]) -> None:
+        pass
+
+    def reserve_span(self, tokens: int) -> None:
+        return None
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        raise NotImplementedError
+
+
+class HiddenDrafter(CountingDrafter):
+    """Wants hidden states, and finds out whether they are those of the tokens they are said to
+    be."""
+
+    name = "hidden"
+
+    def __init__(self) -> None:
+        self.seen: dict[int, dict[int, set[int]]] = {}  # positions by request and level
+
+    @property
+    def capabilities(self) -> DrafterCapabilities:
+        return DrafterCapabilities(hidden_layers=(LAYER,))
+
+    def draft(self, inputs: DraftInput) -> DraftBlock:
+        assert inputs.text is not None
+        for told in inputs.hidden:
+            assert isinstance(told, HiddenStates)
+            (states,) = told.layers.values()
+            for b, request in enumerate(inputs.requests):
+                text = inputs.text(b).tolist()
+                begin = int(told.positions[b])
+                for j in range(int(told.counts[b])):
+                    assert states[b, j].tolist() == [text[begin + j], begin + j]
+                    levels = self.seen.setdefault(request, {})
+                    levels.setdefault(told.level, set()).add(begin + j)
+        return super().draft(inputs)
+
+
+class TreeDrafter(CountingDrafter):
+    """Two branches at the root."""
+
+    name = "tree"
+
+    def draft(self, inputs: DraftInput) -> DraftBlock:
+        block = super().draft(inputs)
+        block.parents = torch.full_like(block.tokens, -1)
+        return block
+
+
+def test_toys_have_the_form_of_the_engine() -> None:
+    assert isinstance(HiddenLevel(1, "a"), BatchedLevel)
+    for drafter in (CountingDrafter(), HiddenDrafter(), TreeDrafter()):
+        assert isinstance(drafter, BatchedDrafter)
+
+
+@pytest.mark.parametrize("levels", [2, 3])
+def test_hidden_states_are_those_of_the_tokens_that_stand(levels: int) -> None:
+    """Greedy, so that the tokens are the target's own, whatever is drafted."""
+    above = [HiddenLevel(seed, f"level {seed}") for seed in range(1, levels)]
+    drafter = HiddenDrafter()
+    chain = ps.Chain([*above, drafter], [4, 2][3 - levels :])
+    prompts = [PROMPT, [2], [4, 4, 1, 0]]
+    lengths = [30, 9, 17]  # rows leave the batch, and states of the others stay theirs
+    out = chain.generate(prompts, max_new_tokens=lengths)
+    for b, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        alone = ps.Chain([ToyLevel(V, 1)]).generate(prompt, max_new_tokens=length)
+        own = out.sequences[b, : len(prompt) + length].tolist()
+        assert own == alone.sequences[0].tolist()
+        for level in range(1, levels):
+            # All but the prompt's, the last round's, and what the target emitted itself.
+            seen = drafter.seen[b][level]
+            assert min(seen) == len(prompt) - 1
+            assert seen >= set(range(len(prompt) - 1, len(prompt) + length - 8))
+
+
+def test_nothing_is_told_of_the_batch_before() -> None:
+    drafter = HiddenDrafter()
+    chain = ps.Chain([HiddenLevel(1, "a"), drafter])
+    for prompt in ([4, 2, 1, 0], [2, 2, 3, 1]):
+        drafter.seen.clear()
+        batch = chain.batch([prompt], 9)
+        batch.advance()
+        assert drafter.seen == {}  # nothing was verified before the first draft
+        batch.advance()
+        assert drafter.seen != {}
+
+
+def test_the_distribution_with_hidden_states() -> None:
+    """Every outcome of every draw."""
+    chance, length = Enumerator(), 3
+    above = [HiddenLevel(1, "a"), HiddenLevel(2, "b")]
+    chain = ps.Chain([*above, HiddenDrafter()], [2, 1], operators=chance.operators)
+    found: dict[tuple[int, ...], float] = {}
+    for _ in chance.runs():
+        out = chain.generate(PROMPT, max_new_tokens=length, temperature=1.0, eos_token_id=[])
+        text = tuple(out.sequences[0, len(PROMPT) :].tolist())
+        found[text] = found.get(text, 0.0) + chance.weight
+    assert total_variation(found, text_distribution(ToyLevel(V, 1), PROMPT, length)) < 1e-6
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_levels_without_hidden_states_are_named(place: int) -> None:
+    above: list[Any] = [HiddenLevel(1, "first"), HiddenLevel(2, "second")]
+    above[place] = ToyLevel(V, 3, name="plain")
+    with pytest.raises(ValueError, match=r"^plain: expected a level that gives hidden states"):
+        ps.Chain([*above, HiddenDrafter()])
+
+
+def test_a_tree_is_refused_by_name() -> None:
+    chain = ps.Chain([HiddenLevel(1, "a"), TreeDrafter()])
+    with pytest.raises(NotImplementedError, match=r"^tree: .*trees are not verified yet"):
+        chain.generate(PROMPT, max_new_tokens=4)
+    # The chain stays usable.
+    chain = ps.Chain([LevelAdapter(ToyLevel(V, 1)).level, CountingDrafter()])
+    assert chain.generate(PROMPT, max_new_tokens=4).sequences.shape == (1, 7)

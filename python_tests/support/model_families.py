@@ -1,0 +1,242 @@
+"""Model families of `transformers` made tiny from their configurations alone, and what a level
+does with each: the table of README, which this file prints when it is run.
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import transformers as hf
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+V = 96
+
+
+class Verdict(NamedTuple):
+    """What a level does with some families.
+
+    Attributes:
+        served: "batches", "one prompt" or "refused".
+        why: as README says it; "" where nothing is to be said.
+        message: pattern of the error that says so; "" where there is none.
+        families: their `model_type`, and variants in brackets.
+    """
+
+    served: str
+    why: str
+    message: str
+    families: str
+
+    @property
+    def names(self) -> list[str]:
+        return self.families.split()
+
+
+TABLE = [
+    Verdict(
+        "batches",
+        "",
+        "",
+        "afmoe apertus arcee aria_text axk1 beam bert bert-generation big_bird biogpt bitnet "
+        "codegen cohere cohere2 cohere2_moe ctrl cwm deepseek_v2 deepseek_v3 diffllama doge dots1 "
+        "electra ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon flex_olmo flint gemma "
+        "gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt2 "
+        "gpt_bigcode gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe "
+        "granitemoe_swa granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 "
+        "hyperclovax jais2 jetmoe kolibri1 laguna llama longcat_flash megatron-bert mellum "
+        "mimo_v2_flash minicpm3 minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral "
+        "modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe "
+        "qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 "
+        "vaultgemma xglm youtu",
+    ),
+    Verdict(
+        "one prompt",
+        "takes no position_ids",
+        "takes no position_ids",
+        "bart bigbird_pegasus blenderbot blenderbot-small bloom marian mbart mpt mvp pegasus "
+        "plbart roformer trocr whisper",
+    ),
+    Verdict(
+        "one prompt",
+        "places tokens by their slot in the cache, or counts positions in its own way",
+        "gives rows of different lengths other logits",
+        "camembert data2vec-text falcon[alibi] gpt_neo moshi roberta roberta-prelayernorm "
+        "xlm-roberta xlm-roberta-xl",
+    ),
+    Verdict(
+        "one prompt",
+        "attention in chunks",
+        "a RollbackCache is needed",
+        "llama4_text",
+    ),
+    Verdict(
+        "refused",
+        "recurrent state, alone or beside attention",
+        r"keeps a (recurrent state|hybrid of attention and recurrent layers)",
+        "bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid inkling_text inkling2_text "
+        "jamba kimi_linear lfm2 lfm2_moe lfm3 mamba mamba2 minimax nemotron_h olmo_hybrid "
+        "qwen3_5_text qwen3_5_moe_text qwen3_next qwen4_exp_text recurrent_gemma rwkv xlstm zamba2",
+    ),
+    Verdict(
+        "refused",
+        "keeps something else beside keys and values",
+        "keeps something else beside keys and values|update_indexer",
+        "axk2 deepseek_v32 deepseek_v4 glm_moe_dsa hy_v4",
+    ),
+    Verdict(
+        "refused",
+        "encoder and decoder",
+        "expected a decoder-only model, given the encoder-decoder",
+        "led longt5 mt5 switch_transformers t5 umt5",
+    ),
+    Verdict(
+        "refused",
+        "several tokens behind a cache are not what they are in one pass",
+        "to give the logits of one pass over the whole text.*does not",
+        "cpmant openai-gpt reformer xlm xlnet",
+    ),
+]
+
+# Releases of transformers before `AS_IN_TABLE` have these otherwise: what a level makes of them is
+# for its probe to say.
+AS_IN_TABLE = (5, 23)
+OTHERWISE_BEFORE = (
+    *("big_bird", "ctrl", "doge", "gemma3n_text", "glm_moe_dsa", "megatron-bert", "moshi"),
+    *("recurrent_gemma", "roformer"),
+)
+
+HEAD = ["| served | why | `model_type` |", "|---|---|---|"]
+
+
+def readme_rows() -> list[str]:
+    """The rows of README's table."""
+    return [
+        f"| {v.served} | {v.why} | " + ", ".join(name.replace("[", " [") for name in v.names) + " |"
+        for v in TABLE
+    ]
+
+
+# What all configurations that have the name are given.
+_SMALL: dict[str, Any] = dict.fromkeys(
+    ("hidden_size", "d_model", "n_embd", "hidden_dim", "word_embed_proj_dim", "embedding_size"), 32
+)
+_SMALL |= dict.fromkeys(
+    ("intermediate_size", "d_ff", "n_inner", "ffn_dim", "ffn_hidden_size", "dff"), 48
+)
+_SMALL |= dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim"), 48)
+_SMALL |= dict.fromkeys(
+    ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), 2
+)
+_SMALL |= dict.fromkeys(
+    ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4
+)
+_SMALL |= dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads"), 4)
+_SMALL |= dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), 128)
+_SMALL |= dict.fromkeys(("head_dim", "v_head_dim", "qk_rope_head_dim", "qk_nope_head_dim"), 8)
+_SMALL |= dict.fromkeys(("rotary_dim", "d_head", "d_kv", "sliding_window", "state_size"), 8)
+_SMALL |= dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16)
+_SMALL |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4)
+_SMALL |= dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_head_dim"), 16)
+_SMALL |= dict.fromkeys(("n_shared_experts", "n_group", "topk_group", "encoder_layers"), 1)
+_SMALL |= dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 2)
+_SMALL |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_state"), 8)
+_SMALL |= {"vocab_size": V, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+_SMALL |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "type_vocab_size": 2}
+
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+_OWN: dict[str, dict[str, Any]] = {
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "falcon[alibi]": {"alibi": True},
+    "gemma3n_text": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "vocab_size_per_layer_input": V,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4,
+        "intermediate_size": 48,
+        "activation_sparsity_pattern": None,
+    },
+    "gemma4_text": {
+        "vocab_size_per_layer_input": V,
+        "hidden_size_per_layer_input": 8,
+        "global_head_dim": 8,
+        "num_global_key_value_heads": 2,
+    },
+    # A window that texts outgrow.
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 6},
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "longcat_flash": {"head_dim": 8},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "n_groups": 1},
+    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "reformer": {"axial_pos_embds": False},
+    "zamba2": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "mamba", "hybrid", "mamba"],
+        "mamba_headdim": 8,
+        "n_mamba_heads": 8,
+        "num_mem_blocks": 1,
+    },
+}
+
+
+def config_of(family: str) -> Any | None:
+    """A tiny configuration; None: this release of transformers does not have the family."""
+    kind = family.partition("[")[0]
+    try:
+        default = hf.AutoConfig.for_model(kind)
+    except ValueError:
+        return None
+    made = type(default)
+    aliases: dict[str, str] = made.attribute_map
+    names = set(default.to_dict()) | set(aliases)
+    given = {name: value for name, value in _SMALL.items() if name in names}
+    if "qk_rope_head_dim" in names:  # latent attention: one key for all heads, spread out
+        given.pop("head_dim", None)
+        given["num_key_value_heads"] = 4
+    for alias, name in aliases.items():
+        if alias in given and name in given:
+            del given[alias]
+    config = made(**{**given, **_OWN.get(family, {})})
+    if getattr(config, "is_decoder", None) is False:
+        config.is_decoder = True
+    config.tie_word_embeddings = False  # tied random weights repeat their input
+    return config
+
+
+def model_of(family: str) -> Any | None:
+    """A random model whose greedy texts are not all the same token; None: there is no such family
+    in this release of transformers."""
+    config = config_of(family)
+    if config is None:
+        return None
+    if config.is_encoder_decoder and family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return hf.AutoModelForSeq2SeqLM.from_config(config).eval()
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(config).float().eval()
+    for _ in range(8):
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.dim() > 1:
+                    p.normal_(0, 0.25)
+        if _varied(model):
+            break
+    return model
+
+
+@torch.no_grad()
+def _varied(model: Any) -> bool:
+    text = [5, 17, 80, 3, 3, 41]
+    try:
+        for _ in range(5):
+            logits = model(input_ids=torch.tensor([text]), use_cache=False).logits
+            text.append(int(logits[0, -1].argmax()))
+    except (RuntimeError, ValueError, TypeError):  # of a family that cannot be asked like this
+        return True
+    return len(set(text[6:])) > 1
+
+
+if __name__ == "__main__":
+    print("\n".join([*HEAD, *readme_rows()]))

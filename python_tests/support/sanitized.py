@@ -1,0 +1,106 @@
+"""A few small calls of every operator, for compute-sanitizer (.ci/gpu); `cpu` tries this file."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import polyspec_ext as ps
+from polyspec_ext.ops import kv as cache_ops
+from polyspec_ext.ops import schedule as rounds
+
+# Batches and vocabularies. On a device with clusters 33001 tokens are spread over one; three
+# requests have their rows read at once, twelve are too many for that and each is walked by a
+# cluster of its own.
+SHAPES = [(3, 1), (3, 33), (3, 4097), (3, 33001), (12, 33001)]
+
+
+def main(device: str = "cuda") -> None:
+    assert device == "cpu" or ps.has_cuda(), "needs a CUDA device and a build with kernels"
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for batch, vocab in SHAPES:
+            sample_and_verify(batch, vocab, dtype, device)
+        cache(dtype, device)
+    schedule(device)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    print("done")
+
+
+def sample_and_verify(batch: int, vocab: int, dtype: torch.dtype, device: str) -> None:
+    k, draft_vocab = 2, max(1, vocab - 1)
+    draft = torch.randn(batch, k, draft_vocab).to(device, dtype)
+    target = torch.randn(batch, k + 1, vocab).to(device, dtype)
+    ends_at = torch.tensor([0, -1], device=device)
+    room = torch.arange(batch, device=device)
+    for options in ({}, {"top_k": 9, "top_p": 0.9, "min_p": 0.01}, {"temperature": 0.0}):
+        drawn = [ps.sample(draft[:, i], position=i, level=2, **options) for i in range(k)]
+        tokens = torch.stack([d.tokens for d in drawn], 1)
+        statistics = torch.stack([d.statistics for d in drawn], 1)
+        for rule in ("token", "block"):
+            r = ps.verify(target, tokens, draft, rule=rule, draft_statistics=statistics, **options)
+            ps.raise_for_status(r.status, level=1, position=0)
+            r = ps.verify(target, tokens, rule=rule, **options)
+            ps.raise_for_status(r.status, level=1, position=0)
+            ends = ps.verify(target, tokens, rule=rule, eos=ends_at, room=room, **options)
+            ps.raise_for_status(ends.status, level=1, position=0)
+
+
+def cache(dtype: torch.dtype, device: str) -> None:
+    """Appends to a contiguous cache, a ring and pages that are reserved and given back, and the
+    compaction of a tree: at the edges of tensors that end where their memory ends."""
+    layers, b, h, t, c, dk, dv = 2, 12, 3, 5, 16, 40, 24
+    keys = [torch.zeros(b, h, c, dk, device=device, dtype=dtype) for _ in range(layers)]
+    values = [torch.zeros(b, h, c, dv, device=device, dtype=dtype) for _ in range(layers)]
+    new_keys = torch.randn(b, t, h, dk).to(device, dtype).transpose(1, 2)
+    new_values = torch.randn(b, t, h, dv).to(device, dtype).transpose(1, 2)
+    lengths = torch.arange(b, device=device)  # the last row becomes full
+    for ring, sinks in ((False, 0), (True, 2)):
+        for layer_keys, layer_values in zip(keys, values, strict=True):
+            _, status = cache_ops.append(
+                layer_keys, layer_values, new_keys, new_values, lengths, ring=ring, sinks=sinks
+            )
+            assert not status.any()
+    path = torch.tensor([[1, 3, 4, -1, -1]], device=device).repeat(b, 1)
+    moved = cache_ops.compact_tree(keys, values, cache_ops.pointers(keys, values), lengths, path)
+    assert not moved[1].any()
+    assert torch.equal(moved[0], lengths + 3)
+
+    page_size, pages = 4, 5 * b
+    page_keys = torch.zeros(pages, h, page_size, dk, device=device, dtype=dtype)
+    page_values = torch.zeros(pages, h, page_size, dv, device=device, dtype=dtype)
+    table = torch.full((b, 5), -1, dtype=torch.int32, device=device)
+    held = torch.zeros(b, dtype=torch.int64, device=device)
+    free = torch.arange(pages, dtype=torch.int32, device=device)
+    count = torch.tensor([pages], device=device)
+    assert not cache_ops.reserve_pages(table, held, free, count, lengths + t, page_size).any()
+    _, status = cache_ops.append_paged(page_keys, page_values, table, new_keys, new_values, lengths)
+    assert not status.any()
+    assert not cache_ops.truncate_pages(table, held, free, count, lengths, page_size).any()
+
+
+def schedule(device: str) -> None:
+    """A draft and its verification, in state rows that a chain keeps on the device."""
+    shape = rounds.RoundShape(3, 2, 64)
+    words = torch.zeros(33, shape.words, dtype=torch.int64)
+    words[:, shape.TOTAL], words[:, shape.ROOM] = 1, torch.arange(33)
+    for level, window, bound in ((1, 4, 2), (2, 2, 0)):
+        at = shape.level_at(level)
+        words[:, at + shape.WINDOW], words[:, at + shape.BOUND] = window, bound
+    state = words.to(device)
+    eos = torch.full((33, 1), 5, device=device)
+    assert rounds.due(state, shape)[0].max() == 3  # a draft comes first
+    _, plan = rounds.next_step(state, shape, 3, 3)
+    tokens = torch.arange(66, device=device).view(33, 2)
+    none = torch.zeros_like(tokens, dtype=torch.int32)
+    rounds.report(state, shape, 3, plan, tokens, None, none, eos, 2)
+    _, plan = rounds.next_step(state, shape, 2, 4)
+    status = torch.zeros(33, dtype=torch.int32, device=device)
+    tokens = torch.arange(99, device=device).view(33, 3)
+    rounds.report(state, shape, 2, plan, tokens, torch.zeros_like(plan[0]), status, eos, 6)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

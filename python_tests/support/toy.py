@@ -1,0 +1,350 @@
+"""Toy levels with tabulated distributions, their exact distributions, and the exact distribution of
+what a chain emits.
+
+A toy level computes its logits from the tokens in its own "cache", so a cache cut at the wrong
+place shows in the output. Everything here is double precision Python, independent of the code
+under test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+import polyspec_ext as ps
+from polyspec_ext.drafters import Context, Proposal
+from polyspec_ext.runtime.config import Operators
+
+
+class ToyLevel:
+    """A level whose next-token logits are a table over the last two tokens.
+
+    Args:
+        vocab_size: V.
+        seed: of the table, ``[V + 1, V + 1, V]`` (index V stands for "before the text").
+        scale: spread of the logits; larger is sharper.
+    """
+
+    def __init__(
+        self, vocab_size: int, seed: int, scale: float = 1.0, name: str | None = None
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        # Multiples of 1/8, so that the row is the same in every precision.
+        shape = (vocab_size + 1, vocab_size + 1, vocab_size)
+        self.table = (torch.randn(shape, generator=generator) * scale * 8).round() / 8
+        self.vocab_size = vocab_size
+        self.name = name or f"toy {seed}"
+        self.cache: list[int] = []
+        self.log: list[tuple[str, Any]] = []
+
+    def row(self, prefix: Sequence[int]) -> torch.Tensor:
+        v = self.vocab_size
+        before = [v, v, *(min(token, v) for token in prefix)]
+        return self.table[before[-2], before[-1]]
+
+    def prefill(self, tokens: torch.Tensor) -> None:
+        self.cache = tokens[0].tolist()
+        self.log.append(("prefill", len(self.cache)))
+
+    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        assert tokens.dim() == 2
+        assert tokens.shape[0] == 1
+        assert 1 <= keep <= tokens.shape[1]
+        self.cache += tokens[0].tolist()
+        self.log.append(("forward", (tokens[0].tolist(), keep)))
+        ends = range(len(self.cache) - keep + 1, len(self.cache) + 1)
+        return torch.stack([self.row(self.cache[:end]) for end in ends])[None]
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        assert 0 <= lengths[0] <= len(self.cache)
+        del self.cache[lengths[0] :]
+        self.log.append(("rollback", lengths[0]))
+
+
+class FixedDrafter:
+    """A deterministic drafter: a function of the context alone."""
+
+    name = "fixed drafter"
+
+    def __init__(self, propose: Callable[[list[int], int], list[int]]) -> None:
+        self._propose = propose
+
+    def propose(self, context: Context, k: int) -> Proposal:
+        return Proposal(self._propose(context.tokens, k))
+
+
+def of_row(value: Any, b: int) -> Any:
+    """Row b's value of an operator's argument."""
+    return value[b].item() if isinstance(value, torch.Tensor) else value
+
+
+def distribution(
+    logits: torch.Tensor,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> list[float]:
+    """The processed distribution of one row, ties at a filter's edge kept; temperature 0 is one-hot
+    at the lowest argmax."""
+    z = [float(x) for x in logits]
+    top = max(z)
+    if temperature == 0:
+        return [1.0 if i == z.index(top) else 0.0 for i in range(len(z))]
+    weights = [math.exp((x - top) / temperature) for x in z]
+    if 0 < top_k < len(weights):
+        edge = sorted(weights, reverse=True)[top_k - 1]
+        weights = [w if w >= edge else 0.0 for w in weights]
+    if top_p < 1:
+        total, below, edge = sum(weights), 0.0, 1.0
+        for w in sorted(weights, reverse=True):
+            if w == 0 or below >= top_p * total > 0:
+                break
+            below, edge = below + w, w
+        weights = [w if w >= edge else 0.0 for w in weights]
+    if min_p > 0:
+        weights = [w if w >= min_p else 0.0 for w in weights]  # the largest weight is 1
+    total = sum(weights)
+    return [w / total for w in weights]
+
+
+def text_distribution(
+    level: ToyLevel, prompt: Sequence[int], length: int, eos: Sequence[int] = (), **sampling: float
+) -> dict[tuple[int, ...], float]:
+    """Exact distribution of the next `length` tokens of one level, texts ending at the first
+    EOS."""
+    texts: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        longer: dict[tuple[int, ...], float] = {}
+        for text, probability in texts.items():
+            if text and text[-1] in eos:
+                longer[text] = probability
+                continue
+            for token, p in enumerate(distribution(level.row([*prompt, *text]), **sampling)):
+                if p > 0:
+                    longer[(*text, token)] = probability * p
+        texts = longer
+    return texts
+
+
+def total_variation(p: dict[tuple[int, ...], float], q: dict[tuple[int, ...], float]) -> float:
+    return 0.5 * sum(abs(p.get(key, 0.0) - q.get(key, 0.0)) for key in p.keys() | q.keys())
+
+
+class Enumerator:
+    """Stands in for chance: walks through every outcome of every draw, with its exact probability.
+
+    A chain takes its `operators`. Each call works out the possible outcomes and their probabilities
+    from the logits the chain hands over, picks the next one not tried yet, and lets the production
+    operator produce it by handing it draws that lie just inside that outcome. A row whose logits
+    are NaN has no part in a call.
+
+    Attributes:
+        weight: probability of the outcomes of this run so far.
+        paths: runs so far.
+    """
+
+    def __init__(self) -> None:
+        self._path: list[list[int]] = []  # [choice, number of choices] per draw
+        self._at = 0
+        self._seed: int | None = None
+        self._others = 0
+        self._fixed = False
+        self.weight = 1.0
+        self.paths = 0
+
+    @property
+    def operators(self) -> Operators:
+        """For ``ps.Chain(..., operators=)``."""
+        return Operators(self.sample, self.verify)
+
+    def only(self, seed: int | None, others: int = 0) -> None:
+        """From now on the draws of the row of a batch with this seed are enumerated; None: of all
+        rows. The others' draws all have the outcome that `others` picks from the possible ones."""
+        self._seed, self._others = seed, others
+
+    def runs(self) -> Iterator[None]:
+        """One iteration per outcome of the whole experiment."""
+        while True:
+            self._at, self.weight = 0, 1.0
+            yield
+            self.paths += 1
+            while self._path and self._path[-1][0] + 1 == self._path[-1][1]:
+                self._path.pop()
+            if not self._path:
+                return
+            self._path[-1][0] += 1
+
+    def choose(self, probabilities: Sequence[float]) -> int:
+        """Index of an outcome of positive probability."""
+        possible = [i for i, p in enumerate(probabilities) if p > 1e-14]
+        if self._fixed:
+            return possible[self._others]
+        if self._at == len(self._path):
+            self._path.append([0, len(possible)])
+        choice = possible[self._path[self._at][0]]
+        self._at += 1
+        self.weight *= probabilities[choice]
+        return choice
+
+    @staticmethod
+    def _bits(u: float) -> int:
+        bits = min(int(u * 2.0**64), 2**64 - 1)
+        return bits - 2**64 if bits >= 2**63 else bits
+
+    def _token(self, weights: Sequence[float]) -> tuple[int, int]:
+        """A token of the distribution proportional to `weights`, and bits in the middle of its
+        interval."""
+        total = sum(weights)
+        token = self.choose([w / total for w in weights])
+        return token, self._bits((sum(weights[:token]) + weights[token] / 2) / total)
+
+    def _row(self, seed: Any, b: int) -> None:
+        """The next draws are those of row b."""
+        self._fixed = self._seed is not None and of_row(seed, b) != self._seed
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: Any,
+        top_k: Any,
+        top_p: Any,
+        min_p: Any,
+        seed: Any = 0,
+        *key: Any,
+    ) -> Any:
+        wanted, draws = [], []
+        for b, row in enumerate(logits):
+            token, bits = -1, 0
+            if not row.isnan().any():
+                self._row(seed, b)
+                sampling = [of_row(value, b) for value in (temperature, top_k, top_p, min_p)]
+                token, bits = self._token(distribution(row, *sampling))
+            wanted.append(token)
+            draws.append([bits])
+        made = torch.tensor(draws, dtype=torch.int64)
+        s = ps.sample(logits, temperature, top_k, top_p, min_p, seed, *key, draws=made)
+        assert s.tokens.tolist() == wanted
+        return s
+
+    def verify(
+        self,
+        target: torch.Tensor,
+        tokens: torch.Tensor,
+        draft: torch.Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        lengths = options.get("draft_lengths")
+        width, wanted, draws = tokens.shape[1], [], []
+        for b in range(len(tokens)):
+            count = width if lengths is None else int(lengths[b])
+            bits, emitted = [0] * (width + 1), None
+            if not target[b, : count + 1].isnan().any():
+                self._row(options["seed"], b)
+                names = ("temperature", "top_k", "top_p", "min_p")
+                sampling = {name: of_row(options[name], b) for name in names}
+                rows = None if draft is None else draft[b, :count]
+                emitted, bits[:count], bits[width] = self._verified(
+                    target[b, : count + 1],
+                    tokens[b, :count].tolist(),
+                    rows,
+                    options["rule"],
+                    sampling,
+                )
+            wanted.append(emitted)
+            draws.append(bits)
+        made = torch.tensor(draws, dtype=torch.int64)
+        r = ps.verify(target, tokens, draft, **options, draws=made)
+        for b, emitted in enumerate(wanted):
+            if emitted is not None:
+                assert r.status[b] == 0
+                assert r.num_accepted[b] == len(emitted) - 1
+                assert r.tokens[b, : len(emitted)].tolist() == emitted
+        return r
+
+    def _verified(
+        self,
+        target: torch.Tensor,
+        drafted: list[int],
+        draft: torch.Tensor | None,
+        rule: str,
+        sampling: dict[str, float],
+    ) -> tuple[list[int], list[int], int]:
+        """What one row emits, and the bits for it."""
+        size, count = target.shape[1], len(drafted)
+        p = [distribution(row, **sampling) for row in target]
+        q = [[float(x == y) for x in range(size)] for y in drafted]
+        if draft is not None and sampling["temperature"] > 0:
+            q = [[*distribution(row, **sampling), *[0.0] * size][:size] for row in draft]
+        verified = self._token_rule if rule == "token" else self._block_rule
+        accepted, scale, bits = verified(p, q, drafted)
+        if accepted == count:
+            weights = p[count]
+        else:
+            weights = [
+                max(scale * a - b, 0.0) for a, b in zip(p[accepted], q[accepted], strict=True)
+            ]
+            weights = [w if w > 1e-13 else 0.0 for w in weights]
+        last, last_bits = self._token(weights)
+        return [*drafted[:accepted], last], bits, last_bits
+
+    def _accept(self, probability: float) -> tuple[bool, int]:
+        """Whether a test of this probability passes, and bits a hair inside that outcome."""
+        passed = self.choose([probability, 1 - probability]) == 0
+        hair = 1e-5  # the operators' exponentials are of single precision
+        return passed, self._bits(
+            probability - hair * probability if passed else probability + hair * (1 - probability)
+        )
+
+    def _token_rule(
+        self, p: list[list[float]], q: list[list[float]], drafted: list[int]
+    ) -> tuple[int, float, list[int]]:
+        bits = [0] * len(drafted)
+        for i, y in enumerate(drafted):
+            passed, bits[i] = self._accept(min(1.0, p[i][y] / q[i][y]))
+            if not passed:
+                return i, 1.0, bits
+        return len(drafted), 1.0, bits
+
+    def _block_rule(
+        self, p: list[list[float]], q: list[list[float]], drafted: list[int]
+    ) -> tuple[int, float, list[int]]:
+        count = len(drafted)
+        reach = [1.0]
+        for i, y in enumerate(drafted):
+            reach.append(min(1.0, reach[i] * p[i][y] / q[i][y]))
+        bits = [0] * count
+        for i in range(count, 0, -1):
+            pass_probability = reach[i]
+            if i < count:
+                rest = sum(max(reach[i] * a - b, 0.0) for a, b in zip(p[i], q[i], strict=True))
+                below = rest + 1 - reach[i]
+                pass_probability = rest / below if below > 1e-13 else 1.0
+            passed, bits[i - 1] = self._accept(min(1.0, pass_probability))
+            if passed:
+                return i, reach[i], bits
+        return 0, 1.0, bits
+
+
+def chain_distribution(
+    enumerator: Enumerator, generate: Callable[[], Sequence[int]]
+) -> dict[tuple[int, ...], float]:
+    """Exact distribution of what `generate` returns, every draw enumerated."""
+    texts: dict[tuple[int, ...], float] = {}
+    for _ in enumerator.runs():
+        text = tuple(generate())
+        texts[text] = texts.get(text, 0.0) + enumerator.weight
+    return texts
+
+
+def all_windows(levels: int, largest: int) -> list[tuple[int, ...]]:
+    return list(itertools.product(range(1, largest + 1), repeat=levels - 1))
+
+
+def make_levels(count: int, vocab: int = 3, scale: float = 1.0) -> list[ToyLevel]:
+    """`count` levels with different distributions over the same tokens."""
+    return [ToyLevel(vocab, seed=11 + i, scale=scale) for i in range(count)]

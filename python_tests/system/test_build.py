@@ -1,0 +1,462 @@
+"""The build: stubs that match the module, an installed package, what a missing tool says."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyspec_ext as ps
+from polyspec_ext import _C
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+CMAKE = shutil.which("cmake", path=TOOLS)
+needs_cmake = pytest.mark.skipif(CMAKE is None, reason="needs cmake")
+
+
+def run(*command: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in {**os.environ, **variables}.items() if v is not None}
+    words = [str(c) for c in command]
+    return subprocess.run(words, env=env, capture_output=True, text=True)
+
+
+# -------------------------------------------------------------------------------------------- stubs
+
+
+def stub_classes() -> tuple[dict[str, ast.ClassDef], dict[str, ast.FunctionDef]]:
+    tree = ast.parse((ROOT / "polyspec_ext" / "_C.pyi").read_text())
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return classes, functions
+
+
+def stub_parameters(function: ast.FunctionDef) -> list[str]:
+    return [a.arg for a in function.args.args]
+
+
+def module_parameters(function: Any) -> list[str]:
+    """Parameter names from the signature that pybind11 writes as the first line of a docstring."""
+    signature = re.match(r"\w+\((.*?)\)(?: ->|$)", (function.__doc__ or "").splitlines()[0])
+    assert signature is not None, function
+    depth_free = re.sub(r"\[[^\]]*\]|'[^']*'", "", signature.group(1))
+    return [part.split(":")[0].split("=")[0].strip() for part in depth_free.split(",") if part]
+
+
+def public(members: Any) -> set[str]:
+    return {name for name in members if not name.startswith("_")}
+
+
+def test_stub_names_are_the_modules() -> None:
+    classes, functions = stub_classes()
+    assert public(vars(_C)) == set(classes) | set(functions)
+
+
+def test_stub_members_are_the_modules() -> None:
+    classes, functions = stub_classes()
+    for name, node in functions.items():
+        assert stub_parameters(node) == module_parameters(getattr(_C, name)), name
+    for name, node in classes.items():
+        real = getattr(_C, name)
+        if name == "StepKind":
+            values = {t.id for a in node.body if isinstance(a, ast.Assign) for t in a.targets}  # type: ignore[attr-defined]
+            assert values == set(real.__members__)
+            continue
+        methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
+        constants = [m.target for m in node.body if isinstance(m, ast.AnnAssign)]
+        names = {t.id for t in constants if isinstance(t, ast.Name)}
+        assert public(vars(real)) == public(methods) | names, name
+        assert all(isinstance(getattr(real, constant), int) for constant in names)
+        for method, definition in methods.items():
+            attribute = inspect.getattr_static(real, method)
+            is_property = any(getattr(d, "id", "") == "property" for d in definition.decorator_list)
+            assert isinstance(attribute, property) == is_property, f"{name}.{method}"
+            if not is_property:
+                assert stub_parameters(definition) == module_parameters(attribute), method
+
+
+def test_public_names_exist_or_say_what_is_missing() -> None:
+    for name in ps.__all__:
+        assert getattr(ps, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Chian'"):
+        ps.Chian  # noqa: B018
+
+
+def test_version_is_the_builds() -> None:
+    text = (ROOT / "CMakeLists.txt").read_text()
+    found = re.search(r"project\(polyspec VERSION ([0-9.]+)", text)
+    assert found is not None
+    assert ps.__version__ == found.group(1)
+
+
+def test_has_cuda_is_an_answer_not_an_error() -> None:
+    code = "import polyspec_ext as ps; print(ps.has_cuda())"
+    done = run(sys.executable, "-c", code, CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT))
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_importing_the_operators_does_not_import_transformers() -> None:
+    code = "import sys, polyspec_ext; polyspec_ext.sample; print('transformers' in sys.modules)"
+    done = run(sys.executable, "-c", code, PYTHONPATH=str(ROOT))
+    assert done.stdout.strip() == "False", done.stderr
+
+
+# What the module uses of libtorch. All of it is in torch 2.11.0; look a new symbol up there.
+IN_TORCH_2_11 = {
+    "aoti_torch_abi_version",
+    "aoti_torch_create_device_guard",
+    "aoti_torch_delete_device_guard",
+    "aoti_torch_delete_library_object",
+    "aoti_torch_delete_tensor_object",
+    "aoti_torch_device_type_cuda",
+    "aoti_torch_dtype_bfloat16",
+    "aoti_torch_dtype_element_size",
+    "aoti_torch_dtype_float16",
+    "aoti_torch_dtype_float32",
+    "aoti_torch_dtype_int32",
+    "aoti_torch_dtype_int64",
+    "aoti_torch_empty_strided",
+    "aoti_torch_get_current_cuda_stream",
+    "aoti_torch_get_device_index",
+    "aoti_torch_get_device_type",
+    "aoti_torch_get_dim",
+    "aoti_torch_get_dtype",
+    "aoti_torch_get_numel",
+    "aoti_torch_get_size",
+    "aoti_torch_get_stride",
+    "aoti_torch_is_contiguous",
+    "aoti_torch_library_def",
+    "aoti_torch_library_init_def",
+    "aoti_torch_library_init_fragment",
+    "aoti_torch_library_init_impl",
+    "aoti_torch_new_tensor_handle",
+    "torch_delete_list",
+    "torch_get_const_data_ptr",
+    "torch_get_mutable_data_ptr",
+    "torch_library_impl",
+    "torch_list_get_item",
+    "torch_list_size",
+    "torch_parallel_for",
+}
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+def test_module_needs_nothing_newer_than_torch_2_11() -> None:
+    done = run("nm", "-D", "--undefined-only", _C.__file__)
+    used = set(re.findall(r"\b[Uw] ((?:aoti_)?torch_\w+)", done.stdout))
+    assert "torch_library_impl" in used
+    assert used <= IN_TORCH_2_11
+
+
+# ------------------------------------------------------------------------------------ missing tools
+
+
+def build_with(tmp_path: Path, blocked: str = "", tools: str = "") -> str:
+    """What setup.py says when `blocked` cannot be imported and PATH holds only `tools`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in tools.split():
+        found = shutil.which(tool, path=TOOLS)
+        (folder / tool).symlink_to(found or "/bin/true")
+    code = (
+        f"import sys; sys.executable = {str(folder / 'python')!r}\n"
+        "import importlib.util as u; find = u.find_spec\n"
+        f"u.find_spec = lambda n, *a: None if n == {blocked!r} else find(n, *a)\n"
+        "sys.argv = ['setup.py', 'build_ext', '--inplace']\n"
+        "names = {'__file__': 'setup.py', '__name__': '__main__'}\n"
+        "exec(compile(open('setup.py').read(), 'setup.py', 'exec'), names)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PATH": str(folder), "POLYSPEC_BUILD_DIR": str(tmp_path / "build")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "install"),
+    [("torch", "'torch>=2.11'"), ("pybind11", "pybind11"), ("cmake", "cmake"), ("ninja", "ninja")],
+)
+def test_a_missing_tool_is_named_with_the_remedy(
+    missing: str, install: str, tmp_path: Path
+) -> None:
+    tools = " ".join({"cmake", "ninja"} - {missing})
+    text = build_with(tmp_path, blocked=missing, tools=tools)
+    assert f"polyspec_ext cannot be built: {missing} not found" in text, text
+    assert f"pip install {install}\n" in text, text
+
+
+@needs_cmake
+def test_cuda_without_nvcc_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nvcc")
+    failed = run(CMAKE, "-S", ROOT, "-B", tmp_path / "build", POLYSPEC_CUDA="ON", CUDACXX=nowhere)
+    assert failed.returncode != 0
+    text = " ".join(failed.stderr.split())
+    assert "no CUDA compiler (nvcc) was found. Install the CUDA toolkit" in text
+    assert "POLYSPEC_CUDA=OFF" in text
+
+
+def test_readme_and_cmake_ask_for_the_same_nvcc() -> None:
+    cmake = (ROOT / "csrc" / "cmake" / "PolyspecCuda.cmake").read_text()
+    enforced = re.search(r"CMAKE_CUDA_COMPILER_VERSION VERSION_LESS ([0-9.]+)\)", cmake)
+    assert enforced is not None
+    wanted = enforced.group(1)
+    assert set(re.findall(r"CUDA(?: toolkit)? >= ([0-9.]+[0-9])", cmake)) == {wanted}
+    assert re.findall(r"nvcc ([0-9.]+[0-9])", (ROOT / "README.md").read_text()) == [wanted]
+
+
+# ------------------------------------------------------------------------------------------ .ci/gpu
+
+GPU_STEPS = (
+    "configure", "configure without Python", "build", "install", "cuda_test", "pytest gpu",
+    "bench kernels short", "sanitizer memcheck", "rounds of the target", "bench overhead",
+    "bench kernels", "ctest", "sanitizer racecheck", "sanitizer synccheck", "sanitizer initcheck",
+)  # fmt: skip
+
+
+def gpu_script(tmp_path: Path, **commands: str) -> tuple[int, list[list[str]], Path]:
+    """Exit code, the table's rows as (step, result), and OUT of .ci/gpu with stubs for commands."""
+    folder, out, build = tmp_path / "bin", tmp_path / "out", tmp_path / "build"
+    folder.mkdir()
+    for name, body in commands.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    variables = {"DRY": "1", "PYTHON": str(folder / "python"), "OUT": str(out)}
+    variables |= {"BUILD": str(build), "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    done = run(ROOT / ".ci" / "gpu", **variables)
+    table = (out / "table.txt").read_text()
+    assert done.stdout.endswith(table), done.stdout + done.stderr
+    heads = [re.split(r"  +", line)[:2] for line in table.splitlines()[1:]]
+    return done.returncode, heads, out
+
+
+def test_gpu_script_runs_every_step_whatever_failed_before(tmp_path: Path) -> None:
+    makes = 'echo exit 1 >"$2/cuda_test"; chmod +x "$2/cuda_test"; touch "$2/_C.so"'
+    cmake = f'case $1 in --install) exit 0 ;; --build) {makes} ;; esac; echo "$*"; exit 1'
+    code, rows, out = gpu_script(tmp_path, cmake=cmake, python="exit 5", ctest="exit 8")
+    assert code == 1
+    assert tuple(name for name, _ in rows) == GPU_STEPS
+    assert {name for name, result in rows if not result.startswith("FAILED")} == {"install"}
+    assert len(list(out.iterdir())) <= 8
+    with tarfile.open(out / "logs.tar.gz") as archive:
+        assert f"logs/{GPU_STEPS[-1].replace(' ', '-')}.log" in archive.getnames()
+        log = archive.extractfile("logs/configure.log")
+        assert log is not None
+        assert b"-DPOLYSPEC_WERROR=OFF" in log.read()
+
+
+def test_gpu_script_names_what_needs_a_build_that_failed(tmp_path: Path) -> None:
+    code, rows, _ = gpu_script(tmp_path, cmake="exit 1", python="exit 5", ctest="exit 8")
+    assert code == 1
+    results = dict(rows)
+    assert results["cuda_test"] == "not built"
+    assert results["pytest gpu"] == results["sanitizer memcheck"] == "no module"
+
+
+def test_what_the_sanitizer_runs_works_on_the_cpu() -> None:
+    """Every operator that has kernels is called."""
+    registered = {name.removeprefix("polyspec::").split(".")[0] for name in operator_names()}
+    registered.discard("packed_linear")  # Python's, of torch's own kernels
+    script = ROOT / "python_tests" / "support" / "sanitized.py"
+    code = (
+        "import runpy, sys, torch.utils._python_dispatch as d\n"
+        "called = set()\n"
+        "class Mode(d.TorchDispatchMode):\n"
+        "    def __torch_dispatch__(self, func, types, args=(), kwargs=None):\n"
+        "        called.add(str(func))\n"
+        "        return func(*args, **(kwargs or {}))\n"
+        "sys.argv = ['sanitized.py', 'cpu']\n"
+        "with Mode():\n"
+        f"    runpy.run_path({str(script)!r}, run_name='__main__')\n"
+        "print(*sorted(called))"
+    )
+    done = run(sys.executable, "-c", code, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
+    called = {name.split(".")[1] for name in done.stdout.split() if name.startswith("polyspec.")}
+    assert called == registered
+
+
+def operator_names() -> list[str]:
+    return [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("polyspec::")]
+
+
+# ------------------------------------------------------------------------------------------ package
+
+
+@needs_cmake
+def test_source_distribution_can_be_configured(tmp_path: Path) -> None:
+    """Of a copy without what an earlier build wrote: setuptools also packs what it packed before.
+    `make test-oldest` builds what is configured here."""
+    tree, out, unpacked = tmp_path / "tree", tmp_path / "out", tmp_path / "unpacked"
+    written = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info", ".*", "build", "dist")
+    shutil.copytree(ROOT, tree, ignore=written)
+    code = "import sys; from setuptools import build_meta as b; b.build_sdist(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, out], cwd=tree, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    (archive,) = out.iterdir()
+    shutil.unpack_archive(archive, unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    for folder in ("csrc", "polyspec_ext"):
+        names = {p.relative_to(tree) for p in (tree / folder).rglob("*") if p.is_file()}
+        assert {n for n in names if not (source / n).exists()} == set()
+    options = [f"-DPython_EXECUTABLE={sys.executable}", "-DPOLYSPEC_BUILD_PYTHON=ON"]
+    options += ["-DPOLYSPEC_BUILD_TESTS=ON", "-DPOLYSPEC_BUILD_EXAMPLES=ON"]
+    done = run(CMAKE, "-S", source, "-B", tmp_path / "build", *options, POLYSPEC_CUDA="OFF")
+    assert done.returncode == 0, done.stderr
+
+
+CONSUMER = """
+cmake_minimum_required(VERSION 3.24)
+project(consumer LANGUAGES CXX)
+find_package(polyspec {version} REQUIRED)
+add_executable(consumer main.cpp)
+target_link_libraries(consumer PRIVATE polyspec::polyspec)
+"""
+MAIN = """
+#include <cstdio>
+#include "polyspec/verify.hpp"
+int main() {
+  const float logits[4] = {0, 1, 5, 2};
+  int64_t token = -1;
+  float logprob = 0;
+  int32_t status = -1;
+  polyspec::SampleParams params;
+  params.batch = 1;
+  params.vocab = 4;
+  params.logits = logits;
+  params.sampling.temperature.value = 0.0f;
+  params.tokens = &token;
+  params.logprobs = &logprob;
+  params.status = &status;
+  if (!polyspec::sample(params).ok()) return 1;
+  std::printf("%d %d", static_cast<int>(token), status);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Where the library is installed, "static" or "shared"; built when first asked for. The prefix
+    is moved after the installation: nothing in it may name a place."""
+    if CMAKE is None:
+        pytest.skip("needs cmake")
+    folder = tmp_path_factory.mktemp("library")
+
+    @functools.cache
+    def install(kind: str) -> Path:
+        build = folder / f"build-{kind}"
+        shared = "ON" if kind == "shared" else "OFF"
+        options = ["-DCMAKE_BUILD_TYPE=Debug", f"-DBUILD_SHARED_LIBS={shared}"]
+        options += ["-DCMAKE_INSTALL_LIBDIR=lib"]
+        done = run(CMAKE, "-S", ROOT, "-B", build, *options, POLYSPEC_CUDA="OFF")
+        assert done.returncode == 0, done.stderr
+        assert run(CMAKE, "--build", build, "--parallel", 2).returncode == 0
+        assert run(CMAKE, "--install", build, "--prefix", folder / "first").returncode == 0
+        return (folder / "first").rename(folder / kind)
+
+    return install
+
+
+def test_installed_prefix_serves_a_torch_free_program(
+    tmp_path: Path, prefix: Callable[[str], Path]
+) -> None:
+    installed = prefix("static")
+    public_headers = {p.name for p in (ROOT / "csrc" / "include" / "polyspec").iterdir()}
+    assert {p.name for p in (installed / "include" / "polyspec").iterdir()} == public_headers
+
+    consumer = tmp_path / "consumer"
+    consumer.mkdir()
+    (consumer / "main.cpp").write_text(MAIN)
+
+    def configure(version: str) -> subprocess.CompletedProcess[str]:
+        (consumer / "CMakeLists.txt").write_text(CONSUMER.format(version=version))
+        shutil.rmtree(consumer / "out", ignore_errors=True)
+        where = f"-DCMAKE_PREFIX_PATH={installed}"
+        return run(CMAKE, "-S", consumer, "-B", consumer / "out", where)
+
+    major, minor = ps.__version__.split(".")[:2]
+    assert configure(f"{major}.{int(minor) + 1}").returncode != 0
+    assert configure(f"{major}.{minor}").returncode == 0
+    built = run(CMAKE, "--build", consumer / "out")
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert run(consumer / "out" / "consumer").stdout == "2 0"
+
+
+@pytest.mark.skipif(
+    shutil.which("pkg-config") is None or shutil.which("cc") is None, reason="needs pkg-config, cc"
+)
+@pytest.mark.parametrize("kind", ["static", "shared"])
+def test_pkg_config_serves_a_c_program(
+    kind: str, tmp_path: Path, prefix: Callable[[str], Path]
+) -> None:
+    """The C test, by README's line; the C compiler does not know that C++ is inside."""
+    libraries = prefix(kind) / "lib"
+    path = {"PKG_CONFIG_PATH": str(libraries / "pkgconfig")}
+    asked = ["--static"] if kind == "static" else []
+    flags = run("pkg-config", "--cflags", "--libs", *asked, "polyspec", **path)
+    assert flags.returncode == 0, flags.stderr
+    assert run("pkg-config", "--modversion", "polyspec", **path).stdout.strip() == ps.__version__
+    source = ROOT / "csrc" / "tests" / "c_api_test.c"
+    words = flags.stdout.split()
+    built = run("cc", "-std=c99", source, "-o", tmp_path / "program", *words, "-lm")
+    assert built.returncode == 0, built.stderr
+    done = run(tmp_path / "program", LD_LIBRARY_PATH=str(libraries))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(
+    shutil.which("nm") is None or shutil.which("readelf") is None, reason="needs nm, readelf"
+)
+def test_shared_library_has_a_version_and_exports_the_public_interface(
+    prefix: Callable[[str], Path],
+) -> None:
+    installed = prefix("shared")
+    library = installed / "lib" / "libpolyspec.so"
+    assert library.resolve().name == f"libpolyspec.so.{ps.__version__}"
+    soname = f"libpolyspec.so.{'.'.join(ps.__version__.split('.')[:2])}"
+    assert f"[{soname}]" in run("readelf", "-d", library).stdout
+    assert (installed / "lib" / soname).exists()
+
+    headers = [h.read_text() for h in (installed / "include" / "polyspec").glob("*.h*")]
+    declared = re.compile(r"^POLYSPEC_API [\w *]*?(\w+)\(", re.MULTILINE)
+    public_functions = {name for text in headers for name in declared.findall(text)}
+    assert {"polyspec_verify", "verify", "append", "schedule_next"} <= public_functions
+    members = {"Scheduler", "start", "next", "report", "set_windows", "pending"}
+    expected = {n if n.startswith("polyspec_") else f"polyspec::{n}" for n in public_functions}
+    expected |= {f"polyspec::Scheduler::{name}" for name in members}
+    listed = run("nm", "-DC", "--defined-only", library).stdout.splitlines()
+    assert {line.split(" ", 2)[2].split("(")[0] for line in listed} == expected
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+def test_module_exports_only_its_entry() -> None:
+    listed = run("nm", "-D", "--defined-only", _C.__file__).stdout
+    assert re.findall(r" T (\S+)", listed) == ["PyInit__C"]
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+def test_wide_instructions_stay_in_their_own_functions() -> None:
+    """A weak function in an object compiled for AVX could be the copy that every caller gets."""
+    objects = list(ROOT.glob("build/*/CMakeFiles/polyspec_rows_avx*/csrc/src/cpu/rows.cpp.o"))
+    if not objects:
+        pytest.skip("no build folder with variants at hand")
+    for path in objects:
+        listed = run("nm", "--defined-only", "-C", path).stdout
+        shared = [line for line in listed.splitlines() if re.search(r" [WVu] ", line)]
+        assert [s for s in shared if f"core_{path.parts[-5][14:-4]}" not in s] == [], path

@@ -1,0 +1,420 @@
+"""The command line, on a chain of untrained models behind POLYSPEC_TINY."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import polyspec_ext as ps
+from polyspec_ext import cli, tiny
+from polyspec_ext.cli import demo, entry
+from polyspec_ext.tiny import corpus, train
+
+TEXT = [tiny.prompt_of("How many apples are 3 apples and 4 apples?") + " 3 + 4 = 7 apples.\n#### 7"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chain of three random models with a real tokenizer."""
+    root = tmp_path_factory.mktemp("tiny")
+    tokenizer = corpus.train_tokenizer(TEXT)
+    for seed, (level, layers) in enumerate((("target", 2), ("middle", 1), ("drafter", 1))):
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=1,
+        )
+        model = LlamaForCausalLM(config)
+        model.save_pretrained(root / level)
+        tokenizer.save_pretrained(root / level)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYSPEC_TINY", str(folder))
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = cli.main(arguments)
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+def test_generate_json(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(
+        capsys,
+        "generate",
+        "How many?",
+        "--json",
+        "--max-new-tokens",
+        "9",
+        "--temperature",
+        "1",
+        "--seed",
+        "3",
+    )
+    assert status == 0
+    report = json.loads(out)
+    assert report["prompt"] == "Question: How many?\nAnswer:"
+    assert len(report["tokens"]) == report["stats"]["num_new_tokens"] <= 9
+    assert [level["name"] for level in report["stats"]["levels"]] == ["target", "middle", "drafter"]
+    again = json.loads(
+        call(
+            capsys,
+            "generate",
+            "How many?",
+            "--json",
+            "--max-new-tokens",
+            "9",
+            "--temperature",
+            "1",
+            "--seed",
+            "3",
+        )[1]
+    )
+    assert again["tokens"] == report["tokens"]
+
+
+def test_generate_streams_the_text_that_json_has(capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "generate",
+        "3 apples",
+        "--raw",
+        "--max-new-tokens",
+        "12",
+        "--temperature",
+        "1.2",
+        "--top-k",
+        "40",
+    )
+    report = json.loads(call(capsys, *options, "--json")[1])
+    assert report["prompt"] == "3 apples"
+    _, out, err = call(capsys, *options)
+    assert out == report["text"] + "\n"
+    assert "tokens/s" in err
+    assert "level 2 middle" in err
+    _, out, err = call(capsys, *options, "--stats")
+    assert out == report["text"] + "\n"
+    table = err.splitlines()
+    assert table[0].endswith("tokens/s")
+    assert [line.split()[1] for line in table[4:7]] == [*tiny.LEVELS]
+
+
+def test_generate_with_a_chain_of_ones_own(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    target, middle, drafter = (str(folder / level) for level in tiny.LEVELS)
+    plain = json.loads(
+        call(capsys, "generate", "x", "--target", target, "--json", "--max-new-tokens", "10")[1]
+    )
+    chains: list[list[str]] = [
+        ["--drafter", drafter, "--window", "3"],
+        ["--middle", middle, "--drafter", drafter, "--window", "4,2", "--rule", "block"],
+        ["--middle", middle, "--middle", drafter, "--drafter", drafter, "--window", "3,2,1"],
+        ["--middle", middle, "--drafter", drafter, "--window", "9,2", "--rounds", "3"],
+        ["--drafter", "prompt-lookup"],
+    ]
+    for options in chains:
+        status, out, _ = call(
+            capsys,
+            "generate",
+            "x",
+            "--target",
+            target,
+            *options,
+            "--json",
+            "--max-new-tokens",
+            "10",
+        )
+        assert status == 0
+        assert json.loads(out)["tokens"] == plain["tokens"]
+        assert json.loads(out)["prompt"] == "x"
+
+
+def test_several_prompts_are_one_batch_with_values_for_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ("--max-new-tokens", "4,7", "--temperature", "0,1", "--seed", "1,5")
+    status, out, _ = call(capsys, "generate", "3 apples", "4 apples", *options, "--json")
+    assert status == 0
+    report = json.loads(out)
+    assert report["stats"]["num_requests"] == 2
+    for prompt, new, heat, seed, row in zip(
+        ("3 apples", "4 apples"), "47", "01", "15", report["requests"], strict=True
+    ):
+        alone = ("--max-new-tokens", new, "--temperature", heat, "--seed", seed, "--json")
+        single = json.loads(call(capsys, "generate", prompt, *alone)[1])
+        assert single["tokens"] == row["tokens"]
+        assert (single["prompt"], single["text"]) == (row["prompt"], row["text"])
+    status, out, err = call(capsys, "generate", "3 apples", "4 apples", *options)
+    first, second = report["requests"]
+    assert out == f"==> 3 apples <==\n{first['text']}\n\n==> 4 apples <==\n{second['text']}\n"
+    assert "tokens/s" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--top-p", "1.5"], "--top-p: expected a number in [0, 1]"),
+        (["--top-p", ".9,.9"], "--top-p: expected one value, or as many as prompts (1), given 2"),
+        (["--temperature", "nan"], "--temperature: expected a number >= 0"),
+        (["--top-k", "2.9"], "--top-k: expected an integer >= 0"),
+        (["--seed", "-1"], "--seed: expected an integer in [0, 18446744073709551615]"),
+        (["--threads", "0"], "--threads: expected an integer >= 1, given '0'"),
+        (["--max-new-tokens", "9999"], "max_new_tokens=9999"),
+        (["--window", "4"], "--window: expected 2 integers >= 0 for 3 levels, given [4]"),
+        (["--window", "4,a"], "--window: expected an integer >= 0, or several with commas"),
+        (["--rounds", "4,1"], "--rounds: expected 1 integers >= 0 for 3 levels, given [4, 1]"),
+        (["--drafter", "x"], "expected a --target"),
+        (["--dtype", "float99"], "--dtype: expected a torch dtype"),
+        (["--dtype", "int8"], "--dtype: expected torch.float32"),
+        (["--device", "quark"], "--device: expected"),
+        (["--target", "./nowhere"], "--target: expected a model id or the directory of a model"),
+        (["--target", "/a/b/c"], "--target: expected a model id or the directory of a model"),
+        (["--target", "{empty}"], "--target: expected a directory with a config.json"),
+        (["--target", "{model}", "--drafter", "../no"], "--drafter: expected a model id"),
+        (["--target", "{model}", "--middle", "../no"], "--middle: expected a model id"),
+        (["--target", "prompt-lookup"], "--target of 1: expected a model, given the drafter"),
+        (["-", "-"], "prompt: expected one '-'"),
+        (["--rule", "tree"], "--rule: invalid choice"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_bad_input_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    tmp_path: Path,
+    options: list[str],
+    text: str,
+) -> None:
+    places = {"{empty}": str(tmp_path), "{model}": str(folder / "target")}
+    prompt = [] if options[0] == "-" else ["x"]
+    status, out, err = call(
+        capsys, "generate", *prompt, *(places.get(word, word) for word in options)
+    )
+    assert (status, out) == (2, "")
+    assert text in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_an_error_of_many_lines_is_shown_in_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError("no such model\nCheck your connection.")
+
+    monkeypatch.setattr(tiny, "chain", fails)
+    status, _, err = call(capsys, "generate", "x")
+    assert (status, err) == (2, "error: no such model Check your connection.\n")
+
+
+def test_stdin_is_a_prompt(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--raw", "--json", "--max-new-tokens", "3")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("3 äpfel".encode()), "utf-8"))
+    status, out, _ = call(capsys, "generate", "-", *options)
+    assert (status, json.loads(out)["prompt"]) == (0, "3 äpfel")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"))
+    status, _, err = call(capsys, "generate", "-", *options)
+    assert (status, err) == (
+        2,
+        "error: prompt: expected UTF-8 text on stdin, given other bytes\n",
+    )
+
+
+@pytest.mark.parametrize("words", [[], ["bench"]])
+def test_a_missing_word_shows_the_help(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    status, out, err = call(capsys, *words)
+    assert (status, out) == (2, "")
+    assert "usage: " in err
+    assert "benchmark" in err.lower()
+
+
+def test_ctrl_c_ends_with_the_status_of_shells_and_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tiny, "chain", interrupted)
+    assert call(capsys, "generate", "x") == (130, "", "")
+
+
+def python(*words: str, code: str = "", **more: str) -> subprocess.Popen[bytes]:
+    """The command line in a process of its own, with pipes for its output."""
+    start = ["-c", code] if code else ["-m", "polyspec_ext"]
+    # Output is buffered, as it is for most users.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | more
+    return subprocess.Popen(
+        [sys.executable, *start, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+
+
+@pytest.mark.parametrize("words", [["generate", "x", "--max-new-tokens", "9"], ["--help"]])
+def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
+    with python(*words) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        err = process.stderr.read()
+        assert process.wait() == 141
+    assert b"rror" not in err
+    assert b"Traceback" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "polyspec_ext", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_terminal_without_the_characters_gets_replacements() -> None:
+    code = (
+        "import sys; from polyspec_ext import cli, tiny; "
+        "tiny.prompt_of = str; sys.exit(cli.main(sys.argv[1:]))"
+    )
+    options = ["--max-new-tokens", "40", "--temperature", "3"]  # byte tokens: not all are ASCII
+    with python("generate", "x", "y", *options, code=code, PYTHONIOENCODING="ascii") as process:
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert out.isascii()
+    assert b"?" in out
+
+
+def test_demo_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # What compiles is tested elsewhere, and takes a minute.
+    monkeypatch.setattr(torch, "compile", lambda call, **options: call)
+    monkeypatch.setenv("CXX", sys.executable)
+    status, out, _ = call(
+        *(capsys, "demo", "--prompts", "2", "--repeats", "1", "--max-new-tokens", "8", "--json"),
+        *("--compile", "all"),
+    )
+    assert status == 0
+    report = json.loads(out)
+    labels = [row["label"] for row in report["configurations"]]
+    assert sum(label.endswith(demo.COMPILED) for label in labels) == 4
+    assert report["configurations"][0]["ratio_to_generate"] == 1.0
+    # Every way to decode plainly is there, and ratios are over the fastest of them.
+    alone = [row for row in report["configurations"] if row["label"].startswith("plain decoding")]
+    assert len(alone) == 4
+    assert len(labels) == 10
+    best = max(alone, key=lambda row: row["tokens_per_second"])
+    assert report["fastest_plain"] == best["label"]
+    assert max(row["ratio"] for row in alone) == best["ratio"] == 1.0
+    assert max(row["decoding_ratio"] for row in alone[1:]) == 1.0
+    assert list(report["choices"]) == [*tiny.LEVELS, *(n + demo.COMPILED for n in tiny.LEVELS)]
+    assert "ms per pass of 1/6 tokens" in report["choices"]["target"]
+    for row in report["configurations"]:
+        assert row["tokens_per_second"] > 0
+        assert row["new_tokens"] > 0
+        assert row["differences"] == row["ties"]
+    assert {"cpu", "cores", "torch"} <= report["machine"].keys()
+    assert len(report["texts"]) == 2
+
+
+def test_demo_says_when_the_text_differs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polyspec_ext import chain as chain_module
+
+    generate = chain_module.Chain.generate
+
+    def wrong(self: Any, *args: Any, **options: Any) -> Any:
+        out = generate(self, *args, **options)
+        if len(self.names) == 3:
+            out.sequences[0, -1] ^= 1
+        return out
+
+    monkeypatch.setattr(chain_module.Chain, "generate", wrong)
+    status, out, _ = call(
+        *(capsys, "demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6"),
+        *("--compile", "none"),
+    )
+    assert status == 1
+    assert "DIFFERENT" in out
+    # What was chosen for this processor, a line per level.
+    for level in tiny.LEVELS:
+        assert f"\n  {level}: " in out
+    assert out.count("ms per pass of") == len(tiny.LEVELS)
+
+
+def test_the_module_runs_as_a_command() -> None:
+    with python("--version") as process:
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert out.decode() == (
+        f"polyspec_ext {ps.__version__} (torch {torch.__version__}, transformers "
+        f"{transformers.__version__}, {'CUDA device' if ps.has_cuda() else 'CPU only'})\n"
+    )
+
+
+def test_the_console_script_is_the_same_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"polyspec": "polyspec_ext.cli:main"}
+    monkeypatch.setattr("sys.argv", ["/some/bin/polyspec", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out.startswith("usage: polyspec [-h]")
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of its subcommands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from commands(sub)
+
+
+@pytest.mark.parametrize("columns", ["40", "100"])
+def test_every_help_renders(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    found = [*commands(entry.make_parser()), train.make_parser()]
+    assert len(found) == 9
+    for parser in found:
+        with pytest.raises(SystemExit) as stopped:
+            parser.parse_args(["--help"])
+        assert stopped.value.code == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"usage: {parser.prog}")
+        assert "%" not in text

@@ -1,0 +1,314 @@
+"""The way in for C and C++: an installation, and csrc/examples/embed and the C test built on it.
+
+Nothing of the source tree is on the include path of what is built here, and no torch.
+"""
+
+import os
+import random
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "csrc" / "examples" / "embed"
+SHAKESPEARE = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
+
+
+def first_tool(variable: str, *names: str) -> str | None:
+    return os.environ.get(variable) or next(filter(None, map(shutil.which, names)), None)
+
+
+CMAKE = shutil.which("cmake")
+CXX = first_tool("CXX", "c++", "g++", "clang++")
+CC = first_tool("CC", "cc", "gcc", "clang")
+pytestmark = pytest.mark.skipif(not (CMAKE and CXX), reason="needs cmake and a C++ compiler")
+
+
+def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for word in command]
+    env = os.environ | {"POLYSPEC_CUDA": "OFF"}
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", env=env)
+    if check and done.returncode != 0:
+        pytest.fail(f"{' '.join(words)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    return done
+
+
+def cmake_build(source: Path, build: Path, *options: str) -> None:
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    run(CMAKE, "-S", source, "-B", build, *generator, "-DCMAKE_BUILD_TYPE=Release", *options)
+    run(CMAKE, "--build", build, "--parallel", "2")
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An installation of the library, static and without CUDA."""
+    folder = tmp_path_factory.mktemp("polyspec")
+    cmake_build(ROOT, folder / "build", "-DCMAKE_INSTALL_LIBDIR=lib")
+    run(CMAKE, "--install", folder / "build", "--prefix", folder / "prefix")
+    return folder / "prefix"
+
+
+@pytest.fixture(scope="module")
+def program(prefix: Path) -> Path:
+    build = prefix.parent / "example"
+    cmake_build(EXAMPLE, build, f"-DCMAKE_PREFIX_PATH={prefix}")
+    return build / "ngram_chain"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """POLYSPEC_TEST_TEXT, else Tiny Shakespeare beside the repository, else a made-up text."""
+    given = os.environ.get("POLYSPEC_TEST_TEXT")
+    if given:
+        return Path(given)
+    if SHAKESPEARE.is_file():
+        return SHAKESPEARE
+    rng = random.Random(7)
+    letters = "abcdefghijklmnoprstu"
+    words = ["".join(rng.choices(letters, k=rng.randint(2, 7))) for _ in range(400)]
+    weights = [1 / (i + 1) for i in range(len(words))]
+    lines = (" ".join(rng.choices(words, weights, k=rng.randint(4, 9))) for _ in range(4000))
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def prompt(text: Path) -> str:
+    """Two words and a space: a context long enough that the models differ, and much may follow."""
+    return " ".join(text.read_text()[5000:5100].split()[1:3]) + " "
+
+
+@dataclass
+class Level:
+    """A row of the program's table."""
+
+    order: int
+    forward_passes: int
+    verifications: int
+    proposed: int
+    accepted: int
+    emitted: int
+    mean_acceptance_length: float
+
+
+@dataclass
+class Report:
+    text: str
+    levels: list[Level]
+    tokens: int
+    target_passes_per_token: float
+    output: str
+
+
+def generate(program: Path, text: Path, *flags: object) -> Report:
+    out = run(program, text, *flags).stdout
+    body = re.search(r"--- chain ---\n(.*)\n--- end ---\n", out, re.DOTALL)
+    assert body, out
+    table = out[body.end() :]
+    levels = []
+    for line in re.findall(r"^\d+ +\d+ .*$", table, re.MULTILINE):
+        cells = ["0" if cell == "-" else cell for cell in line.split()]
+        order, passes, verifications, proposed, accepted, emitted = map(int, cells[1:7])
+        level = Level(order, passes, verifications, proposed, accepted, emitted, float(cells[7]))
+        levels.append(level)
+    chain = re.search(r"^chain +(\d+) +([\d.]+) ", table, re.MULTILINE)
+    assert chain, out
+    return Report(body[1], levels, int(chain[1]), float(chain[2]), out)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    ("orders", "windows"),
+    [("5,3,2", "8,3"), ("5,3,1", "1,1"), ("4,2", "5"), ("6,4,3,2", "9,4,2"), ("5,3,2", "0,0")],
+)
+def test_greedy_is_plain_greedy(
+    program: Path, text: Path, rule: str, orders: str, windows: str
+) -> None:
+    flags = ["--orders", orders, "--windows", windows, "--rule", rule, "--tokens", 200]
+    report = generate(program, text, *flags, "--temperature", 0)
+    assert "identical tokens" in report.output
+    assert report.tokens == 200
+    if windows == "0,0":  # the target decodes alone
+        assert report.target_passes_per_token == 1
+    else:
+        assert report.target_passes_per_token < 1
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        ["--temperature", 1],
+        ["--temperature", 0.8, "--top-k", 12, "--top-p", 0.9, "--min-p", 0.01],
+    ],
+    ids=["plain", "filters"],
+)
+def test_sampled_distribution_is_the_targets(
+    program: Path, text: Path, prompt: str, rule: str, filters: list[object]
+) -> None:
+    flags = ["--rule", rule, "--windows", "3,2", "--prompt", prompt, "--trials", 8000, "--seed", 5]
+    report = generate(program, text, *flags, *filters)
+    found = re.search(r"distributions: chain and plain agree .*\((\d+) cells", report.output)
+    assert found, report.output
+    assert int(found[1]) > 20
+
+
+def test_comparison_sees_a_lossy_chain(
+    prefix: Path, text: Path, prompt: str, tmp_path: Path
+) -> None:
+    """The middle level hands up the drafter's distribution in place of its own (papers: TV
+    0.22)."""
+    shutil.copytree(EXAMPLE, tmp_path / "lossy")
+    source = tmp_path / "lossy" / "chain.cpp"
+    code = source.read_text()
+    wrong_distribution = "levels_.back()->forward(tokens_, first, count, logits_.data());"
+    for right, wrong in [
+        ("    p.draft_statistics = block.statistics.data();\n", ""),
+        ("  if (level > 1) {", "  if (level > 1) {\n" + wrong_distribution),
+    ]:
+        assert code.count(right) == 1
+        code = code.replace(right, wrong)
+    source.write_text(code)
+    cmake_build(tmp_path / "lossy", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
+    flags = ["--windows", "3,2", "--prompt", prompt, "--trials", 8000, "--seed", 5]
+    done = run(tmp_path / "build" / "ngram_chain", text, *flags, check=False)
+    assert "distributions: chain and plain DIFFER" in done.stdout
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_equal_models_accept_everything(program: Path, text: Path, rule: str) -> None:
+    """With p = q a level emits its whole window and the bonus: 2 + 1, and twice that + 1 above."""
+    flags = ["--orders", "4,4,4", "--windows", "6,2", "--tokens", 70, "--top-p", 0.9]
+    top, middle, drafter = generate(program, text, *flags, "--rule", rule).levels
+    assert (top.verifications, top.proposed, top.accepted, top.emitted) == (10, 60, 60, 70)
+    assert top.mean_acceptance_length == 7
+    assert (middle.verifications, middle.proposed, middle.accepted) == (20, 40, 40)
+    assert middle.mean_acceptance_length == 3
+    assert drafter.emitted == drafter.forward_passes == 40
+
+
+def test_counts_add_up(program: Path, text: Path) -> None:
+    report = generate(program, text, "--tokens", 500, "--seed", 11)
+    top, middle, drafter = report.levels
+    assert [level.order for level in report.levels] == [5, 3, 2]
+    assert report.tokens == top.emitted == 500
+    assert (top.proposed, middle.proposed) == (middle.emitted, drafter.emitted)
+    for level in (top, middle):
+        assert level.verifications == level.forward_passes
+        assert level.emitted == level.accepted + level.verifications
+        mean = level.emitted / level.verifications
+        assert level.mean_acceptance_length == pytest.approx(mean, abs=6e-4)
+    assert report.target_passes_per_token == pytest.approx(top.forward_passes / 500, abs=6e-4)
+    assert top.mean_acceptance_length > 1.5
+    assert middle.mean_acceptance_length > 1.5
+
+
+def test_seed_decides(program: Path, text: Path) -> None:
+    first, again, other = (generate(program, text, "--seed", seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first.text != other.text
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_stops_after_the_first_stop_byte(program: Path, text: Path, temperature: float) -> None:
+    for seed in range(5):
+        flags = ["--prompt", "a", "--stop", " ", "--seed", seed, "--temperature", temperature]
+        report = generate(program, text, *flags, "--tokens", 400)
+        assert report.text.index(" ") == len(report.text) - 1
+
+
+def test_help(program: Path) -> None:
+    assert "--temperature" in run(program, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "which text file"),
+        (["{missing}"], "cannot open the text file"),
+        (["{empty}"], "is empty"),
+        (["{folder}"], "cannot read the text file"),
+        (["{text}", "--frequency", "3"], "unknown option --frequency"),
+        (["{text}", "--top-k"], "--top-k: a value is missing"),
+        (["{text}", "--top-k", "many"], "--top-k: expected an integer, got 'many'"),
+        (["{text}", "--rule", "typical"], "expected token or block"),
+        (["{text}", "--orders", "9,3,2"], "must be 1 to 8, got 9"),
+        (["{text}", "--windows", "3"], "3 levels and 1 windows"),
+        (["{text}", "--windows", "3,-1"], "got -1"),
+        (["{text}", "--prompt", "\x01"], "byte 0x01 does not occur"),
+        (
+            ["{text}", "--temperature", "-1"],
+            "level 3, position 32: sampling parameter out of range",
+        ),
+    ],
+)
+def test_bad_input(
+    program: Path, text: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "empty").touch()
+    places = {
+        "missing": tmp_path / "missing",
+        "empty": tmp_path / "empty",
+        "folder": tmp_path,
+        "text": text,
+    }
+    done = run(program, *(word.format(**places) for word in arguments), check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_needs_neither_torch_nor_python(program: Path) -> None:
+    ldd = shutil.which("ldd")
+    if ldd is None:
+        pytest.skip("needs ldd")
+    assert not re.search(r"torch|python|cuda", run(ldd, program).stdout)
+
+
+def test_headers_stand_alone(prefix: Path, tmp_path: Path) -> None:
+    headers = sorted((prefix / "include" / "polyspec").glob("*.h*"))
+    names = {header.name for header in headers}
+    assert {"polyspec.h", "sample.hpp", "verify.hpp", "scheduler.hpp", "types.hpp"} <= names
+    for header in headers:
+        source = tmp_path / "one.cpp"
+        source.write_text(f'#include "polyspec/{header.name}"\n#include "polyspec/{header.name}"\n')
+        flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
+        run(CXX, *flags, "-I", prefix / "include", source)
+
+
+@pytest.mark.skipif(CC is None, reason="needs a C compiler")
+def test_c_interface(prefix: Path, tmp_path: Path) -> None:
+    version = re.search(
+        r"project\(polyspec VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text()
+    )
+    assert version
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    source = ROOT / "csrc" / "tests" / "c_api_test.c"
+    library = ["-L", prefix / "lib", "-lpolyspec", "-lstdc++", "-lm"]
+    define = f'-DEXPECTED_VERSION="{version[1]}"'
+    run(CC, *flags, define, "-I", prefix / "include", source, "-o", tmp_path / "c_api", *library)
+    assert "all passed" in run(tmp_path / "c_api").stdout
+
+
+def test_microbenchmark(prefix: Path) -> None:
+    """csrc/examples/bench: every operator a row with the columns of `bench kernels`."""
+    build = prefix.parent / "bench"
+    cmake_build(ROOT / "csrc" / "examples" / "bench", build, f"-DCMAKE_PREFIX_PATH={prefix}")
+    bench = build / "kernel_bench"
+    shape = ["--vocab", 500, "--batch", 8, "--draft-len", 4, "--repeats", 40, "--acceptance", 0.6]
+    for options in ([], ["--threads", 2], ["--top-k", 20, "--top-p", 0.9]):
+        out = run(bench, *shape, *options).stdout
+        assert "| | median | quartiles | mean | GB/s | % copy | x polyspec |" in out
+        for name in ("sample", "verify-token", "verify-token-bare", "verify-block"):
+            assert re.search(rf"^\| {name} \| \d", out, re.MULTILINE), out
+        measured = re.search(r"acceptance 0.600 asked, (\S+) measured", out)
+        assert measured is not None
+        # 320 blocks, more than 700 trials of probability 0.6: five deviations.
+        assert abs(float(measured[1]) - 0.6) < 0.095
+    assert run(bench, "--vocab", "x", check=False).returncode == 2
+    assert "Usage: kernel_bench" in run(bench, "--help").stdout
