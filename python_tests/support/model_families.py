@@ -1,5 +1,5 @@
 """Model families of `transformers` made tiny from their configurations alone, and what a level
-does with each: the table of README, which this file prints when it is run.
+does with each: the table of README, which this file prints when it is run."""
 
 from __future__ import annotations
 
