@@ -249,7 +249,7 @@ enum { POLYSPEC_ENDED_EOS = 1 << 0, POLYSPEC_ENDED_ROOM = 1 << 1 };
 #define POLYSPEC_VERIFY_PARAMS_MIN_SIZE offsetof(polyspec_verify_params, statistics)
 #define POLYSPEC_VERIFY_PARAMS_UNCUT_SIZE offsetof(polyspec_verify_params, eos)
 
-/* Verifiers b drafted blocks; the emitted tokens have the target's distribution. stream NULL: the
+/* Verifies b drafted blocks; the emitted tokens have the target's distribution. stream NULL: the
  * CPU, serially. */
 POLYSPEC_API polyspec_code polyspec_verify(const polyspec_verify_params* params,
                                            const polyspec_stream* stream);

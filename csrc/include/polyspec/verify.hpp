@@ -97,7 +97,7 @@ struct VerifyParams {
 
 constexpr int64_t kVerifyWorkspaceBytes = 65536;
 
-// Verifiers b blocks. On the CPU the outputs are written when the call returns; on CUDA the work is
+// Verifies b blocks. On the CPU the outputs are written when the call returns; on CUDA the work is
 // queued. After a rejection in a row, later rows are not read (rule token; a CUDA call with a
 // workspace may reduce all rows of a few requests at once).
 POLYSPEC_API Result verify(const VerifyParams& params, Stream stream = Stream::cpu());
