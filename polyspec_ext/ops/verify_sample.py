@@ -249,7 +249,7 @@ def verify(
     eos: Ids | None = None,
     room: Int | None = None,
 ) -> VerifyResult | CutVerifyResult:
-    """Verifiers a drafted block against the target's logits and emits what stands.
+    """Verifies a drafted block against the target's logits and emits what stands.
 
     Rule "token" accepts draft token y while u < p(y) / q(y) and draws from norm(max(p - q, 0)) at
     the first rejection (Leviathan et al. 2023, algorithm 1); rule "block" verifies the block as a
