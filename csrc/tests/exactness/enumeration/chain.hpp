@@ -123,7 +123,7 @@ class Enumerator {
   }
 
  protected:
-  // Verifiers with the rows of chain level `draft` as the proposal's.
+  // Verifies with the rows of chain level `draft` as the proposal's.
   std::vector<Outcome> verify_against(int level, int draft, const Text& text, const Text& pending,
                                       const std::vector<polyspec::RowStatistics>& statistics) {
     const int64_t k = static_cast<int64_t>(pending.size());
