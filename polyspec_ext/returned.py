@@ -5,7 +5,7 @@ Errors name the level, what its contract (`Level`) expects, and what came.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,29 @@ def require_logits(
             f"{name}: expected forward to return logits of unit stride along the vocabulary, given "
             f"stride {logits.stride(2)}; call .contiguous() on them"
         )
+
+
+def require_hidden(name: str, hidden: Any, layers: Sequence[int], shape: Sequence[int]) -> None:
+    """The hidden states that a pass of level `name` over tokens of `shape` [B, T] returned must be
+    ``[B, T, H]`` by layer.
+
+    Raises:
+        TypeError: no mapping, or no floating-point tensors.
+        ValueError: a layer is missing, or has another shape.
+    """
+    if not isinstance(hidden, Mapping):
+        raise TypeError(f"{name}: expected hidden states by layer, given {kind_of(hidden)}")
+    for layer in layers:
+        states = hidden.get(layer)
+        if not isinstance(states, torch.Tensor) or not states.is_floating_point():
+            raise TypeError(
+                f"{name}: expected hidden states of layer {layer}, given {kind_of(states)}"
+            )
+        if states.dim() != 3 or tuple(states.shape[:2]) != tuple(shape):
+            raise ValueError(
+                f"{name}: expected hidden states of shape [B, T, H] = [{shape[0]}, {shape[1]}, H] "
+                f"of layer {layer}, given {list(states.shape)}"
+            )
 
 
 def call(name: str, level: Any, method: str, *arguments: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .base import (
     BatchedLevel,
+    EncodedInput,
+    Hidden,
     InputBlock,
     LevelAdapter,
     LevelCapabilities,
@@ -16,6 +18,8 @@ from .loader import Level, as_level, found, load
 
 __all__ = [
     "BatchedLevel",
+    "EncodedInput",
+    "Hidden",
     "HuggingFaceLevel",
     "InputBlock",
     "Level",

@@ -87,6 +87,23 @@ class LevelCapabilities:
     trees: bool = False
 
 
+# States of a pass, ``[B, T, H]`` by layer. Layer k is the state after k decoder layers, 0 that of
+# the embeddings, and -1 the last one behind the final norm. States of padding mean nothing.
+Hidden = Mapping[int, torch.Tensor]
+
+
+class EncodedInput(NamedTuple):
+    """What the encoder of an encoder-decoder model reads.
+
+    Attributes:
+        tokens: ``[B, S]`` int64, on any device.
+        mask: ``[B, S]``, 1 where a token is none of padding; None: everywhere.
+    """
+
+    tokens: torch.Tensor
+    mask: torch.Tensor | None = None
+
+
 class PromptBatch(NamedTuple):
     """The prompts of a batch that begins.
 
@@ -94,11 +111,15 @@ class PromptBatch(NamedTuple):
         tokens: ``[B, T]`` int64, T >= 0, on the level's device.
         counts: row b is its first ``counts[b]`` tokens; None: all of them.
         capacity: the longest row that the batch will have, prompts included; 0: not known.
+        hidden_layers: layers whose hidden states are wanted (`Hidden`).
+        encoded: for the encoder of an encoder-decoder model; None: of other models.
     """
 
     tokens: torch.Tensor
     counts: Sequence[int] | None = None
     capacity: int = 0
+    hidden_layers: tuple[int, ...] = ()
+    encoded: EncodedInput | None = None
 
 
 @dataclass(slots=True)
@@ -111,9 +132,11 @@ class InputBlock:
         counts: row b appends its first ``counts[b]`` in [0, T] tokens; None: all of them.
         first: row [b, j] of the logits stands behind token ``first[b] + j`` of this pass; rows at
             or past ``counts[b]`` mean nothing. None: behind the last `keep` of T.
-        parents: ``[B, T]`` int64, index of each token's parent in this pass, -1 for the tokens that
-            follow the cache. None: each follows the one before it.
-        hidden_layers: layers whose hidden states are wanted; k is the state after k layers.
+        parents: ``[B, T]`` int64, index of each token's parent in this pass, below its own, -1 for
+            the tokens that follow the cache. None: each follows the one before it. A row's tokens
+            are then those of a tree, behind a chain of what it has not read yet; they stay in the
+            cache as they are until `keep_path`.
+        hidden_layers: layers whose hidden states are wanted (`Hidden`).
     """
 
     tokens: torch.Tensor
@@ -130,11 +153,11 @@ class LevelOutput(NamedTuple):
     Attributes:
         logits: ``[B, keep, V]`` float32, bfloat16 or float16, unit stride along V. They must stand
             until the level's next forward pass: it may write them again then.
-        hidden: ``[B, T, H]`` by layer, as asked for; or None.
+        hidden: ``[B, T, H]`` by layer, as asked for; or None. They must stand as long as logits.
     """
 
     logits: torch.Tensor
-    hidden: Mapping[int, torch.Tensor] | None = None
+    hidden: Hidden | None = None
 
 
 @runtime_checkable
@@ -159,15 +182,18 @@ class BatchedLevel(Protocol):
     @property
     def capabilities(self) -> LevelCapabilities: ...
 
-    def prefill(self, prompts: PromptBatch) -> None:
-        """Forget everything and read `prompts`. No logits are wanted."""
+    def prefill(self, prompts: PromptBatch) -> Hidden | None:
+        """Forget everything and read `prompts`. No logits are wanted; hidden states where
+        `prompts` says so."""
         ...
 
     def forward(self, block: InputBlock) -> LevelOutput:
         """Append the block's tokens to the rows."""
         ...
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def read(
+        self, tokens: torch.Tensor, counts: Sequence[int], hidden_layers: tuple[int, ...] = ()
+    ) -> Hidden | None:
         """Append ``counts[b]`` tokens to row b, of which no logits are wanted."""
         ...
 
@@ -175,6 +201,18 @@ class BatchedLevel(Protocol):
         """Keep the first ``lengths[b]`` tokens of row b; never more than it has. Returns how many
         are kept: no more than asked for, and fewer where a recurrent state goes back to a
         checkpoint. What is missing is read again with the next block."""
+        ...
+
+    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+        """`rollback` behind a pass over a tree (`LevelCapabilities.trees`): of the tokens from
+        ``begin[b]`` on, row b keeps the nodes ``path[b]``, in text order.
+
+        Args:
+            begin: ``[B]``, tokens in front of node 0 of the tree.
+            path: ``[B, D]`` int64, nodes in strictly increasing order, then -1.
+            lengths: ``[B]``, tokens kept in all, of which at most as many behind ``begin[b]`` as
+                the path has nodes. Where fewer than ``begin[b]`` are kept the path does not matter.
+        """
         ...
 
     def select(self, rows: Sequence[int]) -> None:
@@ -203,6 +241,11 @@ class BatchedLevel(Protocol):
 class LevelAdapter:
     """A `Level` as the engine calls it, and what it returns checked: it may be a user's own.
 
+    What the four methods of `Level` do not say, a level takes as the engine gives it: prompts and
+    blocks with more than tokens by `prefill_batch` and `forward_block`, which are as `prefill` and
+    `forward` of `BatchedLevel`, and `keep_path`. It says so by `supports_hidden_states` and
+    `supports_trees`.
+
     Args:
         level: of one sequence, or of batches.
         name: for messages.
@@ -228,6 +271,8 @@ class LevelAdapter:
             batches=bool(getattr(self.level, "supports_batches", False)),
             device_lengths=bool(getattr(self.level, "stays", False)),
             reads_apart=bool(getattr(self.level, "reads_apart", False)),
+            hidden_states=bool(getattr(self.level, "supports_hidden_states", False)),
+            trees=bool(getattr(self.level, "supports_trees", False)),
         )
 
     @property
@@ -237,7 +282,17 @@ class LevelAdapter:
         kind = type(self.level).__name__
         return reason or f"{kind} has no `supports_batches` and serves one at a time"
 
-    def prefill(self, prompts: PromptBatch) -> None:
+    @property
+    def no_trees(self) -> str:
+        """Why the level reads no trees."""
+        reason = getattr(self.level, "no_trees", None)
+        return reason or f"{type(self.level).__name__} has no `supports_trees`"
+
+    def prefill(self, prompts: PromptBatch) -> Hidden | None:
+        if prompts.hidden_layers or prompts.encoded is not None:
+            hidden: Hidden | None = self.level.prefill_batch(prompts)
+            self._require_hidden(hidden, prompts.hidden_layers, prompts.tokens)
+            return hidden
         reserve = getattr(self.level, "reserve", None)
         if reserve is not None:
             reserve(prompts.capacity)
@@ -245,10 +300,15 @@ class LevelAdapter:
             returned.call(self.name, self.level, "prefill", prompts.tokens)
         else:
             returned.call(self.name, self.level, "prefill", prompts.tokens, prompts.counts)
+        return None
 
     def forward(self, block: InputBlock) -> LevelOutput:
         tokens, keep, counts, first = block.tokens, block.keep, block.counts, block.first
-        if isinstance(counts, torch.Tensor):
+        hidden: Hidden | None = None
+        if block.hidden_layers or block.parents is not None:
+            logits, hidden = self.level.forward_block(block)
+            self._require_hidden(hidden, block.hidden_layers, tokens)
+        elif isinstance(counts, torch.Tensor):
             logits = self.level.forward_captured(tokens, keep, counts, first)
         elif counts is None and first is None:
             logits = self.level.forward(tokens, keep)
@@ -256,14 +316,23 @@ class LevelAdapter:
             logits = self.level.forward(tokens, keep, counts, first)
         batch = tokens.shape[0]
         returned.require_logits(self.name, logits, batch, keep, self.vocab_size, self.device)
-        return LevelOutput(logits)
+        return LevelOutput(logits, hidden)
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def _require_hidden(
+        self, hidden: Hidden | None, layers: tuple[int, ...], tokens: torch.Tensor
+    ) -> None:
+        if layers:
+            returned.require_hidden(self.name, hidden, layers, tokens.shape)
+
+    def read(
+        self, tokens: torch.Tensor, counts: Sequence[int], hidden_layers: tuple[int, ...] = ()
+    ) -> Hidden | None:
         if min(counts) == tokens.shape[1]:
-            self.forward(InputBlock(tokens, 1))
+            block = InputBlock(tokens, 1, hidden_layers=hidden_layers)
         else:
             last = [max(count - 1, 0) for count in counts]
-            self.forward(InputBlock(tokens, 1, counts, last))
+            block = InputBlock(tokens, 1, counts, last, hidden_layers=hidden_layers)
+        return self.forward(block).hidden
 
     def rollback(self, lengths: Counts) -> Counts:
         if isinstance(lengths, torch.Tensor):
@@ -271,6 +340,12 @@ class LevelAdapter:
             return lengths
         kept = self.level.rollback(list(lengths))
         return lengths if kept is None else returned.require_kept(self.name, kept, lengths)
+
+    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+        kept = self.level.keep_path(begin, path, lengths)
+        if kept is None or isinstance(lengths, torch.Tensor):
+            return lengths
+        return returned.require_kept(self.name, kept, lengths)
 
     def select(self, rows: Sequence[int]) -> None:
         returned.call(self.name, self.level, "select", rows)
