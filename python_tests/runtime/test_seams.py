@@ -76,6 +76,9 @@ class HiddenLevel:
             row.rollback([int(length)])
         return lengths
 
+    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+        raise NotImplementedError("reads no trees")
+
     def select(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[row] for row in rows]
 
