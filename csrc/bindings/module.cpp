@@ -1,5 +1,5 @@
 // The Python module polyspec_ext._C: the scheduler, what was built, and (by being loaded) the
-// operators of torch_ops.cpp. Its stubs are polyspec_ext/_C.pyi; python_tests/test_build.py
+// operators of torch_ops.cpp. Its stubs are polyspec_ext/_C.pyi; python_tests/system/test_build.py
 // compares the two.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

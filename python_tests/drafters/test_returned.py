@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_batches
 import torch
 import toy
+import toy_rows
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
@@ -21,7 +21,7 @@ NAMES = ["the target", "the middle", "the drafter"]
 
 def chain_with(faulty: int, method: str, wrong: Callable[[Any], Any], rows: int = 1) -> ps.Chain:
     """Three levels, of which one returns something else from `method`."""
-    kind: Any = toy.ToyLevel if rows == 1 else test_batches.Rows
+    kind: Any = toy.ToyLevel if rows == 1 else toy_rows.Rows
     made = [kind(V, 11 + i, name=name) for i, name in enumerate(NAMES)]
     right = getattr(made[faulty], method)
     setattr(made[faulty], method, lambda *args: wrong(right(*args)))
@@ -131,7 +131,7 @@ PROMPTS = [[0, 1, 2], [2, 3]]
 def rolling(faulty: int, result: Callable[[list[int]], Any], rows: int) -> ps.Chain:
     """Three levels, of which one's `rollback` does and returns what `result` makes of the lengths
     asked for."""
-    kind: Any = toy.ToyLevel if rows == 1 else test_batches.Rows
+    kind: Any = toy.ToyLevel if rows == 1 else toy_rows.Rows
     made = [kind(V, 11 + i, name=name) for i, name in enumerate(NAMES)]
     right = made[faulty].rollback
 
@@ -294,6 +294,6 @@ def test_a_fork_that_is_no_drafter() -> None:
         def fork(self) -> Any:
             return [self]
 
-    chain = ps.Chain([test_batches.Rows(V, 1), Forks(lambda k: Proposal([1]))], [2])
+    chain = ps.Chain([toy_rows.Rows(V, 1), Forks(lambda k: Proposal([1]))], [2])
     with pytest.raises(TypeError, match=r"the drafter: expected fork to return a drafter.* list"):
         chain.generate([[0], [1]], 8, 1.0)

@@ -8,11 +8,11 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import proposal_kinds
 import pytest
-import test_batches
-import test_proposal_kinds
 import torch
 import toy
+import toy_rows
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
@@ -47,7 +47,7 @@ class Reusing(toy.ToyLevel):
         return self.output.view(super().forward(tokens, keep))
 
 
-class ReusingRows(test_batches.Rows):
+class ReusingRows(toy_rows.Rows):
     """A toy level of a batch."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -83,7 +83,7 @@ def test_one_row(
     alone = rule == "token" and sum(window) < 5 and count < 4  # else all levels at once
     for reusing in every if alone else every[-1:]:
         made = levels(count, reusing, Reusing, toy.ToyLevel, vocab)
-        enumerator, chain = test_proposal_kinds.enumerated(made, window, rule=rule, rounds=rounds)
+        enumerator, chain = proposal_kinds.enumerated(made, window, rule=rule, rounds=rounds)
         found = toy.chain_distribution(
             enumerator,
             lambda chain=chain: chain.generate([0, 1], length, 1.0).sequences[0, 2:].tolist(),
@@ -99,35 +99,33 @@ def test_rows_of_a_batch(window: list[int], rule: str) -> None:
     """Rows out of step: what one has handed up waits while a level reads for another."""
     count, prompts = len(window) + 1, [[0, 1], [1, 1]]
     made = levels(count, range(count), ReusingRows, None, 2)
-    enumerator, chain = test_proposal_kinds.enumerated(
-        made, window, rule=rule, rounds=[0] * (count - 2)
-    )
+    enumerator, chain = proposal_kinds.enumerated(made, window, rule=rule, rounds=[0] * (count - 2))
     for others in (0, -1):
-        found = test_proposal_kinds.text_distributions(
+        found = proposal_kinds.text_distributions(
             enumerator, chain, prompts, 4, others, temperature=1.0
         )
-        assert test_proposal_kinds.distance(found, made[0], prompts, 4, [1.0, 1.0]) < 1e-9
+        assert proposal_kinds.distance(found, made[0], prompts, 4, [1.0, 1.0]) < 1e-9
 
 
-@pytest.mark.parametrize(("window", "rule"), test_batches.CHAINS, ids=str)
+@pytest.mark.parametrize(("window", "rule"), toy_rows.CHAINS, ids=str)
 @pytest.mark.parametrize("unbounded", [False, True])
 def test_texts_are_those_of_new_tensors(window: list[int], rule: str, unbounded: bool) -> None:
     """Also of rows that leave while others wait, and with the draws that users get."""
-    count, rows = len(window) + 1, test_batches.ROWS
+    count, rows = len(window) + 1, toy_rows.ROWS
     rounds = [0] * max(count - 2, 0) if unbounded else None
     outs = []
-    for kind in (ReusingRows, test_batches.Rows):
-        made = [kind(test_batches.VOCAB, 11 + i, scale=1.5) for i in range(count)]
-        outs.append(test_batches.run(ps.Chain(made, window, rule=rule, rounds=rounds), rows))
+    for kind in (ReusingRows, toy_rows.Rows):
+        made = [kind(toy_rows.VOCAB, 11 + i, scale=1.5) for i in range(count)]
+        outs.append(toy_rows.run(ps.Chain(made, window, rule=rule, rounds=rounds), rows))
     assert outs[0].sequences.equal(outs[1].sequences)
     assert outs[0].logprobs == outs[1].logprobs
 
 
-class ReusingDrafter(test_proposal_kinds.Various):
+class ReusingDrafter(proposal_kinds.Various):
     """A drafter whose forks have one buffer for all their logits."""
 
     def __init__(self) -> None:
-        super().__init__(lambda request, round: test_proposal_kinds.SAMPLED)
+        super().__init__(lambda request, round: proposal_kinds.SAMPLED)
         self.output = Output()
 
     def fork(self) -> ReusingDrafter:
@@ -142,10 +140,10 @@ class ReusingDrafter(test_proposal_kinds.Various):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_drafters_of_a_batch(rule: str) -> None:
-    target, prompts = test_batches.Rows(3, 11), [[0, 1], [2, 0]]
-    enumerator, chain = test_proposal_kinds.enumerated([target, ReusingDrafter()], [2], rule=rule)
-    found = test_proposal_kinds.text_distributions(enumerator, chain, prompts, 3, temperature=1.0)
-    assert test_proposal_kinds.distance(found, target, prompts, 3, [1.0, 1.0]) < 1e-9
+    target, prompts = toy_rows.Rows(3, 11), [[0, 1], [2, 0]]
+    enumerator, chain = proposal_kinds.enumerated([target, ReusingDrafter()], [2], rule=rule)
+    found = proposal_kinds.text_distributions(enumerator, chain, prompts, 3, temperature=1.0)
+    assert proposal_kinds.distance(found, target, prompts, 3, [1.0, 1.0]) < 1e-9
 
 
 def test_scores_that_an_observer_keeps() -> None:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import test_batches
 import torch
 import toy
+import toy_rows
 from scipy import stats as scipy_stats
 
 import polyspec_ext as ps
@@ -76,7 +76,7 @@ def test_law_is_the_targets(
 def test_law_without_host_synchronisation(
     vocab: int, count: int, window: list[int], length: int, rule: str
 ) -> None:
-    made = [test_batches.Staying(vocab, 11 + i) for i in range(count)]
+    made = [toy_rows.Staying(vocab, 11 + i) for i in range(count)]
     got = enumerate_chain(made, window, length, rule=rule, sync_each_step=False)
     assert toy.total_variation(got, toy.text_distribution(made[0], [0, 1], length)) < 1e-12
 

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import reference as ref
 import torch
+from draws import tensor_of
 from reference import Floats, Sampling, Verified, Words
-from test_distribution import tensor_of
 
 import polyspec_ext as ps
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_level_shared import rough
-from test_levels import PROMPT, make, plain_greedy
+from small_models import PROMPT, make, plain_greedy, rough
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import make, rough
 from tensor_parallel_worker import PROMPTS, RUNS, texts
-from test_level_shared import rough
-from test_levels import make
 
 import polyspec_ext as ps
 

@@ -3,19 +3,17 @@ draws of the test's own, and by counts over many seeds with the library's."""
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import evidence
 import numpy as np
 import pytest
 import reference as ref
 import torch
+from draws import distributions_of, injected, one_round, rows, tensor_of
 from evidence import ALPHA
-from reference import Sampling, Words
+from reference import Sampling
 
 import polyspec_ext as ps
-from polyspec_ext.reference import ACCEPT, Distribution, Draw, distribution, pick, verify
+from polyspec_ext.reference import Distribution, pick, verify
 
 VOCABULARIES = (1, 2, 31, 32, 33, 1000, 1023, 1025, 50257, 128256)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,27 +41,8 @@ by_dtype_and_filter = pytest.mark.parametrize(
 by_rule = pytest.mark.parametrize("rule", RULES)
 
 
-def tensor_of(bits: Words) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(bits).view(np.int64))
-
-
-def rows(seed: int, *shape: int) -> torch.Tensor:
-    """Random logits, with the long rows as peaked as a language model's."""
-    scale = 2.5 if shape[-1] < 2000 else 4.0
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
-
-
 def oracle(logits: torch.Tensor, sampling: Sampling) -> list[ref.Distribution]:
     return [ref.processed_distribution(row, sampling) for row in logits.double().numpy()]
-
-
-def distributions_of(logits: torch.Tensor, sampling: Sampling) -> list[Distribution]:
-    return [distribution(row, **sampling.kwargs()) for row in logits.float().numpy()]
-
-
-def injected(bits: Words) -> Draw:
-    """Draws of the test's own as `draws` has them: K acceptance tests, then the emitted token."""
-    return lambda offset, purpose: int(bits[offset if purpose == ACCEPT else -1])
 
 
 @by_vocabulary
@@ -199,65 +178,6 @@ def test_the_acceptance_threshold_is_p_over_q(vocab: int, dtype: torch.dtype) ->
 
 
 # ------------------------------------------------------------- chains of draws from Philox alone
-
-
-def one_round(
-    seed: int,
-    n: int,
-    vocab: int,
-    k: int,
-    sampling: Sampling,
-    rule: str,
-    *,
-    leak: float = 0.0,
-) -> float:
-    """p-value of the first k+1 tokens of n requests: drafted, verified, and completed from p.
-
-    leak: share of the requests that take the draft's tokens unverified (a wrong sampler).
-    """
-    rng = np.random.default_rng(seed)
-    p, q = (evidence.markov_rows(rng, vocab, k + 1, 1.3) for _ in range(2))
-
-    def logits(table: dict[tuple[int, ...], np.ndarray], prefix: torch.Tensor) -> torch.Tensor:
-        depth = prefix.shape[1]
-        rows_ = [table[t] for t in itertools.product(range(vocab), repeat=depth)]
-        index = sum((prefix[:, i] * vocab ** (depth - 1 - i) for i in range(depth)), torch.zeros(n))
-        return torch.tensor(np.stack(rows_), dtype=torch.float32)[index.long()]
-
-    options: dict[str, Any] = {**sampling.kwargs(), "seed": torch.arange(n)}
-    drafts = torch.zeros(n, 0, dtype=torch.int64)
-    target_rows, draft_rows, statistics = [], [], []
-    for i in range(k):
-        target_rows.append(logits(p, drafts))
-        draft_rows.append(logits(q, drafts))
-        drawn = ps.sample(draft_rows[-1], **options, position=5 + i, level=2)
-        statistics.append(drawn.statistics)
-        drafts = torch.cat([drafts, drawn.tokens[:, None]], 1)
-    target_rows.append(logits(p, drafts))
-    got = ps.verify(
-        torch.stack(target_rows, 1),
-        drafts,
-        torch.stack(draft_rows, 1),
-        **options,
-        position=5,
-        rule=rule,
-        draft_statistics=torch.stack(statistics, 1),
-    )
-    assert not got.status.any()
-    out, have = got.tokens, got.num_accepted + 1
-    leaks = torch.arange(n) < leak * n
-    out[leaks, :k], have[leaks] = drafts[leaks], k
-    for i in range(1, k + 1):
-        more = ps.sample(logits(p, out[:, :i]), **options, position=5 + i, round=1)
-        out[:, i] = torch.where(have > i, out[:, i], more.tokens)
-    distribution = evidence.target_distribution(
-        lambda prefix: ref.processed_distribution(p[prefix].astype(np.float32), sampling).probs,
-        vocab,
-        k,
-    )
-    counts = np.zeros(distribution.shape)
-    np.add.at(counts, tuple(out.numpy().T), 1)
-    return evidence.chi_square(counts, distribution)
 
 
 @by_filter

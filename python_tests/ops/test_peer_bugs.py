@@ -2,7 +2,7 @@
 there.
 
 Elsewhere: caches that cannot be rolled back (sliding window, recurrent) are refused by name in
-test_chain.py; samplers that leak 10 % of the draft's mass fail the counts of test_distribution.py.
+kv_cache/test_rollback.py and levels/test_hugging_face.py; samplers that leak 10 % of the draft's mass fail the counts of test_distribution.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import reference as ref
 import torch
+from draws import distributions_of, injected, one_round, rows, tensor_of
 from reference import Sampling
-from test_distribution import distributions_of, injected, one_round, rows, tensor_of
 
 import polyspec_ext as ps
 from polyspec_ext.reference import pick, verify

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import reference as ref
 import torch
+from draws import distributions_of, injected, tensor_of
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from reference import Sampling
-from test_distribution import distributions_of, injected, tensor_of
 
 import polyspec_ext as ps
 from polyspec_ext.reference import Distribution, pick, verify

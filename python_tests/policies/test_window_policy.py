@@ -11,10 +11,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import proposal_kinds
 import pytest
-import test_batches
-import test_proposal_kinds
 import toy
+import toy_rows
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
@@ -66,7 +66,7 @@ def grown(seen: Sequence[Sequence[int]], level: int) -> bool:
 
 
 def make(count: int, vocab: int, at_once: bool) -> list[Any]:
-    kind = test_batches.Staying if at_once else test_batches.Rows
+    kind = toy_rows.Staying if at_once else toy_rows.Rows
     return [kind(vocab, 11 + i) for i in range(count)]
 
 
@@ -78,7 +78,7 @@ def distribution(
     at_once: bool,
     **options: Any,
 ) -> dict[tuple[int, ...], float]:
-    enumerator, chain = test_proposal_kinds.enumerated(
+    enumerator, chain = proposal_kinds.enumerated(
         made, window, policy=policy, sync_each_step=not at_once, **options
     )
     return toy.chain_distribution(
@@ -136,14 +136,14 @@ def test_law_without_a_bound_on_rounds(rule: str) -> None:
 @EXECUTORS
 def test_law_of_rows_with_windows_of_their_own(at_once: bool, rule: str) -> None:
     made, policy, prompts = make(3, 2, at_once), Random(5, largest=2), [[0, 1], [1, 1]]
-    enumerator, chain = test_proposal_kinds.enumerated(
+    enumerator, chain = proposal_kinds.enumerated(
         made, [1, 1], policy=policy, rule=rule, sync_each_step=not at_once
     )
     for others in (0, -1):
-        found = test_proposal_kinds.text_distributions(
+        found = proposal_kinds.text_distributions(
             enumerator, chain, prompts, 3, others, temperature=1.0
         )
-        assert test_proposal_kinds.distance(found, made[0], prompts, 3, [1.0, 1.0]) < 1e-12
+        assert proposal_kinds.distance(found, made[0], prompts, 3, [1.0, 1.0]) < 1e-12
     assert policy.seen[0] != policy.seen[1]
 
 
@@ -160,9 +160,7 @@ def test_windows_that_depend_on_a_pending_token_are_seen() -> None:
                 target = target[:, : tokens.shape[1] + 1]
             return super().verify(target, tokens, draft, **options)
 
-    enumerator, chain = test_proposal_kinds.enumerated(
-        made, [2], Peeping(), policy=Listed([[2], [1]])
-    )
+    enumerator, chain = proposal_kinds.enumerated(made, [2], Peeping(), policy=Listed([[2], [1]]))
     got = toy.chain_distribution(
         enumerator,
         lambda: chain.generate([0, 1], 4, 1.0, eos_token_id=[]).sequences[0, 2:].tolist(),
@@ -213,7 +211,7 @@ def test_caches_are_caught_up_after_a_window_of_zero(rule: str) -> None:
 def test_reports() -> None:
     """One per row and round: the text that stands, and how much the last round has added."""
     policy = Random(3)
-    levels = [test_batches.Rows(20, 11 + i, scale=1.5) for i in range(3)]
+    levels = [toy_rows.Rows(20, 11 + i, scale=1.5) for i in range(3)]
     prompts = [[1, 2], [3]]
     out = ps.Chain(levels, [3, 2], policy=policy).generate(prompts, [30, 12], 1.0, seed=[1, 2])
     for number, prompt in enumerate(prompts):
@@ -235,7 +233,7 @@ def test_rows_do_not_see_each_others_windows() -> None:
     prompts = [[1], [4, 2], [7, 7, 7]]
 
     def run(prompts: Sequence[list[int]], seeds: list[int], numbers: list[int]) -> ps.Output:
-        levels = [test_batches.Rows(20, 11 + i, scale=1.5) for i in range(3)]
+        levels = [toy_rows.Rows(20, 11 + i, scale=1.5) for i in range(3)]
         policy = Random(2)
         choose = policy.next
         policy.next = lambda report: choose(  # type: ignore[method-assign]

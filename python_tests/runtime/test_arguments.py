@@ -13,7 +13,7 @@ import pytest
 import torch
 import toy
 import transformers as hf
-from test_levels import V, make
+from small_models import V, make
 
 import polyspec_ext as ps
 from polyspec_ext import _C

@@ -14,81 +14,11 @@ import numpy as np
 import pytest
 import reference
 import torch
-import toy
 from torch.overrides import TorchFunctionMode
+from toy_rows import CHAINS, ROWS, VOCAB, Staying, arguments, make, run
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
-
-VOCAB = 20
-
-
-class Rows(toy.ToyLevel):
-    """A toy level with one cache per row. What means nothing comes back as NaN."""
-
-    supports_batches = True
-
-    def prefill(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
-        counts = counts or [tokens.shape[1]] * tokens.shape[0]
-        self.caches = [row[:n] for row, n in zip(tokens.tolist(), counts, strict=True)]
-        self.most = 0
-
-    def forward(  # type: ignore[override]
-        self,
-        tokens: torch.Tensor,
-        keep: int,
-        counts: Sequence[int] | None = None,
-        first: Sequence[int] | None = None,
-    ) -> torch.Tensor:
-        batch, width = tokens.shape
-        assert batch == len(self.caches)
-        counts = counts or [width] * batch
-        first = first or [width - keep] * batch
-        out = torch.full((batch, keep, self.vocab_size), math.nan)
-        for b, row in enumerate(tokens.tolist()):
-            before = len(self.caches[b])
-            self.caches[b] += row[: counts[b]]
-            for j in range(keep):
-                if 0 <= first[b] + j < counts[b]:
-                    out[b, j] = self.row(self.caches[b][: before + first[b] + j + 1])
-        self.most = max(self.most, batch)
-        return out
-
-    def rollback(self, lengths: Sequence[int]) -> None:
-        for cache, length in zip(self.caches, lengths, strict=True):
-            assert 0 <= length <= len(cache)
-            del cache[length:]
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.caches = [self.caches[row] for row in rows]
-
-
-def make(count: int) -> list[Any]:
-    return [Rows(VOCAB, 11 + i, scale=1.5) for i in range(count)]
-
-
-# Everything differs between rows: prompt, length, parameters, EOS, seed.
-ROWS: list[dict[str, Any]] = [
-    {"prompt": [1], "max_new_tokens": 25, "temperature": 1.0, "seed": 3, "eos": []},
-    {"prompt": [4, 2, 7, 1, 1], "max_new_tokens": 9, "temperature": 0.0, "seed": 4, "eos": [5]},
-    {"prompt": [3] * 12, "max_new_tokens": 0, "temperature": 0.5, "seed": 5, "eos": []},
-    {"prompt": [8, 9], "max_new_tokens": 1, "temperature": 0.7, "seed": 2**64 - 1, "eos": []},
-    {"prompt": [8, 9], "max_new_tokens": 40, "temperature": 1.3, "top_k": 5, "seed": 7, "eos": [2]},
-    {"prompt": [0, 1, 2], "max_new_tokens": 30, "temperature": 1.0, "top_p": 0.8, "seed": 8},
-    {"prompt": [5, 5, 5], "max_new_tokens": 17, "temperature": 0.9, "min_p": 0.1, "seed": 9},
-]
-
-
-def arguments(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    names = {
-        "max_new_tokens": 0, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0
-    }  # fmt: skip
-    made = {name: [row.get(name, default) for row in rows] for name, default in names.items()}
-    return {**made, "eos_token_id": [row.get("eos", []) for row in rows]}
-
-
-def run(chain: ps.Chain, rows: list[dict[str, Any]]) -> ps.Output:
-    return chain.generate([row["prompt"] for row in rows], **arguments(rows))
 
 
 def texts(out: ps.Output, rows: list[dict[str, Any]]) -> list[list[int]]:
@@ -97,15 +27,6 @@ def texts(out: ps.Output, rows: list[dict[str, Any]]) -> list[list[int]]:
         own[: len(row["prompt"]) + n]
         for own, row, n in zip(out.sequences.tolist(), rows, new, strict=True)
     ]
-
-
-CHAINS: list[tuple[list[int], str]] = [
-    ([], "token"),
-    ([4], "token"),
-    ([3, 2], "token"),
-    ([5, 1], "block"),
-    ([4, 3, 2], "token"),
-]
 
 
 @pytest.mark.parametrize("lookup", [False, True])
@@ -308,39 +229,6 @@ class Reads(TorchFunctionMode):
         if getattr(func, "__name__", "") in self.names:
             self.seen.append(func.__name__)
         return func(*args, **(kwargs or {}))
-
-
-class Staying(Rows):
-    """The same level as on a device: a chain may leave its lengths there for a round of the target.
-    What it reads for its own bookkeeping is not counted."""
-
-    stays = True
-
-    def prefill(self, *args: Any) -> None:
-        with torch._C.DisableTorchFunction():
-            super().prefill(*args)
-
-    def forward(self, *args: Any) -> torch.Tensor:  # type: ignore[override]
-        with torch._C.DisableTorchFunction():
-            return super().forward(*args)
-
-    def forward_captured(
-        self, tokens: torch.Tensor, keep: int, counts: torch.Tensor, first: torch.Tensor
-    ) -> torch.Tensor:
-        with torch._C.DisableTorchFunction():
-            return super().forward(tokens, keep, counts.tolist(), first.tolist())
-
-    def keep(self, lengths: torch.Tensor) -> None:
-        with torch._C.DisableTorchFunction():
-            self.rollback(lengths.tolist())
-
-    def reach(self, tokens: int) -> int:
-        assert max(map(len, self.caches)) <= tokens
-        return tokens
-
-    def passed(self, lengths: Sequence[int]) -> None:
-        """What the host is told is what is there."""
-        assert [len(cache) for cache in self.caches] == list(lengths)
 
 
 @pytest.mark.parametrize("window", [[4], [3, 2], [4, 3, 2]], ids=str)

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import captured_chains
+import failing
+import gates
 import pytest
-import test_batches
-import test_failures
-import test_graphs
-import test_threads
 import torch
 import toy
+import toy_rows
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
@@ -32,7 +32,7 @@ def pickled(chain: ps.Chain) -> ps.Chain:
 
 
 def models() -> list[Any]:
-    return [test_failures.model(seed, layers) for seed, layers in enumerate((3, 2, 1))]
+    return [failing.model(seed, layers) for seed, layers in enumerate((3, 2, 1))]
 
 
 def shared() -> ps.Chain:
@@ -43,7 +43,7 @@ def shared() -> ps.Chain:
 
 
 def staying() -> list[Any]:
-    return [test_batches.Staying(40, 11 + i, scale=1.5) for i in range(3)]
+    return [toy_rows.Staying(40, 11 + i, scale=1.5) for i in range(3)]
 
 
 class Alternates:
@@ -54,9 +54,9 @@ class Alternates:
 
 
 CHAINS: dict[str, Callable[[], ps.Chain]] = {
-    "toys": lambda: ps.Chain(test_batches.make(3), [3, 2], rule="block"),
+    "toys": lambda: ps.Chain(toy_rows.make(3), [3, 2], rule="block"),
     "without host synchronisation": lambda: ps.Chain(staying(), [3, 2], sync_each_step=False),
-    "policy": lambda: ps.Chain(test_batches.make(3), [3, 2], policy=Alternates()),
+    "policy": lambda: ps.Chain(toy_rows.make(3), [3, 2], policy=Alternates()),
     "models": lambda: ps.Chain(models(), [4, 2], rounds=[0]),
     "one model": lambda: ps.Chain(models()[:1]),
     "shared cache": shared,
@@ -127,7 +127,7 @@ def test_what_is_shared_stays_shared() -> None:
 
 
 def test_a_copy_captures_steps_of_its_own() -> None:
-    chain, graphs = test_graphs.make([4, 2], True)
+    chain, graphs = captured_chains.make([4, 2], True)
     assert graphs is not None
     wanted = [generate(chain).sequences for _ in range(2)][1]
     assert graphs.num_captures
@@ -144,8 +144,8 @@ def test_a_copy_captures_steps_of_its_own() -> None:
 
 
 def test_a_chain_at_work_is_not_copied() -> None:
-    chain, gate = test_threads.setting(1, "forward")
-    with test_threads.Waiting(gate, 2, lambda: test_threads.generate(chain)) as first:
+    chain, gate = gates.setting(1, "forward")
+    with gates.Waiting(gate, 2, lambda: gates.generate(chain)) as first:
         for way in (copy.deepcopy, pickle.dumps):
             with pytest.raises(RuntimeError, match="at work in another thread"):
                 way(chain)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_graphs import PROMPTS, level, make, models
+from captured_chains import PROMPTS, level, make, models
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyspec_ext as ps

@@ -6,33 +6,19 @@ from __future__ import annotations
 import math
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import captured_chains
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from failing import PROMPTS, SAMPLING, Failing, model
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel
 
-V = 48
-PROMPTS = [[3, 4, 5], [6], [7, 8, 9, 10, 11, 12], [5, 5]]
-SAMPLING: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
 PACKAGE = str(Path(ps.__file__).parent)
-
-
-def model(seed: int, layers: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
-    made = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        made.lm_head.weight *= 6  # sharper distributions, of which some drafts are rejected
-    return made
 
 
 class Setting:
@@ -72,19 +58,6 @@ def setting(request: pytest.FixtureRequest) -> Setting:
 
 def notes(error: BaseException) -> str:
     return " ".join(getattr(error, "__notes__", []))
-
-
-class Failing:
-    """A method that fails on its call number `at`, and the one behind it otherwise."""
-
-    def __init__(self, call: Callable[..., Any], at: int, error: BaseException) -> None:
-        self.call, self.left, self.error = call, at, error
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        self.left -= 1
-        if self.left == 0:
-            raise self.error
-        return self.call(*args, **options)
 
 
 # ---- levels that fail ----------------------------------------------------------------------------
@@ -181,10 +154,10 @@ def test_an_exception_before_or_while_a_graph_is_captured(
     faulty: int, captured: bool, error: Exception
 ) -> None:
     """A replay runs no Python, which could fail."""
-    import test_graphs
-
-    wanted = test_graphs.make([4, 2], captured=False)[0].generate(PROMPTS, 32, **SAMPLING).sequences
-    chain, graphs = test_graphs.make([4, 2], captured=True)
+    wanted = (
+        captured_chains.make([4, 2], captured=False)[0].generate(PROMPTS, 32, **SAMPLING).sequences
+    )
+    chain, graphs = captured_chains.make([4, 2], captured=True)
     drafter: Any = chain.drafter
     level: Any = [*chain.levels, drafter.level][faulty]
     inner = level.model.model.layers[-1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_failures import PROMPTS, SAMPLING, Failing, model
+from failing import PROMPTS, SAMPLING, Failing, model
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel

@@ -172,7 +172,7 @@ def test_a_model_at_one_place_of_two_chains_is_one_series() -> None:
 
 def test_a_batch_counts_as_its_requests() -> None:
     pytest.importorskip("prometheus_client")
-    from test_batches import ROWS, make, run
+    from toy_rows import ROWS, make, run
 
     from polyspec_ext.integrations.prometheus import prometheus_text
 

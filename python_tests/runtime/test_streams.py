@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_levels import make
+from small_models import make
 
 import polyspec_ext as ps
 from polyspec_ext.runtime.prefill import prefill

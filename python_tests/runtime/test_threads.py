@@ -4,78 +4,17 @@ and nothing that merely exists (a stream, a batch) holds a chain."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import test_batches
 import torch
+import toy_rows
+from gates import OPTIONS, PROMPTS, Waiting, generate, setting
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, PromptLookup, Proposal
 
-PROMPTS = [[1, 2, 3], [4], [5, 6]]
-OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": [3, 4, 5], "eos_token_id": []}
 BUSY = "this chain is at work in another thread"
-
-
-class Gate:
-    """Has a call wait at its n-th passage, until it is opened."""
-
-    def __init__(self) -> None:
-        self.left = -1
-        self.reached, self.opened = threading.Event(), threading.Event()
-
-    def close(self, at: int) -> None:
-        self.left = at
-        self.reached.clear()
-        self.opened.clear()
-
-    def before(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def passing(*args: Any) -> Any:
-            self.left -= 1
-            if self.left == 0:
-                self.reached.set()
-                assert self.opened.wait(60)
-            return call(*args)
-
-        return passing
-
-
-class Waiting:
-    """A call in another thread, which waits at a gate inside of it."""
-
-    def __init__(self, gate: Gate, at: int, call: Callable[[], Any]) -> None:
-        gate.close(at)
-        self.gate, self.call = gate, call
-        self.result: Any = None
-
-    def _run(self) -> None:
-        try:
-            self.result = self.call()
-        except BaseException as error:
-            self.result = error
-
-    def __enter__(self) -> Waiting:
-        self.thread = threading.Thread(target=self._run, name="the first")
-        self.thread.start()
-        assert self.gate.reached.wait(60)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.gate.opened.set()
-        self.thread.join(60)
-        assert not self.thread.is_alive()
-
-
-def setting(faulty: int, method: str) -> tuple[ps.Chain, Gate]:
-    levels, gate = test_batches.make(3), Gate()
-    setattr(levels[faulty], method, gate.before(getattr(levels[faulty], method)))
-    return ps.Chain(levels, [3, 2]), gate
-
-
-def generate(chain: ps.Chain) -> torch.Tensor:
-    return chain.generate(PROMPTS, 12, **OPTIONS).sequences
 
 
 @pytest.mark.parametrize("faulty", [0, 1, 2])
@@ -183,7 +122,7 @@ def test_a_drafter_that_calls_its_chain() -> None:
                 chain.generate([1], 3)
             return super().propose(context, k)
 
-    chain = ps.Chain([test_batches.make(1)[0], Calls()], [3])
+    chain = ps.Chain([toy_rows.make(1)[0], Calls()], [3])
     with pytest.raises(RuntimeError, match="at work in this thread already") as caught:
         chain.generate([1, 2, 1], 12)
     assert "in level 2 (prompt lookup)" in str(caught.value.__notes__)  # type: ignore[attr-defined]

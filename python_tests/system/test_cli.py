@@ -13,39 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import saved_chain
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import cli, tiny
 from polyspec_ext.cli import demo, entry
-from polyspec_ext.tiny import corpus, train
-
-TEXT = [tiny.prompt_of("How many apples are 3 apples and 4 apples?") + " 3 + 4 = 7 apples.\n#### 7"]
+from polyspec_ext.tiny import train
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A chain of three random models with a real tokenizer."""
-    root = tmp_path_factory.mktemp("tiny")
-    tokenizer = corpus.train_tokenizer(TEXT)
-    for seed, (level, layers) in enumerate((("target", 2), ("middle", 1), ("drafter", 1))):
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            bos_token_id=0,
-            eos_token_id=1,
-            pad_token_id=1,
-        )
-        model = LlamaForCausalLM(config)
-        model.save_pretrained(root / level)
-        tokenizer.save_pretrained(root / level)
-    return root
+    return saved_chain.save(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import saved_chain
 import torch
-from test_cli import folder  # noqa: F401 (a fixture)
 
 from polyspec_ext import chain as chain_module
 from polyspec_ext import cli, tiny
@@ -16,8 +16,13 @@ from polyspec_ext.bench import generation
 from polyspec_ext.cli import demo
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_chain.save(tmp_path_factory.mktemp("tiny"))
+
+
 @pytest.fixture(autouse=True)
-def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYSPEC_TINY", str(folder))
 
 
@@ -41,7 +46,7 @@ def bench(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str
 
 
 @pytest.fixture(scope="module")
-def models(folder: Path) -> dict[str, Any]:  # noqa: F811
+def models(folder: Path) -> dict[str, Any]:
     from polyspec_ext.levels import load
 
     return {name: load(folder / name).model for name in tiny.LEVELS}

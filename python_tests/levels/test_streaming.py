@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_level_shared import rough
-from test_levels import PROMPT, V, make, plain_greedy
+from small_models import PROMPT, V, make, plain_greedy, rough
 
 import polyspec_ext as ps
 from polyspec_ext.kv_cache.rollback import RollbackCache

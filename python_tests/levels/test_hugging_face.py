@@ -4,115 +4,16 @@ name."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from small_models import FAMILIES, PROMPT, V, make, plain_greedy
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel, as_level
 from polyspec_ext.tensors import known_ids, padded
-
-V = 96
-
-# Family -> configuration class and the sizes of a small model of `layers` layers.
-FAMILIES: dict[str, Any] = {
-    "llama": lambda n, v: hf.LlamaConfig(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    ),
-    "qwen2": lambda n, v: hf.Qwen2Config(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    ),
-    "qwen3": lambda n, v: hf.Qwen3Config(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-    ),
-    "gpt2": lambda n, v: hf.GPT2Config(
-        vocab_size=v, n_embd=32, n_layer=n, n_head=4, n_positions=128
-    ),
-    "opt": lambda n, v: hf.OPTConfig(
-        vocab_size=v,
-        hidden_size=32,
-        ffn_dim=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        word_embed_proj_dim=32,
-        max_position_embeddings=128,
-    ),
-    "pythia": lambda n, v: hf.GPTNeoXConfig(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-    ),
-    # Sliding windows shorter than the text: the level keeps everything and lets the mask hide it.
-    "mistral, sliding window": lambda n, v: hf.MistralConfig(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=8,
-    ),
-    "gemma2, sliding window": lambda n, v: hf.Gemma2Config(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        sliding_window=8,
-    ),
-}
-
-
-def make(family: str, layers: int = 2, seed: int = 0, vocab: int = V) -> Any:
-    """A random model, sharp enough that greedy texts are not all the same token."""
-    torch.manual_seed(seed)
-    config = FAMILIES[family](layers, vocab)
-    config.tie_word_embeddings = False  # tied random weights repeat their input
-    config.eos_token_id = config.bos_token_id = config.pad_token_id = None
-    model = hf.AutoModelForCausalLM.from_config(config).float().eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.dim() > 1:
-                p.normal_(0, 0.25)
-    return model
-
-
-@torch.no_grad()
-def plain_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    """Greedy decoding without any cache."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(
-            int(model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax())
-        )
-    return tokens
-
-
-PROMPT = [5, 17, 80, 3, 3, 41]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

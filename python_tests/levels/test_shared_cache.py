@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -10,21 +9,11 @@ import numpy as np
 import pytest
 import torch
 from evidence import ALPHA, chi_square
-from test_levels import PROMPT, V, make, plain_greedy
+from small_models import PROMPT, V, make, plain_greedy, rough
 
 import polyspec_ext as ps
 from polyspec_ext.kv_cache.rollback import RollbackCache
 from polyspec_ext.levels import HuggingFaceLevel
-
-
-def rough(model: Any, amount: float = 0.03, seed: int = 1) -> Any:
-    """A copy with weights a little off, as quantisation leaves them."""
-    other = copy.deepcopy(model)
-    random = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in other.parameters():
-            p += amount * torch.randn(p.shape, generator=random)
-    return other
 
 
 def keys_of(cache: Any, row: int, length: int) -> torch.Tensor:

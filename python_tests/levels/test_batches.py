@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from test_levels import FAMILIES, V, make, plain_greedy
+from small_models import FAMILIES, V, make, plain_greedy
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel

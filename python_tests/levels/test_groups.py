@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_levels import V, make
+from small_models import V, make
 
 import polyspec_ext as ps
 from polyspec_ext.levels import prefill as level_prefill

@@ -1,0 +1,73 @@
+"""Chains of small models with captured steps, and the same ones without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from recorder import Recorder, on_a_device
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import polyspec_ext as ps
+from polyspec_ext.levels.hugging_face import HuggingFaceLevel
+from polyspec_ext.runtime.graphs import Graphs
+
+
+def level(
+    seed: int,
+    layers: int,
+    name: str,
+    device: bool = False,
+    *,
+    capacity: int = 256,
+    bucket: int = 32,
+    **config: Any,
+) -> Any:
+    """`device`: its caches are written as on CUDA."""
+    torch.manual_seed(seed)
+    options = {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        **config,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**options)).eval()
+    if not device:
+        return HuggingFaceLevel(model, name=name, bucket=bucket, capacity=capacity)
+
+    def cache(rows: int) -> Any:
+        return on_a_device(model, rows, bucket=bucket, capacity=capacity)
+
+    return HuggingFaceLevel(model, name=name, new_cache=cache)
+
+
+def make(
+    window: list[int],
+    captured: bool,
+    recorder: Any = None,
+    policy: Any = None,
+    rule: str = "token",
+    **config: Any,
+) -> tuple[ps.Chain, Graphs | None]:
+    """`captured`: rounds without host synchronisation, with graphs; else step by step, without."""
+    count = len(window) + 1
+    levels = [level(i, 3 - min(i, 2), f"level {i}", captured, **config) for i in range(count)]
+    options: dict[str, Any] = {"policy": policy, "rule": rule}
+    if not captured:
+        return ps.Chain(levels, window, **options), None
+    graphs = Graphs(recorder or Recorder(), progress=False)
+    chain = ps.Chain(levels, window, graphs=graphs, sync_each_step=False, **options)
+    assert chain.engine.graphs is graphs
+    return chain, graphs
+
+
+def models(chain: ps.Chain) -> list[Any]:
+    """The levels of models, target first."""
+    return [*chain.levels, chain.drafter.level]  # type: ignore[union-attr]
+
+
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]

@@ -1,0 +1,139 @@
+"""A drafter with every kind of proposal, and the exact distributions of a batch's texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import toy
+
+import polyspec_ext as ps
+from polyspec_ext.drafters import Context, Proposal
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a proposal is like.
+
+    Attributes:
+        dtype: of its logits; None: it is deterministic.
+        width: of its logits.
+        statistics: whether it has row statistics.
+        most: tokens at most.
+    """
+
+    dtype: torch.dtype | None = torch.float32
+    width: int = 3
+    statistics: bool = True
+    most: int = 99
+
+
+FIXED = Kind(None)
+
+
+class Various:
+    """A drafter whose proposals are of the kind that `kind` says, by request and round.
+
+    Its float32 logits have digits that no narrower dtype holds. `sample` draws its tokens.
+    """
+
+    name = "various"
+
+    def __init__(
+        self,
+        kind: Callable[[int, int], Kind],
+        vocab: int = 3,
+        sample: Callable[..., Any] = ps.sample,
+    ) -> None:
+        self.kind, self.vocab, self.sample = kind, vocab, sample
+        self.table = toy.ToyLevel(vocab, 31)
+        self.fine = toy.ToyLevel(vocab, 32)
+        self.fine.table = self.fine.table * 0.7371
+
+    def fork(self) -> Various:
+        return Various(self.kind, self.vocab, self.sample)
+
+    def propose(self, context: Context, k: int) -> Proposal:
+        kind = self.kind(context.request, context.round)
+        tokens: list[int] = []
+        count = min(k, kind.most)
+        if kind.dtype is None:
+            last = context.tokens[-1]
+            return Proposal([(last + 1 + i) % self.vocab for i in range(count)])
+        level = self.fine if kind.dtype == torch.float32 else self.table
+        rows, statistics = [], []
+        for i in range(count):
+            row = level.row([*context.tokens, *tokens])[None, : kind.width].to(kind.dtype)
+            of = context.sampling
+            position = len(context.tokens) + i
+            s = self.sample(
+                row, of.temperature, of.top_k, of.top_p, of.min_p, context.seed, position,
+                context.level, context.round,
+            )  # fmt: skip
+            tokens.append(int(s.tokens))
+            rows.append(row)
+            statistics.append(s.statistics)
+        return Proposal(
+            tokens,
+            torch.stack(rows, 1),
+            statistics=torch.stack(statistics, 1) if kind.statistics else None,
+        )
+
+
+SAMPLED = Kind()
+
+
+def text_distributions(
+    enumerator: toy.Enumerator,
+    chain: ps.Chain,
+    prompts: list[list[int]],
+    length: int,
+    others: int = 0,
+    **options: Any,
+) -> list[dict[tuple[int, ...], float]]:
+    """The exact distribution of each row's text; the other rows' draws stay as they are.
+
+    Args:
+        enumerator: whose operators the chain has.
+    """
+    found = []
+    for number, prompt in enumerate(prompts):
+
+        def generate(number: int = number, start: int = len(prompt)) -> list[int]:
+            seeds = list(range(len(prompts)))
+            out = chain.generate(prompts, length, seed=seeds, eos_token_id=[], **options)
+            text: list[int] = out.sequences[number, start : start + length].tolist()
+            return text
+
+        enumerator.only(number, others)
+        found.append(toy.chain_distribution(enumerator, generate))
+    return found
+
+
+def enumerated(
+    levels: Sequence[Any],
+    window: list[int],
+    enumerator: toy.Enumerator | None = None,
+    **options: Any,
+) -> tuple[toy.Enumerator, ps.Chain]:
+    """A chain, and what enumerates its draws, also those of a drafter that draws by itself."""
+    enumerator = enumerator or toy.Enumerator()
+    if isinstance(levels[-1], Various):
+        levels[-1].sample = enumerator.sample
+    return enumerator, ps.Chain(levels, window, operators=enumerator.operators, **options)
+
+
+def distance(
+    found: list[dict[tuple[int, ...], float]],
+    target: toy.ToyLevel,
+    prompts: list[list[int]],
+    length: int,
+    temperatures: Sequence[float],
+) -> float:
+    """The largest total variation of a row's text to the target's."""
+    return max(
+        toy.total_variation(own, toy.text_distribution(target, prompt, length, temperature=t))
+        for own, prompt, t in zip(found, prompts, temperatures, strict=True)
+    )
