@@ -2,7 +2,8 @@
 there.
 
 Elsewhere: caches that cannot be rolled back (sliding window, recurrent) are refused by name in
-kv_cache/test_rollback.py and levels/test_hugging_face.py; samplers that leak 10 % of the draft's mass fail the counts of test_distribution.py.
+levels/test_hugging_face.py; samplers that leak 10 % of the draft's mass fail the counts of
+test_distribution.py.
 """
 
 from __future__ import annotations
