@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 
 class HiddenStates(NamedTuple):
-    """A verifier's hidden states, of the tokens that it has just read and that stand.
+    """Hidden states of one pass of a verifier, of the tokens that it read and that stand: the
+    target's of the prompts (all tokens but the last), or those of a verification. Every committed
+    token but the last has a state of the target's, and every token of a text but the last one of
+    some verifier.
 
     Attributes:
-        level: that verified.
-        layers: ``[B, W, H]`` by layer; the state behind token j of a row's part of the pass.
+        level: that read them; 1 is the target.
+        layers: ``[B, W, H]`` by layer, on the level's device; the state behind token j of a row's
+            part of the pass.
         positions: ``[B]``, absolute position of each row's first token of the pass.
         counts: ``[B]``, tokens whose states stand: those that it had to catch up with, and the
             accepted ones; 0 for a row without a part.
@@ -91,8 +95,10 @@ class DraftInput:
         eos: ids that end each row's text: drafting past one is wasted work. None: the host must not
             wait for the tokens while they are drafted.
         processors: change logits first, and `text` gives the ``[N]`` int64 tokens of a row.
-        hidden: the verifiers' states since the last draft, oldest first; a later one is the better
-            where both have a token.
+        hidden: the verifiers' states since a row's last draft, oldest first: with the first draft
+            the prompt's, from position 0 on. A later one is the better where both have a token: the
+            target's are told behind each of its passes, and replace those of levels below it. Rows
+            without a part are told again.
     """
 
     tokens: torch.Tensor

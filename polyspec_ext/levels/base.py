@@ -153,7 +153,8 @@ class LevelOutput(NamedTuple):
     Attributes:
         logits: ``[B, keep, V]`` float32, bfloat16 or float16, unit stride along V. They must stand
             until the level's next forward pass: it may write them again then.
-        hidden: ``[B, T, H]`` by layer, as asked for; or None. They must stand as long as logits.
+        hidden: ``[B, T, H]`` by layer, as asked for; or None. They are the
+            caller's: no later pass writes them.
     """
 
     logits: torch.Tensor

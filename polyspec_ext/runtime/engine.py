@@ -229,7 +229,18 @@ class Engine:
         slots, names, possible = self._slots, self.config.names, not self._steps_apart
         fresh = [number for number in plan.asked if not self._begun[number - 1]]
         if fresh:
-            prefill(self._parts, fresh, names, slots, plan.ahead, self._streams, self._recorder)
+            told = prefill(
+                self._parts,
+                fresh,
+                names,
+                slots,
+                plan.ahead,
+                self._streams,
+                self._recorder,
+                self._layers,
+            )
+            if told is not None:
+                self._hidden.append(told)
             for number in fresh:
                 self._begun[number - 1] = True
                 self._held[number - 1] = [row.committed - 1 for row in slots]
@@ -348,7 +359,7 @@ class Engine:
                     hidden=tuple(self._hidden),
                 )
             )
-            self._hidden.clear()
+            self._note_told(group)
             self._require_chain(block)
         tokens = block.tokens.to(state.device)
         status = block.status
@@ -365,6 +376,14 @@ class Engine:
             self._recorder.proposed(slots[slot].stats, entries[slot].emitted)
         seconds = time.perf_counter() - began
         self._spent(group, number, seconds, drafter.num_forward_passes - passes)
+
+    def _note_told(self, group: Sequence[int]) -> None:
+        """The drafter knows all states of these rows; those of others are told again."""
+        done = [*group, *(row.slot for row in self._slots if row.ended)]
+        for told in self._hidden:
+            for slot in done:
+                told.counts[slot] = 0
+        self._hidden = [told for told in self._hidden if any(told.counts)]
 
     def _require_chain(self, block: DraftBlock) -> None:
         if block.parents is not None:

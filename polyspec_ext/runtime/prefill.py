@@ -14,7 +14,7 @@ from contextlib import nullcontext
 
 import torch
 
-from ..drafters.base import BatchedDrafter
+from ..drafters.base import BatchedDrafter, HiddenStates
 from ..errors import named
 from ..levels.base import BatchedLevel, PromptBatch
 from ..stats import StatsRecorder
@@ -33,13 +33,20 @@ def prefill(
     ahead: int,
     streams: SideStreams,
     recorder: StatsRecorder,
-) -> None:
+    hidden_layers: tuple[int, ...] = (),
+) -> HiddenStates | None:
     """Has the levels `numbers` (from 1) begin a batch and read `slots`.
 
     Args:
         parts: levels and drafter, target first.
         ahead: tokens by which a text may run ahead of what is committed.
+        hidden_layers: that the drafter wants.
+
+    Returns:
+        The target's hidden states of the prompts, if the target is among the levels and they are
+        wanted.
     """
+    found: HiddenStates | None = None
     everybody, stats = [(row, 0) for row in slots], [row.stats for row in slots]
     capacity = max(row.committed + row.room for row in slots) + ahead
     chosen = [(number, parts[number - 1]) for number in numbers]
@@ -54,13 +61,18 @@ def prefill(
                 tokens, counts = padded([row.tokens[:-1] for row in slots], part.device)
                 even = min(counts) == tokens.shape[1]
                 tokens = known_ids(tokens, part.vocab_size)
-                part.prefill(PromptBatch(tokens, None if even else counts, capacity))
+                layers = hidden_layers if number == 1 else ()
+                prompts = PromptBatch(tokens, None if even else counts, capacity, layers)
+                hidden = part.prefill(prompts)
+                if layers and hidden is not None:
+                    found = HiddenStates(1, dict(hidden), [0] * len(counts), counts)
             recorder.prefilled(stats, number - 1, time.perf_counter() - began)
     began = time.perf_counter()
     for device in devices:
         if device.type == "cuda":  # so that prefill and decoding are timed apart
             torch.cuda.synchronize(device)
     recorder.prefilled(stats, 0, time.perf_counter() - began)
+    return found
 
 
 def read_rest(part: Part, slots: Sequence[Row], held: Sequence[int]) -> list[int]:

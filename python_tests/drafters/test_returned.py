@@ -222,7 +222,7 @@ PROPOSALS: list[tuple[Any, type[Exception], str]] = [
     (
         Proposal([1, 2], ROWS, statistics=[0]),
         TypeError,
-        "distributions as an int64 tensor.*, given list",
+        "draft statistics as an int64 tensor.*, given list",
     ),  # type: ignore[arg-type]
     (Proposal([1, 2], ROWS, statistics=LAWS.int()), TypeError, r"a tensor of dtype torch\.int32"),
     (Proposal([1, 2], ROWS, statistics=LAWS[0]), ValueError, r"shape \[1, 2, 2\], given \[2, 2\]"),
@@ -230,7 +230,7 @@ PROPOSALS: list[tuple[Any, type[Exception], str]] = [
     (
         Proposal([1, 2], statistics=LAWS),
         ValueError,
-        "no draft distributions without draft logits, given both",
+        "no draft statistics without draft logits, given both",
     ),
 ]
 

@@ -21,6 +21,7 @@ from polyspec_ext.levels.base import (
     LevelOutput,
     PromptBatch,
 )
+from polyspec_ext.policies import RoundReport
 
 V = 5
 PROMPT = [1, 3, 0]
@@ -45,11 +46,16 @@ class HiddenLevel:
     def capabilities(self) -> LevelCapabilities:
         return LevelCapabilities(batches=True, hidden_states=self._hidden)
 
-    def prefill(self, prompts: PromptBatch) -> None:
+    def prefill(self, prompts: PromptBatch) -> dict[int, torch.Tensor] | None:
         self._rows = [ToyLevel(V, self._seed) for _ in prompts.tokens]
         counts = prompts.counts or [prompts.tokens.shape[1]] * len(self._rows)
         for row, tokens, count in zip(self._rows, prompts.tokens, counts, strict=True):
             row.prefill(tokens[None, :count])
+        if not prompts.hidden_layers:
+            return None
+        places = torch.arange(prompts.tokens.shape[1]).expand_as(prompts.tokens)
+        states = torch.stack([prompts.tokens, places], 2).float()
+        return dict.fromkeys(prompts.hidden_layers, states)
 
     def forward(self, block: InputBlock) -> LevelOutput:
         batch, width = block.tokens.shape
@@ -91,6 +97,30 @@ class HiddenLevel:
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
         raise NotImplementedError
+
+
+class OwnLevel(ToyLevel):
+    """A level of a user's, of one sequence, with the same states; the drafter finds them as it
+    does others. `wrong` is what it returns instead."""
+
+    supports_hidden_states = True
+
+    def __init__(self, wrong: Any = None) -> None:
+        super().__init__(V, 1, name="own")
+        self._wrong = wrong
+
+    def _states(self, tokens: torch.Tensor, begin: int) -> Any:
+        places = torch.arange(begin, begin + tokens.shape[1])[None]
+        states = {LAYER: torch.stack([tokens, places], 2).float()}
+        return states if self._wrong is None else self._wrong(states)
+
+    def prefill_batch(self, prompts: PromptBatch) -> Any:
+        self.prefill(prompts.tokens)
+        return self._states(prompts.tokens, 0)
+
+    def forward_block(self, block: InputBlock) -> Any:
+        states = self._states(block.tokens, len(self.cache))
+        return self.forward(block.tokens, block.keep), states
 
 
 class CountingDrafter:
@@ -137,6 +167,16 @@ class HiddenDrafter(CountingDrafter):
 
     def __init__(self) -> None:
         self.seen: dict[int, dict[int, set[int]]] = {}  # positions by request and level
+        self._requests: Sequence[int] = []
+
+    def rollback(self, lengths: Counts) -> Counts:
+        for request, length in zip(self._requests, lengths, strict=True):
+            for level, positions in self.seen.get(request, {}).items():
+                self.seen[request][level] = {at for at in positions if at < length}
+        return lengths
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._requests = [self._requests[row] for row in rows]
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -144,6 +184,7 @@ class HiddenDrafter(CountingDrafter):
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
         assert inputs.text is not None
+        self._requests = inputs.requests
         for told in inputs.hidden:
             assert isinstance(told, HiddenStates)
             (states,) = told.layers.values()
@@ -154,6 +195,10 @@ class HiddenDrafter(CountingDrafter):
                     assert states[b, j].tolist() == [text[begin + j], begin + j]
                     levels = self.seen.setdefault(request, {})
                     levels.setdefault(told.level, set()).add(begin + j)
+        for b, request in enumerate(inputs.requests):
+            if inputs.lengths[b]:  # all that stands but the last token has a state
+                told_of = set().union(*self.seen.get(request, {}).values())
+                assert told_of == set(range(len(inputs.text(b)) - 1))
         return super().draft(inputs)
 
 
@@ -188,10 +233,53 @@ def test_hidden_states_are_those_of_the_tokens_that_stand(levels: int) -> None:
         own = out.sequences[b, : len(prompt) + length].tolist()
         assert own == alone.sequences[0].tolist()
         for level in range(1, levels):
-            # All but the prompt's, the last round's, and what the target emitted itself.
+            # All but the last round's; the prompt's by the target, and of a level below it all but
+            # what the target emitted itself.
             seen = drafter.seen[b][level]
-            assert min(seen) == len(prompt) - 1
-            assert seen >= set(range(len(prompt) - 1, len(prompt) + length - 8))
+            begin = 0 if level == 1 else len(prompt) - 1
+            assert min(seen) == begin
+            assert seen >= set(range(begin, len(prompt) + length - 8))
+
+
+class InTurns:
+    """Every third round of the target a request is drafted for, each in a round of its own."""
+
+    def next(self, report: RoundReport) -> Sequence[int]:
+        self.rounds[report.request] = self.rounds.get(report.request, report.request) + 1
+        return [2] if self.rounds[report.request] % 3 == 0 else [0]
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, int] = {}
+
+
+def test_states_wait_for_a_rows_next_draft() -> None:
+    drafter = HiddenDrafter()
+    chain = ps.Chain([HiddenLevel(1, "a"), drafter], [2], policy=InTurns())
+    out = chain.generate([PROMPT, [2], [4, 4, 1, 0]], max_new_tokens=20)
+    assert out.sequences.shape[0] == 3
+    assert all(len(drafter.seen[request][1]) > 10 for request in range(3))
+
+
+def test_a_level_of_a_users_own() -> None:
+    chain = ps.Chain([OwnLevel(), HiddenDrafter()])
+    out = chain.generate(PROMPT, max_new_tokens=20)
+    assert torch.equal(out.sequences, ps.Chain([ToyLevel(V, 1)]).generate(PROMPT, 20).sequences)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        (lambda x: None, TypeError, "hidden states by layer, given NoneType"),
+        (lambda x: {}, TypeError, "hidden states of layer 7, given NoneType"),
+        (lambda x: {LAYER: x[LAYER].long()}, TypeError, "of layer 7, given a tensor of dtype"),
+        (lambda x: {LAYER: x[LAYER][:, :-1]}, ValueError, r"\[B, T, H\] = \[1, 2, H\] of layer 7"),
+    ],
+    ids=["none", "no layers", "integers", "too few"],
+)
+def test_wrong_states_of_a_users_level(wrong: Any, error: type[Exception], text: str) -> None:
+    chain = ps.Chain([OwnLevel(wrong), HiddenDrafter()])
+    with pytest.raises(error, match=f"^own: expected .*{text}"):
+        chain.generate(PROMPT, 4)
 
 
 def test_nothing_is_told_of_the_batch_before() -> None:
@@ -201,9 +289,9 @@ def test_nothing_is_told_of_the_batch_before() -> None:
         drafter.seen.clear()
         batch = chain.batch([prompt], 9)
         batch.advance()
-        assert drafter.seen == {}  # nothing was verified before the first draft
+        assert drafter.seen == {0: {1: {0, 1, 2}}}  # the prompt without its last token
         batch.advance()
-        assert drafter.seen != {}
+        assert max(drafter.seen[0][1]) >= 3
 
 
 def test_the_distribution_with_hidden_states() -> None:
