@@ -1,0 +1,278 @@
+"""The renewal model against the scheduler's own state rows and the engine."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy import Enumerator, ToyLevel, distribution, text_distribution
+
+import polyspec_ext as ps
+from polyspec_ext.planning import theory
+from polyspec_ext.runtime.state import Progress, StateRows
+
+PROMPT = 2
+
+
+class RandomSeconds:
+    """Another number for every step that differs in anything."""
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(5)
+        self.known: dict[tuple[int, int, int], float] = defaultdict(generator.random)
+
+    def verify(self, level: int, pending: int, unread: int) -> float:
+        return self.known[level, pending, unread]
+
+    def draft(self, tokens: int, unread: int) -> float:
+        return self.known[0, tokens, unread]
+
+
+class Rows:
+    """One state row of the runtime, walked through with the probability of every outcome. Rows that
+    differ only in what they have said are one."""
+
+    def __init__(
+        self, windows: Sequence[int], rounds: Sequence[int], acceptance: theory.Acceptance
+    ) -> None:
+        self.levels, self.acceptance = len(windows) + 1, acceptance
+        assert acceptance.remaining is not None
+        length = int(acceptance.remaining[0])
+        self.state = StateRows(self.levels, 1, 1, 64 + length, 1, torch.device("cpu"))
+        row: Any = SimpleNamespace(tokens=[0] * PROMPT, room=length, eos=frozenset())
+        progress = [Progress(PROMPT - 1, 0)] * self.levels
+        self.state.write([row], [progress], [windows], [[*rounds, 0]])
+
+    def steps(self) -> Iterator[tuple[float, tuple[int, int, int]]]:
+        """Probability, level (0: a draft), tokens and unread ones of every step."""
+        todo = {self._key(): (self.state.words.clone(), 1.0)}
+        while todo:
+            words, weight = todo.pop(next(iter(todo)))
+            self.state.words.copy_(words)
+            level = self.state.due()[0][0]
+            if level == 0:
+                continue
+            _, table = self.state.next_step(level, self.state.unread(0, level))
+            _, (counts,), _, (length,), (position,), _ = table.tolist()
+            place, draft = position - PROMPT, level == self.levels
+            kind = (0, length, counts) if draft else (level, length, counts - length)
+            yield weight, kind
+            for count, chance in self._outcomes(level, place, length):
+                self.state.words.copy_(words)
+                tokens = torch.zeros(1, max(count + 1, 1), dtype=torch.int64)
+                status = torch.zeros(tokens.shape if draft else 1, dtype=torch.int32)
+                self.state.report(level, table, tokens, torch.tensor([count]), status, 0)
+                key = self._key()
+                _, before = todo.get(key, (None, 0.0))
+                todo[key] = self.state.words.clone(), before + weight * chance
+
+    def _key(self) -> tuple[int, ...]:
+        shape, words = self.state.shape, self.state.words[0]
+        words[shape.STEP] = 0
+        for level in range(1, self.levels + 1):
+            words[shape.level_at(level) + shape.ROUND] = 0
+        return tuple(words[: shape.log_at].tolist())
+
+    def _outcomes(self, level: int, place: int, length: int) -> list[tuple[int, float]]:
+        proposals = self.acceptance.proposals
+        if level == self.levels:
+            return [(length if proposals is None else min(length, proposals.counts[place]), 1.0)]
+        accept = self.acceptance.levels[level - 1][place : place + length]
+        if level == self.levels - 1 and proposals is not None:
+            accept = proposals.accept[place, :length]
+        chances = theory.accepted_distribution(accept.tolist())
+        return [(j, p) for j, p in enumerate(chances.tolist()) if p > 0]
+
+
+def random_acceptance(levels: int, length: int, *, proposals: bool = False) -> theory.Acceptance:
+    rng = np.random.default_rng(7)
+    given = None
+    if proposals:
+        given = theory.Proposals(rng.random((length, 8)), rng.integers(0, 5, length))
+    accept = tuple(0.3 + 0.7 * rng.random(length) for _ in range(levels - 1))
+    return theory.Acceptance(accept, np.arange(length, 0, -1), given)
+
+
+@pytest.mark.parametrize(
+    ("windows", "rounds"),
+    [
+        ((4,), ()),
+        ((0,), ()),
+        ((3, 2), (0,)),
+        ((5, 3), (2,)),
+        ((5, 3), (3,)),
+        ((2, 4), (1,)),
+        ((4, 0), (0,)),
+        ((0, 3), (1,)),
+        ((6, 3, 2), (2, 2)),
+        ((5, 2, 3), (0, 1)),
+        ((4, 3, 1), (0, 0)),
+    ],
+)
+@pytest.mark.parametrize("proposals", [False, True])
+def test_steps_are_those_of_the_state_rows(
+    windows: tuple[int, ...], rounds: tuple[int, ...], proposals: bool
+) -> None:
+    """Every step to the end of a text, with what it reads, and acceptances that differ from place
+    to place."""
+    length = 9 if len(windows) < 3 else 7
+    acceptance = random_acceptance(len(windows) + 1, length, proposals=proposals)
+    seconds = RandomSeconds()
+    found = theory.expectation(windows, rounds, acceptance, seconds)
+    steps, spent = np.zeros(len(windows) + 1), 0.0
+    for weight, (level, tokens, unread) in Rows(windows, rounds, acceptance).steps():
+        steps[level - 1] += weight  # a draft's is the last
+        spent += weight * (
+            seconds.verify(level, tokens, unread) if level else seconds.draft(tokens, unread)
+        )
+    assert found.tokens == pytest.approx([length])
+    assert found.steps[0] == pytest.approx(steps, abs=1e-12)
+    assert found.rounds[0] == pytest.approx(steps[0], abs=1e-12)
+    # A level that is not asked falls behind as long as the text, which four levels may do at its
+    # end; the model stops counting.
+    if 0 not in windows:
+        close = 1e-12 if len(windows) < 3 else 1e-2
+        assert found.seconds.sum() == pytest.approx(spent, rel=close)
+        assert found.round_seconds * steps[0] == pytest.approx(spent, rel=close)
+
+
+def test_texts_one_behind_the_other_are_apart() -> None:
+    one, seconds = random_acceptance(3, 13), RandomSeconds()
+    assert one.remaining is not None
+    both = theory.Acceptance(
+        tuple(np.concatenate([a, a[4:]]) for a in one.levels),
+        np.concatenate([one.remaining, one.remaining[4:]]),
+    )
+    short = theory.Acceptance(tuple(a[4:] for a in one.levels), one.remaining[4:])
+    found = theory.expectation((5, 3), (2,), both, seconds)
+    for at, text in enumerate((one, short)):
+        alone = theory.expectation((5, 3), (2,), text, seconds)
+        assert found.steps[at] == pytest.approx(alone.steps[0])
+        assert found.seconds[at] == pytest.approx(alone.seconds[0])
+        assert found.rounds[at] == pytest.approx(alone.rounds[0])
+
+
+@pytest.mark.parametrize(("windows", "rounds"), [((4,), ()), ((5, 3), (2,)), ((5, 2, 2), (2, 0))])
+def test_an_endless_text_is_the_limit_of_long_ones(
+    windows: tuple[int, ...], rounds: tuple[int, ...]
+) -> None:
+    accept = (0.8, 0.7, 0.6)[: len(windows)]
+    seconds = RandomSeconds()
+    endless = theory.expectation(windows, rounds, theory.Acceptance.constant(*accept), seconds)
+
+    def spent(length: int) -> float:
+        long = theory.Acceptance(
+            tuple(np.full(length, a) for a in accept), np.arange(length, 0, -1)
+        )
+        return float(theory.expectation(windows, rounds, long, seconds).seconds.sum())
+
+    each = (spent(700) - spent(400)) / 300
+    assert 1 / endless.tokens_per_second == pytest.approx(each, rel=1e-9)
+
+
+def test_rows_of_a_batch_wait_for_each_other() -> None:
+    acceptance = theory.Acceptance.constant(0.8, 0.5)
+    costs = theory.ConstantSeconds([10, 3, 1])
+    one = theory.expectation((5, 3), (3,), acceptance, costs)
+    many = theory.expectation((5, 3), (3,), acceptance, costs, batch=4)
+    # Blocks of 1 ... 4 tokens until 5 are there, three at most: by hand.
+    blocks = theory.accepted_distribution([0.5] * 3)
+    needed: dict[int, float] = defaultdict(float)
+    for sizes in itertools.product(range(1, 5), repeat=3):
+        chance = float(np.prod([blocks[size - 1] for size in sizes]))
+        count = next((n for n in (1, 2) if sum(sizes[:n]) >= 5), 3)
+        needed[count] += chance
+    assert one.round_seconds == pytest.approx(10 + sum(n * p for n, p in needed.items()) * 6)
+    most = sum(1 - sum(p for n, p in needed.items() if n <= k) ** 4 for k in range(3))
+    assert many.round_seconds == pytest.approx(10 + most * 6)
+    assert many.tokens_per_second == pytest.approx(4 * one.length / many.round_seconds)
+
+
+def greedy_trace(target: ToyLevel, draft: ToyLevel, length: int) -> theory.Acceptance:
+    text, agree = [1, 2], []
+    for _ in range(length):
+        agree.append(target.row(text).argmax() == draft.row(text).argmax())
+        text.append(int(target.row(text).argmax()))
+    return theory.Acceptance((np.array(agree, np.float64),), np.arange(length, 0, -1))
+
+
+@pytest.mark.parametrize("window", [0, 1, 3, 6])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_greedy_replay_counts_what_the_engine_does(window: int, seed: int) -> None:
+    target, draft = ToyLevel(7, seed), ToyLevel(7, seed)
+    draft.table = draft.table + ToyLevel(7, seed + 50, scale=0.6).table
+    acceptance = greedy_trace(target, draft, 60)
+    found = theory.expectation((window,), (), acceptance, RandomSeconds())
+    stats = ps.Chain([target, draft], [window]).generate([1, 2], 60).stats
+    assert found.rounds[0] == pytest.approx(stats.levels[0].num_verifications)
+    assert found.verified[0] * found.rounds[0] == pytest.approx(stats.levels[0].num_draft_tokens)
+    if window:
+        assert found.length == pytest.approx(60 / stats.levels[0].num_verifications)
+
+
+def test_a_sampled_replay_is_exact_over_all_texts() -> None:
+    """Expected passes of the target: all draws of the engine enumerated, against the replay of
+    every text, accepting each token with min(1, q/p)."""
+    target, draft, length = ToyLevel(3, 1), ToyLevel(3, 2), 3
+    enumerator, passes = Enumerator(), 0.0
+    chain = ps.Chain([target, draft], [2], operators=enumerator.operators)
+    for _ in enumerator.runs():
+        stats = chain.generate([0], length, temperature=1.0).stats
+        passes += enumerator.weight * stats.levels[0].num_verifications
+    replayed = 0.0
+    for text, chance in text_distribution(target, [0], length).items():
+        accept = []
+        for at, token in enumerate(text):
+            p, q = (distribution(m.row([0, *text[:at]])) for m in (target, draft))
+            accept.append(min(1.0, q[token] / p[token]))
+        trace = theory.Acceptance((np.array(accept),), np.arange(length, 0, -1))
+        replayed += chance * theory.expectation((2,), (), trace, RandomSeconds()).rounds[0]
+    assert passes == pytest.approx(replayed, rel=1e-9)
+
+
+def independent_levels() -> list[ToyLevel]:
+    """Tokens of two bits; the target differs from the middle in one, the drafter in the other, so
+    that what the middle accepts tells nothing about what the target will."""
+    levels = [ToyLevel(4, seed) for seed in range(3)]
+    for level, first, second in zip(levels, (1.0, 0.0, 0.0), (0.0, 0.0, 1.5), strict=True):
+        level.table[:] = torch.tensor([first + second, first, second, 0.0])
+    return levels
+
+
+def test_three_levels_as_enumerated() -> None:
+    levels, length = independent_levels(), 3
+    enumerator = Enumerator()
+    counts = np.zeros(3)
+    chain = ps.Chain(levels, [2, 1], rounds=[0], operators=enumerator.operators)
+    for _ in enumerator.runs():
+        stats = chain.generate([0], length, temperature=1.0).stats
+        each = [level.num_verifications for level in stats.levels[:2]]
+        counts += enumerator.weight * np.array([*each, stats.levels[2].num_forward_passes])
+    rows = [distribution(level.row([0])) for level in levels]
+    overlaps = [sum(map(min, p, q)) for p, q in itertools.pairwise(rows)]
+    accept = tuple(np.full(length, a) for a in overlaps)
+    trace = theory.Acceptance(accept, np.arange(length, 0, -1))
+    found = theory.expectation((2, 1), (0,), trace, RandomSeconds())
+    assert found.steps[0] == pytest.approx(counts, rel=1e-6)
+
+
+def test_the_target_alone() -> None:
+    alone = theory.expectation((), (), theory.Acceptance(()), theory.ConstantSeconds([0.25]))
+    assert alone.tokens_per_second == 4
+    texts = theory.Acceptance((), np.array([3, 2, 1, 2, 1]))
+    found = theory.expectation((), (), texts, theory.ConstantSeconds([0.25]))
+    assert found.seconds.sum(1).tolist() == [0.75, 0.5]
+
+
+def test_what_does_not_fit() -> None:
+    seconds = theory.ConstantSeconds([1, 1])
+    with pytest.raises(ValueError, match="acceptance: expected one for each of 2 levels"):
+        theory.expectation((2, 2), (1,), theory.Acceptance.constant(0.5), seconds)
+    with pytest.raises(ValueError, match="rounds: expected 0 numbers"):
+        theory.expectation((2,), (1,), theory.Acceptance.constant(0.5), seconds)
