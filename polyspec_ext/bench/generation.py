@@ -15,23 +15,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from polyspec_ext import progress, tiny
-from polyspec_ext.bench import generation_table, timing
+from polyspec_ext.bench import generation_table, machine
+from polyspec_ext.bench.differences import first_difference
 from polyspec_ext.bench.generation_calls import Request, Texts, chain_call, generate_call
-from polyspec_ext.bench.kernels import machine
 from polyspec_ext.chain import Chain
-from polyspec_ext.cli import demo
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.stats import Stats, merge
 
 SCHEMA, BATCH = 1, 8  # of the JSON report; rows of the batched runs
-# GSM8K's test split, where it lies beside the repository.
-GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k_test.jsonl"
 PLAIN, GENERATE, ASSISTED = "plain decoding", "transformers generate", "transformers assisted"
 PACKED, UNPACKED = ", packed", ", weights as torch keeps them"
 # What the runtime must reach, in multiples of what stands beside it.
@@ -64,33 +60,6 @@ class Contender:
     def rates(self) -> list[float]:
         """Tokens per second of every repeat."""
         return [self.tokens[repeat] / self.seconds[repeat] for repeat in sorted(self.seconds)]
-
-
-def questions(count: int, file: Path | None) -> tuple[list[str], str]:
-    """The first `count` questions, and where they are from: `file` or GSM8K's test split (JSON
-    lines with "question"), else the demo's own.
-
-    Raises:
-        ValueError: there are not so many.
-    """
-    place = file or (GSM8K if GSM8K.exists() else None)
-    if place is None:
-        found, source = list(demo.QUESTIONS), "built-in questions"
-    else:
-        lines = place.read_text(encoding="utf-8").splitlines()
-        found, source = [_question(line, place) for line in lines[:count]], place.stem
-    if len(found) < count:
-        raise ValueError(f"--prompts: expected at most {len(found)} of {source}, given {count}")
-    return found[:count], source
-
-
-def _question(line: str, place: Path) -> str:
-    try:
-        return str(json.loads(line)["question"])
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(
-            f'--questions: expected JSON lines with "question" in {place}, given {line[:40]!r}'
-        ) from None
 
 
 def contenders(
@@ -224,7 +193,7 @@ def _results(
         }  # fmt: skip
         if temperature == 0:
             found = [
-                demo.first_difference(target, p, made[0].texts[n], one.texts[n])
+                first_difference(target, p, made[0].texts[n], one.texts[n])
                 for n, p in enumerate(prompts)
             ]
             row["differences"] = [d | {"prompt": n} for n, d in enumerate(found) if d is not None]
@@ -278,7 +247,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    asked, source = questions(args.prompts, args.questions)
+    asked, source = machine.questions(args.prompts, args.questions)
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     models = {name: load(tiny.path(name)).model for name in tiny.LEVELS}
     levels = tiny.levels()
@@ -288,7 +257,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         for model in (*models.values(), *ours):
             model.config.eos_token_id = model.generation_config.eos_token_id = None
     prompts: list[list[int]] = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in asked]
-    before = timing.load_average()
+    before = machine.load_average()
     results = []
     per_run = len(contenders(models, args.batch, levels, compiled)) * len(prompts) * args.repeats
     with progress.bar(total=per_run * len(args.temperature), unit="prompt", leave=False) as bar:
@@ -311,7 +280,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         "command": "bench generate",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "device": "cpu",
-        "machine": machine("cpu"),
+        "machine": machine.describe("cpu"),
         "settings": {
             "prompts": len(prompts),
             "source": source,
@@ -326,7 +295,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             for how, parts in (("", levels), (", compiled", compiled or {}))
             for name, level in parts.items()
         },
-        "load": {"before": before, "after": timing.load_average()},
+        "load": {"before": before, "after": machine.load_average()},
         "results": results,
     }
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,54 +15,13 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from polyspec_ext import _C, progress
-from polyspec_ext.bench import grid, inputs, peers, plot, table, targets, timing
+from polyspec_ext import progress
+from polyspec_ext.bench import grid, inputs, machine, peers, plot, table, targets, timing
 from polyspec_ext.bench.operators import OPERATORS
 from polyspec_ext.errors import PolyspecError
-from polyspec_ext.planning import processor
 
 SCHEMA = 1  # of the JSON report
 REPEATS, QUICK_REPEATS = 60, 20
-
-
-def machine(device: str) -> dict[str, Any]:
-    """What the numbers are measured on. Names no path."""
-    import transformers
-
-    cpu = processor.name()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "device_name": torch.cuda.get_device_name() if device == "cuda" else cpu,
-        "cpu": cpu,
-        "cores": cores,
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "polyspec": _C.build_info(),
-        "commit": commit(),
-    }
-
-
-def commit() -> str | None:
-    """Abbreviated commit of the checkout that this package is in, "+" for local changes; None
-    outside a checkout."""
-    package = Path(__file__).resolve().parents[1]
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")) != package.parent:
-            return None  # installed into somebody else's checkout
-        changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-        return git("rev-parse", "--short=12", "HEAD") + changed
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def cases_of(args: argparse.Namespace) -> list[grid.Case]:
@@ -181,8 +137,8 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         clock = timing.CudaClock(cold)
     else:
         clock = timing.CpuClock(cold, args.processor_time)
-    before = timing.load_average()
-    busy = timing.is_busy(before, torch.get_num_threads(), machine(device)["cores"], clock)
+    before = machine.load_average()
+    busy = machine.is_busy(before, torch.get_num_threads(), machine.cores(), clock)
     copy_gbs = timing.copy_bandwidth(clock, device)
     measured: list[dict[str, Any]] = []
 
@@ -192,7 +148,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             "command": "bench kernels",
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
             "device": device,
-            "machine": machine(device),
+            "machine": machine.describe(device),
             "settings": {
                 "repeats": repeats,
                 "cold": cold,
@@ -200,7 +156,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
                 "quick": args.quick,
                 "clock": clock.kind,
             },
-            "load": {"before": before, "after": timing.load_average(), "busy": busy},
+            "load": {"before": before, "after": machine.load_average(), "busy": busy},
             "copy_gbs": copy_gbs,
             "complete": len(measured) == len(cases),
             "cases": measured,

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from polyspec_ext import progress, tiny
-from polyspec_ext.bench import timing
-from polyspec_ext.bench.kernels import machine
+from polyspec_ext.bench import machine
 from polyspec_ext.levels import HuggingFaceLevel, load
 from polyspec_ext.planning import LevelConfig, pass_seconds
 
@@ -47,7 +46,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
     if args.threads:
         torch.set_num_threads(args.threads)
-    before = timing.load_average()
+    before = machine.load_average()
     widths = args.tokens or list(WIDTHS)
     rows = [
         {"level": name, "config": str(config), "ms": [1e3 * times[width] for width in widths]}
@@ -57,9 +56,9 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "command": "bench levels",
-        "machine": machine("cpu"),
+        "machine": machine.describe("cpu"),
         "settings": {"repeats": args.repeats, "tokens": widths},
-        "load": {"before": before, "after": timing.load_average()},
+        "load": {"before": before, "after": machine.load_average()},
         "rows": rows,
     }
 

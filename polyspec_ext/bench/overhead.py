@@ -22,8 +22,7 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext import ops, progress
-from polyspec_ext.bench import timing
-from polyspec_ext.bench.kernels import machine
+from polyspec_ext.bench import machine, timing
 from polyspec_ext.errors import PolyspecError
 from polyspec_ext.ops import verify_sample
 from polyspec_ext.runtime.config import Operators
@@ -246,7 +245,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
     turns = args.turns or (QUICK_TURNS if args.quick else TURNS)
     levels, batches = args.levels or LEVELS, args.batch or BATCHES
-    before = timing.load_average()
+    before = machine.load_average()
     total = turns * len(levels) * len(batches)
     with progress.bar(total=total, desc="overhead", unit="turn", leave=False) as bar:
         cases = measure(levels, batches, args.device, turns, args.temperature, bar.update)
@@ -256,9 +255,9 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         "command": "bench overhead",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "device": args.device,
-        "machine": machine(args.device),
+        "machine": machine.describe(args.device),
         "settings": {"turns": turns, "temperature": args.temperature, "vocab": VOCAB},
-        "load": {"before": before, "after": timing.load_average()},
+        "load": {"before": before, "after": machine.load_average()},
         "cases": rows,
         "targets": _targets(rows, args.device),
     }

@@ -9,7 +9,6 @@ queued behind that overwriting, so launching them costs the device no time.
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -228,15 +227,3 @@ def copy_bandwidth(clock: Clock, device: str, repeats: int = 9) -> float:
     copy = Contender("copy", lambda: target.copy_(source))
     (timed,), _ = measure([copy], lambda turn: None, repeats, clock)
     return 2 * size / statistics.median(timed.seconds) * 1e-9
-
-
-def is_busy(load: float | None, threads: int, cores: int, clock: Clock) -> bool:
-    """Whether others left too few cores for `threads`. Wall times then measure the scheduler:
-    whoever waits for several threads in every step, as torch does, loses far more than one thread.
-    """
-    return clock.kind == "wall time" and load is not None and load + threads > cores + 0.5
-
-
-def load_average() -> float | None:
-    """Runnable processes over the last minute; how busy the machine is beside this."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import shutil
 import statistics
 import sys
@@ -21,32 +20,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 from .. import progress, tiny
+from ..bench import machine
+from ..bench.differences import first_difference
+from ..bench.machine import QUESTIONS
 from ..chain import Chain
-from ..planning import default_store, processor
+from ..levels import HuggingFaceLevel
+from ..planning import default_store
 from ..stats import Stats, merge
+from . import chain_options, options
 
-QUESTIONS = (
-    "A baker makes 12 trays of rolls with 8 rolls on each tray. She sells 70 rolls in the morning. "
-    "How many rolls are left?",
-    "Maria reads 15 pages of her book every day. The book has 240 pages. How many days does she "
-    "need to read half of it?",
-    "A farmer has 5 rows of apple trees with 9 trees in each row. Each tree gives 20 apples. How "
-    "many apples does he have?",
-    "Ben buys 3 notebooks for $4 each and a pen for $2. He pays with a $20 bill. How much change "
-    "does he get?",
-    "A train has 8 cars. Each car has 45 seats, and 60 seats in the whole train are empty. How "
-    "many people are on the train?",
-    "Lena saves $6 a week for 10 weeks. Then she spends a third of her money on a game. How much "
-    "money does she have left?",
-    "There are 24 students in a class. Half of them play soccer and 5 others play chess. How many "
-    "play neither of the two?",
-    "A gardener plants 7 flowers an hour for 4 hours on Monday and twice as many on Tuesday. How "
-    "many does he plant in all?",
-)
-# A first difference counts as a tie of rounding where the two largest logits are closer than this.
-TIE = 1e-4
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
 COMPILED = ", compiled"
 WIDTH = 56  # of the labels, in characters
@@ -77,47 +62,45 @@ class Entry:
         return sum(self.new_tokens.values()) / sum(medians)
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    import transformers
-
-    return {
-        "cpu": processor.name(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
-
-
-@torch.inference_mode()
-def first_difference(
-    model: Any, prompt: list[int], plain: list[int], other: list[int]
-) -> dict[str, Any] | None:
-    """None where both texts are the same; else the first place they differ and the gap of the
-    target's two largest logits there, from one forward pass over the whole text."""
-    if plain == other:
-        return None
-    place = next(
-        (i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b),
-        min(len(plain), len(other)),
+def add_command(commands: Any) -> None:
+    """Adds ``demo`` to the subcommands of a parser."""
+    sub = commands.add_parser(
+        "demo",
+        help="plain decoding, two levels and three levels side by side",
+        description=(
+            "The shipped models: plain decoding, two-level chains and the three-level "
+            "chain in one run."
+        ),
     )
-    logits = model(
-        input_ids=torch.tensor([prompt + plain[:place]], device=model.device), use_cache=False
-    ).logits[0, -1]
-    top = logits.float().topk(2).values.tolist()
-    return {"place": place, "gap": top[0] - top[1], "tie": top[0] - top[1] < TIE}
+    options.add_count(sub, "--prompts", 6, "questions")
+    options.add_count(sub, "--repeats", 3, "runs per question")
+    options.add_count(sub, "--max-new-tokens", 128)
+    options.add_temperature(sub, 0.0)
+    options.add_seed(sub)
+    sub.add_argument(
+        "--window", type=options.COUNTS_OR_NONE, metavar="MU,K", help="of the three-level chain"
+    )
+    sub.add_argument(
+        "--two-level-window",
+        type=lambda text: [options.COUNT_OR_NONE(text)],
+        metavar="K",
+        help="of the two-level chains",
+    )
+    options.add_threads(sub)
+    options.add_json(sub, "tables")
+    sub.add_argument(
+        "--compile",
+        choices=("auto", "none", "all"),
+        default="auto",
+        help="what goes through torch.compile, beside the same without: the levels that it makes "
+        "faster on this processor, none, or all (needs a C++ compiler; default: %(default)s)",
+    )
+    chain_options.add_measure_again(sub)
+    sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Returns 1 where greedy output differs by more than a tie."""
-    from transformers import AutoTokenizer
-
-    from ..levels import HuggingFaceLevel
-
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.prompts > len(QUESTIONS):
@@ -252,7 +235,7 @@ def _report(
             }
         )
     return {
-        "machine": machine(),
+        "machine": machine.describe("cpu"),
         "temperature": args.temperature,
         "prompts": len(prompts),
         "repeats": args.repeats,

@@ -117,3 +117,43 @@ def add_threads(group: Any) -> None:
         help="threads of torch; fewer than the cores where others use the machine as well "
         "(default: torch's own choice)",
     )
+
+
+def add_json(group: Any, instead_of: str = "Markdown") -> None:
+    """``--json``."""
+    group.add_argument(
+        "--json", action="store_true", help=f"one JSON object instead of {instead_of}"
+    )
+
+
+def add_count(group: Any, name: str, default: int, what: str = "", metavar: str = "N") -> None:
+    """An option that takes an integer >= 1 and says its default."""
+    text = f"{what} (default: %(default)s)".strip()
+    group.add_argument(name, type=COUNT, default=default, metavar=metavar, help=text)
+
+
+def add_seed(group: Any, what: str = "") -> None:
+    """``--seed``."""
+    text = f"{what} (default: %(default)s)".strip()
+    group.add_argument("--seed", type=SEED, default=0, metavar="S", help=text)
+
+
+def add_device(group: Any) -> None:
+    """``--device`` of what runs on either."""
+    group.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
+
+
+def add_temperature(group: Any, default: float) -> None:
+    """``--temperature`` of all requests."""
+    text = "(default: %(default)s)"
+    group.add_argument("--temperature", type=number(0), default=default, metavar="T", help=text)
+
+
+def add_processor_time(group: Any) -> None:
+    """``--processor-time``."""
+    group.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="CPU: processor time of the process in place of wall time, for a machine that is busy "
+        "with something else; says what wall time would only with --threads 1",
+    )

@@ -12,8 +12,7 @@ import torch
 
 from polyspec_ext import chain as chain_module
 from polyspec_ext import cli, tiny
-from polyspec_ext.bench import generation
-from polyspec_ext.cli import demo
+from polyspec_ext.bench import generation, machine
 
 
 @pytest.fixture(scope="module")
@@ -221,15 +220,15 @@ def test_passes_by_how_a_level_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "some.jsonl"
     file.write_text('{"question": "a?"}\n{"question": "b?"}\n')
-    assert generation.questions(1, file) == (["a?"], "some")
+    assert machine.questions(1, file) == (["a?"], "some")
     with pytest.raises(ValueError, match="expected at most 2 of some, given 3"):
-        generation.questions(3, file)
+        machine.questions(3, file)
     for line in ('{"prompt": "a?"}', "a?", "7"):
         file.write_text(line)
         with pytest.raises(ValueError, match='--questions: expected JSON lines with "question"'):
-            generation.questions(1, file)
-    monkeypatch.setattr(generation, "GSM8K", tmp_path / "none")
-    assert generation.questions(2, None) == (list(demo.QUESTIONS[:2]), "built-in questions")
+            machine.questions(1, file)
+    monkeypatch.setattr(machine, "GSM8K", tmp_path / "none")
+    assert machine.questions(2, None) == (list(machine.QUESTIONS[:2]), "built-in questions")
 
 
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,18 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext import cli
-from polyspec_ext.bench import cost, grid, inputs, kernels, operators, peers, plot, targets, timing
+from polyspec_ext.bench import (
+    cost,
+    grid,
+    inputs,
+    kernels,
+    machine,
+    operators,
+    peers,
+    plot,
+    targets,
+    timing,
+)
 from polyspec_ext.bench.grid import Case, Filters
 
 TINY = Case("verify-token", 2, 3, 7, "float32", 0.7, Filters())
@@ -211,11 +222,11 @@ def test_targets_need_median_and_mean() -> None:
 
 def test_a_busy_machine_verifies_nothing() -> None:
     wall, processor = timing.CpuClock(), timing.CpuClock(processor_time=True)
-    assert timing.is_busy(1.0, 2, 2, wall)
-    assert not timing.is_busy(0.3, 2, 2, wall)
-    assert not timing.is_busy(1.0, 1, 2, wall)
-    assert not timing.is_busy(9.0, 2, 2, processor)
-    assert not timing.is_busy(None, 2, 2, wall)
+    assert machine.is_busy(1.0, 2, 2, wall)
+    assert not machine.is_busy(0.3, 2, 2, wall)
+    assert not machine.is_busy(1.0, 1, 2, wall)
+    assert not machine.is_busy(9.0, 2, 2, processor)
+    assert not machine.is_busy(None, 2, 2, wall)
     rows = {peers.TRANSFORMERS: (9.0, 9.0), peers.LOGSUMEXP: (2.0, 2.0)}
     cases = [_case("verify-token", Filters(), rows)]
     assert [target.met for target in targets.check(cases, "cpu")][:2] == [True, True]

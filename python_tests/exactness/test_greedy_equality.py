@@ -10,7 +10,8 @@ import torch
 from transformers import AutoTokenizer
 
 from polyspec_ext import tiny
-from polyspec_ext.cli import demo
+from polyspec_ext.bench.differences import first_difference
+from polyspec_ext.bench.machine import QUESTIONS
 
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_test.jsonl"
 
@@ -21,7 +22,7 @@ def questions(count: int) -> list[str]:
     if GSM8K.exists():
         lines = GSM8K.read_text(encoding="utf-8").splitlines()[:count]
         return [json.loads(line)["question"] for line in lines]
-    own = [q.replace("8", str(2 + i)) for i in range(7) for q in demo.QUESTIONS]
+    own = [q.replace("8", str(2 + i)) for i in range(7) for q in QUESTIONS]
     return own[:count]
 
 
@@ -46,7 +47,7 @@ def test_greedy_equals_plain_decoding(
             )
         plain = row[0, len(prompt) :].tolist()
         text = chain.generate(prompt, new_tokens).sequences[0, len(prompt) :].tolist()
-        difference = demo.first_difference(model, prompt, plain, text)
+        difference = first_difference(model, prompt, plain, text)
         if difference is not None:
             assert difference["tie"], (
                 f"prompt {number}, token {difference['place']}: gap {difference['gap']:.3e}"
@@ -62,11 +63,11 @@ def test_greedy_equals_plain_decoding(
 def test_a_difference_that_is_no_tie_is_seen(shipped: None) -> None:
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     chain = tiny.chain(("target", "drafter"))
-    prompt = tokenizer(tiny.prompt_of(demo.QUESTIONS[0]))["input_ids"]
+    prompt = tokenizer(tiny.prompt_of(QUESTIONS[0]))["input_ids"]
     plain = chain.generate(prompt, 12).sequences[0, len(prompt) :].tolist()
     model = chain.levels[0].model  # type: ignore[attr-defined]
-    assert demo.first_difference(model, prompt, plain, list(plain)) is None
-    found = demo.first_difference(model, prompt, plain, [*plain[:5], plain[5] ^ 1, *plain[6:]])
+    assert first_difference(model, prompt, plain, list(plain)) is None
+    found = first_difference(model, prompt, plain, [*plain[:5], plain[5] ^ 1, *plain[6:]])
     assert found is not None
     assert found["place"] == 5
     assert not found["tie"]

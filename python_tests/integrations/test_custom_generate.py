@@ -26,7 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.cli import demo
+from polyspec_ext.bench.machine import QUESTIONS
 from polyspec_ext.integrations import transformers as generation
 
 V, EOS, PAD = 24, 1, 0
@@ -155,7 +155,7 @@ def test_the_shipped_chain() -> None:
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")), padding_side="left")
     shipped = tiny.chain()
     model = shipped.levels[0].model  # type: ignore[attr-defined]
-    prompts = [tiny.prompt_of(question) for question in demo.QUESTIONS[:3]]
+    prompts = [tiny.prompt_of(question) for question in QUESTIONS[:3]]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
     assert not inputs["attention_mask"].all()
     for options in ({}, {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}):

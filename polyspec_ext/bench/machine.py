@@ -1,0 +1,121 @@
+"""What a benchmark runs on and with: processor, versions, commit, load, and questions to answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from .. import _C
+from ..planning import processor
+from .timing import Clock
+
+# GSM8K's test split, where it lies beside the repository.
+GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k_test.jsonl"
+QUESTIONS = (
+    "A baker makes 12 trays of rolls with 8 rolls on each tray. She sells 70 rolls in the morning. "
+    "How many rolls are left?",
+    "Maria reads 15 pages of her book every day. The book has 240 pages. How many days does she "
+    "need to read half of it?",
+    "A farmer has 5 rows of apple trees with 9 trees in each row. Each tree gives 20 apples. How "
+    "many apples does he have?",
+    "Ben buys 3 notebooks for $4 each and a pen for $2. He pays with a $20 bill. How much change "
+    "does he get?",
+    "A train has 8 cars. Each car has 45 seats, and 60 seats in the whole train are empty. How "
+    "many people are on the train?",
+    "Lena saves $6 a week for 10 weeks. Then she spends a third of her money on a game. How much "
+    "money does she have left?",
+    "There are 24 students in a class. Half of them play soccer and 5 others play chess. How many "
+    "play neither of the two?",
+    "A gardener plants 7 flowers an hour for 4 hours on Monday and twice as many on Tuesday. How "
+    "many does he plant in all?",
+)
+
+
+def describe(device: str) -> dict[str, Any]:
+    """What the numbers are measured on. Names no path."""
+    cpu = processor.name()
+    return {
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else cpu,
+        "cpu": cpu,
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "polyspec": _C.build_info(),
+        "commit": commit(),
+    }
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def commit() -> str | None:
+    """Abbreviated commit of the checkout that this package is in, "+" for local changes; None
+    outside a checkout."""
+    package = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != package.parent:
+            return None  # installed into somebody else's checkout
+        changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        return git("rev-parse", "--short=12", "HEAD") + changed
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def is_busy(load: float | None, threads: int, cores: int, clock: Clock) -> bool:
+    """Whether others left too few cores for `threads`. Wall times then measure the scheduler:
+    whoever waits for several threads in every step, as torch does, loses far more than one thread.
+    """
+    return clock.kind == "wall time" and load is not None and load + threads > cores + 0.5
+
+
+def load_average() -> float | None:
+    """Runnable processes over the last minute; how busy the machine is beside this."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def questions(count: int, file: Path | None) -> tuple[list[str], str]:
+    """The first `count` questions, and where they are from: `file` or GSM8K's test split (JSON
+    lines with "question"), else `QUESTIONS`.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    place = file or (GSM8K if GSM8K.exists() else None)
+    if place is None:
+        found, source = list(QUESTIONS), "built-in questions"
+    else:
+        lines = place.read_text(encoding="utf-8").splitlines()
+        found, source = [_question(line, place) for line in lines[:count]], place.stem
+    if len(found) < count:
+        raise ValueError(f"--prompts: expected at most {len(found)} of {source}, given {count}")
+    return found[:count], source
+
+
+def _question(line: str, place: Path) -> str:
+    try:
+        return str(json.loads(line)["question"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(
+            f'--questions: expected JSON lines with "question" in {place}, given {line[:40]!r}'
+        ) from None

@@ -1,0 +1,23 @@
+"""``python -m polyspec_ext bench kernels|overhead|generate|levels``: the options of each kind. What
+they measure with is imported when one runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..run import help_of
+from . import generation, kernels, levels, overhead
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: Any) -> None:
+    """Adds ``bench`` and its kinds to the subcommands of a parser."""
+    parser = commands.add_parser(
+        "bench", help="benchmarks", description="Benchmarks, each beside what it competes with."
+    )
+    parser.set_defaults(run=help_of(parser))
+    kinds = parser.add_subparsers(metavar="WHAT")
+    for kind in (kernels, overhead, generation, levels):
+        kind.add_command(kinds)

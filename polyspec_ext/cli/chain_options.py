@@ -1,0 +1,131 @@
+"""Options that choose a chain and say what is asked of it, and the chain that they describe."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import tiny
+from ..chain import Chain
+from ..planning import default_store
+from . import options
+
+
+def add_chain_options(parser: argparse.ArgumentParser) -> None:
+    """Options that choose the models of a chain."""
+    group = parser.add_argument_group("chain", "without --target: the shipped three-level chain")
+    group.add_argument("--target", metavar="MODEL", help="model directory or id")
+    group.add_argument(
+        "--middle",
+        metavar="MODEL",
+        action="append",
+        default=[],
+        help="level between target and drafter; may be repeated",
+    )
+    group.add_argument(
+        "--drafter", metavar="MODEL", help="model directory or id, or 'prompt-lookup'"
+    )
+    group.add_argument(
+        "--window",
+        type=options.COUNTS_OR_NONE,
+        metavar="MU,K",
+        help="tokens that each level but the last waits for, target first",
+    )
+    group.add_argument(
+        "--rounds",
+        type=options.COUNTS_OR_NONE,
+        metavar="R,...",
+        help="blocks from below after which a level waits no longer, for each above the lowest "
+        "that verifies; 0: no bound (default: as many as fill its window if all is accepted)",
+    )
+    group.add_argument(
+        "--rule",
+        choices=("token", "block"),
+        default="token",
+        help="acceptance rule (default: %(default)s)",
+    )
+    group.add_argument(
+        "--dtype",
+        help="of the models (default: float32 on the CPU, where the shipped draft levels run in "
+        "bfloat16 if it multiplies that, and the checkpoint's own elsewhere)",
+    )
+    group.add_argument("--device", default="cpu", help="of the models (default: %(default)s)")
+    options.add_threads(group)
+    group.add_argument(
+        "--pack",
+        choices=("auto", "on", "off"),
+        help="pack the weights for the CPU's matrix kernels, which takes their memory again; auto: "
+        "where that is faster on this processor, and draft levels in bfloat16 where that is "
+        "(default: auto for the shipped chain, else off)",
+    )
+    add_measure_again(group)
+    group.add_argument(
+        "--compile", action="store_true", help="decode through torch.compile, which takes a minute"
+    )
+
+
+def add_measure_again(parser: Any) -> None:
+    """Option that forgets what was timed on this processor."""
+    parser.add_argument(
+        "--measure-again",
+        action="store_true",
+        help="forget what was found to be fastest on this processor, which is kept in "
+        "polyspec_ext/levels of the user's cache folder, and time it again",
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Options of a request, each one value or one for every prompt."""
+    group = parser.add_argument_group(
+        "sampling", "each takes one value, or one for every prompt with commas between"
+    )
+    for name, kind, default, metavar, meaning in (
+        ("--max-new-tokens", options.COUNTS_OR_NONE, 256, "N,...", "never more than that"),
+        ("--temperature", options.TEMPERATURES, 0.0, "T,...", "0 is greedy"),
+        ("--top-k", options.COUNTS_OR_NONE, 0, "K,...", "0 is off"),
+        ("--top-p", options.SHARES, 1.0, "P,...", "1 is off"),
+        ("--min-p", options.SHARES, 0.0, "P,...", "0 is off"),
+        ("--seed", options.SEEDS, 0, "S,...", "the same seed, the same text"),
+    ):
+        read: Callable[[str], Any] = kind
+        group.add_argument(
+            name,
+            type=read,
+            default=[default],
+            metavar=metavar,
+            help=f"{meaning} (default: {default:g})",
+        )
+
+
+def build_chain(args: argparse.Namespace) -> Chain:
+    """The chain that the options describe."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.measure_again:
+        default_store().clear()
+    dtype = None if args.dtype is None else getattr(torch, args.dtype, args.dtype)
+    if not isinstance(dtype, torch.dtype | None):
+        raise ValueError(
+            f"--dtype: expected a torch dtype such as float32 or bfloat16, given {args.dtype!r}"
+        )
+    chosen: dict[str, Any] = {"rule": args.rule, "dtype": dtype, "device": args.device}
+    chosen.update(compile=args.compile, rounds=args.rounds)
+    packs: dict[str, Any] = {"auto": "auto", "on": True, "off": False}
+    if args.target is None:
+        if args.middle or args.drafter:
+            raise ValueError("--middle and --drafter: expected a --target with them, given none")
+        return tiny.chain(window=args.window, pack=packs[args.pack or "auto"], **chosen)
+    levels = [("--target", args.target), *(("--middle", place) for place in args.middle)]
+    if args.drafter:
+        levels.append(("--drafter", args.drafter))
+    chosen["pack"] = packs[args.pack or "off"]
+    try:
+        return Chain([place for _, place in levels], args.window, **chosen)
+    except (TypeError, ValueError) as error:
+        # A level is named as the command line has it.
+        text = re.sub(r"^levels\[(\d+)\]", lambda found: levels[int(found[1])][0], str(error))
+        raise ValueError(text) from error
