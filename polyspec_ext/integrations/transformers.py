@@ -25,7 +25,7 @@ from .. import arguments
 from .. import inputs as requests
 from ..stats import Stats
 from .processors import Parts, TransformersProcessors, shown_scores, take_apart
-from .transformers_checks import dropped_by_generate, padding_of, require_chain, require_supported
+from .transformers_checks import padding_of, require_chain, require_supported
 
 if TYPE_CHECKING:
     from ..chain import Chain
@@ -57,10 +57,9 @@ def custom_generate(
     logits_processor: Sequence[Any] | None = None,
     stopping_criteria: Sequence[Any] | None = None,
     generation_config: Any = None,
-    synced_gpus: bool = False,
-    streamer: Any = None,
     *,
     chain: Chain | None = None,
+    token_streamer: Any = None,
     seed: int | Sequence[int] | None = None,
     stop_strings: str | Sequence[str] | None = None,
     tokenizer: Any = None,
@@ -70,11 +69,13 @@ def custom_generate(
     greedily (up to ties), the same distribution when sampling (but for ties at the edge of top-p:
     `take_apart`).
 
-    Called by `generate`; the arguments up to `streamer` are those of its own loop, and the rest of
-    ``model_kwargs`` what it would call the model with. These are passed through `generate`:
+    Called by `generate`; the positional arguments are those of its own loop, and ``model_kwargs``
+    what it would call the model with. These are passed through `generate`:
 
     Args:
         chain: its target must be `model` itself.
+        token_streamer: is given what the `streamer` of `generate` is given: the prompts ``[B, P]``,
+            then ``[B]`` tokens a step, then its end.
         seed: keys the draws; one value s for B rows stands for ``ps.row_seeds(s, B)`` as for
             `Chain.generate`, or one per returned row. None: drawn from torch's global generator, so
             that ``torch.manual_seed`` makes sampling reproducible.
@@ -85,6 +86,9 @@ def custom_generate(
     row after every token. A row ends where its criterion is met, whatever the others do. The
     chain's levels have caches of their own: `use_cache` and `cache_implementation` are moot.
 
+    `generate` keeps its own `streamer`, `assistant_model` and `synced_gpus` from a custom loop:
+    they have no effect, and such a streamer never ends.
+
     Returns:
         Sequences ``[B, N]``, or a `GenerateOutput`.
 
@@ -92,12 +96,10 @@ def custom_generate(
         TypeError, ValueError: something that a chain cannot honour; names it.
         RequestError: a row of logits has no distribution.
     """
-    dropped = dropped_by_generate()
-    streamer = streamer if streamer is not None else dropped.get("streamer")
     try:
         target = require_chain(chain, model)
         assert chain is not None
-        require_supported(generation_config, synced_gpus, model_kwargs, dropped)
+        require_supported(generation_config, model_kwargs)
         criteria = list(stopping_criteria or ())
         stops = arguments.strings("stop_strings", stop_strings)
         if stops:
@@ -116,13 +118,13 @@ def custom_generate(
             generation_config,
             model_kwargs,
             seed,
-            streamer,
+            token_streamer,
         )
         return run()
     finally:
         # Also after an error, or who reads from the streamer in another thread waits for ever.
-        if streamer is not None:
-            streamer.end()
+        if token_streamer is not None:
+            token_streamer.end()
 
 
 class _Run:
@@ -164,6 +166,8 @@ class _Run:
         self.scores: list[list[torch.Tensor]] = [[] for _ in prompts]  # per token [V]
         self.logits: list[list[torch.Tensor]] = [[] for _ in prompts]
         self.streamed = 0
+        if streamer is not None:
+            streamer.put(input_ids.cpu())
         self.committed = [len(prompt) for prompt in prompts]
         self.processors = None
         if parts.processors:

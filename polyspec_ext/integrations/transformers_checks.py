@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,26 +12,6 @@ from ..kv_cache.factory import name_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-def dropped_by_generate() -> dict[str, Any]:
-    """The arguments that `generate` was called with.
-
-    From a custom callable it withholds its own `streamer`, `synced_gpus` and `assistant_model`
-    (5.5 to 5.23 at least: `_extract_generation_mode_kwargs` passes on only what the callable's
-    signature adds to that of `_sample`). A streamer that is never ended blocks its reader, and an
-    assistant must not be ignored in silence, so they are looked up where they are.
-    """
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        values = frame.f_locals
-        if frame.f_code.co_name == "generate" and "custom_generate" in values:
-            found = {k: values.get(k) for k in ("streamer", "synced_gpus", "assistant_model")}
-            given = values.get("kwargs")
-            found["past_key_values"] = (given or {}).get("past_key_values")
-            return found
-        frame = frame.f_back
-    return {}
 
 
 def require_chain(chain: Any, model: PreTrainedModel) -> Any:
@@ -92,30 +70,20 @@ _KNOWN = frozenset(
 )
 
 
-def require_supported(
-    config: Any, synced_gpus: bool, model_kwargs: dict[str, Any], dropped: dict[str, Any]
-) -> None:
+def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
+    """Refuses what a chain cannot honour.
+
+    Raises:
+        ValueError: names it.
+    """
     for name, is_set in REFUSED_OPTIONS.items():
         value = getattr(config, name, None)
         if value is not None and is_set(value):
             raise ValueError(
                 f"{name}: expected its default with a chain, which cannot honour it, given {value}"
             )
-    if synced_gpus or dropped.get("synced_gpus"):
-        raise ValueError(
-            "synced_gpus: expected False with a chain, given True; its levels do not run in step "
-            "with other processes"
-        )
-    assistant = dropped.get("assistant_model")
-    if assistant is not None:
-        raise ValueError(
-            f"assistant_model: expected none with a chain, given {name_of(assistant)}; make it a "
-            "level of the chain"
-        )
     cache = model_kwargs.get("past_key_values")
-    if dropped.get("past_key_values") is not None or (
-        cache is not None and cache.get_seq_length() > 0
-    ):
+    if cache is not None and cache.get_seq_length() > 0:
         raise ValueError(
             "past_key_values: expected none with a chain, whose levels have caches of their own, "
             f"given a {type(cache).__name__}"

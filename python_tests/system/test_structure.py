@@ -29,7 +29,7 @@ KNOWN_PRIVATE: set[tuple[str, str]] = set()
 PUBLIC = {
     "_asdict", "_fields", "_make", "_replace",  # typing.NamedTuple
     "_C",  # the compiled module
-    "_getframe", "_forward_hooks", "_forward_pre_hooks", "_modules",  # sys, torch.nn.Module
+    "_forward_hooks", "_forward_pre_hooks", "_modules",  # torch.nn.Module
 }  # fmt: skip
 LIBRARIES = ("torch", "transformers")
 
