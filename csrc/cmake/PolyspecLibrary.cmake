@@ -6,7 +6,8 @@ endif()
 # Contraction into fused multiply-adds would make distributions depend on the instruction set (contract C3).
 set(POLYSPEC_CXX_FLAGS ${POLYSPEC_CXX_WARNINGS} -ffp-contract=off)
 
-file(GLOB polyspec_sources CONFIGURE_DEPENDS csrc/src/api/*.cpp csrc/src/cpu/*.cpp)
+file(GLOB polyspec_sources CONFIGURE_DEPENDS csrc/src/api/*.cpp csrc/src/cpu/*.cpp
+     csrc/src/policy/*.cpp)
 set(rows_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/rows.cpp")
 list(REMOVE_ITEM polyspec_sources "${rows_source}")
 

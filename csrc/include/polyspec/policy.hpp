@@ -1,0 +1,111 @@
+// Window policies: how many tokens each level of a chain waits for, chosen before every round of
+// the target from what is over. Without tensors, beside the scheduler.
+//
+// A policy is told the steps of the round that is over and the tokens that it committed, and names
+// the windows of the next one. It never sees a draw to come (contract C2), so the emitted tokens
+// keep the target's distribution whatever it decides. Windows that follow measured times differ
+// from run to run, and with them which of the equally distributed texts a seed gives; at
+// temperature 0 there is one text.
+//
+// Sources: Liu, Park and Shen, "A Drop-In Solution for On-the-Fly Adaptation of Speculative
+// Decoding in LLMs" (ACL 2025) for kOnline, kFsm, kCachedFsm and kQLearning, whose step sizes, keys
+// and rewards the paper does not give: they are chosen here and stated below. kJoint is ours.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "polyspec/export.h"
+
+namespace polyspec {
+
+// One step that a row took part in.
+struct StepReport {
+  int32_t level = 0;      // 1 ... n; n drafted, the others verified
+  int64_t tokens = 0;     // verified or drafted in this row; of a tree: the depth of its paths
+  int64_t accepted = 0;   // of those verified
+  int64_t width = 0;      // the most tokens of any row in the step, which its time depends on
+  int64_t batch = 1;      // rows that took part
+  double seconds = 0;     // wall time of the step, for all its rows; 0: not measured
+  bool repeated = false;  // the time was told with another row's report
+};
+
+// What is told of one row before its next round. Pointers are read during the call only.
+struct RoundReport {
+  int64_t request = 0;                // number of the row; small numbers, used again and again
+  bool begins = false;                // nothing of it is known yet; forget an earlier row's
+  const StepReport* steps = nullptr;  // [num_steps] of the round that is over, in order
+  int64_t num_steps = 0;
+  const int64_t* tokens = nullptr;  // [num_tokens] committed by it; the prompt where it begins
+  int64_t num_tokens = 0;
+};
+
+enum class PolicyKind : int32_t {
+  // The windows given.
+  kFixed = 0,
+  // The paper's rule, level by level from the drafter upwards:
+  //   argmax over 0 <= g <= max of (1 - A^{g+1}) / ((1 - A) (g a + b(g)))            (its Eq. 1)
+  // with A = sum V / (sum V + number of rounds with a rejection) over the last `history`
+  // verifications of the level, V tokens accepted in each, capped at `max_acceptance` (its Eq. 2,
+  // the maximum-likelihood estimate of a censored geometric), a the seconds per token that comes
+  // from below and b(g) those of verifying g tokens.
+  kOnline = 1,
+  // A state machine per level whose state is the window: one up after a block that was accepted
+  // whole, one down after one of which less than half was accepted. A level above the lowest that
+  // verifies moves by whole blocks from below.
+  kFsm = 2,
+  // kFsm, and a table from the last `ngram` tokens to the windows that fitted when they stood there
+  // last. N-grams of the prompt are entered as they are read, with no windows yet: where the text
+  // comes back to one, it may repeat what followed, and the lowest window is doubled.
+  kCachedFsm = 3,
+  // Tabular Q-learning per level: the state is the window and how the last block fared (none, less
+  // than half, half or more, all accepted), the actions are one down, stay, one up, the reward of a
+  // round is tokens per second over their running mean; step size `learning_rate`, discount
+  // `discount`, and a random action with probability `exploration`.
+  kQLearning = 4,
+  // All windows together, by the renewal model (renewal.hpp), with the acceptance of every position
+  // of every level estimated under exponential forgetting: a share by which `forgetting` weighs a
+  // verification less than the one after it. A row's estimates lean on those of all rows until it
+  // has its own.
+  kJoint = 5,
+};
+
+struct PolicyOptions {
+  PolicyKind kind = PolicyKind::kJoint;
+  std::vector<int64_t> windows;      // [n-1] of the first round, or for good; target first
+  std::vector<int64_t> max_windows;  // [n-1] never exceeded; empty: 16 for the drafter, else 32
+  int64_t history = 16;              // kOnline: verifications looked at, >= 1
+  double max_acceptance = 0.98;      // kOnline, kJoint: in (0, 1)
+  double forgetting = 0.95;          // kJoint: in (0, 1]
+  int64_t ngram = 3;                 // kCachedFsm: in [1, 8]
+  double learning_rate = 0.2;        // kQLearning: in (0, 1]
+  double discount = 0.5;             // kQLearning: in [0, 1)
+  double exploration = 0.1;          // kQLearning: in [0, 1]
+  uint64_t seed = 0;                 // kQLearning
+  // Falls back to plain decoding, all windows 0, once rounds have lost `guard_loss` plain passes
+  // against it, by their measured seconds (a CUSUM: gains before do not count), and tries again
+  // after `guard_hold` tokens, then twice as many each time that the trial loses, 32 times at most.
+  // Trials are of 3 rounds.
+  bool guard = true;
+  double guard_loss = 2;    // > 0
+  int64_t guard_hold = 48;  // >= 1
+};
+
+// Not to be used from two threads at once.
+class POLYSPEC_API WindowPolicy {
+ public:
+  virtual ~WindowPolicy() = default;
+  // Writes the windows [n-1] of the row's next round, each >= 0. A window of 0 lets the level
+  // decode alone; the first one 0 is plain decoding. Throws std::invalid_argument for a negative
+  // request or a level that the chain does not have, and changes nothing.
+  virtual void next(const RoundReport& report, int64_t* windows) = 0;
+  // Forgets all rows and times.
+  virtual void reset() = 0;
+  virtual int32_t levels() const = 0;  // n
+};
+
+// Throws std::invalid_argument for an option out of its range, naming it.
+POLYSPEC_API std::unique_ptr<WindowPolicy> make_policy(PolicyOptions options);
+
+}  // namespace polyspec

@@ -1,0 +1,153 @@
+#include "policy/adaptive.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace polyspec {
+namespace policy {
+
+AdaptivePolicy::AdaptivePolicy(PolicyOptions options)
+    : options_(std::move(options)),
+      times_(static_cast<int32_t>(options_.windows.size()) + 1),
+      latest_(options_.guard_loss, options_.guard_hold) {}
+
+void AdaptivePolicy::reset() {
+  times_ = StepTimes(levels());
+  rows_.clear();
+  latest_ = Guard(options_.guard_loss, options_.guard_hold);
+  forget();
+}
+
+void AdaptivePolicy::plain(int64_t* windows) const {
+  std::fill_n(windows, static_cast<size_t>(count()), 0);
+}
+
+void AdaptivePolicy::observe(const RoundReport& report) {
+  for (int64_t i = 0; i < report.num_steps; ++i) {
+    const StepReport& step = report.steps[i];
+    if (step.seconds > 0 && !step.repeated) {
+      times_.observe(step.level, step.batch, step.width, step.seconds);
+    }
+  }
+}
+
+void AdaptivePolicy::next(const RoundReport& report, int64_t* windows) {
+  if (report.request < 0) {
+    throw std::invalid_argument("request: expected >= 0, got " + std::to_string(report.request));
+  }
+  for (int64_t i = 0; i < report.num_steps; ++i) {
+    const StepReport& step = report.steps[i];
+    if (step.level < 1 || step.level > levels()) {
+      throw std::invalid_argument("steps: expected levels 1 to " + std::to_string(levels()) +
+                                  ", got " + std::to_string(step.level));
+    }
+    if (step.accepted < 0 || step.accepted > step.tokens || step.batch < 1) {
+      throw std::invalid_argument("steps: expected 0 <= accepted <= tokens and batch >= 1, got " +
+                                  std::to_string(step.accepted) + ", " +
+                                  std::to_string(step.tokens) + ", " + std::to_string(step.batch));
+    }
+  }
+  Row& row = at_row(rows_, report.request);
+  observe(report);
+  if (report.begins || row.windows.empty()) {
+    row = Row{latest_, options_.windows, 0, 1};
+    begin(report.request, report);
+  } else {
+    double seconds = 0;
+    for (int64_t i = 0; i < report.num_steps; ++i) {
+      seconds += report.steps[i].seconds;
+      row.batch = report.steps[i].batch;
+    }
+    learn(report.request, report);
+    const double alone = times_.at(1, row.batch).seconds(0);
+    if (options_.guard && seconds > 0 && alone > 0) {
+      row.guard.update(row.windows[0] > 0, seconds / alone - static_cast<double>(report.num_tokens),
+                       report.num_tokens);
+      latest_ = row.guard;
+    }
+    ++row.rounds;
+  }
+  // What plain decoding costs must be known, and has to be looked at again now and then.
+  constexpr int64_t kSettled = 2;
+  const bool measured = times_.at(1, row.batch).seconds(0) > 0;
+  const bool look = measured && row.rounds >= kSettled && !times_.at(1, row.batch).fresh(0);
+  if (options_.guard && (look || row.guard.plain())) {
+    plain(windows);
+  } else {
+    choose(report.request, row.batch, options_.guard && row.guard.trial(), windows);
+    if (windows[0] == 0 && options_.guard) {
+      row.guard.decline();
+      latest_ = row.guard;
+    }
+  }
+  row.windows.assign(windows, windows + count());
+}
+
+}  // namespace policy
+
+namespace {
+
+[[noreturn]] void refuse(const char* name, const std::string& expected, const std::string& got) {
+  throw std::invalid_argument(std::string(name) + ": expected " + expected + ", got " + got);
+}
+
+template <class T>
+void require(bool good, const char* name, const char* expected, T got) {
+  if (!good) refuse(name, expected, std::to_string(got));
+}
+
+void check(const PolicyOptions& o) {
+  require(!o.windows.empty() && o.windows.size() < (1u << 16) - 1, "windows",
+          "one for each level but the last", o.windows.size());
+  if (o.max_windows.size() != o.windows.size()) {
+    refuse("max_windows", std::to_string(o.windows.size()), std::to_string(o.max_windows.size()));
+  }
+  for (const int64_t w : o.windows) require(w >= 0, "windows", ">= 0", w);
+  for (const int64_t w : o.max_windows) {
+    require(w >= 1 && w <= 1024, "max_windows", "1 to 1024", w);
+  }
+  require(o.history >= 1, "history", ">= 1", o.history);
+  require(o.max_acceptance > 0 && o.max_acceptance < 1, "max_acceptance", "(0, 1)",
+          o.max_acceptance);
+  require(o.forgetting > 0 && o.forgetting <= 1, "forgetting", "(0, 1]", o.forgetting);
+  require(o.ngram >= 1 && o.ngram <= 8, "ngram", "1 to 8", o.ngram);
+  require(o.learning_rate > 0 && o.learning_rate <= 1, "learning_rate", "(0, 1]", o.learning_rate);
+  require(o.discount >= 0 && o.discount < 1, "discount", "[0, 1)", o.discount);
+  require(o.exploration >= 0 && o.exploration <= 1, "exploration", "[0, 1]", o.exploration);
+  require(o.guard_loss > 0, "guard_loss", "> 0", o.guard_loss);
+  require(o.guard_hold >= 1, "guard_hold", ">= 1", o.guard_hold);
+}
+
+}  // namespace
+
+std::unique_ptr<WindowPolicy> make_policy(PolicyOptions options) {
+  if (options.max_windows.empty() && !options.windows.empty()) {
+    options.max_windows.assign(options.windows.size(), 32);
+    options.max_windows.back() = 16;
+  }
+  check(options);
+  if (options.kind != PolicyKind::kFixed) {
+    for (size_t i = 0; i < options.windows.size(); ++i) {
+      options.windows[i] = std::min(options.windows[i], options.max_windows[i]);
+    }
+  }
+  switch (options.kind) {
+    case PolicyKind::kFixed:
+      return policy::make_fixed(std::move(options));
+    case PolicyKind::kOnline:
+      return policy::make_online(std::move(options));
+    case PolicyKind::kFsm:
+      return policy::make_fsm(std::move(options));
+    case PolicyKind::kCachedFsm:
+      return policy::make_cached_fsm(std::move(options));
+    case PolicyKind::kQLearning:
+      return policy::make_q_learning(std::move(options));
+    case PolicyKind::kJoint:
+      return policy::make_joint(std::move(options));
+  }
+  refuse("kind", "a PolicyKind", std::to_string(static_cast<int32_t>(options.kind)));
+}
+
+}  // namespace polyspec
