@@ -68,5 +68,46 @@ class RoundShape:
     @property
     def words(self) -> int: ...
 
+class PolicyKind(enum.Enum):
+    FIXED = 0
+    ONLINE = 1
+    FSM = 2
+    CACHED_FSM = 3
+    Q_LEARNING = 4
+    JOINT = 5
+
+class PolicyOptions:
+    def __init__(self) -> None: ...
+    kind: PolicyKind
+    windows: list[int]
+    max_windows: list[int]
+    history: int
+    max_acceptance: float
+    forgetting: float
+    ngram: int
+    learning_rate: float
+    discount: float
+    exploration: float
+    seed: int
+    guard: bool
+    guard_loss: float
+    guard_hold: int
+
+class WindowPolicy:
+    def __init__(self, options: PolicyOptions) -> None: ...
+    def next(
+        self,
+        request: int,
+        begins: bool,
+        steps: Sequence[tuple[int, int, int, int, int, float, bool]],
+        tokens: Sequence[int],
+    ) -> list[int]: ...
+    def reset(self) -> None: ...
+    @property
+    def levels(self) -> int: ...
+
+def renewal_round(
+    acceptance: Sequence[float], windows: Sequence[int], rounds: Sequence[int] = ...
+) -> tuple[float, list[float], list[float]]: ...
 def build_info() -> dict[str, str | bool]: ...
 def status_bits() -> dict[str, int]: ...

@@ -15,6 +15,7 @@ except ImportError as error:
         "pip install --no-build-isolation -e ."
     ) from error
 
+from polyspec_ext import policies
 from polyspec_ext.errors import PolyspecError, RequestError, Status, raise_for_status
 from polyspec_ext.ops import CutVerifyResult, SampleResult, VerifyResult, has_cuda, sample, verify
 from polyspec_ext.seeds import row_seeds
@@ -66,6 +67,7 @@ __all__ = [
     "VerifyResult",
     "custom_generate",
     "has_cuda",
+    "policies",
     "raise_for_status",
     "row_seeds",
     "sample",

@@ -20,7 +20,7 @@ from .levels import BatchedLevel, Level, LevelAdapter, vocabulary
 from .levels.describe import level_line
 from .outputs import Output, Stream
 from .planning import Switch, level_for, widths_of
-from .policies import WindowPolicy
+from .policies import WindowPolicy, named
 from .runtime.batch import Batch
 from .runtime.config import ChainConfig, Operators
 from .runtime.engine import Engine, Observer
@@ -65,7 +65,9 @@ class Chain:
             answer kept (`planning.choose`); compiling may take a minute per candidate.
             ``pack="auto"`` also tries bfloat16 for draft levels that are loaded here without a
             `dtype`.
-        policy: chooses the windows of every row before each round of the target, from `window` on.
+        policy: chooses the windows of every row before each round of the target, from `window` on:
+            an object of `ps.policies`, one of your own with `next(report)`, or a name: "online",
+            "fsm", "cached-fsm", "q-learning", "joint" or "fixed". None: they stay.
         sync_each_step: whether the host reads what came of each draft and verification before the
             next. None: on the CPU, and where it must: unbounded `rounds`, logits processors, a
             drafter on the host, levels on several devices, the end of a context. Else it reads
@@ -99,7 +101,7 @@ class Chain:
         graphs: bool | Graphs | None = None,
         pack: Switch = False,
         compile: Switch = False,
-        policy: WindowPolicy | None = None,
+        policy: WindowPolicy | str | None = None,
         sync_each_step: bool | None = None,
         operators: Operators | None = None,
     ) -> None:
@@ -126,6 +128,8 @@ class Chain:
             arguments.flag("graphs", graphs)
         if sync_each_step is not None:
             arguments.flag("sync_each_step", sync_each_step)
+        if isinstance(policy, str):
+            policy = named(policy)
         arguments.instance("policy", policy, WindowPolicy)
         arguments.instance("operators", operators, Operators)
         arguments.switch("pack", pack)

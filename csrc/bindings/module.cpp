@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "policy.hpp"
 #include "polyspec/round_state.hpp"
 #include "polyspec/scheduler.hpp"
 #include "polyspec/status.hpp"
@@ -118,4 +119,6 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("text_at", &RoundShape::text_at)
       .def_property_readonly("words", &RoundShape::words);
   name_words(shape);
+
+  bind_policies(m);
 }

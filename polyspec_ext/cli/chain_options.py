@@ -12,6 +12,7 @@ import torch
 from .. import tiny
 from ..chain import Chain
 from ..planning import default_store
+from ..policies import POLICIES
 from . import options
 
 
@@ -47,6 +48,11 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         choices=("token", "block"),
         default="token",
         help="acceptance rule (default: %(default)s)",
+    )
+    group.add_argument(
+        "--policy",
+        choices=tuple(POLICIES),
+        help="chooses the windows before every round, from --window on (default: they stay)",
     )
     group.add_argument(
         "--dtype",
@@ -113,7 +119,7 @@ def build_chain(args: argparse.Namespace) -> Chain:
             f"--dtype: expected a torch dtype such as float32 or bfloat16, given {args.dtype!r}"
         )
     chosen: dict[str, Any] = {"rule": args.rule, "dtype": dtype, "device": args.device}
-    chosen.update(compile=args.compile, rounds=args.rounds)
+    chosen.update(compile=args.compile, rounds=args.rounds, policy=args.policy)
     packs: dict[str, Any] = {"auto": "auto", "on": True, "off": False}
     if args.target is None:
         if args.middle or args.drafter:

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
-from .base import RoundReport, WindowPolicy
+from .adaptive import POLICIES, Adaptive, CachedFsm, Fixed, Fsm, Joint, Online, QLearning, named
+from .base import RoundReport, StepReport, WindowPolicy
 
-__all__ = ["RoundReport", "WindowPolicy"]
+__all__ = [
+    "POLICIES",
+    "Adaptive",
+    "CachedFsm",
+    "Fixed",
+    "Fsm",
+    "Joint",
+    "Online",
+    "QLearning",
+    "RoundReport",
+    "StepReport",
+    "WindowPolicy",
+    "named",
+]

@@ -6,6 +6,28 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 
+class StepReport(NamedTuple):
+    """One step that a row took part in.
+
+    Attributes:
+        level: 1 ... n; n drafted, the others verified.
+        tokens: verified or drafted in this row; of a tree, the depth of its paths.
+        accepted: of those verified.
+        width: the most tokens of any row in the step, which its time depends on.
+        batch: rows that took part.
+        seconds: wall time of the step, for all its rows; 0: not measured.
+        repeated: the time was told with another row's report.
+    """
+
+    level: int
+    tokens: int
+    accepted: int
+    width: int
+    batch: int
+    seconds: float
+    repeated: bool = False
+
+
 class RoundReport(NamedTuple):
     """What a policy may look at when it chooses the windows of a row's next round of the target:
     what is over, never the draws to come (contract C2).
@@ -15,12 +37,14 @@ class RoundReport(NamedTuple):
         windows: of level 1 ... n-1 in the round that is over.
         text: prompt and committed tokens.
         committed: tokens that the round has committed; 0 before the first.
+        steps: of that round in which the row took part, in order.
     """
 
     request: int
     windows: Sequence[int]
     text: Sequence[int]
     committed: int
+    steps: Sequence[StepReport] = ()
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ import torch
 
 from .. import arguments
 from ..policies.base import RoundReport, WindowPolicy
+from ..policies.recorder import RoundRecorder
 from ..sampling import LogitsProcessors, Sampling
 from ..stats import LevelStats, Stats, StatsRecorder
 from .engine import Committed, Engine, Observer
@@ -80,7 +81,11 @@ class Batch:
         if not single:
             self.stats.num_prompt_tokens = sum(map(len, prompts))
             self.stats.num_requests = len(prompts)
-        self._recorder = StatsRecorder(self.stats)
+        self._recorder = (
+            StatsRecorder(self.stats)
+            if self._policy is None
+            else RoundRecorder(self.stats, [row.stats for row in self.rows])
+        )
         self._before = [len(row.tokens) for row in self.rows]
         with owner.work():
             owner.begin(self)
@@ -135,12 +140,14 @@ class Batch:
         return self._engine.round()
 
     def _choose_windows(self, policy: WindowPolicy) -> None:
+        assert isinstance(self._recorder, RoundRecorder)
         for row in self._engine.slots:
             if row.ended:
                 continue
             now = self._engine.windows(row.slot)
             before, self._before[row.number] = self._before[row.number], len(row.tokens)
-            report = RoundReport(row.number, now, row.tokens, len(row.tokens) - before)
+            steps = self._recorder.take(row.number)
+            report = RoundReport(row.number, now, row.tokens, len(row.tokens) - before, steps)
             name = f"policy ({type(policy).__name__})"
             windows = arguments.sizes(name, policy.next(report), len(now), len(now) + 1)
             self._engine.set_windows(row.slot, windows)

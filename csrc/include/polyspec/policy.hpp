@@ -93,7 +93,7 @@ struct PolicyOptions {
 };
 
 // Not to be used from two threads at once.
-class POLYSPEC_API WindowPolicy {
+class WindowPolicy {
  public:
   virtual ~WindowPolicy() = default;
   // Writes the windows [n-1] of the row's next round, each >= 0. A window of 0 lets the level

@@ -1,0 +1,177 @@
+"""The policies of the library (``polyspec/policy.hpp``), by name and with their options.
+
+All but `Fixed` fall back to plain decoding while speculation loses, by the seconds of the rounds:
+see `Adaptive`. Windows that follow measured times differ from run to run, and with them which of
+the equally distributed texts a seed gives; greedy texts stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from .. import arguments
+from .._C import PolicyKind, PolicyOptions
+from .._C import WindowPolicy as _Native
+from .base import RoundReport
+
+
+@dataclass(eq=False)
+class Adaptive:
+    """What the policies share. It serves one chain, and goes on from one request to the next with
+    what it has learned; a copy begins anew.
+
+    Args:
+        max_windows: of level 1 ... n-1, never exceeded. None: 16 for the drafter, 32 above.
+        guard: fall back to plain decoding once rounds have lost `guard_loss` plain passes of the
+            target against it, gains before not counted (a CUSUM), and try again, for three rounds,
+            after `guard_hold` tokens, twice as many after each trial that loses, up to 32 times.
+        guard_loss: > 0, in plain passes.
+        guard_hold: >= 1, in tokens.
+
+    Raises:
+        ValueError: an option out of its range, when the first round begins.
+    """
+
+    name: ClassVar[str] = ""
+    _kind: ClassVar[PolicyKind]
+
+    max_windows: Sequence[int] | None = field(default=None, kw_only=True)
+    guard: bool = field(default=True, kw_only=True)
+    guard_loss: float = field(default=2.0, kw_only=True)
+    guard_hold: int = field(default=48, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._native: _Native | None = None
+        self._windows: list[int] = []
+        # Whatever is out of range is said here and not in the middle of a text.
+        count = 1 if self.max_windows is None else len(list(self.max_windows))
+        _made(self, [1] * count)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_native": None}
+
+    def next(self, report: RoundReport) -> Sequence[int]:
+        """See `WindowPolicy.next`. The windows of the first report are those it begins with."""
+        if self._native is None:
+            self._native = _made(self, report.windows)
+        begins = report.committed == 0 and not report.steps
+        text = report.text if begins else report.text[len(report.text) - report.committed :]
+        return self._native.next(report.request, begins, report.steps, text)
+
+    def reset(self) -> None:
+        """Forget what was learned."""
+        self._native = None
+
+
+def _made(policy: Adaptive, windows: Sequence[int]) -> _Native:
+    options = PolicyOptions()
+    options.kind = policy._kind
+    options.windows = list(windows)
+    for one in fields(policy):
+        value = getattr(policy, one.name)
+        if value is None:
+            continue
+        if one.name == "max_windows":
+            value = [arguments.integer(one.name, n) for n in value]
+        try:
+            setattr(options, one.name, value)
+        except TypeError:
+            wanted = type(getattr(options, one.name)).__name__
+            given = arguments.shown(value)
+            raise TypeError(f"{one.name}: expected {wanted}, given {given}") from None
+    return _Native(options)
+
+
+@dataclass(eq=False)
+class Fixed(Adaptive):
+    """The chain's own windows. Without a guard it is the chain as it is."""
+
+    name, _kind = "fixed", PolicyKind.FIXED
+    guard: bool = field(default=False, kw_only=True)
+
+
+@dataclass(eq=False)
+class Online(Adaptive):
+    """The window of the highest throughput by equations 1 and 2 of Liu, Park and Shen (ACL 2025),
+    level by level from the drafter upwards.
+
+    Args:
+        history: verifications of a level that its acceptance is estimated from (h), >= 1.
+        max_acceptance: the estimate's cap (Acc_max), in (0, 1).
+    """
+
+    name, _kind = "online", PolicyKind.ONLINE
+    history: int = 16
+    max_acceptance: float = 0.98
+
+
+@dataclass(eq=False)
+class Fsm(Adaptive):
+    """A state machine per level: one up after a block that was accepted whole, one down after one
+    of which less than half was."""
+
+    name, _kind = "fsm", PolicyKind.FSM
+
+
+@dataclass(eq=False)
+class CachedFsm(Adaptive):
+    """`Fsm`, and a table from the last tokens to the window that fitted there last.
+
+    Args:
+        ngram: tokens of a key, 1 to 8.
+    """
+
+    name, _kind = "cached-fsm", PolicyKind.CACHED_FSM
+    ngram: int = 3
+
+
+@dataclass(eq=False)
+class QLearning(Adaptive):
+    """Tabular Q-learning of one up, stay, or one down per level; the reward is tokens per second
+    over their running mean.
+
+    Args:
+        learning_rate: step size, in (0, 1].
+        discount: in [0, 1).
+        exploration: share of random actions, in [0, 1].
+        seed: of these.
+    """
+
+    name, _kind = "q-learning", PolicyKind.Q_LEARNING
+    learning_rate: float = 0.2
+    discount: float = 0.5
+    exploration: float = 0.1
+    seed: int = 0
+
+
+@dataclass(eq=False)
+class Joint(Adaptive):
+    """All windows together, by the renewal model of the chain, from estimates of every level's
+    acceptance at every position of a block.
+
+    Args:
+        forgetting: weight of a verification relative to the one after it, in (0, 1].
+        max_acceptance: the estimates' cap, in (0, 1).
+    """
+
+    name, _kind = "joint", PolicyKind.JOINT
+    forgetting: float = 0.95
+    max_acceptance: float = 0.98
+
+
+POLICIES: dict[str, type[Adaptive]] = {
+    kind.name: kind for kind in (Fixed, Online, Fsm, CachedFsm, QLearning, Joint)
+}
+
+
+def named(name: str) -> Adaptive:
+    """The policy of that name, with its default options.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in POLICIES:
+        raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, given {name!r}")
+    return POLICIES[name]()

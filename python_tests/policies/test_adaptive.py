@@ -1,0 +1,328 @@
+"""The policies of the library: the distribution stays the target's whatever they look at, and they
+choose what their papers say."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import proposal_kinds
+import pytest
+import toy
+import toy_rows
+
+import polyspec_ext as ps
+from polyspec_ext import _C, policies
+from polyspec_ext.planning import theory
+from polyspec_ext.policies import RoundReport, StepReport
+from polyspec_ext.runtime.plan import default_rounds
+
+NAMES = list(policies.POLICIES)
+# Step by step; and without host synchronisation, as on a device.
+EXECUTORS = pytest.mark.parametrize("at_once", [False, True])
+
+
+class Clock:
+    """Tells a policy times that follow the tokens: what it may look at, it looks at, and the
+    windows of the next round depend on all that the last one brought."""
+
+    def __init__(self, policy: policies.Adaptive) -> None:
+        self.policy = policy
+        self.seen: set[tuple[int, ...]] = set()
+
+    def next(self, report: RoundReport) -> Sequence[int]:
+        if report.committed == 0:
+            self.policy.reset()  # one run of the enumeration knows nothing of another
+        steps = [
+            step._replace(seconds=1e-3 * (1 + (sum(report.text) + 3 * i) % 5 + step.tokens))
+            for i, step in enumerate(report.steps)
+        ]
+        windows = self.policy.next(report._replace(steps=steps))
+        self.seen.add(tuple(windows))
+        return windows
+
+
+# ---- the distribution ----------------------------------------------------------------------------
+
+
+@EXECUTORS
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "fixed"])
+@pytest.mark.parametrize(("count", "length"), [(2, 4), (3, 3)])
+def test_sampled_text_has_the_targets_distribution(
+    count: int, length: int, name: str, rule: str, at_once: bool
+) -> None:
+    kind = toy_rows.Staying if at_once else toy_rows.Rows
+    made = [kind(2, 11 + i) for i in range(count)]
+    options: dict[str, Any] = {"ngram": 1} if name == "cached-fsm" else {}
+    policy = policies.POLICIES[name](
+        max_windows=[3] * (count - 1), guard_loss=0.5, guard_hold=1, **options
+    )
+    clock = Clock(policy)
+    enumerator, chain = proposal_kinds.enumerated(
+        made, [2] * (count - 1), policy=clock, rule=rule, sync_each_step=not at_once
+    )
+    got = toy.chain_distribution(
+        enumerator,
+        lambda: chain.generate([0, 1], length, 1.0, eos_token_id=[]).sequences[0, 2:].tolist(),
+    )
+    assert toy.total_variation(got, toy.text_distribution(made[0], [0, 1], length)) < 1e-12
+    assert len(clock.seen) > 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_greedy_text_is_the_targets(count: int, name: str) -> None:
+    levels = [toy.ToyLevel(40, 11 + i, scale=3.0) for i in range(count)]
+    plain = ps.Chain(levels[:1]).generate([7], 120).sequences
+    chain = ps.Chain(levels, [2] * (count - 1), policy=name)
+    for _ in range(2):
+        assert chain.generate([7], 120).sequences.equal(plain)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_a_batch(name: str) -> None:
+    levels = [toy_rows.Rows(20, 11 + i, scale=1.5) for i in range(3)]
+    prompts = [[1, 2], [3], [4, 4, 4]]
+    lengths = [30, 12, 50]
+    out = ps.Chain(levels, [3, 2], policy=name).generate(prompts, lengths, eos_token_id=[])
+    plain = ps.Chain(levels[:1]).generate(prompts, lengths, eos_token_id=[])
+    assert out.sequences.equal(plain.sequences)
+
+
+def test_reports_name_every_step() -> None:
+    class Keeps:
+        def __init__(self) -> None:
+            self.reports: list[RoundReport] = []
+
+        def next(self, report: RoundReport) -> Sequence[int]:
+            self.reports.append(report)
+            return report.windows
+
+    policy = Keeps()
+    levels = [toy_rows.Rows(20, 11 + i, scale=1.5) for i in range(3)]
+    out = ps.Chain(levels, [3, 2], policy=policy).generate(
+        [[1], [2, 3]], 40, 1.0, seed=[1, 2], eos_token_id=[]
+    )
+    for number in range(2):
+        own = [r for r in policy.reports if r.request == number]
+        assert own[0].steps == []
+        for report in own[1:]:
+            # (Where little is left to generate a level sits out.)
+            assert [step.level for step in report.steps] in ([3, 2, 1], [2, 1], [1])
+            assert report.committed == report.steps[-1].accepted + 1
+            assert all(step.seconds > 0 for step in report.steps)
+            assert all(step.tokens <= step.width for step in report.steps)
+        last = out.requests[number].levels[0]
+        seen = sum(r.steps[-1].accepted for r in own[1:])
+        assert last.num_accepted_tokens - seen in range(5)  # of the last round, which is not told
+    both = [r.steps for r in policy.reports if r.steps and r.steps[-1].batch == 2]
+    assert {step.repeated for steps in both for step in steps} == {False, True}
+
+
+# ---- what they choose ----------------------------------------------------------------------------
+
+
+def rounds(
+    policy: policies.Adaptive,
+    accept: Sequence[float],
+    seconds: Any,
+    windows: Sequence[int],
+    count: int = 400,
+) -> list[list[int]]:
+    """The windows that a policy of two levels chooses where the first tokens of a block are
+    accepted as often as `accept` says, round after round."""
+    report = RoundReport(0, windows, [1, 2, 3], 0)
+    chosen, text, owed = [], [1, 2, 3], 0.0
+    for number in range(count):
+        now = list(policy.next(report))
+        chosen.append(now)
+        a = accept[number % len(accept)]
+        # Stratified: lengths of blocks as a geometric has them, one after another.
+        owed = (owed + 0.6180339887) % 1
+        run = now[0] if a == 1 else min(now[0], int(math.log(1 - owed) / math.log(a))) if a else 0
+        steps = []
+        if now[0]:
+            steps.append(StepReport(2, now[0], 0, now[0], 1, seconds(2, now[0])))
+        steps.append(StepReport(1, now[0], run, now[0], 1, seconds(1, now[0])))
+        text = [*text, *[5] * (run + 1)]
+        report = RoundReport(0, now, text, run + 1, steps)
+    return chosen
+
+
+def linear(level: int, tokens: int) -> float:
+    """A target of 10 ms and 0.2 ms per token, a drafter of 1 ms per token."""
+    return 1e-3 * tokens if level == 2 else 1e-2 + 2e-4 * tokens
+
+
+def best_window(accept: float, seconds: Any, most: int = 16) -> int:
+    def cost(g: int) -> float:
+        draft = seconds(2, g) if g else 0.0
+        return (draft + seconds(1, g)) / sum(accept**i for i in range(g + 1))
+
+    return min(range(most + 1), key=cost)
+
+
+@pytest.mark.parametrize("accept", [0.4, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize("kind", [policies.Online, policies.Joint])
+def test_window_is_the_argmax(kind: type[policies.Adaptive], accept: float) -> None:
+    """Equation 1, from estimates of many rounds."""
+    options = {"history": 10**6} if kind is policies.Online else {"forgetting": 0.998}
+    chosen = rounds(kind(guard=False, **options), [accept], linear, [4], 1500)
+    wanted = best_window(accept, linear)
+    assert abs(chosen[-1][0] - wanted) <= 1, (chosen[-20:], wanted)
+
+
+def test_naive_share_would_be_biased() -> None:
+    """Equation 2 is the maximum-likelihood estimate of a censored geometric: with half the windows
+    full, V / gamma is not the acceptance."""
+    policy = policies.Online(guard=False, history=1000)
+    chosen = rounds(policy, [0.8], linear, [4], 800)
+    naive = sum(0.8**i for i in range(1, 5)) / 4
+    assert best_window(naive, linear) < chosen[-1][0] - 1
+
+
+def test_times_are_a_function_of_the_window() -> None:
+    """A target whose passes of more than four tokens take twice as long."""
+
+    def steep(level: int, tokens: int) -> float:
+        return 5e-4 * tokens if level == 2 else 1e-2 * (1 + (tokens > 4))
+
+    for kind in (policies.Online, policies.Joint):
+        chosen = rounds(kind(guard=False), [0.8], steep, [3], 600)
+        assert max(chosen) > [8]
+        assert all(w in (3, 4) for (w,) in chosen[-50:]), chosen[-50:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drafter_that_is_always_wrong_costs_little(name: str) -> None:
+    """Never below .97 of plain decoding over a run."""
+    kind = policies.POLICIES[name]
+    chosen = rounds(kind(guard=True), [0.0], linear, [4], 1000)
+    spent = sum(linear(1, w) + (linear(2, w) if w else 0) for (w,) in chosen)
+    plain = 1000 * linear(1, 0)
+    assert plain / spent > 0.97
+    assert sum(w > 0 for (w,) in chosen) >= 4  # it tries again
+    without = rounds(policies.Fixed(), [0.0], linear, [4], 1000)
+    assert all(w == 4 for (w,) in without)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "fixed"])
+def test_it_speculates_again(name: str) -> None:
+    """Nothing is accepted for a while, and then nearly all is."""
+    accept = [0.0] * 200 + [0.95] * 1300
+    chosen = rounds(policies.POLICIES[name](), accept, linear, [4], len(accept))
+    assert sum(w > 0 for (w,) in chosen[50:200]) < 40
+    if name not in ("q-learning", "cached-fsm"):
+        assert all(w > 2 for (w,) in chosen[-20:])
+    assert sum(w > 0 for (w,) in chosen[-200:]) > 190
+
+
+def test_state_machine() -> None:
+    def step(tokens: int, accepted: int) -> RoundReport:
+        steps = [StepReport(1, tokens, accepted, tokens, 1, 0.0)]
+        return RoundReport(0, [tokens], [0] * 9, accepted + 1, steps)
+
+    policy = policies.Fsm(max_windows=[6])
+    (now,) = policy.next(RoundReport(0, [4], [0], 0))
+    seen = [now]
+    for accepted in (4, 5, 6, 2, 2, 2, 1, 0, 0, 0, 0):
+        (now,) = policy.next(step(now, min(accepted, now)))
+        seen.append(now)
+    assert seen == [4, 5, 6, 6, 5, 4, 4, 3, 2, 1, 1, 1]
+
+
+def test_cached_state_machine_finds_what_was_there_before() -> None:
+    policy = policies.CachedFsm(ngram=2, max_windows=[9])
+    assert policy.next(RoundReport(0, [2], [1, 2, 9, 9, 1, 2], 0)) == [4]  # (1, 2) of the prompt
+
+    def told(text: list[int], committed: int, tokens: int, accepted: int) -> list[int]:
+        steps = [StepReport(1, tokens, accepted, tokens, 1, 0.0)]
+        return list(policy.next(RoundReport(0, [tokens], text, committed, steps)))
+
+    assert told([1, 2, 9, 9, 1, 2, 7], 1, 4, 0) == [1]  # not seen before
+    assert told([1, 2, 9, 9, 1, 2, 7, 9, 9], 2, 1, 1) == [4]  # (9, 9) of the prompt, 2 doubled
+    assert told([1, 2, 9, 9, 1, 2, 7, 9, 9, 1, 2], 2, 4, 1) == [1]  # after (1, 2) none was accepted
+
+
+@pytest.mark.parametrize("name", ["online", "fsm", "cached-fsm", "q-learning", "joint"])
+def test_overhead(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed, and asserted loosely: `bench adaptation` measures it."""
+    policy = policies.POLICIES[name]()
+    steps = [
+        StepReport(3, 3, 0, 3, 1, 4e-3),
+        StepReport(2, 3, 2, 3, 1, 3e-3),
+        StepReport(1, 6, 4, 6, 1, 8e-3),
+    ]
+    text = list(range(600))
+    policy.next(RoundReport(0, [5, 3], text, 0))
+    best = math.inf
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(20):
+            policy.next(RoundReport(0, [5, 3], text, 5, steps))
+        best = min(best, (time.perf_counter() - began) / 20)
+    with capsys.disabled():
+        print(f"\n{name}: {best * 1e6:.1f} us per round", end="")
+    assert best < 2e-4
+
+
+# ---- the model -----------------------------------------------------------------------------------
+
+
+def test_renewal_round() -> None:
+    tokens, passes, verified = _C.renewal_round([0.8], [4])
+    assert tokens == pytest.approx((1 - 0.8**5) / 0.2)
+    assert passes == [1.0, 1.0]
+    assert verified == [4.0]
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+@pytest.mark.parametrize("windows", [[0], [1], [5], [5, 3], [8, 3], [4, 0], [9, 4, 2]], ids=str)
+def test_renewal_model_is_the_planners(windows: list[int], bounded: bool) -> None:
+    """Two implementations: numbers per level in C++, states of the machine in Python."""
+    rounds = default_rounds(windows) if bounded else [0] * (len(windows) - 1)
+    for accept in (0.0, 0.3, 0.8, 0.95):
+        levels = [accept, 0.6, 0.9][: len(windows)]
+        tokens, passes, verified = _C.renewal_round(levels, windows, [*rounds, 0])
+        theirs = theory.expectation(
+            windows,
+            rounds,
+            theory.Acceptance.constant(*levels),
+            theory.ConstantSeconds([1.0] * (len(windows) + 1)),
+        )
+        assert tokens == pytest.approx(theirs.length, abs=1e-9)
+        assert passes == pytest.approx((theirs.steps.sum(0) / theirs.rounds.sum()).tolist())
+        per_pass = [own * many for own, many in zip(verified, passes, strict=False)]
+        assert per_pass == pytest.approx(theirs.verified.tolist(), abs=1e-9)
+
+
+# ---- how they are named --------------------------------------------------------------------------
+
+
+def test_names_and_options() -> None:
+    made = toy.make_levels(2)
+    assert isinstance(ps.Chain(made, policy="online").policy, ps.policies.Online)
+    with pytest.raises(ValueError, match=r"policy: expected one of fixed, .*, given 'onlin'"):
+        ps.Chain(made, policy="onlin")
+    with pytest.raises(TypeError, match="policy: expected a WindowPolicy or None, given 3"):
+        ps.Chain(made, policy=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="history: expected >= 1, got 0"):
+        policies.Online(history=0)
+    with pytest.raises(ValueError, match="forgetting: expected"):
+        policies.Joint(forgetting=1.5)
+    with pytest.raises(TypeError, match="history: expected int, given 'many'"):
+        policies.Online(history="many")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_windows"):
+        ps.Chain(made, policy=policies.Joint(max_windows=[4, 4])).generate([0], 4)
+
+
+def test_copies_begin_anew() -> None:
+    policy = policies.Fsm()
+    policy.next(RoundReport(0, [4], [0], 0))
+    for other in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
+        assert list(other.next(RoundReport(0, [2], [0], 0))) == [2]
