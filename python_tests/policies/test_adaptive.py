@@ -195,7 +195,7 @@ def test_times_are_a_function_of_the_window() -> None:
     for kind in (policies.Online, policies.Joint):
         chosen = rounds(kind(guard=False), [0.8], steep, [3], 600)
         assert max(chosen) > [8]
-        assert all(w in (3, 4) for (w,) in chosen[-50:]), chosen[-50:]
+        assert sum(w <= 4 for (w,) in chosen[-100:]) > 80, chosen[-100:]
 
 
 @pytest.mark.parametrize("name", NAMES)
