@@ -135,12 +135,15 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         return keys.narrow(2, 0, rows.span), values.narrow(2, 0, rows.span)
 
     def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
-        """Which of the slots that `update` returns each query sees, ``[B, T, N]`` bool."""
+        """Which of the slots that `update` returns each query sees, ``[B, T, N]`` bool.
+
+        Args:
+            queries: [B, T] int64, positions.
+            tree: [B, T, T] bool, the new tokens' ancestors (`masks.ancestors`); None: a chain.
+        """
         rows = self.rows
         if tree is not None:
-            if self.window is not None:
-                raise ValueError("a tree cannot be verified through sliding-window attention")
-            return cache_masks.tree_slots(rows.base, tree, rows.span)
+            return cache_masks.tree_slots(rows.base, tree, rows.span, self.window)
         slots = torch.arange(rows.span, device=queries.device)[None, :]
         return cache_masks.visible_slots(queries, slots, self.window)
 
@@ -246,7 +249,9 @@ class RingLayer(RollbackLayer):
 
     def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
         if tree is not None:
-            raise ValueError("a tree cannot be verified in a ring of keys")
+            raise ValueError(
+                "a tree's path cannot be moved in a ring of keys: expected a cache that keeps all"
+            )
         rows = self.rows
         if not self._wide():
             slots = cache_masks.ring_positions(rows.lengths, self.size, self.sinks)

@@ -127,7 +127,8 @@ class Rows:
         if self.on_cpu and before is not None and after is not None:
             self._base_host, self._late = before, True
         else:
-            self._base.copy_(self.lengths)
+            lengths = self.lengths  # may make both tensors anew
+            self._base.copy_(lengths)
             self._lengths.add_(new if self.counts is None else self.counts.clamp(0, new))
         even_rows = self.counts is None and before is not None
         self.at = before[0] if even_rows and before and len(set(before)) == 1 else None
@@ -140,10 +141,14 @@ class Rows:
         self.peak = max(self.peak, self.base_bound + new)
         if self.bound > self.capacity:
             self.capacity = round_up(self.bound, self.step)
-        self.span = min(round_up(max(self.bound, 1), bucket or self.bucket), self.capacity)
+        self.span = self.span_of(self.bound, bucket)
         self.new = new
         self.grow = True
         self.seen.clear()
+
+    def span_of(self, longest: int, bucket: int | None = None) -> int:
+        """Slots that attention reads while no row is longer than so many tokens."""
+        return min(round_up(max(longest, 1), bucket or self.bucket), self.capacity)
 
     def cut(self, lengths: Sequence[int] | torch.Tensor, bound: int | None) -> None:
         """Keep at most ``lengths[b]`` tokens of row b."""

@@ -64,20 +64,49 @@ def visible_slots(
     return seen
 
 
-def tree_slots(base: torch.Tensor, tree: torch.Tensor, capacity: int) -> torch.Tensor:
-    """Which slots each node of a tree sees: the committed tokens, its ancestors and itself. ``[B,
-    T, N]`` bool.
+def ancestors(parents: torch.Tensor) -> torch.Tensor:
+    """Which nodes lie on the path from the root to each node, itself included, ``[B, T, T]`` bool:
+    [b, i, j] says that node j is i or an ancestor of i.
 
     Args:
-        base: [B] int64, committed tokens; node i lies in slot ``base[b] + i``.
-        tree: [B, T, T] bool; ``tree[b, i, j]``: node j is i or an ancestor of i.
+        parents: [B, T] int64, each node's parent, below its own index; -1: the root.
     """
+    batch, nodes = parents.shape
+    # The root as one node more, which is its own parent.
+    above = torch.where(parents < 0, nodes, parents.clamp(max=nodes))
+    above = torch.nn.functional.pad(above, (0, 1), value=nodes)
+    seen = torch.eye(nodes + 1, dtype=torch.bool, device=parents.device).expand(batch, -1, -1)
+    for _ in range((nodes - 1).bit_length()):  # twice as far with each step
+        seen = seen | seen.gather(1, above[..., None].expand(-1, -1, nodes + 1))
+        above = above.gather(1, above)
+    return seen[:, :nodes, :nodes]
+
+
+def tree_slots(
+    base: torch.Tensor, tree: torch.Tensor, capacity: int, window: int | None = None
+) -> torch.Tensor:
+    """Which slots each node of a tree sees: what lies in front of the tree, its ancestors and
+    itself. ``[B, T, N]`` bool.
+
+    Args:
+        base: [B] int64, tokens in front; node i lies in slot ``base[b] + i``.
+        tree: [B, T, T] bool (`ancestors`).
+        window: a node sees no more than the `window` latest tokens of its own text, itself
+            included; None: all.
+    """
+    nodes = tree.shape[1]
     slots = torch.arange(capacity, device=base.device)
     node = slots[None, :] - base[:, None]
-    inside = (node >= 0) & (node < tree.shape[1])
-    index = node.clamp(0, tree.shape[1] - 1)[:, None, :].expand(-1, tree.shape[1], -1)
-    ancestors = tree.gather(2, index) & inside[:, None, :]
-    return ancestors | (node < 0)[:, None, :]
+    inside = (node >= 0) & (node < nodes)
+    index = node.clamp(0, nodes - 1)
+    own = tree.gather(2, index[:, None, :].expand(-1, nodes, -1)) & inside[:, None, :]
+    seen = own | (node < 0)[:, None, :]
+    if window is not None:
+        # Counted in the text that leads to a node, not in slots.
+        depth = tree.sum(-1) - 1
+        behind = torch.where(inside, depth.gather(1, index), node)
+        seen = seen & (behind[:, None, :] > depth[..., None] - window)
+    return seen
 
 
 def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

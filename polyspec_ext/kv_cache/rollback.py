@@ -109,7 +109,7 @@ class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
         super().__init__(
             layers=[self._layer(i, t, window, slack) for i, t in enumerate(self.types)]
         )
-        self._pointers: tuple[tuple[int, ...], torch.Tensor] | None = None
+        self._moved: dict[tuple[int, ...], torch.Tensor] = {}
         self._survey()
         self._positions = torch.empty(1, 0, dtype=torch.int64)
         self._strip: torch.Tensor | None = None
@@ -211,7 +211,7 @@ class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
         tokens: int,
         counts: Sequence[int] | torch.Tensor | None = None,
         *,
-        tree: torch.Tensor | None = None,
+        parents: torch.Tensor | None = None,
     ) -> dict[str, Any]:
         """Prepare a forward pass of ``[B, tokens]`` ids, and give its attention mask and positions.
 
@@ -219,8 +219,9 @@ class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
             tokens: new tokens per row, padding included; T.
             counts: [B] in [0, T], new tokens of each row; what follows is padding, is not kept and
                 its logits mean nothing. A list also tells the host; a tensor is not read there.
-            tree: [B, T, T] or [T, T] bool, node j is i or an ancestor of i; parents come first. For
-                `accept_path`.
+            parents: [B, T] or [T] int64, of tokens that form a tree: the index of each one's parent
+                among them, below its own, -1 where it follows what the row holds. Their positions
+                are those in the text that leads to them. `keep_path` comes next.
 
         Returns:
             Keyword arguments of the model: attention_mask, ``[B or 1, 1, T, N]`` in the cache's
@@ -236,15 +237,18 @@ class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
             if layer.is_initialized:
                 layer.grow()
         rows.grow = False
-        if tree is None and rows.at is not None and rows.span == rows.bound <= self._near:
+        if parents is None and rows.at is not None and rows.span == rows.bound <= self._near:
             return {
                 "attention_mask": self._causal_mask(rows.at, tokens),
                 "position_ids": self._range(rows.at, tokens),
             }
         positions = cache_masks.query_positions(rows.base, rows.counts, tokens)
-        if tree is not None:
-            tree = tree.to(rows.base.device).expand(self.batch_size, tokens, tokens)
-            positions = rows.base[:, None] + tree.sum(-1) - 1
+        tree = None
+        if parents is not None:
+            parents = parents.to(rows.base.device).expand(self.batch_size, tokens)
+            tree = cache_masks.ancestors(parents)
+            # Padding stays below the positions of its row's tokens.
+            positions = torch.minimum(rows.base[:, None] + tree.sum(-1) - 1, positions[:, -1:])
         masks: dict[tuple[int | None, ...], torch.Tensor] = {}
         by_type: dict[str, torch.Tensor] = {}
         for layer, kind in zip(self.layers, self.types, strict=True):
@@ -298,27 +302,81 @@ class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
         """
         self.rows.cut(lengths, bound)
 
-    def accept_path(self, path: torch.Tensor) -> None:
-        """After a forward pass over a tree: keep the nodes ``path[b]`` of row b, moved to the
-        front, and drop the others.
+    def keep_path(
+        self,
+        begin: Sequence[int] | torch.Tensor,
+        path: torch.Tensor,
+        lengths: Sequence[int] | torch.Tensor,
+    ) -> None:
+        """After a pass over a tree: of the tokens from ``begin[b]`` on, row b keeps the nodes
+        ``path[b]``, moved into text order in place, and ``lengths[b]`` tokens in all.
 
         Args:
-            path: [B, M] int64, node indices in strictly increasing order, then -1. All layers move
-                in one launch.
+            begin: [B], tokens in front of node 0; node i lies in slot ``begin[b] + i``.
+            path: [B, M] int64, node indices in strictly increasing order, then -1.
+            lengths: [B], see `rollback`; at most ``begin[b]`` and the nodes of the path.
         """
         rows = self.rows
-        keys, values = (
-            [layer.keys for layer in self.layers],
-            [layer.values for layer in self.layers],
-        )
+        if not isinstance(begin, torch.Tensor):
+            begin = torch.tensor(list(begin), dtype=torch.int64)
+        for layers in self._alike():
+            device = layers[0].keys.device
+            keys, values = ([getattr(x, name) for x in layers] for name in ("keys", "values"))
+            _, status = cache_ops.compact_tree(
+                keys,
+                values,
+                self._pointers(keys, values),
+                begin.to(device, non_blocking=True),
+                path.to(device, non_blocking=True),
+            )
+            rows.status.bitwise_or_(status.to(rows.status.device))
+        rows.cut(lengths, None)
+
+    def _alike(self) -> list[list[RollbackLayer]]:
+        """Layers that one launch can move, which is nearly always all of them."""
+        found: dict[Any, list[RollbackLayer]] = {}
+        for layer in self.layers:
+            if layer.is_initialized:
+                form = [(x.shape, x.stride(), x.device) for x in (layer.keys, layer.values)]
+                found.setdefault(tuple(form), []).append(layer)
+        return list(found.values())
+
+    def _pointers(
+        self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """`ops.kv.pointers`, made once for the same memory."""
         bases = tuple(tensor.data_ptr() for tensor in (*keys, *values))
-        if self._pointers is None or self._pointers[0] != bases:
-            self._pointers = bases, cache_ops.pointers(keys, values)
-        lengths, status = cache_ops.compact_tree(keys, values, self._pointers[1], rows.base, path)
-        rows.status.bitwise_or_(status)
-        rows.lengths.copy_(lengths)
-        rows.host = None
-        rows.bound = rows.base_bound + path.shape[1]
+        if bases not in self._moved:
+            if len(self._moved) >= len(self.layers):  # of memory that is gone
+                self._moved.clear()
+            self._moved[bases] = cache_ops.pointers(keys, values)
+        return self._moved[bases]
+
+    # ---- where captured steps find it ------------------------------------------------------------
+
+    @property
+    def in_one_place(self) -> bool:
+        """The cache is of one run of slots per row, allocated, and on one device: a model that is
+        spread over several passes its states between them."""
+        return all(
+            type(layer) is RollbackLayer
+            and layer.is_initialized
+            and layer.keys.device == self.rows.status.device
+            for layer in self.layers
+        )
+
+    @property
+    def room(self) -> int:
+        """Tokens of a row for which all layers have slots."""
+        slots = [x.shape[2] for layer in self.layers for x in (layer.keys, layer.values)]
+        return int(min(self.rows.capacity, *slots))
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All memory that a pass reads or writes here."""
+        rows = self.rows
+        states = [x for layer in self.layers for x in (layer.keys, layer.values)]
+        return [rows.lengths, rows.base, rows.status, *states]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last ``-tokens_to_remove`` tokens of every row, as transformers 5 counts."""

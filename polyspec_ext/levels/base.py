@@ -306,11 +306,10 @@ class LevelAdapter:
     def forward(self, block: InputBlock) -> LevelOutput:
         tokens, keep, counts, first = block.tokens, block.keep, block.counts, block.first
         hidden: Hidden | None = None
-        if block.hidden_layers or block.parents is not None:
+        more = block.hidden_layers or block.parents is not None
+        if more or isinstance(counts, torch.Tensor):
             logits, hidden = self.level.forward_block(block)
             self._require_hidden(hidden, block.hidden_layers, tokens)
-        elif isinstance(counts, torch.Tensor):
-            logits = self.level.forward_captured(tokens, keep, counts, first)
         elif counts is None and first is None:
             logits = self.level.forward(tokens, keep)
         else:
@@ -353,7 +352,7 @@ class LevelAdapter:
 
     @property
     def can_keep_lengths(self) -> bool:
-        methods = ("forward_captured", "keep", "reach", "passed")
+        methods = ("forward_block", "keep", "reach", "passed")
         return all(hasattr(self.level, name) for name in methods)
 
     def reserve_span(self, tokens: int) -> Hashable | None:

@@ -23,8 +23,11 @@ def gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def gathering(head: torch.nn.Module, rows: torch.Tensor) -> Iterator[None]:
-    """Meanwhile `head` is given the hidden states of `rows` alone (see `gather`)."""
+def gathering(head: torch.nn.Module, rows: torch.Tensor | None) -> Iterator[None]:
+    """Meanwhile `head` is given the hidden states of `rows` alone (see `gather`); None: of all."""
+    if rows is None:
+        yield
+        return
     wanted: list[torch.Tensor] = [rows]
     thread = threading.get_ident()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,12 @@ import torch
 
 from .. import arguments
 from ..kv_cache import factory as caches
-from .captured import CapturedPasses
+from ..tensors import Place
+from .base import Counts, Hidden, InputBlock, LevelOutput, PromptBatch
 from .compiled import LONGEST, compiled
 from .cpu_packed import packed
 from .head import gather, gathering
+from .hidden import HiddenStates
 from .prefill import read_prompts, takes_rows
 from .probe import Probe
 from .shared_cache import Member, Shared, require_same_shape
@@ -36,7 +39,7 @@ def level_of(model: PreTrainedModel, pack: bool = False, compile: bool = False) 
     return _owners.get(id(model)) or HuggingFaceLevel(model, pack=pack, compile=compile)
 
 
-class HuggingFaceLevel(CapturedPasses):
+class HuggingFaceLevel:
     """A `transformers` causal language model with a cache that rolls back.
 
     Batches work over `RollbackCache`, which is the default where the model's layers allow it, with
@@ -66,14 +69,15 @@ class HuggingFaceLevel(CapturedPasses):
             differently.
         compile: decode through `torch.compile`. The first passes of each kind (one token, several)
             take seconds to minutes; logits may round differently.
-            Rows out of step, prompts, and rounds that a CUDA device does alone are read as
-            without it.
+            Rows out of step, prompts, passes that give hidden states, and rounds that a CUDA device
+            does alone are read as without it.
         cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
 
     Attributes:
         supports_batches: whether it takes several rows: it has what they need, and a few short
             passes (`levels.probe`) have shown that rows do not depend on each other.
         one_at_a_time: why it does not, or None.
+        no_trees: why it reads no trees of tokens, or None.
         pack, compile: as given.
         choice: where the data type, packing and compilation were chosen by timing: what was
             measured (`planning.Choice`); else None.
@@ -120,6 +124,8 @@ class HuggingFaceLevel(CapturedPasses):
         # What the passes run: `model` stays as it is.
         self._runs = packed(model, self.name) if pack else model
         self._head = self._runs.get_output_embeddings()
+        self._states = HiddenStates(self._runs)
+        self._width = int(text_config.hidden_size)
         out_features = getattr(self._head, "out_features", None)
         self._vocab_size = int(out_features or text_config.vocab_size)
         longest = getattr(text_config, "max_position_embeddings", None)
@@ -145,9 +151,12 @@ class HuggingFaceLevel(CapturedPasses):
         self.choice: object | None = None
         self._reserved = 0
         self._member: Member | None = None
+        # Where the model's weights lie; None: to be asked anew, since a batch begins.
+        self._weights: Place | None = None
         # Why batches are refused, or None.
         self.one_at_a_time = self._without(placed, masked)
         self.supports_batches = self.one_at_a_time is None
+        self.no_trees: str | None = None
         self._probe(new_cache, wanted=placed and masked)
         if compile:
             self._decode = compiled(self._runs)
@@ -184,6 +193,17 @@ class HuggingFaceLevel(CapturedPasses):
                     f"than each of them alone ({found})"
                 )
                 self.supports_batches = False
+        if not self.supports_batches:
+            self.no_trees = self.one_at_a_time
+        elif not takes_rows(self._cache):
+            self.no_trees = "a cache that keeps every token in one run of slots per row is needed"
+        else:
+            found = probe.tree()
+            if found is not None:
+                self.no_trees = (
+                    f"{type(self.model).__name__} gives the nodes of a tree other logits than the "
+                    f"texts that lead to them ({found})"
+                )
         if rings and not self.supports_batches:
             raise ValueError(
                 f"{self.name}: expected a model that can do with a cache of a window what batches "
@@ -236,6 +256,14 @@ class HuggingFaceLevel(CapturedPasses):
         return self._member is None
 
     @property
+    def supports_hidden_states(self) -> bool:
+        return bool(self._states)
+
+    @property
+    def supports_trees(self) -> bool:
+        return self.no_trees is None
+
+    @property
     def cache(self) -> Any:
         """The cache of the batch in progress."""
         return self._cache
@@ -270,18 +298,44 @@ class HuggingFaceLevel(CapturedPasses):
     def prefill(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
         """Begin a batch of ``tokens.shape[0]`` rows; row b reads its first ``counts[b]`` tokens
         (None: all), in passes of at most `prefill_chunk`."""
+        reserved, self._reserved = self._reserved, 0
+        self.prefill_batch(PromptBatch(tokens, counts, reserved))
+
+    def prefill_batch(self, prompts: PromptBatch) -> Hidden | None:
+        """See `BatchedLevel.prefill`."""
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
-                return self.prefill(tokens, counts)
-        reserved, self._reserved = self._reserved, 0
+                return self.prefill_batch(prompts)
+        tokens, counts, capacity, layers, encoded = prompts
+        if encoded is not None:
+            raise ValueError(f"{self.name}: expected no input for an encoder, having none")
+        if layers:
+            self._states.require(layers, self.name)
         if self._member is not None:
-            return self._member.prefill(tokens, counts, reserved)
+            return self._member.prefill(prompts)
         rows, longest = tokens.shape
         if counts is not None:
             longest = max(counts, default=0)
-        self._cache = self.fresh(rows, max(reserved, longest))
-        read_prompts(self, self._make, tokens[:, :longest], counts)
-        return None
+        self._cache = self.fresh(rows, max(capacity, longest))
+        hidden = read_prompts(self, self._make, tokens[:, :longest], counts, layers)
+        return self.padded_states(hidden, layers, tokens) if layers else None
+
+    def padded_states(
+        self, hidden: Hidden, layers: Sequence[int], tokens: torch.Tensor
+    ) -> dict[int, torch.Tensor]:
+        """States of as many tokens as were given, though the rows may have fewer."""
+        rows, width = tokens.shape
+        whole = {}
+        for layer in layers:
+            states = hidden.get(layer)
+            if states is None:
+                states = torch.zeros(rows, 0, self._width, dtype=self.model.dtype)
+                states = states.to(self.device)
+            missing = width - states.shape[1]
+            whole[layer] = (
+                torch.nn.functional.pad(states, (0, 0, 0, missing)) if missing else states
+            )
+        return whole
 
     def fresh(self, rows: int, capacity: int) -> Any:
         """An empty cache: the one at hand, emptied, if it is about the size."""
@@ -302,10 +356,16 @@ class HuggingFaceLevel(CapturedPasses):
         """From now on this is the level's cache."""
         self._cache = cache
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int] | None) -> None:
-        """Append prompt tokens, of which no logits are wanted."""
+    def read(
+        self, tokens: torch.Tensor, counts: Sequence[int] | None, layers: tuple[int, ...] = ()
+    ) -> dict[int, torch.Tensor]:
+        """Append prompt tokens, of which no logits are wanted. Returns hidden states by layer,
+        ``[B, T, H]``; none of an empty prompt."""
+        parts = []
         for _, piece, some in _pieces(tokens, counts, self._chunk):
-            self._pass(piece, 1, some, None)
+            block = InputBlock(piece, 1, some, hidden_layers=layers)
+            parts.append(self._pass(block).hidden or {})
+        return _joined(parts, layers) if parts else {}
 
     def forward(
         self,
@@ -314,87 +374,90 @@ class HuggingFaceLevel(CapturedPasses):
         counts: Sequence[int] | None = None,
         first: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Append and return next-token logits, ``[B, keep, vocab_size]``.
+        """Append and return next-token logits, ``[B, keep, vocab_size]``. Arguments: those of
+        `InputBlock`."""
+        return self.forward_block(InputBlock(tokens, keep, counts, first)).logits
 
-        Args:
-            tokens: ``[B, T]`` int64, T >= 1.
-            keep: rows of logits per sequence, 1 <= keep <= T.
-            counts: row b appends its first ``counts[b]`` in [0, T] tokens; None: all of them.
-            first: row [b, j] of the result stands behind token ``first[b] + j`` of this pass;
-                rows at or past ``counts[b]`` mean nothing. None: the last `keep` of T.
-        """
+    def forward_block(self, block: InputBlock) -> LevelOutput:
+        """See `BatchedLevel.forward`."""
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
-                return self.forward(tokens, keep, counts, first)
+                return self.forward_block(block)
+        if block.hidden_layers:
+            self._states.require(block.hidden_layers, self.name)
+        if block.parents is not None:
+            self._require_tree(block)
         if self._member is not None:
-            return self._member.forward(tokens, keep, counts, first)
-        return self.run(tokens, keep, counts, first)
+            return self._member.forward(block)
+        return self.run(block)
 
-    def run(
-        self,
-        tokens: torch.Tensor,
-        keep: int,
-        counts: Sequence[int] | None,
-        first: Sequence[int] | None,
-    ) -> torch.Tensor:
-        """`forward` behind what the cache holds."""
-        if tokens.shape[1] <= min(self._chunk, LONGEST):
-            return self._pass(tokens, keep, counts, first, self._decode)
-        if tokens.shape[1] <= self._chunk:
-            return self._pass(tokens, keep, counts, first)
-        return self._long(tokens, keep, counts, first)
+    def _require_tree(self, block: InputBlock) -> None:
+        if self.no_trees is not None:
+            raise ValueError(
+                f"{self.name}: expected a chain of tokens, given a tree: {self.no_trees}"
+            )
+        if block.tokens.shape[1] > self._chunk:
+            raise ValueError(
+                f"{self.name}: expected a tree of at most {self._chunk} tokens, those of one pass, "
+                f"given {block.tokens.shape[1]}"
+            )
 
-    def _pass(
-        self,
-        tokens: torch.Tensor,
-        keep: int,
-        counts: Sequence[int] | None,
-        first: Sequence[int] | None,
-        model: Callable[..., Any] | None = None,
-    ) -> torch.Tensor:
+    def run(self, block: InputBlock) -> LevelOutput:
+        """`forward_block` behind what the cache holds."""
+        width = block.tokens.shape[1]
+        whole = block.parents is not None or isinstance(block.counts, torch.Tensor)
+        if width > self._chunk and not whole:
+            return self._long(block)
+        return self._pass(block, self._decode if width <= LONGEST else None)
+
+    def _pass(self, block: InputBlock, decode: Callable[..., Any] | None = None) -> LevelOutput:
+        """One pass of the model, through `decode` where that serves."""
+        tokens, keep, counts, layers = block.tokens, block.keep, block.counts, block.hidden_layers
         longest = tokens.shape[1]
         arguments = self._arguments
         if self.supports_batches:
-            arguments = {**arguments, **self._cache.inputs(longest, counts)}
+            arguments = {**arguments, **self._cache.inputs(longest, counts, parents=block.parents)}
         elif counts is not None and any(count != longest for count in counts):
             raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
-        if first is None or all(f == longest - keep for f in first):
-            if self._slices:
-                arguments["logits_to_keep"] = keep
-            out = (model or self._runs)(input_ids=tokens, past_key_values=self._cache, **arguments)
-            logits: torch.Tensor = out.logits
-            return logits if logits.shape[1] == keep else logits[:, -keep:]
-        rows = _row_indices(first, counts, keep, longest)
+        rows = _logits_rows(block)
         if self._slices:
-            arguments["logits_to_keep"] = 0
-        with gathering(self._head, rows):
-            out = self._runs(input_ids=tokens, past_key_values=self._cache, **arguments)
-        logits = out.logits
-        return logits if logits.shape[1] == keep else gather(logits, rows)
+            arguments["logits_to_keep"] = keep if rows is None else 0
+        if rows is None and not layers and not isinstance(counts, torch.Tensor):
+            model = decode or self._runs
+            out = model(input_ids=tokens, past_key_values=self._cache, **arguments)
+            hidden = None
+        else:
+            with self._states.taken(layers) as hidden, gathering(self._head, rows):
+                out = self._runs(input_ids=tokens, past_key_values=self._cache, **arguments)
+        logits: torch.Tensor = out.logits
+        if logits.shape[1] != keep:
+            logits = logits[:, -keep:] if rows is None else gather(logits, rows)
+        return LevelOutput(logits, hidden or None)
 
-    def _long(
-        self,
-        tokens: torch.Tensor,
-        keep: int,
-        counts: Sequence[int] | None,
-        first: Sequence[int] | None,
-    ) -> torch.Tensor:
+    def _long(self, block: InputBlock) -> LevelOutput:
         """A pass of more tokens than go in one: in pieces, whose logits are put together."""
+        tokens, keep, layers = block.tokens, block.keep, block.hidden_layers
+        counts, first = block.counts, block.first
+        assert not isinstance(counts, torch.Tensor)
         longest = tokens.shape[1]
         begin = longest - keep if first is None else min(first)
         kept: list[torch.Tensor] = []
+        states: list[Hidden] = []
         for start, piece, some in _pieces(tokens, counts, self._chunk):
             width = piece.shape[1]
             needed = max(start + width - max(begin, start), 0)
-            logits = self._pass(piece, max(needed, 1), some, None)
+            out = self._pass(InputBlock(piece, max(needed, 1), some, hidden_layers=layers))
+            states.append(out.hidden or {})
             if needed:
-                kept.append(logits)
-        logits = torch.cat(kept, 1)
+                kept.append(out.logits)
+        logits, hidden = torch.cat(kept, 1), _joined(states, layers) if layers else None
         if first is None:
-            return logits
+            return LevelOutput(logits, hidden)
         shifted = [f - begin for f in first]
         limits = [(longest if counts is None else counts[b]) - begin for b in range(len(first))]
-        return gather(logits, _row_indices(shifted, limits, keep, logits.shape[1]))
+        return LevelOutput(
+            gather(logits, _row_indices(shifted, limits, keep, logits.shape[1])), hidden
+        )
 
     def rollback(self, lengths: Sequence[int]) -> None:
         """Keep the first ``lengths[b]`` tokens of row b; never more than it has."""
@@ -412,6 +475,16 @@ class HuggingFaceLevel(CapturedPasses):
             self._cache.crop(-excess)
         return None
 
+    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> None:
+        """See `BatchedLevel.keep_path`."""
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.keep_path(begin, path, lengths)
+        if self._member is not None:
+            return self._member.keep_path(list(begin), path, list(lengths))
+        self._cache.keep_path(begin, path, lengths)
+        return None
+
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
         with torch.inference_mode():
@@ -419,6 +492,36 @@ class HuggingFaceLevel(CapturedPasses):
                 self._member.shared.select(self._member, list(rows))
             elif list(rows) != list(range(self._cache.batch_size)):
                 self._cache.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
+
+    # ---- rounds without host synchronisation (`BatchedLevel.reserve_span`) -----------------------
+
+    @property
+    def stays(self) -> bool:
+        """Whether the lengths of the cache at hand can stay on the device for a whole round."""
+        # Lengths of a shared cache go up and down between levels, on the host.
+        return self._member is None and self.supports_batches and self._cache.in_one_place
+
+    def reach(self, tokens: int) -> Place | None:
+        """A round begins in which no row gets longer than `tokens`. Returns all that passes use
+        beside their inputs meanwhile. None: the cache has to grow first, which would move it."""
+        cache = self._cache
+        cache.rows.reach(tokens)
+        if tokens > cache.room:
+            return None
+        if self._weights is None:
+            self._weights = Place(
+                self._runs, itertools.chain(self._runs.parameters(), self._runs.buffers())
+            )
+        form = (cache.rows.capacity, cache.rows.span_of(tokens), self._weights)
+        return Place(cache, cache.tensors, form)
+
+    def keep(self, lengths: torch.Tensor) -> None:
+        """Keep the first ``lengths[b]`` tokens of row b, ``[B]`` int64, read on the device only."""
+        self._cache.rollback(lengths)
+
+    def passed(self, lengths: Sequence[int]) -> None:
+        """The rows hold so many tokens now."""
+        self._cache.rows.note(lengths)
 
 
 def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> None:
@@ -471,6 +574,25 @@ def _pieces(
             else [min(max(count - start, 0), piece.shape[1]) for count in counts]
         )
         yield start, piece, some
+
+
+def _logits_rows(block: InputBlock) -> torch.Tensor | None:
+    """``[B, keep]``: which of a pass's tokens each row of logits stands behind; None: the last."""
+    longest, first = block.tokens.shape[1], block.first
+    if isinstance(first, torch.Tensor):
+        wanted = first[:, None] + torch.arange(block.keep, device=first.device)
+        return wanted.clamp_max(longest - 1)
+    if first is None or all(f == longest - block.keep for f in first):
+        return None
+    assert not isinstance(block.counts, torch.Tensor)
+    return _row_indices(first, block.counts, block.keep, longest)
+
+
+def _joined(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.Tensor]:
+    """Hidden states of one pass after another."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    return {layer: torch.cat([part[layer] for part in parts], 1) for layer in layers}
 
 
 def _row_indices(

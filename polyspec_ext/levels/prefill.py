@@ -28,7 +28,9 @@ class Reader(Protocol):
 
     def adopt(self, cache: Any) -> None: ...
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int] | None) -> None: ...
+    def read(
+        self, tokens: torch.Tensor, counts: Sequence[int] | None, layers: tuple[int, ...] = ()
+    ) -> dict[int, torch.Tensor]: ...
 
 
 def read_prompts(
@@ -36,18 +38,24 @@ def read_prompts(
     new_cache: Callable[[int, int], Any],
     tokens: torch.Tensor,
     counts: Sequence[int] | None,
-) -> None:
+    layers: tuple[int, ...] = (),
+) -> dict[int, torch.Tensor]:
     """Row b of the empty batch reads its first ``counts[b]`` of `tokens`, ``[B, T]``; None: all.
 
     Args:
         new_cache: an empty cache of so many rows and tokens.
+        layers: whose hidden states are wanted.
+
+    Returns:
+        Hidden states ``[B, T, H]`` by layer; zeros behind a row's tokens, or anything.
     """
     apart: list[list[int]] = []
     if counts is not None and takes_rows(level.cache):
         apart = groups(counts, level.device.type)
     if len(apart) < 2:
-        return level.read(tokens, counts)
+        return level.read(tokens, counts, layers)
     whole, part = level.cache, None
+    hidden: dict[int, torch.Tensor] = {}
     for group in apart:  # those of the longest rows first
         some = [counts[b] for b in group]  # type: ignore[index]
         if part is None or not part.refit(len(group)):
@@ -55,11 +63,15 @@ def read_prompts(
         rows = torch.tensor(group).to(tokens.device, non_blocking=True)
         level.adopt(part)
         try:
-            level.read(tokens[rows, : max(some)], some)
+            states = level.read(tokens[rows, : max(some)], some, layers)
         finally:
             level.adopt(whole)
         whole.take(part, group)
-    return None
+        for layer, own in states.items():
+            if layer not in hidden:
+                hidden[layer] = own.new_zeros(*tokens.shape, own.shape[2])
+            hidden[layer][rows.to(own.device), : own.shape[1]] = own
+    return hidden
 
 
 def takes_rows(cache: object) -> bool:

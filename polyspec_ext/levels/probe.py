@@ -4,8 +4,8 @@ A model may take every argument that a level passes and still use them wrongly: 
 their slot and not by their position, take causality from the shape of its keys, fail when several
 tokens are read behind a cache. So a level of a Hugging Face model is tried once, when it is made,
 with the calls that a chain makes: a prompt, passes of several tokens, rollbacks, and for batches
-rows of different lengths of which some wait. That is at most nine passes over at most two rows of
-a few tokens, in a cache of their own; on every rank of a sharded model alike.
+rows of different lengths of which some wait, and a tree. That is at most twelve passes over at most
+two rows of a few tokens, in a cache of their own; on every rank of a sharded model alike.
 
 Not covered: what a model does only behind longer texts.
 """
@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from .base import InputBlock, LevelOutput
 
 # How far a row of logits may be from its reference, as a fraction of its own spread: this, or a
 # few times what the model's own rounding does to it when another row is read beside it, which is
@@ -50,17 +52,15 @@ class Probed(Protocol):
 
     def adopt(self, cache: Any) -> None: ...
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int] | None) -> None: ...
+    def read(self, tokens: torch.Tensor, counts: Sequence[int] | None) -> object: ...
 
-    def run(
-        self,
-        tokens: torch.Tensor,
-        keep: int,
-        counts: Sequence[int] | None,
-        first: Sequence[int] | None,
-    ) -> torch.Tensor: ...
+    def run(self, block: InputBlock) -> LevelOutput: ...
 
     def rollback(self, lengths: Sequence[int]) -> None: ...
+
+    def keep_path(
+        self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
+    ) -> None: ...
 
 
 class Probe:
@@ -97,14 +97,23 @@ class Probe:
             ],
         )
 
-    @torch.inference_mode()
+    def tree(self) -> str | None:
+        """Why a tree of tokens cannot be read; None: it can."""
+        return self._checked(self._worst_of_tree)
+
     def _compare(self, prompts: tuple[int, ...], steps: Sequence[Step]) -> str | None:
+        return self._checked(lambda: self._worst(prompts, steps))
+
+    @torch.inference_mode()
+    def _checked(self, differ: Callable[[], float]) -> str | None:
         if not self._informative:
             return None
         level = self._level
         before = level.cache
         try:
-            worst = self._worst(prompts, steps)
+            if self._reference.numel() == 0:
+                self._refer()
+            worst = differ()
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:  # whatever a model may raise
@@ -118,8 +127,6 @@ class Probe:
     def _worst(self, prompts: tuple[int, ...], steps: Sequence[Step]) -> float:
         """The largest difference of any row of logits behind a token that was kept."""
         level = self._level
-        if self._reference.numel() == 0:
-            self._refer()
         rows, text = len(prompts), self._text.tolist()
         level.adopt(self._new_cache(rows, len(text)))
         even = len(set(prompts)) == 1
@@ -135,13 +142,39 @@ class Probe:
             ]
             new = [end - begin for begin, end in zip(have, kept, strict=True)]
             first = [max(n - keep, 0) for n in new]
-            logits = level.run(self._padded(fed), keep, counts, first)
+            logits = level.run(InputBlock(self._padded(fed), keep, counts, first)).logits
             level.rollback(kept)
             for b, (start, n) in enumerate(zip(first, new, strict=True)):
                 for j in range(start, n):
                     given, wanted = logits[b, j - start], self._reference[have[b] + j]
                     worst = max(worst, relative_difference(given, wanted))
             have = list(kept)
+        return worst
+
+    def _worst_of_tree(self) -> float:
+        """Two rows of different lengths, a tree in which the text itself is one path between
+        others, and a pass behind that path."""
+        level, text, prompts = self._level, self._text.tolist(), (6, 3)
+        level.adopt(self._new_cache(2, len(text)))
+        level.read(self._padded([text[:n] for n in prompts]), prompts)
+        path, worst = [1, 2, 4], 0.0
+        parents = torch.tensor([[-1, -1, 1, 1, 2]] * 2).to(level.device)
+        fed = []
+        for n in prompts:
+            nodes = [(token + 1) % self._ids for token in text[n : n + 5]]
+            for depth, node in enumerate(path):
+                nodes[node] = text[n + depth]
+            fed.append(nodes)
+        logits = level.run(InputBlock(self._padded(fed), 5, parents=parents)).logits
+        for b, n in enumerate(prompts):
+            for depth, node in enumerate(path):
+                given = relative_difference(logits[b, node], self._reference[n + depth])
+                worst = max(worst, given)
+        have = [n + len(path) for n in prompts]
+        level.keep_path(prompts, torch.tensor([path, path]), have)
+        logits = level.run(InputBlock(self._padded([text[n : n + 1] for n in have]), 1)).logits
+        for b, n in enumerate(have):
+            worst = max(worst, relative_difference(logits[b, 0], self._reference[n]))
         return worst
 
     def _refer(self) -> None:

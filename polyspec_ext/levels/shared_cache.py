@@ -13,12 +13,14 @@ skips tokens which that one has already read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..kv_cache.lengths import round_up
+from .base import Hidden, InputBlock, LevelOutput, PromptBatch
 
 
 def require_same_shape(model: Any, other: Any, name: str) -> None:
@@ -81,20 +83,19 @@ class Shared:
         for member in self.members:
             member.lengths, member.ready, member.moves = [0] * rows, False, 0
 
-    def begin(
-        self, tokens: torch.Tensor, counts: list[int], rows: list[list[int]], reserved: int
-    ) -> None:
+    def begin(self, prompts: PromptBatch, counts: list[int], rows: list[list[int]]) -> Hidden:
         """A batch begins: the owner reads its prompts."""
         self._forget(len(rows))
         owner, level = self.owner, self.owner.level
         longest = max(counts, default=0)
-        cache = level.fresh(len(rows), max(reserved, longest))
+        cache = level.fresh(len(rows), max(prompts.capacity, longest))
         for member in self.members:
             member.level.adopt(cache)
-        level.read(tokens[:, :longest], counts)
+        hidden: Hidden = level.read(prompts.tokens[:, :longest], counts, prompts.hidden_layers)
         owner.ready = True
         owner.lengths = list(counts)
         self.record = [list(row) for row in rows]
+        return hidden
 
     def make_room(self, tokens: int) -> None:
         """Rows of so many tokens will come: grow once, with the next pass."""
@@ -141,18 +142,17 @@ class Member:
         above = [m.lengths for m in self.shared.members[: self.rank] if m.ready]
         return [max(lengths) for lengths in zip(*above, strict=True)] or [0] * len(self.lengths)
 
-    def prefill(
-        self, tokens: torch.Tensor, counts: Sequence[int] | None, reserved: int = 0
-    ) -> None:
+    def prefill(self, prompts: PromptBatch) -> Hidden | None:
         """Begin a batch, or join the one that another member has begun with the same tokens."""
-        shared = self.shared
+        shared, tokens, layers = self.shared, prompts.tokens, prompts.hidden_layers
         width = tokens.shape[1]
-        limits = [width] * tokens.shape[0] if counts is None else list(counts)
+        limits = [width] * tokens.shape[0] if prompts.counts is None else list(prompts.counts)
         rows = [ids[:n] for ids, n in zip(tokens.tolist(), limits, strict=True)]
+        hidden: Hidden | None = None
         if self.rank == 0:
             early, shared.early = shared.early, None
             if early is None or not _agree(early, rows):
-                shared.begin(tokens, limits, rows, reserved)
+                hidden = shared.begin(prompts, limits, rows)
                 done = limits
             else:  # a member that was first has had it read for us
                 done = [min(len(e), n) for e, n in zip(early, limits, strict=True)]
@@ -162,71 +162,103 @@ class Member:
             record = shared.record
             empty = any(rows) and not any(record or ())
             if record is None or empty or not _within(record, rows):
-                shared.begin(tokens, limits, rows, reserved)
+                shared.begin(prompts._replace(hidden_layers=()), limits, rows)
                 record = rows
             shared.early = [list(row) for row in record]
             self.lengths = [0] * len(rows)
             done = [min(h, n) for h, n in zip(self.held(), limits, strict=True)]
-        shared.make_room(reserved)
-        self._read_rest(tokens, limits, done)
+        shared.make_room(prompts.capacity)
+        if layers and hidden is None:
+            # The states are this level's own, so it reads what another has read as well.
+            with self._keeping([0] * len(rows), done):
+                hidden = self._read_rest(tokens, limits, [0] * len(rows), layers)
+        else:
+            self._read_rest(tokens, limits, done, ())
         self.ready, self.moves = True, len(shared.selected)
         if all(member.ready for member in shared.members):
             shared.record = None
+        return self.level.padded_states(hidden, layers, tokens) if layers else None
 
-    def _read_rest(self, tokens: torch.Tensor, limits: list[int], done: list[int]) -> None:
+    def _read_rest(
+        self, tokens: torch.Tensor, limits: list[int], done: list[int], layers: tuple[int, ...]
+    ) -> Hidden:
         rest = [n - d for n, d in zip(limits, done, strict=True)]
+        hidden: Hidden = {}
         if any(rest):
             self.level.cache.rows.place(done)
-            self.level.read(_shift(tokens, done, max(rest)), rest)
+            hidden = self.level.read(_shift(tokens, done, max(rest)), rest, layers)
         self.lengths = list(limits)
+        return hidden
 
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        keep: int,
-        counts: Sequence[int] | None,
-        first: Sequence[int] | None,
-    ) -> torch.Tensor:
+    @contextmanager
+    def _keeping(self, start: list[int], end: list[int]) -> Iterator[None]:
+        """Meanwhile this level may write slots ``[start[b], end[b])`` of the levels above it: their
+        keys and values are put back."""
+        if self.rank == 0 or start == end:
+            yield
+            return
+        saved = _Saved(self.level.cache, start, end)
+        try:
+            yield
+        finally:
+            saved.put_back()
+
+    def forward(self, block: InputBlock) -> LevelOutput:
         if not self.ready:
             raise RuntimeError(
                 f"{self.level.name}: expected prefill before forward; a level that shares a cache "
                 "belongs to the batch that the latest of them has begun"
             )
+        tokens, keep, parents = block.tokens, block.keep, block.parents
         width = tokens.shape[1]
-        limits = [width] * len(self.lengths) if counts is None else list(counts)
-        offsets = [width - keep] * len(limits) if first is None else list(first)
+        limits = [width] * len(self.lengths) if block.counts is None else list(block.counts)
+        offsets = [width - keep] * len(limits) if block.first is None else list(block.first)
         skip = [
             min(max(held - have, 0), limit)
             for held, have, limit in zip(self.held(), self.lengths, limits, strict=True)
         ]
-        # Logits that stand behind a token need a query there, even where a level above has read
-        # it. Its key and value are put back afterwards.
+        # Logits that stand behind a token need a query there, and so do its hidden states, even
+        # where a level above has read it. Its key and value are put back afterwards.
         asked = [min(s, f) if f < n else s for s, f, n in zip(skip, offsets, limits, strict=True)]
+        if block.hidden_layers:
+            asked = [0] * len(limits)
         start = [have + s for have, s in zip(self.lengths, asked, strict=True)]
         rest = [n - s for n, s in zip(limits, asked, strict=True)]
         wide = max(max(rest), 1)
         if any(asked):
             tokens = _shift(tokens, asked, wide)
+            if parents is not None:  # what is skipped lies in front of the tree
+                parents = _shift(parents, asked, wide) - torch.tensor(asked)[:, None].to(parents)
         places = [f - s for f, s in zip(offsets, asked, strict=True)]
+        end = [h + s for h, s in zip(self.lengths, skip, strict=True)]
         cache = self.level.cache
-        saved = None
-        if asked != skip:
-            saved = _Saved(cache, start, [h + s for h, s in zip(self.lengths, skip, strict=True)])
         cache.rows.place(start)
         in_step = all(n == wide for n in rest)
         last = all(p == wide - keep for p in places)
-        try:
-            logits: torch.Tensor = self.level.run(
-                tokens, keep, None if in_step else rest, None if last else places
+        with self._keeping(start, end if asked != skip else start):
+            out: LevelOutput = self.level.run(
+                InputBlock(
+                    tokens,
+                    keep,
+                    None if in_step else rest,
+                    None if last else places,
+                    parents,
+                    block.hidden_layers,
+                )
             )
-        finally:
-            if saved is not None:
-                saved.put_back()
         if self.rank == 0 and self.shared.record is not None:
             for row, ids, n in zip(self.shared.record, tokens.tolist(), rest, strict=True):
                 row += ids[:n]
         self.lengths = [s + n for s, n in zip(start, rest, strict=True)]
-        return logits
+        return out
+
+    def keep_path(self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]) -> None:
+        """The tree lies behind what any level above has read, so only this level's move."""
+        self.level.cache.keep_path(begin, path, lengths)
+        if self.rank == 0:
+            for row, at, nodes in zip(self.shared.record or (), begin, path.tolist(), strict=False):
+                row[at:] = [row[at + node] for node in nodes if node >= 0]
+        self.rollback(lengths)
 
     def rollback(self, lengths: Sequence[int]) -> None:
         """Only this level's count: what another has written stays."""

@@ -69,15 +69,12 @@ def test_a_tree_path_stands_as_if_it_had_been_read_in_order(name: str) -> None:
     driver = Driver(model, cache)
     driver.forward([6, 3])
     parents = [-1, 0, 0, 1, 2, 4]
-    tree = torch.zeros(6, 6, dtype=torch.bool)
-    for node, parent in enumerate(parents):
-        tree[node, node] = True
-        if parent >= 0:
-            tree[node] |= tree[parent]
     ids = torch.randint(3, VOCAB, (2, 6), generator=driver.random)
-    logits = model(ids, past_key_values=cache, **cache.inputs(6, tree=tree)).logits
+    logits = model(
+        ids, past_key_values=cache, **cache.inputs(6, parents=torch.tensor(parents))
+    ).logits
     paths = [[0, 1, -1, -1], [0, 2, 4, 5]]
-    cache.accept_path(torch.tensor(paths))
+    cache.keep_path([6, 3], torch.tensor(paths), [8, 7])
     for row, path in enumerate(paths):
         nodes = [node for node in path if node >= 0]
         driver.alone.tokens[row] += ids[row, nodes].tolist()
@@ -161,7 +158,9 @@ def test_nothing_reads_a_value_on_the_host() -> None:
     with torch.no_grad(), NoSync():
         model(ids, past_key_values=cache, **cache.inputs(3, counts))
         cache.rollback(lengths, bound=2)
-        cache.accept_path(torch.tensor([[0, 2], [1, -1]]))
+        parents = torch.tensor([[-1, -1, 0], [-1, 0, -1]])
+        model(ids, past_key_values=cache, **cache.inputs(3, counts, parents=parents))
+        cache.keep_path(lengths, torch.tensor([[0, 2], [1, -1]]), lengths + 1)
 
 
 def test_bad_counts_set_a_status_and_keep_the_row() -> None:

@@ -19,6 +19,7 @@ from recorder import READS, Recorder, Recording
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
+from polyspec_ext.levels.base import InputBlock
 from polyspec_ext.policies.base import RoundReport
 from polyspec_ext.runtime.graphs import Graphs, Inputs, Outputs, Step
 from polyspec_ext.tensors import Place
@@ -427,10 +428,10 @@ def test_a_step_that_runs_twice_on_the_host_grows_nothing() -> None:
         alone.prefill(tokens)
         assert alone.reach(33) is None  # more than there is room for
         assert alone.reach(28) is not None
-        step = [torch.arange(20, 28)[None], 1, counts, counts - 1]
+        block = InputBlock(torch.arange(20, 28)[None], 1, counts, counts - 1)
         with pytest.raises(RuntimeError, match="operator 60 fails"):
-            Recorder(60).capture(lambda *x: (alone.forward_captured(*x),), step)  # type: ignore[arg-type]
-        got = alone.forward_captured(*step)
+            Recorder(60).capture(lambda: (alone.forward_block(block).logits,), [])
+        got = alone.forward_block(block).logits
         rows = alone.cache.rows
         assert (rows.capacity, rows.bound, rows.lengths.tolist()) == (32, 28, [23])
         alone.passed([23])

@@ -11,6 +11,7 @@ import torch
 import toy
 
 import polyspec_ext as ps
+from polyspec_ext.levels.base import InputBlock, LevelOutput
 
 VOCAB = 20
 
@@ -106,11 +107,12 @@ class Staying(Rows):
         with torch._C.DisableTorchFunction():
             return super().forward(*args)
 
-    def forward_captured(
-        self, tokens: torch.Tensor, keep: int, counts: torch.Tensor, first: torch.Tensor
-    ) -> torch.Tensor:
+    def forward_block(self, block: InputBlock) -> LevelOutput:
+        assert isinstance(block.counts, torch.Tensor)
+        assert isinstance(block.first, torch.Tensor)
         with torch._C.DisableTorchFunction():
-            return super().forward(tokens, keep, counts.tolist(), first.tolist())
+            counts, first = block.counts.tolist(), block.first.tolist()
+            return LevelOutput(super().forward(block.tokens, block.keep, counts, first))
 
     def keep(self, lengths: torch.Tensor) -> None:
         with torch._C.DisableTorchFunction():

@@ -1,0 +1,105 @@
+"""Hidden states of a model's pass, read off where they are computed: at the entries of its decoder
+layers and behind its final norm. Those that nobody asked for are not kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class HiddenStates:
+    """Where a `transformers` model computes its hidden states.
+
+    Args:
+        model: a causal language model.
+
+    Attributes:
+        count: decoder layers, L.
+    """
+
+    def __init__(self, model: Any) -> None:
+        config = model.config.get_text_config(decoder=True)
+        body, self._layers = _layers(model, int(config.num_hidden_layers))
+        # Either ends with the final norm: in some models the layers are a part of a part, in others
+        # the whole is never called. Where both are, the outer one ends last.
+        self._bodies = [one for one in dict.fromkeys((body, model.base_model)) if one is not model]
+        self.count = len(self._layers)
+
+    def __bool__(self) -> bool:
+        """Whether they were found."""
+        return self.count > 0
+
+    def require(self, layers: Sequence[int], name: str) -> None:
+        """Refuse layers that the model does not have.
+
+        Raises:
+            ValueError: names the level.
+        """
+        if not self:
+            raise ValueError(
+                f"{name}: expected a model whose decoder layers are one list of modules, to give "
+                "hidden states, given another"
+            )
+        wrong = [layer for layer in layers if not -1 <= layer <= self.count]
+        if wrong:
+            raise ValueError(
+                f"{name}: hidden_layers: expected -1 to {self.count}, given {list(layers)}"
+            )
+
+    @contextmanager
+    def taken(self, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+        """Meanwhile a pass of the model, in this thread, leaves its states of `layers` here: k in
+        [0, L] the state after k decoder layers, -1 the last one behind the final norm."""
+        found: dict[int, torch.Tensor] = {}
+        thread = threading.get_ident()
+
+        def keeper(layer: int, read: Callable[..., Any]) -> Callable[..., None]:
+            def hook(*arguments: Any) -> None:
+                if threading.get_ident() == thread:  # others may run the same model
+                    found[layer] = read(*arguments[1:])
+
+            return hook
+
+        with ExitStack() as hooks:
+            for layer in dict.fromkeys(layers):
+                if layer == -1:
+                    for body in self._bodies:
+                        hooks.callback(body.register_forward_hook(keeper(layer, _last)).remove)
+                    continue
+                if layer == self.count:
+                    last = self._layers[layer - 1]
+                    handle = last.register_forward_hook(keeper(layer, _result))
+                else:
+                    handle = self._layers[layer].register_forward_pre_hook(
+                        keeper(layer, _entering), with_kwargs=True
+                    )
+                hooks.callback(handle.remove)
+            yield found
+
+
+def _layers(model: nn.Module, count: int) -> tuple[nn.Module, Sequence[nn.Module]]:
+    """The decoder layers, the first list of as many modules as the configuration says, and the
+    module that they are a part of; the model and none where there is no such list."""
+    for module in model.modules():
+        for child in module.children():
+            if isinstance(child, nn.ModuleList) and len(child) == count:
+                return module, list(child)
+    return model, ()
+
+
+def _entering(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return arguments[0] if arguments else options["hidden_states"]
+
+
+def _result(arguments: tuple[Any, ...], output: Any) -> Any:
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def _last(arguments: tuple[Any, ...], output: Any) -> Any:
+    last = getattr(output, "last_hidden_state", None)
+    return output[0] if last is None else last

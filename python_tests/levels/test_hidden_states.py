@@ -1,0 +1,175 @@
+"""Hidden states of a level's passes: those of the model itself, of the layers asked for."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from small_models import FAMILIES, V, make, rough
+
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelAdapter, PromptBatch
+
+LAYERS = (0, 1, -1)
+LENGTHS = [100, 3, 5]  # far enough apart to be read in two groups
+
+
+@torch.inference_mode()
+def own_states(model: Any, text: list[int]) -> dict[int, torch.Tensor]:
+    """The model's own, ``[T, H]`` by layer."""
+    ids = torch.tensor([text])
+    states = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+    return {layer: states[layer][0] for layer in range(-1, len(states) - 1)}
+
+
+def texts(seed: int = 1) -> list[list[int]]:
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, V, (n + 12,), generator=random).tolist() for n in LENGTHS]
+
+
+def padded(rows: list[list[int]]) -> torch.Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([row + [0] * (width - len(row)) for row in rows])
+
+
+def require_states(level: LevelAdapter, model: Any, layers: tuple[int, ...] = LAYERS) -> None:
+    """Of ragged prompts, of passes with rows out of step, and of what is read behind them."""
+    whole = texts()
+    expected = [own_states(model, text) for text in whole]
+    read = list(LENGTHS)
+
+    def compare(hidden: Any, begin: list[int], counts: list[int]) -> None:
+        assert set(hidden) == set(layers)
+        for layer in layers:
+            for b, (at, n) in enumerate(zip(begin, counts, strict=True)):
+                given, wanted = hidden[layer][b, :n], expected[b][layer][at : at + n]
+                torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-4)
+
+    prompts = padded([text[:n] for text, n in zip(whole, LENGTHS, strict=True)])
+    compare(level.prefill(PromptBatch(prompts, LENGTHS, 128, layers)), [0] * 3, LENGTHS)
+    for counts, first in (([4, 1, 2], [2, 0, 0]), ([2, 2, 2], None), ([0, 6, 1], [0, 4, 0])):
+        rows = [text[at : at + n] for text, at, n in zip(whole, read, counts, strict=True)]
+        ragged = None if len(set(counts)) == 1 else counts
+        out = level.forward(InputBlock(padded(rows), 2, ragged, first, hidden_layers=layers))
+        compare(out.hidden, read, counts)
+        read = [at + n for at, n in zip(read, counts, strict=True)]
+    read = [at - 1 for at in read]
+    level.rollback(read)
+    rows = [text[at : at + n] for text, at, n in zip(whole, read, [3, 1, 2], strict=True)]
+    compare(level.read(padded(rows), [3, 1, 2], layers), read, [3, 1, 2])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_are_the_models(family: str) -> None:
+    model = make(family)
+    level = HuggingFaceLevel(model)
+    assert level.supports_hidden_states
+    require_states(LevelAdapter(level), model)
+    assert level.forward_block(InputBlock(torch.tensor([[3]] * 3), 1)).hidden is None
+
+
+@pytest.mark.parametrize(
+    "options", [{"prefill_chunk": 4}, {"pack": True}, {"compile": True}], ids=str
+)
+def test_in_pieces_packed_and_compiled(options: Any) -> None:
+    model = make("llama", 3)
+    require_states(LevelAdapter(HuggingFaceLevel(model, **options)), model, (2, -1))
+
+
+def test_the_state_behind_the_last_layer_is_in_front_of_the_norm() -> None:
+    model = make("llama")
+    level = HuggingFaceLevel(model)
+    level.prefill(torch.tensor([[5]]))
+    hidden = level.forward_block(
+        InputBlock(torch.tensor([[6, 7]]), 1, hidden_layers=(2, -1))
+    ).hidden
+    assert hidden is not None
+    with torch.inference_mode():
+        torch.testing.assert_close(model.model.norm(hidden[2]), hidden[-1])
+
+
+def test_counts_on_the_device() -> None:
+    model = make("qwen2")
+    level = HuggingFaceLevel(model)
+    text = texts()[0]
+    level.prefill(torch.tensor([text[:6]]))
+    counts = torch.tensor([3])
+    block = InputBlock(torch.tensor([text[6:10]]), 1, counts, counts - 1, hidden_layers=(1,))
+    hidden = level.forward_block(block).hidden
+    assert hidden is not None
+    wanted = own_states(model, text[:9])[1][6:]
+    torch.testing.assert_close(hidden[1][0, :3], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("first", ["owner", "copy"])
+def test_shared_caches(first: str) -> None:
+    """A copy computes its states though the level above has read the tokens, and leaves that
+    level's keys as they are."""
+    target = make("llama")
+    owner = HuggingFaceLevel(target)
+    twin = LevelAdapter(HuggingFaceLevel(copy.deepcopy(target), shares_cache_with=owner))
+    other = LevelAdapter(HuggingFaceLevel(rough(target), shares_cache_with=owner))
+    text = texts()[0][:20]
+    prompts = PromptBatch(torch.tensor([text[:8]]), hidden_layers=LAYERS)
+    expected = own_states(target, text)
+    levels = [LevelAdapter(owner), twin, other]
+    for level in levels if first == "owner" else levels[::-1]:
+        hidden = level.prefill(prompts)
+        assert hidden is not None
+        for layer in LAYERS if level is not other else ():
+            wanted = expected[layer][None, :8]
+            torch.testing.assert_close(hidden[layer], wanted, rtol=1e-4, atol=1e-4)
+    block = InputBlock(torch.tensor([text[8:12]]), 1, hidden_layers=LAYERS)
+    for level in levels:
+        hidden = level.forward(block).hidden
+        assert hidden is not None
+        for layer in LAYERS if level is not other else ():
+            wanted = expected[layer][None, 8:12]
+            torch.testing.assert_close(hidden[layer], wanted, rtol=1e-4, atol=1e-4)
+    # Greedy text behind it is the owner's own.
+    logits = levels[0].forward(InputBlock(torch.tensor([text[12:]]), 1)).logits[0, 0]
+    with torch.inference_mode():
+        whole = target(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
+    torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_stays_behind() -> None:
+    model = make("llama")
+    level = HuggingFaceLevel(model)
+
+    def hooks() -> int:
+        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+    before = hooks()
+    empty = level.prefill_batch(PromptBatch(torch.zeros(1, 0, dtype=torch.int64), None, 0, (1,)))
+    assert empty is not None
+    assert empty[1].shape == (1, 0, 32)
+    level.forward_block(InputBlock(torch.tensor([[6, 7]]), 1, [1], [0], hidden_layers=LAYERS))
+    assert hooks() == before
+
+
+def test_refusals() -> None:
+    level = HuggingFaceLevel(make("llama"), name="mine")
+    for layers in ((3,), (-2,)):
+        with pytest.raises(ValueError, match=r"mine: hidden_layers: expected -1 to 2, given"):
+            level.prefill_batch(PromptBatch(torch.tensor([[5]]), hidden_layers=layers))
+
+    class Wrong:
+        vocab_size, name = 5, "wrong"
+        supports_hidden_states = True
+        given: Any = None
+
+        def forward_block(self, block: InputBlock) -> Any:
+            return torch.zeros(1, 1, 5), self.given
+
+    adapter = LevelAdapter(Wrong())
+    assert adapter.capabilities.hidden_states
+    for given, error, message in (
+        (None, TypeError, "wrong: expected hidden states by layer, given NoneType"),
+        ({1: torch.zeros(1, 2, 3)}, TypeError, "of layer 2, given NoneType"),
+        ({2: torch.zeros(1, 3, 3)}, ValueError, r"\[B, T, H\] = \[1, 2, H\] of layer 2"),
+    ):
+        adapter.level.given = given
+        with pytest.raises(error, match=message):
+            adapter.forward(InputBlock(torch.tensor([[1, 2]]), 1, hidden_layers=(2,)))

@@ -1,0 +1,216 @@
+"""Levels that read trees of tokens: each node has the logits of the text that leads to it, and of
+the accepted path the cache keeps what reading that text would have left."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from small_models import FAMILIES, V, make
+
+from polyspec_ext.kv_cache import masks
+from polyspec_ext.kv_cache.rollback import RollbackCache
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelAdapter, PromptBatch
+
+# By row: prompt, tokens in front of the tree that were not read yet, parents of the nodes (-1: the
+# last of those), and the path that is accepted.
+ROWS = [
+    (11, 2, [-1, -1, 0, 1, 1, 4, 5], [1, 4, 5]),
+    (4, 1, [-1, 0, 0, -1], [0, 2]),
+    (6, 3, [-1, -1], []),
+    (5, 0, [], []),  # has no part
+]
+
+
+@torch.inference_mode()
+def plain(model: Any, text: list[int]) -> torch.Tensor:
+    return model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]  # type: ignore[no-any-return]
+
+
+def keys_of(cache: Any, row: int, length: int) -> torch.Tensor:
+    return torch.stack([layer.keys[row, :, :length] for layer in cache.layers])
+
+
+def require_trees(
+    level: LevelAdapter, model: Any, rows: Any = ROWS, *, device: bool = False
+) -> None:
+    """Twice, so that the second tree stands behind the path of the first."""
+    random = torch.Generator().manual_seed(4)
+
+    def some(count: int) -> list[int]:
+        return torch.randint(3, V, (count,), generator=random).tolist()
+
+    prompts = [some(row[0]) for row in rows]
+    width = max(map(len, prompts))
+    tokens = torch.tensor([text + [0] * (width - len(text)) for text in prompts])
+    level.prefill(PromptBatch(tokens, [len(text) for text in prompts], 64))
+    for _ in range(2):
+        width = max(lag + len(parents) for _, lag, parents, _ in rows)
+        keep = max(len(parents) for _, _, parents, _ in rows) + 1
+        ids = torch.zeros(len(rows), width, dtype=torch.int64)
+        above = torch.full((len(rows), width), -1)
+        counts, first, path = [], [], torch.full((len(rows), 3), -1)
+        for b, (_, lag, parents, kept) in enumerate(rows):
+            count = lag + len(parents)
+            ids[b, :count] = torch.tensor(some(count))
+            whole = [*range(-1, lag - 1), *(lag + p if p >= 0 else lag - 1 for p in parents)]
+            above[b, :count] = torch.tensor(whole, dtype=torch.int64)
+            counts.append(count)
+            first.append(max(lag - 1, 0))
+            path[b, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
+        given: list[Any] = [counts, first]
+        if device:
+            given = [torch.tensor(own) for own in given]
+        logits = level.forward(InputBlock(ids, keep, *given, above)).logits
+        for b, (_, lag, parents, _) in enumerate(rows):
+            front = [*prompts[b], *ids[b, :lag].tolist()]
+            for node in range(-1 if lag else len(parents), len(parents)):
+                steps, at = [], node
+                while at >= 0:
+                    steps.append(int(ids[b, lag + at]))
+                    at = parents[at]
+                wanted = plain(model, front + steps[::-1])
+                torch.testing.assert_close(logits[b, node + 1], wanted, rtol=1e-4, atol=1e-4)
+        begin = [len(text) + lag for text, (_, lag, _, _) in zip(prompts, rows, strict=True)]
+        lengths = [n + len(row[3]) for n, row in zip(begin, rows, strict=True)]
+        kept_lengths: Any = torch.tensor(lengths) if device else lengths
+        level.keep_path(torch.tensor(begin) if device else begin, path, kept_lengths)
+        for b, (_, lag, _, kept) in enumerate(rows):
+            nodes = [lag + node for node in kept]
+            prompts[b] += [*ids[b, :lag].tolist(), *ids[b, nodes].tolist()]
+        assert level.level.cache.lengths.tolist() == lengths or level.level.reads_apart is False
+    for b, text in enumerate(prompts):
+        own = RollbackCache.for_model(model, 1, capacity=64)
+        with torch.inference_mode():
+            model(input_ids=torch.tensor([text]), past_key_values=own)
+        given_keys, wanted = (
+            keys_of(c, r, len(text)) for c, r in ((level.level.cache, b), (own, 0))
+        )
+        torch.testing.assert_close(given_keys, wanted, rtol=1e-4, atol=1e-4)
+    behind = level.forward(InputBlock(torch.tensor([[7, 9]] * len(rows)), 1)).logits
+    for b, text in enumerate(prompts):
+        torch.testing.assert_close(behind[b, 0], plain(model, [*text, 7, 9]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nodes_see_their_own_text(family: str, attention: str) -> None:
+    model = make(family)
+    if not (attention == "sdpa" and family.startswith("gemma2")):  # it caps its scores
+        model.set_attn_implementation(attention)
+    level = HuggingFaceLevel(model)
+    assert level.no_trees is None
+    adapter = LevelAdapter(level)
+    assert adapter.capabilities.trees
+    require_trees(adapter, model)
+    require_trees(adapter, model, ROWS[:1])  # a single row, whose tree stands at the end
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:1]], ids=len)
+def test_packed(rows: Any) -> None:
+    model = make("llama")
+    require_trees(LevelAdapter(HuggingFaceLevel(model, pack=True)), model, rows)
+
+
+def test_counts_lengths_and_paths_on_the_device() -> None:
+    model = make("llama")
+    require_trees(LevelAdapter(HuggingFaceLevel(model)), model, device=True)
+
+
+@torch.inference_mode()
+def test_shared_caches() -> None:
+    """A copy's tree stands behind what the owner has read, which stays. (The copy is an exact one,
+    so that its logits are known.)"""
+    target = make("llama")
+    owner = HuggingFaceLevel(target)
+    level = HuggingFaceLevel(copy.deepcopy(target), shares_cache_with=owner)
+    text = [5, 17, 80, 3, 41, 9, 12, 60]
+    for one in (owner, level):
+        one.prefill(torch.tensor([text[:5]]))
+    owner.forward(torch.tensor([text[5:]]), 1)  # two of the three that the copy still lacks
+    owner.rollback([7])
+    nodes = [20, 21, 22, 23]
+    block = InputBlock(
+        torch.tensor([[*text[5:], *nodes]]), 5, parents=torch.tensor([[-1, 0, 1, 2, 2, 4, 3]])
+    )
+    logits = level.forward_block(block).logits[0]
+    for row, steps in enumerate(([], [20], [21], [21, 22], [20, 23])):
+        wanted = plain(target, text + steps)
+        torch.testing.assert_close(logits[row], wanted, rtol=1e-4, atol=1e-4)
+    level.keep_path([8], torch.tensor([[1, 2, -1]]), [10])
+    rows = level.forward(torch.tensor([[30]]), 1)[0, 0]
+    wanted = plain(target, [*text, 21, 22, 30])
+    torch.testing.assert_close(rows, wanted, rtol=1e-4, atol=1e-4)
+    rows = owner.forward(torch.tensor([[text[7], 21, 22]]), 1)[0, 0]
+    torch.testing.assert_close(rows, plain(target, [*text, 21, 22]), rtol=1e-4, atol=1e-4)
+
+
+def bloom() -> Any:
+    torch.manual_seed(0)
+    config = hf.BloomConfig(vocab_size=V, hidden_size=32, n_layer=2, n_head=4)
+    return hf.BloomForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("level", "why"),
+    [
+        (lambda: HuggingFaceLevel(make("llama"), streaming=8, name="it"), "one run of slots"),
+        (lambda: HuggingFaceLevel(bloom(), name="it"), "takes no position_ids"),  # alibi
+        (
+            lambda: HuggingFaceLevel(make("llama"), new_cache=hf.DynamicCache, name="it"),
+            "a RollbackCache is needed",
+        ),
+    ],
+    ids=["streaming", "alibi", "another cache"],
+)
+def test_what_reads_no_trees_says_so(level: Callable[[], HuggingFaceLevel], why: str) -> None:
+    made = level()
+    assert not LevelAdapter(made).capabilities.trees
+    assert why in LevelAdapter(made).no_trees
+    made.prefill(torch.tensor([[5, 6]]))
+    block = InputBlock(torch.tensor([[7, 8]]), 3, parents=torch.tensor([[-1, -1]]))
+    with pytest.raises(ValueError, match=f"it: expected a chain of tokens, given a tree: .*{why}"):
+        made.forward_block(block)
+
+
+def test_a_tree_goes_in_one_pass() -> None:
+    level = HuggingFaceLevel(make("llama"), prefill_chunk=3)
+    level.prefill(torch.tensor([[5, 6]]))
+    block = InputBlock(torch.tensor([[7] * 4]), 1, parents=torch.tensor([[-1] * 4]))
+    with pytest.raises(ValueError, match=r"a tree of at most 3 tokens.*given 4"):
+        level.forward_block(block)
+
+
+def _all_before(parents: torch.Tensor) -> torch.Tensor:
+    nodes = parents.shape[1]
+    return torch.ones(nodes, nodes, dtype=torch.bool).tril().expand(len(parents), -1, -1)
+
+
+@pytest.mark.parametrize("mistake", ["siblings are seen", "positions are slots", "path stays"])
+def test_a_model_that_reads_trees_wrongly_is_found(
+    mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the probe finds out when the level is made."""
+    if mistake == "siblings are seen":
+        monkeypatch.setattr(masks, "ancestors", _all_before)
+    elif mistake == "positions are slots":
+        plain_inputs = RollbackCache.inputs
+
+        def inputs(self: Any, tokens: int, counts: Any = None, *, parents: Any = None) -> Any:
+            made = plain_inputs(self, tokens, counts, parents=parents)
+            made["position_ids"] = masks.query_positions(self.rows.base, self.rows.counts, tokens)
+            return made
+
+        monkeypatch.setattr(RollbackCache, "inputs", inputs)
+    else:
+        monkeypatch.setattr(
+            RollbackCache, "keep_path", lambda self, begin, path, lengths: self.rollback(lengths)
+        )
+    level = HuggingFaceLevel(make("llama"))
+    assert level.supports_batches
+    assert level.no_trees is not None
+    assert "gives the nodes of a tree other logits" in level.no_trees
