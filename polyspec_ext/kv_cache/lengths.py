@@ -147,8 +147,13 @@ class Rows:
         self.seen.clear()
 
     def span_of(self, longest: int, bucket: int | None = None) -> int:
-        """Slots that attention reads while no row is longer than so many tokens."""
-        return min(round_up(max(longest, 1), bucket or self.bucket), self.capacity)
+        """Slots that attention reads while no row is longer than so many tokens: a multiple of
+        `bucket`, which doubles with the length beyond 8 of them, so that texts of any length see
+        few spans. At most a quarter of the slots is read in vain then."""
+        step, longest = bucket or self.bucket, max(longest, 1)
+        if step > 1:
+            step <<= (longest // (4 * step)).bit_length() - 1 if longest >= 8 * step else 0
+        return min(round_up(longest, step), self.capacity)
 
     def cut(self, lengths: Sequence[int] | torch.Tensor, bound: int | None) -> None:
         """Keep at most ``lengths[b]`` tokens of row b."""

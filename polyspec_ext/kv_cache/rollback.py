@@ -69,8 +69,8 @@ class RollbackCache(RowsComeAndGo, Cache):  # type: ignore[misc]
         capacity: tokens per row to allocate at first.
         step: the capacity grows to a multiple of this when a row outruns it. Growing copies;
             nothing else does.
-        bucket: attention reads a multiple of so many slots. 1 reads no slot in vain; larger values
-            give captured graphs few shapes.
+        bucket: attention reads a multiple of so many slots (`Rows.span_of`). 1 reads no slot in
+            vain; larger values give captured graphs few shapes.
         slack: None keeps every key of a sliding-window layer and has the mask hide the old ones, so
             any rollback is exact. A number keeps window + slack of them, and at most `slack` tokens
             can be rolled back.

@@ -32,6 +32,19 @@ def test_buckets_read_more_slots_and_change_nothing(bucket: int) -> None:
     assert cache.rows.span % bucket == 0
 
 
+def test_spans_grow_with_the_length() -> None:
+    """Few, whatever the length; none reads more than a bucket or a quarter in vain."""
+    rows = RollbackCache(CONFIGS["llama"], 1, capacity=1 << 17, bucket=128).rows
+    spans = {n: rows.span_of(n) for n in range(1, 1 << 17)}
+    assert len(set(spans.values())) <= 8 + 4 * 7
+    for n, span in spans.items():
+        assert n <= span < n + 128 or span <= n * 5 / 4
+        assert span % 128 == 0
+    assert sorted(spans.values()) == list(spans.values())
+    exact = RollbackCache(CONFIGS["llama"], 1, capacity=1 << 17, bucket=1).rows
+    assert all(exact.span_of(n) == n for n in range(1, 5000))
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.5), (torch.float16, 0.06)])
 def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:

@@ -58,6 +58,17 @@ def test_replays_give_the_same_tokens(
     assert graphs.num_replays > 2 * graphs.num_captures
 
 
+def test_long_texts_capture_few_graphs() -> None:
+    chain, graphs = make([3], True, bucket=2, capacity=256)
+    eager, _ = make([3], False)
+    assert graphs is not None
+    options: dict[str, Any] = {"seed": 5, "temperature": 1.0, "eos_token_id": []}
+    wanted = eager.generate(PROMPTS[0], 200, **options)
+    for _ in range(2):
+        assert chain.generate(PROMPTS[0], 200, **options).sequences.equal(wanted.sequences)
+    assert 0 < graphs.num_captures <= 2 * (8 + 4 * 4)  # of two steps, and not 100 spans
+
+
 # ---- which memory a graph is for -----------------------------------------------------------------
 
 
