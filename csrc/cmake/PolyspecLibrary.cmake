@@ -9,7 +9,8 @@ set(POLYSPEC_CXX_FLAGS ${POLYSPEC_CXX_WARNINGS} -ffp-contract=off)
 file(GLOB polyspec_sources CONFIGURE_DEPENDS csrc/src/api/*.cpp csrc/src/cpu/*.cpp
      csrc/src/policy/*.cpp)
 set(rows_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/rows.cpp")
-list(REMOVE_ITEM polyspec_sources "${rows_source}")
+set(int4_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/int4_product.cpp")
+list(REMOVE_ITEM polyspec_sources "${rows_source}" "${int4_source}")
 
 add_library(polyspec ${polyspec_sources})
 add_library(polyspec::polyspec ALIAS polyspec)
@@ -25,27 +26,45 @@ target_include_directories(polyspec PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SO
 target_include_directories(polyspec PRIVATE csrc/src)
 target_compile_options(polyspec PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${POLYSPEC_CXX_FLAGS}>")
 
-# rows.cpp once per instruction set; csrc/src/cpu/dispatch.cpp chooses among them at run time.
+# rows.cpp and int4_product.cpp once per instruction set; csrc/src/cpu/dispatch.cpp and int4_dispatch.cpp choose among
+# the copies at run time.
 set(isa_baseline "")
 set(isa_avx2 -mavx2 -mfma -mf16c)
 set(isa_avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
+set(isa_avx512bf16 ${isa_avx512} -mavx512bf16)
 set(isas baseline)
 set(isa_definitions "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   list(APPEND isas avx2 avx512)
   set(isa_definitions POLYSPEC_X86=1)
 endif()
+set(int4_isas ${isas})
+if("avx512" IN_LIST isas)
+  list(APPEND int4_isas avx512bf16)
+endif()
 target_compile_definitions(polyspec PRIVATE ${isa_definitions})
-foreach(isa IN LISTS isas)
-  add_library(polyspec_rows_${isa} OBJECT "${rows_source}")
-  target_compile_features(polyspec_rows_${isa} PRIVATE cxx_std_17)
-  target_include_directories(polyspec_rows_${isa} PRIVATE csrc/include csrc/src)
-  target_compile_definitions(polyspec_rows_${isa} PRIVATE POLYSPEC_ISA=${isa} ${isa_definitions})
-  # Nothing here throws; unwinding tables would bring a weak symbol that the instruction sets share.
-  # Nobody reads the floating-point exception flags; minding them would keep conditions out of AVX2's
-  # registers. Values do not change.
-  target_compile_options(polyspec_rows_${isa} PRIVATE ${POLYSPEC_CXX_FLAGS} -fno-trapping-math -fno-exceptions ${isa_${isa}})
-  target_sources(polyspec PRIVATE $<TARGET_OBJECTS:polyspec_rows_${isa}>)
+
+# polyspec_add_copies(<name> <source> <instruction set>...)
+function(polyspec_add_copies name source)
+  foreach(isa IN LISTS ARGN)
+    set(copy polyspec_${name}_${isa})
+    add_library(${copy} OBJECT "${source}")
+    target_compile_features(${copy} PRIVATE cxx_std_17)
+    target_include_directories(${copy} PRIVATE csrc/include csrc/src)
+    target_compile_definitions(${copy} PRIVATE POLYSPEC_ISA=${isa} ${isa_definitions})
+    # Nothing here throws; unwinding tables would bring a weak symbol that the instruction sets share.
+    # Nobody reads the floating-point exception flags; minding them would keep conditions out of AVX2's
+    # registers. Values do not change.
+    target_compile_options(${copy} PRIVATE ${POLYSPEC_CXX_FLAGS} -fno-trapping-math -fno-exceptions ${isa_${isa}})
+    target_sources(polyspec PRIVATE $<TARGET_OBJECTS:${copy}>)
+  endforeach()
+endfunction()
+polyspec_add_copies(rows "${rows_source}" ${isas})
+polyspec_add_copies(int4 "${int4_source}" ${int4_isas})
+foreach(isa IN LISTS int4_isas)
+  # GCC 12 takes the undefined lanes of its own intrinsics for uninitialised variables (GCC bug 105593).
+  target_compile_options(polyspec_int4_${isa} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized
+                                                      -Wno-maybe-uninitialized>)
 endforeach()
 
 if(POLYSPEC_CUDA)

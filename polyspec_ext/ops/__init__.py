@@ -1,4 +1,5 @@
-"""The operators over torch tensors: verification and sampling, caches, the state row."""
+"""The operators over torch tensors: verification and sampling, caches, the state row, products with
+4-bit weights."""
 
 from __future__ import annotations
 

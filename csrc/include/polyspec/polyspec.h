@@ -1,9 +1,9 @@
 /* The C interface of polyspec, for embedders in C and in every language that can call C. C99.
  *
- * It mirrors sample.hpp, verify.hpp and scheduler.hpp; what is said there about the distributions,
- * the rules and the draws holds here. Every function returns a polyspec_code or a plain value;
- * nothing is thrown across this interface and no function aborts. polyspec_last_error() explains
- * the last failure of the calling thread.
+ * It mirrors sample.hpp, verify.hpp, int4.hpp and scheduler.hpp; what is said there about the
+ * distributions, the rules and the draws holds here. Every function returns a polyspec_code or a
+ * plain value; nothing is thrown across this interface and no function aborts.
+ * polyspec_last_error() explains the last failure of the calling thread.
  *
  * Growing structs. A struct that a caller fills begins with `size_t struct_size`, the size that the
  * caller was compiled with; polyspec_*_default() sets it together with the defaults. The library
@@ -254,6 +254,45 @@ enum { POLYSPEC_ENDED_EOS = 1 << 0, POLYSPEC_ENDED_ROOM = 1 << 1 };
 POLYSPEC_API polyspec_code polyspec_verify(const polyspec_verify_params* params,
                                            const polyspec_stream* stream);
 
+/* ---- 4-bit product
+ * ---------------------------------------------------------------------------------------- */
+
+/* A matrix [outputs, inputs] of 4-bit numbers in groups along the inputs; int4.hpp has the layout
+ * and the bound of the product. CPU only. */
+typedef struct polyspec_int4_params {
+  size_t struct_size;
+  int64_t outputs;     /* n >= 1 */
+  int64_t inputs;      /* k, a positive multiple of group */
+  int32_t group;       /* 32, 64, 128 (default) or 256 */
+  int32_t scale_dtype; /* POLYSPEC_FLOAT32 or POLYSPEC_BFLOAT16 (default) */
+  uint8_t* packed;     /* polyspec_int4_packed_bytes, 64-byte aligned; what pack writes */
+
+  /* pack reads, unpack writes, product ignores: */
+  uint8_t* values; /* [n, k] q in [0, 16) */
+  float* scales;   /* [n, k / group] */
+  float* zeros;    /* [n, k / group] */
+
+  /* product alone: */
+  int64_t tokens;   /* m >= 0 */
+  int32_t dtype;    /* of x and y; default POLYSPEC_FLOAT32 */
+  const void* x;    /* [m, k], unit stride along k */
+  int64_t x_stride; /* elements from one token to the next */
+  void* y;          /* [m, n] out, unit stride along n */
+  int64_t y_stride; /* elements from one token to the next */
+  void* workspace;  /* polyspec_int4_workspace_bytes, 64-byte aligned */
+} polyspec_int4_params;
+
+/* Sizes for the shape, and for `tokens`; -1 where that is none. */
+POLYSPEC_API int64_t polyspec_int4_packed_bytes(const polyspec_int4_params* params);
+POLYSPEC_API int64_t polyspec_int4_workspace_bytes(const polyspec_int4_params* params);
+
+POLYSPEC_API polyspec_code polyspec_int4_pack(const polyspec_int4_params* params);
+POLYSPEC_API polyspec_code polyspec_int4_unpack(const polyspec_int4_params* params);
+
+/* y = x W^T, w = (q - 8) scale + zero. stream NULL: serially. */
+POLYSPEC_API polyspec_code polyspec_int4_product(const polyspec_int4_params* params,
+                                                 const polyspec_stream* stream);
+
 /* ---- Scheduler
  * -------------------------------------------------------------------------------------------- */
 
@@ -352,6 +391,15 @@ static inline polyspec_verify_params polyspec_verify_params_default(void) {
   polyspec_verify_params out;
   memset(&out, 0, sizeof out);
   out.struct_size = sizeof out;
+  return out;
+}
+
+static inline polyspec_int4_params polyspec_int4_params_default(void) {
+  polyspec_int4_params out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  out.group = 128;
+  out.scale_dtype = POLYSPEC_BFLOAT16;
   return out;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/launch.hpp"
+#include "polyspec/int4.hpp"
 #include "polyspec/polyspec.h"
 #include "polyspec/scheduler.hpp"
 #include "polyspec/verify.hpp"
@@ -142,6 +143,24 @@ polyspec_code read_common(const char* function, const polyspec_sampling* samplin
   return POLYSPEC_OK;
 }
 
+polyspec::Int4Shape shape_of(const polyspec_int4_params& in) {
+  polyspec::Int4Shape shape;
+  shape.outputs = in.outputs;
+  shape.inputs = in.inputs;
+  shape.group = in.group;
+  shape.scale_dtype = static_cast<polyspec::DType>(in.scale_dtype);
+  return shape;
+}
+
+// pack and unpack.
+polyspec_code repack(const char* function, const polyspec_int4_params* params,
+                     polyspec::Result (*how)(const polyspec::Int4PackParams&)) {
+  polyspec_int4_params in = polyspec_int4_params_default();
+  const polyspec_code code = read_struct(function, params, {}, &in);
+  if (code != POLYSPEC_OK) return code;
+  return from_result(function, how({shape_of(in), in.values, in.scales, in.zeros, in.packed}));
+}
+
 // The same 16 bytes under two names.
 static_assert(sizeof(polyspec_row_statistics) == sizeof(polyspec::RowStatistics),
               "row distribution");
@@ -254,6 +273,52 @@ polyspec_code polyspec_verify(const polyspec_verify_params* params, const polysp
     p.cut.next_positions = in.next_positions;
     p.workspace = in.workspace;
     return from_result(function, polyspec::verify(p, common.stream));
+  });
+}
+
+// ---- 4-bit product
+// -----------------------------------------------------------------------------------
+
+int64_t polyspec_int4_packed_bytes(const polyspec_int4_params* params) {
+  polyspec_int4_params in = polyspec_int4_params_default();
+  if (read_struct(__func__, params, {}, &in) != POLYSPEC_OK) return -1;
+  return polyspec::int4_packed_bytes(shape_of(in));
+}
+
+int64_t polyspec_int4_workspace_bytes(const polyspec_int4_params* params) {
+  polyspec_int4_params in = polyspec_int4_params_default();
+  if (read_struct(__func__, params, {}, &in) != POLYSPEC_OK) return -1;
+  return polyspec::int4_workspace_bytes(shape_of(in), in.tokens);
+}
+
+polyspec_code polyspec_int4_pack(const polyspec_int4_params* params) {
+  return repack(__func__, params, &polyspec::int4_pack);
+}
+
+polyspec_code polyspec_int4_unpack(const polyspec_int4_params* params) {
+  return repack(__func__, params, &polyspec::int4_unpack);
+}
+
+polyspec_code polyspec_int4_product(const polyspec_int4_params* params,
+                                    const polyspec_stream* stream) {
+  return guarded(__func__, [&, function = __func__]() -> polyspec_code {
+    polyspec_int4_params in = polyspec_int4_params_default();
+    Common common;
+    polyspec_code code = read_struct(function, params, {}, &in);
+    if (code == POLYSPEC_OK) code = read_common(function, nullptr, nullptr, stream, &common);
+    if (code != POLYSPEC_OK) return code;
+
+    polyspec::Int4ProductParams p;
+    p.shape = shape_of(in);
+    p.tokens = in.tokens;
+    p.dtype = static_cast<polyspec::DType>(in.dtype);
+    p.x = in.x;
+    p.x_stride = in.x_stride;
+    p.packed = in.packed;
+    p.y = in.y;
+    p.y_stride = in.y_stride;
+    p.workspace = in.workspace;
+    return from_result(function, polyspec::int4_product(p, common.stream));
   });
 }
 

@@ -2,26 +2,16 @@
 // caller's threads.
 #include "cpu/dispatch.hpp"
 
-#include <cstdlib>
-#include <cstring>
-
+#include "cpu/isa.hpp"
 #include "cpu/rows.hpp"
 
 namespace polyspec::cpu {
 namespace {
 
-// POLYSPEC_CPU_ISA=baseline|avx2 asks for less than the processor has; the tests compare the copies
-// with it.
 const Rows& choose() {
 #ifdef POLYSPEC_X86
-  const char* wanted = std::getenv("POLYSPEC_CPU_ISA");
-  const bool any = wanted == nullptr;
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl");
-  if (avx512 && (any || std::strcmp(wanted, "avx512") == 0)) return kRowsAvx512;
-  if (avx2 && (any || std::strcmp(wanted, "baseline") != 0)) return kRowsAvx2;
+  if (isa_in_use() >= Isa::kAvx512) return kRowsAvx512;
+  if (isa_in_use() == Isa::kAvx2) return kRowsAvx2;
 #endif
   return kRowsBaseline;
 }

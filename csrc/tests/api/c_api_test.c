@@ -380,6 +380,52 @@ static void test_executor(void) {
   CHECK(calls > 0 && memcmp(serial, tokens, sizeof tokens) == 0);
 }
 
+/* Two outputs of 32 inputs: output 0 has q = k % 16 times 1/2, output 1 has q = 8 and zero 1/4. */
+static void test_int4(void) {
+  static uint8_t values[64], values_back[64];
+  float scales[2] = {0.5f, 1.0f}, zeros[2] = {0.0f, 0.25f}, scales_back[2], zeros_back[2];
+  static uint8_t packed[1024] __attribute__((aligned(64)));
+  static uint8_t workspace[4096] __attribute__((aligned(64)));
+  float x[32], y[2], expected[2] = {0, 0};
+  int k;
+  polyspec_int4_params p = polyspec_int4_params_default();
+  CHECK(p.group == 128);
+  for (k = 0; k < 32; ++k) {
+    values[k] = (uint8_t)(k % 16);
+    values[32 + k] = 8;
+    x[k] = (float)(k - 10);
+    expected[0] += x[k] * 0.5f * (float)(k % 16 - 8);
+    expected[1] += x[k] * 0.25f;
+  }
+  p.outputs = 2;
+  p.inputs = 32;
+  CHECK(polyspec_int4_packed_bytes(&p) == -1); /* 32 inputs are no group of 128 */
+  p.group = 32;
+  CHECK(polyspec_int4_packed_bytes(&p) == 16 * (2 + 2 + 16));
+  p.values = values;
+  p.scales = scales;
+  p.zeros = zeros;
+  p.packed = packed;
+  CHECK_CODE(POLYSPEC_OK, polyspec_int4_pack(&p));
+  p.tokens = 1;
+  CHECK(polyspec_int4_workspace_bytes(&p) <= (int64_t)sizeof workspace);
+  p.x = x;
+  p.y = y;
+  p.workspace = workspace;
+  CHECK_CODE(POLYSPEC_OK, polyspec_int4_product(&p, NULL));
+  CHECK(y[0] == expected[0] && y[1] == expected[1]);
+  p.values = values_back;
+  p.scales = scales_back;
+  p.zeros = zeros_back;
+  CHECK_CODE(POLYSPEC_OK, polyspec_int4_unpack(&p));
+  CHECK(memcmp(values, values_back, sizeof values) == 0);
+  CHECK(scales_back[0] == 0.5f && zeros_back[1] == 0.25f);
+  p.workspace = NULL;
+  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_int4_product(&p, NULL));
+  values_back[3] = 16;
+  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_int4_pack(&p));
+}
+
 int main(void) {
   test_texts();
   test_struct_sizes();
@@ -387,6 +433,7 @@ int main(void) {
   test_verify();
   test_scheduler();
   test_executor();
+  test_int4();
   printf("c_api_test: all passed, polyspec %s\n", polyspec_version());
   return 0;
 }

@@ -1,0 +1,136 @@
+// The operators of polyspec/int4.hpp for torch's dispatcher, on the LibTorch stable ABI (target
+// 2.11).
+#include <tuple>
+
+#include "polyspec/int4.hpp"
+#include "stable.hpp"
+
+namespace {
+
+using namespace bindings;
+
+polyspec::DType float_type(const Tensor& tensor, const char* name) {
+  const int32_t dtype = dtype_of(tensor);
+  if (dtype == aoti_torch_dtype_float32()) return polyspec::DType::kFloat32;
+  if (dtype == aoti_torch_dtype_bfloat16()) return polyspec::DType::kBFloat16;
+  STD_TORCH_CHECK(dtype == aoti_torch_dtype_float16(), name,
+                  ": expected float32, bfloat16 or float16");
+  return polyspec::DType::kFloat16;
+}
+
+void expect_uint8(const Tensor& tensor, const char* name) {
+  STD_TORCH_CHECK(dtype_of(tensor) == aoti_torch_dtype_uint8() && tensor.is_contiguous(), name,
+                  ": expected a contiguous tensor of uint8");
+}
+
+polyspec::Int4Shape shape_of(int64_t outputs, int64_t inputs, int64_t group, bool float_scales) {
+  polyspec::Int4Shape shape;
+  shape.outputs = outputs;
+  shape.inputs = inputs;
+  STD_TORCH_CHECK(group == 32 || group == 64 || group == 128 || group == 256,
+                  "group: expected 32, 64, 128 or 256, got ", group);
+  shape.group = static_cast<int32_t>(group);
+  STD_TORCH_CHECK(inputs >= group && inputs % group == 0, "inputs: expected a multiple of group, ",
+                  group, ", got ", inputs);
+  STD_TORCH_CHECK(outputs >= 1, "outputs: expected >= 1, got ", outputs);
+  shape.scale_dtype = float_scales ? polyspec::DType::kFloat32 : polyspec::DType::kBFloat16;
+  return shape;
+}
+
+void require(const polyspec::Result& result) {
+  STD_TORCH_CHECK(result.ok(), "polyspec: ", result.message);
+}
+
+float* floats(const Tensor& tensor, const char* name, const Place& place, int64_t rows,
+              int64_t columns) {
+  expect(tensor, name, place, {rows, columns});
+  STD_TORCH_CHECK(dtype_of(tensor) == aoti_torch_dtype_float32() && tensor.is_contiguous(), name,
+                  ": expected a contiguous tensor of float32");
+  return static_cast<float*>(tensor.mutable_data_ptr());
+}
+
+// values [n, k], scales and zeros [n, k / group].
+Tensor int4_pack(const Tensor& values, const Tensor& scales, const Tensor& zeros, int64_t group,
+                 bool float_scales) {
+  STD_TORCH_CHECK(values.dim() == 2, "values: expected 2 dimensions, got ", values.dim());
+  const Place place(values);
+  expect_uint8(values, "values");
+  polyspec::Int4PackParams params;
+  params.shape = shape_of(values.size(0), values.size(1), group, float_scales);
+  const int64_t groups = params.shape.inputs / group;
+  params.values = static_cast<uint8_t*>(values.mutable_data_ptr());
+  params.scales = floats(scales, "scales", place, params.shape.outputs, groups);
+  params.zeros = floats(zeros, "zeros", place, params.shape.outputs, groups);
+  const Tensor packed =
+      empty(place, {polyspec::int4_packed_bytes(params.shape)}, aoti_torch_dtype_uint8());
+  params.packed = static_cast<uint8_t*>(packed.mutable_data_ptr());
+  require(polyspec::int4_pack(params));
+  return packed;
+}
+
+uint8_t* packed_of(const Tensor& packed, const Place& place, const polyspec::Int4Shape& shape) {
+  expect(packed, "packed", place, {polyspec::int4_packed_bytes(shape)});
+  expect_uint8(packed, "packed");
+  return static_cast<uint8_t*>(packed.mutable_data_ptr());
+}
+
+std::tuple<Tensor, Tensor, Tensor> int4_unpack(const Tensor& packed, int64_t outputs,
+                                               int64_t inputs, int64_t group, bool float_scales) {
+  const Place place(packed);
+  polyspec::Int4PackParams params;
+  params.shape = shape_of(outputs, inputs, group, float_scales);
+  params.packed = packed_of(packed, place, params.shape);
+  std::tuple<Tensor, Tensor, Tensor> made{
+      empty(place, {outputs, inputs}, aoti_torch_dtype_uint8()),
+      empty(place, {outputs, inputs / group}, aoti_torch_dtype_float32()),
+      empty(place, {outputs, inputs / group}, aoti_torch_dtype_float32())};
+  params.values = static_cast<uint8_t*>(std::get<0>(made).mutable_data_ptr());
+  params.scales = static_cast<float*>(std::get<1>(made).mutable_data_ptr());
+  params.zeros = static_cast<float*>(std::get<2>(made).mutable_data_ptr());
+  require(polyspec::int4_unpack(params));
+  return made;
+}
+
+// x [m, inputs].
+Tensor int4_product(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
+                    bool float_scales) {
+  STD_TORCH_CHECK(x.dim() == 2, "x: expected 2 dimensions, got ", x.dim());
+  expect_unit_stride(x, "x");
+  const Place place(x);
+  polyspec::Int4ProductParams params;
+  params.shape = shape_of(outputs, x.size(1), group, float_scales);
+  params.tokens = x.size(0);
+  params.dtype = float_type(x, "x");
+  params.x = x.const_data_ptr();
+  params.x_stride = x.stride(0);
+  params.packed = packed_of(packed, place, params.shape);
+  const Tensor y = empty(place, {params.tokens, outputs}, dtype_of(x));
+  const Tensor workspace =
+      empty(place, {polyspec::int4_workspace_bytes(params.shape, params.tokens)},
+            aoti_torch_dtype_uint8());
+  params.y = y.mutable_data_ptr();
+  params.y_stride = outputs;
+  params.workspace = workspace.mutable_data_ptr();
+  run<1>(&polyspec::int4_product, params, place);
+  return y;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
+  m.def(
+      "int4_pack(Tensor values, Tensor scales, Tensor zeros, int group, bool float_scales) -> "
+      "Tensor");
+  m.def(
+      "int4_unpack(Tensor packed, int outputs, int inputs, int group, bool float_scales) -> "
+      "(Tensor values, Tensor scales, Tensor zeros)");
+  m.def(
+      "int4_product(Tensor x, Tensor packed, int outputs, int group, bool float_scales) -> "
+      "Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
+  m.impl("int4_pack", TORCH_BOX(&int4_pack));
+  m.impl("int4_unpack", TORCH_BOX(&int4_unpack));
+  m.impl("int4_product", TORCH_BOX(&int4_product));
+}

@@ -1,0 +1,103 @@
+"""Products with 4-bit weights as functions over torch tensors on the CPU (polyspec/int4.hpp).
+
+Weights are ``w[n, k] = (q[n, k] - 8) * scales[n, k // group] + zeros[n, k // group]`` with q in 0
+to 15, the form of torch's ``_weight_int4pack_mm``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["GROUPS", "pack", "product", "unpack"]
+
+GROUPS = (32, 64, 128, 256)
+
+
+def pack(
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    group: int,
+    *,
+    float_scales: bool = False,
+) -> torch.Tensor:
+    """The matrix as `product` reads it.
+
+    Args:
+        values: [N, K] uint8, q in 0 to 15; K a multiple of `group`, N any.
+        scales, zeros: [N, K / group] float32.
+        group: 32, 64, 128 or 256 inputs with one scale and zero.
+        float_scales: keep scales and zeros in float32; else they are rounded to bfloat16.
+
+    Returns:
+        uint8, one dimension; the layout is that of polyspec/int4.hpp.
+
+    Raises:
+        RuntimeError: a shape, dtype or value is none of these; the message names it.
+    """
+    packed: torch.Tensor = torch.ops.polyspec.int4_pack(values, scales, zeros, group, float_scales)
+    return packed
+
+
+def unpack(
+    packed: torch.Tensor, outputs: int, inputs: int, group: int, *, float_scales: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values, scales and zeros of `pack`; N is `outputs`, K `inputs`."""
+    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.polyspec.int4_unpack(
+        packed, outputs, inputs, group, float_scales
+    )
+    return made
+
+
+def product(
+    x: torch.Tensor, packed: torch.Tensor, outputs: int, group: int, *, float_scales: bool = False
+) -> torch.Tensor:
+    """``x W^T``, [M, outputs] in the dtype of `x`.
+
+    A weight is unpacked once for up to 16 tokens. Row m is the same, bit for bit, whatever M is.
+    Where the processor has AVX512-BF16, float32 activations are rounded to bfloat16 first;
+    polyspec/int4.hpp has the bound.
+
+    Args:
+        x: [M, K] float32, bfloat16 or float16, unit stride along K.
+        packed: of `pack`, for weights [outputs, K] in groups of `group`.
+
+    Raises:
+        RuntimeError: a shape or dtype does not fit; the message names the argument.
+    """
+    made: torch.Tensor = torch.ops.polyspec.int4_product(x, packed, outputs, group, float_scales)
+    return made
+
+
+def _packed_bytes(outputs: int, inputs: int, group: int, float_scales: bool) -> int:
+    tiles, size = -(-outputs // 16), 4 if float_scales else 2
+    return tiles * (inputs // group) * (2 * 16 * size + group * 8)
+
+
+def _pack_fake(
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    group: int,
+    float_scales: bool,
+) -> torch.Tensor:
+    return values.new_empty(_packed_bytes(*values.shape, group, float_scales))
+
+
+def _unpack_fake(
+    packed: torch.Tensor, outputs: int, inputs: int, group: int, float_scales: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    form = (outputs, inputs // group)
+    scales, zeros = (packed.new_empty(form, dtype=torch.float32) for _ in range(2))
+    return packed.new_empty(outputs, inputs), scales, zeros
+
+
+def _product_fake(
+    x: torch.Tensor, packed: torch.Tensor, outputs: int, group: int, float_scales: bool
+) -> torch.Tensor:
+    return x.new_empty(x.shape[0], outputs)
+
+
+torch.library.register_fake("polyspec::int4_pack", _pack_fake)
+torch.library.register_fake("polyspec::int4_unpack", _unpack_fake)
+torch.library.register_fake("polyspec::int4_product", _product_fake)
