@@ -7,7 +7,6 @@ through packed ones it nearly does.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -17,11 +16,10 @@ import torch
 from torch import nn
 
 from .grouped_attention import use_grouped
+from .replacement import is_plain, replaced
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
-# Projections of one and the same input: one product with their weights one below the other.
-_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 # How far logits of the packed model may be from the model's, relative to the largest.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -76,35 +74,6 @@ class PackedLinear(nn.Module):
         return _linear(x, self.number)
 
 
-class _Merged:
-    """Sibling projections as one product. The model calls them one by one, with the same tensor:
-    the first call multiplies, the others take their part."""
-
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self.linear = PackedLinear(layers)
-        self.sizes = [layer.out_features for layer in layers]
-        self.input: torch.Tensor | None = None
-        self.parts: tuple[torch.Tensor, ...] = ()
-
-    def part(self, x: torch.Tensor, place: int) -> torch.Tensor:
-        if self.input is not x:
-            self.input, self.parts = x, self.linear(x).split(self.sizes, -1)
-        part = self.parts[place]
-        if place == len(self.sizes) - 1:
-            self.input, self.parts = None, ()
-        return part
-
-
-class _Part(nn.Module):
-    def __init__(self, merged: _Merged, place: int) -> None:
-        super().__init__()
-        self.merged, self.place = merged, place
-        self.in_features, self.out_features = merged.linear.in_features, merged.sizes[place]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.merged.part(x, self.place)
-
-
 def can_pack(model: nn.Module) -> bool:
     """Whether `packed` would find a linear layer to pack."""
     return any(_packable(module) for module in model.modules())
@@ -139,16 +108,16 @@ def packed(model: _Model, name: str) -> _Model:
             f"{name}: expected linear layers on the CPU, in a dtype that oneDNN multiplies here, "
             f"to pack, given {type(model).__name__} without any"
         )
-    replaced = [path for path, module in model.named_modules() if "forward" in module.__dict__]
-    if replaced:
+    others = [path for path, module in model.named_modules() if "forward" in module.__dict__]
+    if others:
         raise ValueError(
             f"{name}: expected modules with their class's forward to pack, given another one at "
-            f"{replaced[0] or 'the top'}"
+            f"{others[0] or 'the top'}"
         )
     keep_freed_memory()
     # A model may use its projections in a way that wants each one's own memory.
     for merge in (True, False):
-        made: _Model = _copy(model, merge, {})
+        made: _Model = replaced(model, _packable, PackedLinear, merge)
         use_grouped(made)
         try:
             difference = _difference(model, made)
@@ -165,43 +134,16 @@ def packed(model: _Model, name: str) -> _Model:
 
 
 def _packable(module: nn.Module) -> bool:
-    if type(module) is not nn.Linear or not torch.backends.mkldnn.is_available():
+    if not is_plain(module) or not torch.backends.mkldnn.is_available():
         return False
-    weight = module.weight
-    if weight.device.type != "cpu" or weight.numel() == 0:
-        return False
-    if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+    weight: torch.Tensor = module.weight  # type: ignore[assignment]
+    if weight.device.type != "cpu":
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if weight.dtype == torch.float16:
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return weight.dtype == torch.float32
-
-
-def _copy(module: Any, merge: bool, made: dict[int, nn.Module]) -> Any:
-    """`made`: by id, since a module may stand in several places."""
-    if id(module) in made:
-        return made[id(module)]
-    if _packable(module):
-        made[id(module)] = PackedLinear([module])
-        return made[id(module)]
-    twin = made[id(module)] = copy.copy(module)
-    twin._modules = children = dict(module._modules)
-    for names in _SIBLINGS if merge else ():
-        layers = [children.get(name) for name in names]
-        if all(layer is not None and _packable(layer) for layer in layers) and _alike(layers):
-            merged = _Merged(layers)  # type: ignore[arg-type]
-            made.update((id(layer), _Part(merged, i)) for i, layer in enumerate(layers))
-    for name, child in children.items():
-        if child is not None:
-            children[name] = _copy(child, merge, made)
-    return twin
-
-
-def _alike(layers: Sequence[Any]) -> bool:
-    kinds = {(layer.in_features, layer.weight.dtype, layer.bias is None) for layer in layers}
-    return len(kinds) == 1 and len({id(layer) for layer in layers}) == len(layers)
 
 
 @torch.inference_mode()

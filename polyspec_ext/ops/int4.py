@@ -81,7 +81,8 @@ def _pack_fake(
     group: int,
     float_scales: bool,
 ) -> torch.Tensor:
-    return values.new_empty(_packed_bytes(*values.shape, group, float_scales))
+    outputs, inputs = values.shape
+    return values.new_empty(_packed_bytes(outputs, inputs, group, float_scales))
 
 
 def _unpack_fake(

@@ -19,6 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import polyspec_ext as ps
 from polyspec_ext.levels import cpu_packed as level_packed
 from polyspec_ext.levels import grouped_attention as attention_grouped
+from polyspec_ext.levels import replacement
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch without oneDNN"
@@ -116,7 +117,7 @@ class Crossed(nn.Module):
 def test_siblings_with_different_inputs_are_told_apart() -> None:
     torch.manual_seed(0)
     module = Crossed()
-    made = level_packed._copy(module, True, {})
+    made = replacement.replaced(module, replacement.is_plain, level_packed.PackedLinear)
     for rows in (1, 5):
         x = torch.randn(rows, 6)
         torch.testing.assert_close(made(x), module(x))
@@ -126,7 +127,7 @@ def test_siblings_with_different_inputs_are_told_apart() -> None:
 def test_siblings_that_differ_stay_apart() -> None:
     module = Crossed()
     module.k_proj = nn.Linear(6, 3, bias=False)
-    made = level_packed._copy(module, True, {})
+    made = replacement.replaced(module, replacement.is_plain, level_packed.PackedLinear)
     assert count(made, level_packed.PackedLinear) == 3
     x = torch.randn(4, 6)
     torch.testing.assert_close(made(x), module(x))
@@ -214,7 +215,7 @@ def test_projections_stay_apart_where_the_model_needs_it(monkeypatch: pytest.Mon
     def part(self: Any, x: torch.Tensor, place: int) -> torch.Tensor:
         raise RuntimeError("view size is not compatible with input tensor's size and stride")
 
-    monkeypatch.setattr(level_packed._Merged, "part", part)
+    monkeypatch.setattr(replacement.Merged, "part", part)
     made = ps.HuggingFaceLevel(model(), pack=True)._runs
     assert count(made, level_packed.PackedLinear) == 2 * 7 + 1
 

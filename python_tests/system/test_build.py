@@ -128,6 +128,7 @@ IN_TORCH_2_11 = {
     "aoti_torch_dtype_float32",
     "aoti_torch_dtype_int32",
     "aoti_torch_dtype_int64",
+    "aoti_torch_dtype_uint8",
     "aoti_torch_empty_strided",
     "aoti_torch_get_current_cuda_stream",
     "aoti_torch_get_device_index",

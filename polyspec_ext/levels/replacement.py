@@ -1,0 +1,98 @@
+"""Copies of a model's modules in which other layers stand for the linear ones.
+
+A copy shares every parameter and buffer that is not replaced with the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+# Projections of one and the same input: one product with their weights one below the other.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class Merged:
+    """Sibling projections as one product. The model calls them one by one, with the same tensor:
+    the first call multiplies, the others take their part."""
+
+    def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
+        self.linear, self.sizes = linear, list(sizes)
+        self.input: torch.Tensor | None = None
+        self.parts: tuple[torch.Tensor, ...] = ()
+
+    def part(self, x: torch.Tensor, place: int) -> torch.Tensor:
+        """What the projection at `place` gives for `x`."""
+        if self.input is not x:
+            self.input, self.parts = x, self.linear(x).split(self.sizes, -1)
+        part = self.parts[place]
+        if place == len(self.sizes) - 1:
+            self.input, self.parts = None, ()
+        return part
+
+
+class Part(nn.Module):
+    """One of several merged projections."""
+
+    def __init__(self, merged: Merged, place: int, in_features: int) -> None:
+        super().__init__()
+        self.merged, self.place = merged, place
+        self.in_features, self.out_features = in_features, merged.sizes[place]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.merged.part(x, self.place)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """A linear layer and nothing more: no subclass, hooks or replaced forward."""
+    if type(module) is not nn.Linear or module.weight.numel() == 0:
+        return False
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return not hooks and "forward" not in module.__dict__
+
+
+def replaced(
+    module: Any,
+    wanted: Callable[[nn.Module], bool],
+    make: Callable[[Sequence[nn.Linear]], nn.Module],
+    merge: bool = True,
+) -> Any:
+    """A copy of `module` with ``make([layer])`` for every layer that is `wanted`; with `merge`,
+    ``make(siblings)`` for projections of one input, whose outputs follow each other."""
+    return _copy(module, wanted, make, merge, {})
+
+
+def _copy(
+    module: Any,
+    wanted: Callable[[nn.Module], bool],
+    make: Callable[[Sequence[nn.Linear]], nn.Module],
+    merge: bool,
+    made: dict[int, nn.Module],
+) -> Any:
+    """`made`: by id, since a module may stand in several places."""
+    if id(module) in made:
+        return made[id(module)]
+    if wanted(module):
+        made[id(module)] = make([module])
+        return made[id(module)]
+    twin = made[id(module)] = copy.copy(module)
+    twin._modules = children = dict(module._modules)
+    for names in SIBLINGS if merge else ():
+        layers: list[Any] = [children.get(name) for name in names]
+        if all(layer is not None and wanted(layer) for layer in layers) and _alike(layers):
+            merged = Merged(make(layers), [layer.out_features for layer in layers])
+            width = layers[0].in_features
+            made.update((id(layer), Part(merged, i, width)) for i, layer in enumerate(layers))
+    for name, child in children.items():
+        if child is not None:
+            children[name] = _copy(child, wanted, make, merge, made)
+    return twin
+
+
+def _alike(layers: Sequence[Any]) -> bool:
+    kinds = {(layer.in_features, layer.weight.dtype, layer.bias is None) for layer in layers}
+    return len(kinds) == 1 and len({id(layer) for layer in layers}) == len(layers)
