@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..planning import Switch
 
 LEVELS = ("target", "middle", "drafter")
+HEADS = ("eagle2", "eagle3")  # EAGLE heads for the target
 # Window of each shipped chain, by its levels: among the fastest of a small sweep on two CPU cores,
 # for one prompt and for batches of about eight, where a verified token costs more and rows that
 # wait for each other cost time.
@@ -47,14 +48,15 @@ def root() -> Path:
 
 
 def path(level: str) -> Path:
-    """Directory of "target", "middle" or "drafter".
+    """Directory of "target", "middle" or "drafter", or of an EAGLE head, "eagle2" or "eagle3".
 
     Raises:
         ValueError: no such level.
         FileNotFoundError: the model is not there.
     """
-    if level not in LEVELS:
-        raise ValueError(f"level: expected one of {', '.join(LEVELS)}, given {level!r}")
+    if level not in (*LEVELS, *HEADS):
+        known = ", ".join((*LEVELS, *HEADS))
+        raise ValueError(f"level: expected one of {known}, given {level!r}")
     place = root() / level
     if not (place / "config.json").exists():
         raise FileNotFoundError(

@@ -96,24 +96,27 @@ def shrink(model: LlamaForCausalLM, places: Sequence[int]) -> LlamaForCausalLM:
     return student
 
 
-def batches(documents: list[torch.Tensor], generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """Endless ``[BATCH, LENGTH]`` batches, repacked in a new order every epoch."""
+def batches(
+    documents: list[torch.Tensor], generator: torch.Generator, batch: int
+) -> Iterator[torch.Tensor]:
+    """Endless ``[batch, LENGTH]`` batches, repacked in a new order every epoch."""
     while True:
         rows = corpus.pack(documents, LENGTH, generator)
-        yield from rows[: rows.shape[0] // BATCH * BATCH].split(BATCH)
+        yield from rows[: rows.shape[0] // batch * batch].split(batch)
 
 
 def fit(
-    model: LlamaForCausalLM,
+    model: torch.nn.Module,
     documents: list[torch.Tensor],
     loss_of: Callable[[torch.Tensor], torch.Tensor],
     tokens: int,
     rate: float,
     name: str,
+    batch: int = BATCH,
 ) -> None:
     """AdamW with warm-up and cosine decay over `tokens` training tokens, forward passes in bf16."""
-    data = batches(documents, torch.Generator().manual_seed(torch.initial_seed()))
-    steps = max(1, tokens // (BATCH * LENGTH))
+    data = batches(documents, torch.Generator().manual_seed(torch.initial_seed()), batch)
+    steps = max(1, tokens // (batch * LENGTH))
     decay = [p for p in model.parameters() if p.dim() > 1]
     plain = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
@@ -214,13 +217,22 @@ def make_parser() -> argparse.ArgumentParser:
         default=1.0,
         help="multiplies every stage's token count (0.001 for a trial)",
     )
+    parser.add_argument(
+        "--eagle",
+        action="store_true",
+        help="train EAGLE heads for the target that lies in the output folder, and nothing else",
+    )
     parser.add_argument("--keep-seed", action="store_true", help="keep the seed stage's directory")
     parser.set_defaults(run=train)
     return parser
 
 
 def train(args: argparse.Namespace) -> int:
-    """All four stages, and the report."""
+    """All four stages, and the report; or the EAGLE heads."""
+    if args.eagle:
+        from .train_eagle import train_heads
+
+        return train_heads(args)
     args.output.mkdir(parents=True, exist_ok=True)
 
     texts = corpus.gsm8k(args.data / "gsm8k_train.jsonl")

@@ -1,0 +1,120 @@
+"""Tensors of a published checkpoint: read without running code that lies in it, and fitted to the
+module that they are for."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a directory.
+
+    Raises:
+        ValueError: there is none, or it is no JSON object; names it.
+    """
+    place = folder / "config.json"
+    try:
+        given = json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{place}: expected a readable config.json: {error}") from error
+    if not isinstance(given, dict):
+        raise ValueError(f"{place}: expected a JSON object, given {type(given).__name__}")
+    return given
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of tensors of a directory: whole, or as many as an index names.
+
+    Raises:
+        ValueError: there are none.
+    """
+    for one in _WEIGHTS:
+        if (folder / one).is_file():
+            return [folder / one]
+        index = folder / f"{one}.index.json"
+        if index.is_file():
+            parts = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            return [folder / part for part in sorted(set(parts))]
+    raise ValueError(f"{folder}: expected {' or '.join(_WEIGHTS)}, given neither")
+
+
+def read_folder(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a directory, by name, on the CPU."""
+    found: dict[str, torch.Tensor] = {}
+    for file in weight_files(folder):
+        found.update(read_file(file))
+    return found
+
+
+def read_file(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a ``.safetensors`` file, or of one that `torch.save` wrote. The latter may
+    hold Python objects that run code when they are read: such a file is refused.
+
+    Raises:
+        ValueError: the file cannot be read, or holds something else than tensors; names it.
+    """
+    if file.suffix == ".safetensors":
+        try:
+            return dict(load_file(file))
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{file}: expected a safetensors file: {error}") from error
+    try:
+        given = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"{file}: expected a checkpoint of tensors only, given one with Python objects in it, "
+            f"which may run code when it is read; refused: {reason}"
+        ) from error
+    except (OSError, RuntimeError, EOFError) as error:
+        raise ValueError(f"{file}: expected a checkpoint as torch.save writes it: {error}") from error
+    if not isinstance(given, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in given.items()
+    ):
+        raise ValueError(f"{file}: expected tensors by name, given {type(given).__name__}")
+    return dict(given)
+
+
+def load_into(
+    module: torch.nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    name: str,
+) -> None:
+    """`module`, which may lie on the meta device, takes `tensors` as its own.
+
+    Raises:
+        ValueError: a tensor is missing, unknown, or of another shape; names it, the shape expected
+            and the one found.
+    """
+    wanted = module.state_dict()
+    for key, value in wanted.items():
+        if key not in tensors:
+            raise ValueError(f"{name}: {key}: expected shape {list(value.shape)}, given none")
+        found = tensors[key]
+        if found.shape != value.shape:
+            raise ValueError(
+                f"{name}: {key}: expected shape {list(value.shape)}, given {list(found.shape)}"
+            )
+    for key, found in tensors.items():
+        if key not in wanted:
+            raise ValueError(
+                f"{name}: {key}: expected no tensor of this name with this configuration, given "
+                f"shape {list(found.shape)}"
+            )
+    taken = {
+        key: tensors[key].to(device, dtype if value.is_floating_point() else value.dtype)
+        for key, value in wanted.items()
+    }
+    module.load_state_dict(taken, assign=True)

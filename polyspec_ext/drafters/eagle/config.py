@@ -1,0 +1,241 @@
+"""What the configuration of an EAGLE head says, in the two formats in which heads are published.
+
+* SafeAILab's (also SpecForge's): the configuration of a one-layer Llama, with a few keys beside it;
+* speculators': `speculators_model_type`, and the layer's configuration nested in
+  `transformer_layer_config`.
+
+EAGLE-1 and EAGLE-2 (arXiv 2401.15077, 2406.16858) are one network; EAGLE-3 is arXiv 2503.01840.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import LlamaConfig
+
+# Of a layer's configuration: what the layer's shape and rotary positions depend on.
+_LAYER = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings",
+    "rope_theta", "rope_scaling", "rope_parameters", "vocab_size",
+)  # fmt: skip
+_REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+_EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
+LAST = -1  # the last hidden state of a model, after its final norm
+_AUX_LAYERS = 3  # unless the configuration says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """An EAGLE head.
+
+    Attributes:
+        version: 1 (EAGLE-1 and EAGLE-2) or 3.
+        layer: shape of its layers and their number; `vocab_size` is the target's.
+        target_hidden_size: width of the target's hidden states.
+        hidden_layers: of the target, whose states the head reads; k is the state after k layers,
+            -1 the last one, after the final norm.
+        draft_vocab_size: ids that its own head knows; None: all of the target's.
+        fuse: whether `fc` brings the target's states to the head's width (EAGLE-3), before the
+            first step of a draft only.
+        fc_bias, qkv_bias, output_bias, mlp_bias: which products have one.
+        norm_before_fc: one norm over all of the target's states, side by side; `fc_norm`: one over
+            each of them (EAGLE-3.1). Never both.
+        norm_before_residual: the first layer's residual is the normed state.
+        norm_output: the state that the next step reads is the one behind the final norm.
+    """
+
+    version: int
+    layer: LlamaConfig
+    target_hidden_size: int
+    hidden_layers: tuple[int, ...]
+    draft_vocab_size: int | None = None
+    fuse: bool = False
+    fc_bias: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.layer.hidden_size)
+
+    @property
+    def head_dim(self) -> int:
+        own = getattr(self.layer, "head_dim", None)
+        return int(own or self.hidden_size // self.layer.num_attention_heads)
+
+    @property
+    def feature_size(self) -> int:
+        """Width of what the head reads of a token: the states of `hidden_layers`, side by side."""
+        return self.target_hidden_size * len(self.hidden_layers)
+
+
+def parse(
+    given: Mapping[str, Any], tensors: Collection[str], target_layers: int, name: str
+) -> EagleConfig:
+    """The head that a checkpoint holds.
+
+    Args:
+        given: its config.json.
+        tensors: names of its tensors, which tell EAGLE-3 from EAGLE-1 where the configuration is
+            that of a plain Llama.
+        target_layers: decoder layers of the target; EAGLE-3 heads that do not name their layers
+            read the states that enter layers 2, n // 2 and n - 3.
+        name: of the checkpoint, for messages.
+
+    Raises:
+        ValueError: a key is missing or of another kind, or the head is of another architecture;
+            names it.
+    """
+    reader = _Reader(given, name)
+    kind = given.get("speculators_model_type")
+    if kind not in (None, "eagle", "eagle3"):
+        raise ValueError(
+            f"{name}: speculators_model_type: expected 'eagle' or 'eagle3', given {kind!r}"
+        )
+    layer = reader.nested("transformer_layer_config") if kind is not None else reader
+    third = kind == "eagle3" if kind is not None else _is_third(given, tensors)
+    # speculators writes only what differs from a Llama's defaults.
+    shape = layer.shape(required=() if kind is not None else _REQUIRED)
+    attention_bias = layer.flag("attention_bias", False)
+    biases: dict[str, bool] = {
+        "qkv_bias": layer.flag("qkv_bias", attention_bias or layer.of("model_type") == "qwen2"),
+        "output_bias": attention_bias,
+        "mlp_bias": layer.flag("mlp_bias", False),
+    }
+    if not third:
+        if kind is not None and reader.flag("layernorms", False):
+            raise ValueError(
+                f"{name}: layernorms: expected a head without norms around its layer (EAGLE), given "
+                "true"
+            )
+        bias = reader.flag("bias", True) if kind is None else reader.flag("fusion_bias", False)
+        return EagleConfig(
+            1, shape, shape.hidden_size, (LAST,), fuse=False, fc_bias=bias, **biases
+        )
+    # Keys of EAGLE-3 stand at the top, or nested in `eagle_config`.
+    inner = reader.nested("eagle_config", optional=True)
+    both = (inner, reader)
+    uses = _flag(both, "use_aux_hidden_state", True)
+    layers = (LAST,)
+    if uses:
+        layers = _aux_layers(both, target_layers, name)
+    before, each = _flag(both, "norm_before_fc", False), _flag(both, "fc_norm", False)
+    if before and each:
+        raise ValueError(f"{name}: expected norm_before_fc or fc_norm, given both")
+    return EagleConfig(
+        3,
+        shape,
+        _size(both, "target_hidden_size", shape.hidden_size) or shape.hidden_size,
+        layers,
+        draft_vocab_size=_size(both, "draft_vocab_size", None),
+        fuse=uses,
+        norm_before_fc=before,
+        fc_norm=each,
+        # speculators' heads have been trained with it where they do not say.
+        norm_before_residual=_flag(both, "norm_before_residual", kind is not None),
+        norm_output=_flag(both, "norm_output", False),
+        **biases,
+    )
+
+
+def _is_third(given: Mapping[str, Any], tensors: Collection[str]) -> bool:
+    if any(one in _EAGLE3 for one in given.get("architectures") or ()):
+        return True
+    return any(one.endswith(".hidden_norm.weight") for one in tensors)
+
+
+def names_a_head(given: Mapping[str, Any]) -> bool:
+    """Whether a config.json says by itself that it is that of an EAGLE head."""
+    if str(given.get("speculators_model_type", "")).startswith("eagle"):
+        return True
+    return any("eagle" in str(one).lower() for one in given.get("architectures") or ())
+
+
+def _aux_layers(
+    both: Sequence[_Reader], target_layers: int, name: str
+) -> tuple[int, ...]:
+    given = _of(both, "eagle_aux_hidden_state_layer_ids")
+    count = _size(both, "num_aux_hidden_states", None)
+    if given is None:
+        if (count or _AUX_LAYERS) != _AUX_LAYERS:
+            raise ValueError(
+                f"{name}: eagle_aux_hidden_state_layer_ids: expected {count} layers, as "
+                "num_aux_hidden_states says, given none"
+            )
+        given = [2, target_layers // 2, target_layers - 3]
+    layers = tuple(given) if isinstance(given, list | tuple) else ()
+    whole = all(type(one) is int and 0 <= one <= target_layers for one in layers)
+    if not layers or not whole or (count or len(layers)) != len(layers):
+        raise ValueError(
+            f"{name}: eagle_aux_hidden_state_layer_ids: expected {count or 'some'} layers in [0, "
+            f"{target_layers}] of the target, given {given}"
+        )
+    return layers
+
+
+def _of(readers: Sequence[_Reader], key: str) -> Any:
+    return next((own.of(key) for own in readers if own.of(key) is not None), None)
+
+
+def _flag(readers: Sequence[_Reader], key: str, default: bool) -> bool:
+    for own in readers:
+        if own.of(key) is not None:
+            return own.flag(key, default)
+    return default
+
+
+def _size(readers: Sequence[_Reader], key: str, default: int | None) -> int | None:
+    for own in readers:
+        if own.of(key) is not None:
+            return own.size(key)
+    return default
+
+
+class _Reader:
+    """Keys of a configuration, or of a dictionary nested in it."""
+
+    def __init__(self, given: Mapping[str, Any], name: str) -> None:
+        self._given, self._name = given, name
+
+    def of(self, key: str) -> Any:
+        return self._given.get(key)
+
+    def nested(self, key: str, optional: bool = False) -> _Reader:
+        own = self.of(key)
+        if own is None and optional:
+            own = {}
+        if not isinstance(own, Mapping):
+            raise ValueError(f"{self._name}: {key}: expected a dictionary, given {own!r}")
+        return _Reader(own, self._name)
+
+    def flag(self, key: str, default: bool) -> bool:
+        own = self.of(key)
+        if own is None:
+            return default
+        if not isinstance(own, bool):
+            raise ValueError(f"{self._name}: {key}: expected true or false, given {own!r}")
+        return own
+
+    def size(self, key: str) -> int:
+        own = self.of(key)
+        if type(own) is not int or own < 1:
+            raise ValueError(f"{self._name}: {key}: expected a number >= 1, given {own!r}")
+        return own
+
+    def shape(self, required: Sequence[str]) -> LlamaConfig:
+        """Of the layers."""
+        for key in required:
+            self.size(key)
+        act = self.of("hidden_act")
+        if act not in (None, "silu"):
+            raise ValueError(f"{self._name}: hidden_act: expected 'silu', given {act!r}")
+        own = {key: self.of(key) for key in _LAYER if self.of(key) is not None}
+        return LlamaConfig(**{"num_hidden_layers": 1, **own})
