@@ -22,7 +22,16 @@ from polyspec_ext.seeds import row_seeds
 
 if TYPE_CHECKING:
     from polyspec_ext.chain import Chain
-    from polyspec_ext.drafters import Context, Drafter, DraftModel, PromptLookup, Proposal
+    from polyspec_ext.drafters import (
+        Context,
+        Drafter,
+        DraftModel,
+        DynamicTree,
+        Eagle,
+        PromptLookup,
+        Proposal,
+        StaticTree,
+    )
     from polyspec_ext.integrations.transformers import custom_generate
     from polyspec_ext.kv_cache import RollbackCache
     from polyspec_ext.levels import HuggingFaceLevel, Level
@@ -38,6 +47,9 @@ _LAZY = {
     "Context": "polyspec_ext.drafters",
     "DraftModel": "polyspec_ext.drafters",
     "Drafter": "polyspec_ext.drafters",
+    "DynamicTree": "polyspec_ext.drafters",
+    "Eagle": "polyspec_ext.drafters",
+    "StaticTree": "polyspec_ext.drafters",
     "PromptLookup": "polyspec_ext.drafters",
     "Proposal": "polyspec_ext.drafters",
     "RollbackCache": "polyspec_ext.kv_cache",
@@ -52,6 +64,8 @@ __all__ = [
     "CutVerifyResult",
     "DraftModel",
     "Drafter",
+    "DynamicTree",
+    "Eagle",
     "HuggingFaceLevel",
     "Level",
     "Output",
@@ -62,6 +76,7 @@ __all__ = [
     "RollbackCache",
     "SampleResult",
     "Scheduler",
+    "StaticTree",
     "Status",
     "Stream",
     "VerifyResult",

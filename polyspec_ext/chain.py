@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from . import arguments, inputs, validate
-from .drafters import BatchedDrafter, Drafter, DraftModel, PromptLookup
+from .drafters import BatchedDrafter, Drafter, DraftModel, PromptLookup, eagle
 from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt
-from .levels import BatchedLevel, Level, LevelAdapter, vocabulary
+from .levels import BatchedLevel, HuggingFaceLevel, Level, LevelAdapter, vocabulary
 from .levels.describe import level_line
 from .outputs import Output, Stream
 from .planning import Switch, level_for, widths_of
@@ -40,7 +40,8 @@ class Chain:
     Args:
         levels: target first, drafter last, in a list or tuple. Hugging Face causal models, model
             ids or paths, or `Level` objects, none of them twice; the last may be a `Drafter`
-            instead, or "prompt-lookup" for a `PromptLookup`. One element alone decodes plainly,
+            instead, "prompt-lookup" for a `PromptLookup`, or the directory of an EAGLE head for
+            the target ("eagle:" in front of an id on the hub). One element alone decodes plainly,
             which is the honest baseline.
         window: ``window[i]`` tokens are gathered for level i+1 before it verifies (``[mu, K]`` for
             three levels), each >= 0; 0 lets that level decode alone. Default: 4 at the bottom,
@@ -142,6 +143,8 @@ class Chain:
                 thing = thing.level  # the chain makes its own, fitted to its vocabulary
             if isinstance(thing, str) and thing == "prompt-lookup":
                 thing = PromptLookup()
+            if (head := eagle.head_place(thing)) is not None:
+                thing = _eagle(head, made, dtype, f"levels[{place}]")
             is_drafter = isinstance(thing, Drafter | BatchedDrafter)
             is_drafter = is_drafter and not isinstance(thing, Level | type)
             if is_drafter and 0 < place == count - 1:
@@ -408,6 +411,19 @@ def _graphs(wanted: bool | Graphs | None, devices: set[torch.device]) -> Graphs 
             + ", ".join(sorted(map(str, devices)))
         )
     return Graphs(CudaRecorder(device))
+
+
+def _eagle(
+    place: str, made: Sequence[Level], dtype: torch.dtype | None, name: str
+) -> BatchedDrafter:
+    """An EAGLE head for the chain's target."""
+    target = made[0] if made else None
+    if not isinstance(target, HuggingFaceLevel):
+        raise ValueError(
+            f"{name}: expected the EAGLE head {place!r} below a Hugging Face model as the target, "
+            f"given {'nothing above it' if target is None else type(target).__name__}"
+        )
+    return eagle.Eagle.from_pretrained(place, target, dtype=dtype)
 
 
 def _distinct(names: list[str]) -> list[str]:

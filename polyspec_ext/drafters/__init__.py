@@ -13,9 +13,11 @@ from .base import (
     Proposal,
     RowBuffer,
 )
+from .eagle import Eagle
 from .model import DraftModel
 from .prompt_lookup import PromptLookup
 from .proposals import ProposalDrafter
+from .trees import DynamicTree, StaticTree
 
 __all__ = [
     "BatchedDrafter",
@@ -25,9 +27,12 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "DrafterCapabilities",
+    "DynamicTree",
+    "Eagle",
     "HiddenStates",
     "PromptLookup",
     "Proposal",
     "ProposalDrafter",
     "RowBuffer",
+    "StaticTree",
 ]

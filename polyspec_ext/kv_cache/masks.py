@@ -90,16 +90,17 @@ def tree_slots(
 
     Args:
         base: [B] int64, tokens in front; node i lies in slot ``base[b] + i``.
-        tree: [B, T, T] bool (`ancestors`).
+        tree: [B, T, M] bool (`ancestors`); of the M nodes in the cache the T at hand, which may be
+            fewer where there is no window.
         window: a node sees no more than the `window` latest tokens of its own text, itself
             included; None: all.
     """
-    nodes = tree.shape[1]
+    count, nodes = tree.shape[1:]
     slots = torch.arange(capacity, device=base.device)
     node = slots[None, :] - base[:, None]
     inside = (node >= 0) & (node < nodes)
     index = node.clamp(0, nodes - 1)
-    own = tree.gather(2, index[:, None, :].expand(-1, nodes, -1)) & inside[:, None, :]
+    own = tree.gather(2, index[:, None, :].expand(-1, count, -1)) & inside[:, None, :]
     seen = own | (node < 0)[:, None, :]
     if window is not None:
         # Counted in the text that leads to a node, not in slots.

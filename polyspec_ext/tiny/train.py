@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -36,9 +35,9 @@ from .. import progress
 from ..cli import options as cli_options
 from ..cli.run import run_command
 from . import corpus
+from .fit import fit
+from .train_eagle import train_heads
 
-LENGTH = 320  # tokens per training row; a GSM8K problem with its solution has about 200
-BATCH = 16
 # Where the seed's layers stand in the target; the layers between start as identities.
 SEED_LAYERS = (0, 4, 9)
 TARGET_LAYERS = 10
@@ -94,51 +93,6 @@ def shrink(model: LlamaForCausalLM, places: Sequence[int]) -> LlamaForCausalLM:
     for layer, place in zip(student.model.layers, places, strict=True):
         layer.load_state_dict(model.model.layers[place].state_dict())
     return student
-
-
-def batches(
-    documents: list[torch.Tensor], generator: torch.Generator, batch: int
-) -> Iterator[torch.Tensor]:
-    """Endless ``[batch, LENGTH]`` batches, repacked in a new order every epoch."""
-    while True:
-        rows = corpus.pack(documents, LENGTH, generator)
-        yield from rows[: rows.shape[0] // batch * batch].split(batch)
-
-
-def fit(
-    model: torch.nn.Module,
-    documents: list[torch.Tensor],
-    loss_of: Callable[[torch.Tensor], torch.Tensor],
-    tokens: int,
-    rate: float,
-    name: str,
-    batch: int = BATCH,
-) -> None:
-    """AdamW with warm-up and cosine decay over `tokens` training tokens, forward passes in bf16."""
-    data = batches(documents, torch.Generator().manual_seed(torch.initial_seed()), batch)
-    steps = max(1, tokens // (batch * LENGTH))
-    decay = [p for p in model.parameters() if p.dim() > 1]
-    plain = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
-    warm = max(1, min(100, steps // 10))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda s: min((s + 1) / warm, 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * s / steps))),
-    )
-    model.train()
-    smooth = None
-    for _ in (bar := progress.bar(range(steps), desc=name, mininterval=5)):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = loss_of(next(data))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
-        bar.set_postfix(loss=f"{smooth:.4f}", refresh=False)
-    model.eval()
 
 
 def text_loss(model: LlamaForCausalLM) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -230,8 +184,6 @@ def make_parser() -> argparse.ArgumentParser:
 def train(args: argparse.Namespace) -> int:
     """All four stages, and the report; or the EAGLE heads."""
     if args.eagle:
-        from .train_eagle import train_heads
-
         return train_heads(args)
     args.output.mkdir(parents=True, exist_ok=True)
 

@@ -1,4 +1,5 @@
-"""EAGLE heads for the shipped target: ``python -m polyspec_ext.tiny.train --eagle``.
+"""EAGLE heads for the shipped target: ``python -m polyspec_ext.tiny.train --eagle``, behind the
+other stages.
 
 Both heads learn from the same passes of the target, an EAGLE-2 head from its last hidden state and
 an EAGLE-3 head from three layers. Each is unrolled over a few steps of a draft ("training-time
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +27,11 @@ from .. import progress
 from ..drafters.eagle import EagleConfig, EagleNetwork
 from ..drafters.eagle.config import parse
 from . import HEADS, corpus
+from .fit import fit
 
 STEPS = {"eagle2": 2, "eagle3": 3}  # of a draft, that are learnt
-TOKENS = 1_600_000  # of training
-BATCH = 8
+TOKENS = 400_000  # of training
+BATCH = 4
 DRAFT_VOCAB = 1536  # ids that the EAGLE-3 head knows: 98.5 % of GSM8K's tokens
 _DECAY = 0.8  # weight of a step's loss relative to the one before
 _KL, _FEATURES = 0.3, 0.2  # weights beside total variation
@@ -63,21 +66,62 @@ def head_config(target: LlamaForCausalLM, name: str) -> dict[str, object]:
 
 
 def make_head(target: LlamaForCausalLM, name: str) -> EagleNetwork:
-    """A head at its start: the target's last layer behind its states, whose logits are the
-    target's own for the token at hand."""
+    """A head at random."""
     names = ["layers.0.hidden_norm.weight"] if name == "eagle3" else []
     config = parse(head_config(target, name), names, target.config.num_hidden_layers, name)
-    head = EagleNetwork(config, heads=name == "eagle3")
-    last, layer = target.model.layers[-1], head.layers[0]
-    width = config.hidden_size
-    with torch.no_grad():
-        layer.mlp.load_state_dict(last.mlp.state_dict())
-        layer.post_attention_layernorm.load_state_dict(last.post_attention_layernorm.state_dict())
-        head.fc.weight.mul_(0.1)
-        head.fc.weight[:, -width:] += torch.eye(width)
-        if name == "eagle3":
-            head.norm.load_state_dict(target.model.norm.state_dict())
-    return head
+    return EagleNetwork(config, heads=name == "eagle3")
+
+
+@torch.no_grad()
+def begin_with(head: EagleNetwork, drafter: LlamaForCausalLM, tokens: torch.Tensor) -> None:
+    """`head` begins as the shipped drafter, a model of one layer of the same shape, as nearly as
+    the two networks allow, and with little of the target's states: most of what it has to learn is
+    known then.
+
+    An EAGLE-1 layer has no norm in front and none behind, so both are folded into its products with
+    the mean size of what they would norm. An EAGLE-3 layer has both, but its residual stream lacks
+    the token's embedding.
+
+    Args:
+        tokens: ``[B, T]``, text.
+    """
+    (own,), final = drafter.model.layers, drafter.model.norm.weight
+    layer: Any = head.layers[0]
+    width, attention = head.config.hidden_size, own.self_attn
+    states = drafter(input_ids=tokens, output_hidden_states=True).hidden_states[0]
+    before = own.input_layernorm.weight
+    layer.mlp.load_state_dict(own.mlp.state_dict())
+    layer.post_attention_layernorm.load_state_dict(own.post_attention_layernorm.state_dict())
+    layer.self_attn.o_proj.load_state_dict(attention.o_proj.state_dict())
+    if head.config.version == 3:
+        # (Not 0: there is a norm behind it.)
+        head.fc.weight.mul_(0.05)
+        for key in ("q_proj", "k_proj", "v_proj"):
+            product = getattr(layer.self_attn, key).weight
+            product.mul_(0)
+            product[:, :width] = getattr(attention, key).weight
+        layer.input_layernorm.weight.copy_(before)
+        head.norm.weight.copy_(final)
+        return
+
+    def size(x: torch.Tensor) -> torch.Tensor:
+        return x.pow(2).mean(-1).sqrt().mean()
+
+    out: list[torch.Tensor] = []
+    handle = drafter.model.norm.register_forward_pre_hook(lambda _, given: out.append(given[0]))
+    drafter(input_ids=tokens)
+    handle.remove()
+    head.fc.weight.zero_()
+    # The residual stream is scaled as the final norm would.
+    scale = final / size(out[0])
+    for key in ("q_proj", "k_proj", "v_proj"):
+        product = getattr(attention, key).weight * (before / size(states) / scale)
+        getattr(layer.self_attn, key).weight.copy_(product)
+    layer.self_attn.o_proj.weight.mul_(scale[:, None])
+    layer.mlp.down_proj.weight.mul_(scale[:, None])
+    ratio = size(out[0] * scale) / size(out[0])
+    layer.post_attention_layernorm.weight.mul_(ratio / scale)
+    head.fc.weight[:, :width] = torch.diag(scale)
 
 
 def frequent(documents: list[torch.Tensor], size: int) -> torch.Tensor:
@@ -159,9 +203,7 @@ class Unrolled(nn.Module):
         return total
 
 
-def _attend(
-    q: torch.Tensor, seen: list[tuple[torch.Tensor, torch.Tensor]]
-) -> torch.Tensor:
+def _attend(q: torch.Tensor, seen: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     """Causal over the first step's keys; of later ones each query sees its own draft's only."""
     count, first = q.shape[2], seen[0]
     diagonal = torch.eye(count, dtype=torch.bool)
@@ -236,8 +278,6 @@ def save(unrolled: Unrolled, target: LlamaForCausalLM, name: str, place: Path) -
 
 def train_heads(args: argparse.Namespace) -> int:
     """Both heads, for the target that lies in the output folder, and their report."""
-    from .train import fit
-
     with progress.loading():
         target = AutoModelForCausalLM.from_pretrained(
             args.output / "target", dtype=torch.float32
@@ -253,6 +293,13 @@ def train_heads(args: argparse.Namespace) -> int:
     heads = {
         name: Unrolled(make_head(target, name), target, STEPS[name], ids[name]) for name in HEADS
     }
+    with progress.loading():
+        drafter = AutoModelForCausalLM.from_pretrained(
+            args.output / "drafter", dtype=torch.float32
+        ).eval()
+    sample = corpus.pack(documents, 256, torch.Generator().manual_seed(args.seed))[:8]
+    for own in heads.values():
+        begin_with(own.head, drafter, sample)
     configs = [own.head.config for own in heads.values()]
 
     def loss_of(tokens: torch.Tensor) -> torch.Tensor:
@@ -262,8 +309,15 @@ def train_heads(args: argparse.Namespace) -> int:
             total = total + own(tokens, features, wanted, last)
         return total
 
-    fit(nn.ModuleList(heads.values()), documents, loss_of, int(TOKENS * args.scale), 2e-3,
-        "EAGLE heads", BATCH)
+    fit(
+        nn.ModuleList(heads.values()),
+        documents,
+        loss_of,
+        int(TOKENS * args.scale),
+        2e-3,
+        "EAGLE heads",
+        BATCH,
+    )
     report_file = args.output / "report.json"
     report = json.loads(report_file.read_text()) if report_file.exists() else {}
     report.update(measure_heads(heads, target, held_out))

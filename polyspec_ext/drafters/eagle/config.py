@@ -113,18 +113,16 @@ def parse(
     if not third:
         if kind is not None and reader.flag("layernorms", False):
             raise ValueError(
-                f"{name}: layernorms: expected a head without norms around its layer (EAGLE), given "
-                "true"
+                f"{name}: layernorms: expected false, a head without norms around its layer, "
+                "given true"
             )
         bias = reader.flag("bias", True) if kind is None else reader.flag("fusion_bias", False)
-        return EagleConfig(
-            1, shape, shape.hidden_size, (LAST,), fuse=False, fc_bias=bias, **biases
-        )
+        return EagleConfig(1, shape, shape.hidden_size, (LAST,), fuse=False, fc_bias=bias, **biases)
     # Keys of EAGLE-3 stand at the top, or nested in `eagle_config`.
     inner = reader.nested("eagle_config", optional=True)
     both = (inner, reader)
     uses = _flag(both, "use_aux_hidden_state", True)
-    layers = (LAST,)
+    layers: tuple[int, ...] = (LAST,)
     if uses:
         layers = _aux_layers(both, target_layers, name)
     before, each = _flag(both, "norm_before_fc", False), _flag(both, "fc_norm", False)
@@ -159,9 +157,7 @@ def names_a_head(given: Mapping[str, Any]) -> bool:
     return any("eagle" in str(one).lower() for one in given.get("architectures") or ())
 
 
-def _aux_layers(
-    both: Sequence[_Reader], target_layers: int, name: str
-) -> tuple[int, ...]:
+def _aux_layers(both: Sequence[_Reader], target_layers: int, name: str) -> tuple[int, ...]:
     given = _of(both, "eagle_aux_hidden_state_layer_ids")
     count = _size(both, "num_aux_hidden_states", None)
     if given is None:

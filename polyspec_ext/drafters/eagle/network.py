@@ -133,10 +133,10 @@ class Layer(nn.Module):
         self.norm_before_residual = config.norm_before_residual
         self.self_attn = SelfAttention(config, place, 2 * width if self.pairs else width)
         self.mlp = Mlp(width, layer.intermediate_size, config.mlp_bias)
-        if place > 0 or config.version == 3:
-            self.input_layernorm = nn.RMSNorm(width, layer.rms_norm_eps)
-        else:
-            self.input_layernorm = None
+        # (Identity has no tensors.)
+        bare = place == 0 and config.version == 1
+        norm = nn.Identity() if bare else nn.RMSNorm(width, layer.rms_norm_eps)
+        self.input_layernorm: nn.Module = norm
         if self.pairs:
             self.hidden_norm = nn.RMSNorm(width, layer.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(width, layer.rms_norm_eps)
@@ -154,7 +154,7 @@ class Layer(nn.Module):
                 states = normed
             given = torch.cat([self.input_layernorm(embeds), normed], -1)
         else:
-            given = states if self.input_layernorm is None else self.input_layernorm(states)
+            given = self.input_layernorm(states)
         states = states + self.self_attn(given, rotation, attention)
         out: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return out

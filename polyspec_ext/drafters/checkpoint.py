@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -77,7 +78,9 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
             f"which may run code when it is read; refused: {reason}"
         ) from error
     except (OSError, RuntimeError, EOFError) as error:
-        raise ValueError(f"{file}: expected a checkpoint as torch.save writes it: {error}") from error
+        raise ValueError(
+            f"{file}: expected a checkpoint as torch.save writes it: {error}"
+        ) from error
     if not isinstance(given, Mapping) or not all(
         isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in given.items()
     ):
@@ -118,3 +121,35 @@ def load_into(
         for key, value in wanted.items()
     }
     module.load_state_dict(taken, assign=True)
+
+
+def names_in(file: Path) -> set[str]:
+    """Names of a file's tensors, of a ``.safetensors`` file without reading them."""
+    if file.suffix != ".safetensors":
+        return set(read_file(file))
+    try:
+        with safe_open(file, "pt") as opened:
+            return set(opened.keys())
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{file}: expected a safetensors file: {error}") from error
+
+
+def folder_of(place: str | Path, files: Sequence[str] = ("*.json", *_FILES)) -> Path:
+    """A directory, or what the hub has under this id.
+
+    Raises:
+        ValueError: it is neither; names it.
+    """
+    folder = Path(place)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(place), allow_patterns=list(files)))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(
+            f"{place}: expected a directory, or the id of a checkpoint on the hub: {reason}"
+        ) from error

@@ -1,0 +1,218 @@
+"""An EAGLE head as the drafter of a chain.
+
+What it reads of a text are pairs of a token and the state behind the token before it, from
+whichever verifier read that last. The target's states replace those of the levels below it after
+each of its passes. Pairs made of the head's own states are dropped when a draft ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import arguments
+from ...levels import HuggingFaceLevel
+from ...levels.base import Counts, PromptBatch
+from ...tensors import padded
+from ..base import DraftBlock, DrafterCapabilities, DraftInput
+from ..model import DraftModel
+from ..trees import Tree
+from .load import load_head
+from .passes import HeadPasses
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Eagle:
+    """An EAGLE-1, EAGLE-2 or EAGLE-3 head (arXiv 2401.15077, 2406.16858, 2503.01840).
+
+    As a chain it draws one token after another from its processed distribution, which it hands up
+    as q. With a tree its proposals are deterministic, and the level above verifies a tree.
+
+    Args:
+        head: the network, and what it borrows from the target.
+        tree: `DynamicTree()`, a `StaticTree`, or None for a chain.
+        name: for messages and statistics.
+    """
+
+    def __init__(self, head: HeadPasses, tree: Tree | None = None, name: str = "eagle") -> None:
+        self._head, self.tree, self.name = head, tree, name
+        self.vocab_size, self.device = head.vocab_size, head.device
+        self.max_length: int | None = head.config.layer.max_position_embeddings
+        self._level = _HeadLevel(head, name)
+        self._chain = DraftModel(self._level)
+        self._tree_passes = 0
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        place: str | Path,
+        target: HuggingFaceLevel | PreTrainedModel,
+        *,
+        tree: Tree | None = None,
+        dtype: torch.dtype | None = None,
+        name: str | None = None,
+    ) -> Eagle:
+        """A published head.
+
+        Args:
+            place: a directory as SafeAILab (SpecForge) or speculators publish it: config.json, and
+                model.safetensors or pytorch_model.bin. Or its id on the Hugging Face hub.
+            target: that the head was trained for: it gives embeddings and output head where the
+                checkpoint has none.
+            tree: see `Eagle`.
+            dtype: of the head; None: the target's.
+            name: for messages; None: the directory's name.
+
+        Raises:
+            ValueError: no such directory, a checkpoint with code in it, tensors that are missing,
+                unknown or of another shape, a head for another target; names what was expected and
+                what was found.
+        """
+        model = target.model if isinstance(target, HuggingFaceLevel) else target
+        own = name or Path(str(place)).name
+        return cls(load_head(place, model, arguments.dtype("dtype", dtype)), tree, own)
+
+    @property
+    def config(self) -> Any:
+        """`EagleConfig` of the head."""
+        return self._head.config
+
+    @property
+    def num_forward_passes(self) -> int:
+        return self._chain.num_forward_passes + self._tree_passes
+
+    @property
+    def capabilities(self) -> DrafterCapabilities:
+        return DrafterCapabilities(
+            batches=True, reads_apart=True, hidden_layers=self._head.config.hidden_layers
+        )
+
+    def prefill(self, prompts: PromptBatch) -> None:
+        # The prompts' states come with the first draft.
+        self._head.begin(prompts.tokens.shape[0], prompts.capacity)
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        """Nothing is read without the states, which come with the next draft."""
+
+    @torch.inference_mode()
+    def rollback(self, lengths: Counts) -> Counts:
+        # A pair ends with a token: n tokens have n - 1 of them.
+        self._head.keep([max(int(n) - 1, 0) for n in lengths])
+        return lengths
+
+    @torch.inference_mode()
+    def select(self, rows: Sequence[int]) -> None:
+        self._head.select(rows)
+
+    @property
+    def can_keep_lengths(self) -> bool:
+        return False
+
+    def reserve_span(self, tokens: int) -> Hashable | None:
+        return None
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        raise NotImplementedError(f"{self.name} is told its lengths with each draft")
+
+    @torch.inference_mode()
+    def draft(self, inputs: DraftInput) -> DraftBlock:
+        """See `BatchedDrafter.draft`."""
+        states = self._read_pairs(inputs)
+        if self.tree is None:
+            self._level.begin(states)
+            block = self._chain.draft(inputs)
+        else:
+            block = self._draft_tree(self.tree, inputs, states)
+        self._head.keep(self._head.pairs)  # drops what was made of own states
+        return block
+
+    def _draft_tree(self, tree: Tree, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
+        head = self._head
+
+        def expand(
+            tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            self._tree_passes += 1
+            out = head.step(head.tokens_of_target(tokens), above, depth, ancestors)
+            return out, head.logits(out)
+
+        lengths = torch.as_tensor(inputs.lengths, device=self.device)
+        self._tree_passes += 1
+        nodes = tree.grow(head.logits(states)[:, 0], states, lengths, inputs.most, expand)
+        tokens = head.tokens_of_target(nodes.tokens)
+        return DraftBlock(tokens, nodes.counts, parents=nodes.parents)
+
+    def _read_pairs(self, inputs: DraftInput) -> torch.Tensor:
+        """Reads all pairs whose states are new, and gives the state behind each row's last."""
+        assert inputs.text is not None, "texts are told where the host looks"
+        head, batch = self._head, len(inputs.lengths)
+        asked = [b for b in range(batch) if int(inputs.lengths[b]) or int(inputs.counts[b])]
+        begin = list(head.pairs)
+        ends = list(head.pairs)
+        rows: list[list[int]] = [[] for _ in range(batch)]
+        for b in asked:
+            text: list[int] = inputs.text(b).tolist()
+            told = [own.positions[b] for own in inputs.hidden if own.counts[b]]
+            # The last pair is always made: the draft begins with the state behind it.
+            ends[b] = max(len(text) - 1, 1)
+            begin[b] = max(min([begin[b], ends[b] - 1, *told]), 0)
+            # A text of one token has no pair; it is read behind a state of zeros.
+            rows[b] = text[begin[b] + 1 :] or text
+        head.keep(begin)
+        tokens, counts = padded(rows, self.device)
+        features = torch.zeros(
+            batch, tokens.shape[1], head.config.feature_size, dtype=head.dtype, device=self.device
+        )
+        for own in inputs.hidden:
+            layers = [own.layers[layer] for layer in head.config.hidden_layers]
+            for b in asked:
+                # (States behind the last token are none of a pair yet.)
+                first, last = own.positions[b], min(own.positions[b] + own.counts[b], ends[b])
+                if last > first:
+                    part = [layer[b, : last - first] for layer in layers]
+                    known = torch.cat(part, -1) if len(part) > 1 else part[0]
+                    features[b, first - begin[b] : last - begin[b]] = known
+        states = head.extend(tokens.clamp(0, head.vocab_size - 1), features, counts)
+        for b in asked:
+            if inputs.text(b).shape[0] == 1:
+                head.pairs[b] = 0
+        return states
+
+
+class _HeadLevel:
+    """The head as a level for `DraftModel`, which draws from it: its first pass of a draft has
+    been done, and each later one reads a token that was drawn."""
+
+    supports_batches = True
+
+    def __init__(self, head: HeadPasses, name: str) -> None:
+        self._head, self.name = head, name
+        self.vocab_size, self.device = head.vocab_size, head.device
+        self._states = torch.empty(0)
+        self._depth = 0
+
+    def begin(self, states: torch.Tensor) -> None:
+        self._states, self._depth = states, 0
+
+    def prefill(self, tokens: torch.Tensor) -> None:
+        raise NotImplementedError(f"{self.name} reads with its drafts")
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None = None,
+        first: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        if self._depth:
+            self._states = self._head.step(tokens, self._states, self._depth)
+        self._depth += 1
+        return self._head.of_target(self._head.logits(self._states))
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        raise NotImplementedError(f"{self.name} is rolled back by its drafter")

@@ -1,0 +1,155 @@
+"""Published EAGLE heads, from a directory to a network fitted to its target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...kv_cache.factory import device_of
+from .. import checkpoint
+from .config import EagleConfig, names_a_head, parse
+from .network import EagleNetwork
+from .passes import HeadPasses
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Names that differ between the formats.
+_NAMES = (("midlayer.", "layers.0."), ("fusion_fc.", "fc."), ("transformer.", "layers.0."))
+# Tensors that are for training only, or follow from others.
+_ASIDE = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
+_ASIDE_ENDS = (".rotary_emb.inv_freq",)
+
+
+def is_head(place: str | Path) -> bool:
+    """Whether a directory holds an EAGLE head: its configuration says so, or it is that of a Llama
+    of one layer, and the weights have the product that fuses states."""
+    folder = Path(place)
+    if not (folder / "config.json").is_file():
+        return False
+    given = checkpoint.read_config(folder)
+    if names_a_head(given) or "draft_vocab_size" in given:
+        return True
+    if given.get("num_hidden_layers") != 1 or given.get("model_type", "llama") not in (
+        "llama",
+        "qwen2",
+    ):
+        return False
+    try:
+        files = checkpoint.weight_files(folder)
+    except ValueError:
+        return False
+    return any("fc.weight" in checkpoint.names_in(file) for file in files)
+
+
+_PREFIX = "eagle:"
+
+
+def head_place(thing: Any) -> str | None:
+    """The directory or id of an EAGLE head, if a chain's element is one: "eagle:" in front of
+    either, or a directory that holds one."""
+    if not isinstance(thing, str | Path):
+        return None
+    text = str(thing)
+    if text.startswith(_PREFIX):
+        return text.removeprefix(_PREFIX)
+    return text if is_head(thing) else None
+
+
+def load_head(
+    place: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None
+) -> HeadPasses:
+    """See `Eagle.from_pretrained`."""
+    folder = checkpoint.folder_of(place)
+    given = checkpoint.read_config(folder)
+    tensors = renamed(checkpoint.read_folder(folder), str(folder))
+    name = str(folder)
+    text = target.config.get_text_config(decoder=True)
+    config = parse(given, tensors, text.num_hidden_layers, name)
+    _require_target(config, text, name)
+    offsets = tensors.pop("d2t", None)
+    with torch.device("meta"):
+        network = EagleNetwork(
+            config, embeds="embed_tokens.weight" in tensors, heads="lm_head.weight" in tensors
+        )
+    device = device_of(target)
+    checkpoint.load_into(network, tensors, dtype or target.dtype, device, name)
+    network.eval().requires_grad_(False)
+    embed: Any = getattr(network, "embed_tokens", None) or target.get_input_embeddings()
+    head: Any = getattr(network, "lm_head", None) or target.get_output_embeddings()
+    if not hasattr(network, "embed_tokens") and config.hidden_size != text.hidden_size:
+        raise ValueError(
+            f"{name}: embed_tokens.weight: expected shape [{text.vocab_size}, "
+            f"{config.hidden_size}], given none, and the target's embeddings have "
+            f"{text.hidden_size} columns"
+        )
+    if config.draft_vocab_size is not None and not hasattr(network, "lm_head"):
+        raise ValueError(
+            f"{name}: lm_head.weight: expected shape [{config.draft_vocab_size}, "
+            f"{config.hidden_size}], given none"
+        )
+    ids = _ids(config, offsets, text.vocab_size, name)
+    return HeadPasses(
+        network, embed, head, text.vocab_size, None if ids is None else ids.to(device)
+    )
+
+
+def renamed(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    """Under the network's names, without what is not read."""
+    found: dict[str, torch.Tensor] = {}
+    for key, value in tensors.items():
+        if key in _ASIDE or key.endswith(_ASIDE_ENDS):
+            continue
+        for old, new in _NAMES:
+            if key.startswith(old):
+                key = new + key.removeprefix(old)
+        if key in found:
+            raise ValueError(f"{name}: {key}: expected one tensor of this name, given two")
+        found[key] = value
+    return found
+
+
+def _require_target(config: EagleConfig, text: Any, name: str) -> None:
+    if config.target_hidden_size != text.hidden_size:
+        raise ValueError(
+            f"{name}: expected a target with hidden states of {config.target_hidden_size} "
+            f"numbers, given one with {text.hidden_size}"
+        )
+    if not config.fuse and config.hidden_size != config.target_hidden_size:
+        raise ValueError(
+            f"{name}: hidden_size: expected the target's, {config.target_hidden_size}, where no "
+            f"product brings one to the other, given {config.hidden_size}"
+        )
+    if config.layer.vocab_size != text.vocab_size:
+        raise ValueError(
+            f"{name}: vocab_size: expected the target's, {text.vocab_size}, given "
+            f"{config.layer.vocab_size}"
+        )
+
+
+def _ids(
+    config: EagleConfig, offsets: torch.Tensor | None, vocab_size: int, name: str
+) -> torch.Tensor | None:
+    """The target's ids of the draft vocabulary: `d2t` holds their distances."""
+    size = config.draft_vocab_size
+    if offsets is None:
+        if size not in (None, vocab_size):
+            raise ValueError(f"{name}: d2t: expected shape [{size}], given none")
+        return None
+    if size is None:
+        raise ValueError(
+            f"{name}: d2t: expected no such tensor without draft_vocab_size, given shape "
+            f"{list(offsets.shape)}"
+        )
+    if tuple(offsets.shape) != (size,):
+        raise ValueError(f"{name}: d2t: expected shape [{size}], given {list(offsets.shape)}")
+    ids = torch.arange(size) + offsets.to(torch.int64)
+    known = ids[(ids >= 0) & (ids < vocab_size)]
+    if known.unique().shape[0] != size:
+        raise ValueError(
+            f"{name}: d2t: expected offsets to {size} different ids in [0, {vocab_size}), given "
+            f"{known.unique().shape[0]}"
+        )
+    return ids

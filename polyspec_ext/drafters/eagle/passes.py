@@ -1,0 +1,177 @@
+"""A head's passes over its own cache: pairs made of a verifier's states stay, pairs made of the
+head's own states are dropped when the next draft begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ...kv_cache import RollbackCache
+from ...kv_cache import masks as cache_masks
+from .network import EagleNetwork
+
+_STEP = 256  # pairs per row that the cache grows by
+_BUCKET = 128  # slots that attention reads a multiple of, off the CPU
+
+
+class HeadPasses:
+    """A network, what it borrows from the target, and the cache of a batch.
+
+    Pair t of a row is the state behind token t and the embedding of token t + 1; it lies in slot t.
+
+    Args:
+        network: with its weights.
+        embed: from ids ``[B, T]`` to embeddings; the network's own or the target's.
+        head: from states to logits; the network's own or the target's.
+        vocab_size: of the target.
+        ids: ``[Vd]`` int64, the target's id of each id of the draft vocabulary; None: the same.
+    """
+
+    def __init__(
+        self,
+        network: EagleNetwork,
+        embed: torch.nn.Module,
+        head: torch.nn.Module,
+        vocab_size: int,
+        ids: torch.Tensor | None = None,
+    ) -> None:
+        self.network, self._embed, self._head = network, embed, head
+        self.vocab_size, self.ids = vocab_size, ids
+        weight = next(network.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+        self._head_dtype: torch.dtype = getattr(getattr(head, "weight", None), "dtype", self.dtype)
+        self.config = network.config
+        self.pairs: list[int] = []
+        self._cache: RollbackCache | None = None
+
+    def begin(self, batch: int, capacity: int) -> None:
+        """An empty cache of so many rows."""
+        self.pairs = [0] * batch
+        cache = self._cache
+        if cache is None or not cache.refit(batch):
+            self._cache = RollbackCache(
+                self.config.layer,
+                batch,
+                dtype=self.dtype,
+                device=self.device,
+                capacity=-(-max(capacity, 1) // _STEP) * _STEP,
+                step=_STEP,
+                bucket=1 if self.device.type == "cpu" else _BUCKET,
+            )
+
+    @property
+    def cache(self) -> RollbackCache:
+        assert self._cache is not None, "prefill comes first"
+        return self._cache
+
+    def keep(self, pairs: Sequence[int]) -> None:
+        """Only the first ``pairs[b]`` of row b stay, and none made of the head's own states."""
+        self.pairs = [min(had, n) for had, n in zip(self.pairs, pairs, strict=True)]
+        self.cache.rollback(self.pairs)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in that order."""
+        self.pairs = [self.pairs[row] for row in rows]
+        if list(rows) != list(range(self.cache.batch_size)):
+            self.cache.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
+
+    def extend(
+        self, tokens: torch.Tensor, features: torch.Tensor, counts: Sequence[int]
+    ) -> torch.Tensor:
+        """Append pairs behind those that stand.
+
+        Args:
+            tokens: ``[B, W]`` int64; `features`: ``[B, W, feature_size]``, behind the token before
+                each.
+            counts: pairs of each row.
+
+        Returns:
+            ``[B, 1, H]``, the state behind each row's last pair.
+        """
+        states = self.network.fuse(features.to(self.device, self.dtype))
+        begin, width = self.pairs, tokens.shape[1]
+        rows = self.cache.rows
+        even = min(counts) == width
+        rows.begin(width, None if even else counts)
+        positions = cache_masks.query_positions(rows.base, rows.counts, width)
+        mask = None
+        if width > 1 or rows.ragged or rows.span != rows.bound:
+            slots = torch.arange(rows.span, device=self.device)[None]
+            mask = cache_masks.visible_slots(positions, slots)
+        out = self._pass(tokens, states, positions, mask)
+        self.pairs = [had + n for had, n in zip(begin, counts, strict=True)]
+        if even:
+            return out[:, -1:]
+        last = torch.tensor(counts, device=self.device).sub_(1).clamp_(min=0)
+        return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
+
+    def step(
+        self,
+        tokens: torch.Tensor,
+        states: torch.Tensor,
+        depth: int,
+        ancestors: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """One more level of a draft.
+
+        Args:
+            tokens: ``[B, n]`` int64, the nodes of depth `depth` (1: children of the root).
+            states: ``[B, n, H]``, of this head, behind the parent of each.
+            ancestors: ``[B or 1, n, m]`` bool: which of the m pairs behind those that stand each
+                node sees; the last n of them are the nodes themselves. None: all, in a chain.
+
+        Returns:
+            ``[B, n, H]``, behind each.
+        """
+        rows, (batch, width) = self.cache.rows, tokens.shape
+        rows.begin(width, None)
+        if ancestors is None:
+            ancestors = torch.ones(1, 1, depth, dtype=torch.bool, device=self.device)
+        # Of the rows' own lengths, which the device may know alone: `depth` levels came before.
+        stand = rows.lengths - ancestors.shape[2]
+        mask = None
+        if width > 1 or rows.ragged or rows.span != rows.bound:
+            mask = cache_masks.tree_slots(stand, ancestors.expand(batch, -1, -1), rows.span)
+        positions = (stand + depth - 1)[:, None].expand(-1, width)
+        return self._pass(tokens, self.network.carried(states), positions, mask)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """``[B, n, Vd]``, over the draft vocabulary."""
+        logits: torch.Tensor = self._head(self.network.before_head(states).to(self._head_dtype))
+        return logits
+
+    def of_target(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits over the target's vocabulary; ids that the head does not know have none."""
+        if self.ids is None:
+            return logits[..., : self.vocab_size]
+        full = logits.new_full((*logits.shape[:-1], self.vocab_size), -float("inf"))
+        return full.index_copy_(full.dim() - 1, self.ids, logits)
+
+    def tokens_of_target(self, ids: torch.Tensor) -> torch.Tensor:
+        """The target's ids of ids of the draft vocabulary."""
+        return ids if self.ids is None else self.ids[ids]
+
+    def _pass(
+        self,
+        tokens: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        seen = None if mask is None else mask[:, None]
+        layers: Any = self.cache.layers
+
+        def attention(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        ) -> torch.Tensor:
+            keys, values = layers[layer].update(k, v)
+            return F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=seen, enable_gqa=keys.shape[1] != q.shape[1]
+            )
+
+        embeds = self._embed(tokens).to(self.dtype)
+        out: torch.Tensor = self.network(embeds, states, positions, attention)
+        return out

@@ -1,0 +1,252 @@
+"""Trees of drafted tokens, grown level by level: EAGLE-2's dynamic tree and trees of fixed shape.
+
+Everything is tensor code of fixed shapes that waits for no device. Children are deterministic: the
+likeliest tokens behind their parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+# From the tokens [B, n] of some nodes, the states [B, n, H] behind their parents, their depth (1:
+# children of the root) and what each sees [B or 1, n, m] (`ancestors`), to the states and the
+# logits [B, n, V] behind them.
+Expand = Callable[
+    [torch.Tensor, torch.Tensor, int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+]
+
+
+class Nodes(NamedTuple):
+    """A tree block, as `DraftBlock` has it.
+
+    Attributes:
+        tokens: ``[B, N]`` int64, parents before children, nodes of one parent from the likeliest
+            on.
+        parents: ``[B, N]`` int64, index of each node's parent, -1 for the root.
+        counts: ``[B]`` int64, nodes of each row, which are the first.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    counts: torch.Tensor
+
+
+class Tree(Protocol):
+    """How a tree grows."""
+
+    def grow(
+        self,
+        logits: torch.Tensor,
+        states: torch.Tensor,
+        lengths: torch.Tensor,
+        depth: int,
+        expand: Expand,
+    ) -> Nodes:
+        """A tree below the root of each row.
+
+        Args:
+            logits: ``[B, V]``, behind the root.
+            states: ``[B, 1, H]``, there.
+            lengths: ``[B]`` int64, row b's tree is at most so deep; 0: the row has no part.
+            depth: the largest of `lengths`; the host knows it.
+            expand: reads a level of nodes.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicTree:
+    """EAGLE-2's tree (arXiv 2406.16858, section 4): every level reads the `top_k` nodes of the
+    largest cumulative probability, each of which gets `top_k` children; of all nodes, the
+    `total_tokens` - 1 of the largest cumulative probability are verified. A node is never more
+    probable than its parent, so they are a tree.
+
+    Its depth is the window of the level above (papers: 6 to 8).
+
+    Args:
+        top_k: >= 1.
+        total_tokens: that the level above verifies, the root among them; >= 2.
+    """
+
+    top_k: int = 10
+    total_tokens: int = 60
+
+    def __post_init__(self) -> None:
+        for name, least in (("top_k", 1), ("total_tokens", 2)):
+            given = getattr(self, name)
+            if type(given) is not int or given < least:
+                raise ValueError(f"{name}: expected a number >= {least}, given {given!r}")
+
+    def grow(
+        self,
+        logits: torch.Tensor,
+        states: torch.Tensor,
+        lengths: torch.Tensor,
+        depth: int,
+        expand: Expand,
+    ) -> Nodes:
+        """See `Tree.grow`."""
+        batch, device = logits.shape[0], logits.device
+        k = min(self.top_k, logits.shape[-1])
+        eye = torch.eye(k, dtype=torch.bool, device=device).expand(batch, -1, -1)
+        scores, tokens = _likeliest(logits, k)
+        found_tokens, found_scores = [tokens], [scores]
+        found_parents = [torch.full_like(tokens, -1)]
+        # The level at hand: which of all nodes found its nodes are, and what they see.
+        index = torch.arange(k, device=device).expand(batch, -1)
+        ancestors, states = eye, states.expand(-1, k, -1)
+        for level in range(1, depth):
+            states, logits = expand(tokens, states, level, ancestors)
+            gains, below = _likeliest(logits, k)
+            below_scores = (scores[..., None] + gains).flatten(1)
+            found = k + (level - 1) * k * k
+            found_tokens.append(below.flatten(1))
+            found_scores.append(below_scores)
+            found_parents.append(index[..., None].expand(-1, -1, k).flatten(1))
+            scores, chosen = below_scores.topk(k)
+            parent = chosen // k
+            tokens, index = below.flatten(1).gather(1, chosen), found + chosen
+            states = states.gather(1, parent[..., None].expand(-1, -1, states.shape[2]))
+            seen = ancestors.gather(1, parent[..., None].expand(-1, -1, ancestors.shape[2]))
+            ancestors = torch.cat([seen, eye], 2)
+        # So many nodes are not too deep for a row.
+        within = torch.where(lengths > 0, k + (lengths - 1) * k * k, 0)
+        return _rerank(
+            torch.cat(found_tokens, 1),
+            torch.cat(found_scores, 1),
+            torch.cat(found_parents, 1),
+            within,
+            self.total_tokens - 1,
+        )
+
+
+def _likeliest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k likeliest tokens behind each row and their log-probabilities, none above 0; of a row
+    without a distribution any tokens, with probability 0."""
+    scores, tokens = logits.float().log_softmax(-1).topk(k)
+    return torch.where(scores.isnan(), -float("inf"), scores).clamp_max(0), tokens
+
+
+def _rerank(
+    tokens: torch.Tensor,
+    scores: torch.Tensor,
+    parents: torch.Tensor,
+    within: torch.Tensor,
+    most: int,
+) -> Nodes:
+    """The `most` nodes of the largest scores among the first ``within[b]`` of row b."""
+    count = tokens.shape[1]
+    most = min(most, count)
+    place = torch.arange(count, device=tokens.device)
+    scores = torch.where(place < within[:, None], scores, -float("inf"))
+    # Stable: of equal scores the earlier node comes first, so a parent before its children.
+    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :most]
+    counts = within.clamp(max=most)
+    rank = torch.arange(most, device=tokens.device)
+    # In the order in which they were found; what a row has too much goes to the end.
+    order = torch.where(rank < counts[:, None], order, count).sort(dim=1).values
+    valid = order < count
+    chosen = order.clamp_max(count - 1)
+    at = torch.zeros_like(tokens[:, :1]).expand(-1, count + 1).clone()
+    at.scatter_(1, order, rank.expand_as(order))
+    above = parents.gather(1, chosen)
+    moved = torch.where(above >= 0, at.gather(1, above.clamp_min(0)), -1)
+    return Nodes(
+        torch.where(valid, tokens.gather(1, chosen), 0), torch.where(valid, moved, -1), counts
+    )
+
+
+class StaticTree:
+    """A tree of one shape, given by its paths as Medusa's are: ``[[0], [0, 0], [1]]`` has the
+    likeliest token, the likeliest behind that, and the second likeliest.
+
+    Args:
+        paths: ranks from the root on, >= 0. A path's beginnings must be among them.
+
+    Attributes:
+        parents: of the nodes, -1 for the root; by depth, then by path.
+        depths: of the nodes, from 1 on.
+        ranks: of each node among the tokens behind its parent.
+    """
+
+    def __init__(self, paths: Sequence[Sequence[int]]) -> None:
+        known = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
+        for path in known:
+            if not path or not all(type(rank) is int and rank >= 0 for rank in path):
+                raise ValueError(f"paths: expected ranks >= 0, given {list(path)}")
+            if len(path) > 1 and path[:-1] not in known:
+                raise ValueError(
+                    f"paths: expected every beginning of a path, given {list(path)} without "
+                    f"{list(path[:-1])}"
+                )
+        if not known:
+            raise ValueError("paths: expected at least one, given none")
+        index = {path: i for i, path in enumerate(known)}
+        self.paths = known
+        self.parents = [index.get(path[:-1], -1) for path in known]
+        self.depths = [len(path) for path in known]
+        self.ranks = [path[-1] for path in known]
+
+    def __repr__(self) -> str:
+        return f"StaticTree({len(self.paths)} nodes, depth {self.depths[-1]})"
+
+    def grow(
+        self,
+        logits: torch.Tensor,
+        states: torch.Tensor,
+        lengths: torch.Tensor,
+        depth: int,
+        expand: Expand,
+    ) -> Nodes:
+        """See `Tree.grow`."""
+        batch, device = logits.shape[0], logits.device
+        depth = min(depth, self.depths[-1])
+        inner = set(self.parents)
+        tokens: list[torch.Tensor] = []  # [B] of each node
+        # Nodes that were read so far, in that order; they are what deeper ones may see.
+        read: list[int] = []
+        level = [-1]
+        likely = {-1: self._ranked(logits[:, None], [-1])[:, 0]}
+        behind = {-1: states[:, 0]}
+        for at in range(1, depth + 1):
+            nodes = [i for i, own in enumerate(self.depths) if own == at]
+            tokens += [likely[self.parents[i]][:, self.ranks[i]] for i in nodes]
+            level = [i for i in nodes if i in inner]
+            if at == depth or not level:
+                break
+            read += level
+            given = torch.stack([tokens[i] for i in level], 1)
+            above = torch.stack([behind[self.parents[i]] for i in level], 1)
+            seen = [[other in self._line(i) for other in read] for i in level]
+            ancestors = torch.tensor(seen).to(device, non_blocking=True)[None]
+            out, logits = expand(given, above, at, ancestors)
+            ranked = self._ranked(logits, level)
+            for j, i in enumerate(level):
+                likely[i], behind[i] = ranked[:, j], out[:, j]
+        parents = torch.tensor(self.parents[: len(tokens)]).to(device, non_blocking=True)
+        depths = torch.tensor(self.depths[: len(tokens)]).to(device, non_blocking=True)
+        counts = (depths <= lengths[:, None]).sum(1)
+        return Nodes(torch.stack(tokens, 1), parents.expand(batch, -1), counts)
+
+    def _ranked(self, logits: torch.Tensor, level: Sequence[int]) -> torch.Tensor:
+        """``[B, n, R]``, the likeliest tokens behind some nodes."""
+        most = max(
+            (rank for rank, up in zip(self.ranks, self.parents, strict=True) if up in level),
+        )
+        if most >= logits.shape[-1]:
+            raise ValueError(
+                f"paths: expected ranks below the vocabulary's {logits.shape[-1]}, given {most}"
+            )
+        return logits.float().topk(most + 1).indices
+
+    def _line(self, node: int) -> set[int]:
+        """A node and its ancestors."""
+        line = set()
+        while node >= 0:
+            line.add(node)
+            node = self.parents[node]
+        return line

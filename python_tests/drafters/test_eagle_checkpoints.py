@@ -1,0 +1,144 @@
+"""Checkpoints of EAGLE heads that cannot be read, each refused by the name of what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from eagle_heads import Variant, config_of, save, weights_of
+from safetensors.torch import save_file
+from small_models import make
+
+import polyspec_ext as ps
+from polyspec_ext import tiny
+from polyspec_ext.drafters import eagle
+
+FIRST = Variant("first", hidden=32, vocab=64)
+THIRD = Variant("third", version=3, hidden=32, vocab=64, draft_vocab=40, own_head=True)
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return make("llama", 4, vocab=64)
+
+
+def load(place: Path, target: Any) -> ps.Eagle:
+    return ps.Eagle.from_pretrained(place, target)
+
+
+@pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
+@pytest.mark.parametrize("binary", [False, True])
+def test_tensors_that_do_not_fit_are_named(
+    v: Variant, binary: bool, target: Any, tmp_path: Path
+) -> None:
+    v = Variant(**{**v.__dict__, "binary": binary})
+    whole = weights_of(v, 4)
+    for key in whole:
+        if key == "lm_head.weight" or (key == "d2t" and v is FIRST):
+            continue
+        shape = list(whole[key].shape)
+        rest = {name: value for name, value in whole.items() if name != key}
+        shown = key.replace("midlayer.", "layers.0.")
+        with pytest.raises(ValueError, match=rf"{shown}: expected .*{shape[0]}.*, given none"):
+            load(save(v, rest, tmp_path / "missing"), target)
+        rest[key] = torch.zeros(3, 1, dtype=whole[key].dtype)
+        with pytest.raises(ValueError, match=rf"{shown}: expected shape .*, given \[3, 1\]"):
+            load(save(v, rest, tmp_path / "misshapen"), target)
+    with pytest.raises(ValueError, match=r"layers.7.odd: expected no tensor .* shape \[2\]"):
+        load(save(v, {**whole, "layers.7.odd": torch.zeros(2)}, tmp_path / "unknown"), target)
+
+
+class _Code:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("ran",)
+
+
+def test_a_checkpoint_with_code_in_it_is_refused(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = save(FIRST, weights_of(FIRST, 4), tmp_path / "head")
+    (place / "model.safetensors").unlink()
+    file = place / "pytorch_model.bin"
+    torch.save({**weights_of(FIRST, 4), "extra": _Code()}, file)
+    with pytest.raises(ValueError, match=r"pytorch_model.bin: .*tensors only.*code.*refused"):
+        load(place, target)
+    assert not (tmp_path / "ran").exists()
+    torch.save([1, 2], file)
+    with pytest.raises(ValueError, match=r"expected tensors by name, given list"):
+        load(place, target)
+    file.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"pytorch_model.bin: expected"):
+        load(place, target)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"expected model.safetensors or pytorch_model.bin"):
+        load(place, target)
+    (place / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"model.safetensors: expected a safetensors file"):
+        load(place, target)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vocab_size": 65}, "vocab_size: expected the target's, 64, given 65"),
+        ({"hidden_size": None}, "hidden_size: expected a number >= 1, given None"),
+        ({"hidden_size": "x"}, "hidden_size: expected a number >= 1, given 'x'"),
+        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu', given 'gelu'"),
+        ({"speculators_model_type": "mlp"}, "expected 'eagle' or 'eagle3', given 'mlp'"),
+        ({"norm_before_fc": True, "fc_norm": True}, "norm_before_fc or fc_norm, given both"),
+        ({"norm_output": 1}, "norm_output: expected true or false, given 1"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 9]}, r"\[0, 4\] of the target, given \[2, 9\]"),
+        ({"num_aux_hidden_states": 4}, "expected 4 layers"),
+        ({"target_hidden_size": 48}, "hidden states of 48 numbers, given one with 32"),
+        ({"draft_vocab_size": 39}, r"lm_head.weight: expected shape \[39, 32\], given \[40, 32\]"),
+        ({"draft_vocab_size": None}, r"lm_head.weight: expected shape \[64, 32\]"),
+    ],
+)
+def test_configurations_that_do_not_fit(
+    change: dict[str, Any], words: str, target: Any, tmp_path: Path
+) -> None:
+    place = save(THIRD, weights_of(THIRD, 4), tmp_path)
+    (place / "config.json").write_text(json.dumps({**config_of(THIRD), **change}))
+    with pytest.raises(ValueError, match=words):
+        load(place, target)
+
+
+def test_ids_out_of_the_vocabulary(target: Any, tmp_path: Path) -> None:
+    whole = weights_of(THIRD, 4)
+    for offsets in (whole["d2t"] + 64, torch.zeros(40, dtype=torch.int64) - torch.arange(40)):
+        with pytest.raises(ValueError, match=r"d2t: expected offsets to 40 different ids"):
+            load(save(THIRD, {**whole, "d2t": offsets}, tmp_path), target)
+
+
+def test_no_head_there(target: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a directory, or the id of a checkpoint"):
+        load(tmp_path / "not there", target)
+    with pytest.raises(ValueError, match=r"config.json: expected a readable config.json"):
+        load(tmp_path, target)
+
+
+def test_heads_are_told_from_models(target: Any, tmp_path: Path) -> None:
+    for v in (FIRST, THIRD, Variant("s", version=3, speculators=True, hidden=32, vocab=64)):
+        assert eagle.is_head(save(v, weights_of(v, 4), tmp_path / v.name))
+    binary = Variant("binary", binary=True)
+    assert eagle.is_head(save(binary, weights_of(binary, 4), tmp_path / "binary"))
+    target.save_pretrained(tmp_path / "model")
+    assert not eagle.is_head(tmp_path / "model")
+    assert not eagle.is_head(tiny.path("drafter"))  # a Llama of one layer
+    assert not eagle.is_head(tmp_path / "not there")
+
+
+def test_sharded_checkpoints(target: Any, tmp_path: Path) -> None:
+    whole = weights_of(FIRST, 4)
+    place = save(FIRST, whole, tmp_path)
+    (place / "model.safetensors").unlink()
+    index = {key: f"part-{i % 2}.safetensors" for i, key in enumerate(sorted(whole))}
+    for part in set(index.values()):
+        save_file({k: whole[k] for k, v in index.items() if v == part}, place / part)
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert load(place, target).config.version == 1

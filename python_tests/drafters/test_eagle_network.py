@@ -1,0 +1,203 @@
+"""EAGLE heads in every published format against a plain reference of their forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from eagle_heads import Reference, Variant, save, variants, weights_of
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import polyspec_ext as ps
+from polyspec_ext.drafters.base import DraftInput, HiddenStates
+from polyspec_ext.levels.base import PromptBatch
+from polyspec_ext.sampling import Sampling
+from polyspec_ext.tensors import Parameters
+
+LAYERS = 8  # of the target
+
+
+def target_for(v: Variant, layers: int = LAYERS) -> LlamaForCausalLM:
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=v.vocab, hidden_size=v.feature_width, intermediate_size=8,
+        num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.normal_()
+        model.model.embed_tokens.weight.normal_()
+    return model
+
+
+def told(
+    layers: Sequence[int], features: Sequence[torch.Tensor], begins: Sequence[int], level: int = 1
+) -> HiddenStates:
+    """A pass whose states of row b are ``features[b]``, the layers' side by side."""
+    width = max(len(own) for own in features)
+    size = features[0].shape[1] // len(layers)
+    states = {layer: torch.full((len(features), width, size), 7.0) for layer in layers}
+    for b, own in enumerate(features):
+        for i, layer in enumerate(layers):
+            states[layer][b, : len(own)] = own[:, i * size : (i + 1) * size]
+    return HiddenStates(level, states, list(begins), [len(own) for own in features])
+
+
+def draft_input(
+    texts: Sequence[Sequence[int]], lengths: Sequence[int], hidden: Sequence[HiddenStates],
+    temperature: float = 0.0, eos: frozenset[int] = frozenset(),
+) -> DraftInput:  # fmt: skip
+    batch = len(texts)
+    return DraftInput(
+        tokens=torch.tensor([[text[-1]] for text in texts]),
+        counts=[int(length > 0) for length in lengths],
+        lengths=list(lengths),
+        most=max(lengths),
+        positions=torch.tensor([len(text) for text in texts]),
+        rounds=torch.zeros(batch, dtype=torch.int64),
+        level=2,
+        parameters=Parameters([Sampling(temperature)] * batch, list(range(batch))),
+        wants_rows=True,
+        requests=list(range(batch)),
+        eos=[eos] * batch,
+        text=lambda b: torch.tensor(texts[b]),
+        hidden=hidden,
+    )
+
+
+def prompts(batch: int) -> PromptBatch:
+    return PromptBatch(torch.zeros(batch, 1, dtype=torch.int64), None, 64)
+
+
+@pytest.mark.parametrize("v", variants(), ids=lambda v: v.name)
+def test_variants_against_the_reference(v: Variant, tmp_path: Path) -> None:
+    """A draft behind a prompt, one behind tokens of which some stood, and one with states that
+    replace earlier ones; two rows of different lengths."""
+    weights = weights_of(v, LAYERS)
+    target = target_for(v)
+    head = ps.Eagle.from_pretrained(save(v, weights, tmp_path / "head"), target)
+    layers = v.aux_layers(LAYERS)
+    assert head.capabilities.hidden_layers == layers
+    reference = Reference(
+        v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
+    )
+    generator = torch.Generator().manual_seed(1)
+    sizes = (9, 5)
+    texts = [torch.randint(v.vocab, (n,), generator=generator).tolist() for n in sizes]
+    features = [
+        torch.randn(n - 1, len(layers) * v.feature_width, generator=generator) for n in sizes
+    ]
+    head.prefill(prompts(2))
+
+    def check(hidden: HiddenStates) -> None:
+        block = head.draft(draft_input(texts, [3, 2], [hidden]))
+        for b, count in enumerate((3, 2)):
+            rows = reference.draft(texts[b], features[b], count)
+            assert block.rows is not None
+            given = block.rows.logits[b, :count].double()
+            assert given.shape[-1] == v.vocab
+            assert torch.equal(given.isinf(), rows.isinf())
+            given, rows = given.nan_to_num(0, 0, 0), rows.nan_to_num(0, 0, 0)
+            assert (given - rows).abs().max() < 1e-4 * rows.abs().max()
+            assert block.tokens[b, :count].tolist() == [int(row.argmax()) for row in rows] or (
+                v.draft_vocab is not None
+            )
+
+    check(told(layers, features, [0, 0]))
+    # Row 0 goes on by three tokens, row 1 is rolled back by one and goes on by two.
+    head.rollback([9, 4])
+    texts = [[*texts[0], 3, 1, 2], [*texts[1][:4], 6, 0]]
+    new = [torch.randn(n, features[0].shape[1], generator=generator) for n in (3, 2)]
+    features = [torch.cat([features[0], new[0]]), torch.cat([features[1][:3], new[1]])]
+    check(told(layers, new, [8, 3]))
+    # The target tells other states of the latest tokens, and of one more of row 1.
+    texts[1] = [*texts[1], 4]
+    better = [torch.randn(n, features[0].shape[1], generator=generator) for n in (2, 3)]
+    features = [torch.cat([features[0][:-2], better[0]]), torch.cat([features[1][:-2], better[1]])]
+    check(told(layers, better, [9, 3]))
+
+
+def test_text_of_one_token(tmp_path: Path) -> None:
+    v = variants()[0]
+    head = ps.Eagle.from_pretrained(save(v, weights_of(v, LAYERS), tmp_path), target_for(v))
+    head.prefill(prompts(1))
+    block = head.draft(draft_input([[3]], [2], []))
+    assert block.tokens.shape == (1, 2)
+
+
+def test_rows_may_leave(tmp_path: Path) -> None:
+    v = variants()[9]
+    weights, target = weights_of(v, LAYERS), target_for(v)
+    head = ps.Eagle.from_pretrained(save(v, weights, tmp_path), target)
+    layers = v.aux_layers(LAYERS)
+    generator = torch.Generator().manual_seed(1)
+    texts = [[1, 2, 3, 4], [5, 6, 7], [8, 9, 10, 11, 12]]
+    features = [torch.randn(len(t) - 1, 48, generator=generator) for t in texts]
+    head.prefill(prompts(3))
+    head.draft(draft_input(texts, [2, 2, 2], [told(layers, features, [0, 0, 0])]))
+    head.select([2, 0])
+    texts = [[*texts[2], 1], [*texts[0], 2]]
+    new = [torch.randn(1, 48, generator=generator) for _ in texts]
+    block = head.draft(draft_input(texts, [2, 0], [told(layers, new, [4, 3])]))
+    reference = Reference(
+        v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
+    )
+    rows = reference.draft(texts[0], torch.cat([features[2], new[0]]), 2)
+    assert block.tokens[0].tolist() == [int(row.argmax()) for row in rows]
+    # The row that had no part is told again.
+    block = head.draft(draft_input(texts, [0, 2], [told(layers, new, [4, 3])]))
+    rows = reference.draft(texts[1], torch.cat([features[0], new[1]]), 2)
+    assert block.tokens[1].tolist() == [int(row.argmax()) for row in rows]
+
+
+SHAPES = {
+    "vicuna-7b": Variant("vicuna", hidden=4096, inner=11008, heads=32, kv_heads=32, vocab=256),
+    "llama3-8b": Variant("llama3", hidden=4096, inner=14336, heads=32, kv_heads=8, vocab=256),
+    "qwen2-7b": Variant(
+        "qwen2", hidden=3584, inner=18944, heads=28, kv_heads=4, vocab=256, qkv_bias=True
+    ),
+    "llama3.1-8b eagle3": Variant(
+        "llama3.1", version=3, hidden=4096, inner=14336, heads=32, kv_heads=8, vocab=256,
+        draft_vocab=64, own_head=True, fc_bias=False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("v", SHAPES.values(), ids=list(SHAPES))
+def test_published_widths(v: Variant, tmp_path: Path) -> None:
+    """Heads of the widths that the papers used, with random weights and a slice of the
+    vocabulary, for a target of two layers: states of layers 1 and 2 where three are read."""
+    if v.third:
+        v = Variant(**{**v.__dict__, "aux": (0, 1, 2)})
+    weights = weights_of(v, 2)
+    target = wide_target(v)
+    head = ps.Eagle.from_pretrained(save(v, weights, tmp_path), target)
+    layers = v.aux_layers(2)
+    reference = Reference(v, weights, target.embeddings, target.head)
+    generator = torch.Generator().manual_seed(1)
+    text = torch.randint(v.vocab, (6,), generator=generator).tolist()
+    features = torch.randn(5, len(layers) * v.hidden, generator=generator)
+    head.prefill(prompts(1))
+    block = head.draft(draft_input([text], [2], [told(layers, [features], [0])]))
+    rows = reference.draft(text, features, 2).nan_to_num(0, 0, 0)
+    assert block.rows is not None
+    given = block.rows.logits[0].double().nan_to_num(0, 0, 0)
+    assert (given - rows).abs().max() < 1e-4 * rows.abs().max()
+
+
+def wide_target(v: Variant) -> Any:
+    """What a head takes from its target."""
+    generator = torch.Generator().manual_seed(3)
+    embed = torch.nn.Embedding.from_pretrained(torch.randn(v.vocab, v.hidden, generator=generator))
+    head = torch.nn.Linear(v.hidden, v.vocab, bias=False).requires_grad_(False)
+    config = LlamaConfig(vocab_size=v.vocab, hidden_size=v.hidden, num_hidden_layers=2)
+    return SimpleNamespace(
+        config=config, device=torch.device("cpu"), dtype=torch.float32, embeddings=embed.weight,
+        head=head.weight, get_input_embeddings=lambda: embed, get_output_embeddings=lambda: head,
+    )  # fmt: skip

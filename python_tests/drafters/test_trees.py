@@ -1,0 +1,198 @@
+"""Trees of drafted tokens against their definition, written down recursively."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import polyspec_ext as ps
+from polyspec_ext.drafters.trees import Nodes
+
+V = 7
+Path = tuple[int, ...]
+
+
+class Table:
+    """A draft model whose logits are a fixed function of the drafted path. A "state" is the path
+    itself, its tokens side by side."""
+
+    def __init__(self, batch: int, depth: int, scale: float = 1.0) -> None:
+        self.batch, self.depth, self.scale = batch, depth, scale
+        self.seen: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+
+    def logits(self, row: int, path: Path) -> torch.Tensor:
+        seed = hash((row, path)) % 2**31
+        return torch.randn(V, generator=torch.Generator().manual_seed(seed)) * self.scale
+
+    def root(self) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.stack([self.logits(b, ()) for b in range(self.batch)])
+        return rows, torch.full((self.batch, 1, self.depth), -1.0)
+
+    def expand(
+        self, tokens: torch.Tensor, states: torch.Tensor, depth: int, ancestors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out = states.clone()
+        out[:, :, depth - 1] = tokens
+        rows = torch.stack(
+            [
+                torch.stack([self.logits(b, path_of(own)) for own in out[b]])
+                for b in range(self.batch)
+            ]
+        )
+        self.seen.append((depth, tokens, ancestors))
+        return out, rows
+
+
+def path_of(state: torch.Tensor) -> Path:
+    return tuple(int(x) for x in state if x >= 0)
+
+
+def paths_of(nodes: Nodes, row: int) -> list[Path]:
+    found: list[Path] = []
+    for i in range(int(nodes.counts[row])):
+        parent = int(nodes.parents[row, i])
+        assert parent < i
+        found.append((*(found[parent] if parent >= 0 else ()), int(nodes.tokens[row, i])))
+    return found
+
+
+def dynamic(table: Table, row: int, k: int, depth: int, total: int) -> set[Path]:
+    """EAGLE-2's tree: of every level the k likeliest nodes have k children each; of all, the
+    total - 1 likeliest."""
+    scores: dict[Path, float] = {}
+    level: list[Path] = [()]
+    for _ in range(depth):
+        below: dict[Path, float] = {}
+        for path in level:
+            own = table.logits(row, path).double().log_softmax(0)
+            for token in own.topk(k).indices.tolist():
+                below[(*path, token)] = scores.get(path, 0.0) + float(own[token])
+        scores |= below
+        level = sorted(below, key=lambda path: -below[path])[:k]
+    return set(sorted(scores, key=lambda path: -scores[path])[: total - 1])
+
+
+@pytest.mark.parametrize(("k", "depth", "total"), [(3, 4, 12), (2, 1, 9), (4, 3, 60), (1, 5, 4)])
+def test_dynamic_tree(k: int, depth: int, total: int) -> None:
+    table = Table(2, depth)
+    nodes = ps.DynamicTree(k, total).grow(
+        *table.root(), torch.tensor([depth, depth]), depth, table.expand
+    )
+    for row in range(2):
+        found = paths_of(nodes, row)
+        assert len(set(found)) == len(found)
+        assert set(found) == dynamic(table, row, k, depth, total)
+        for i, path in enumerate(found):  # children of one parent from the likeliest on
+            own = table.logits(row, path[:-1])
+            rest = [other[-1] for other in found[i + 1 :] if other[:-1] == path[:-1]]
+            assert all(own[path[-1]] >= own[token] for token in rest)
+
+
+def test_every_node_sees_its_ancestors() -> None:
+    table = Table(2, 4)
+    ps.DynamicTree(3, 30).grow(*table.root(), torch.tensor([4, 4]), 4, table.expand)
+    read: list[list[Path]] = [[], []]
+    for depth, tokens, ancestors in table.seen:
+        assert ancestors.shape == (2, 3, 3 * depth)
+        for row in range(2):
+            whole = read[row]
+            begin = len(whole)
+            for i in range(3):
+                seen = [whole[j] for j in range(begin) if ancestors[row, i, j]]
+                line = max(seen, key=len, default=())
+                assert len(seen) == depth - 1 == len(line)
+                assert all(line[: len(one)] == one for one in seen)
+                whole.append((*line, int(tokens[row, i])))
+                assert ancestors[row, i, begin:].tolist() == [i == j for j in range(3)]
+
+
+@pytest.mark.parametrize("tree", [ps.DynamicTree(3, 12), ps.StaticTree([[0], [0, 0], [1], [0, 1]])])
+def test_rows_of_different_depth(tree: Any) -> None:
+    table = Table(3, 3)
+    nodes = tree.grow(*table.root(), torch.tensor([3, 0, 1]), 3, table.expand)
+    assert int(nodes.counts[1]) == 0
+    assert {len(path) for path in paths_of(nodes, 2)} == {1}
+    alone = tree.grow(*table.root(), torch.tensor([3, 3, 3]), 3, table.expand)
+    assert paths_of(alone, 0) == paths_of(nodes, 0)
+
+
+def test_a_certain_child_never_comes_without_its_parent() -> None:
+    """Probabilities of 1 tie a node with its parent, and all further down."""
+    table = Table(1, 5, scale=0.0)
+    certain = torch.zeros(V)
+    certain[2] = 1e4
+    table.logits = lambda row, path: certain  # type: ignore[method-assign]
+    for total in range(2, 9):
+        nodes = ps.DynamicTree(2, total).grow(*table.root(), torch.tensor([5]), 5, table.expand)
+        found = paths_of(nodes, 0)
+        assert found[: min(total - 1, 1)] == [(2,)]
+        assert (2,) * min(total - 1, 5) in found
+
+
+def test_rows_without_a_distribution() -> None:
+    table = Table(2, 2)
+    logits, states = table.root()
+    logits[0] = math.nan
+    logits[1] = -math.inf
+    nodes = ps.DynamicTree(2, 5).grow(logits, states, torch.tensor([2, 2]), 2, table.expand)
+    assert nodes.tokens.min() >= 0
+    assert nodes.tokens.max() < V
+    assert paths_of(nodes, 0)
+
+
+def test_without_the_host() -> None:
+    """One graph: no value of a tensor decides what is done."""
+
+    def expand(
+        tokens: torch.Tensor, states: torch.Tensor, depth: int, ancestors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out = states * 0.5 + tokens[..., None]
+        return out, out @ weights
+
+    weights = torch.randn(4, V, generator=torch.Generator().manual_seed(0))
+    given = torch.randn(2, V), torch.randn(2, 1, 4), torch.tensor([3, 2])
+
+    def grow(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Nodes:
+        return ps.DynamicTree(3, 12).grow(a, b, c, 3, expand)
+
+    made = torch.compile(grow, fullgraph=True, backend="aot_eager")(*given)
+    for one, other in zip(made, grow(*given), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_static_tree() -> None:
+    paths = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 2]]
+    table = Table(2, 3)
+    tree = ps.StaticTree(list(reversed(paths)))
+    nodes = tree.grow(*table.root(), torch.tensor([3, 3]), 3, table.expand)
+
+    def tokens(row: int, ranks: Sequence[int]) -> Path:
+        path: Path = ()
+        for rank in ranks:
+            path = (*path, int(table.logits(row, path).topk(rank + 1).indices[-1]))
+        return path
+
+    for row in range(2):
+        assert set(paths_of(nodes, row)) == {tokens(row, ranks) for ranks in paths}
+    # A window below the tree's depth cuts it.
+    nodes = tree.grow(*table.root(), torch.tensor([2, 2]), 2, table.expand)
+    assert nodes.tokens.shape == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ps.DynamicTree(0), "top_k: expected a number >= 1, given 0"),
+        (lambda: ps.DynamicTree(total_tokens=1), "total_tokens: expected a number >= 2, given 1"),
+        (lambda: ps.StaticTree([]), "paths: expected at least one"),
+        (lambda: ps.StaticTree([[0], [1, 0]]), r"given \[1, 0\] without \[1\]"),
+        (lambda: ps.StaticTree([[-1]]), r"paths: expected ranks >= 0, given \[-1\]"),
+    ],
+)
+def test_trees_that_are_none(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()

@@ -1,0 +1,367 @@
+"""EAGLE checkpoints with random weights in the published formats, and their forward pass written
+down plainly from its description: no cache, no batch, one pair after another, double precision."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An EAGLE head; every field is a property of a published kind of checkpoint."""
+
+    name: str
+    version: int = 1
+    speculators: bool = False
+    binary: bool = False
+    hidden: int = 16
+    inner: int = 24
+    heads: int = 4
+    kv_heads: int = 4
+    head_dim: int | None = None
+    layers: int = 1
+    vocab: int = 40
+    draft_vocab: int | None = None
+    target_hidden: int | None = None
+    aux: tuple[int, ...] | None = None
+    nested_aux: bool = False
+    use_aux: bool = True
+    fc_bias: bool | None = None  # None: the configuration does not say
+    qkv_bias: bool = False
+    attention_bias: bool = False
+    own_embeddings: bool = False
+    own_head: bool = False
+    norm_before_residual: bool | None = None
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    rope_scaling: Mapping[str, Any] | None = None
+    extra: bool = False  # tensors that are to be skipped
+
+    @property
+    def third(self) -> bool:
+        return self.version == 3
+
+    @property
+    def feature_width(self) -> int:
+        return self.target_hidden or self.hidden
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.hidden // self.heads
+
+    def aux_layers(self, target_layers: int) -> tuple[int, ...]:
+        if not self.third or not self.use_aux:
+            return (-1,)
+        return self.aux or (2, target_layers // 2, target_layers - 3)
+
+
+def variants() -> list[Variant]:
+    """One of every kind."""
+    third: dict[str, Any] = {"version": 3, "own_head": True}
+    scaled = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    return [
+        Variant("eagle1"),
+        Variant("eagle1 bin", binary=True, own_embeddings=True),
+        Variant("eagle1 without bias", fc_bias=False, kv_heads=2),
+        Variant("eagle1 qwen2", qkv_bias=True, kv_heads=2, fc_bias=True),
+        Variant("eagle1 attention bias", attention_bias=True, extra=True),
+        Variant("eagle1 of two layers", layers=2),
+        Variant("eagle1 own head", own_head=True, head_dim=8),
+        Variant("eagle1 speculators", speculators=True),
+        Variant("eagle1 speculators with bias", speculators=True, fc_bias=True),
+        Variant("eagle3", **third, draft_vocab=24, extra=True),
+        Variant("eagle3 bin", **third, binary=True, draft_vocab=24, kv_heads=1),
+        Variant("eagle3 full vocabulary", **third, aux=(1, 3, 4)),
+        Variant("eagle3 target's head", version=3),
+        Variant("eagle3 wide target", **third, target_hidden=12, own_embeddings=True),
+        Variant("eagle3 nested", **third, aux=(0, 5), nested_aux=True, head_dim=6),
+        Variant("eagle3 without aux", **third, use_aux=False, nested_aux=True),
+        Variant("eagle3 norm before fc", **third, norm_before_fc=True),
+        Variant("eagle3.1", **third, fc_norm=True, norm_output=True, draft_vocab=20),
+        Variant("eagle3 of three layers", **third, layers=3, attention_bias=True),
+        Variant("eagle3 scaled", **third, rope_scaling=scaled, kv_heads=2),
+        Variant("eagle3 residual", **third, norm_before_residual=True),
+        Variant("speculators", **third, speculators=True, draft_vocab=24, extra=True),
+        Variant("speculators plain residual", **third, speculators=True,
+                norm_before_residual=False, draft_vocab=40),
+        Variant("speculators norms", **third, speculators=True, norm_before_fc=True,
+                norm_output=True, aux=(2, 4, 6), layers=2),
+    ]  # fmt: skip
+
+
+def config_of(v: Variant) -> dict[str, Any]:
+    layer: dict[str, Any] = {
+        "model_type": "llama", "hidden_size": v.hidden, "intermediate_size": v.inner,
+        "num_attention_heads": v.heads, "num_key_value_heads": v.kv_heads,
+        "num_hidden_layers": v.layers, "vocab_size": v.vocab, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 256, "rope_theta": 10000.0, "hidden_act": "silu",
+    }  # fmt: skip
+    if v.head_dim is not None:
+        layer["head_dim"] = v.head_dim
+    if v.qkv_bias:
+        layer["qkv_bias"] = True
+    if v.attention_bias:
+        layer["attention_bias"] = True
+    if v.rope_scaling is not None:
+        layer["rope_scaling"] = dict(v.rope_scaling)
+    top: dict[str, Any] = {}
+    if v.third:
+        inner: dict[str, Any] = {}
+        if v.aux is not None:
+            inner["eagle_aux_hidden_state_layer_ids"] = list(v.aux)
+        if not v.use_aux:
+            inner["use_aux_hidden_state"] = False
+        top = {"eagle_config": inner} if v.nested_aux else inner
+        for key in ("norm_before_fc", "fc_norm", "norm_output"):
+            if getattr(v, key):
+                top[key] = True
+        if v.norm_before_residual is not None:
+            top["norm_before_residual"] = v.norm_before_residual
+        if v.draft_vocab is not None:
+            top["draft_vocab_size"] = v.draft_vocab
+        if v.target_hidden is not None:
+            top["target_hidden_size"] = v.target_hidden
+    if v.speculators:
+        top["speculators_model_type"] = "eagle3" if v.third else "eagle"
+        if not v.third and v.fc_bias is not None:
+            top["fusion_bias"] = v.fc_bias
+        return {**top, "transformer_layer_config": layer, "architectures": ["Speculator"]}
+    if not v.third and v.fc_bias is not None:
+        top["bias"] = v.fc_bias
+    names = ["LlamaForCausalLMEagle3"] if v.third else ["LlamaForCausalLM"]
+    return {**layer, **top, "architectures": names}
+
+
+def weights_of(v: Variant, target_layers: int, seed: int = 0) -> Weights:
+    """Random, under the published names."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) / math.sqrt(shape[-1])
+
+    def gain(size: int) -> torch.Tensor:
+        return 1 + 0.3 * torch.randn(size, generator=generator)
+
+    width, found = v.hidden, {}
+    fused = "fusion_fc" if v.speculators and not v.third else "fc"
+    first = "midlayer" if v.third and not v.speculators else "layers.0"
+    if v.speculators and not v.third:
+        first = "transformer"
+    if not v.third:
+        found[f"{fused}.weight"] = normal(width, 2 * width)
+        if v.fc_bias if v.speculators else v.fc_bias is not False:
+            found[f"{fused}.bias"] = normal(width)
+    elif v.use_aux:
+        count = len(v.aux_layers(target_layers))
+        found["fc.weight"] = normal(width, count * v.feature_width)
+        if v.norm_before_fc:
+            found["input_norm.weight"] = gain(count * v.feature_width)
+        for i in range(count if v.fc_norm else 0):
+            found[f"fc_norm.{i}.weight"] = gain(v.feature_width)
+    for i in range(v.layers):
+        name = first if i == 0 else f"layers.{i}"
+        given = 2 * width if v.third and i == 0 else width
+        queries, keys = v.heads * v.head_width, v.kv_heads * v.head_width
+        for key, rows, columns in (
+            ("q", queries, given), ("k", keys, given), ("v", keys, given), ("o", width, queries),
+        ):  # fmt: skip
+            found[f"{name}.self_attn.{key}_proj.weight"] = normal(rows, columns)
+            if v.attention_bias or (v.qkv_bias and key != "o"):
+                found[f"{name}.self_attn.{key}_proj.bias"] = normal(rows)
+        found[f"{name}.mlp.gate_proj.weight"] = normal(v.inner, width)
+        found[f"{name}.mlp.up_proj.weight"] = normal(v.inner, width)
+        found[f"{name}.mlp.down_proj.weight"] = normal(width, v.inner)
+        found[f"{name}.post_attention_layernorm.weight"] = gain(width)
+        if v.third or i > 0:
+            found[f"{name}.input_layernorm.weight"] = gain(width)
+        if v.third and i == 0:
+            found[f"{name}.hidden_norm.weight"] = gain(width)
+    if v.third:
+        found["norm.weight"] = gain(width)
+    if v.own_embeddings:
+        found["embed_tokens.weight"] = normal(v.vocab, width) * 4
+    if v.own_head:
+        found["lm_head.weight"] = normal(v.draft_vocab or v.vocab, width) * 4
+    if v.draft_vocab is not None:
+        ids = torch.randperm(v.vocab, generator=generator)[: v.draft_vocab].sort().values
+        found["d2t"] = ids - torch.arange(v.draft_vocab)
+    if v.extra:
+        found["t2d"] = torch.zeros(v.vocab, dtype=torch.bool)
+        if v.speculators:
+            found["verifier_norm.weight"] = gain(width)
+            found["verifier_lm_head.weight"] = normal(3, width)
+        found[f"{first}.self_attn.rotary_emb.inv_freq"] = normal(4)
+    return found
+
+
+def save(v: Variant, weights: Weights, place: Path) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "config.json").write_text(json.dumps(config_of(v)))
+    if v.binary:
+        torch.save(weights, place / "pytorch_model.bin")
+    else:
+        save_file(weights, place / "model.safetensors")
+    return place
+
+
+class Reference:
+    """The forward pass of a head over one text.
+
+    Args:
+        weights: under the published names.
+        embeddings: ``[V, H]``, and `head`, ``[V, H]``, of the target.
+    """
+
+    def __init__(
+        self, v: Variant, weights: Weights, embeddings: torch.Tensor, head: torch.Tensor
+    ) -> None:
+        self.v = v
+        self.w = {
+            key: value.double() if value.is_floating_point() else value
+            for key, value in weights.items()
+        }
+        self.embeddings = self.w.get("embed_tokens.weight", embeddings.double())
+        self.head = self.w.get("lm_head.weight", head.double())
+        self.first = "midlayer" if "midlayer.mlp.up_proj.weight" in weights else "layers.0"
+        if "transformer.mlp.up_proj.weight" in weights:
+            self.first = "transformer"
+
+    def draft(self, tokens: Sequence[int], features: torch.Tensor, count: int) -> torch.Tensor:
+        """Greedy: the logits ``[count, V]`` that each token was drawn from, over the target's
+        vocabulary.
+
+        Args:
+            tokens: x_0 ... x_{N-1}.
+            features: ``[N - 1, F]``, the target's states behind x_0 ... x_{N-2}.
+        """
+        pairs = [(x, self.fused(f)) for x, f in zip(tokens[1:], features.double(), strict=True)]
+        rows = []
+        for _ in range(count):
+            rows.append(self.behind(pairs)[0])
+            pairs.append((int(rows[-1].argmax()), self.behind(pairs)[1]))
+        return torch.stack(rows)
+
+    def behind(
+        self, pairs: Sequence[tuple[int, torch.Tensor]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits over the target's vocabulary and the state handed on, behind the last pair."""
+        out = self.states(pairs)[-1]
+        normed = self.norm(out, "norm.weight") if self.v.third else out
+        logits = self.head @ normed
+        if "d2t" in self.w:
+            full = torch.full((self.v.vocab,), -math.inf, dtype=torch.float64)
+            for i, offset in enumerate(self.w["d2t"].tolist()):
+                full[i + offset] = logits[i]
+            logits = full
+        return logits, normed if self.v.norm_output else out
+
+    def fused(self, feature: torch.Tensor) -> torch.Tensor:
+        if not self.v.third or not self.v.use_aux:
+            return feature
+        if self.v.norm_before_fc:
+            feature = self.norm(feature, "input_norm.weight")
+        if self.v.fc_norm:
+            parts = feature.split(self.v.feature_width)
+            feature = torch.cat(
+                [self.norm(part, f"fc_norm.{i}.weight") for i, part in enumerate(parts)]
+            )
+        return self.w["fc.weight"] @ feature
+
+    def norm(self, x: torch.Tensor, key: str) -> torch.Tensor:
+        return x / torch.sqrt((x * x).mean() + 1e-5) * self.w[key]
+
+    def linear(self, x: torch.Tensor, key: str) -> torch.Tensor:
+        out = self.w[f"{key}.weight"] @ x
+        return out + self.w[f"{key}.bias"] if f"{key}.bias" in self.w else out
+
+    def states(self, pairs: Sequence[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
+        v = self.v
+        embeds = [self.embeddings[token] for token, _ in pairs]
+        xs = [state for _, state in pairs]
+        if not v.third:
+            key = "fusion_fc" if "fusion_fc.weight" in self.w else "fc"
+            xs = [self.linear(torch.cat([e, x]), key) for e, x in zip(embeds, xs, strict=True)]
+        for i in range(v.layers):
+            name = self.first if i == 0 else f"layers.{i}"
+            if v.third and i == 0:
+                normed = [self.norm(x, f"{name}.hidden_norm.weight") for x in xs]
+                given = [
+                    torch.cat([self.norm(e, f"{name}.input_layernorm.weight"), n])
+                    for e, n in zip(embeds, normed, strict=True)
+                ]
+                residual = v.norm_before_residual
+                if residual is None:
+                    residual = v.speculators
+                xs = normed if residual else xs
+            elif i > 0:
+                given = [self.norm(x, f"{name}.input_layernorm.weight") for x in xs]
+            else:
+                given = xs
+            mixed = self.attention(given, f"{name}.self_attn")
+            xs = [x + a for x, a in zip(xs, mixed, strict=True)]
+            xs = [x + self.mlp(x, name) for x in xs]
+        return xs
+
+    def mlp(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        x = self.norm(x, f"{name}.post_attention_layernorm.weight")
+        gate = self.w[f"{name}.mlp.gate_proj.weight"] @ x
+        up = self.w[f"{name}.mlp.up_proj.weight"] @ x
+        return self.w[f"{name}.mlp.down_proj.weight"] @ (gate * torch.sigmoid(gate) * up)
+
+    def attention(self, xs: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
+        v, dim = self.v, self.v.head_width
+        qs = [self.linear(x, f"{name}.q_proj").view(v.heads, dim) for x in xs]
+        ks = [self.linear(x, f"{name}.k_proj").view(v.kv_heads, dim) for x in xs]
+        vs = [self.linear(x, f"{name}.v_proj").view(v.kv_heads, dim) for x in xs]
+        qs = [self.rotate(q, t) for t, q in enumerate(qs)]
+        ks = [self.rotate(k, t) for t, k in enumerate(ks)]
+        out = []
+        for t, q in enumerate(qs):
+            heads = []
+            for h in range(v.heads):
+                own = h // (v.heads // v.kv_heads)
+                scores = torch.stack([q[h] @ k[own] for k in ks[: t + 1]]) / math.sqrt(dim)
+                weights = scores.softmax(0)
+                heads.append(sum(w * val[own] for w, val in zip(weights, vs, strict=False)))
+            out.append(self.linear(torch.cat(heads), f"{name}.o_proj"))
+        return out
+
+    def rotate(self, x: torch.Tensor, position: int) -> torch.Tensor:
+        dim = self.v.head_width
+        half = dim // 2
+        out = torch.empty_like(x)
+        for i in range(half):
+            angle = position * self.frequency(i, dim)
+            c, s = math.cos(angle), math.sin(angle)
+            out[:, i] = x[:, i] * c - x[:, i + half] * s
+            out[:, i + half] = x[:, i + half] * c + x[:, i] * s
+        return out
+
+    def frequency(self, i: int, dim: int) -> float:
+        plain = 10000.0 ** (-2 * i / dim)
+        scaling = self.v.rope_scaling
+        if scaling is None:
+            return plain
+        # Llama 3.1: long wavelengths are stretched, short ones stay, those between are blended.
+        waves = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        if waves < low:
+            return float(plain / scaling["factor"])
+        if waves > high:
+            return plain
+        blend = (waves - low) / (high - low)
+        return float((1 - blend) * plain / scaling["factor"] + blend * plain)
