@@ -142,3 +142,13 @@ def test_sharded_checkpoints(target: Any, tmp_path: Path) -> None:
         save_file({k: whole[k] for k, v in index.items() if v == part}, place / part)
     (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     assert load(place, target).config.version == 1
+
+
+def test_in_a_chain_by_its_directory(target: Any, tmp_path: Path) -> None:
+    place = save(FIRST, weights_of(FIRST, 4), tmp_path / "head")
+    level = ps.HuggingFaceLevel(target)
+    for given in (str(place), place, f"eagle:{place}"):
+        chain = ps.Chain([level, given], [3])
+        assert isinstance(chain.drafter, ps.Eagle)
+    with pytest.raises(ValueError, match=r"levels\[0\]: expected the EAGLE head .*nothing above"):
+        ps.Chain([f"eagle:{place}", level])
