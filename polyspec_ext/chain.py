@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import arguments, inputs, validate
-from .drafters import BatchedDrafter, Drafter, DraftModel, PromptLookup, eagle
+from .drafters import BatchedDrafter, Drafter, DraftModel, drafter_named, eagle
 from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt
 from .levels import BatchedLevel, HuggingFaceLevel, Level, LevelAdapter, vocabulary
@@ -40,9 +40,10 @@ class Chain:
     Args:
         levels: target first, drafter last, in a list or tuple. Hugging Face causal models, model
             ids or paths, or `Level` objects, none of them twice; the last may be a `Drafter`
-            instead, "prompt-lookup" for a `PromptLookup`, or the directory of an EAGLE head for
-            the target ("eagle:" in front of an id on the hub). One element alone decodes plainly,
-            which is the honest baseline.
+            instead, or a word: "prompt-lookup", "suffix" or "ngram" for a `PromptLookup`,
+            `SuffixMatch` or `NGramTable`, "early-exit:K" for the target's own first K layers
+            (`early_exit`); or the directory of an EAGLE head for the target ("eagle:" in front of
+            an id on the hub). One element alone decodes plainly, which is the honest baseline.
         window: ``window[i]`` tokens are gathered for level i+1 before it verifies (``[mu, K]`` for
             three levels), each >= 0; 0 lets that level decode alone. Default: 4 at the bottom,
             doubled at every level above.
@@ -141,8 +142,7 @@ class Chain:
         for place, thing in enumerate(things):
             if isinstance(thing, DraftModel):
                 thing = thing.level  # the chain makes its own, fitted to its vocabulary
-            if isinstance(thing, str) and thing == "prompt-lookup":
-                thing = PromptLookup()
+            thing = drafter_named(thing, made, f"levels[{place}]")
             if (head := eagle.head_place(thing)) is not None:
                 thing = _eagle(head, made, dtype, f"levels[{place}]")
             is_drafter = isinstance(thing, Drafter | BatchedDrafter)

@@ -28,7 +28,9 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         help="level between target and drafter; may be repeated",
     )
     group.add_argument(
-        "--drafter", metavar="MODEL", help="model directory or id, or 'prompt-lookup'"
+        "--drafter",
+        metavar="MODEL",
+        help="model directory or id, or 'prompt-lookup', 'suffix', 'ngram' or 'early-exit:K'",
     )
     group.add_argument(
         "--window",

@@ -14,9 +14,13 @@ from .base import (
     RowBuffer,
 )
 from .eagle import Eagle
+from .first_layers import early_exit
 from .model import DraftModel
+from .named import drafter_named
+from .ngram import NGramTable
 from .prompt_lookup import PromptLookup
 from .proposals import ProposalDrafter
+from .suffix import SuffixMatch
 from .trees import DynamicTree, StaticTree
 
 __all__ = [
@@ -30,9 +34,13 @@ __all__ = [
     "DynamicTree",
     "Eagle",
     "HiddenStates",
+    "NGramTable",
     "PromptLookup",
     "Proposal",
     "ProposalDrafter",
     "RowBuffer",
     "StaticTree",
+    "SuffixMatch",
+    "drafter_named",
+    "early_exit",
 ]

@@ -37,7 +37,7 @@ def test_python_blocks_run_one_after_the_other() -> None:
         exec(compile(block, f"README.md, Python block {number}", "exec"), names)
     assert names["r"].tokens.shape == (2, 5)
     assert names["same"], "README says that the drafters change nothing"
-    assert isinstance(names["lookup"].drafter, ps.PromptLookup)
+    assert isinstance(names["lookup"].drafter, ps.SuffixMatch)
     assert len(names["out"].sequences) == len(names["prompts"])
 
 

@@ -1,0 +1,86 @@
+"""Early exit: the target's first layers as a level, over its own weights and its own cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import toy
+from small_models import FAMILIES, PROMPT, make, plain_greedy
+
+import polyspec_ext as ps
+
+PROMPTS = [PROMPT, [7], [40, 41, 42]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_text_is_the_targets(family: str) -> None:
+    model = make(family, layers=3)
+    chain = ps.Chain([model, "early-exit:2"], [3])
+    text = plain_greedy(model, PROMPT, 20)
+    out = chain.generate(PROMPT, 20, eos_token_id=[])
+    assert out.sequences.tolist() == [text]
+    assert out.stats.levels[0].num_accepted_tokens > 0
+    level: Any = chain.drafter.level  # type: ignore[union-attr]
+    assert level.cache is chain.levels[0].cache  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2, sliding window"])
+def test_its_rows_are_those_of_the_layers_alone(family: str) -> None:
+    """Logits are the head's behind layer k, whatever the target has read; weights are shared."""
+    model = make(family, layers=3)
+    owner = ps.Level(model)
+    level = ps.early_exit(owner, 2)
+    states: list[torch.Tensor] = []
+    part = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList))[1]
+    hook = part.register_forward_hook(
+        lambda _, __, out: states.append(out[0] if isinstance(out, tuple) else out)
+    )
+    with torch.inference_mode():
+        alone = level.model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits
+        model(input_ids=torch.tensor([PROMPT]), use_cache=False)
+        assert states[0].equal(states[1])
+        hook.remove()
+        for tokens in (owner, level):
+            tokens.prefill(torch.tensor([PROMPT[:4]]))
+        got = level.forward(torch.tensor([PROMPT[4:]]), 2)
+    torch.testing.assert_close(got, alone[:, 4:], rtol=1e-4, atol=1e-4)
+    own = {parameter.data_ptr() for parameter in level.model.parameters()}
+    assert own < {parameter.data_ptr() for parameter in model.parameters()}
+    assert model.config.num_hidden_layers == 3  # the target is as it was
+
+
+@pytest.mark.parametrize("window", [[4], [4, 2]], ids=str)
+def test_samples_are_those_of_a_cache_of_its_own(window: list[int]) -> None:
+    """The first layers write the keys and values that the target's write, so sharing changes no
+    token, ragged and sampled."""
+    model = make("llama", layers=4)
+    levels = [2, 1][-len(window) :]
+    outs = []
+    for shared in (True, False):
+        owner = ps.Level(model)
+        made = [ps.early_exit(owner, n) for n in levels]
+        if not shared:
+            made = [ps.Level(own.model) for own in made]
+        chain = ps.Chain([owner, *made], window)
+        outs.append(
+            chain.generate(PROMPTS, 18, 1.0, seed=[3, 4, 5], eos_token_id=[], pad_token_id=0)
+        )
+    assert outs[0].sequences.equal(outs[1].sequences)
+    assert outs[0].stats.levels[0].num_accepted_tokens > 0
+    for mine, theirs in zip(outs[0].stats.levels, outs[1].stats.levels, strict=True):
+        assert mine.acceptance_histogram == theirs.acceptance_histogram
+
+
+def test_refusals() -> None:
+    model = make("llama", layers=3)
+    for layers in (0, 3, 2.0, True):
+        with pytest.raises(ValueError, match=r"layers: expected 1 to 2, of 3, given"):
+            ps.early_exit(model, layers)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"levels\[1\]: layers: expected 1 to 2, of 3, given 9"):
+        ps.Chain([model, "early-exit:9"])
+    with pytest.raises(TypeError, match="target: expected a level of a Hugging Face model"):
+        ps.early_exit(toy.ToyLevel(5, 1), 1)
+    with pytest.raises(ValueError, match=r"levels\[1\]: expected a target that is a Hugging Face"):
+        ps.Chain([toy.ToyLevel(5, 1), "early-exit:1"])
