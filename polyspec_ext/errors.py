@@ -14,7 +14,7 @@ PerRequestInt = int | Sequence[int] | torch.Tensor
 class Status(enum.IntFlag):
     """Bits of a request's status, as in polyspec/status.hpp. 0: all is well.
 
-    Bits up to ``DRAFT_STATISTICS_MISMATCH`` are errors: the request stopped at the row they were
+    Bits below ``ZERO_RESIDUAL`` are errors: the request stopped at the row they were
     found in. ``ZERO_RESIDUAL`` is a note about a rounding corner; the tokens are good.
     """
 
@@ -26,6 +26,7 @@ class Status(enum.IntFlag):
     BAD_LENGTH = 1 << 5
     BAD_PARAMETER = 1 << 6
     DRAFT_STATISTICS_MISMATCH = 1 << 7
+    BAD_INDEX = 1 << 8
     ZERO_RESIDUAL = 1 << 16
 
 
@@ -39,12 +40,14 @@ _TEXT = {
     Status.TOKEN_OUT_OF_RANGE: "a draft token is outside the vocabulary",
     Status.BAD_LENGTH: "a draft length is outside [0, K]",
     Status.BAD_PARAMETER: (
-        "a parameter (temperature, top_k, top_p, min_p, position or round) is out of range"
+        "a parameter (temperature, top_k, top_p, min_p, position, round, node or room) is out of "
+        "range"
     ),
     Status.DRAFT_STATISTICS_MISMATCH: (
         "a draft token has probability 0 under the distribution it came with, or "
         "draft_statistics is not its row's"
     ),
+    Status.BAD_INDEX: "a slot, an offset or a draft row's id is out of range",
 }
 
 

@@ -116,13 +116,13 @@ def log(value: float) -> float:
     return float(2 * s * total + exponent * 0.6931471805599453)
 
 
-def philox_draws(seed: int, position: int, level: int = 1, round: int = 0) -> Draw:
-    """The 64 bits of each draw: Philox4x32-10 on (position, round, level, purpose) under the
+def philox_draws(seed: int, position: int, level: int = 1, round: int = 0, node: int = 0) -> Draw:
+    """The 64 bits of each draw: Philox4x32-10 on (position, round, level, node, purpose) under the
     seed."""
 
     def draw(offset: int, purpose: int) -> int:
         at, low = position + offset, 0xFFFFFFFF
-        x = (at & low, at >> 32, round, level << 16 | purpose)
+        x = (at & low, at >> 32, round, level << 16 | node << 2 | purpose)
         key0, key1 = seed & low, seed >> 32
         for _ in range(10):
             a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57

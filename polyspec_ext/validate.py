@@ -9,7 +9,7 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -21,6 +21,7 @@ INT64_MAX = 2**63 - 1
 ROUND_MAX = 2**32 - 1
 SEED_MAX = 2**64 - 1
 LEVEL_MAX = 2**16 - 1
+NODE_MAX = 2**14 - 1
 
 _LOGITS_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _INT_DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
@@ -28,6 +29,26 @@ _RULES = {"token": 0, "block": 1}
 _BUILT_WITH_CUDA = bool(_C.build_info()["cuda"])
 
 Place = tuple[int, torch.device]  # batch and device, which every tensor of a call shares
+
+
+class Layout(NamedTuple):
+    """How the rows and tokens of a verification lie.
+
+    Attributes:
+        place: of the requests.
+        rows: most rows of the target that a request has, K+1.
+        vocab: of the target.
+        tokens: shape of the draft tokens.
+        text: the same for messages.
+        offsets: [B+1] int64, where each request's rows begin; None: [B, K+1, V].
+    """
+
+    place: Place
+    rows: int
+    vocab: int
+    tokens: tuple[int, ...]
+    text: str
+    offsets: torch.Tensor | None
 
 
 def _kind(value: object) -> str:
@@ -77,6 +98,44 @@ def logits(name: str, value: Any, shape: str, rank: int) -> Place:
     return value.shape[0], device
 
 
+def layout(target_logits: Any, offsets: Any, draft_len: Any, draft_lengths: Any) -> Layout:
+    """Checks the target's logits, [B, K+1, V], or [N, V] with offsets; gives the layout."""
+    if offsets is None:
+        place = logits("target_logits", target_logits, "[B, K+1, V]", 3)
+        batch, rows, vocab = target_logits.shape
+        if rows < 1:
+            raise ValueError(
+                f"target_logits: expected K+1 >= 1 rows, given {list(target_logits.shape)}"
+            )
+        if draft_len is not None and draft_len != rows - 1:
+            raise ValueError(f"draft_len: expected K = {rows - 1} or None, given {draft_len}")
+        return Layout(place, rows, vocab, (batch, rows - 1), "[B, K]", None)
+    total, device = logits("target_logits", target_logits, "[N, V] (with offsets)", 2)
+    if not isinstance(offsets, torch.Tensor) or offsets.dim() != 1 or offsets.shape[0] < 1:
+        given = list(offsets.shape) if isinstance(offsets, torch.Tensor) else _kind(offsets)
+        raise ValueError(f"offsets: expected an integer tensor [B+1], given {given}")
+    batch = offsets.shape[0] - 1
+    offsets = table("offsets", offsets, (batch, device), (batch + 1,), "[B+1]", torch.int64)
+    if draft_len is None:
+        raise ValueError("draft_len: expected the most draft tokens of a request, given None")
+    most, _ = integer("draft_len", draft_len, (batch, device))
+    if draft_lengths is not None:
+        raise ValueError("draft_lengths: expected None with offsets, given a tensor")
+    return Layout((batch, device), most + 1, target_logits.shape[1], (total,), "[N]", offsets)
+
+
+def holders(slots: Any, place: Place, *values: Any) -> tuple[torch.Tensor | None, Place]:
+    """The slots as int64 [B], and the place of the parameters that lie there: as many as the first
+    tensor among `values` has. Without slots the parameters are the batch's."""
+    if slots is None:
+        return None, place
+    slots = table("slots", slots, place, (place[0],), "[B]", torch.int64)
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            return slots, (value.shape[0], place[1])
+    raise ValueError("slots: expected parameters that lie at slots, [S] tensors, given none")
+
+
 def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     """Raises unless the tensor is where the logits are."""
     if tensor.device != device:
@@ -86,7 +145,7 @@ def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
 def _per_request(name: str, tensor: torch.Tensor, place: Place, dtype: torch.dtype) -> torch.Tensor:
     batch, device = place
     if tensor.dim() != 1 or tensor.shape[0] != batch:
-        _wrong_shape(name, f"[{batch}] (one value per request) or a Python scalar", tensor)
+        _wrong_shape(name, f"[{batch}] (a value per request or slot) or a Python scalar", tensor)
     on_device(name, tensor, device)
     return tensor.to(dtype).contiguous()
 
@@ -209,10 +268,10 @@ def draws(value: Any, place: Place, count: int, text: str) -> torch.Tensor | Non
     return table("draws", value, place, (place[0], count), text, torch.int64)
 
 
-def statistics(value: Any, place: Place, count: int) -> torch.Tensor:
-    """Distributions as ``sample`` and ``verify`` return them, gathered as [B, K, 2]."""
+def statistics(value: Any, place: Place, shape: tuple[int, ...], text: str) -> torch.Tensor:
+    """Statistics as ``sample`` and ``verify`` return them, gathered as [B, K, 2] or [R, 2]."""
     if not isinstance(value, torch.Tensor) or value.dtype != torch.int64:
         _wrong_kind(
             "draft_statistics", "an int64 tensor of distributions from sample or verify", value
         )
-    return table("draft_statistics", value, place, (place[0], count, 2), "[B, K, 2]", torch.int64)
+    return table("draft_statistics", value, place, (*shape, 2), text, torch.int64)

@@ -49,6 +49,7 @@ py::dict status_bits() {
   bits["BAD_LENGTH"] = static_cast<int>(polyspec::kStatusBadLength);
   bits["BAD_PARAMETER"] = static_cast<int>(polyspec::kStatusBadParameter);
   bits["DRAFT_STATISTICS_MISMATCH"] = static_cast<int>(polyspec::kStatusDraftStatisticsMismatch);
+  bits["BAD_INDEX"] = static_cast<int>(polyspec::kStatusBadIndex);
   bits["ZERO_RESIDUAL"] = static_cast<int>(polyspec::kStatusZeroResidual);
   return bits;
 }

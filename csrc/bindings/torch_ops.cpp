@@ -14,10 +14,13 @@ namespace {
 
 using namespace bindings;
 
-// A call's place and its batch, read off the logits.
+// A call's place, read off the logits, its batch, and how many requests its parameters are for:
+// the batch, or the slots that the batch's parameters lie at.
 struct Batch : Place {
   int64_t batch = 0;
-  explicit Batch(const Tensor& logits) : Place(logits), batch(logits.size(0)) {}
+  int64_t holders = 0;
+  explicit Batch(const Tensor& logits)
+      : Place(logits), batch(logits.size(0)), holders(logits.size(0)) {}
 };
 
 template <class T>
@@ -50,7 +53,7 @@ const T* data_of(const OptTensor& tensor, const char* name, const Place& place,
 template <class T, class Scalar>
 polyspec::PerRequest<T> per_request(Scalar value, const OptTensor& values, const char* name,
                                     const Batch& place) {
-  return {data_of<T>(values, name, place, {place.batch}), static_cast<T>(value)};
+  return {data_of<T>(values, name, place, {place.holders}), static_cast<T>(value)};
 }
 
 template <class T>
@@ -84,7 +87,7 @@ Sampled sample(const Tensor& logits, double temperature, const OptTensor& temper
                int64_t top_k, const OptTensor& top_ks, double top_p, const OptTensor& top_ps,
                double min_p, const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
                int64_t position, const OptTensor& positions, int64_t round, const OptTensor& rounds,
-               int64_t level, const OptTensor& draws) {
+               int64_t node, const OptTensor& nodes, int64_t level, const OptTensor& draws) {
   STD_TORCH_CHECK(logits.dim() == 2 && logits.size(1) >= 1,
                   "logits: expected shape [B, V] with V >= 1");
   expect_unit_stride(logits, "logits");
@@ -105,6 +108,7 @@ Sampled sample(const Tensor& logits, double temperature, const OptTensor& temper
   params.draw.round = per_request<int64_t>(round, rounds, "round", place);
   params.draw.level = checked_level(level);
   params.draw.bits = data_of<uint64_t>(draws, "draws", place, {place.batch, 1});
+  params.node = per_request<int64_t>(node, nodes, "node", place);
 
   const Tensor tokens = empty<int64_t>(place, {place.batch});
   const Tensor logprobs = empty<float>(place, {place.batch});
@@ -132,46 +136,85 @@ Verification prepare(const Tensor& target_logits, const Tensor& draft_tokens,
                      const OptTensor& top_ks, double top_p, const OptTensor& top_ps, double min_p,
                      const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
                      int64_t position, const OptTensor& positions, int64_t round,
-                     const OptTensor& rounds, int64_t level, int64_t rule, const OptTensor& draws) {
-  STD_TORCH_CHECK(
-      target_logits.dim() == 3 && target_logits.size(1) >= 1 && target_logits.size(2) >= 1,
-      "target_logits: expected shape [B, K+1, V] with V >= 1");
-  expect_unit_stride(target_logits, "target_logits");
-  const Batch place(target_logits);
-  const int64_t draft_len = target_logits.size(1) - 1;
-  const int64_t vocab = target_logits.size(2);
-  expect(draft_tokens, "draft_tokens", place, {place.batch, draft_len});
-  expect_unit_stride(draft_tokens, "draft_tokens");
-  STD_TORCH_CHECK(dtype_of(draft_tokens) == aoti_torch_dtype_int64(),
-                  "draft_tokens: expected int64");
-  STD_TORCH_CHECK(rule == 0 || rule == 1, "rule: expected 0 (token) or 1 (block), got ", rule);
-
+                     const OptTensor& rounds, int64_t level, int64_t rule, const OptTensor& draws,
+                     const OptTensor& draft_rows, const OptTensor& slots, int64_t num_slots,
+                     const OptTensor& offsets, int64_t draft_len) {
+  Batch place(target_logits);
   polyspec::VerifyParams params;
+  const bool ragged = offsets.has_value();
+  if (ragged) {
+    STD_TORCH_CHECK(target_logits.dim() == 2 && target_logits.size(1) >= 1,
+                    "target_logits: expected shape [N, V] with V >= 1");
+    STD_TORCH_CHECK(offsets->dim() == 1 && offsets->size(0) >= 1, "offsets: expected shape [B+1]");
+    STD_TORCH_CHECK(draft_len >= 0, "draft_len: expected at least 0, got ", draft_len);
+    STD_TORCH_CHECK(!draft_lengths.has_value(), "draft_lengths: expected none with offsets");
+    params.offsets = data_of<int64_t>(offsets, "offsets", place, {offsets->size(0)});
+    params.num_rows = target_logits.size(0);
+    params.target_stride[1] = target_logits.stride(0);
+    place.batch = place.holders = offsets->size(0) - 1;
+  } else {
+    STD_TORCH_CHECK(
+        target_logits.dim() == 3 && target_logits.size(1) >= 1 && target_logits.size(2) >= 1,
+        "target_logits: expected shape [B, K+1, V] with V >= 1");
+    params.target_stride[0] = target_logits.stride(0);
+    params.target_stride[1] = target_logits.stride(1);
+    draft_len = target_logits.size(1) - 1;
+  }
+  expect_unit_stride(target_logits, "target_logits");
+  const int64_t vocab = target_logits.size(target_logits.dim() - 1);
   params.batch = place.batch;
   params.draft_len = draft_len;
   params.vocab = vocab;
   params.target_dtype = logits_dtype(target_logits, "target_logits");
   params.target_logits = target_logits.const_data_ptr();
-  params.target_stride[0] = target_logits.stride(0);
-  params.target_stride[1] = target_logits.stride(1);
+
+  // Draft tokens and, alike, the rows that they were drawn from.
+  const auto by_token = [&](const Tensor& table, const char* name, int64_t* stride) {
+    if (ragged) expect(table, name, place, {params.num_rows});
+    if (!ragged) expect(table, name, place, {place.batch, draft_len});
+    expect_unit_stride(table, name);
+    STD_TORCH_CHECK(dtype_of(table) == aoti_torch_dtype_int64(), name, ": expected int64");
+    *stride = table.stride(0);
+    return static_cast<const int64_t*>(table.const_data_ptr());
+  };
+  params.draft_tokens = by_token(draft_tokens, "draft_tokens", &params.draft_tokens_stride);
+  const bool pooled = draft_rows.has_value() && draft_len > 0;
+  if (pooled) params.draft_rows = by_token(*draft_rows, "draft_rows", &params.draft_rows_stride);
+
   if (draft_logits.has_value() && draft_len > 0) {
     const Tensor& draft = *draft_logits;
-    STD_TORCH_CHECK(draft.dim() == 3 && draft.size(2) >= 1 && draft.size(2) <= vocab,
-                    "draft_logits: expected shape [B, K, Vd] with 1 <= Vd <= ", vocab);
-    params.draft_vocab = draft.size(2);
-    expect(draft, "draft_logits", place, {place.batch, draft_len, params.draft_vocab});
+    const int64_t rank = pooled ? 2 : 3;
+    STD_TORCH_CHECK(
+        draft.dim() == rank && draft.size(rank - 1) >= 1 && draft.size(rank - 1) <= vocab,
+        "draft_logits: expected shape [B, K, Vd], or [R, Vd] with draft_rows, and 1 <= Vd <= ",
+        vocab);
+    params.draft_vocab = draft.size(rank - 1);
+    if (pooled) {
+      params.num_draft_rows = draft.size(0);
+      expect(draft, "draft_logits", place, {params.num_draft_rows, params.draft_vocab});
+      params.draft_stride[1] = draft.stride(0);
+    } else {
+      expect(draft, "draft_logits", place, {place.batch, draft_len, params.draft_vocab});
+      params.draft_stride[0] = draft.stride(0);
+      params.draft_stride[1] = draft.stride(1);
+    }
     expect_unit_stride(draft, "draft_logits");
     params.draft_dtype = logits_dtype(draft, "draft_logits");
     params.draft_logits = draft.const_data_ptr();
-    params.draft_stride[0] = draft.stride(0);
-    params.draft_stride[1] = draft.stride(1);
-    params.draft_statistics = reinterpret_cast<const polyspec::RowStatistics*>(
-        data_of<int64_t>(draft_statistics, "draft_statistics", place, {place.batch, draft_len, 2}));
+    const int64_t* statistics = pooled ? data_of<int64_t>(draft_statistics, "draft_statistics",
+                                                          place, {params.num_draft_rows, 2})
+                                       : data_of<int64_t>(draft_statistics, "draft_statistics",
+                                                          place, {place.batch, draft_len, 2});
+    params.draft_statistics = reinterpret_cast<const polyspec::RowStatistics*>(statistics);
     params.target_to_draft = data_of<int32_t>(target_to_draft, "target_to_draft", place, {vocab});
   }
-  params.draft_tokens = static_cast<const int64_t*>(draft_tokens.const_data_ptr());
-  params.draft_tokens_stride = draft_tokens.stride(0);
   params.draft_lengths = data_of<int64_t>(draft_lengths, "draft_lengths", place, {place.batch});
+  params.slots = data_of<int64_t>(slots, "slots", place, {place.batch});
+  if (slots.has_value()) {
+    STD_TORCH_CHECK(num_slots >= 0, "num_slots: expected at least 0, got ", num_slots);
+    params.num_slots = place.holders = num_slots;
+  }
+  STD_TORCH_CHECK(rule == 0 || rule == 1, "rule: expected 0 (token) or 1 (block), got ", rule);
   params.sampling.temperature = per_request<float>(temperature, temperatures, "temperature", place);
   params.sampling.top_k = per_request<int64_t>(top_k, top_ks, "top_k", place);
   params.sampling.top_p = per_request<float>(top_p, top_ps, "top_p", place);
@@ -222,8 +265,9 @@ struct Verify<Verification(Args...)> {
     Verification call = prepare(args...);
     polyspec::CutParams& cut = call.params.cut;
     if (eos.has_value()) {
-      STD_TORCH_CHECK(eos->dim() == 2 && (eos->size(0) == 1 || eos->size(0) == call.place.batch),
-                      "eos: expected shape [1, E] or [B, E]");
+      const int64_t holders = call.place.holders;
+      STD_TORCH_CHECK(eos->dim() == 2 && (eos->size(0) == 1 || eos->size(0) == holders),
+                      "eos: expected shape [1, E] or [B, E], or [S, E] with slots");
       cut.eos_count = eos->size(1);
       cut.eos_stride = eos->size(0) == 1 ? 0 : cut.eos_count;
       cut.eos = data_of<int64_t>(eos, "eos", call.place, {eos->size(0), cut.eos_count});
@@ -245,13 +289,14 @@ using VerifyOperators = Verify<decltype(prepare)>;
 
 }  // namespace
 
-// A parameter that may differ per request comes twice: as a scalar, and as a tensor [B] that
-// overrides it when given. So a scalar never has to become a tensor first.
+// A parameter that may differ per request comes twice: as a scalar, and as a tensor [B], [S] with
+// slots, that overrides it when given. So a scalar never has to become a tensor first.
 STABLE_TORCH_LIBRARY(polyspec, m) {
   m.def(
       "sample(Tensor logits, float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
       "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, Tensor? seeds, "
-      "int position, Tensor? positions, int round, Tensor? rounds, int level, Tensor? draws) "
+      "int position, Tensor? positions, int round, Tensor? rounds, int node, Tensor? nodes, "
+      "int level, Tensor? draws) "
       "-> (Tensor tokens, Tensor logprobs, Tensor status, Tensor distributions)");
   m.def(
       "verify(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, "
@@ -259,7 +304,8 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
       "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, Tensor? seeds, "
       "int position, Tensor? positions, int round, Tensor? rounds, int level, int rule, "
-      "Tensor? draws) "
+      "Tensor? draws, Tensor? draft_rows, Tensor? slots, int num_slots, Tensor? offsets, "
+      "int draft_len) "
       "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, Tensor "
       "distributions)");
   // ends: num_emitted, ended, cache_lengths, next_ids, next_positions; int64 [5, B].
@@ -269,7 +315,8 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
       "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, Tensor? seeds, "
       "int position, Tensor? positions, int round, Tensor? rounds, int level, int rule, "
-      "Tensor? draws, Tensor? eos, int room, Tensor? rooms) "
+      "Tensor? draws, Tensor? draft_rows, Tensor? slots, int num_slots, Tensor? offsets, "
+      "int draft_len, Tensor? eos, int room, Tensor? rooms) "
       "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, Tensor "
       "distributions, "
       "Tensor ends)");

@@ -11,7 +11,7 @@ Both work under ``torch.compile`` and have fake implementations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 
@@ -112,14 +112,15 @@ def sample(
     level: int = 1,
     round: Int = 0,
     *,
+    node: Int = 0,
     draws: torch.Tensor | None = None,
 ) -> SampleResult:
     """Draws one token per request from the processed distribution of its logits.
 
     The distribution is the softmax of ``logits / temperature``, cut by top-k, then top-p, then
     min-p, each on what the last kept, ties at an edge all kept. Temperature 0 is the argmax, lowest
-    id on ties. Draws are Philox4x32-10 (Salmon et al., SC 2011) keyed by seed, position, level and
-    round, so a request's token does not depend on the batch around it.
+    id on ties. Draws are Philox4x32-10 (Salmon et al., SC 2011) keyed by seed, position, level,
+    round and node, so a request's token does not depend on the batch around it.
 
     Args:
         logits: [B, V] float32, bfloat16 or float16, any row stride, unit stride along V.
@@ -132,6 +133,7 @@ def sample(
         position: >= 0, absolute index of the token that is drawn.
         level: in [1, 2**16), the level that draws; 1 is the target.
         round: in [0, 2**32), counts the level's draws at a position.
+        node: in [0, 2**14), tells several draws for one position apart, such as those of a tree.
         draws: [B, 1] int64, 64 uniform bits each, in place of Philox.
 
     Raises:
@@ -150,6 +152,7 @@ def sample(
             *_checks.seed(seed, place),
             *_checks.integer("position", position, place),
             *_checks.integer("round", round, place, _checks.ROUND_MAX),
+            *_checks.integer("node", node, place, _checks.NODE_MAX),
             _checks.level(level),
             _checks.draws(draws, place, 1, "[B, 1]"),
         )
@@ -174,6 +177,10 @@ def verify(
     rule: str = "token",
     target_to_draft: torch.Tensor | None = None,
     draft_statistics: torch.Tensor | None = None,
+    draft_rows: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    draft_len: int | None = None,
     draws: torch.Tensor | None = None,
     eos: None = None,
     room: None = None,
@@ -198,6 +205,10 @@ def verify(
     rule: str = "token",
     target_to_draft: torch.Tensor | None = None,
     draft_statistics: torch.Tensor | None = None,
+    draft_rows: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    draft_len: int | None = None,
     draws: torch.Tensor | None = None,
     eos: Ids,
     room: Int | None = None,
@@ -222,6 +233,10 @@ def verify(
     rule: str = "token",
     target_to_draft: torch.Tensor | None = None,
     draft_statistics: torch.Tensor | None = None,
+    draft_rows: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    draft_len: int | None = None,
     draws: torch.Tensor | None = None,
     eos: None = None,
     room: Int,
@@ -245,6 +260,10 @@ def verify(
     rule: str = "token",
     target_to_draft: torch.Tensor | None = None,
     draft_statistics: torch.Tensor | None = None,
+    draft_rows: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    draft_len: int | None = None,
     draws: torch.Tensor | None = None,
     eos: Ids | None = None,
     room: Int | None = None,
@@ -264,6 +283,20 @@ def verify(
         draft_logits: [B, K, Vd] with Vd <= V, strides as above; None is a deterministic proposal
             (q is one-hot).
         draft_lengths: [B] integers in [0, K]; None is K for every request.
+        draft_rows: draft rows by index instead of side by side: integers shaped as
+            ``draft_tokens``, for each token the row of the pool ``draft_logits`` [R, Vd] that it
+            was drawn from, or -1 where its proposal was deterministic. ``draft_statistics`` are
+            then [R, 2]. Any logits whose rows are evenly spaced are a pool, such as those that the
+            level below has verified with, ``logits.flatten(0, 1)``.
+        slots: [B] integers: each of ``temperature`` ... ``round``, ``room`` (and ``eos`` with two
+            dimensions) is a scalar or has a value per slot, [S], and request i reads slots[i].
+        offsets: [B+1] integers: the target's rows of all requests follow one another,
+            ``target_logits`` [N, V], request i having rows offsets[i] ... offsets[i+1]-1: one more
+            than draft tokens. ``draft_tokens`` (and ``draft_rows``) are [N] then, entry
+            offsets[i]+j being draft token j of request i and its last entry unused.
+        draft_len: K, the most draft tokens of a request, with ``offsets``; gives the outputs their
+            shape. Any arrangement gives the same results, bit for bit. An index out of range is an
+            error of its request (``BAD_INDEX``, or ``BAD_LENGTH`` for more tokens than K).
         temperature, top_k, top_p, min_p: as in ``sample``.
         seed: as in ``sample``.
         position: absolute index of the first draft token.
@@ -291,30 +324,29 @@ def verify(
         ValueError: a shape, stride, device or range is wrong; names expected and given.
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
-    place = _checks.logits("target_logits", target_logits, "[B, K+1, V]", 3)
+    layout = _checks.layout(target_logits, offsets, draft_len, draft_lengths)
+    place, rows, vocab, shape, text, offsets = layout
     batch, device = place
-    _, rows, vocab = target_logits.shape
-    if rows < 1:
-        raise ValueError(
-            f"target_logits: expected K+1 >= 1 rows, given {list(target_logits.shape)}"
-        )
-    draft_tokens = _checks.table(
-        "draft_tokens", draft_tokens, place, (batch, rows - 1), "[B, K]", torch.int64
-    )
+    draft_tokens = _checks.table("draft_tokens", draft_tokens, place, shape, text, torch.int64)
+    if draft_rows is not None:
+        draft_rows = _checks.table("draft_rows", draft_rows, place, shape, text, torch.int64)
     if draft_logits is not None:
-        _checks.logits("draft_logits", draft_logits, "[B, K, Vd]", 3)
-        if draft_logits.shape[0] != batch or draft_logits.shape[1] != rows - 1:
+        rank, form = (3, "[B, K, Vd]") if draft_rows is None else (2, "[R, Vd] (with draft_rows)")
+        _checks.logits("draft_logits", draft_logits, form, rank)
+        known = (batch, rows - 1) if draft_rows is None else (draft_logits.shape[0],)
+        if draft_logits.shape[:-1] != known:
             raise ValueError(
                 f"draft_logits: expected shape [B, K, Vd] = [{batch}, {rows - 1}, Vd], "
                 f"given {list(draft_logits.shape)}"
             )
-        if draft_logits.shape[2] > vocab:
+        if draft_logits.shape[-1] > vocab:
             raise ValueError(
-                f"draft_logits: expected Vd <= V = {vocab}, given {draft_logits.shape[2]}"
+                f"draft_logits: expected Vd <= V = {vocab}, given {draft_logits.shape[-1]}"
             )
         _checks.on_device("draft_logits", draft_logits, device)
         if draft_statistics is not None:
-            draft_statistics = _checks.statistics(draft_statistics, place, rows - 1)
+            form = "[B, K, 2]" if draft_rows is None else "[R, 2]"
+            draft_statistics = _checks.statistics(draft_statistics, place, known, form)
         if target_to_draft is not None:
             target_to_draft = _checks.table(
                 "target_to_draft", target_to_draft, place, (vocab,), "[V]", torch.int32
@@ -326,6 +358,9 @@ def verify(
         draft_lengths = _checks.table(
             "draft_lengths", draft_lengths, place, (batch,), "[B]", torch.int64
         )
+    slots, held = _checks.holders(
+        slots, place, temperature, top_k, top_p, min_p, seed, position, round, room
+    )
     arguments = (
         target_logits,
         draft_tokens,
@@ -333,23 +368,31 @@ def verify(
         draft_lengths,
         target_to_draft,
         draft_statistics,
-        *_checks.real("temperature", temperature, place, _checks.TEMPERATURE_MAX),
-        *_checks.integer("top_k", top_k, place),
-        *_checks.real("top_p", top_p, place),
-        *_checks.real("min_p", min_p, place),
-        *_checks.seed(seed, place),
-        *_checks.integer("position", position, place),
-        *_checks.integer("round", round, place, _checks.ROUND_MAX),
+        *_checks.real("temperature", temperature, held, _checks.TEMPERATURE_MAX),
+        *_checks.integer("top_k", top_k, held),
+        *_checks.real("top_p", top_p, held),
+        *_checks.real("min_p", min_p, held),
+        *_checks.seed(seed, held),
+        *_checks.integer("position", position, held),
+        *_checks.integer("round", round, held, _checks.ROUND_MAX),
         _checks.level(level),
         _checks.rule(rule),
         _checks.draws(draws, place, rows, "[B, K+1]"),
+        draft_rows,
+        slots,
+        held[0],
+        offsets,
+        rows - 1,
     )
     if eos is None and room is None:
         return VerifyResult._make(_verify(*arguments))
-    ids = None if eos is None else _checks.ids("eos", eos, place)
-    limit = _checks.integer("room", _checks.INT64_MAX if room is None else room, place)
+    ids = None if eos is None else _checks.ids("eos", eos, held)
+    limit = _checks.integer("room", _checks.INT64_MAX if room is None else room, held)
     *outputs, ends = _verify_cut(*arguments, ids, *limit)
     return CutVerifyResult(*outputs, *ends.unbind(0))
+
+
+_AFTER_LOGITS = 27  # arguments of `verify` behind the logits, which `verify_cut` begins with
 
 
 def _sample_fake(logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
@@ -362,8 +405,10 @@ def _sample_fake(logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _verify_fake(target_logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
-    batch, rows, _vocab = target_logits.shape
+def _verify_fake(target_logits: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+    _slots, _num_slots, offsets, draft_len = rest[_AFTER_LOGITS - 4 : _AFTER_LOGITS]
+    batch = target_logits.shape[0] if offsets is None else offsets.shape[0] - 1
+    rows = draft_len + 1
     return (
         target_logits.new_empty((batch, rows), dtype=torch.int64),
         target_logits.new_empty((batch,), dtype=torch.int64),
@@ -373,9 +418,9 @@ def _verify_fake(target_logits: torch.Tensor, *_: object) -> tuple[torch.Tensor,
     )
 
 
-def _verify_cut_fake(target_logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
-    ends = target_logits.new_empty((5, target_logits.shape[0]), dtype=torch.int64)
-    return (*_verify_fake(target_logits), ends)
+def _verify_cut_fake(target_logits: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+    made = _verify_fake(target_logits, *rest)
+    return (*made, target_logits.new_empty((5, made[0].shape[0]), dtype=torch.int64))
 
 
 torch.library.register_fake("polyspec::sample", _sample_fake)

@@ -1,12 +1,14 @@
 // Philox4x32-10, the counter-based generator behind every draw (Salmon et al., SC 2011), and the
-// keying of contract C3: a draw depends on (seed, position, level, round, purpose) and on nothing
-// else.
+// keying of contract C3: a draw depends on (seed, position, level, round, node, purpose) and on
+// nothing else.
 //
 // Which draw is for what, `position` being that of the call:
-//   sample   the token: kSample at `position`;
+//   sample   the token: kSample at `position` and `node`, which tells draws for one position apart,
+//            such as those of a tree's nodes of one depth;
 //   verify   the test of draft token i (from 0): kAccept at position + i, which the block rule uses
 //            for the prefix that ends with that token; the token behind n accepted ones, correction
-//            or bonus: kEmit at position + n. A draw that is not needed is not made.
+//            or bonus: kEmit at position + n. Both with node 0. A draw that is not needed is not
+//            made.
 // `round` is the caller's. In a ps.Chain each request counts the verifications of each level, and
 // the drafter's turns, from 0; `level` counts from the target's 1; `position` counts the request's
 // tokens, its prompt's included, from 0.
@@ -46,14 +48,18 @@ enum class Purpose : uint32_t {
   kEmit = 2,    // the correction or bonus token of a verification
 };
 
-// 64 uniform bits. level < 2^16, round < 2^32. Levels begin at 1: what is drawn with level 0, round
-// 0 and kSample at position b >= 1 is the seed of row b of a batch that was given one seed.
+constexpr int64_t kDrawNodes = 1 << 14;  // nodes are in [0, 2^14)
+
+// 64 uniform bits. level < 2^16, round < 2^32, node < 2^14: it stands beside the purpose, so that
+// node 0 is what there was without nodes. Levels begin at 1: what is drawn with level 0, round 0
+// and kSample at position b >= 1 is the seed of row b of a batch that was given one seed.
 POLYSPEC_HD uint64_t draw_bits(uint64_t seed, int64_t position, int32_t level, int64_t round,
-                               Purpose purpose) {
+                               Purpose purpose, int64_t node = 0) {
   const uint64_t at = static_cast<uint64_t>(position);
   const PhiloxBlock counter{{static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32),
                              static_cast<uint32_t>(round),
-                             static_cast<uint32_t>(level) << 16 | static_cast<uint32_t>(purpose)}};
+                             static_cast<uint32_t>(level) << 16 | static_cast<uint32_t>(node) << 2 |
+                                 static_cast<uint32_t>(purpose)}};
   const PhiloxBlock out =
       philox4x32_10(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
   return static_cast<uint64_t>(out.x[1]) << 32 | out.x[0];

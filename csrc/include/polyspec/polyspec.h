@@ -59,6 +59,7 @@ enum {
   POLYSPEC_STATUS_BAD_LENGTH = 1 << 5,
   POLYSPEC_STATUS_BAD_PARAMETER = 1 << 6,
   POLYSPEC_STATUS_DRAFT_STATISTICS_MISMATCH = 1 << 7,
+  POLYSPEC_STATUS_BAD_INDEX = 1 << 8,
   POLYSPEC_STATUS_NOTES = 1 << 16,
   POLYSPEC_STATUS_ZERO_RESIDUAL = 1 << 16,
 };
@@ -175,11 +176,14 @@ typedef struct polyspec_sample_params {
   float* logprobs; /* [b] out; natural log of the token's probability, NaN without a token */
   int32_t* status; /* [b] out */
   polyspec_row_statistics*
-      statistics; /* [b] out, or NULL; for draft_statistics of the level above */
+      statistics;            /* [b] out, or NULL; for draft_statistics of the level above */
+  polyspec_int64_param node; /* in [0, 2^14); tells draws for one position apart. Default 0 */
 } polyspec_sample_params;
 
-/* The smallest struct_size read: all fields before `statistics`. */
+/* The sizes of earlier releases that are read: all fields before `statistics`, all before `node`.
+ */
 #define POLYSPEC_SAMPLE_PARAMS_MIN_SIZE offsetof(polyspec_sample_params, statistics)
+#define POLYSPEC_SAMPLE_PARAMS_NODELESS_SIZE offsetof(polyspec_sample_params, node)
 
 /* One token per request from the processed distribution of its logits. stream NULL: the CPU,
  * serially. */
@@ -239,15 +243,31 @@ typedef struct polyspec_verify_params {
   void*
       workspace; /* CUDA: POLYSPEC_VERIFY_WORKSPACE_BYTES of device memory, 16-byte aligned, zeroed
                     once and lent to one call at a time; or NULL. Makes small batches faster */
+
+  /* Rows and parameters that do not lie side by side: verify.hpp, VerifyParams. */
+  const int64_t* draft_rows; /* laid out as draft_tokens: row of the pool draft_logits
+                                [num_draft_rows, vd] of each token, -1: deterministic; or NULL.
+                                draft_statistics are then [num_draft_rows] */
+  int64_t draft_rows_stride; /* elements per request (not with offsets) */
+  int64_t num_draft_rows;
+  const int64_t* offsets; /* [b+1] into target_logits [num_rows, v] and draft_tokens [num_rows], or
+                             NULL. Request i has rows offsets[i] ... offsets[i+1]-1 and one draft
+                             token fewer, at the same places */
+  int64_t num_rows;
+  const int64_t* slots; /* [b] in [0, num_slots): where the arrays of sampling, draw, eos and room
+                           hold a request's parameters; or NULL: those arrays are [b] */
+  int64_t num_slots;
 } polyspec_verify_params;
 
 #define POLYSPEC_VERIFY_WORKSPACE_BYTES 65536
 
 enum { POLYSPEC_ENDED_EOS = 1 << 0, POLYSPEC_ENDED_ROOM = 1 << 1 };
 
-/* The sizes of earlier releases that are read: all fields before `statistics`, all before `eos`. */
+/* The sizes of earlier releases that are read: all fields before `statistics`, before `eos`, before
+ * `draft_rows`. */
 #define POLYSPEC_VERIFY_PARAMS_MIN_SIZE offsetof(polyspec_verify_params, statistics)
 #define POLYSPEC_VERIFY_PARAMS_UNCUT_SIZE offsetof(polyspec_verify_params, eos)
+#define POLYSPEC_VERIFY_PARAMS_RECTANGULAR_SIZE offsetof(polyspec_verify_params, draft_rows)
 
 /* Verifies b drafted blocks; the emitted tokens have the target's distribution. stream NULL: the
  * CPU, serially. */

@@ -38,7 +38,7 @@ struct DrawParams {
   const uint64_t* bits = nullptr;
 };
 
-// The token of 64 bits u (philox.hpp: draw_bits at `position`, Purpose::kSample) is the first, in
+// The token of 64 bits u (philox.hpp: draw_bits at `position` and `node`, kSample) is the first, in
 // the order of ids, at which the running sum of masses exceeds floor(u * mass / 2^64). Its
 // log-probability is float32((z - max) / T - log(mass / 2^S)) in float64, 0 at temperature 0, with
 //   log(2^e m) = 2 s (1 + s^2/3 + ... + s^20/21) + 0.6931471805599453 e,  s = (m - 1) / (m + 1),
@@ -51,6 +51,7 @@ struct SampleParams {
   int64_t logits_stride = 0;     // elements from one request to the next
   SamplingParams sampling;
   DrawParams draw;
+  PerRequest<int64_t> node{nullptr, 0};  // in [0, 2^14); one of several draws for a position
 
   int64_t* tokens = nullptr;  // [b]; -1 where the status has an error
   float* logprobs =

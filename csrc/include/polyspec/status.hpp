@@ -32,10 +32,11 @@ enum StatusBits : int32_t {
   kStatusDraftRow = 1 << 3,         // set beside the bits above when the row is the draft's
   kStatusTokenOutOfRange = 1 << 4,  // a draft token is not in [0, vocab)
   kStatusBadLength = 1 << 5,        // a draft length is not in [0, draft_len]
-  kStatusBadParameter = 1 << 6,     // temperature, top-k, top-p, min-p or position out of range
+  kStatusBadParameter = 1 << 6,     // temperature, top-k, top-p, min-p, position ... out of range
   // A draft token has probability 0 under the distribution it came with, or that distribution
   // cannot be its row's.
   kStatusDraftStatisticsMismatch = 1 << 7,
+  kStatusBadIndex = 1 << 8,  // a slot, an offset or a draft row's id is out of range
   kStatusNotes = 1 << 16,
   kStatusZeroResidual = 1 << 16,  // rejected, but the residual rounds to zero: drawn from p itself
 };

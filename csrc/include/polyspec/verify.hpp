@@ -51,6 +51,14 @@ struct CutParams {
 //     sum / 2^S. Where all are 0 the token is drawn from p: kStatusZeroResidual.
 // So what is emitted has the distribution that `sample` draws from to within about 2^-S v + 1e-15
 // of total variation for each token.
+//
+// Nothing has to be copied side by side for a call:
+//   draft_rows  draft rows lie anywhere in a pool: those of a draft model, or the rows of logits
+//               that the level below has verified with. Each draft token names the one that it was
+//               drawn from, or -1: a deterministic proposal. Kinds may be mixed within a block.
+//   slots       the parameters of a request lie at its slot of longer arrays.
+//   offsets     the target's rows of all requests follow one another, without gaps.
+// The results are, bit for bit, those of the same rows laid out as [b, k+1, v] and [b, k, vd].
 struct VerifyParams {
   int64_t batch = 0;        // b
   int64_t draft_len = 0;    // k >= 0
@@ -58,24 +66,47 @@ struct VerifyParams {
   int64_t draft_vocab = 0;  // vd, in [1, v]; ids past it have q = 0. Ignored without draft logits
 
   DType target_dtype = DType::kFloat32;
-  const void* target_logits = nullptr;  // [b, k+1, v], unit stride along v
-  int64_t target_stride[2] = {0, 0};    // elements per request, per row
+  // [b, k+1, v], or [num_rows, v] with `offsets`; unit stride along v
+  const void* target_logits = nullptr;
+  int64_t target_stride[2] = {0, 0};  // elements per request (not with `offsets`), per row
 
   DType draft_dtype = DType::kFloat32;
-  const void* draft_logits = nullptr;  // [b, k, vd] or nullptr: deterministic proposal
-  int64_t draft_stride[2] = {0, 0};    // elements per request, per row
-  // [b, k] contiguous, as `sample` and `verify` gave them for the same rows and sampling
-  // parameters; nullptr: computed here. Checked is what costs no pass over a row: that the
-  // distribution is finite, gives the draft token a probability and has a mass that a row can have
-  // (kStatusDraftStatisticsMismatch). Another row's distribution may pass; the tokens then do not
-  // have the target's distribution, though none has probability 0 under it.
+  // [b, k, vd], or the pool [num_draft_rows, vd] with `draft_rows`; nullptr: deterministic proposal
+  const void* draft_logits = nullptr;
+  int64_t draft_stride[2] = {0, 0};  // elements per request (not with `draft_rows`), per row
+  // Rows of the pool by draft token, laid out as draft_tokens are: [b, k], or [num_rows] with
+  // `offsets`. In [0, num_draft_rows), or -1: this token's proposal was deterministic. Another id
+  // is kStatusBadIndex. nullptr: there is no pool.
+  const int64_t* draft_rows = nullptr;
+  int64_t draft_rows_stride = 0;  // entries per request (not with `offsets`)
+  int64_t num_draft_rows = 0;
+  // [b, k], or [num_draft_rows] with `draft_rows`; contiguous, as `sample` and `verify` gave them
+  // for the same rows and sampling parameters; nullptr: computed here. Checked is what costs no
+  // pass over a row: that the distribution is finite, gives the draft token a probability and has a
+  // mass that a row can have (kStatusDraftStatisticsMismatch). Another row's distribution may pass;
+  // the tokens then do not have the target's distribution, though none has probability 0 under it.
   const RowStatistics* draft_statistics = nullptr;
   const int32_t* target_to_draft =
       nullptr;  // [v] draft id of each target id, -1: none. nullptr: identity
 
-  const int64_t* draft_tokens = nullptr;   // [b, k] target ids; entries past a length are not read
-  int64_t draft_tokens_stride = 0;         // elements per request
+  // [b, k] target ids, or [num_rows] with `offsets`: entry offsets[i] + j is draft token j of
+  // request i. Entries past a length are not read.
+  const int64_t* draft_tokens = nullptr;
+  int64_t draft_tokens_stride = 0;         // elements per request (not with `offsets`)
   const int64_t* draft_lengths = nullptr;  // [b] in [0, k], or nullptr: k for every request
+
+  // [b+1]: request i has the target's rows offsets[i] ... offsets[i+1]-1, one more than draft
+  // tokens, of which there may be at most k (kStatusBadLength). An offset that is not in [0,
+  // num_rows] is kStatusBadIndex. nullptr: requests lie target_stride[0] apart. Not with
+  // draft_lengths.
+  const int64_t* offsets = nullptr;
+  int64_t num_rows = 0;
+
+  // [b] in [0, num_slots): where the arrays [num_slots] of `sampling`, `draw` and `cut.room` (and
+  // cut.eos, with a stride) hold a request's parameters. Another slot is kStatusBadIndex. nullptr:
+  // the arrays are [b]. draw.bits stay [b, k+1].
+  const int64_t* slots = nullptr;
+  int64_t num_slots = 0;
 
   SamplingParams sampling;  // the same for both distributions (contract C1)
   DrawParams draw;          // position: that of the first draft token

@@ -184,6 +184,7 @@ static_assert(POLYSPEC_STEP_DONE == static_cast<int>(polyspec::Step::Kind::kDone
 static_assert(POLYSPEC_STATUS_DRAFT_STATISTICS_MISMATCH ==
                   int{polyspec::kStatusDraftStatisticsMismatch},
               "status");
+static_assert(POLYSPEC_STATUS_BAD_INDEX == int{polyspec::kStatusBadIndex}, "status");
 static_assert(POLYSPEC_STATUS_ZERO_RESIDUAL == int{polyspec::kStatusZeroResidual}, "status");
 static_assert(POLYSPEC_VERIFY_WORKSPACE_BYTES == polyspec::kVerifyWorkspaceBytes, "workspace");
 static_assert(POLYSPEC_ENDED_EOS == int{polyspec::kEndedEos}, "ended");
@@ -206,7 +207,9 @@ polyspec_code polyspec_sample(const polyspec_sample_params* params, const polysp
   return guarded(__func__, [&, function = __func__]() -> polyspec_code {
     polyspec_sample_params in = polyspec_sample_params_default();
     Common common;
-    polyspec_code code = read_struct(function, params, {POLYSPEC_SAMPLE_PARAMS_MIN_SIZE}, &in);
+    polyspec_code code =
+        read_struct(function, params,
+                    {POLYSPEC_SAMPLE_PARAMS_MIN_SIZE, POLYSPEC_SAMPLE_PARAMS_NODELESS_SIZE}, &in);
     if (code == POLYSPEC_OK) code = read_common(function, in.sampling, in.draw, stream, &common);
     if (code != POLYSPEC_OK) return code;
 
@@ -218,6 +221,7 @@ polyspec_code polyspec_sample(const polyspec_sample_params* params, const polysp
     p.logits_stride = in.logits_stride;
     p.sampling = common.sampling;
     p.draw = common.draw;
+    p.node = {in.node.data, in.node.value};
     p.tokens = in.tokens;
     p.logprobs = in.logprobs;
     p.status = in.status;
@@ -232,7 +236,9 @@ polyspec_code polyspec_verify(const polyspec_verify_params* params, const polysp
     Common common;
     polyspec_code code =
         read_struct(function, params,
-                    {POLYSPEC_VERIFY_PARAMS_MIN_SIZE, POLYSPEC_VERIFY_PARAMS_UNCUT_SIZE}, &in);
+                    {POLYSPEC_VERIFY_PARAMS_MIN_SIZE, POLYSPEC_VERIFY_PARAMS_UNCUT_SIZE,
+                     POLYSPEC_VERIFY_PARAMS_RECTANGULAR_SIZE},
+                    &in);
     if (code == POLYSPEC_OK) code = read_common(function, in.sampling, in.draw, stream, &common);
     if (code != POLYSPEC_OK) return code;
 
@@ -254,6 +260,13 @@ polyspec_code polyspec_verify(const polyspec_verify_params* params, const polysp
     p.draft_tokens = in.draft_tokens;
     p.draft_tokens_stride = in.draft_tokens_stride;
     p.draft_lengths = in.draft_lengths;
+    p.draft_rows = in.draft_rows;
+    p.draft_rows_stride = in.draft_rows_stride;
+    p.num_draft_rows = in.num_draft_rows;
+    p.offsets = in.offsets;
+    p.num_rows = in.num_rows;
+    p.slots = in.slots;
+    p.num_slots = in.num_slots;
     p.sampling = common.sampling;
     p.draw = common.draw;
     p.rule = static_cast<polyspec::Rule>(in.rule);

@@ -41,6 +41,16 @@ Result check(const VerifyParams& p) {
     if (p.draft_vocab < 1 || p.draft_vocab > p.vocab)
       return invalid("draft_vocab must be in [1, vocab]");
   }
+  if (p.draft_rows != nullptr) {
+    if (p.num_draft_rows < 0) return invalid("num_draft_rows must be >= 0");
+    if (p.num_draft_rows > 0 && p.draft_logits == nullptr)
+      return invalid("draft_logits must not be null when draft_rows are given");
+  }
+  if (p.offsets != nullptr) {
+    if (p.num_rows < 0) return invalid("num_rows must be >= 0");
+    if (p.draft_lengths != nullptr) return invalid("draft_lengths must be null with offsets");
+  }
+  if (p.slots != nullptr && p.num_slots < 0) return invalid("num_slots must be >= 0");
   if (p.batch > 0 && (p.target_logits == nullptr || p.tokens == nullptr ||
                       p.num_accepted == nullptr || p.logprobs == nullptr || p.status == nullptr)) {
     return invalid("target_logits, tokens, num_accepted, logprobs and status must not be null");

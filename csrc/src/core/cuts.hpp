@@ -13,25 +13,31 @@ POLYSPEC_FN bool wants_cuts(const CutParams& cut) {
          cut.next_ids != nullptr || cut.next_positions != nullptr;
 }
 
-POLYSPEC_FN bool is_eos(const CutParams& cut, int64_t request, int64_t token) {
-  const int64_t* ids = cut.eos + request * cut.eos_stride;
+POLYSPEC_FN bool is_eos(const CutParams& cut, int64_t slot, int64_t token) {
+  const int64_t* ids = cut.eos + slot * cut.eos_stride;
   bool found = false;
   for (int64_t i = 0; i < cut.eos_count; ++i) found = found || ids[i] == token;
   return found;
 }
 
-// Cuts a block of which `emitted` tokens are written; returns how many remain and takes from the
-// verdict what lies behind the cut. By the thread that wrote the tokens (rank 0).
-template <class T>
-POLYSPEC_FN int64_t cut_block(const Block<T>& block, int64_t emitted, Outcome* outcome) {
-  const CutParams& cut = block.params.cut;
-  const int64_t room = value_for(cut.room, block.request);
-  const int64_t* tokens = block.params.tokens + block.request * (block.params.draft_len + 1);
+// Most tokens that a request may emit; anything but 0 where nothing is cut.
+POLYSPEC_FN int64_t room_for(const CutParams& cut, int64_t slot) {
+  return wants_cuts(cut) ? value_for(cut.room, slot) : INT64_MAX;
+}
+
+// Cuts what a view's request has emitted, `emitted` tokens of which are written; returns how many
+// remain and takes from the outcome what lies behind the cut. By the thread that wrote the tokens
+// (rank 0).
+template <class View>
+POLYSPEC_FN int64_t cut_emitted(const View& view, const int64_t* tokens, int64_t emitted,
+                                Outcome* outcome) {
+  const CutParams& cut = view.params.cut;
+  const int64_t room = view.room;
   int64_t kept = emitted < room ? emitted : room;
   if (room < 0) kept = 0;  // a bad parameter, as the status says
   int64_t ended = 0;
   for (int64_t i = 0; i < kept; ++i) {
-    if (!is_eos(cut, block.request, tokens[i])) continue;
+    if (!is_eos(cut, view.slot, tokens[i])) continue;
     kept = i + 1;
     ended = kEndedEos;
   }
@@ -40,8 +46,8 @@ POLYSPEC_FN int64_t cut_block(const Block<T>& block, int64_t emitted, Outcome* o
     outcome->accepted = kept;
     outcome->status = 0;  // it was about a row that the text does not reach
   }
-  const int64_t b = block.request;
-  const int64_t position = block.draws.position;
+  const int64_t b = view.request;
+  const int64_t position = view.draws.position;
   const int64_t cached = outcome->accepted < kept ? outcome->accepted : kept;
   if (cut.num_emitted != nullptr) cut.num_emitted[b] = kept;
   if (cut.ended != nullptr) cut.ended[b] = ended;

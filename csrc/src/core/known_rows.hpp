@@ -23,8 +23,8 @@ struct RowRecord {
 template <class T, class Group>
 POLYSPEC_FN void record_row(Group& group, const VerifyParams& params, int64_t request, int64_t i,
                             RowRecord* record) {
-  Block<T> block{params, request, params.draft_len, {}, {}};
-  if (open_block(&block) != 0 || room_for(params, request) == 0 || i > block.length) return;
+  Block<T> block(params, request);
+  if (open_block(&block) != 0 || block.room == 0 || i > block.length) return;
   RowRecord found{{}, {0.0f, 0.0f, 1}, -1, 0, 0};
   if (block.filter.greedy()) {
     Emission emission;
@@ -33,7 +33,7 @@ POLYSPEC_FN void record_row(Group& group, const VerifyParams& params, int64_t re
     found.p = emission.statistics;
   } else {
     found.p_status = target_statistics(group, block, i, &found.p);
-    if (i < block.length && !block.deterministic() && params.draft_statistics == nullptr)
+    if (i < block.length && !block.deterministic(i) && params.draft_statistics == nullptr)
       found.q_status = draft_statistics(group, block, i, &found.q);
   }
   if (group.rank() == 0) *record = found;
@@ -75,10 +75,10 @@ POLYSPEC_FN int32_t draft_statistics(KnownRows<Group>& group, const Block<T>& bl
 // The tile sums of a row that others have reduced are not in this group's scratch.
 template <class T, class Group>
 POLYSPEC_FN Emission emit_from_row(KnownRows<Group>& group, const Block<T>& block, int64_t i,
-                                   const RowStatistics& statistics) {
+                                   const RowStatistics& statistics, uint64_t bits) {
   const Row<T> row = block.target_row(i);
   sum_tiles(group, row.n, token_mass(row, statistics, block.filter, head_room(block.params.vocab)));
-  return emit_from_row(static_cast<Group&>(group), block, i, statistics);
+  return emit_from_row(static_cast<Group&>(group), block, i, statistics, bits);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -7,18 +7,19 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
+// Parameters are read at a request's slot: its place in the batch, or where the call says.
 template <class T>
-POLYSPEC_FN T value_for(const PerRequest<T>& parameter, int64_t request) {
-  return parameter.data != nullptr ? parameter.data[request] : parameter.value;
+POLYSPEC_FN T value_for(const PerRequest<T>& parameter, int64_t slot) {
+  return parameter.data != nullptr ? parameter.data[slot] : parameter.value;
 }
 
 // Reads a request's sampling parameters; returns kStatusBadParameter or 0. NaNs fail every
 // comparison.
-POLYSPEC_FN int32_t read_filter(const SamplingParams& sampling, int64_t request, Filter* filter) {
-  filter->temperature = value_for(sampling.temperature, request);
-  filter->top_k = value_for(sampling.top_k, request);
-  filter->top_p = value_for(sampling.top_p, request);
-  filter->min_p = value_for(sampling.min_p, request);
+POLYSPEC_FN int32_t read_filter(const SamplingParams& sampling, int64_t slot, Filter* filter) {
+  filter->temperature = value_for(sampling.temperature, slot);
+  filter->top_k = value_for(sampling.top_k, slot);
+  filter->top_p = value_for(sampling.top_p, slot);
+  filter->min_p = value_for(sampling.min_p, slot);
   if (filter->temperature > 0.0f && filter->temperature < kLeastTemperature)
     filter->temperature = kLeastTemperature;
   const bool good = filter->temperature >= 0.0f && filter->temperature <= kMostTemperature &&
@@ -36,20 +37,21 @@ struct Draws {
   int32_t level;
   const uint64_t* bits;  // the request's injected draws, or nullptr
 
-  // The draw for the token `offset` after `position`; `slot` is its place among injected draws.
-  POLYSPEC_FN uint64_t at(int64_t offset, int64_t slot, Purpose purpose) const {
-    if (bits != nullptr) return bits[slot];
-    return draw_bits(seed, position + offset, level, round, purpose);
+  // The draw for the token `offset` after `position`; `place` is its own among injected draws.
+  POLYSPEC_FN uint64_t at(int64_t offset, int64_t place, Purpose purpose, int64_t node = 0) const {
+    if (bits != nullptr) return bits[place];
+    return draw_bits(seed, position + offset, level, round, purpose, node);
   }
 };
 
-POLYSPEC_FN int32_t read_draws(const DrawParams& draw, int64_t request, int64_t slots,
-                               Draws* draws) {
-  draws->seed = value_for(draw.seed, request);
-  draws->position = value_for(draw.position, request);
-  draws->round = value_for(draw.round, request);
+// `places` is the number of injected draws of a request.
+POLYSPEC_FN int32_t read_draws(const DrawParams& draw, int64_t request, int64_t slot,
+                               int64_t places, Draws* draws) {
+  draws->seed = value_for(draw.seed, slot);
+  draws->position = value_for(draw.position, slot);
+  draws->round = value_for(draw.round, slot);
   draws->level = draw.level;
-  draws->bits = draw.bits != nullptr ? draw.bits + request * slots : nullptr;
+  draws->bits = draw.bits != nullptr ? draw.bits + request * places : nullptr;
   const bool good =
       draws->position >= 0 && draws->round >= 0 && draws->round <= int64_t{0xffffffff};
   return good ? 0 : kStatusBadParameter;

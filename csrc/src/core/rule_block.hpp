@@ -28,7 +28,7 @@ POLYSPEC_FN Outcome verify_block(Group& group, const Block<T>& block) {
     int32_t error = target_statistics(group, block, i, &p_statistics);
     const int64_t y = block.token(i);
     if (error == 0 && (y < 0 || y >= params.vocab)) error = kStatusTokenOutOfRange;
-    if (error == 0 && !block.deterministic())
+    if (error == 0 && !block.deterministic(i))
       error = draft_statistics(group, block, i, &q_statistics);
     double ratio = 0.0;
     if (error == 0) error = acceptance_ratio(block, i, y, p_statistics, q_statistics, &ratio);
@@ -39,8 +39,9 @@ POLYSPEC_FN Outcome verify_block(Group& group, const Block<T>& block) {
     }
     double h = i == 0 ? 1.0 : 0.0;  // the empty prefix always stands
     if (i > 0) {
-      const uint64_t total = sum_tiles(
-          group, params.vocab, residual_weight(block, i, p_statistics, q_statistics, scale));
+      const uint64_t total =
+          sum_tiles(group, params.vocab,
+                    residual_weight(block, i, y, p_statistics, q_statistics, scale, 1.0));
       const double s = static_cast<double>(total) / mass_unit(head);
       h = s > 0.0 ? s / (s + (1.0 - scale)) : 0.0;  // s = 0: nothing could be drawn here
     }
@@ -62,11 +63,14 @@ POLYSPEC_FN Outcome verify_block(Group& group, const Block<T>& block) {
     outcome.accepted = block.length;
     RowStatistics p_statistics;
     outcome.status = target_statistics(group, block, block.length, &p_statistics);
-    if (outcome.status == 0) outcome.last = emit_from_row(group, block, block.length, p_statistics);
+    if (outcome.status == 0) {
+      outcome.last =
+          emit_from_row(group, block, block.length, p_statistics, block.emit_draw(block.length));
+    }
     return outcome;
   }
-  outcome.last = emit_from_residual(group, block, outcome.accepted, kept_p, kept_q, kept_scale,
-                                    &outcome.status);
+  outcome.last =
+      emit_correction(group, block, outcome.accepted, kept_p, kept_q, kept_scale, &outcome.status);
   return outcome;
 }
 

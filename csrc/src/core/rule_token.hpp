@@ -46,7 +46,7 @@ POLYSPEC_FN Outcome verify_token(Group& group, const Block<T>& block) {
     outcome.status = target_statistics(group, block, i, &p_statistics);
     if (outcome.status != 0) return outcome;
     if (i == block.length) {
-      outcome.last = emit_from_row(group, block, i, p_statistics);
+      outcome.last = emit_from_row(group, block, i, p_statistics, block.emit_draw(i));
       return outcome;
     }
     const int64_t y = block.token(i);
@@ -55,14 +55,14 @@ POLYSPEC_FN Outcome verify_token(Group& group, const Block<T>& block) {
       return outcome;
     }
     RowStatistics q_statistics{0.0f, 0.0f, 1};
-    if (!block.deterministic()) outcome.status = draft_statistics(group, block, i, &q_statistics);
+    if (!block.deterministic(i)) outcome.status = draft_statistics(group, block, i, &q_statistics);
     double ratio = 0.0;
     if (outcome.status == 0)
       outcome.status = acceptance_ratio(block, i, y, p_statistics, q_statistics, &ratio);
     if (outcome.status != 0) return outcome;
     if (!(block.accept_draw(i) < ratio)) {
       outcome.last =
-          emit_from_residual(group, block, i, p_statistics, q_statistics, 1.0, &outcome.status);
+          emit_correction(group, block, i, p_statistics, q_statistics, 1.0, &outcome.status);
       return outcome;
     }
     if (group.rank() == 0) {

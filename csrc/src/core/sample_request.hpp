@@ -12,8 +12,10 @@ POLYSPEC_FN void sample_request(Group& group, const SampleParams& params, int64_
   Filter filter;
   Draws draws;
   Emission emission;
-  int32_t status =
-      read_filter(params.sampling, request, &filter) | read_draws(params.draw, request, 1, &draws);
+  int32_t status = read_filter(params.sampling, request, &filter) |
+                   read_draws(params.draw, request, request, 1, &draws);
+  const int64_t node = value_for(params.node, request);
+  if (node < 0 || node >= kDrawNodes) status |= kStatusBadParameter;
   if (status == 0 && filter.greedy()) {
     status = greedy_emission(group, row, &emission);
   } else if (status == 0) {
@@ -21,7 +23,7 @@ POLYSPEC_FN void sample_request(Group& group, const SampleParams& params, int64_
     RowStatistics statistics;
     status = row_statistics(group, row, filter, head, &statistics);
     if (status == 0) {
-      const uint64_t target = mul_high(draws.at(0, 0, Purpose::kSample), statistics.mass);
+      const uint64_t target = mul_high(draws.at(0, 0, Purpose::kSample, node), statistics.mass);
       emission.token = pick(group, row.n, token_mass(row, statistics, filter, head), target);
       emission.logprob = log_probability(row[emission.token], statistics, filter, head);
       emission.statistics = statistics;

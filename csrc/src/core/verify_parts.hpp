@@ -1,5 +1,9 @@
-// What both verification rules are made of: the block's view of one request, acceptance and
+// What the verification rules are made of: the block's view of one request, acceptance and
 // residual.
+//
+// A view of a request (Block here, Tree in rule_tree.hpp) has `params`, `filter`, target_row(i),
+// and for the proposal made behind row i: deterministic(i), draft_row(i) and statistics_at(i),
+// where its row's statistics were handed over.
 #pragma once
 
 #include "core/request.hpp"
@@ -12,23 +16,40 @@ template <class T>
 struct Block {
   const VerifyParams& params;
   int64_t request;
-  int64_t length;
-  Filter filter;
-  Draws draws;
+  int64_t slot = 0;          // of its parameters
+  int64_t length = 0;        // draft tokens
+  int64_t room = INT64_MAX;  // most tokens that may be emitted
+  int64_t target_at = 0;     // where its own begin: target logits, draft tokens, draft rows' ids
+  int64_t tokens_at = 0;
+  int64_t ids_at = 0;
+  Filter filter{};
+  Draws draws{};
+
+  POLYSPEC_FN Block(const VerifyParams& params, int64_t request)
+      : params(params), request(request) {}
 
   POLYSPEC_FN Row<T> target_row(int64_t i) const {
-    return row_at<T>(params.target_logits,
-                     request * params.target_stride[0] + i * params.target_stride[1], params.vocab);
+    return row_at<T>(params.target_logits, target_at + i * params.target_stride[1], params.vocab);
   }
+  // Where the draft's row of token i lies; with a pool its id, which must be in range.
+  POLYSPEC_FN int64_t row_id(int64_t i) const { return params.draft_rows[ids_at + i]; }
   POLYSPEC_FN AnyRow draft_row(int64_t i) const {
-    return any_row_at(params.draft_logits, params.draft_dtype,
-                      request * params.draft_stride[0] + i * params.draft_stride[1],
-                      params.draft_vocab);
+    const int64_t at = params.draft_rows != nullptr
+                           ? row_id(i) * params.draft_stride[1]
+                           : request * params.draft_stride[0] + i * params.draft_stride[1];
+    return any_row_at(params.draft_logits, params.draft_dtype, at, params.draft_vocab);
   }
-  POLYSPEC_FN int64_t token(int64_t i) const {
-    return params.draft_tokens[request * params.draft_tokens_stride + i];
+  POLYSPEC_FN bool draft_row_exists(int64_t i) const {
+    return params.draft_rows == nullptr || (row_id(i) >= 0 && row_id(i) < params.num_draft_rows);
   }
-  POLYSPEC_FN bool deterministic() const { return params.draft_logits == nullptr; }
+  POLYSPEC_FN const RowStatistics& statistics_at(int64_t i) const {
+    return params.draft_statistics[params.draft_rows != nullptr ? row_id(i)
+                                                                : request * params.draft_len + i];
+  }
+  POLYSPEC_FN bool deterministic(int64_t i) const {
+    return params.draft_rows != nullptr ? row_id(i) == -1 : params.draft_logits == nullptr;
+  }
+  POLYSPEC_FN int64_t token(int64_t i) const { return params.draft_tokens[tokens_at + i]; }
   POLYSPEC_FN double accept_draw(int64_t i) const {
     return open_unit(draws.at(i, i, Purpose::kAccept));
   }
@@ -51,77 +72,87 @@ struct Block {
 };
 
 // Draft id of a target token, -1 where the draft cannot propose it.
-POLYSPEC_FN int64_t draft_id(const VerifyParams& params, int64_t token) {
+template <class Params>
+POLYSPEC_FN int64_t draft_id(const Params& params, int64_t token) {
   if (params.target_to_draft != nullptr) return params.target_to_draft[token];
   return token < params.draft_vocab ? token : -1;
 }
 
 // The target's distribution of row i, its tile sums left in scratch, and at temperature 0 its
 // argmax; error bits or 0. Collective.
-template <class T, class Group>
-POLYSPEC_FN int32_t target_statistics(Group& group, const Block<T>& block, int64_t i,
+template <class Group, class View>
+POLYSPEC_FN int32_t target_statistics(Group& group, const View& view, int64_t i,
                                       RowStatistics* statistics) {
-  return row_statistics(group, block.target_row(i), block.filter, head_room(block.params.vocab),
+  return row_statistics(group, view.target_row(i), view.filter, head_room(view.params.vocab),
                         statistics);
 }
-template <class T, class Group>
-POLYSPEC_FN int32_t target_argmax(Group& group, const Block<T>& block, int64_t i,
-                                  Emission* emission) {
-  return greedy_emission(group, block.target_row(i), emission);
+template <class Group, class View>
+POLYSPEC_FN int32_t target_argmax(Group& group, const View& view, int64_t i, Emission* emission) {
+  return greedy_emission(group, view.target_row(i), emission);
 }
 
-// The draft's distribution of row i: as handed over, or computed. Collective.
-template <class T, class Group>
-POLYSPEC_FN int32_t draft_statistics(Group& group, const Block<T>& block, int64_t i,
+// The draft's distribution of row i: as handed over, or computed; error bits or 0. Not for
+// deterministic proposals. Collective.
+template <class Group, class View>
+POLYSPEC_FN int32_t draft_statistics(Group& group, const View& view, int64_t i,
                                      RowStatistics* statistics) {
-  const VerifyParams& params = block.params;
-  if (params.draft_statistics != nullptr) {
-    *statistics =
-        params
-            .draft_statistics[block.request * params.draft_len + i];  // acceptance_ratio checks it
+  if (!view.draft_row_exists(i)) return kStatusBadIndex | kStatusDraftRow;
+  if (view.params.draft_statistics != nullptr) {
+    *statistics = view.statistics_at(i);  // acceptance_ratio checks it
     return 0;
   }
-  const AnyRow row = block.draft_row(i);
+  const AnyRow row = view.draft_row(i);
   const int32_t error =
-      row_statistics(group, row, block.filter, head_room(params.draft_vocab), statistics);
+      row_statistics(group, row, view.filter, head_room(view.params.draft_vocab), statistics);
   return error == 0 ? 0 : (error | kStatusDraftRow);
+}
+
+// The draft's mass of token y of row i, which was drawn from it, so that it is not 0; error bits or
+// 0.
+template <class View>
+POLYSPEC_FN int32_t draft_mass(const View& view, int64_t i, int64_t y,
+                               const RowStatistics& q_statistics, uint64_t* mass) {
+  const auto& params = view.params;
+  const int64_t y_draft = draft_id(params, y);
+  if (y_draft < 0 || y_draft >= params.draft_vocab) return kStatusDraftStatisticsMismatch;
+  const int head = head_room(params.draft_vocab);
+  const AnyRow row = view.draft_row(i);
+  const float z = row[y_draft];
+  *mass = token_mass(row, q_statistics, view.filter, head).of(z);
+  const bool possible =
+      possible_statistics(q_statistics, view.filter, head, params.draft_vocab, z, *mass);
+  return possible ? 0 : kStatusDraftStatisticsMismatch;
 }
 
 // p(y)/q(y) for draft token y of row i, q = 1 for a deterministic proposal; error bits or 0. The
 // quotient is exact up to double rounding, and exactly 1 for equal distributions.
-template <class T>
-POLYSPEC_FN int32_t acceptance_ratio(const Block<T>& block, int64_t i, int64_t y,
+template <class View>
+POLYSPEC_FN int32_t acceptance_ratio(const View& view, int64_t i, int64_t y,
                                      const RowStatistics& p_statistics,
                                      const RowStatistics& q_statistics, double* ratio) {
-  const VerifyParams& params = block.params;
   const auto p =
-      token_mass(block.target_row(i), p_statistics, block.filter, head_room(params.vocab));
+      token_mass(view.target_row(i), p_statistics, view.filter, head_room(view.params.vocab));
   const double p_mass = static_cast<double>(p(y));
   const double p_total = static_cast<double>(p_statistics.mass);
-  if (block.deterministic()) {
+  if (view.deterministic(i)) {
     *ratio = p_mass / p_total;
     return 0;
   }
-  const int64_t y_draft = draft_id(params, y);
-  if (y_draft < 0 || y_draft >= params.draft_vocab) return kStatusDraftStatisticsMismatch;
-  const int head = head_room(params.draft_vocab);
-  const float z = block.draft_row(i)[y_draft];
-  const uint64_t own = token_mass(block.draft_row(i), q_statistics, block.filter, head).of(z);
-  if (!possible_statistics(q_statistics, block.filter, head, params.draft_vocab, z, own)) {
-    return kStatusDraftStatisticsMismatch;
-  }
+  uint64_t own;
+  const int32_t error = draft_mass(view, i, y, q_statistics, &own);
+  if (error != 0) return error;
   *ratio = (p_mass * static_cast<double>(q_statistics.mass)) / (static_cast<double>(own) * p_total);
   return 0;
 }
 
-// Integer masses of max(scale * p - q, 0) in units of 2^-(62 - head): the distribution drawn from
-// after a rejection.
+// Integer masses of max(a p - b q, 0) in units of 2^-(62 - head): the distribution drawn from after
+// a rejection.
 template <class T>
 struct ResidualWeight {
   TokenMass<Row<T>> p;
   TokenMass<AnyRow> q;
-  double p_scale;  // scale / total mass of p
-  double q_scale;  // 1 / total mass of q
+  double p_scale;  // a / total mass of p
+  double q_scale;  // b / total mass of q
   double unit;
   const int32_t* target_to_draft;
   int64_t draft_vocab;
@@ -145,65 +176,77 @@ struct ResidualWeight {
   }
 };
 
-template <class T>
-POLYSPEC_FN ResidualWeight<T> residual_weight(const Block<T>& block, int64_t i,
+// max(p_scale p - q_scale q, 0) of row i; a deterministic proposal is one-hot at token y.
+template <class T, template <class> class View>
+POLYSPEC_FN ResidualWeight<T> residual_weight(const View<T>& view, int64_t i, int64_t y,
                                               const RowStatistics& p_statistics,
-                                              const RowStatistics& q_statistics, double scale) {
-  const VerifyParams& params = block.params;
+                                              const RowStatistics& q_statistics, double p_scale,
+                                              double q_scale) {
+  const auto& params = view.params;
   const int head = head_room(params.vocab);
-  ResidualWeight<T> weight{token_mass(block.target_row(i), p_statistics, block.filter, head),
+  ResidualWeight<T> weight{token_mass(view.target_row(i), p_statistics, view.filter, head),
                            {},
-                           scale / static_cast<double>(p_statistics.mass),
+                           p_scale / static_cast<double>(p_statistics.mass),
                            0.0,
                            mass_unit(head),
                            params.target_to_draft,
                            params.draft_vocab,
-                           block.token(i)};
-  if (!block.deterministic()) {
+                           y};
+  if (!view.deterministic(i)) {
     weight.q =
-        token_mass(block.draft_row(i), q_statistics, block.filter, head_room(params.draft_vocab));
-    weight.q_scale = 1.0 / static_cast<double>(q_statistics.mass);
+        token_mass(view.draft_row(i), q_statistics, view.filter, head_room(params.draft_vocab));
+    weight.q_scale = q_scale / static_cast<double>(q_statistics.mass);
     weight.proposed = -1;
   }
   return weight;
 }
 
-// Draws from a distribution whose tile sums are in scratch, as the last emitted token of the block.
-// Collective.
-template <class T, class Group>
-POLYSPEC_FN Emission emit_from_row(Group& group, const Block<T>& block, int64_t i,
-                                   const RowStatistics& statistics) {
-  const int head = head_room(block.params.vocab);
-  const Row<T> row = block.target_row(i);
+// The token that `bits` draw from row i's distribution, whose tile sums are in scratch. Collective.
+template <class Group, class View>
+POLYSPEC_FN Emission emit_from_row(Group& group, const View& view, int64_t i,
+                                   const RowStatistics& statistics, uint64_t bits) {
+  const int head = head_room(view.params.vocab);
+  const auto row = view.target_row(i);
   Emission emission;
-  const uint64_t target = mul_high(block.emit_draw(i), statistics.mass);
-  emission.token = pick(group, row.n, token_mass(row, statistics, block.filter, head), target);
-  emission.logprob = log_probability(row[emission.token], statistics, block.filter, head);
+  const uint64_t target = mul_high(bits, statistics.mass);
+  emission.token = pick(group, row.n, token_mass(row, statistics, view.filter, head), target);
+  emission.logprob = log_probability(row[emission.token], statistics, view.filter, head);
   emission.statistics = statistics;
   return emission;
 }
 
-// Draws the correction of row i from norm(max(scale * p - q, 0)). Where that rounds to nothing p
-// and q are equal up to rounding and p itself is drawn from, with a note. Collective.
-template <class T, class Group>
-POLYSPEC_FN Emission emit_from_residual(Group& group, const Block<T>& block, int64_t i,
-                                        const RowStatistics& p_statistics,
-                                        const RowStatistics& q_statistics, double scale,
+// The token that `bits` draw from a residual of row i, whose tile sums are in scratch and add up to
+// `total`. Where that is nothing p and q are equal up to rounding and p itself is drawn from, with
+// a note. Collective.
+template <class Group, class View, class T>
+POLYSPEC_FN Emission emit_from_residual(Group& group, const View& view, int64_t i,
+                                        const ResidualWeight<T>& weight, uint64_t total,
+                                        const RowStatistics& p_statistics, uint64_t bits,
                                         int32_t* status) {
-  const ResidualWeight<T> weight = residual_weight(block, i, p_statistics, q_statistics, scale);
-  const Row<T> row = block.target_row(i);
-  const uint64_t total = sum_tiles(group, row.n, weight);
+  const Row<T> row = view.target_row(i);
   if (total == 0) {
     *status |= kStatusZeroResidual;
     sum_tiles(group, row.n, weight.p);
-    return emit_from_row(group, block, i, p_statistics);
+    return emit_from_row(group, view, i, p_statistics, bits);
   }
   Emission emission;
-  emission.token = pick(group, row.n, weight, mul_high(block.emit_draw(i), total));
-  emission.logprob =
-      log_probability(row[emission.token], p_statistics, block.filter, weight.p.head);
+  emission.token = pick(group, row.n, weight, mul_high(bits, total));
+  emission.logprob = log_probability(row[emission.token], p_statistics, view.filter, weight.p.head);
   emission.statistics = p_statistics;
   return emission;
+}
+
+// Draws the correction of a block's row i from norm(max(scale p - q, 0)). Collective.
+template <class T, class Group>
+POLYSPEC_FN Emission emit_correction(Group& group, const Block<T>& block, int64_t i,
+                                     const RowStatistics& p_statistics,
+                                     const RowStatistics& q_statistics, double scale,
+                                     int32_t* status) {
+  const ResidualWeight<T> weight =
+      residual_weight(block, i, block.token(i), p_statistics, q_statistics, scale, 1.0);
+  const uint64_t total = sum_tiles(group, block.params.vocab, weight);
+  return emit_from_residual(group, block, i, weight, total, p_statistics, block.emit_draw(i),
+                            status);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

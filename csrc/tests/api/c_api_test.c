@@ -173,6 +173,27 @@ static void test_sample(void) {
   CHECK_CODE(POLYSPEC_OK, polyspec_sample(&p, NULL));
   CHECK(out.tokens[0] == 2 && fabs(out.logprobs[0] - log(0.5)) < 1e-6);
 
+  /* The node is part of the key, and a caller of the release before has none. */
+  draw.bits = NULL;
+  p.sampling = NULL;
+  int differ = 0;
+  for (int64_t node = 0; node < 64; ++node) {
+    p.node.value = node;
+    CHECK_CODE(POLYSPEC_OK, polyspec_sample(&p, NULL));
+    const int64_t token = out.tokens[0];
+    p.struct_size = POLYSPEC_SAMPLE_PARAMS_NODELESS_SIZE;
+    CHECK_CODE(POLYSPEC_OK, polyspec_sample(&p, NULL));
+    p.struct_size = sizeof p;
+    differ += token != out.tokens[0];
+    CHECK(node > 0 || differ == 0);
+  }
+  CHECK(differ > 10);
+  p.node.value = 1 << 14;
+  CHECK_CODE(POLYSPEC_OK, polyspec_sample(&p, NULL));
+  CHECK(out.status == POLYSPEC_STATUS_BAD_PARAMETER);
+  p.node.value = 0;
+  p.sampling = &sampling;
+
   /* The key: seeds and levels lead to different draws, the same key to the same. */
   draw.bits = NULL;
   sampling = polyspec_sampling_default();
@@ -204,6 +225,24 @@ static void test_sample(void) {
     const polyspec_code code = polyspec_sample(&p, &stream);
     CHECK(code == POLYSPEC_UNSUPPORTED || code == POLYSPEC_CUDA_ERROR);
   }
+}
+
+/* The pool's rows at temperature 1, and an id out of it. */
+static void test_pool_at_one(const polyspec_verify_params* given, const polyspec_sampling* sampling,
+                             struct outputs* out) {
+  polyspec_verify_params p = *given;
+  polyspec_sampling warm = *sampling;
+  const float one[2] = {-1.0f, 1.0f};
+  warm.temperature.data = one;
+  p.sampling = &warm;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
+  CHECK(out->status == 0);
+  const int64_t outside[3] = {2, 2, 2};
+  p.draft_rows = outside;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
+  CHECK(out->status == (POLYSPEC_STATUS_BAD_INDEX | POLYSPEC_STATUS_DRAFT_ROW));
+  p.num_draft_rows = -1;
+  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify(&p, NULL));
 }
 
 static void test_verify(void) {
@@ -283,7 +322,32 @@ static void test_verify(void) {
   p.eos_count = 2;
   CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
   CHECK(emitted == 1 && ended == POLYSPEC_ENDED_EOS && out.tokens[0] == 1 && out.tokens[1] == -1);
+  /* The draft rows of a pool, the second token without one; the target's rows by offsets; the
+   * parameters of slot 1. */
+  const int64_t pool_rows[3] = {1, -1, 99}, offsets[2] = {0, 3}, slot = 1;
+  const float temperatures[2] = {-1.0f, 0.0f};
+  polyspec_sampling by_slot = polyspec_sampling_default();
+  by_slot.temperature.data = temperatures;
+  p.sampling = &by_slot;
+  p.slots = &slot;
+  p.num_slots = 2;
+  p.draft_logits = rows;
+  p.draft_rows = pool_rows;
+  p.draft_rows_stride = 2;
+  p.num_draft_rows = 2;
+  p.offsets = offsets;
+  p.num_rows = 3;
+  p.target_stride[0] = 1 << 30;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
+  CHECK(emitted == 1 && ended == POLYSPEC_ENDED_EOS && out.tokens[0] == 1 && out.tokens[1] == -1);
+  test_pool_at_one(&p, &by_slot, &out);
+  p.sampling = &greedy;
+  p.draft_logits = NULL;
+  p.target_stride[0] = 3 * V;
   /* A caller of the release before has none of these fields: they must not be read. */
+  p.struct_size = POLYSPEC_VERIFY_PARAMS_RECTANGULAR_SIZE;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
+  CHECK(out.status == 0 && emitted == 1 && out.tokens[0] == 1 && out.tokens[1] == -1);
   p.struct_size = POLYSPEC_VERIFY_PARAMS_UNCUT_SIZE;
   CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
   CHECK(out.accepted == 1 && out.tokens[0] == 1 && out.tokens[1] == 2 && out.tokens[2] == -1);

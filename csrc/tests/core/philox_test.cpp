@@ -43,19 +43,26 @@ void test_keying() {
   const int32_t levels[] = {1, 2, 3, 255, 256, 65535};
   const int64_t rounds[] = {0, 1, 2, 65536, (1ll << 32) - 1};
   const Purpose purposes[] = {Purpose::kSample, Purpose::kAccept, Purpose::kEmit};
+  const int64_t nodes[] = {0, 1, 2, 3, 4, 255, polyspec::kDrawNodes - 1};
   for (uint64_t seed : seeds)
     for (int64_t position : positions)
       for (int32_t level : levels)
         for (int64_t round : rounds)
           for (Purpose purpose : purposes) {
-            seen.insert(draw_bits(seed, position, level, round, purpose));
-            ++drawn;
+            for (int64_t node : nodes)
+              seen.insert(draw_bits(seed, position, level, round, purpose, node));
+            drawn += sizeof nodes / sizeof nodes[0];
+            CHECK_EQ(draw_bits(seed, position, level, round, purpose),
+                     draw_bits(seed, position, level, round, purpose, 0));
           }
   CHECK_EQ(drawn, seen.size());
   CHECK_EQ(draw_bits(5, 6, 7, 8, Purpose::kEmit), draw_bits(5, 6, 7, 8, Purpose::kEmit));
   // All zero but the purpose kSample and level 0 is the first known answer: the word order is
   // fixed.
   CHECK_EQ(0xe169c58d6627e8d5ull, draw_bits(0, 0, 0, 0, Purpose::kSample));
+  // And of all ones the second: the last node beside the fourth purpose, which nobody draws for.
+  CHECK_EQ(0x41c83b0e408f276dull, draw_bits(~0ull, -1, 65535, (1ll << 32) - 1,
+                                            static_cast<Purpose>(3), polyspec::kDrawNodes - 1));
 }
 
 void test_open_unit() {

@@ -125,6 +125,7 @@ int main(int argc, char** argv) {
   for (uint64_t seed = 0; seed < count; ++seed) {
     test_cta<cases::SampleCase, 32>(seed, "sample");
     test_cta<cases::VerifyCase, 96>(seed, "verify");
+    test_cta<cases::IndexedVerifyCase, 64>(seed, "indexed verify");
     test_cluster<cases::SampleCase, 64>(seed, 2, "sample");
     test_cluster<cases::VerifyCase, 32>(seed, 1 << (seed % 4), "verify");
   }

@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
   for (uint64_t seed = 0; seed < count; ++seed) {
     test<cases::SampleCase>(seed, 0, "sample");
     test<cases::VerifyCase>(seed, 0, "verify");
+    test<cases::IndexedVerifyCase>(seed, 0, "indexed verify");
   }
   // More than 2^20 tokens: tiles of 2048.
   test<cases::SampleCase>(1, 1050000, "sample");

@@ -42,9 +42,9 @@ void row(Group& group, const VerifyParams& params, int64_t b, int64_t i, Workspa
 }
 
 // One CTA of `threads` per row, all at once.
-template <int threads>
+template <class Case, int threads>
 void test_ctas(uint64_t seed, Workspace& workspace) {
-  const Expected<cases::VerifyCase> expected(seed, 0, "verify");
+  const Expected<Case> expected(seed, 0, "verify");
   unsigned char unused[1];
   const auto& call = expected.call();
   const int rows = static_cast<int>(call.params(unused, unused).draft_len) + 1;
@@ -88,7 +88,8 @@ int main(int argc, char** argv) {
   const uint64_t count = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 50;
   Workspace workspace;
   for (uint64_t seed = 0; seed < count; ++seed) {
-    test_ctas<64>(seed, workspace);
+    test_ctas<cases::VerifyCase, 64>(seed, workspace);
+    test_ctas<cases::IndexedVerifyCase, 64>(seed, workspace);
     test_cluster(seed, workspace);
   }
   return 0;

@@ -7,7 +7,7 @@
 #include "cuda/launch.hpp"
 #include "support/check.hpp"
 #include "support/random_schedule.hpp"
-#include "support/random_verify.hpp"
+#include "support/random_indexed.hpp"
 
 #ifdef POLYSPEC_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -244,6 +244,7 @@ int main(int argc, char** argv) {
     for (uint64_t seed = 0; seed < count; ++seed) {
       compare<cases::SampleCase>(seed, 0, streams[0], "sample");
       compare<cases::VerifyCase>(seed, 0, streams[0], "verify");
+      compare<cases::IndexedVerifyCase>(seed, 0, streams[0], "indexed verify");
     }
     for (const int64_t vocab : {int64_t{50257}, int64_t{128256}, int64_t{1050000}}) {
       for (uint64_t seed = 0; seed < 3; ++seed) {

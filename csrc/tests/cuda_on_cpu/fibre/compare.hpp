@@ -8,7 +8,7 @@
 #include "core/verify_request.hpp"
 #include "cuda_on_cpu/fibre/fibre_machine.hpp"
 #include "support/check.hpp"
-#include "support/random_verify.hpp"
+#include "support/random_indexed.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 

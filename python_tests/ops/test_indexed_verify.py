@@ -1,0 +1,253 @@
+"""Verification with draft rows in a pool, parameters at slots and rows without gaps: the same bits
+as from rectangular tensors, proposals of both kinds in one block, and indices that are checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from dispatched import arguments_of
+
+import polyspec_ext as ps
+
+B, K, V, VD = 5, 3, 60, 50
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Bitwise, with NaN equal to itself."""
+    pairs = zip(a, b, strict=True)
+    return all(torch.equal(x.nan_to_num(99.0), y.nan_to_num(99.0)) for x, y in pairs)
+
+
+@pytest.fixture
+def block(device: torch.device) -> dict[str, Any]:
+    """A rectangular call: drafted blocks of which some stand, parameters of every request's own."""
+    torch.manual_seed(3)
+    draft = torch.randn(B, K, VD, device=device)
+    target = torch.randn(B, K + 1, V, device=device)
+    target[:, :K, :VD] = draft + 0.5 * target[:, :K, :VD]
+    temperature = 0.6 + 0.1 * torch.arange(B, device=device)
+    drawn = [ps.sample(draft[:, i], temperature=temperature, position=i, level=2) for i in range(K)]
+    return {
+        "target_logits": target,
+        "draft_tokens": torch.stack([d.tokens for d in drawn], 1),
+        "draft_logits": draft,
+        "draft_statistics": torch.stack([d.statistics for d in drawn], 1),
+        "draft_lengths": torch.arange(B, device=device) % (K + 1),
+        "temperature": temperature,
+        "seed": torch.arange(B, device=device) + 11,
+        "position": torch.arange(B, device=device) * 7,
+    }
+
+
+def pooled(call: dict[str, Any]) -> dict[str, Any]:
+    device = call["draft_logits"].device
+    order = torch.randperm(B * K + 4, device=device)[: B * K]
+    pool = call["draft_logits"].new_full((B * K + 4, VD + 3), torch.nan)[:, 2 : 2 + VD]
+    pool[order] = call["draft_logits"].flatten(0, 1)
+    statistics = torch.zeros(B * K + 4, 2, dtype=torch.int64, device=device)
+    statistics[order] = call["draft_statistics"].flatten(0, 1)
+    rows = order.view(B, K)
+    return {**call, "draft_logits": pool, "draft_rows": rows, "draft_statistics": statistics}
+
+
+def ragged(call: dict[str, Any]) -> dict[str, Any]:
+    lengths = call["draft_lengths"]
+    mask = torch.arange(K + 1, device=lengths.device) <= lengths[:, None]
+    offsets = torch.nn.functional.pad((lengths + 1).cumsum(0), (1, 0))
+
+    def tokens(table: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(table, (0, 1), value=-9)[mask]
+
+    made = {**call, "target_logits": call["target_logits"][mask], "draft_lengths": None}
+    made |= {"offsets": offsets, "draft_len": K, "draft_tokens": tokens(call["draft_tokens"])}
+    if "draft_rows" in call:
+        made["draft_rows"] = tokens(call["draft_rows"])
+    return made
+
+
+def slotted(call: dict[str, Any]) -> dict[str, Any]:
+    slots = torch.randperm(B + 3, device=call["seed"].device)[:B]
+    made = {**call, "slots": slots}
+    for name in ("temperature", "seed", "position", "room"):
+        if name in call:
+            made[name] = call[name].new_full((B + 3,), -1)
+            made[name][slots] = call[name]
+    if "eos" in call:
+        made["eos"] = call["eos"].new_full((B + 3, 2), -1)
+        made["eos"][slots] = call["eos"]
+    return made
+
+
+WAYS = [(pooled,), (ragged,), (slotted,), (pooled, ragged), (pooled, ragged, slotted)]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("ways", WAYS, ids=lambda ways: "-".join(way.__name__ for way in ways))
+def test_same_bits_however_the_rows_lie(block: dict[str, Any], ways: Any, rule: str) -> None:
+    for cut in (False, True):
+        call = {**block, "rule": rule}
+        if cut:
+            call["room"] = torch.arange(B, device=call["seed"].device)
+            call["eos"] = call["draft_tokens"][:, :2]
+        expected = ps.verify(**call)
+        assert int(expected.num_accepted.sum()) > 0
+        for way in ways:
+            call = way(call)
+        assert equal(ps.verify(**call), expected)
+        call["draft_statistics"] = None
+        assert equal(ps.verify(**call), expected)
+
+
+def test_the_level_below_is_a_pool(device: torch.device) -> None:
+    """Rows of the logits that the middle verified with, found by index, serve the target."""
+    middle, target = (
+        torch.randn(2, K + 1, V, device=device),
+        torch.randn(2, K + 1, V, device=device),
+    )
+    nothing = torch.zeros(2, 0, dtype=torch.int64, device=device)
+    steps = [ps.verify(middle[:, i : i + 1], nothing, position=i, level=2) for i in range(K)]
+    tokens = torch.cat([step.tokens for step in steps], 1)
+    statistics = torch.zeros(2, K + 1, 2, dtype=torch.int64, device=device)
+    statistics[:, :K] = torch.cat([step.statistics for step in steps], 1)
+    rows = torch.arange(2, device=device)[:, None] * (K + 1) + torch.arange(K, device=device)
+    by_index = ps.verify(
+        target,
+        tokens,
+        middle.flatten(0, 1),
+        draft_rows=rows,
+        draft_statistics=statistics.flatten(0, 1),
+    )
+    assert equal(by_index, ps.verify(target, tokens, middle[:, :K]))
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_proposals_of_both_kinds(block: dict[str, Any], rule: str) -> None:
+    """A token without a draft row is one whose draft row is one-hot."""
+    call = pooled({**block, "draft_lengths": None, "rule": rule})
+    call["draft_statistics"] = None
+    certain = torch.zeros(B, K, dtype=torch.bool, device=call["seed"].device)
+    certain[::2, 1] = certain[1::2, 0] = True
+    one_hot = {**call, "draft_logits": call["draft_logits"].clone()}
+    rows = call["draft_rows"][certain]
+    one_hot["draft_logits"][rows] = -torch.inf
+    one_hot["draft_logits"][rows, call["draft_tokens"][certain]] = 1.0
+    call["draft_rows"] = call["draft_rows"].masked_fill(certain, -1)
+    for seed in range(50):
+        call["seed"] = one_hot["seed"] = seed
+        assert equal(ps.verify(**call), ps.verify(**one_hot))
+
+
+def test_indices_out_of_range_are_of_their_request(block: dict[str, Any]) -> None:
+    for way, name, bad in [
+        (pooled, "draft_rows", [-2, B * K + 4, 2**62]),
+        (slotted, "slots", [-1, B + 3, 2**62]),
+        (ragged, "offsets", [-1, 10**6, -(2**62)]),
+    ]:
+        call = way({**block, "draft_lengths": torch.full_like(block["seed"], K)})
+        good = ps.verify(**call)
+        for value in bad:
+            index = call[name].clone()
+            index.view(-1)[-1 if name == "offsets" else (B - 1) * index[0].numel()] = value
+            wrong = ps.verify(**{**call, name: index})
+            assert wrong.status[-1] & ps.Status.BAD_INDEX
+            assert wrong.tokens[-1].tolist() == [-1] * (K + 1)
+            assert equal([t[:-1] for t in wrong], [t[:-1] for t in good])
+            with pytest.raises(ps.RequestError, match="a slot, an offset or a draft row's id"):
+                ps.raise_for_status(wrong.status, level=1, position=0)
+    long = ragged({**block, "draft_lengths": torch.full_like(block["seed"], K)})
+    wrong = ps.verify(
+        **{**long, "draft_len": K - 1, "draft_statistics": None, "draft_logits": None}
+    )
+    assert wrong.status.tolist() == [ps.Status.BAD_LENGTH] * B
+    assert wrong.tokens.shape == (B, K)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "texts"),
+    [
+        ({"draft_rows": torch.zeros(B, K)}, TypeError, ["draft_rows", "integer"]),
+        ({"draft_rows": torch.zeros(B, dtype=torch.int64)}, ValueError, ["draft_rows", "[B, K]"]),
+        ({"draft_rows": None}, ValueError, ["draft_logits", "[B, K, Vd]"]),
+        ({"draft_statistics": torch.zeros(B, K, 2).long()}, ValueError, ["[R, 2]", "[5, 3, 2]"]),
+        ({"slots": torch.zeros(B, dtype=torch.int64)}, ValueError, ["slots", "[S]", "none"]),
+        ({"slots": torch.zeros(B + 1).long(), "seed": torch.zeros(9).long()}, ValueError, ["[B]"]),
+        (
+            {
+                "slots": torch.zeros(B).long(),
+                "seed": torch.zeros(9).long(),
+                "temperature": torch.ones(8),
+            },
+            ValueError,
+            ["seed", "[8]", "slot", "[9]"],
+        ),
+        ({"offsets": torch.zeros(B + 1).long()}, ValueError, ["target_logits", "[N, V]"]),
+        ({"draft_len": K + 1}, ValueError, ["draft_len", "K = 3", "4"]),
+    ],
+)
+def test_wrong_arguments_are_named(
+    block: dict[str, Any], change: dict[str, Any], error: type[Exception], texts: list[str]
+) -> None:
+    call = {**pooled(block), "seed": 0, "temperature": 1.0, "position": 0}
+    change = {
+        n: v.to(block["seed"].device) if v is not None and not isinstance(v, int) else v
+        for n, v in change.items()
+    }
+    with pytest.raises(error) as raised:
+        ps.verify(**{**call, **change})
+    for text in texts:
+        assert text in str(raised.value), raised.value
+
+
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [
+        ({"offsets": [0, 1]}, ["offsets", "[B+1]", "list"]),
+        ({"offsets": torch.zeros(2, 2).long()}, ["offsets", "[B+1]", "[2, 2]"]),
+        ({"draft_len": None}, ["draft_len", "most draft tokens", "None"]),
+        ({"draft_len": -1}, ["draft_len", "integer in [0", "-1"]),
+        ({"draft_lengths": torch.zeros(B).long()}, ["draft_lengths", "None with offsets"]),
+        ({"draft_tokens": torch.zeros(B, K).long()}, ["draft_tokens", "[N]"]),
+    ],
+)
+def test_wrong_offsets_are_named(
+    block: dict[str, Any], change: dict[str, Any], texts: list[str]
+) -> None:
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        ps.verify(**{**ragged(block), **change})
+    for text in texts:
+        assert text in str(raised.value), raised.value
+
+
+def test_opcheck_and_compile(block: dict[str, Any]) -> None:
+    """Greedy blocks that stand as a whole: opcheck compares outputs, and padding is NaN."""
+    logits = block["target_logits"]
+    call = {**block, "draft_tokens": logits.argmax(-1)[:, :K], "draft_logits": logits[:, :K, :VD]}
+    call |= {"temperature": torch.zeros_like(block["temperature"])}
+    call["draft_lengths"] = torch.full_like(block["seed"], K)
+    for way in (pooled, ragged, slotted):
+        call = way(call)
+    for operator, more in [
+        (torch.ops.polyspec.verify.default, {}),
+        (torch.ops.polyspec.verify_cut.default, {"eos": [-1]}),
+    ]:
+        given = {**call, **more}
+        (arguments,) = arguments_of(operator, lambda given=given: ps.verify(**given))
+        torch.library.opcheck(operator, arguments)
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda **c: tuple(ps.verify(**c)), fullgraph=True, backend="eager")
+        assert equal(compiled(**given), ps.verify(**given))
+
+
+def test_nodes_tell_draws_apart(device: torch.device) -> None:
+    logits = torch.zeros(16, 2**16, device=device)
+    nodes = torch.arange(16, device=device)
+    drawn = ps.sample(logits, seed=3, node=nodes).tokens
+    assert len(set(drawn.tolist())) > 12
+    assert drawn[0] == ps.sample(logits[:1], seed=3).tokens[0]
+    assert [int(ps.sample(logits[:1], seed=3, node=n).tokens) for n in range(16)] == drawn.tolist()
+    with pytest.raises(ValueError, match=r"node: expected an integer in \[0, 16383\]"):
+        ps.sample(logits, node=2**14)
+    bad = ps.sample(logits, node=nodes * 2**12)
+    assert bad.status.tolist() == [0] * 4 + [ps.Status.BAD_PARAMETER] * 12
