@@ -15,6 +15,8 @@ from .base import (
 )
 from .eagle import Eagle
 from .first_layers import early_exit
+from .hydra import Hydra
+from .medusa import Medusa
 from .model import DraftModel
 from .named import drafter_named
 from .ngram import NGramTable
@@ -34,6 +36,8 @@ __all__ = [
     "DynamicTree",
     "Eagle",
     "HiddenStates",
+    "Hydra",
+    "Medusa",
     "NGramTable",
     "PromptLookup",
     "Proposal",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 from eagle_heads import Reference, Variant, save, variants, weights_of
+from told import draft_input, prompts, told
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
-from polyspec_ext.drafters.base import DraftInput, HiddenStates
-from polyspec_ext.levels.base import PromptBatch
-from polyspec_ext.sampling import Sampling
-from polyspec_ext.tensors import Parameters
+from polyspec_ext.drafters.base import HiddenStates
 
 LAYERS = 8  # of the target
 
@@ -33,45 +30,6 @@ def target_for(v: Variant, layers: int = LAYERS) -> LlamaForCausalLM:
         model.lm_head.weight.normal_()
         model.model.embed_tokens.weight.normal_()
     return model
-
-
-def told(
-    layers: Sequence[int], features: Sequence[torch.Tensor], begins: Sequence[int], level: int = 1
-) -> HiddenStates:
-    """A pass whose states of row b are ``features[b]``, the layers' side by side."""
-    width = max(len(own) for own in features)
-    size = features[0].shape[1] // len(layers)
-    states = {layer: torch.full((len(features), width, size), 7.0) for layer in layers}
-    for b, own in enumerate(features):
-        for i, layer in enumerate(layers):
-            states[layer][b, : len(own)] = own[:, i * size : (i + 1) * size]
-    return HiddenStates(level, states, list(begins), [len(own) for own in features])
-
-
-def draft_input(
-    texts: Sequence[Sequence[int]], lengths: Sequence[int], hidden: Sequence[HiddenStates],
-    temperature: float = 0.0, eos: frozenset[int] = frozenset(),
-) -> DraftInput:  # fmt: skip
-    batch = len(texts)
-    return DraftInput(
-        tokens=torch.tensor([[text[-1]] for text in texts]),
-        counts=[int(length > 0) for length in lengths],
-        lengths=list(lengths),
-        most=max(lengths),
-        positions=torch.tensor([len(text) for text in texts]),
-        rounds=torch.zeros(batch, dtype=torch.int64),
-        level=2,
-        parameters=Parameters([Sampling(temperature)] * batch, list(range(batch))),
-        wants_rows=True,
-        requests=list(range(batch)),
-        eos=[eos] * batch,
-        text=lambda b: torch.tensor(texts[b]),
-        hidden=hidden,
-    )
-
-
-def prompts(batch: int) -> PromptBatch:
-    return PromptBatch(torch.zeros(batch, 1, dtype=torch.int64), None, 64)
 
 
 @pytest.mark.parametrize("v", variants(), ids=lambda v: v.name)

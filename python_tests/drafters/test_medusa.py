@@ -1,0 +1,118 @@
+"""Medusa heads in their published format against their forward pass written down plainly."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import make
+from told import draft_input, told
+
+import polyspec_ext as ps
+
+HIDDEN, V = 32, 64
+TEXTS = [[3, 9, 27, 17], [5, 6], [8]]
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return make("llama", 2, vocab=V)
+
+
+def weights(count: int = 3, blocks: int = 1) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    found = {}
+    for i in range(count):
+        own = torch.randn(HIDDEN, HIDDEN, generator=generator) / 6
+        bias = torch.randn(HIDDEN, generator=generator)
+        for j in range(blocks):  # one block, whose keys repeat
+            found[f"{i}.{j}.linear.weight"], found[f"{i}.{j}.linear.bias"] = own, bias
+        found[f"{i}.{blocks}.weight"] = torch.randn(V, HIDDEN, generator=generator)
+    return found
+
+
+def save(found: dict[str, Any], place: Path) -> Path:
+    place.mkdir(exist_ok=True)
+    torch.save(found, place / "medusa_lm_head.pt")
+    (place / "config.json").write_text(json.dumps({"medusa_num_heads": 5}))
+    return place
+
+
+def plain(found: dict[str, torch.Tensor], head: int, blocks: int, x: torch.Tensor) -> torch.Tensor:
+    for j in range(blocks):
+        own = found[f"{head}.{j}.linear.weight"] @ x + found[f"{head}.{j}.linear.bias"]
+        x = x + own * torch.sigmoid(own)
+    return found[f"{head}.{blocks}.weight"] @ x
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_against_the_plain_heads(blocks: int, target: Any, tmp_path: Path) -> None:
+    found = weights(3, blocks)
+    tree = ps.StaticTree([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 1, 1]])
+    medusa = ps.Medusa.from_pretrained(save(found, tmp_path), target, tree=tree)
+    assert medusa.num_heads == 3
+    assert medusa.capabilities.hidden_layers == (-1,)
+    generator = torch.Generator().manual_seed(1)
+    states = [torch.randn(max(len(t) - 1, 1), HIDDEN, generator=generator) for t in TEXTS]
+    early = told([-1], [torch.randn_like(own) for own in states], [0, 0, 0])
+    hidden = told([-1], states, [0, 0, 0])
+    early.counts[2] = hidden.counts[2] = 0  # a text of one token has no state
+    block = medusa.draft(draft_input(TEXTS, [3, 2, 3], [early, hidden]))
+    assert block.counts is not None
+    assert block.counts.tolist() == [7, 6, 0]
+    for b in range(2):
+        best = [plain(found, i, blocks, states[b][-1]).topk(3).indices.tolist() for i in range(3)]
+        for i in range(int(block.counts[b])):
+            depth, rank = tree.depths[i], tree.ranks[i]
+            assert int(block.tokens[b, i]) == best[depth - 1][rank]
+        assert block.parents is not None
+        assert block.parents[b].tolist() == tree.parents
+
+
+def test_no_deeper_than_there_are_heads(target: Any, tmp_path: Path) -> None:
+    medusa = ps.Medusa.from_pretrained(save(weights(2), tmp_path), target)
+    hidden = told([-1], [torch.randn(3, HIDDEN)], [0])
+    block = medusa.draft(draft_input(TEXTS[:1], [5], [hidden]))
+    assert block.parents is not None
+    assert block.counts is not None
+    depths: list[int] = []
+    for parent in block.parents[0, : int(block.counts[0])].tolist():
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    assert max(depths) == 2
+    block = medusa.draft(draft_input([[3]], [5], []))
+    assert block.counts is not None
+    assert block.counts.tolist() == [0]
+
+
+class _Code:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("ran",)
+
+
+def test_files_that_cannot_be_read(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def load(found: dict[str, Any]) -> None:
+        ps.Medusa.from_pretrained(save(found, tmp_path / "heads"), target)
+
+    with pytest.raises(ValueError, match=r"medusa_lm_head.pt: .*code.*refused"):
+        load({**weights(), "x": _Code()})
+    assert not (tmp_path / "ran").exists()
+    rest = weights()
+    del rest["1.0.linear.bias"]
+    with pytest.raises(ValueError, match=r"1.0.linear.bias: expected shape \[32\], given none"):
+        load(rest)
+    with pytest.raises(ValueError, match=r"0.1.weight: expected shape \[64, 32\], given \[9, 32\]"):
+        load({**weights(), "0.1.weight": torch.zeros(9, 32)})
+    with pytest.raises(ValueError, match=r"odd.weight: expected no tensor"):
+        load({**weights(), "odd.weight": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"expected Medusa's tensors.*given fc.weight"):
+        load({"fc.weight": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"medusa_lm_head.pt: expected"):
+        ps.Medusa.from_pretrained(tmp_path, target)
