@@ -193,7 +193,7 @@ BAD_CHAINS: dict[str, list[Any]] = {
     "check_vocabulary": [None, *FLAGS],
     "graphs": FLAGS,
     "sync_each_step": [*FLAGS, Graphs.__new__(Graphs)],
-    "policy": [0, True, "online", [3], {}, Windows, ps.Chain],
+    "policy": [0, True, "offline", [3], {}, Windows, ps.Chain],
     "operators": [0, True, "token", [ps.sample, ps.verify], ps.verify, Operators],
     "pack": [None, *FLAGS, "Auto"],
     "compile": [None, *FLAGS, np.array("auto")],

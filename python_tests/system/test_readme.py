@@ -81,10 +81,9 @@ def test_the_list_of_what_custom_generate_refuses_is_the_codes() -> None:
     assert names(options) == set(generation_checks.REFUSED_OPTIONS)
     assert names(own) == set(processors.REFUSED_PROCESSORS)
     ids, cache = torch.tensor([[4, 5]]), DynamicCache()
+    cache.update(*[torch.zeros(1, 1, 2, 4)] * 2, layer_idx=0)
     checks: dict[str, Callable[[], object]] = {
-        "assistant_model": lambda: supported({"assistant_model": cache}),
         "past_key_values": lambda: supported({"past_key_values": cache}),
-        "synced_gpus": lambda: supported({"synced_gpus": True}),
         "position_ids": lambda: generation_checks.padding_of(ids, {"position_ids": ids}),
     }
     assert names(call) == set(checks)
@@ -94,11 +93,11 @@ def test_the_list_of_what_custom_generate_refuses_is_the_codes() -> None:
     with pytest.raises(ValueError, match=r"^attention_mask: expected padding on the left"):
         generation_checks.padding_of(ids, {"attention_mask": torch.tensor([[1, 0]])})
     with pytest.raises(ValueError, match=r"^pixel_values: expected token ids"):
-        generation_checks.require_supported(GenerationConfig(), False, {"pixel_values": ids}, {})
+        supported({"pixel_values": ids})
 
 
-def supported(dropped: dict[str, Any]) -> None:
-    generation_checks.require_supported(GenerationConfig(), False, {}, dropped)
+def supported(given: dict[str, Any]) -> None:
+    generation_checks.require_supported(GenerationConfig(), given)
 
 
 def test_the_guarantees_are_numbered_from_one_to_eight() -> None:
