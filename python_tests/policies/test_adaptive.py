@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -247,28 +246,6 @@ def test_cached_state_machine_finds_what_was_there_before() -> None:
     assert told([1, 2, 9, 9, 1, 2, 7], 1, 4, 0) == [1]  # not seen before
     assert told([1, 2, 9, 9, 1, 2, 7, 9, 9], 2, 1, 1) == [4]  # (9, 9) of the prompt, 2 doubled
     assert told([1, 2, 9, 9, 1, 2, 7, 9, 9, 1, 2], 2, 4, 1) == [1]  # after (1, 2) none was accepted
-
-
-@pytest.mark.parametrize("name", ["online", "fsm", "cached-fsm", "q-learning", "joint"])
-def test_overhead(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Printed, and asserted loosely: `bench adaptation` measures it."""
-    policy = policies.POLICIES[name]()
-    steps = [
-        StepReport(3, 3, 0, 3, 1, 4e-3),
-        StepReport(2, 3, 2, 3, 1, 3e-3),
-        StepReport(1, 6, 4, 6, 1, 8e-3),
-    ]
-    text = list(range(600))
-    policy.next(RoundReport(0, [5, 3], text, 0))
-    best = math.inf
-    for _ in range(20):
-        began = time.perf_counter()
-        for _ in range(20):
-            policy.next(RoundReport(0, [5, 3], text, 5, steps))
-        best = min(best, (time.perf_counter() - began) / 20)
-    with capsys.disabled():
-        print(f"\n{name}: {best * 1e6:.1f} us per round", end="")
-    assert best < 2e-4
 
 
 # ---- the model -----------------------------------------------------------------------------------

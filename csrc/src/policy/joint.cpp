@@ -58,10 +58,14 @@ struct Shared {
 
 // Part of a chain, from a level downwards, with windows.
 struct Candidate {
-  Lengths block;                 // what its topmost level emits
+  Lengths block;                 // what its topmost level emits; of the target not kept
   double tokens = 0;             // the mean of that
   double seconds = 0;            // of a pass of that level and all below it
   std::vector<int64_t> windows;  // of that level first
+
+  bool cheaper(const Candidate& other) const {
+    return seconds * other.tokens < other.seconds * tokens;
+  }
 };
 
 class Joint final : public AdaptivePolicy {
@@ -119,40 +123,88 @@ class Joint final : public AdaptivePolicy {
     std::vector<Candidate> below;
     for (int32_t level = count(); level >= 1; --level) {
       const size_t i = static_cast<size_t>(level - 1);
-      const std::vector<double> reach = survival(own[i], shared_[i], longest(i, below));
-      const auto survives = [&reach](size_t j) { return reach[j]; };
-      const WidthTimes& verify = times().at(level, batch);
-      std::vector<Candidate> found;
-      if (!(some && level == 1)) {
-        found.push_back(finish({1.0}, 0, 0, nullptr, survives, verify));
-      }
+      Search search{survival(own[i], shared_[i], longest(i, below)),
+                    times().at(level, batch),
+                    level == 1,
+                    windows_of(row),
+                    {},
+                    {},
+                    {}};
+      if (!(some && level == 1)) search.add({1.0}, 0, 0, nullptr);
       if (level == count()) {
         const WidthTimes& draft = times().at(levels(), batch);
         for (int64_t k = 1; k <= options().max_windows[i]; ++k) {
-          found.push_back(finish(exactly(k), k, draft.seconds(k), nullptr, survives, verify));
+          search.add(exactly(k), k, draft.seconds(k), nullptr);
         }
       }
       for (const Candidate& one : below) {
         const int64_t block = one.windows[0] + 1;
-        Lengths pending{1.0};
+        pending_.assign(1, 1.0);
         for (int64_t r = 1; r == 1 || r * block <= options().max_windows[i]; ++r) {
-          pending = joined(pending, one.block);
-          found.push_back(finish(pending, std::min(r * block, options().max_windows[i]),
-                                 static_cast<double>(r) * one.seconds, &one, survives, verify));
+          join(pending_, one.block, &joined_);
+          std::swap(pending_, joined_);
+          search.add(pending_, std::min(r * block, options().max_windows[i]),
+                     static_cast<double>(r) * one.seconds, &one);
         }
       }
-      std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
-        return a.seconds * b.tokens < b.seconds * a.tokens;
-      });
       if (level == 1) {
-        found.front() = settled(found, windows_of(row));
-      } else if (found.size() > kKept) {
-        found.resize(kKept);
+        const std::vector<int64_t>& chosen = search.settled().windows;
+        std::copy(chosen.begin(), chosen.end(), windows);
+        return;
       }
-      below = std::move(found);
+      below = std::move(search.found);
+      const size_t kept = level == 2 && count() == 2 ? kKept : kKeptDeep;
+      if (below.size() > kept) {
+        std::sort(below.begin(), below.end(),
+                  [](const Candidate& a, const Candidate& b) { return a.cheaper(b); });
+        below.resize(kept);
+      }
     }
-    std::copy(below[0].windows.begin(), below[0].windows.end(), windows);
   }
+
+  // The candidates of one level.
+  struct Search {
+    std::vector<double> reach;  // [j]: the probability that j tokens are accepted
+    const WidthTimes& verify;
+    bool top;                         // the target: only the best is wanted
+    const std::vector<int64_t>& now;  // windows of the row
+    std::vector<Candidate> found;
+    Candidate best, same;  // of the target: of all, and with the windows in use
+
+    void add(const Lengths& pending, int64_t window, double gathered, const Candidate* below) {
+      const auto survives = [this](size_t j) { return reach[j]; };
+      const double width = mean(pending);
+      const int64_t floor = static_cast<int64_t>(width);
+      const double part = width - static_cast<double>(floor);
+      const double pass = (1 - part) * verify.seconds(floor) + part * verify.seconds(floor + 1);
+      Candidate made;
+      made.seconds = gathered + pass;
+      made.tokens = emitted_mean(pending, survives);
+      const bool used = top && window == now[0] &&
+                        (below == nullptr ||
+                         std::equal(below->windows.begin(), below->windows.end(), now.begin() + 1));
+      if (top && !used && best.tokens > 0 && !made.cheaper(best)) return;
+      if (!top) made.block = emitted(pending, survives);
+      made.windows.push_back(window);
+      if (below != nullptr) {
+        made.windows.insert(made.windows.end(), below->windows.begin(), below->windows.end());
+      }
+      if (!top) {
+        found.push_back(std::move(made));
+        return;
+      }
+      if (used) same = made;
+      if (best.tokens == 0 || made.cheaper(best)) best = std::move(made);
+    }
+
+    // The best, or what the row has now where the best is hardly better: each change may cost a
+    // device a new graph, and the estimates are no better than that.
+    const Candidate& settled() const {
+      const bool stay =
+          same.tokens > 0 && same.seconds * best.tokens * kWorthwhile <= best.seconds * same.tokens;
+      return stay ? same : best;
+    }
+  };
 
   // The longest block that can be pending for level i + 1.
   int64_t longest(size_t i, const std::vector<Candidate>& below) const {
@@ -163,44 +215,17 @@ class Joint final : public AdaptivePolicy {
     return most + most;  // a last block may overshoot
   }
 
-  template <class Survives>
-  Candidate finish(const Lengths& pending, int64_t window, double gathered, const Candidate* below,
-                   const Survives& survives, const WidthTimes& verify) const {
-    Candidate out;
-    const double width = mean(pending);
-    const int64_t floor = static_cast<int64_t>(width);
-    const double part = width - static_cast<double>(floor);
-    const double seconds = (1 - part) * verify.seconds(floor) + part * verify.seconds(floor + 1);
-    out.seconds = gathered + seconds;
-    out.block = emitted(pending, survives);
-    out.tokens = mean(out.block);
-    out.windows.push_back(window);
-    if (below != nullptr) {
-      out.windows.insert(out.windows.end(), below->windows.begin(), below->windows.end());
-    }
-    return out;
-  }
-
-  // The best, or what the row has now where the best is hardly better: each change may cost a
-  // device a new graph, and the estimates are no better than that.
-  static Candidate settled(const std::vector<Candidate>& sorted, const std::vector<int64_t>& now) {
-    const Candidate& best = sorted.front();
-    for (const Candidate& one : sorted) {
-      if (one.seconds * best.tokens * kWorthwhile > best.seconds * one.tokens) break;
-      if (one.windows == now) return one;
-    }
-    return best;
-  }
-
   void forget() override {
     rows_.clear();
     shared_.assign(static_cast<size_t>(count()), {});
   }
 
-  static constexpr size_t kKept = 17;          // candidates of a level that the next one tries
+  // Candidates of a level that the one above tries; of longer chains fewer.
+  static constexpr size_t kKept = 17, kKeptDeep = 6;
   static constexpr double kWorthwhile = 0.99;  // of the seconds per token of the windows in use
   std::vector<Row> rows_;
   std::vector<Shared> shared_;  // [n-1]
+  Lengths pending_, joined_;    // room for a search
 };
 
 }  // namespace

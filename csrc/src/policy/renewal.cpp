@@ -40,11 +40,12 @@ void check(const std::vector<double>& acceptance, const std::vector<int64_t>& wi
 double gather(const Lengths& block, int64_t window, int64_t bound, Lengths* pending) {
   pending->assign(static_cast<size_t>(window) + block.size() - 1, 0.0);
   Lengths waiting{1.0};
+  Lengths next;
   double blocks = 0;
   double left = 1;
   for (int64_t round = 1; left > 1e-15; ++round) {
     blocks += left;
-    const Lengths next = policy::joined(waiting, block);
+    policy::join(waiting, block, &next);
     const bool last = round == bound;
     waiting.assign(std::min(next.size(), static_cast<size_t>(window)), 0.0);
     left = 0;

@@ -44,14 +44,25 @@ inline double mean(const Lengths& lengths) {
   return sum;
 }
 
+// The mean of `emitted`, without its distribution.
+template <class Survival>
+double emitted_mean(const Lengths& pending, const Survival& survival) {
+  double sum = 0;
+  double more = 1;
+  for (size_t j = 0; j < pending.size(); ++j) {
+    sum += more * survival(j);
+    more -= pending[j];
+  }
+  return sum;
+}
+
 // The length of a block of each and one more block.
-inline Lengths joined(const Lengths& a, const Lengths& b) {
-  Lengths out(a.size() + b.size() - 1, 0.0);
+inline void join(const Lengths& a, const Lengths& b, Lengths* out) {
+  out->assign(a.size() + b.size() - 1, 0.0);
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i] == 0) continue;
-    for (size_t j = 0; j < b.size(); ++j) out[i + j] += a[i] * b[j];
+    for (size_t j = 0; j < b.size(); ++j) (*out)[i + j] += a[i] * b[j];
   }
-  return out;
 }
 
 // As many blocks from below as fill a window if all of each is accepted.

@@ -1,0 +1,308 @@
+"""``bench adaptation``: every window policy beside the best fixed windows and beside an oracle, on
+recorded traces of the shipped models in simulated time, and live."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from polyspec_ext import policies, progress, tiny
+from polyspec_ext.bench import machine
+from polyspec_ext.bench.replay import Costs, Trace, oracle, replay
+from polyspec_ext.bench.traces import Text, Traces, prompt_sets, record
+from polyspec_ext.policies import RoundReport, StepReport
+
+SCHEMA = 1  # of the JSON report
+LENGTH = 128  # new tokens of a recorded text
+CHAINS = (("target", "drafter"), ("target", "middle"), tiny.LEVELS)
+CHANGING = "changing half-way"
+PLAIN = "plain decoding"
+LIMITS = {2: [12], 3: [24, 8]}  # largest windows of the search and of every policy
+TIMED = 400  # rounds of a measurement of a policy's overhead
+
+
+def all_windows(levels: int) -> list[list[int]]:
+    """Those that are searched for the best fixed windows: whole blocks from below, and none."""
+    if levels == 2:
+        return [[k] for k in range(LIMITS[2][0] + 1)]
+    most, inner = LIMITS[3]
+    return [[0, 0]] + [
+        [r * (k + 1), k] for k in range(inner + 1) for r in range(1, most // (k + 1) + 1)
+    ]
+
+
+def policy_of(name: str, levels: int, **options: Any) -> policies.Adaptive:
+    return policies.POLICIES[name](max_windows=LIMITS[levels], **options)
+
+
+def changing(sets: dict[str, list[Text]]) -> list[Text]:
+    """Half of the set on which the drafter does best, then half of that on which it does worst of
+    those in a language."""
+
+    def share(name: str) -> float:
+        return sum(sum(t.drafter) for t in sets[name]) / sum(len(t.tokens) for t in sets[name])
+
+    spoken = [name for name in sets if name != "random"]
+    best, worst = max(spoken, key=share), min(spoken, key=share)
+    half = len(sets[best]) // 2
+    return [*sets[best][:half], *sets[worst][:half]]
+
+
+def compared(texts: list[Text], chain: Sequence[str], costs: Costs, start: list[int]) -> Any:
+    """Tokens per second of every policy on one set, simulated."""
+    traces, levels = [Trace(text, chain) for text in texts], len(chain)
+    choices = all_windows(levels)
+    fixed = {tuple(w): replay(traces, costs, None, w).speed for w in choices}
+    best = max(fixed, key=lambda windows: fixed[windows])
+    rows: dict[str, Any] = {
+        PLAIN: {"speed": replay(traces, costs, None, [0] * (levels - 1)).speed},
+        "windows as shipped": {"speed": fixed.get(tuple(start)) or _speed(traces, costs, start)},
+        "best fixed windows": {"speed": fixed[best], "windows": list(best)},
+    }
+    for name in policies.POLICIES:
+        run = replay(traces, costs, policy_of(name, levels, guard=True), start)
+        if name != "fixed":
+            rows[name] = {"speed": run.speed, "windows_over_time": run.windows}
+        else:
+            rows["as shipped, guarded"] = {"speed": run.speed}
+    rows["oracle"] = {"speed": oracle(traces, costs, choices).speed}
+    return rows
+
+
+def _speed(traces: Sequence[Trace], costs: Costs, windows: list[int]) -> float:
+    return replay(traces, costs, None, windows).speed
+
+
+def ablation(texts: list[Text], costs: Costs, chain: Sequence[str], start: list[int]) -> Any:
+    """Tokens per second of `online` by its history, and of `joint` by its forgetting."""
+    traces, levels = [Trace(text, chain) for text in texts], len(chain)
+
+    def speed(name: str, **options: Any) -> float:
+        return replay(traces, costs, policy_of(name, levels, **options), start).speed
+
+    return {
+        "online, history": {h: speed("online", history=h) for h in (4, 8, 16, 32, 64)},
+        "joint, forgetting": {f: speed("joint", forgetting=f) for f in (0.8, 0.9, 0.95, 0.98, 1.0)},
+        "without a guard": {name: speed(name, guard=False) for name in ("online", "joint")},
+    }
+
+
+def acceptance_by_position(texts: list[Text], chain: Sequence[str], most: int = 12) -> list[float]:
+    """[j]: share of the blocks that came to token j + 1 in which it was accepted, over all
+    positions of the texts as beginnings."""
+    runs = [run for text in texts for run in Trace(text, chain).runs[:-1]]
+    reached = [sum(run >= j for run in runs) for j in range(most + 1)]
+    return [b / a if a else math.nan for a, b in itertools.pairwise(reached)]
+
+
+def overhead(levels: int) -> dict[str, float]:
+    """Microseconds of `next` per round, of a chain of n levels: the least of some turns."""
+    found = {}
+    # Times at which speculation pays, or policies would be done before they choose.
+    steps = [
+        StepReport(n, 3, 2 if n < levels else 0, 3, 1, 1e-2 / n**2) for n in range(levels, 0, -1)
+    ]
+    text = list(range(600))
+    for name in policies.POLICIES:
+        policy = policy_of(name, levels) if levels in LIMITS else policies.named(name)
+        windows = [4 * 2**i for i in reversed(range(levels - 1))]
+        policy.next(RoundReport(0, windows, text, 0))
+        report = RoundReport(0, windows, text, 4, steps)
+        best = math.inf
+        plain = report._replace(committed=1, steps=[StepReport(1, 0, 0, 0, 1, 1e-2)])
+        for _ in range(20):
+            policy.next(plain)  # or a guard would want to see one
+            began = time.perf_counter()
+            for _ in range(TIMED // 20):
+                policy.next(report)
+            best = min(best, (time.perf_counter() - began) / (TIMED // 20))
+        found[name] = 1e6 * best
+    return found
+
+
+def live(prompts: list[list[int]], repeats: int) -> dict[str, float]:
+    """Tokens per second of the shipped three-level chain by policy, in turns within one run."""
+    chains: dict[str, Any] = {}
+    for name in ("windows as shipped", *policies.POLICIES):
+        if name != "fixed":
+            policy = None if name == "windows as shipped" else policy_of(name, 3)
+            chains[name] = tiny.chain(pack=True, policy=policy)
+    chains[PLAIN] = tiny.chain(["target"], pack=True)
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    spent: dict[str, list[float]] = {name: [] for name in chains}
+    wanted: list[list[int]] = []
+    tokens = 0
+    for turn in range(repeats + 1):
+        for name, chain in chains.items():
+            began, made = clock(), []
+            for prompt in prompts:
+                made.append(chain.generate([prompt], 64).sequences[0].tolist())
+            if turn:
+                spent[name].append(clock() - began)
+            if not wanted:
+                wanted = made
+                tokens = sum(len(a) - len(b) for a, b in zip(made, prompts, strict=True))
+            if made != wanted:
+                raise RuntimeError(f"{name}: expected the texts of the other chains, given others")
+    return {name: tokens / min(own) for name, own in spent.items()}
+
+
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures; gives the report that the JSON holds."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    before = machine.load_average()
+    report: dict[str, Any] = {
+        "schema": SCHEMA,
+        "command": "bench adaptation",
+        "machine": machine.describe("cpu"),
+        "overhead_us": {str(n): overhead(n) for n in (2, 3, 4)},
+        "chains": {},
+    }
+    if not args.overhead:
+        traces = _traces(args)
+        sets = {**traces.sets, CHANGING: changing(traces.sets)}
+        for chain in CHAINS:
+            costs = Costs([traces.seconds[name] for name in chain])
+            start = list(tiny.WINDOWS[tuple(chain)])
+            report["chains"][", ".join(chain)] = {
+                name: {
+                    "tokens": sum(len(text.tokens) for text in texts),
+                    "policies": compared(texts, chain, costs, start),
+                    "ablation": ablation(texts, costs, chain, start),
+                    "acceptance_by_position": acceptance_by_position(texts, chain),
+                }
+                for name, texts in sets.items()
+            }
+        report["seconds"] = traces.seconds
+        if args.live:
+            report["live"] = {
+                name: live([text.prompt for text in texts[: args.live]], 2)
+                for name, texts in traces.sets.items()
+            }
+    report["load"] = {"before": before, "after": machine.load_average()}
+    return report
+
+
+def _traces(args: argparse.Namespace) -> Traces:
+    place: Path | None = args.traces
+    if place is not None and place.exists():
+        return Traces.read(place)
+    progress.note("recording the traces, which takes a few minutes")
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
+    data: Path = args.data or machine.GSM8K.parent
+    sets = prompt_sets(data, args.prompts, tokenizer)
+    if len(sets) == 1:
+        raise ValueError(f"--data: expected a folder with the prompt sets, given {data}")
+    traces = record(sets, LENGTH)
+    if place is not None:
+        traces.save(place)
+    return traces
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as tables."""
+    where = report["machine"]
+    lines = [f"# Window policies, {where['cpu']}", ""]
+    lines += [f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}.", ""]
+    lines += ["Microseconds per round:", ""]
+    counts = list(report["overhead_us"])
+    lines += _table(
+        ["policy", *(f"{n} levels" for n in counts)],
+        ((name, *(f"{report['overhead_us'][n][name]:.1f}" for n in counts))
+         for name in policies.POLICIES),
+    )  # fmt: skip
+    for chain, sets in report["chains"].items():
+        lines += [
+            "",
+            f"## {chain}",
+            "",
+            "Simulated time; tokens per second over plain decoding.",
+            "",
+        ]
+        rows = list(next(iter(sets.values()))["policies"])
+        lines += _table(
+            ["", *sets],
+            ((row, *(_ratio(own["policies"], row) for own in sets.values())) for row in rows),
+        )
+        lines += ["", "Over the best fixed windows:", ""]
+        lines += _table(
+            ["", *sets],
+            (
+                (row, *(_over(own["policies"], row, "best fixed windows") for own in sets.values()))
+                for row in rows
+            ),
+        )
+    if "live" in report:
+        sets = report["live"]
+        lines += ["", "## Live, three levels", "", "Tokens per second over plain decoding.", ""]
+        names = list(next(iter(sets.values())))
+        lines += _table(
+            ["", *sets],
+            ((row, *(f"{own[row] / own[PLAIN]:.3f}" for own in sets.values())) for row in names),
+        )
+    return "\n".join(lines)
+
+
+def _ratio(rows: dict[str, Any], row: str) -> str:
+    at = rows[row].get("windows")
+    return f"{rows[row]['speed'] / rows[PLAIN]['speed']:.3f}" + (f" {at}" if at else "")
+
+
+def _over(rows: dict[str, Any], row: str, base: str) -> str:
+    return f"{rows[row]['speed'] / rows[base]['speed']:.3f}"
+
+
+def _table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+def draw(report: dict[str, Any], folder: Path) -> None:
+    """Windows over time and acceptance by position, as PNG. ImportError without matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    sets = report["chains"]["target, drafter"]
+    figure, axes = pyplot.subplots(len(sets), 1, squeeze=False, figsize=(9, 2 * len(sets)))
+    for axis, (name, own) in zip(axes[:, 0], sets.items(), strict=True):
+        for policy in ("online", "joint"):
+            windows = own["policies"][policy]["windows_over_time"]
+            axis.plot([w[0] for w in windows], label=policy, linewidth=0.8)
+        axis.set_title(name, fontsize=8, loc="left")
+    axes[0, 0].legend(fontsize=7)
+    axes[-1, 0].set_xlabel("round")
+    figure.tight_layout()
+    figure.savefig(folder / "windows.png", dpi=120)
+    pyplot.close(figure)
+    figure, axis = pyplot.subplots(figsize=(6, 4))
+    for name, own in sets.items():
+        rates = own["acceptance_by_position"]
+        axis.plot(range(1, len(rates) + 1), rates, marker=".", label=name)
+    axis.set_xlabel("position in the block")
+    axis.set_ylabel("accepted, of those reached")
+    axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(folder / "acceptance.png", dpi=120)
+    pyplot.close(figure)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The subcommand."""
+    report = report_of(args)
+    if args.plots is not None:
+        draw(report, args.plots)
+    print(json.dumps(report, indent=1) if args.json else markdown(report))
+    return 0

@@ -1,0 +1,149 @@
+"""The staged rule along recorded texts (`traces`), in simulated time: what a chain with given
+windows would have done, step by step, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from polyspec_ext.bench.traces import Text
+from polyspec_ext.policies import RoundReport, StepReport, WindowPolicy
+from polyspec_ext.runtime.plan import default_rounds
+
+Chooser = Callable[[int, int], Sequence[int]]  # (text, position) -> windows
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of the passes of a chain, by level and number of tokens read."""
+
+    levels: Sequence[dict[int, float]]
+
+    def verify(self, level: int, pending: int) -> float:
+        """A pass of `level` that reads `pending` tokens and the one before them."""
+        return _between(self.levels[level - 1], pending + 1)
+
+    def draft(self, tokens: int) -> float:
+        """One pass per token; the first reads what the verification left."""
+        return tokens * self.levels[-1][1]
+
+
+def _between(times: dict[int, float], width: int) -> float:
+    if width in times:
+        return times[width]
+    low = max(w for w in times if w < width)
+    above = [w for w in times if w > width]
+    if not above:
+        return times[low] * width / low
+    part = (width - low) / (min(above) - low)
+    return (1 - part) * times[low] + part * times[min(above)]
+
+
+@dataclass
+class Run:
+    """What came of a replay: seconds, tokens, and the windows of every round."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    windows: list[list[int]] = field(default_factory=list)
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+class Trace:
+    """One text as a chain of two levels (target and `below`) or of all three sees it."""
+
+    def __init__(self, text: Text, levels: Sequence[str]) -> None:
+        self.text, self.size, self.levels = text, len(text.tokens), len(levels)
+        accepts = text.middle if "middle" in levels else text.drafter
+        # [p]: accepted tokens of an endless block that begins at p.
+        self.runs = [0] * (self.size + 1)
+        for p in reversed(range(self.size)):
+            self.runs[p] = self.runs[p + 1] + 1 if accepts[p] else 0
+
+    def round(self, at: int, windows: Sequence[int], costs: Costs) -> tuple[int, list[StepReport]]:
+        """Tokens that a round of the target commits from position `at` on, and its steps."""
+        room = self.size - at
+        steps: list[StepReport] = []
+        if self.levels == 2 or windows[0] == 0:
+            pending = min(windows[0], room - 1)
+            if pending > 0:
+                steps.append(StepReport(2, pending, 0, pending, 1, costs.draft(pending)))
+        else:
+            pending = self._gather(at, windows, room, costs, steps)
+        accepted = min(pending, self.runs[at])
+        steps.append(StepReport(1, pending, accepted, pending, 1, costs.verify(1, pending)))
+        return accepted + 1, steps
+
+    def _gather(
+        self, at: int, windows: Sequence[int], room: int, costs: Costs, steps: list[StepReport]
+    ) -> int:
+        wanted, pending = min(windows[0], room - 1), 0
+        for _ in range(default_rounds(windows)[0]):
+            if pending >= wanted:
+                break
+            count = min(windows[1], room - 2 - pending)
+            accepted = 0
+            if count > 0:
+                steps.append(StepReport(3, count, 0, count, 1, costs.draft(count)))
+                accepted = self._inner(at, pending, count)
+            count = max(count, 0)
+            steps.append(StepReport(2, count, accepted, count, 1, costs.verify(2, count)))
+            pending += accepted + 1
+        return pending
+
+    def _inner(self, at: int, offset: int, count: int) -> int:
+        """Of `count` drafted tokens behind `offset` pending ones, those that the middle accepts."""
+        wrong = at + self.runs[at]  # where the middle leaves the text
+        for j in range(count):
+            p = at + offset + j
+            if p <= wrong:
+                fits = self.text.inner[p]
+            else:
+                branch = self.text.branches[wrong]
+                fits = branch[(p - wrong - 1) % len(branch)]
+            if not fits:
+                return j
+        return count
+
+
+def replay(
+    traces: Sequence[Trace], costs: Costs, policy: WindowPolicy | None, windows: Sequence[int]
+) -> Run:
+    """All texts one after another. policy None: the windows stay."""
+    run = Run()
+    for trace in traces:
+        at, now = 0, list(windows)
+        steps: list[StepReport] = []
+        committed = 0
+        prompt = trace.text.prompt
+        while at < trace.size:
+            if policy is not None:
+                text = [*prompt, *trace.text.tokens[:at]]
+                now = list(policy.next(RoundReport(0, now, text, committed, steps)))
+            committed, steps = trace.round(at, now, costs)
+            at += committed
+            run.windows.append(now)
+            run.seconds += sum(step.seconds for step in steps)
+        run.tokens += trace.size
+    return run
+
+
+def oracle(traces: Sequence[Trace], costs: Costs, choices: Sequence[Sequence[int]]) -> Run:
+    """The windows of the least time of all, chosen round by round by one who knows the texts."""
+    run = Run()
+    for trace in traces:
+        best = [0.0] * (trace.size + 1)
+        for at in reversed(range(trace.size)):
+            options = []
+            for windows in choices:
+                committed, steps = trace.round(at, windows, costs)
+                spent = sum(step.seconds for step in steps)
+                options.append(spent + best[at + committed])
+            best[at] = min(options)
+        run.seconds += best[0]
+        run.tokens += trace.size
+    return run

@@ -1,0 +1,178 @@
+"""Recorded acceptance: which tokens of greedy texts each shipped level would have proposed, and how
+long its passes take. Whatever windows a chain has, its rounds along these texts can be replayed
+exactly (`replay`).
+
+At temperature 0 the target's text does not depend on the chain (contract C5), a token is accepted
+where it is the argmax of the level above, and what the middle level hands up is its own greedy
+continuation of the text. So all that decides a round is, at each position, whether the middle's
+argmax is the target's and whether the drafter's is the middle's; behind a token of the middle that
+the target rejects, the drafter goes on along the middle's own continuation, which is recorded too.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyspec_ext import planning, progress, tiny
+from polyspec_ext.levels import load
+
+BRANCH = 24  # tokens that are recorded behind a rejected one
+
+
+@dataclass(frozen=True)
+class Text:
+    """One greedy text, by position of its new tokens.
+
+    Attributes:
+        tokens: the new tokens; `prompt`: those before.
+        drafter: whether the drafter's argmax is the token.
+        middle: whether the middle's is.
+        inner: whether the drafter's argmax is the middle's.
+        branches: by position where the middle's argmax is not the token: whether the drafter's is
+            the middle's at each of the next `BRANCH` positions of the middle's own continuation.
+    """
+
+    prompt: list[int]
+    tokens: list[int]
+    drafter: list[bool]
+    middle: list[bool]
+    inner: list[bool]
+    branches: dict[int, list[bool]]
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Texts by prompt set, and seconds of a pass by level and number of tokens."""
+
+    sets: dict[str, list[Text]]
+    seconds: dict[str, dict[int, float]]
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Traces:
+        made = json.loads(path.read_text())
+        sets = {
+            name: [
+                Text(**{**one, "branches": {int(p): f for p, f in one["branches"].items()}})
+                for one in texts
+            ]
+            for name, texts in made["sets"].items()
+        }
+        seconds = {
+            name: {int(width): value for width, value in own.items()}
+            for name, own in made["seconds"].items()
+        }
+        return cls(sets, seconds)
+
+
+def prompt_sets(data: Path, count: int, tokenizer: Any) -> dict[str, list[list[int]]]:
+    """`count` prompts of each set whose file is in `data`, as token ids.
+
+    Args:
+        data: with ``gsm8k_test.jsonl``, ``tinyshakespeare.txt``, ``spec_bench_question.jsonl``.
+    """
+    texts: dict[str, list[str]] = {}
+    gsm8k = data / "gsm8k_test.jsonl"
+    if gsm8k.exists():
+        lines = gsm8k.read_text(encoding="utf-8").splitlines()[:count]
+        texts["gsm8k"] = [tiny.prompt_of(json.loads(line)["question"]) for line in lines]
+    plays = data / "tinyshakespeare.txt"
+    if plays.exists():
+        speeches = plays.read_text(encoding="utf-8").split("\n\n")
+        step = max(1, len(speeches) // (count + 1))
+        texts["shakespeare"] = ["\n\n".join(speeches[i * step :][:2]) for i in range(1, count + 1)]
+    questions = data / "spec_bench_question.jsonl"
+    if questions.exists():
+        rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines()]
+        step = max(1, len(rows) // count)
+        texts["spec-bench"] = [row["turns"][0] for row in rows[::step][:count]]
+    sets = {name: [ids[:160] for ids in tokenizer(own)["input_ids"]] for name, own in texts.items()}
+    chance = random.Random(0)
+    sets["random"] = [
+        [0, *(chance.randrange(2, len(tokenizer)) for _ in range(60))] for _ in range(count)
+    ]
+    return sets
+
+
+@torch.inference_mode()
+def record(sets: dict[str, list[list[int]]], length: int) -> Traces:
+    """Texts of at most `length` new tokens, and the times of this processor."""
+    with progress.loading(shown=False):
+        models = {name: load(tiny.path(name), torch.float32).model for name in tiny.LEVELS}
+    texts = {
+        name: [_text(models, prompt, length) for prompt in prompts]
+        for name, prompts in sets.items()
+    }
+    return Traces(texts, measured_seconds())
+
+
+def measured_seconds() -> dict[str, dict[int, float]]:
+    """Of passes of 1 ... 33 tokens of the shipped levels on this processor."""
+    widths = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 17, 21, 25, 33]
+    made = tiny.levels(pack=True)
+    times = planning.pass_seconds(list(made.values()), widths, repeats=8, limit=4.0)
+    return dict(zip(made, times, strict=True))
+
+
+def _greedy(model: Any, rows: list[list[int]], length: int) -> torch.Tensor:
+    """``[B, length]``, the argmax continuation of rows of any lengths."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    cache, made = None, []
+    for _ in range(length):
+        out = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache, ids = out.past_key_values, out.logits[:, -1:].argmax(-1)
+        made.append(ids)
+        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
+        positions = positions[:, -1:] + 1
+    return torch.cat(made, 1)
+
+
+def _argmax(model: Any, row: Sequence[int]) -> list[int]:
+    """[i]: the argmax behind the first i + 1 tokens."""
+    ids: list[int] = model(input_ids=torch.tensor([list(row)])).logits[0].argmax(-1).tolist()
+    return ids
+
+
+def _text(models: dict[str, Any], prompt: list[int], length: int) -> Text:
+    new = _greedy(models["target"], [prompt], length)[0].tolist()
+    end = models["target"].config.eos_token_id
+    if end in new:
+        new = new[: new.index(end) + 1]
+    row, first = [*prompt, *new], len(prompt)
+    middle = _argmax(models["middle"], row)[first - 1 : -1]
+    drafter = _argmax(models["drafter"], row)[first - 1 : -1]
+    wrong = [i for i, token in enumerate(new) if middle[i] != token]
+    branches = {}
+    if wrong:
+        begins = [[*row[: first + i], middle[i]] for i in wrong]
+        goes = _greedy(models["middle"], begins, BRANCH).tolist()
+        for i, begin, own in zip(wrong, begins, goes, strict=True):
+            seen = _argmax(models["drafter"], [*begin, *own])[len(begin) - 1 : -1]
+            branches[i] = [a == b for a, b in zip(seen, own, strict=True)]
+    return Text(
+        prompt,
+        new,
+        [a == b for a, b in zip(drafter, new, strict=True)],
+        [a == b for a, b in zip(middle, new, strict=True)],
+        [a == b for a, b in zip(drafter, middle, strict=True)],
+        branches,
+    )
