@@ -181,6 +181,13 @@ def test_comparison_sees_a_lossy_chain(
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize("policy", ["online", "fsm", "cached-fsm", "q-learning", "joint"])
+def test_policies_change_no_text(program: Path, text: Path, policy: str) -> None:
+    for flags in (["--orders", "5,3,2"], ["--orders", "5,2", "--windows", "4"]):
+        done = run(program, text, "--temperature", 0, "--policy", policy, *flags)
+        assert "greedy: chain and plain decoding gave identical tokens" in done.stdout
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_equal_models_accept_everything(program: Path, text: Path, rule: str) -> None:
     """With p = q a level emits its whole window and the bonus: 2 + 1, and twice that + 1 above."""
@@ -239,6 +246,7 @@ def test_help(program: Path) -> None:
         (["{text}", "--top-k", "many"], "--top-k: expected an integer, got 'many'"),
         (["{text}", "--rule", "typical"], "expected token or block"),
         (["{text}", "--orders", "9,3,2"], "must be 1 to 8, got 9"),
+        (["{text}", "--policy", "best"], "--policy: expected online, fsm"),
         (["{text}", "--windows", "3"], "3 levels and 1 windows"),
         (["{text}", "--windows", "3,-1"], "got -1"),
         (["{text}", "--prompt", "\x01"], "byte 0x01 does not occur"),

@@ -1,6 +1,7 @@
 #include "chain.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
@@ -29,16 +30,43 @@ std::vector<int64_t> Chain::generate(const std::vector<int64_t>& prompt, const S
   for (Level* level : levels_) level->rollback(0);  // nothing is left of an earlier text
 
   scheduler_.start(settings.max_new_tokens);
+  steps_.clear();
+  choose_windows(prompt);
   while (true) {
     const polyspec::Step step = scheduler_.next();
     if (step.kind == polyspec::Step::Kind::kDone) break;
     bool eos = false;
+    const auto began = std::chrono::steady_clock::now();
+    const int64_t before = stats_[static_cast<size_t>(step.level - 1)].accepted;
     const int64_t emitted = step.kind == polyspec::Step::Kind::kDraft
                                 ? draft(step.count, settings, &eos)
                                 : verify(step.level, settings, &eos);
     scheduler_.report(step.level, emitted, eos);
+    if (policy_ == nullptr) continue;
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - began;
+    const bool drafted = step.kind == polyspec::Step::Kind::kDraft;
+    const int64_t tokens = drafted ? emitted : step.count;
+    const int64_t accepted = stats_[static_cast<size_t>(step.level - 1)].accepted - before;
+    steps_.push_back({step.level, tokens, accepted, tokens, 1, spent.count(), false});
+    if (step.level == 1) choose_windows({tokens_.end() - emitted, tokens_.end()});
   }
   return {tokens_.begin() + static_cast<int64_t>(prompt.size()), tokens_.end()};
+}
+
+// Before a round of the target, when nothing is pending; `told`: the prompt, or what the round that
+// is over has committed.
+void Chain::choose_windows(const std::vector<int64_t>& told) {
+  if (policy_ == nullptr) return;
+  polyspec::RoundReport report;
+  report.begins = steps_.empty();
+  report.steps = steps_.data();
+  report.num_steps = static_cast<int64_t>(steps_.size());
+  report.tokens = told.data();
+  report.num_tokens = static_cast<int64_t>(told.size());
+  std::vector<int64_t> windows(scheduler_.windows().size());
+  policy_->next(report, windows.data());
+  scheduler_.set_windows(std::move(windows));
+  steps_.clear();
 }
 
 // The last level proposes up to `count` tokens for the level above, fewer if one of them ends the

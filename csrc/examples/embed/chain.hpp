@@ -8,8 +8,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "polyspec/policy.hpp"
 #include "polyspec/scheduler.hpp"
 #include "polyspec/verify.hpp"
 
@@ -59,6 +62,9 @@ class Chain {
   // level i + 1 waits for. Throws std::invalid_argument for other counts or unequal vocabularies.
   Chain(std::vector<Level*> levels, std::vector<int64_t> windows);
 
+  // Chooses the windows before every round of the target from now on; nullptr: they stay.
+  void set_policy(std::unique_ptr<polyspec::WindowPolicy> policy) { policy_ = std::move(policy); }
+
   // The new tokens after `prompt`, the EOS included. Throws std::runtime_error when a row of logits
   // has no distribution or a parameter is out of range, naming level and position.
   std::vector<int64_t> generate(const std::vector<int64_t>& prompt, const Settings& settings);
@@ -79,6 +85,7 @@ class Chain {
       int32_t level) const;  // index in tokens_ of the first token `level` has to verify
   int64_t draft(int64_t count, const Settings& settings, bool* eos);
   int64_t verify(int32_t level, const Settings& settings, bool* eos);
+  void choose_windows(const std::vector<int64_t>& told);
   polyspec::DrawParams draw_key(int32_t level, int64_t position, const Settings& settings);
 
   std::vector<Level*> levels_;
@@ -88,7 +95,9 @@ class Chain {
   std::vector<Pending> pending_;  // [n - 1] for level 1, 2, ... n - 1
   std::vector<int64_t> rounds_;   // [n] so that no two draws of a level share a key
   std::vector<LevelStats> stats_;
-  std::vector<float> logits_;  // scratch: the rows of the level at work
+  std::unique_ptr<polyspec::WindowPolicy> policy_;
+  std::vector<polyspec::StepReport> steps_;  // of the round of the target under way
+  std::vector<float> logits_;                // scratch: the rows of the level at work
 };
 
 // The same text without a chain, one forward pass of `target` per token.

@@ -69,6 +69,12 @@ int run(const Options& options) {
     levels.push_back(models.back().get());
   }
   Chain chain(levels, options.windows);
+  if (!options.policy.empty()) {
+    polyspec::PolicyOptions policy;
+    policy.kind = policy_kinds().at(options.policy);
+    policy.windows = options.windows;
+    chain.set_policy(polyspec::make_policy(policy));
+  }
 
   Settings settings = options.settings;
   if (!options.stop.empty()) settings.eos = vocabulary.encode(options.stop)[0];

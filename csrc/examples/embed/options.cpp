@@ -16,6 +16,8 @@ const char* const kHelp =
     "\n"
     "  --orders N,N,...   orders of the models, target first, 1 to 8 each     [5,3,2]\n"
     "  --windows W,W,...  tokens that each level but the last waits for       [8,3]\n"
+    "  --policy NAME      online, fsm, cached-fsm, q-learning or joint: chooses the windows    "
+    "[none]\n"
     "  --rule NAME        token or block: how drafted blocks are verified       [token]\n"
     "  --tokens N         tokens to generate                                  [256]\n"
     "  --prompt TEXT      the text to go on from        [first 32 bytes of the file]\n"
@@ -59,6 +61,17 @@ std::vector<int64_t> to_list(const std::string& text) {
 
 }  // namespace
 
+const std::map<std::string, polyspec::PolicyKind>& policy_kinds() {
+  static const std::map<std::string, polyspec::PolicyKind> kinds = {
+      {"online", polyspec::PolicyKind::kOnline},
+      {"fsm", polyspec::PolicyKind::kFsm},
+      {"cached-fsm", polyspec::PolicyKind::kCachedFsm},
+      {"q-learning", polyspec::PolicyKind::kQLearning},
+      {"joint", polyspec::PolicyKind::kJoint},
+  };
+  return kinds;
+}
+
 Options parse_options(int argc, char** argv) {
   Options out;
   Settings& settings = out.settings;
@@ -79,6 +92,13 @@ Options parse_options(int argc, char** argv) {
        [&](const std::string& v) {
          out.stop = v == "\\n" ? "\n" : v;
          if (out.stop.size() != 1) throw std::runtime_error("expected one byte");
+       }},
+      {"--policy",
+       [&](const std::string& v) {
+         if (policy_kinds().count(v) == 0) {
+           throw std::runtime_error("expected online, fsm, cached-fsm, q-learning or joint");
+         }
+         out.policy = v;
        }},
       {"--rule",
        [&](const std::string& v) {

@@ -371,6 +371,72 @@ POLYSPEC_API int64_t polyspec_scheduler_committed(const polyspec_scheduler* sche
 POLYSPEC_API int32_t polyspec_scheduler_done(const polyspec_scheduler* scheduler);
 POLYSPEC_API int32_t polyspec_scheduler_levels(const polyspec_scheduler* scheduler);
 
+/* ---- Window policies
+ * -------------------------------------------------------------------------------------- */
+
+/* Chooses the windows of a chain's rounds from what is over; policy.hpp says what each kind does
+ * and what the options mean. Not to be used from two threads at once. */
+typedef struct polyspec_policy polyspec_policy;
+
+enum {
+  POLYSPEC_POLICY_FIXED = 0,
+  POLYSPEC_POLICY_ONLINE = 1,
+  POLYSPEC_POLICY_FSM = 2,
+  POLYSPEC_POLICY_CACHED_FSM = 3,
+  POLYSPEC_POLICY_Q_LEARNING = 4,
+  POLYSPEC_POLICY_JOINT = 5,
+};
+
+typedef struct polyspec_policy_options {
+  size_t struct_size;
+  int32_t kind;               /* default POLYSPEC_POLICY_JOINT */
+  int32_t num_windows;        /* n - 1 >= 1 */
+  const int64_t* windows;     /* [num_windows] of the first round, target first */
+  const int64_t* max_windows; /* [num_windows], or NULL: 16 for the drafter, else 32 */
+  int64_t history;
+  double max_acceptance;
+  double forgetting;
+  int64_t ngram;
+  double learning_rate;
+  double discount;
+  double exploration;
+  uint64_t seed;
+  int32_t guard;
+  double guard_loss;
+  int64_t guard_hold;
+} polyspec_policy_options;
+
+/* One step that a row took part in. This struct never changes. */
+typedef struct polyspec_step_report {
+  int32_t level;    /* 1 ... n; n drafted, the others verified */
+  int32_t repeated; /* not 0: the time was told with another row's report */
+  int64_t tokens;   /* verified or drafted in this row */
+  int64_t accepted; /* of those verified */
+  int64_t width;    /* the most tokens of any row in the step */
+  int64_t batch;    /* rows that took part */
+  double seconds;   /* wall time of the step for all its rows; 0: not measured */
+} polyspec_step_report;
+
+typedef struct polyspec_round_report {
+  size_t struct_size;
+  int64_t request;                   /* number of the row */
+  int32_t begins;                    /* not 0: nothing of it is known yet */
+  const polyspec_step_report* steps; /* [num_steps] of the round that is over */
+  int64_t num_steps;
+  const int64_t* tokens; /* [num_tokens] committed by it; the prompt where it begins */
+  int64_t num_tokens;
+} polyspec_round_report;
+
+POLYSPEC_API polyspec_code polyspec_policy_create(const polyspec_policy_options* options,
+                                                  polyspec_policy** policy);
+POLYSPEC_API void polyspec_policy_destroy(polyspec_policy* policy); /* NULL is allowed */
+POLYSPEC_API polyspec_code polyspec_policy_reset(polyspec_policy* policy);
+
+/* windows: [num_windows] out, num_windows = n - 1; for polyspec_scheduler_set_windows. */
+POLYSPEC_API polyspec_code polyspec_policy_next(polyspec_policy* policy,
+                                                const polyspec_round_report* report,
+                                                int64_t* windows, int32_t num_windows);
+
 /* ---- Defaults
  * --------------------------------------------------------------------------------------------- */
 
@@ -420,6 +486,31 @@ static inline polyspec_int4_params polyspec_int4_params_default(void) {
   out.struct_size = sizeof out;
   out.group = 128;
   out.scale_dtype = POLYSPEC_BFLOAT16;
+  return out;
+}
+
+static inline polyspec_policy_options polyspec_policy_options_default(void) {
+  polyspec_policy_options out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  out.kind = POLYSPEC_POLICY_JOINT;
+  out.history = 16;
+  out.max_acceptance = 0.98;
+  out.forgetting = 0.95;
+  out.ngram = 3;
+  out.learning_rate = 0.2;
+  out.discount = 0.5;
+  out.exploration = 0.1;
+  out.guard = 1;
+  out.guard_loss = 2;
+  out.guard_hold = 48;
+  return out;
+}
+
+static inline polyspec_round_report polyspec_round_report_default(void) {
+  polyspec_round_report out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
   return out;
 }
 
