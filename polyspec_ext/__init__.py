@@ -63,6 +63,7 @@ _LAZY = {
     "SuffixMatch": "polyspec_ext.drafters",
     "early_exit": "polyspec_ext.drafters",
     "RollbackCache": "polyspec_ext.kv_cache",
+    "SwitchingDrafter": "polyspec_ext.drafters",
     "custom_generate": "polyspec_ext.integrations.transformers",
 }
 
@@ -93,6 +94,7 @@ __all__ = [
     "Status",
     "Stream",
     "SuffixMatch",
+    "SwitchingDrafter",
     "VerifyResult",
     "custom_generate",
     "early_exit",

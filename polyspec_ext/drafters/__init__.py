@@ -23,6 +23,7 @@ from .ngram import NGramTable
 from .prompt_lookup import PromptLookup
 from .proposals import ProposalDrafter
 from .suffix import SuffixMatch
+from .switching import SwitchingDrafter
 from .trees import DynamicTree, StaticTree
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "RowBuffer",
     "StaticTree",
     "SuffixMatch",
+    "SwitchingDrafter",
     "drafter_named",
     "early_exit",
 ]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from .adaptive import POLICIES, Adaptive, CachedFsm, Fixed, Fsm, Joint, Online, QLearning, named
 from .base import RoundReport, StepReport, WindowPolicy
+from .drafter_choice import AccuracyModel, DrafterChoice, PromptFeatures
 
 __all__ = [
     "POLICIES",
+    "AccuracyModel",
     "Adaptive",
     "CachedFsm",
+    "DrafterChoice",
     "Fixed",
     "Fsm",
     "Joint",
     "Online",
+    "PromptFeatures",
     "QLearning",
     "RoundReport",
     "StepReport",

@@ -1,0 +1,156 @@
+"""Several drafters behind one chain, one of them at work at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..levels.base import Counts, PromptBatch
+from ..tensors import known_ids
+from .base import BatchedDrafter, DraftBlock, Drafter, DrafterCapabilities, DraftInput
+from .proposals import ProposalDrafter
+
+
+class SwitchingDrafter:
+    """Drafts with the member that `active` names, for all rows of a batch.
+
+    Whoever is set to work reads first what it has missed, so a switch costs no more than that, and
+    a member that is never used has read the prompt only. A member was active for a whole draft, and
+    `active` may follow only what is over (contract C2); a window policy sets it
+    (`policies.DrafterChoice`).
+
+    Args:
+        members: drafters that need no hidden states: `DraftModel`, `PromptLookup`, a `Drafter` of
+            one's own.
+        level: its number in the chain, n; for members of the last two kinds.
+        vocab_size: ids of the level above are below it; for the same members. None: the largest of
+            the other members'.
+
+    Attributes:
+        active: index of the member that drafts next.
+
+    Raises:
+        TypeError: a member is no drafter.
+        ValueError: less than two members, one that wants hidden states, or members on several
+            devices; or no vocabulary to go by.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[BatchedDrafter | Drafter],
+        *,
+        level: int = 2,
+        vocab_size: int | None = None,
+    ) -> None:
+        if len(members) < 2:
+            raise ValueError(f"members: expected at least 2 drafters, given {len(members)}")
+        known = [one.vocab_size for one in members if isinstance(one, BatchedDrafter)]
+        if vocab_size is None and not known:
+            raise ValueError("vocab_size: expected that of the level above, given None")
+        size = vocab_size if vocab_size is not None else max(known)
+        self.members: list[BatchedDrafter] = []
+        for number, one in enumerate(members):
+            if isinstance(one, BatchedDrafter):
+                self.members.append(one)
+            elif isinstance(one, Drafter):
+                self.members.append(ProposalDrafter(one, level, size, size))
+            else:
+                raise TypeError(
+                    f"members[{number}]: expected a drafter, given {type(one).__name__}"
+                )
+        for one in self.members:
+            if one.capabilities.hidden_layers:
+                raise ValueError(f"{one.name}: expected a drafter without hidden states")
+        devices = {one.device for one in self.members}
+        if len(devices) > 1:
+            raise ValueError(
+                f"members: expected drafters on one device, given {sorted(map(str, devices))}"
+            )
+        self.device = self.members[0].device
+        self.vocab_size = max(one.vocab_size for one in self.members)
+        limits = [one.max_length for one in self.members if one.max_length is not None]
+        self.max_length = min(limits) if limits else None
+        self.name = " | ".join(one.name for one in self.members)
+        self.active = 0
+        self._held: list[list[int]] = [[] for _ in self.members]  # tokens read, by member and row
+
+    @property
+    def num_forward_passes(self) -> int:
+        return sum(one.num_forward_passes for one in self.members)
+
+    @property
+    def capabilities(self) -> DrafterCapabilities:
+        return DrafterCapabilities(batches=all(one.capabilities.batches for one in self.members))
+
+    @property
+    def one_at_a_time(self) -> str:
+        """Why it takes no batches."""
+        alone: Any = next(one for one in self.members if not one.capabilities.batches)
+        return str(getattr(alone, "one_at_a_time", f"{alone.name} serves one at a time"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `copy` and `pickle`: without what belongs to a batch."""
+        return {**self.__dict__, "_held": [[] for _ in self.members]}
+
+    def prefill(self, prompts: PromptBatch) -> None:
+        counts = prompts.counts
+        read = [prompts.tokens.shape[1]] * len(prompts.tokens) if counts is None else counts
+        for number, one in enumerate(self.members):
+            known = known_ids(prompts.tokens, one.vocab_size)
+            one.prefill(prompts._replace(tokens=known))
+            self._held[number] = [int(n) for n in read]
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        """Nothing yet: a member reads what it has missed when it drafts."""
+
+    def draft(self, inputs: DraftInput) -> DraftBlock:
+        """See `BatchedDrafter.draft`."""
+        assert inputs.text is not None
+        assert inputs.eos is not None
+        one, held = self.members[self.active], self._held[self.active]
+        lengths = [int(n) for n in inputs.lengths]
+        texts = [inputs.text(b)[held[b] :] if n else None for b, n in enumerate(lengths)]
+        counts = [0 if text is None else len(text) for text in texts]
+        tokens = torch.zeros(len(lengths), max(counts), dtype=torch.int64)
+        for b, text in enumerate(texts):
+            if text is not None:
+                tokens[b, : counts[b]] = text
+        given = known_ids(tokens.to(self.device), one.vocab_size)
+        block = one.draft(replace(inputs, tokens=given, counts=counts))
+        ids = block.tokens.tolist()
+        drawn = None if block.counts is None else block.counts.tolist()
+        for b, count in enumerate(counts):
+            if count:
+                many = min(lengths[b], len(ids[b])) if drawn is None else drawn[b]
+                ends = [i for i in range(many) if ids[b][i] in inputs.eos[b]]
+                many = ends[0] + 1 if ends else many
+                # The last token of a text is read with the next draft.
+                held[b] += count + many - 1
+        return block
+
+    def rollback(self, lengths: Counts) -> Counts:
+        kept = [int(n) for n in lengths]
+        for number, one in enumerate(self.members):
+            held = self._held[number]
+            wanted = [min(n, have) for n, have in zip(kept, held, strict=True)]
+            if wanted != held:
+                self._held[number] = [int(n) for n in one.rollback(wanted)]
+        return kept
+
+    def select(self, rows: Sequence[int]) -> None:
+        for number, one in enumerate(self.members):
+            one.select(rows)
+            self._held[number] = [self._held[number][row] for row in rows]
+
+    @property
+    def can_keep_lengths(self) -> bool:
+        return False  # the text is looked at
+
+    def reserve_span(self, tokens: int) -> None:
+        return None
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        raise NotImplementedError(f"{self.name} drafts on the host")

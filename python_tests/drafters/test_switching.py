@@ -1,0 +1,178 @@
+"""Several drafters behind one target: caches stay right across switches, the distribution stays the
+target's, and the better drafter is found."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import proposal_kinds
+import pytest
+import toy
+import toy_rows
+
+import polyspec_ext as ps
+from polyspec_ext.drafters import DraftModel, PromptLookup, SwitchingDrafter
+from polyspec_ext.policies import (
+    AccuracyModel,
+    DrafterChoice,
+    Fixed,
+    PromptFeatures,
+    RoundReport,
+    StepReport,
+)
+
+
+class Random:
+    """Switches at random, by the text, and lets the drafter sit out now and then."""
+
+    def __init__(self, drafter: SwitchingDrafter, largest: int = 3) -> None:
+        self.drafter, self.largest = drafter, largest
+        self.seen: set[int] = set()
+
+    def next(self, report: RoundReport) -> Sequence[int]:
+        chance = random.Random(str(list(report.text)))
+        self.drafter.active = chance.randrange(len(self.drafter.members))
+        self.seen.add(self.drafter.active)
+        return [chance.randint(0, self.largest) for _ in report.windows]
+
+
+def test_members_that_are_the_target_accept_everything() -> None:
+    """They could not with a cache that has missed tokens, or kept some that do not stand."""
+    levels = [toy.ToyLevel(50, 3) for _ in range(3)]
+    other = toy.ToyLevel(50, 9)
+    drafter = SwitchingDrafter(
+        [DraftModel(levels[1]), PromptLookup(), DraftModel(other), DraftModel(levels[2])]
+    )
+    policy = Random(drafter)
+    chain = ps.Chain([levels[0], drafter], [3], policy=policy)
+    out = chain.generate([1], 200, 0.9, seed=4)
+    assert policy.seen == {0, 1, 2, 3}
+    text = out.sequences[0].tolist()
+    for level in (levels[1], levels[2], other):
+        assert len(level.cache) > 100
+        assert level.cache == text[: len(level.cache)]
+
+    class Honest(Random):
+        def next(self, report: RoundReport) -> Sequence[int]:
+            windows = super().next(report)
+            self.drafter.active = 3 * (self.drafter.active % 2)  # the two that are the target
+            return windows
+
+    chain = ps.Chain([levels[0], drafter], [3], policy=Honest(drafter))
+    target = chain.generate([1], 200, 0.9, seed=4).stats.levels[0]
+    assert target.num_accepted_tokens == target.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("middle", [False, True])
+def test_greedy_text_is_the_targets(middle: bool) -> None:
+    levels = [toy_rows.Rows(20, 11 + i, scale=2.0) for i in range(4)]
+    drafter = SwitchingDrafter(
+        [DraftModel(levels[2]), PromptLookup(), DraftModel(levels[3])], level=3 if middle else 2
+    )
+    made: list[Any] = [*levels[: 1 + middle], drafter]
+    prompts, lengths = [[1, 2], [3], [4, 4, 4]], [60, 25, 90]
+    chain = ps.Chain(made, [2] * (len(made) - 1), policy=Random(drafter))
+    out = chain.generate(prompts, lengths, eos_token_id=[])
+    plain = ps.Chain(levels[:1]).generate(prompts, lengths, eos_token_id=[])
+    assert out.sequences.equal(plain.sequences)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_sampled_text_has_the_targets_distribution(rule: str) -> None:
+    levels = [toy_rows.Rows(2, 11 + i) for i in range(3)]
+    enumerator = toy.Enumerator()
+    drafter = SwitchingDrafter(
+        [DraftModel(level, sample=enumerator.sample) for level in levels[1:]]
+        + [toy.FixedDrafter(lambda tokens, k: [1] * k)]
+    )
+    _, chain = proposal_kinds.enumerated(
+        [levels[0], drafter], [2], enumerator, policy=Random(drafter), rule=rule
+    )
+    got = toy.chain_distribution(
+        enumerator,
+        lambda: chain.generate([0, 1], 4, 1.0, eos_token_id=[]).sequences[0, 2:].tolist(),
+    )
+    assert toy.total_variation(got, toy.text_distribution(levels[0], [0, 1], 4)) < 1e-12
+
+
+# ---- the choice ----------------------------------------------------------------------------------
+
+
+class Members:
+    """Two drafters that are not there; the first is better until the round `change`."""
+
+    members = (None, None)
+
+    def __init__(self) -> None:
+        self.active = 0
+
+
+def chosen(choice: DrafterChoice, rounds: int, change: int) -> list[int]:
+    drafter, seen = choice.drafter, []
+    report, text = RoundReport(0, [4], [1, 2], 0), [1, 2]
+    for number in range(rounds):
+        choice.next(report)
+        seen.append(drafter.active)
+        good = (drafter.active == 0) == (number < change)
+        run = 4 if good else number % 2
+        text = [*text, *[3] * (run + 1)]
+        steps = [StepReport(2, 4, 0, 4, 1, 4e-3), StepReport(1, 4, run, 4, 1, 1e-2)]
+        report = RoundReport(0, [4], text, run + 1, steps)
+    return seen
+
+
+def test_bandit_finds_the_better_drafter_and_the_change() -> None:
+    choice = DrafterChoice(Members(), lambda: Fixed(), stay=2)
+    seen = chosen(choice, 600, 300)
+    assert seen[100:300].count(0) > 180
+    assert seen[400:].count(1) > 180
+    assert 1 in seen[:20]
+
+
+def test_least_squares() -> None:
+    """Accuracies that are linear in the features are found exactly, from 25 prompts."""
+    chance = random.Random(0)
+    prompts = [[1] * chance.randint(2, 60) for _ in range(25)]
+    features = PromptFeatures(perplexity=lambda prompt: len(prompt) / 100)
+
+    def accuracy(prompt: Sequence[int]) -> list[float]:
+        u = features(prompt)
+        return [0.5 + 0.05 * u[1] - 0.1 * u[2], 0.7 - 0.1 * u[1] + 0.2 * u[2]]
+
+    model = AccuracyModel(features).fit(prompts, [accuracy(prompt) for prompt in prompts])
+    for prompt in ([1] * 5, [1] * 45):
+        assert model.predict(prompt) == pytest.approx(accuracy(prompt))
+    drafter = Members()
+    choice = DrafterChoice(drafter, lambda: Fixed(), model=model)
+    for prompt in ([1] * 3, [1] * 60):
+        choice.next(RoundReport(0, [4], prompt, 0))
+        predicted = accuracy(prompt)
+        assert drafter.active == predicted.index(max(predicted))
+    with pytest.raises(ValueError, match="accuracies: expected one row for each of 25"):
+        model.fit(prompts, [])
+
+
+def test_tfidf() -> None:
+    if importlib.util.find_spec("sklearn") is None:
+        with pytest.raises(ImportError, match="scikit-learn"):
+            PromptFeatures(tfidf=4)
+        return
+    prompts = [[5, 5, 7], [7, 8], [5, 9]]
+    features = PromptFeatures(tfidf=4).fit(prompts)
+    assert len(features(prompts[0])) == 2 + 4
+    model = AccuracyModel(features).fit(prompts, [[0.9, 0.1], [0.2, 0.6], [0.8, 0.3]])
+    assert model.predict([5, 5, 7]) == pytest.approx([0.9, 0.1])
+
+
+def test_what_cannot_be_a_member() -> None:
+    with pytest.raises(ValueError, match="members: expected at least 2 drafters, given 1"):
+        SwitchingDrafter([PromptLookup()])
+    with pytest.raises(ValueError, match="vocab_size: expected that of the level above"):
+        SwitchingDrafter([PromptLookup(), PromptLookup()])
+    with pytest.raises(TypeError, match=r"members\[1\]: expected a drafter, given int"):
+        SwitchingDrafter([PromptLookup(), 3], vocab_size=9)  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="stay: expected >= 1, given 0"):
+        DrafterChoice(Members(), stay=0)
