@@ -16,7 +16,14 @@ from . import arguments, inputs, validate
 from .drafters import BatchedDrafter, Drafter, DraftModel, drafter_named, eagle
 from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt
-from .levels import BatchedLevel, HuggingFaceLevel, Level, LevelAdapter, vocabulary
+from .levels import (
+    BatchedLevel,
+    EncodedInput,
+    HuggingFaceLevel,
+    Level,
+    LevelAdapter,
+    vocabulary,
+)
 from .levels.describe import level_line
 from .outputs import Output, Stream
 from .planning import Switch, level_for, widths_of
@@ -294,14 +301,18 @@ class Chain:
         seed: Ints = 0,
         eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
+        encoder_input_ids: Prompt | EncodedInput | None = None,
         processors: LogitsProcessors | None = None,
         observe: Observer | None = None,
     ) -> Batch:
         """A batch of token lists, to be moved on by ``advance()`` as the caller likes.
 
         Arguments are those of `generate`; the lists are copied. `processors` and `observe` are
-        those of `Batch`.
+        those of `Batch`. `encoder_input_ids` may be an `EncodedInput`, which has a mask as well.
         """
+        encoded = inputs.encoded(
+            encoder_input_ids, getattr(self.levels[0], "reads_encoder_input", False), self.names[0]
+        )
         vocab_size = self.vocab_sizes[0]
         rows = inputs.prompts("prompts", inputs.rows_of("prompts", prompts), vocab_size)
         count = len(rows)
@@ -336,6 +347,7 @@ class Chain:
             policy=self.policy,
             processors=processors,
             observe=observe,
+            encoded=encoded,
         )
 
     def generate(
@@ -351,6 +363,7 @@ class Chain:
         *,
         attention_mask: torch.Tensor | None = None,
         pad_token_id: int | None = None,
+        encoder_input_ids: Prompt | None = None,
     ) -> Output:
         """Continue prompts with exactly the target's distribution.
 
@@ -368,6 +381,8 @@ class Chain:
                 each row in one more list; None: the target's own, []: none.
             attention_mask: ``[B, N]``, 0 where a row of `input_ids` is padding, on either side.
             pad_token_id: fills the ends of short rows of the output. None: the first EOS id, or 0.
+            encoder_input_ids: where the target is an encoder-decoder model, what the encoders read,
+                one text ``[S]`` or ``[1, S]``; `input_ids` is then what the decoders begin with.
 
         Raises:
             TypeError, ValueError: bad input; begins with the argument's name, then what was
@@ -380,7 +395,15 @@ class Chain:
         if pad_token_id is not None:
             pad_token_id = arguments.int64("pad_token_id", pad_token_id)
         batch = self.batch(
-            prompts, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
+            prompts,
+            max_new_tokens,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            eos_token_id,
+            encoder_input_ids=encoder_input_ids,
         )
         try:
             batch.complete()

@@ -9,7 +9,7 @@ import torch
 
 from . import arguments
 from .drafters.base import BatchedDrafter
-from .levels.base import BatchedLevel
+from .levels.base import BatchedLevel, EncodedInput
 from .seeds import row_seeds
 from .validate import SEED_MAX
 
@@ -83,6 +83,35 @@ def _unpadded(rows: Sequence[list[int]], mask: Any) -> list[list[int]]:
             raise ValueError(f"{name}: expected padding at the ends of a row, given a gap")
         kept.append([row[i] for i in seen])
     return kept
+
+
+def encoded(given: Any, wanted: bool, name: str) -> EncodedInput | None:
+    """What an encoder-decoder target's encoder reads.
+
+    Args:
+        given: `EncodedInput`, or one text in one of the containers of `rows_of`.
+        wanted: the target has an encoder.
+        name: of the target.
+
+    Raises:
+        TypeError: no token ids.
+        ValueError: missing, or given to a target without an encoder; no text, or several.
+    """
+    argument = "encoder_input_ids"
+    if given is None and not wanted:
+        return None
+    if given is None or not wanted:
+        kind = "an encoder-decoder model" if wanted else "a decoder-only model"
+        raise ValueError(
+            f"{argument}: expected {'what its encoder reads' if wanted else 'None'} with {name}, "
+            f"{kind}, given {arguments.shown(given)}"
+        )
+    if isinstance(given, EncodedInput):
+        return given
+    rows = rows_of(argument, given)
+    if len(rows) != 1 or not rows[0]:
+        raise ValueError(f"{argument}: expected one text, given {len(rows) if rows[0] else 'none'}")
+    return EncodedInput(torch.tensor([arguments.token_ids(argument, rows[0], arguments.SIZE_MAX)]))
 
 
 def seeds(seed: Any, count: int) -> list[int]:

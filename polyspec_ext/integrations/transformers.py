@@ -23,9 +23,10 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from .. import arguments
 from .. import inputs as requests
+from ..levels.base import EncodedInput
 from ..stats import Stats
 from .processors import Parts, TransformersProcessors, shown_scores, take_apart
-from .transformers_checks import padding_of, require_chain, require_supported
+from .transformers_checks import padding_of, require_chain, require_supported, take_encoded
 
 if TYPE_CHECKING:
     from ..chain import Chain
@@ -63,6 +64,7 @@ def custom_generate(
     seed: int | Sequence[int] | None = None,
     stop_strings: str | Sequence[str] | None = None,
     tokenizer: Any = None,
+    encoder_input_ids: torch.Tensor | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateOutput:
     """Generates with `chain`, whose target is `model`, what `model` alone would: the same text
@@ -81,6 +83,9 @@ def custom_generate(
             that ``torch.manual_seed`` makes sampling reproducible.
         stop_strings, tokenizer: as of `generate`, which keeps them from a custom loop: without a
             tokenizer, the one beside the target's weights is used.
+        encoder_input_ids: of an encoder-decoder model, once more what `generate` was given to
+            encode, ``[1, S]``: it hands on only what the target's encoder made of it, and every
+            other level encodes it with its own.
 
     Processors are applied on every level (`TransformersProcessors`), stopping criteria asked row by
     row after every token. A row ends where its criterion is met, whatever the others do. The
@@ -99,6 +104,11 @@ def custom_generate(
     try:
         target = require_chain(chain, model)
         assert chain is not None
+        encoded = None
+        if model.config.is_encoder_decoder:
+            encoded = take_encoded(encoder_input_ids, model_kwargs)
+        elif encoder_input_ids is not None:
+            raise ValueError("encoder_input_ids: expected None with a decoder-only model")
         require_supported(generation_config, model_kwargs)
         criteria = list(stopping_criteria or ())
         stops = arguments.strings("stop_strings", stop_strings)
@@ -119,6 +129,7 @@ def custom_generate(
             model_kwargs,
             seed,
             token_streamer,
+            encoded,
         )
         return run()
     finally:
@@ -140,6 +151,7 @@ class _Run:
         model_kwargs: dict[str, Any],
         seed: int | Sequence[int] | None,
         streamer: Any,
+        encoded: EncodedInput | None,
     ) -> None:
         self.chain, self.parts, self.streamer = chain, parts, streamer
         self.as_dict = bool(config.return_dict_in_generate)
@@ -192,6 +204,7 @@ class _Run:
             seed,
             # Configurations name ids that the vocabulary does not have, or -1 for none.
             sorted(token for token in eos if 0 <= token < chain.vocab_sizes[0]),
+            encoder_input_ids=encoded,
             processors=self.processors,
             observe=self._observe if watched else None,
         )

@@ -9,6 +9,7 @@ import torch
 
 from ..chain import Chain
 from ..kv_cache.factory import name_of
+from ..levels.base import EncodedInput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -94,6 +95,26 @@ def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
                 f"{name}: expected token ids and their attention_mask only, which is what every "
                 f"level of a chain reads, given a {type(value).__name__}"
             )
+
+
+def take_encoded(
+    encoder_input_ids: torch.Tensor | None, model_kwargs: dict[str, Any]
+) -> EncodedInput:
+    """What `generate` has encoded, taken out of its arguments.
+
+    Raises:
+        ValueError: the ids are missing, or are not those of the states.
+    """
+    states = model_kwargs.pop("encoder_outputs")[0]
+    mask = model_kwargs.pop("attention_mask", None)
+    wanted = list(states.shape[:2])
+    if encoder_input_ids is None or list(encoder_input_ids.shape) != wanted:
+        given = None if encoder_input_ids is None else list(encoder_input_ids.shape)
+        raise ValueError(
+            "encoder_input_ids: expected the ids that generate was given to encode, of shape "
+            f"{wanted}, for the other levels' encoders, given {given}"
+        )
+    return EncodedInput(encoder_input_ids, mask, states)
 
 
 def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[int]:

@@ -70,7 +70,7 @@ def require_rollback(model: PreTrainedModel, name: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(
             f"{name}: expected a decoder-only model, given the encoder-decoder "
-            f"{type(model).__name__} ({config.model_type})"
+            f"{type(model).__name__} ({config.model_type}), which EncoderDecoderLevel is for"
         )
     if model.get_output_embeddings() is None:
         raise TypeError(

@@ -13,12 +13,14 @@ from .base import (
     PromptBatch,
     device_of,
 )
+from .encoder_decoder import EncoderDecoderLevel
 from .hugging_face import HuggingFaceLevel
 from .loader import Level, as_level, found, load
 
 __all__ = [
     "BatchedLevel",
     "EncodedInput",
+    "EncoderDecoderLevel",
     "Hidden",
     "HuggingFaceLevel",
     "InputBlock",

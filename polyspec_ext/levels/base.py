@@ -93,15 +93,17 @@ Hidden = Mapping[int, torch.Tensor]
 
 
 class EncodedInput(NamedTuple):
-    """What the encoder of an encoder-decoder model reads.
+    """What the encoders of a chain of encoder-decoder models read.
 
     Attributes:
         tokens: ``[B, S]`` int64, on any device.
         mask: ``[B, S]``, 1 where a token is none of padding; None: everywhere.
+        states: ``[B, S, H]``, what the target's encoder has made of it already; None: nothing.
     """
 
     tokens: torch.Tensor
     mask: torch.Tensor | None = None
+    states: torch.Tensor | None = None
 
 
 class PromptBatch(NamedTuple):
@@ -112,7 +114,7 @@ class PromptBatch(NamedTuple):
         counts: row b is its first ``counts[b]`` tokens; None: all of them.
         capacity: the longest row that the batch will have, prompts included; 0: not known.
         hidden_layers: layers whose hidden states are wanted (`Hidden`).
-        encoded: for the encoder of an encoder-decoder model; None: of other models.
+        encoded: for the encoders of encoder-decoder models; other levels leave it alone.
     """
 
     tokens: torch.Tensor
@@ -245,7 +247,7 @@ class LevelAdapter:
     What the four methods of `Level` do not say, a level takes as the engine gives it: prompts and
     blocks with more than tokens by `prefill_batch` and `forward_block`, which are as `prefill` and
     `forward` of `BatchedLevel`, and `keep_path`. It says so by `supports_hidden_states` and
-    `supports_trees`.
+    `supports_trees`, and by `reads_encoder_input` that its prompts need `PromptBatch.encoded`.
 
     Args:
         level: of one sequence, or of batches.
@@ -290,7 +292,7 @@ class LevelAdapter:
         return reason or f"{type(self.level).__name__} has no `supports_trees`"
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        if prompts.hidden_layers or prompts.encoded is not None:
+        if prompts.hidden_layers or getattr(self.level, "reads_encoder_input", False):
             hidden: Hidden | None = self.level.prefill_batch(prompts)
             self._require_hidden(hidden, prompts.hidden_layers, prompts.tokens)
             return hidden

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import arguments
 from ..kv_cache import factory as caches
 from ..tensors import Place
+from . import checkpoint
 from .base import Counts, Hidden, InputBlock, LevelOutput, PromptBatch
 from .compiled import LONGEST, compiled
 from .cpu_packed import packed
@@ -110,16 +110,12 @@ class HuggingFaceLevel:
             "pack": pack, "compile": compile, **cache_options,
         }  # fmt: skip
         caches.require_rollback(model, self.name)
-        if model.training:
-            raise ValueError(
-                f"{self.name}: expected a model in eval mode, given one in training mode; call "
-                "model.eval()"
-            )
+        checkpoint.require_eval(model, self.name)
         if prefill_chunk < 1:
             raise ValueError(f"prefill_chunk: expected >= 1, given {prefill_chunk}")
         self.prefill_chunk = prefill_chunk
         self.device = caches.device_of(model)
-        _require_logits(model, self.device, self.name)
+        checkpoint.require_logits(model, self.device, self.name)
         text_config = model.config.get_text_config(decoder=True)
         # What the passes run: `model` stays as it is.
         self._runs = packed(model, self.name) if pack else model
@@ -271,25 +267,11 @@ class HuggingFaceLevel:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text, from the generation configuration."""
-        generation = getattr(self.model, "generation_config", None)
-        ids = getattr(generation, "eos_token_id", None)
-        if ids is None:
-            ids = getattr(self.model.config, "eos_token_id", None)
-        if ids is None:
-            return ()
-        return (ids,) if isinstance(ids, int) else tuple(ids)
+        return checkpoint.eos_token_ids(self.model)
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The tokenizer that lies beside the model's weights, or None. Never asks the network."""
-        place = getattr(self.model, "name_or_path", "")
-        if not place:
-            return None
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(place, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError):
-            return None
+        return checkpoint.tokenizer(self.model)
 
     def reserve(self, tokens: int) -> None:
         """The longest row of the next batch will hold `tokens`: its cache is made for so many."""
@@ -306,9 +288,7 @@ class HuggingFaceLevel:
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
                 return self.prefill_batch(prompts)
-        tokens, counts, capacity, layers, encoded = prompts
-        if encoded is not None:
-            raise ValueError(f"{self.name}: expected no input for an encoder, having none")
+        tokens, counts, capacity, layers, _ = prompts
         if layers:
             self._states.require(layers, self.name)
         if self._member is not None:
@@ -522,31 +502,6 @@ class HuggingFaceLevel:
     def passed(self, lengths: Sequence[int]) -> None:
         """The rows hold so many tokens now."""
         self._cache.rows.note(lengths)
-
-
-def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> None:
-    """Refuse a model whose logits `verify` cannot read, as far as its head tells.
-
-    Raises:
-        ValueError: names the level.
-    """
-    # Weights that accelerate keeps elsewhere are on the meta device between passes.
-    offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
-    missing = not offloaded and any(p.is_meta for p in model.parameters())
-    if missing or device.type == "meta":
-        raise ValueError(f"{name}: expected a model with its weights, given one on the meta device")
-    arguments.place(f"{name}: device", device)
-    head = model.get_output_embeddings()
-    weight = getattr(head, "weight", None)
-    # A quantised head, which is of another class, multiplies in a type that its weights do not
-    # tell.
-    kind = weight.dtype if isinstance(weight, torch.Tensor) else torch.float32
-    told = type(head) is torch.nn.Linear or kind == torch.float64
-    if told and kind not in arguments.LOGITS_DTYPES:
-        raise ValueError(
-            f"{name}: expected a model whose logits are float32, bfloat16 or float16, given a head "
-            f"of {kind}"
-        )
 
 
 def _made(

@@ -11,6 +11,7 @@ import torch
 
 from .. import arguments, progress
 from . import base
+from .encoder_decoder import EncoderDecoderLevel, is_encoder_decoder
 from .hugging_face import HuggingFaceLevel, level_of
 
 
@@ -18,12 +19,15 @@ from .hugging_face import HuggingFaceLevel, level_of
 class Level(base.Level, Protocol):
     """`levels.base.Level`, which see. ``Level(model, ...)`` itself is short for
     ``HuggingFaceLevel(model, ...)``, whose arguments it takes: ``Level(copy,
-    shares_cache_with=target)``, ``Level(draft, streaming=256)``. (A type checker that makes no
-    protocols wants the long name.)"""
+    shares_cache_with=target)``, ``Level(draft, streaming=256)``, or for an `EncoderDecoderLevel`.
+    (A type checker that makes no protocols wants the long name.)"""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         # Classes that name the protocol as their base are made as any other.
-        return HuggingFaceLevel(*args, **options) if cls is Level else super().__new__(cls)
+        if cls is not Level:
+            return super().__new__(cls)
+        both = args and is_encoder_decoder(args[0])
+        return (EncoderDecoderLevel if both else HuggingFaceLevel)(*args, **options)
 
 
 def load(
@@ -34,7 +38,7 @@ def load(
     pack: bool = False,
     compile: bool = False,
     name: str = "place",
-) -> HuggingFaceLevel:
+) -> HuggingFaceLevel | EncoderDecoderLevel:
     """A level from a model id or directory.
 
     Args:
@@ -51,13 +55,19 @@ def load(
         TypeError: `dtype` or `device` is none.
         ValueError: no model there, a data type or device that the operators do not read.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     where = arguments.device("device", device) or torch.device("cpu")
     own: Any = torch.float32 if where.type == "cpu" else "auto"
     wanted = arguments.dtype("dtype", dtype) or own
     with found(name, place) as source, progress.loading():
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=wanted)
+        folder = Path(source)
+        whole = folder.is_dir() and not (folder / "config.json").is_file()  # of an adapter
+        both = not whole and AutoConfig.from_pretrained(source).is_encoder_decoder
+        kind = AutoModelForSeq2SeqLM if both else AutoModelForCausalLM
+        model = kind.from_pretrained(source, dtype=wanted)
+    if both:
+        return EncoderDecoderLevel(model.to(where).eval())
     return HuggingFaceLevel(model.to(where).eval(), pack=pack, compile=compile)
 
 
@@ -127,6 +137,8 @@ def as_level(
     if isinstance(thing, base.Level) and not isinstance(thing, type):
         _require_readable(thing, name)
         return thing
+    if is_encoder_decoder(thing):
+        return EncoderDecoderLevel(thing)
     if isinstance(thing, torch.nn.Module) and hasattr(thing, "config"):
         return level_of(thing, pack, compile)
     raise TypeError(

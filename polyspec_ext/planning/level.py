@@ -65,6 +65,8 @@ def level_for(
 
         with found(name, thing) as source:
             config = AutoConfig.from_pretrained(source)
+        if config.is_encoder_decoder:  # of which there is one way to run
+            return as_level(thing, dtypes[0], device, name=name)
         kinds = [dtype or torch.float32 for dtype in dtypes]
     else:
         plain = as_level(thing, name=name)

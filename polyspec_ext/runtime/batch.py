@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import arguments
+from ..levels.base import EncodedInput
 from ..policies.base import RoundReport, WindowPolicy
 from ..policies.recorder import RoundRecorder
 from ..sampling import LogitsProcessors, Sampling
@@ -36,6 +37,7 @@ class Batch:
         policy: chooses the windows before each round of the target. None: they stay.
         processors: change logits before they become a distribution, on every level alike
             (contract C1).
+        encoded: what the encoder of an encoder-decoder target reads, of one request.
         observe: called with a row's number and the target's logits ``[e, V]``, processed, behind
             which its e committed tokens were emitted.
 
@@ -57,6 +59,7 @@ class Batch:
         policy: WindowPolicy | None = None,
         processors: LogitsProcessors | None = None,
         observe: Observer | None = None,
+        encoded: EncodedInput | None = None,
     ) -> None:
         self._engine, self._owner = engine, owner
         self._policy = policy if engine.config.levels > 1 else None  # else there is no window
@@ -76,6 +79,7 @@ class Batch:
                     seeds[number],
                     eos[number],
                     stats,
+                    encoded,
                 )
             )
         if not single:

@@ -62,7 +62,11 @@ def prefill(
                 even = min(counts) == tokens.shape[1]
                 tokens = known_ids(tokens, part.vocab_size)
                 layers = hidden_layers if number == 1 else ()
-                prompts = PromptBatch(tokens, None if even else counts, capacity, layers)
+                encoded = slots[0].encoded  # levels with an encoder take one row
+                if encoded is not None and number > 1:
+                    encoded = encoded._replace(states=None)
+                counted = None if even else counts
+                prompts = PromptBatch(tokens, counted, capacity, layers, encoded)
                 hidden = part.prefill(prompts)
                 if layers and hidden is not None:
                     found = HiddenStates(1, dict(hidden), [0] * len(counts), counts)

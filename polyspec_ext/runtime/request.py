@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..levels.base import EncodedInput
 from ..sampling import Sampling
 from ..stats import Stats
 
@@ -19,6 +20,7 @@ class Row:
         max_new_tokens: upper bound of new tokens.
         sampling, seed, eos: of the request.
         stats: its statistics.
+        encoded: what an encoder reads, of a chain of encoder-decoder models.
         slot: its place in the caches, which changes when neighbours leave.
         logprobs: of the committed tokens, under the target's processed distribution.
         ended: the text is complete.
@@ -31,6 +33,7 @@ class Row:
     seed: int
     eos: frozenset[int]
     stats: Stats
+    encoded: EncodedInput | None = None
     slot: int = 0
     logprobs: list[float] = field(default_factory=list)
     ended: bool = False

@@ -23,6 +23,7 @@ from model_families import (
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
+from polyspec_ext.levels.encoder_decoder import is_encoder_decoder
 
 README = Path(__file__).parents[2] / "README.md"
 PROMPTS = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32]]
@@ -45,13 +46,26 @@ class Scripted:
         return Proposal([(t + (i % 3 == 0)) % V for i, t in enumerate(text)][at : at + k])
 
 
+ENCODED = [7, 31, 2, 60, 12]
+
+
+def encoded_of(model: Any) -> dict[str, Any]:
+    """What the chain's encoders read, if it has any."""
+    return {"encoder_input_ids": ENCODED} if is_encoder_decoder(model) else {}
+
+
 @torch.no_grad()
 def require_greedy(model: Any, text: list[int], prompt: list[int], count: int) -> int:
     """`text` is what greedy decoding without any cache says; returns in how many tokens a tie of
     the two largest logits went the other way."""
     assert text[: len(prompt)] == prompt
     assert len(text) == len(prompt) + count
-    logits = model(input_ids=torch.tensor([text[:-1]]), use_cache=False).logits[0]
+    inputs = {"input_ids": torch.tensor([text[:-1]])}
+    if encoded_of(model):
+        inputs = {
+            "input_ids": torch.tensor([ENCODED]), "decoder_input_ids": inputs["input_ids"]
+        }  # fmt: skip
+    logits = model(**inputs, use_cache=False).logits[0]
     ties = 0
     for row, token in zip(logits[len(prompt) - 1 :], text[len(prompt) :], strict=True):
         if int(row.argmax()) != token:
@@ -68,7 +82,8 @@ def require_greedy_chains(model: Any, levels: list[Any], count: int) -> None:
     accepted, and one that is often wrong."""
     prompts, lengths = PROMPTS[:count], LENGTHS[:count]
     own = ps.Chain(levels, [3])
-    out = own.generate(prompts, lengths, eos_token_id=[], pad_token_id=0)
+    options: dict[str, Any] = {"eos_token_id": [], "pad_token_id": 0, **encoded_of(model)}
+    out = own.generate(prompts, lengths, **options)
 
     def texts(rows: list[list[int]]) -> list[list[int]]:
         return [row[: len(p) + n] for row, p, n in zip(rows, prompts, lengths, strict=True)]
@@ -85,7 +100,7 @@ def require_greedy_chains(model: Any, levels: list[Any], count: int) -> None:
     if not ties:
         assert stats.num_accepted_tokens == stats.num_draft_tokens
     chain = ps.Chain([levels[0], Scripted(expected)], [4])
-    out = chain.generate(prompts, lengths, eos_token_id=[], pad_token_id=0)
+    out = chain.generate(prompts, lengths, **options)
     stats = out.stats.levels[0]
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
     for text, other, p, n in zip(
@@ -119,7 +134,7 @@ def test_family(verdict: Verdict, family: str) -> None:
         require_greedy_chains(model, levels, 3)
     else:
         with pytest.raises(ValueError, match=rf"expected one prompt, given 2; .*{verdict.message}"):
-            ps.Chain(levels, [2]).generate(PROMPTS[:2], 4)
+            ps.Chain(levels, [2]).generate(PROMPTS[:2], 4, **encoded_of(model))
 
 
 def release() -> tuple[int, ...]:

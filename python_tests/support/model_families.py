@@ -70,6 +70,12 @@ TABLE = [
         "llama4_text",
     ),
     Verdict(
+        "one prompt",
+        "encoder and decoder, with `encoder_input_ids`",
+        "has one length for all rows",
+        "led longt5 mt5 switch_transformers t5 umt5",
+    ),
+    Verdict(
         "refused",
         "recurrent state, alone or beside attention",
         r"keeps a (recurrent state|hybrid of attention and recurrent layers)",
@@ -82,12 +88,6 @@ TABLE = [
         "keeps something else beside keys and values",
         "keeps something else beside keys and values|update_indexer",
         "axk2 deepseek_v32 deepseek_v4 glm_moe_dsa hy_v4",
-    ),
-    Verdict(
-        "refused",
-        "encoder and decoder",
-        "expected a decoder-only model, given the encoder-decoder",
-        "led longt5 mt5 switch_transformers t5 umt5",
     ),
     Verdict(
         "refused",

@@ -1,0 +1,220 @@
+"""Cascades of encoder-decoder models: the text and the distribution of the target alone, and behind
+`model.generate`."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from toy import Enumerator
+
+import polyspec_ext as ps
+from polyspec_ext.levels import EncodedInput, EncoderDecoderLevel, LevelAdapter, PromptBatch
+
+V = 24
+SOURCE = [3, 9, 14, 5, 20, 7, 1]
+START = [0]
+
+
+def t5(width: int, layers: int, seed: int, vocab: int = V) -> Any:
+    """A random T5, gated as FLAN-T5 is."""
+    torch.manual_seed(seed)
+    config = hf.T5Config(
+        vocab_size=vocab,
+        d_model=width,
+        d_kv=8,
+        d_ff=2 * width,
+        num_layers=layers,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    model = hf.T5ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.dim() > 1:
+                # Positions tell, so that texts do not end in one token for ever.
+                p.normal_(0, 6.0 if "relative" in name else 0.6)
+        model.shared.weight.normal_(0, 0.3)
+    return model
+
+
+def cascade() -> list[Any]:
+    """Three sizes of which the smaller are near the larger, as trained ones are: cuts of one."""
+    xxl = t5(32, 3, 1)
+    models = [xxl]
+    for seed, layers in ((1, 3), (2, 2)):
+        model = copy.deepcopy(xxl)
+        model.decoder.block = model.decoder.block[:layers]
+        random = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in model.parameters():
+                p += 0.02 * torch.randn(p.shape, generator=random)
+        models.append(model)
+    models[2].config.num_decoder_layers = 2
+    return models
+
+
+@torch.inference_mode()
+def plain(model: Any, text: list[int], source: list[int] = SOURCE) -> torch.Tensor:
+    ids, decoder = torch.tensor([source]), torch.tensor([text])
+    out = model(input_ids=ids, decoder_input_ids=decoder, use_cache=False)
+    return out.logits[0, -1]  # type: ignore[no-any-return]
+
+
+def greedy(model: Any, count: int, source: list[int] = SOURCE) -> list[int]:
+    text = list(START)
+    for _ in range(count):
+        text.append(int(plain(model, text, source).argmax()))
+    return text
+
+
+@pytest.mark.parametrize("window", [[], [3], [4, 2], [5, 0]], ids=str)
+def test_greedy_text_is_the_targets(window: list[int]) -> None:
+    models = cascade()[: len(window) + 1]
+    chain = ps.Chain(models, window)
+    assert all(isinstance(level, EncoderDecoderLevel) for level in chain.levels)
+    for source in (SOURCE, SOURCE[::-1][:4], SOURCE):
+        text = greedy(models[0], 24, source)
+        out = chain.generate([START], 24, eos_token_id=[], encoder_input_ids=source)
+        assert out.sequences.tolist() == [text]
+        assert len(set(text)) > 2
+    if window:
+        stats = out.stats.levels[0]
+        assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+def test_generate_gives_the_same_text() -> None:
+    models = cascade()
+    chain = ps.Chain(models, [4, 2])
+    source = torch.tensor([SOURCE])
+    options: dict[str, Any] = {"max_new_tokens": 20, "eos_token_id": None, "do_sample": False}
+    wanted = models[0].generate(source, **options)
+    encoders: list[int] = []
+    for i, model in enumerate(models):
+        model.get_encoder().register_forward_pre_hook(lambda *_, i=i: encoders.append(i))
+    got = models[0].generate(
+        source, custom_generate=ps.custom_generate, chain=chain, encoder_input_ids=source, **options
+    )
+    assert sorted(encoders) == [0, 1, 2]  # the target's states are taken as they are
+    assert got.tolist() == wanted.tolist() == [greedy(models[0], 20)]
+    with pytest.raises(
+        ValueError, match=r"encoder_input_ids: expected the ids .* \[1, 7\], .*None"
+    ):
+        models[0].generate(source, custom_generate=ps.custom_generate, chain=chain, **options)
+
+
+def test_a_masked_source() -> None:
+    """Padding of the encoder's input is not seen by any level."""
+    models = cascade()[:2]
+    chain = ps.Chain(models, [3])
+    source = torch.tensor([[*SOURCE, 0, 0]])
+    mask = torch.tensor([[1] * len(SOURCE) + [0, 0]])
+    got = models[0].generate(
+        source,
+        attention_mask=mask,
+        custom_generate=ps.custom_generate,
+        chain=chain,
+        encoder_input_ids=source,
+        max_new_tokens=16,
+        eos_token_id=None,
+    )
+    assert got.tolist() == [greedy(models[0], 16)]
+
+
+@pytest.mark.parametrize("window", [[2], [2, 1]], ids=str)
+def test_sampled_text_has_the_targets_distribution(window: list[int]) -> None:
+    """Every outcome of every draw, of three tokens."""
+    size, count, source = 3, 3, [1, 2, 2]
+    models = [t5(16, 1, seed, size) for seed in range(len(window) + 1)]
+    for model in models:
+        with torch.no_grad():
+            model.lm_head.weight.mul_(0.1)
+    expected: dict[tuple[int, ...], float] = {}
+    for text in itertools.product(range(size), repeat=count):
+        expected[text] = 1.0
+        for i, token in enumerate(text):
+            rows = plain(models[0], [*START, *text[:i]], source).double().softmax(-1)
+            expected[text] *= float(rows[token])
+    assert 1e-4 < min(expected.values()) < max(expected.values()) < 0.8
+    chance = Enumerator()
+    chain = ps.Chain(models, window, operators=chance.operators)
+    found: dict[tuple[int, ...], float] = {}
+    for _ in chance.runs():
+        out = chain.generate([START], count, 1.0, eos_token_id=[], encoder_input_ids=source)
+        text = tuple(out.sequences[0, 1:].tolist())
+        found[text] = found.get(text, 0.0) + chance.weight
+    assert chance.paths > 20
+    assert sum(abs(found.get(t, 0.0) - p) for t, p in expected.items()) / 2 < 1e-5
+
+
+def test_rollback_at_the_level() -> None:
+    model = cascade()[0]
+    level = LevelAdapter(ps.Level(model, name="xxl"))
+    assert not level.capabilities.batches
+    assert not level.capabilities.trees
+    encoded = EncodedInput(torch.tensor([SOURCE]))
+    text = [0, 4, 8, 15, 16, 23]
+    level.prefill(PromptBatch(torch.tensor([text[:3]]), encoded=encoded))
+    level.level.forward(torch.tensor([[9, 9, 9]]), 1)
+    level.rollback([2])
+    rows = level.level.forward(torch.tensor([text[2:]]), 2)[0]
+    for row, n in zip(rows, (5, 6), strict=True):
+        torch.testing.assert_close(row, plain(model, text[:n]), rtol=1e-4, atol=1e-4)
+    again = copy.deepcopy(level.level)
+    assert again.name == "xxl"
+    assert again.cache is None
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    models = cascade()[:2]
+    for name, model in zip(("large", "small"), models, strict=True):
+        model.save_pretrained(tmp_path / name)
+    chain = ps.Chain([tmp_path / "large", tmp_path / "small"], [3])
+    out = chain.generate([START], 12, eos_token_id=[], encoder_input_ids=SOURCE)
+    assert out.sequences.tolist() == [greedy(models[0], 12)]
+
+
+def test_refusals() -> None:
+    models = cascade()
+    chain = ps.Chain(models[:2], [2])
+    for options, error, message in (
+        ({}, ValueError, "encoder_input_ids: expected what its encoder reads"),
+        ({"encoder_input_ids": [[1], [2]]}, ValueError, "expected one text, given 2"),
+        ({"encoder_input_ids": [V]}, ValueError, f"expected ids below {V}, given {V}"),
+        ({"encoder_input_ids": "text"}, TypeError, "encoder_input_ids"),
+    ):
+        with pytest.raises(error, match=message):
+            chain.generate([START], 4, **options)
+    with pytest.raises(
+        ValueError, match=r"expected one prompt, given 2; .*one length for all rows"
+    ):
+        chain.generate([START, START], 4, encoder_input_ids=SOURCE)
+    config = hf.GPT2Config(vocab_size=V, n_embd=16, n_layer=1, n_head=2)
+    alone = hf.GPT2LMHeadModel(config).eval()
+    with pytest.raises(ValueError, match=r"encoder_input_ids: expected None with .*decoder-only"):
+        ps.Chain([alone]).generate([START], 4, encoder_input_ids=SOURCE)
+    with pytest.raises(TypeError, match="expected an encoder-decoder model of transformers"):
+        EncoderDecoderLevel(alone)
+    with pytest.raises(ValueError, match="eval mode"):
+        ps.Level(cascade()[0].train())
+
+    class Deaf(hf.T5ForConditionalGeneration):  # type: ignore[misc]
+        """Forgets its cache."""
+
+        def forward(self, past_key_values: Any = None, **options: Any) -> Any:
+            return super().forward(**options)
+
+    deaf = Deaf(models[0].config).eval()
+    deaf.load_state_dict(models[0].state_dict())
+    with pytest.raises(
+        (TypeError, ValueError), match=r"one pass over the whole text|expected an enc"
+    ):
+        EncoderDecoderLevel(deaf)
