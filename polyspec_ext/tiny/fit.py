@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -28,17 +28,25 @@ def fit(
     documents: list[torch.Tensor],
     loss_of: Callable[[torch.Tensor], torch.Tensor],
     tokens: int,
-    rate: float,
+    rate: float | Sequence[float],
     name: str,
     batch: int = BATCH,
 ) -> None:
-    """AdamW with warm-up and cosine decay over `tokens` training tokens, forward passes in bf16."""
+    """AdamW with warm-up and cosine decay over `tokens` training tokens, forward passes in bf16.
+
+    Args:
+        rate: learning rate, or one for each of the modules that `model` is a list of.
+    """
     data = batches(documents, torch.Generator().manual_seed(torch.initial_seed()), batch)
     steps = max(1, tokens // (batch * LENGTH))
-    decay = [p for p in model.parameters() if p.dim() > 1]
-    plain = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
+    modules = [model] if isinstance(rate, float) else list(model.children())
+    rates = [rate] if isinstance(rate, float) else rate
+    groups = []
+    for module, own in zip(modules, rates, strict=True):
+        for matrices, decay in ((True, 0.1), (False, 0.0)):
+            some = [p for p in module.parameters() if (p.dim() > 1) == matrices]
+            groups.append({"params": some, "weight_decay": decay, "lr": own})
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
     warm = max(1, min(100, steps // 10))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,

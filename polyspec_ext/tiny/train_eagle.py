@@ -33,6 +33,8 @@ STEPS = {"eagle2": 2, "eagle3": 3}  # of a draft, that are learnt
 TOKENS = 400_000  # of training
 BATCH = 4
 DRAFT_VOCAB = 1536  # ids that the EAGLE-3 head knows: 98.5 % of GSM8K's tokens
+# Learning rates: what begins as a trained model is easily lost.
+RATES = {"eagle2": 5e-5, "eagle3": 1e-3}
 _DECAY = 0.8  # weight of a step's loss relative to the one before
 _KL, _FEATURES = 0.3, 0.2  # weights beside total variation
 
@@ -314,7 +316,7 @@ def train_heads(args: argparse.Namespace) -> int:
         documents,
         loss_of,
         int(TOKENS * args.scale),
-        2e-3,
+        [RATES[name] for name in heads],
         "EAGLE heads",
         BATCH,
     )

@@ -10,11 +10,14 @@ import torch
 from eagle_heads import Reference, Variant, save, weights_of
 from recomputed import RecomputedLevel
 from small_models import make, plain_greedy
+from told import draft_input, prompts, told
 
 import polyspec_ext as ps
 
 FIRST = Variant("first", hidden=32, vocab=64, own_head=False)
-THIRD = Variant("third", version=3, hidden=32, vocab=64, draft_vocab=50, own_head=True)
+THIRD = Variant(
+    "third", version=3, hidden=32, vocab=64, draft_vocab=50, own_head=True, aux=(0, 1, 3)
+)
 PROMPTS = [[3, 9, 27, 17], [5, 6], [8, 1, 2, 3, 4, 5, 6], [11]]
 
 
@@ -80,3 +83,80 @@ def test_greedy_chains_give_the_targets_text(
         own = out.sequences[b][: len(prompt) + 10].tolist()
         assert own == plain_greedy(target, prompt, 10)
     assert drafter.num_forward_passes > 0
+
+
+@pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
+def test_trees_are_those_of_the_plain_forward_pass(v: Variant, target: Any, tmp_path: Path) -> None:
+    """EAGLE-2's tree, grown with a pass over the whole text for every node; two rows of different
+    lengths, twice, so that nothing of the first tree stays."""
+    k, total, weights = 3, 11, weights_of(v, 4)
+    drafter = ps.Eagle.from_pretrained(
+        save(v, weights, tmp_path), target, tree=ps.DynamicTree(k, total)
+    )
+    reference = Reference(
+        v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
+    )
+    layers = drafter.capabilities.hidden_layers
+    generator = torch.Generator().manual_seed(2)
+    texts = [[3, 9, 27, 17, 4], [5, 6, 40]]
+    features = [torch.randn(len(t) - 1, 32 * len(layers), generator=generator) for t in texts]
+    drafter.prefill(prompts(2))
+    hidden = told(layers, features, [0, 0])
+    for lengths in ([3, 2], [2, 3]):
+        block = drafter.draft(draft_input(texts, lengths, [hidden]))
+        assert block.parents is not None
+        assert block.counts is not None
+        assert block.rows is None
+        for b, depth in enumerate(lengths):
+            pairs = [
+                (token, reference.fused(f))
+                for token, f in zip(texts[b][1:], features[b].double(), strict=True)
+            ]
+            wanted = tree_of(reference, pairs, k, depth, total)
+            found: list[tuple[int, ...]] = []
+            for i in range(int(block.counts[b])):
+                parent = int(block.parents[b, i])
+                found.append((*(found[parent] if parent >= 0 else ()), int(block.tokens[b, i])))
+            assert set(found) == wanted
+        new = [torch.randn(1, 32 * len(layers), generator=generator) for _ in texts]
+        hidden = told(layers, new, [len(text) - 1 for text in texts])
+        features = [torch.cat(both) for both in zip(features, new, strict=True)]
+        texts = [[*text, 7] for text in texts]
+
+
+def tree_of(
+    reference: Reference, pairs: list[Any], k: int, depth: int, total: int
+) -> set[tuple[int, ...]]:
+    scores: dict[tuple[int, ...], float] = {(): 0.0}
+    behind = {(): reference.behind(pairs)}
+    lines: dict[tuple[int, ...], list[Any]] = {(): pairs}
+    level: list[tuple[int, ...]] = [()]
+    for at in range(depth):
+        below = []
+        for path in level:
+            logits, state = behind[path]
+            own = logits.log_softmax(0)
+            for token in own.topk(k).indices.tolist():
+                scores[(*path, token)] = scores[path] + float(own[token])
+                lines[(*path, token)] = [*lines[path], (token, state)]
+                below.append((*path, token))
+        level = sorted(below, key=lambda path: -scores[path])[:k]
+        if at + 1 < depth:
+            behind = {path: reference.behind(lines[path]) for path in level}
+    del scores[()]
+    return set(sorted(scores, key=lambda path: -scores[path])[: total - 1])
+
+
+@pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
+def test_behind_a_cached_model(v: Variant, target: Any, tmp_path: Path) -> None:
+    """A Hugging Face level with its own cache and a copy between them, sampled: the same tokens as
+    over a level that reads every text anew."""
+    place = save(v, weights_of(v, 4), tmp_path)
+    texts = []
+    for level in (RecomputedLevel(target), ps.HuggingFaceLevel(target)):
+        chain = ps.Chain([level, ps.Eagle.from_pretrained(place, target)], [3])
+        out = chain.generate(
+            PROMPTS, max_new_tokens=[12, 4, 9, 12], temperature=0.7, seed=5, eos_token_id=[]
+        )
+        texts.append(out.sequences)
+    assert torch.equal(*texts)
