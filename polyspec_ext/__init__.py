@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from polyspec_ext.kv_cache import RollbackCache
     from polyspec_ext.levels import HuggingFaceLevel, Level
     from polyspec_ext.outputs import Output, Stream
+    from polyspec_ext.planned import plan
+    from polyspec_ext.planning.planner import Plan
 
 # Imported when first asked for: they pull in transformers, which the operators do not need.
 _LAZY = {
@@ -62,6 +64,8 @@ _LAZY = {
     "Proposal": "polyspec_ext.drafters",
     "SuffixMatch": "polyspec_ext.drafters",
     "early_exit": "polyspec_ext.drafters",
+    "Plan": "polyspec_ext.planning.planner",
+    "plan": "polyspec_ext.planned",
     "RollbackCache": "polyspec_ext.kv_cache",
     "SwitchingDrafter": "polyspec_ext.drafters",
     "custom_generate": "polyspec_ext.integrations.transformers",
@@ -83,6 +87,7 @@ __all__ = [
     "Medusa",
     "NGramTable",
     "Output",
+    "Plan",
     "PolyspecError",
     "PromptLookup",
     "Proposal",
@@ -99,6 +104,7 @@ __all__ = [
     "custom_generate",
     "early_exit",
     "has_cuda",
+    "plan",
     "policies",
     "raise_for_status",
     "row_seeds",

@@ -27,6 +27,7 @@ from .levels import (
 from .levels.describe import level_line
 from .outputs import Output, Stream
 from .planning import Switch, level_for, widths_of
+from .planning.planner import Request, kept
 from .policies import WindowPolicy, named
 from .runtime.batch import Batch
 from .runtime.config import ChainConfig, Operators
@@ -197,6 +198,30 @@ class Chain:
         self.policy = policy
         self._wants_graphs, self._sync_each_step = graphs, sync_each_step
         self._idle()
+
+    @classmethod
+    def planned(
+        cls,
+        levels: Sequence[Any],
+        prompts: Prompt,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        *,
+        pack: Switch = "auto",
+        compile: Switch = False,
+        seconds: float = 40.0,
+    ) -> Chain:
+        """The chain of some of `levels` that `ps.plan` recommends for such requests; the target
+        alone where speculation does not pay. It is planned once for these levels, prompts and
+        requests on a machine, and the answer kept in the user's cache folder.
+
+        Args and errors: those of `ps.plan`.
+        """
+        request = Request(max_new_tokens, temperature)
+        chain: Chain = kept(
+            cls, levels, prompts, request, pack=pack, compile=compile, limit=seconds
+        )
+        return chain
 
     def _idle(self) -> None:
         """What is at work between the levels; nothing has begun yet."""

@@ -1,4 +1,4 @@
-"""The command line: ``python -m polyspec_ext generate|demo|bench ...``."""
+"""The command line: ``python -m polyspec_ext generate|demo|plan|bench ...``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import bench, demo, generate, options
+from . import bench, demo, generate, options, plan
 from .run import help_of, run_command
 
 
@@ -26,7 +26,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=help_of(parser))
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    for command in (generate, demo, bench):
+    for command in (generate, demo, plan, bench):
         command.add_command(commands)
     return parser
 

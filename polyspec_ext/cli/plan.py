@@ -1,0 +1,136 @@
+"""``python -m polyspec_ext plan``: which chain of models decodes fastest on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from .. import progress, tiny
+from ..bench.machine import QUESTIONS
+from ..planned import plan
+from ..planning import Switch, default_store, plot
+from . import options
+
+
+def add_command(commands: Any) -> None:
+    """Adds ``plan`` to the subcommands of a parser."""
+    sub = commands.add_parser(
+        "plan",
+        help="which chain of models decodes your prompts fastest on this machine",
+        description="Measure levels and acceptances on prompts, predict every chain of them by the "
+        "renewal model, and recommend one, or none. Without --target: the shipped models.",
+    )
+    sub.add_argument(
+        "prompt", nargs="*", type=options.prompt, help="text (default: six built-in questions)"
+    )
+    models = sub.add_argument_group("models")
+    models.add_argument("--target", metavar="MODEL", help="model directory or id")
+    models.add_argument(
+        "--draft",
+        metavar="MODEL",
+        action="append",
+        default=[],
+        help="a smaller model, or 'prompt-lookup'; may be repeated, the plan chooses among them",
+    )
+    models.add_argument(
+        "--pack", choices=("auto", "on", "off"), default="auto", help="(default: %(default)s)"
+    )
+    models.add_argument(
+        "--compile", action="store_true", help="decode through torch.compile, which takes a minute"
+    )
+    group = sub.add_argument_group("requests")
+    for name, kind, default, metavar in (
+        ("--max-new-tokens", options.integer(2), 128, "N"),
+        ("--temperature", options.number(0), 0.0, "T"),
+        ("--top-k", options.COUNT_OR_NONE, 0, "K"),
+        ("--top-p", options.number(0, 1), 1.0, "P"),
+        ("--min-p", options.number(0, 1), 0.0, "P"),
+        ("--seed", options.SEED, 0, "S"),
+    ):
+        read: Any = kind
+        group.add_argument(
+            name, type=read, default=default, metavar=metavar, help="(default: %(default)s)"
+        )
+    work = sub.add_argument_group("measurement")
+    work.add_argument(
+        "--seconds",
+        type=options.number(0),
+        default=40.0,
+        metavar="S",
+        help="that measuring may take (default: %(default)s)",
+    )
+    work.add_argument(
+        "--verify",
+        action="store_true",
+        help="run the recommendation, the runners-up and plain decoding, and recommend the fastest",
+    )
+    work.add_argument(
+        "--theorem",
+        action="store_true",
+        help="run the chains that Theorem 3.2 compares: its verdict beside what was measured",
+    )
+    work.add_argument(
+        "--repeats", type=options.COUNT, default=3, metavar="N", help="of runs (default: 3)"
+    )
+    options.add_threads(work)
+    work.add_argument(
+        "--measure-again",
+        action="store_true",
+        help="forget how levels were found to run fastest, and time it again",
+    )
+    sub.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    sub.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="predicted against measured, and where a third model pays, as a picture",
+    )
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, and print what came of it."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.measure_again:
+        default_store().clear()
+    if args.target is None and args.draft:
+        raise ValueError("draft: expected a --target as well, given none")
+    pack: Switch = "auto" if args.pack == "auto" else args.pack == "on"
+    shipped = args.target is None
+    levels: list[Any] = [args.target, *args.draft]
+    if shipped:
+        with progress.loading(shown=False):
+            made = tiny.levels(pack=pack, compile=args.compile)
+        levels = [*made.values(), "prompt-lookup"]
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")) if shipped else args.target)
+    asked = args.prompt or list(QUESTIONS[:6])
+    texts = [tiny.prompt_of(one) for one in asked] if shipped or not args.prompt else asked
+    prompts: list[list[int]] = [tokenizer(text)["input_ids"] for text in texts]
+    if min(map(len, prompts)) == 0:
+        raise ValueError("prompt: expected at least 1 token each, given none")
+    found = plan(
+        levels,
+        prompts,
+        args.max_new_tokens,
+        args.temperature,
+        args.top_k,
+        args.top_p,
+        args.min_p,
+        args.seed,
+        pack=pack,
+        compile=args.compile,
+        seconds=args.seconds,
+        verify=args.verify,
+        theorem=args.theorem,
+        repeats=args.repeats,
+    )
+    if args.plot is not None:
+        plot.draw(found, args.plot)
+    print(json.dumps(found.to_dict(), indent=1) if args.json else found)
+    return 0

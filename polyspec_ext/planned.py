@@ -1,0 +1,70 @@
+"""`plan`: which chain of the models at hand decodes one's prompts fastest on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .chain import Chain
+from .inputs import Prompt
+from .planning import Switch
+from .planning.planner import Plan, Request
+from .planning.planner import plan as _plan
+
+
+def plan(
+    levels: Sequence[Any],
+    prompts: Prompt,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    eos_token_id: int | Sequence[int] | None = None,
+    *,
+    pack: Switch = "auto",
+    compile: Switch = False,
+    seconds: float = 40.0,
+    verify: bool = False,
+    theorem: bool = False,
+    repeats: int = 3,
+) -> Plan:
+    """Measure, on these prompts and this machine, what a chain of some of `levels` would cost and
+    gain, and recommend one, or none.
+
+    Measured are the seconds of every level's steps by their number of tokens, in chains at work,
+    the chain's own time, and how likely each level accepts what each other proposes along the
+    target's texts; the renewal model (`planning.theory`) then predicts every chain, with the
+    windows and rounds that suit it best. Where the request samples, the rule is chosen by running
+    both.
+
+    Args:
+        levels: as `Chain` takes them, but with as many candidates between target and drafter as one
+            likes, and several drafters without a model behind them. The target is the first; the
+            others are put in order by their times.
+        prompts: token ids, such as will be asked; what is measured is an average over them.
+        max_new_tokens ... eos_token_id: of the requests to come.
+        pack, compile: as `Chain` has them.
+        seconds: that measuring may take; the search takes a few more.
+        verify: also run the recommendation, the runners-up and the target alone, and recommend
+            the fastest.
+        theorem: also run the chains that Theorem 3.2 compares.
+        repeats: of these runs.
+
+    Raises:
+        TypeError, ValueError: as `Chain` and `Chain.generate` have it.
+    """
+    request = Request(max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id)
+    return _plan(
+        Chain,
+        levels,
+        prompts,
+        request,
+        pack=pack,
+        compile=compile,
+        limit=seconds,
+        verify=verify,
+        theorem=theorem,
+        repeats=repeats,
+    )

@@ -1,0 +1,425 @@
+"""Which chain of the models at hand decodes the user's prompts fastest on this machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .. import arguments, inputs
+from ..drafters import BatchedDrafter, Drafter, DraftModel, PromptLookup
+from ..levels import Level
+from . import processor
+from .choice import Switch
+from .level import level_for
+from .measure import Clock, Measured, Part, Request, measure
+from .profile import pass_seconds
+from .search import (
+    Candidate,
+    Insertion,
+    Sensitivity,
+    candidates,
+    insertions,
+    sensitivities,
+)
+from .store import Store, default_store
+
+SCHEMA = 1  # of what is kept
+RUNNERS_UP = 3  # beside the recommendation and plain decoding, with `verify`
+_WIDTHS = (1, 4, 6)  # of a pass, by which packing is chosen before windows are known
+Make = Callable[..., Any]
+
+
+@dataclass
+class Plan:
+    """The answer of `ps.plan`.
+
+    Attributes:
+        candidates: every chain with its best windows, the fastest first by prediction.
+        recommended: the fastest of those that were run, else the first; the target alone where
+            speculation does not pay.
+        insertions: Theorem 3.2 for every chain of three levels or more.
+        sensitivities: what the recommendation depends on.
+        measured: what all of it follows from.
+        parts: the levels and drafters.
+        request: what was planned for.
+    """
+
+    candidates: list[Candidate]
+    recommended: Candidate
+    insertions: list[Insertion]
+    sensitivities: list[Sensitivity]
+    measured: Measured
+    parts: list[Part]
+    request: Request
+    make: Make = field(repr=False)
+
+    @property
+    def speculate(self) -> bool:
+        """Whether any chain is expected to be faster than the target alone."""
+        return len(self.recommended.parts) > 1
+
+    def chain(self, candidate: Candidate | None = None, **options: Any) -> Any:
+        """The recommended `Chain`, or that of another candidate; `options` are `Chain`'s."""
+        one = candidate or self.recommended
+        return self.make(
+            [self.parts[n].thing for n in one.parts],
+            list(one.windows),
+            **{"rounds": list(one.rounds), "rule": one.rule, **options},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, ready for JSON."""
+        return {
+            "machine": processor.facts(),
+            "request": self.request.options(),
+            "speculate": self.speculate,
+            "recommended": _plain(self.recommended),
+            "candidates": [_plain(one) for one in self.candidates],
+            "insertions": [
+                {
+                    "new": one.new,
+                    "above": one.above,
+                    "below": one.below,
+                    "lengths": dict(zip(("L_i", "L_i_new", "L_new"), one.lengths, strict=True)),
+                    "seconds": dict(zip(("T_i", "T_new", "T_below"), one.seconds, strict=True)),
+                    **one.test._asdict(),
+                    "holds_as_printed": one.test.printed,
+                    "holds_exactly": one.test.exact,
+                    "without": _plain(one.without),
+                    "with": _plain(one.with_new),
+                }
+                for one in self.insertions
+            ],
+            "sensitivities": [dict(one.__dict__) for one in self.sensitivities],
+            "choices": {part.name: str(how) for part, how in self._choices()},
+            "texts": self.measured.texts,
+            "tokens": len(self.measured.remaining),
+            "measuring_seconds": self.measured.spent,
+        }
+
+    def _choices(self) -> list[tuple[Part, Any]]:
+        each = [(part, getattr(part.thing, "choice", None)) for part in self.parts]
+        return [(part, choice) for part, choice in each if choice is not None]
+
+    def __str__(self) -> str:
+        """For people: the chains, the measurements, the tests, and what they depend on."""
+        sections = [self._verdict(), self._table(), self._measurements()]
+        if self.insertions:
+            sections.append(insertion_table(self.insertions))
+        if self.sensitivities:
+            sections.append(self._sensitivity())
+        return "\n\n".join(sections)
+
+    def _verdict(self) -> str:
+        one = self.recommended
+        rate = f"{one.predicted_tokens_per_second:.1f} tokens/s predicted"
+        if one.measured_tokens_per_second is not None:
+            rate += f", {one.measured_tokens_per_second:.1f} measured"
+        if not self.speculate:
+            return f"do not speculate: {one.levels[0]} alone, {rate}"
+        over = one.predicted_tokens_per_second / self.measured.alone
+        return f"recommended: {_described(one)}, rule {one.rule}; {rate}; {over:.2f}x plain"
+
+    def _table(self) -> str:
+        width = max(len(_described(one)) for one in self.candidates) + 2
+        lines = [
+            f"{'chain':{width}} predicted      +-  measured  pred./meas.  tokens/round  measured"
+        ]
+        for one in self.candidates:
+            line = f"{_described(one):{width}} {one.predicted_tokens_per_second:9.1f} "
+            line += f"{100 * one.uncertainty:5.1f} %"
+            if one.measured_tokens_per_second is None:
+                line += f" {'-':>9} {'-':>12}"
+            else:
+                line += f" {one.measured_tokens_per_second:9.1f} {1 + (one.error or 0):12.2f}"
+            length = "-" if one.measured_length is None else f"{one.measured_length:.2f}"
+            lines.append(f"{line}  {one.length:12.2f}  {length:>8}")
+        return "\n".join(lines)
+
+    def _measurements(self) -> str:
+        found = self.measured
+        lines = [
+            f"measured in {found.spent:.0f} s on {found.texts} texts of {len(found.remaining)} "
+            f"tokens, temperature {self.request.temperature:g}; own time per step "
+            f"{found.own * 1e6:.0f} us"
+        ]
+        for n, part in enumerate(self.parts):
+            times = []
+            for what, table in (("verify", found.verify.get(n)), ("draft", found.draft.get(n))):
+                if table is not None:
+                    shown = [m for m in (0, 1, 2, 4, 8, 16) if m in table.seconds]
+                    each = ", ".join(f"{m}: {table.seconds[m] * 1e3:.2f}" for m in shown)
+                    times.append(f"{what} {each}")
+            lines.append(f"  {part.name}: ms by tokens: {'; '.join(times)}")
+        pairs = sorted({*found.accept, *found.proposals})
+        shares = [
+            f"{self.parts[a].name} from {self.parts[b].name} {found.rate(a, b):.3f}"
+            for a, b in pairs
+        ]
+        if shares:
+            lines.append(f"  accepted per token: {', '.join(shares)}")
+        lines += [f"  {part.name}: {choice}" for part, choice in self._choices()]
+        return "\n".join(lines)
+
+    def _sensitivity(self) -> str:
+        lines = ["the recommendation stands while each of these, alone, is off by no more than"]
+        for one in self.sensitivities:
+            ends = []
+            for factor, rival in zip((one.lower, one.upper), one.rivals, strict=True):
+                if factor is not None:
+                    ends.append(f"x{factor:.2f} (then {rival})")
+            lines.append(f"  {one.quantity}: {'; '.join(ends) or 'nothing within x0.2 ... x5'}")
+        return "\n".join(lines)
+
+
+def plan(
+    make: Make,
+    levels: Sequence[Any],
+    prompts: inputs.Prompt,
+    request: Request,
+    *,
+    pack: Switch = "auto",
+    compile: Switch = False,
+    limit: float = 40.0,
+    verify: bool = False,
+    theorem: bool = False,
+    runners_up: int = RUNNERS_UP,
+    repeats: int = 3,
+    clock: Clock | None = None,
+) -> Plan:
+    """See `ps.plan`; `make` is `Chain`."""
+    clock = clock or time.perf_counter
+    parts = _in_order(parts_of(levels, pack=pack, compile=compile), clock)
+    rows = _checked(prompts, parts[0])
+    measured = measure(make, parts, rows, request, limit=limit, clock=clock)
+    found = candidates(measured, parts)
+    best = found[0]
+    alone = next(one for one in found if not one.windows)
+    made = Plan(found, best, [], [], measured, parts, request, make)
+    if request.temperature > 0 and best.windows:
+        best = found[0] = _with_rule(made, best, rows)
+    some = list(dict.fromkeys([*found[: 1 + runners_up], alone])) if verify else []
+    if theorem:
+        tests = insertions(measured, found)
+        both = [one for test in tests for one in (test.without, test.with_new)]
+        some = list(dict.fromkeys([*some, *both]))
+    if some:
+        for one, after in zip(some, run(made, some, rows, repeats), strict=True):
+            found[found.index(one)] = after
+        best = max(found, key=lambda one: one.measured_tokens_per_second or 0.0)
+    made.candidates, made.recommended = found, best
+    made.insertions = insertions(measured, found)
+    made.sensitivities = sensitivities(measured, parts, found)
+    return made
+
+
+def _with_rule(made: Plan, one: Candidate, prompts: Sequence[Sequence[int]]) -> Candidate:
+    """By the faster rule, both run. The block rule never accepts less, and costs a little more;
+    what it gains depends on whole blocks of tokens, which the replay of a text does not have."""
+    rules = [replace(one, rule=rule) for rule in ("token", "block")]
+    (token, token_length), (block, block_length) = (
+        (ran.measured_tokens_per_second or 1.0, ran.measured_length or 1.0)
+        for ran in run(made, rules, prompts, 1)
+    )
+    if block <= token * 1.02:
+        return one
+    return replace(
+        one,
+        rule="block",
+        predicted_tokens_per_second=one.predicted_tokens_per_second * block / token,
+        length=one.length * block_length / token_length,
+    )
+
+
+def _checked(prompts: Any, target: Part) -> list[list[int]]:
+    rows = inputs.rows_of("prompts", prompts)
+    return inputs.prompts("prompts", rows, int(target.thing.vocab_size))
+
+
+def run(
+    made: Plan, some: Sequence[Candidate], prompts: Sequence[Sequence[int]], repeats: int
+) -> list[Candidate]:
+    """Each with its tokens per second of decoding, in turns; the median of `repeats`."""
+    built = [made.chain(one) for one in some]
+    used = prompts[: made.measured.texts]
+    for one in built:
+        one.generate(list(used[0]), **{**made.request.options(), "max_new_tokens": 16})
+    rates: list[list[float]] = [[] for _ in built]
+    lengths = [0.0 for _ in built]
+    for repeat in range(repeats):
+        totals = [[0.0, 0.0, 0.0] for _ in built]
+        for turn, prompt in enumerate(used):
+            options = made.request.options(turn + repeat * len(used))
+            for place in range(len(built)):
+                number = (place + turn + repeat) % len(built)
+                stats = built[number].generate(list(prompt), **options).stats
+                totals[number][0] += stats.num_new_tokens
+                totals[number][1] += stats.decode_seconds
+                totals[number][2] += stats.levels[0].num_verifications
+        for number, (tokens, seconds, rounds) in enumerate(totals):
+            rates[number].append(tokens / seconds)
+            lengths[number] = tokens / rounds
+    return [
+        replace(one, measured_tokens_per_second=statistics.median(own), measured_length=length)
+        for one, own, length in zip(some, rates, lengths, strict=True)
+    ]
+
+
+def parts_of(levels: Sequence[Any], *, pack: Switch, compile: Switch) -> list[Part]:
+    """What `ps.plan` was given, made ready: levels of what is loaded or given as models, each
+    running as is fastest for a few tokens.
+
+    Raises:
+        TypeError, ValueError: as `Chain` has it.
+    """
+    things = arguments.entries("levels", levels)
+    if things is None or not things:
+        raise TypeError(
+            f"levels: expected a list of models, the target first, given {arguments.shown(levels)}"
+        )
+    made: list[Part] = []
+    for place, thing in enumerate(things):
+        if isinstance(thing, DraftModel):
+            thing = thing.level
+        if isinstance(thing, str) and thing == "prompt-lookup":
+            thing = PromptLookup()
+        drafts = isinstance(thing, Drafter | BatchedDrafter)
+        drafts = drafts and not isinstance(thing, Level | type)
+        if drafts and place == 0:
+            raise TypeError(f"levels[0]: expected a model, given {type(thing).__name__}")
+        if not drafts:
+            thing = level_for(thing, _WIDTHS, pack=pack, compile=compile, name=f"levels[{place}]")
+        made.append(Part(thing, str(getattr(thing, "name", type(thing).__name__)), not drafts))
+    return _named(made)
+
+
+def _named(parts: Sequence[Part]) -> list[Part]:
+    names = [part.name for part in parts]
+    return [
+        part if names.count(part.name) == 1 else replace(part, name=f"{part.name} ({n})")
+        for n, part in enumerate(parts)
+    ]
+
+
+def _in_order(parts: Sequence[Part], clock: Clock) -> list[Part]:
+    """The target, the other models from the slowest to the fastest, then drafters."""
+    target, others = parts[0], [part for part in parts[1:] if part.model]
+    apart = [part for part in others if getattr(part.thing, "reads_apart", True)]
+    cost = {}
+    if len(apart) > 1:
+        times = pass_seconds([part.thing for part in apart], (1,), repeats=6, clock=clock)
+        cost = {part.name: own[1] for part, own in zip(apart, times, strict=True)}
+    # What shares the target's cache is a copy of it.
+    others.sort(key=lambda part: -cost.get(part.name, float("inf")))
+    return [target, *others, *(part for part in parts[1:] if not part.model)]
+
+
+def kept(
+    make: Make,
+    levels: Sequence[Any],
+    prompts: inputs.Prompt,
+    request: Request,
+    *,
+    pack: Switch = "auto",
+    compile: Switch = False,
+    limit: float = 40.0,
+    store: Store | None = None,
+) -> Any:
+    """See `Chain.planned`: the recommended chain, planned once per machine."""
+    store = default_store() if store is None else store
+    parts = parts_of(levels, pack=pack, compile=compile)
+    rows = _checked(prompts, parts[0])
+    key = {
+        "plan": SCHEMA,
+        **processor.facts(),
+        "parts": [_fingerprint(part) for part in parts],
+        "prompts": rows,
+        "request": request.options(),
+    }
+    value = store.get(key)
+    try:
+        assert value is not None
+        things = [parts[int(n)].thing for n in value["parts"]]
+        options = {"rounds": value["rounds"], "rule": value["rule"]}
+        return make(things, value["windows"], **options)
+    except (AssertionError, TypeError, ValueError, KeyError, IndexError):
+        pass
+    things = [part.thing for part in parts]
+    found = plan(make, things, rows, request, pack=pack, compile=compile, limit=limit)
+    best = found.recommended
+    numbers = [things.index(found.parts[n].thing) for n in best.parts]
+    fields = {"windows": list(best.windows), "rounds": list(best.rounds), "rule": best.rule}
+    store.put(key, {"parts": numbers, **fields})
+    return found.chain()
+
+
+def _fingerprint(part: Part) -> list[Any]:
+    model = getattr(part.thing, "model", None)
+    config = getattr(model, "config", None)
+    told = repr(config.to_dict()) if config is not None else type(part.thing).__name__
+    return [part.name, told, str(getattr(part.thing, "choice", None) and part.thing.choice.config)]
+
+
+# ---- for people ----------------------------------------------------------------------------------
+
+
+def _described(one: Candidate) -> str:
+    if not one.windows:
+        return f"{one.levels[0]} alone"
+    text = f"{', '.join(one.levels)}; window {','.join(map(str, one.windows))}"
+    return text + (f" rounds {','.join(map(str, one.rounds))}" if one.rounds else "")
+
+
+def insertion_table(tests: Sequence[Insertion]) -> str:
+    """Theorem 3.2 as the rebuttal's table has it: both sides, verdict and speeds."""
+    heads = (
+        "T_i", "L_i-new", "T_new", "L_new", "T_below", "L_i", "T_new/T_i", "< (1)", "< exact",
+        "(1)", "exact", "renewal", "measured", "tokens/s",
+    )  # fmt: skip
+    rows = [_insertion(one) for one in tests]
+    names = [f"{one.new} between {one.above} and {one.below}" for one in tests]
+    widths = [max(map(len, own)) for own in zip(heads, *rows, strict=True)]
+    first = max(map(len, names))
+    lines = [
+        "Theorem 3.2: does a model belong between two others? (T in ms per pass; L: tokens per "
+        "verification; exact: T_new against Lemma 3.1 before and after)"
+    ]
+    for name, cells in zip(["", *names], [heads, *rows], strict=True):
+        each = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        lines.append(f"{name:{first}}  {'  '.join(each)}".rstrip())
+    return "\n".join(lines)
+
+
+def _insertion(one: Insertion) -> tuple[str, ...]:
+    test, (length, of_new, new_length) = one.test, one.lengths
+    above, new, below = (seconds * 1e3 for seconds in one.seconds)
+    before, after = (c.predicted_tokens_per_second for c in (one.without, one.with_new))
+    renewal, measured = _word(after > before), "-"
+    first, second = (c.measured_tokens_per_second for c in (one.without, one.with_new))
+    if first is not None and second is not None:
+        before, after, measured = first, second, _word(second > first)
+    return (
+        f"{above:.2f}", f"{of_new:.2f}", f"{new:.2f}", f"{new_length:.2f}", f"{below:.2f}",
+        f"{length:.2f}", f"{test.ratio_above:.3f}", f"{test.bound_above:.3f}",
+        f"{test.exact_bound * 1e3:.2f}", _word(test.above), _word(test.exact), renewal, measured,
+        f"{before:.1f} -> {after:.1f}",
+    )  # fmt: skip
+
+
+def _word(inserted: bool) -> str:
+    return "insert" if inserted else "no"
+
+
+def _plain(one: Candidate) -> dict[str, Any]:
+    fields = ("levels", "windows", "rounds", "rule", "predicted_tokens_per_second", "uncertainty",
+              "measured_tokens_per_second", "measured_length")  # fmt: skip
+    values = {name: getattr(one, name) for name in fields}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()} | {
+        "tokens_per_round": one.length
+    }
+
+
+__all__ = ["Plan", "Request", "insertion_table", "kept", "parts_of", "plan", "run"]

@@ -1,0 +1,348 @@
+"""Chains of the parts at hand: which windows suit each, and what it would give."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .measure import MOST, Measured, MeasuredSeconds, Part
+from .theory import Acceptance, Expectation, InsertionTest, Proposals, expectation, insertion_test
+from .theory.lengths import Floats
+
+_PLACES = 400  # of texts that windows are chosen on
+_TRIALS = 60  # windows tried for one chain
+_EXTRA = (0, 1, None)  # rounds beyond those that fill a window; None: unbounded
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A chain, what is predicted for it, and what was measured.
+
+    Attributes:
+        parts: numbers of its parts, target first.
+        levels: their names.
+        windows, rounds, rule: as `Chain` takes them.
+        predicted_tokens_per_second: of decoding one prompt.
+        uncertainty: relative; twice the standard error of the prediction from the texts' and the
+            times' spread.
+        measured_tokens_per_second: where it was run.
+        length: tokens per round of the target; `measured_length` where it was run.
+    """
+
+    parts: tuple[int, ...]
+    levels: tuple[str, ...]
+    windows: tuple[int, ...]
+    rounds: tuple[int, ...]
+    predicted_tokens_per_second: float
+    uncertainty: float
+    length: float
+    rule: str = "token"
+    measured_tokens_per_second: float | None = None
+    measured_length: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less 1."""
+        if self.measured_tokens_per_second is None:
+            return None
+        return self.predicted_tokens_per_second / self.measured_tokens_per_second - 1
+
+
+def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
+    """Every chain of the parts in their order: the target, any models, and at most one drafter."""
+    models = [n for n, part in enumerate(parts) if part.model and n > 0]
+    drafters = [n for n, part in enumerate(parts) if not part.model]
+    for count in range(len(models) + 1):
+        for some in itertools.combinations(models, count):
+            yield (0, *some)
+            for last in drafters:
+                yield (0, *some, last)
+
+
+def candidates(measured: Measured, parts: Sequence[Part]) -> list[Candidate]:
+    """Each chain with the windows that suit it best, the fastest first."""
+    found = []
+    for chain in chains(parts):
+        windows, rounds = best_windows(measured, chain)
+        found.append(candidate(measured, parts, chain, windows, rounds))
+    return sorted(found, key=lambda one: -one.predicted_tokens_per_second)
+
+
+def candidate(
+    measured: Measured,
+    parts: Sequence[Part],
+    chain: tuple[int, ...],
+    windows: tuple[int, ...],
+    rounds: tuple[int, ...],
+) -> Candidate:
+    """The prediction for one chain."""
+    names = tuple(parts[n].name for n in chain)
+    if not windows:
+        return Candidate(chain, names, (), (), measured.alone, 2 * measured.alone_error, 1.0)
+    found = predict(measured, chain, windows, rounds)
+    return Candidate(
+        chain,
+        names,
+        windows,
+        rounds,
+        found.tokens_per_second,
+        _uncertainty(measured, chain, found),
+        found.length,
+    )
+
+
+def predict(
+    measured: Measured,
+    chain: Sequence[int],
+    windows: Sequence[int],
+    rounds: Sequence[int],
+    factors: Mapping[int, float] | None = None,
+    rejected: Mapping[tuple[int, int], float] | None = None,
+    places: int | None = None,
+) -> Expectation:
+    """What the renewal model expects of a chain on the measured texts.
+
+    Args:
+        factors: of parts' times, as `MeasuredSeconds` has them.
+        rejected: by pair of parts, the factor of the probability of a rejection.
+        places: only the texts within the first so many positions.
+    """
+    acceptance = measured.acceptance(chain)
+    if rejected:
+        pairs = list(itertools.pairwise(chain))
+        levels = tuple(
+            _scaled(own, rejected.get(pair, 1.0))
+            for pair, own in zip(pairs, acceptance.levels, strict=True)
+        )
+        proposals = acceptance.proposals
+        if proposals is not None:
+            changed = _scaled(proposals.accept, rejected.get(pairs[-1], 1.0))
+            proposals = Proposals(changed, proposals.counts)
+        acceptance = Acceptance(levels, acceptance.remaining, proposals)
+    if places is not None:
+        acceptance = _first(acceptance, places)
+    seconds = MeasuredSeconds(measured, chain, factors or {})
+    return expectation(windows, rounds, acceptance, seconds)
+
+
+def _scaled(accept: Floats, factor: float) -> Floats:
+    changed: Floats = np.clip(1 - (1 - accept) * factor, 0, 1)
+    return changed
+
+
+def _first(acceptance: Acceptance, places: int) -> Acceptance:
+    remaining = acceptance.remaining
+    assert remaining is not None
+    if len(remaining) <= places:
+        return acceptance
+    begins = np.flatnonzero(np.append(True, remaining[1:] >= remaining[:-1]))
+    later = begins[begins >= places // 2]
+    cut = int(later[0]) if len(later) else len(remaining)
+    proposals = acceptance.proposals
+    if proposals is not None:
+        proposals = Proposals(proposals.accept[:cut], proposals.counts[:cut])
+    return Acceptance(tuple(a[:cut] for a in acceptance.levels), remaining[:cut], proposals)
+
+
+def best_windows(
+    measured: Measured, chain: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Windows and rounds with the most tokens per second; of two levels by trying all, of more by
+    changing one after another until none helps."""
+    count = len(chain) - 1
+    if count == 0:
+        return (), ()
+    known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
+
+    def rate(windows: tuple[int, ...], extra: tuple[int | None, ...]) -> float:
+        rounds = _rounds(windows, extra)
+        if (windows, rounds) not in known:
+            found = predict(measured, chain, windows, rounds, places=_PLACES)
+            known[windows, rounds] = found.tokens_per_second
+        return known[windows, rounds]
+
+    if count == 1:
+        for window in range(1, MOST + 1):
+            rate((window,), ())
+    else:
+        windows = tuple(min(3 * 2**i, MOST) for i in reversed(range(count)))
+        extra: tuple[int | None, ...] = (1,) * (count - 1)
+        best, moved = rate(windows, extra), True
+        while moved and len(known) < _TRIALS:
+            moved = False
+            for place, step in itertools.product(range(count), (1, -1, 3, -3)):
+                size = windows[place] + step
+                if not 1 <= size <= MOST:
+                    continue
+                other = (*windows[:place], size, *windows[place + 1 :])
+                if rate(other, extra) > best:
+                    windows, best, moved = other, rate(other, extra), True
+            for place, more in itertools.product(range(count - 1), _EXTRA):
+                choice = (*extra[:place], more, *extra[place + 1 :])
+                if rate(windows, choice) > best:
+                    extra, best, moved = choice, rate(windows, choice), True
+    return max(known, key=known.__getitem__)
+
+
+def _rounds(windows: Sequence[int], extra: Sequence[int | None]) -> tuple[int, ...]:
+    pairs = itertools.pairwise(windows)
+    return tuple(
+        0 if more is None else -(-window // (below + 1)) + more
+        for (window, below), more in zip(pairs, extra, strict=True)
+    )
+
+
+def _uncertainty(measured: Measured, chain: Sequence[int], found: Expectation) -> float:
+    """Relative, twice the standard error: texts drawn again, and the spread of the times."""
+    generator = np.random.default_rng(0)
+    spent, count = found.seconds.sum(1), len(found.tokens)
+    picks = generator.integers(0, count, (200, count))
+    rates = found.tokens[picks].sum(1) / spent[picks].sum(1)
+    by_text = float(rates.std() / rates.mean()) if count > 1 else 0.1
+    shares = found.seconds.sum(0) / spent.sum()
+    tables = [measured.verify[n] for n in chain[:-1]] + [measured.draft[chain[-1]]]
+    by_time = sum((share * own.error) ** 2 for share, own in zip(shares, tables, strict=True))
+    return float(2 * (by_text**2 + by_time) ** 0.5)
+
+
+# ---- what decides --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """Theorem 3.2 for one model of a chain, and what the renewal model says.
+
+    Attributes:
+        new, above, below: names of M_new, M_i and M_{i+1}.
+        lengths: L_i, L_{i-new}, L_new.
+        seconds: T_i, T_new, T_{i+1} of one pass.
+        test: both sides.
+        without, with_new: the chains compared.
+    """
+
+    new: str
+    above: str
+    below: str
+    lengths: tuple[float, float, float]
+    seconds: tuple[float, float, float]
+    test: InsertionTest
+    without: Candidate
+    with_new: Candidate
+
+
+def insertions(measured: Measured, found: Sequence[Candidate]) -> list[Insertion]:
+    """For every chain of at least three levels and the model above its last."""
+    by_parts = {one.parts: one for one in found}
+    tests = []
+    for one in found:
+        if len(one.parts) < 3:
+            continue
+        place = len(one.parts) - 2
+        kept = (*one.parts[:place], one.parts[-1])
+        base = by_parts[kept]
+        after = predict(measured, one.parts, one.windows, one.rounds)
+        before = predict(measured, base.parts, base.windows, base.rounds)
+        lengths = before.emitted(place), after.emitted(place), after.emitted(place + 1)
+        above, new, below = one.parts[place - 1 :]
+        window = one.windows[place]
+        drafts = measured.draft[below]
+        models = measured.verify
+        pending = after.verified[place - 1] / (after.steps.sum(0)[place - 1] / after.rounds.sum())
+        seconds = (
+            models[above].at(round(pending)),
+            models[new].at(window),
+            drafts.at(window) / window,
+        )
+        test = insertion_test(*seconds, *lengths, beta=float(window))
+        names = one.levels[place], one.levels[place - 1], one.levels[-1]
+        tests.append(Insertion(*names, lengths, seconds, test, base, one))
+    return tests
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """How far one measured quantity may be off before another chain is predicted to be faster.
+
+    Attributes:
+        quantity: in words.
+        lower, upper: factors; None: none between .2 and 5 changes it. For acceptances the factor
+            is of the rejected share.
+        rivals: the chain that is faster then, below and above.
+    """
+
+    quantity: str
+    lower: float | None
+    upper: float | None
+    rivals: tuple[str, str]
+
+
+def sensitivities(
+    measured: Measured, parts: Sequence[Part], found: Sequence[Candidate]
+) -> list[Sensitivity]:
+    """Of the first of `found` against the others, windows as they are."""
+    best, others = found[0], list(found[1:4])
+    if not others:
+        return []
+    plain = next(one for one in found if len(one.parts) == 1)
+    if plain not in (best, *others):
+        others.append(plain)
+    quantities: list[tuple[str, Mapping[int, float], Mapping[tuple[int, int], float]]] = []
+    used = {n for one in (best, *others) for n in one.parts}
+    for n in sorted(used):
+        quantities.append((f"seconds of {parts[n].name}", {n: 1.0}, {}))
+    quantities.append(("own seconds per step", {-1: 1.0}, {}))
+    for pair in itertools.pairwise(best.parts):
+        a, b = (parts[n].name for n in pair)
+        quantities.append((f"share of {b}'s tokens that {a} rejects", {}, {pair: 1.0}))
+    return [
+        _sensitivity(measured, name, best, others, times, rejected)
+        for name, times, rejected in quantities
+    ]
+
+
+def _sensitivity(
+    measured: Measured,
+    name: str,
+    best: Candidate,
+    others: Sequence[Candidate],
+    times: Mapping[int, float],
+    rejected: Mapping[tuple[int, int], float],
+) -> Sensitivity:
+    def rate(one: Candidate, factor: float) -> float:
+        if not one.windows:
+            scale = times.get(0)
+            return measured.alone / (factor if scale else 1.0)
+        return predict(
+            measured,
+            one.parts,
+            one.windows,
+            one.rounds,
+            dict.fromkeys(times, factor),
+            dict.fromkeys(rejected, factor),
+            places=_PLACES,
+        ).tokens_per_second
+
+    offset = {one: one.predicted_tokens_per_second / rate(one, 1.0) for one in (best, *others)}
+
+    def rival(factor: float) -> Candidate | None:
+        own = rate(best, factor) * offset[best]
+        ahead = {one: rate(one, factor) * offset[one] for one in others}
+        first = max(ahead, key=ahead.__getitem__)
+        return first if ahead[first] > own else None
+
+    ends: list[tuple[float | None, str]] = []
+    for end in (0.2, 5.0):
+        there = rival(end)
+        if there is None:
+            ends.append((None, ""))
+            continue
+        low, high = 1.0, end
+        for _ in range(8):
+            middle = (low * high) ** 0.5
+            now = rival(middle)
+            low, high, there = (middle, high, there) if now is None else (low, middle, now)
+        ends.append((high, ", ".join(there.levels)))
+    return Sensitivity(name, ends[0][0], ends[1][0], (ends[0][1], ends[1][1]))

@@ -1,0 +1,253 @@
+"""The planner on levels whose passes take a known time, by a clock that only they move."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy import ToyLevel, distribution
+
+import polyspec_ext as ps
+from polyspec_ext.drafters import Context, Proposal
+from polyspec_ext.planning import measure, planner, search
+from polyspec_ext.planning.measure import Part, Request
+
+PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 1, 1, 8]]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    own = Clock()
+    monkeypatch.setattr(time, "perf_counter", own)
+    return own
+
+
+class Slow(ToyLevel):
+    """The target of seed 0 with some noise, a pass of which takes `seconds` and a little for each
+    token."""
+
+    def __init__(self, clock: Clock, name: str, seconds: float, noise: float) -> None:
+        super().__init__(12, 0, scale=2.0, name=name)
+        self.table = self.table + ToyLevel(12, len(name), scale=noise).table
+        self.clock, self.seconds = clock, seconds
+
+    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        self.clock.now += self.seconds * (1 + 0.02 * tokens.shape[1])
+        return super().forward(tokens, keep)
+
+
+def levels(clock: Clock) -> list[Any]:
+    return [
+        Slow(clock, "target", 0.1, 0.0),
+        Slow(clock, "small", 0.004, 1.4),
+        Slow(clock, "middle", 0.02, 0.35),
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_what_is_predicted_is_what_runs(clock: Clock, count: int) -> None:
+    given = [*levels(clock)[:count], *(["prompt-lookup"] if count == 2 else [])]
+    plan = ps.plan(given, PROMPTS, 60, seconds=1e9, verify=True)
+    # The models in order of their times, and all chains of them.
+    names = [part.name for part in plan.parts]
+    assert names == (["target", "middle", "small"] if count == 3 else [*names[:2], "prompt lookup"])
+    assert len({one.parts for one in plan.candidates}) == len(plan.candidates) == 4
+    ran = planner.run(plan, plan.candidates, PROMPTS, 1)
+    for one in ran:
+        assert one.error is not None
+        assert one.measured_length is not None
+        if len(one.parts) <= 2:
+            # Greedy texts replayed exactly; the first round of a text has more to read.
+            assert one.length == pytest.approx(one.measured_length), one
+            assert abs(one.error) < 0.02, one
+        else:
+            assert abs(one.error) < 0.1, one
+    rates = [one.measured_tokens_per_second or 0.0 for one in ran]
+    best = plan.recommended.measured_tokens_per_second
+    assert best is not None
+    assert best >= 0.97 * max(rates)
+    assert plan.speculate
+    text = plan.chain().generate(PROMPTS[0], 60).sequences
+    assert text.equal(ps.Chain([plan.parts[0].thing]).generate(PROMPTS[0], 60).sequences)
+
+
+def test_windows_are_the_best_of_all(clock: Clock) -> None:
+    target, small, middle = levels(clock)
+    parts = [Part(level, level.name, True) for level in (target, middle, small)]
+    found = measure.measure(ps.Chain, parts, PROMPTS, Request(60), limit=1e9)
+    for chain in ((0, 1), (0, 2), (0, 1, 2)):
+        windows, rounds = search.best_windows(found, chain)
+        best = search.predict(found, chain, windows, rounds).tokens_per_second
+        for size, inner in itertools.product((1, 3, 5, 8, 12), (1, 2, 4)):
+            other = (size, inner)[: len(windows)]
+            bound = tuple(-(-a // (b + 1)) for a, b in itertools.pairwise(other))
+            rival = search.predict(found, chain, other, bound).tokens_per_second
+            assert rival <= best * 1.005
+
+
+def test_plain_decoding_wins_where_drafts_are_dear(clock: Clock) -> None:
+    target = Slow(clock, "target", 0.1, 0.0)
+    plan = ps.plan([target, Slow(clock, "as slow", 0.09, 3.0)], PROMPTS, 40, seconds=1e9)
+    assert not plan.speculate
+    assert plan.recommended.levels == ("target",)
+    assert str(plan).startswith("do not speculate: target alone")
+    assert plan.recommended.predicted_tokens_per_second == pytest.approx(1 / 0.102, rel=0.01)
+    assert plan.chain().window == []
+
+
+def test_sensitivity_is_where_the_verdict_turns(clock: Clock) -> None:
+    plan = ps.plan(levels(clock), PROMPTS, 60, seconds=1e9)
+    best = plan.candidates[0]
+    turned = 0
+    for one in plan.sensitivities:
+        part = next((n for n, p in enumerate(plan.parts) if one.quantity.endswith(p.name)), None)
+        for factor, rival in zip((one.lower, one.upper), one.rivals, strict=True):
+            if factor is None or part in (None, 0) or not one.quantity.startswith("seconds"):
+                continue
+            other = next(c for c in plan.candidates if ", ".join(c.levels) == rival)
+            if not other.windows:
+                continue
+
+            def ahead(by: float, part: Any = part, other: Any = other) -> bool:
+                rates = [
+                    search.predict(
+                        plan.measured, c.parts, c.windows, c.rounds, {part: by}
+                    ).tokens_per_second
+                    for c in (best, other)
+                ]
+                return rates[1] > rates[0]
+
+            far = 1.05 if factor > 1 else 1 / 1.05
+            assert ahead(factor * far)
+            assert not ahead(factor / far)
+            turned += 1
+    assert turned
+
+
+def test_theorem_beside_what_was_measured(clock: Clock) -> None:
+    plan = ps.plan(levels(clock), PROMPTS, 60, seconds=1e9, theorem=True, repeats=1)
+    (test,) = plan.insertions
+    assert (test.above, test.new, test.below) == ("target", "middle", "small")
+    assert test.without.measured_tokens_per_second
+    assert test.with_new.measured_tokens_per_second
+    assert test.lengths[0] == pytest.approx(test.without.length)
+    assert test.lengths[1] == pytest.approx(test.with_new.length)
+    assert "middle between target and small" in str(plan)
+    report = json.loads(json.dumps(plan.to_dict()))
+    assert {"ratio_above", "bound_above", "exact_bound"} <= report["insertions"][0].keys()
+    for one in report["candidates"]:
+        assert {"levels", "windows", "predicted_tokens_per_second"} <= one.keys()
+    assert any(one["measured_tokens_per_second"] for one in report["candidates"])
+
+
+@pytest.mark.parametrize(
+    "rows", [{"temperature": 0.7, "top_k": 5, "top_p": 0.8}, {"min_p": 0.2}, {}]
+)
+def test_distributions_are_those_of_the_operators(rows: dict[str, Any]) -> None:
+    logits = ToyLevel(30, 3, scale=3.0).table[0]
+    request = Request(**{"temperature": 1.0, **rows})
+    wanted = [distribution(row, **{"temperature": 1.0, **rows}) for row in logits]
+    found = measure.processed(logits, request)
+    assert found.numpy() == pytest.approx(torch.tensor(wanted).numpy(), abs=1e-5)
+    greedy = measure.processed(logits, Request())
+    assert greedy.argmax(-1).equal(logits.argmax(-1))
+    assert greedy.sum() == len(logits)
+
+
+def test_sampled_requests(clock: Clock) -> None:
+    prompts = [[a, b] for a in range(6) for b in range(2)]
+    plan = ps.plan(levels(clock), prompts, 60, 1.0, seconds=1e9, verify=True, repeats=1)
+    for one in plan.candidates:
+        if one.measured_length is not None and one.rule == "token":
+            assert one.length == pytest.approx(one.measured_length, rel=0.12)
+
+
+class Guess:
+    """Samples from a fixed distribution: known by what came of its rounds only."""
+
+    name = "guess"
+
+    def propose(self, context: Context, k: int) -> Proposal:
+        logits = torch.zeros(1, k, 12)
+        drawn = [
+            int(
+                ps.sample(
+                    logits[0, j : j + 1], seed=context.seed, level=context.level,
+                    position=len(context.tokens) + j, round=context.round,
+                ).tokens
+            )
+            for j in range(k)
+        ]  # fmt: skip
+        return Proposal(drawn, logits)
+
+
+def test_a_drafter_that_samples_is_observed(clock: Clock) -> None:
+    target = Slow(clock, "target", 0.1, 0.0)
+    target.table = target.table / 8  # nearly uniform, as the guesses
+    given = [target, Guess()]
+    prompts = [[n] for n in range(12)]
+    plan = ps.plan(given, prompts, 200, 1.0, seconds=1e9, verify=True, repeats=1)
+    (one,) = [c for c in plan.candidates if c.windows]
+    assert one.measured_length == pytest.approx(one.length, rel=0.12)
+    assert one.length > 1.5
+
+
+def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyspec_ext.planning.store import Store
+
+    store = Store(tmp_path)
+    monkeypatch.setattr(planner, "default_store", lambda: store)
+    first = ps.Chain.planned(levels(clock), PROMPTS, 60, seconds=1e9)
+
+    def again(*_: Any, **__: Any) -> Any:
+        raise AssertionError("measured again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(planner, "measure", again)
+        second = ps.Chain.planned(levels(clock), PROMPTS, 60)
+        assert (second.names, second.window, second.rounds, second.rule) == (
+            first.names,
+            first.window,
+            first.rounds,
+            first.rule,
+        )
+        with pytest.raises(AssertionError, match="measured again"):
+            ps.Chain.planned(levels(clock), PROMPTS, 61)
+    assert ps.plan(levels(clock), PROMPTS, 60, seconds=1e9).recommended.windows == tuple(
+        first.window
+    )
+
+
+def test_bad_input() -> None:
+    with pytest.raises(TypeError, match="levels: expected a list of models"):
+        ps.plan([], PROMPTS)
+    with pytest.raises(TypeError, match=r"levels\[0\]: expected a model, given PromptLookup"):
+        ps.plan([ps.PromptLookup()], PROMPTS)
+    with pytest.raises(ValueError, match="max_new_tokens: expected an integer >= 2, given 1"):
+        ps.plan([ToyLevel(5, 0)], PROMPTS, 1)
+    with pytest.raises(ValueError, match="prompts"):
+        ps.plan([ToyLevel(5, 0)], [[9]])
+
+
+def test_pictures(clock: Clock, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from polyspec_ext.planning import plot
+
+    plan = ps.plan(levels(clock), PROMPTS, 60, seconds=1e9, theorem=True, repeats=1)
+    plot.draw(plan, tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
