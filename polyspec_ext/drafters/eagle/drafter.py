@@ -92,6 +92,7 @@ class Eagle:
             batches=True, reads_apart=True, hidden_layers=self._head.config.hidden_layers
         )
 
+    @torch.inference_mode()
     def prefill(self, prompts: PromptBatch) -> None:
         # The prompts' states come with the first draft.
         self._head.begin(prompts.tokens.shape[0], prompts.capacity)
@@ -125,11 +126,8 @@ class Eagle:
         states = self._read_pairs(inputs)
         if self.tree is None:
             self._level.begin(states)
-            block = self._chain.draft(inputs)
-        else:
-            block = self._draft_tree(self.tree, inputs, states)
-        self._head.keep(self._head.pairs)  # drops what was made of own states
-        return block
+            return self._chain.draft(inputs)
+        return self._draft_tree(self.tree, inputs, states)
 
     def _draft_tree(self, tree: Tree, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
         head = self._head
