@@ -53,12 +53,14 @@ class DrafterCapabilities:
             tensors.
         reads_apart: its prefill touches nothing that a level reads or writes.
         hidden_layers: layers of the verifiers whose hidden states it wants.
+        trees: its blocks may be trees; the level above it must read them.
     """
 
     batches: bool = True
     device_lengths: bool = False
     reads_apart: bool = False
     hidden_layers: tuple[int, ...] = ()
+    trees: bool = False
 
 
 class RowBuffer(NamedTuple):

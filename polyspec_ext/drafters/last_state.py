@@ -62,7 +62,7 @@ class LastStateDrafter:
 
     @property
     def capabilities(self) -> DrafterCapabilities:
-        return DrafterCapabilities(batches=True, reads_apart=True, hidden_layers=(LAST,))
+        return DrafterCapabilities(reads_apart=True, hidden_layers=(LAST,), trees=True)
 
     def prefill(self, prompts: PromptBatch) -> None:
         """Nothing is remembered."""

@@ -89,7 +89,10 @@ class Eagle:
     @property
     def capabilities(self) -> DrafterCapabilities:
         return DrafterCapabilities(
-            batches=True, reads_apart=True, hidden_layers=self._head.config.hidden_layers
+            batches=True,
+            reads_apart=True,
+            hidden_layers=self._head.config.hidden_layers,
+            trees=self.tree is not None,
         )
 
     @torch.inference_mode()
