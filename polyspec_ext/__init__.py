@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from polyspec_ext.outputs import Output, Stream
     from polyspec_ext.planned import plan
     from polyspec_ext.planning.planner import Plan
+    from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
 
 # Imported when first asked for: they pull in transformers, which the operators do not need.
 _LAZY = {
@@ -69,6 +70,9 @@ _LAZY = {
     "RollbackCache": "polyspec_ext.kv_cache",
     "SwitchingDrafter": "polyspec_ext.drafters",
     "custom_generate": "polyspec_ext.integrations.transformers",
+    "load_w4": "polyspec_ext.quantization",
+    "quantize_w4": "polyspec_ext.quantization",
+    "save_w4": "polyspec_ext.quantization",
 }
 
 Scheduler = _C.Scheduler
@@ -104,11 +108,14 @@ __all__ = [
     "custom_generate",
     "early_exit",
     "has_cuda",
+    "load_w4",
     "plan",
     "policies",
+    "quantize_w4",
     "raise_for_status",
     "row_seeds",
     "sample",
+    "save_w4",
     "verify",
 ]
 

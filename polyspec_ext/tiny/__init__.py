@@ -123,3 +123,20 @@ def chain(
             options["rounds"] = ROUNDS.get(tuple(names))
     made = levels(names, dtype=dtype, device=device, pack=pack, compile=compile)
     return Chain(list(made.values()), window, **options)
+
+
+def grown(times: int = 4, *, dtype: torch.dtype | None = None) -> Any:
+    """The shipped target with hidden and intermediate widths and heads `times` as wide and the same
+    distribution to rounding: 114 million parameters at 4, 449 million at 8. It is made in memory,
+    in seconds; it costs what a model of that size costs and says what the target says.
+
+    Args:
+        times: >= 1.
+        dtype: of the model; None: float32.
+    """
+    from ..levels import load
+    from .growth import grown_model
+
+    with progress.loading(shown=False):
+        model = load(path("target"), dtype).model
+    return grown_model(model, times)

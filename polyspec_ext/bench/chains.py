@@ -1,0 +1,322 @@
+"""``bench chains``: every chain of two to four levels below the shipped target, or below the same
+target grown, beside plain decoding of it, in turns within one run.
+
+A level stands below those that cost more. What stands in the table: how often each level was asked
+(N passes), how much of its drafts it took (L), what share of the time (T) and how fast the whole
+was; chains that lose stay in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from polyspec_ext import progress, tiny
+from polyspec_ext.bench import machine
+from polyspec_ext.bench.differences import first_difference
+from polyspec_ext.bench.generation import Contender, measure, ratios
+from polyspec_ext.bench.generation_calls import Request, chain_call
+from polyspec_ext.chain import Chain
+from polyspec_ext.drafters import PromptLookup
+from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.planning import pass_seconds
+from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
+from polyspec_ext.stats import Stats, merge
+
+SCHEMA = 1  # of the JSON report
+TARGET, W4, MIDDLE, DRAFTER, NGRAM = "target", "W4 copy", "middle", "drafter", "n-gram"
+# Below the target, the dearest first: a chain is a part of it in that order.
+KINDS = (W4, MIDDLE, DRAFTER, NGRAM)
+# Windows tried for a chain, by its levels; the fastest on one prompt is measured.
+WINDOWS: dict[int, tuple[tuple[int, ...], ...]] = {
+    2: ((4,), (7,), (11,)),
+    3: ((7, 3), (11, 3), (11, 5)),
+    4: ((11, 5, 2), (11, 6, 3)),
+    5: ((11, 6, 4, 2),),
+}
+WIDTHS = (1, 4, 8, 12)
+# A text that is not the target's own would be so many deviations off only once in 3 million runs.
+Z_LIMIT = 5.0
+
+
+def calibration_texts(model: Any, tokenizer: Any) -> list[torch.Tensor]:
+    """What the model itself answers to the built-in questions, several times each: text of the
+    kind that is decoded, and none of the questions measured (where those are GSM8K's)."""
+    prompts = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in machine.QUESTIONS] * 6
+    chain = Chain([HuggingFaceLevel(model, pack=True)])
+    found = []
+    for begin in range(0, len(prompts), 16):
+        some = prompts[begin : begin + 16]
+        seeds = list(range(begin, begin + len(some)))
+        out = chain.generate(some, 96, 1.0, seed=seeds)
+        for row, prompt, one in zip(out.sequences, some, out.requests, strict=True):
+            found.append(row[: len(prompt) + one.num_new_tokens])
+    return found
+
+
+def faster_target(times: int) -> tuple[HuggingFaceLevel, dict[str, dict[int, float]]]:
+    """The target in the data type whose passes of one and of several tokens are faster here, and
+    the seconds of both."""
+    candidates = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        try:
+            level = HuggingFaceLevel(tiny.grown(times, dtype=dtype), name=TARGET, pack=True)
+        except ValueError as error:  # a type that oneDNN does not multiply here
+            progress.note(f"{name}: left out: {error}")
+        else:
+            candidates[name] = level
+    seconds = dict(
+        zip(candidates, pass_seconds(list(candidates.values()), WIDTHS, limit=3.0), strict=True)
+    )
+    best = min(seconds, key=lambda name: seconds[name][1] + seconds[name][8])
+    return candidates[best], seconds
+
+
+def parts_of(args: argparse.Namespace, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What stands in the chains, by kind, and the milliseconds of their passes."""
+    target, seconds = faster_target(args.times)
+    if args.w4 is not None:
+        try:
+            copy = load_w4(target.model, args.w4)
+        except FileNotFoundError:
+            copy = None
+    else:
+        copy = None
+    if copy is None:
+        small = tiny.levels(["target"], pack=False)["target"].model
+        copy = quantize_w4(target.model, 128, calibration_texts(small, tokenizer))
+        if args.w4 is not None:
+            save_w4(copy, args.w4)
+    parts: dict[str, Any] = {TARGET: target}
+    # One level each for all chains: they take turns.
+    parts[W4] = HuggingFaceLevel(copy, name=W4, shares_cache_with=target, pack=True)
+    small_levels = tiny.levels()
+    parts[MIDDLE], parts[DRAFTER] = small_levels["middle"], small_levels["drafter"]
+    parts[NGRAM] = PromptLookup()
+    apart = HuggingFaceLevel(copy, name=W4, pack=True)
+    timed = [apart, parts[MIDDLE], parts[DRAFTER]]
+    found = pass_seconds(timed, WIDTHS, limit=3.0)
+    shown = {f"{TARGET}, {name}": times for name, times in seconds.items()}
+    shown |= dict(zip((W4, MIDDLE, DRAFTER), found, strict=True))
+    return parts, {name: [1e3 * times[w] for w in WIDTHS] for name, times in shown.items()}
+
+
+def combinations(most: int) -> list[tuple[str, ...]]:
+    """Every chain of two to `most` levels."""
+    return [
+        (TARGET, *below)
+        for count in range(1, min(most, len(KINDS) + 1))
+        for below in itertools.combinations(KINDS, count)
+    ]
+
+
+def tuned(
+    names: tuple[str, ...], parts: dict[str, Any], prompt: list[int], tokens: int
+) -> list[int]:
+    """The fastest of the windows on one prompt."""
+
+    def seconds(window: tuple[int, ...]) -> float:
+        kept: list[Stats] = []
+        call = chain_call(Chain([parts[name] for name in names], list(window)), kept)
+        for _ in range(2):
+            call(Request([prompt], tokens, 0.0, [0]))
+        return 1 / kept[-1].tokens_per_second
+
+    fastest: tuple[int, ...] = min(WINDOWS[len(names)], key=seconds)
+    return list(fastest)
+
+
+@torch.inference_mode()
+def surprise(model: Any, prompt: list[int], text: Sequence[int]) -> tuple[float, float]:
+    """Sum over a text's tokens of log p(token) less its mean under the target, and the variance of
+    that sum: a text drawn from the target is off by chance alone."""
+    ids = torch.tensor([[*prompt, *text]], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
+    logp = logits.log_softmax(-1)
+    mean = (logp.exp() * logp).sum(-1)
+    variance = (logp.exp() * (logp - mean[:, None]).square()).sum(-1)
+    drawn = logp.gather(-1, torch.tensor(text, device=model.device)[:, None])[:, 0]
+    return float((drawn - mean).sum()), float(variance.sum())
+
+
+def verdict(
+    one: Contender, plain: Contender, prompts: list[list[int]], model: Any, temperature: float
+) -> str:
+    """Greedy: how many texts are plain decoding's. Sampled: how far the texts' likelihood is from
+    its mean under the target, in deviations."""
+    if temperature == 0:
+        found = [
+            first_difference(model, prompt, plain.texts[n], one.texts[n])
+            for n, prompt in enumerate(prompts)
+        ]
+        parted = [d["gap"] for d in found if d is not None]
+        text = f"{len(prompts) - len(parted)} of {len(prompts)} texts"
+        return f"{text}, parted at gaps <= {max(parted):.1e}" if parted else text
+    sums = [surprise(model, p, one.texts[n]) for n, p in enumerate(prompts) if one.texts[n]]
+    z = sum(s for s, _ in sums) / math.sqrt(max(sum(v for _, v in sums), 1e-12))
+    return f"{z:+.1f} deviations" + ("" if abs(z) < Z_LIMIT else ", NOT the target's")
+
+
+def rows_of(
+    made: list[Contender], prompts: list[list[int]], model: Any, temperature: float
+) -> list[dict[str, Any]]:
+    rows = []
+    for one in made:
+        stats = merge(one.stats)
+        tokens = max(1, stats.num_new_tokens)
+        rows.append(
+            {
+                "label": one.label,
+                "window": one.window,
+                "tokens_per_second": statistics.median(one.rates()),
+                "x_plain": ratios(one, made[0]),
+                "verdict": verdict(one, made[0], prompts, model, temperature),
+                # By level: L_i, its mean acceptance length; F_i, passes per token; T_i, seconds
+                # of a pass.
+                "levels": [
+                    {
+                        "name": level.name,
+                        "acceptance_length": level.mean_acceptance_length,
+                        "passes_per_token": level.num_forward_passes / tokens,
+                        "ms": 1e3 * level.seconds / max(1, level.num_forward_passes),
+                    }
+                    for level in stats.levels
+                ],
+                # What is no level's: the engine's own share of the time.
+                "engine_share": 1
+                - sum(level.seconds for level in stats.levels) / max(stats.decode_seconds, 1e-9),
+            }
+        )
+    return rows
+
+
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures; gives the report that the JSON holds."""
+    from transformers import AutoTokenizer
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    asked, source = machine.questions(args.prompts, args.questions)
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
+    prompts: list[list[int]] = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in asked]
+    before = machine.load_average()
+    parts, times = parts_of(args, tokenizer)
+    model = parts[TARGET].model
+    chosen = [
+        (names, tuned(names, parts, prompts[0], args.max_new_tokens))
+        for names in progress.bar(combinations(args.levels), desc="windows", leave=False)
+    ]
+    results = []
+    for temperature in args.temperature:
+        made = [_contender((TARGET,), [], parts)]
+        made += [_contender(names, window, parts) for names, window in chosen]
+        with progress.bar(
+            total=len(made) * len(prompts) * args.repeats,
+            desc=f"temperature {temperature:g}",
+            leave=False,
+        ) as bar:
+            measure(
+                made,
+                prompts,
+                repeats=args.repeats,
+                max_new_tokens=args.max_new_tokens,
+                temperature=temperature,
+                seed=args.seed,
+                tick=bar.update,
+            )
+        rows = rows_of(made, prompts, model, temperature)
+        results.append({"temperature": temperature, "rows": rows})
+    return {
+        "schema": SCHEMA,
+        "command": "bench chains",
+        "machine": machine.describe("cpu"),
+        "settings": {
+            "prompts": len(prompts),
+            "source": source,
+            "repeats": args.repeats,
+            "max_new_tokens": args.max_new_tokens,
+            "times": args.times,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "seed": args.seed,
+        },
+        "pass_ms": {"tokens": list(WIDTHS), **times},
+        "load": {"before": before, "after": machine.load_average()},
+        "results": results,
+    }
+
+
+def _contender(names: tuple[str, ...], window: list[int], parts: dict[str, Any]) -> Contender:
+    kept: list[Stats] = []
+    call: Callable[[Request], Any] = chain_call(
+        Chain([parts[name] for name in names], window), kept
+    )
+    label = " <- ".join(names) if len(names) > 1 else "plain decoding"
+    return Contender(label, "chain", names, 1, call, window, stats=kept)
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as tables."""
+    where, settings, load = report["machine"], report["settings"], report["load"]["before"]
+    busy = "" if load is None else f", load average {load:.1f} before"
+    lines = [
+        f"# Chains below a target of {settings['parameters'] / 1e6:.0f} million parameters, "
+        f"{where['cpu']}",
+        "",
+        f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}{busy}. The "
+        f"target is the shipped one grown {settings['times']} times, in {settings['dtype']}; "
+        f"{settings['prompts']} questions ({settings['source']}), up to "
+        f"{settings['max_new_tokens']} new tokens, median of {settings['repeats']} repeats in "
+        "turns, prefill included. Windows: the fastest of a few on the first question.",
+        "",
+        "| ms of a pass | "
+        + " | ".join(f"{n} token{'s' * (n > 1)}" for n in report["pass_ms"]["tokens"])
+        + " |",
+        "|---" * (len(report["pass_ms"]["tokens"]) + 1) + "|",
+    ]
+    for name, times in report["pass_ms"].items():
+        if name != "tokens":
+            lines.append(f"| {name} | " + " | ".join(f"{ms:.2f}" for ms in times) + " |")
+    for result in report["results"]:
+        lines += [
+            "",
+            f"## Temperature {result['temperature']:g}",
+            "",
+            "L: mean acceptance length; F: passes per token; T: ms of a pass with its "
+            "verification; by level, the target first.",
+            "",
+            "| chain | window | tokens/s | x plain | L | F | T | engine | lossless |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for row in result["rows"]:
+            levels = row["levels"]
+            lengths = [x["acceptance_length"] for x in levels if x["acceptance_length"] is not None]
+            cells = [
+                row["label"],
+                ",".join(map(str, row["window"])) or "-",
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['x_plain']['median']:.2f}",
+                ", ".join(f"{x:.2f}" for x in lengths) or "-",
+                ", ".join(f"{x['passes_per_token']:.2f}" for x in levels),
+                ", ".join(f"{x['ms']:.1f}" for x in levels),
+                f"{100 * row['engine_share']:.0f} %",
+                row["verdict"],
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The subcommand. Returns 1 where sampled texts are not the target's."""
+    report = report_of(args)
+    print(json.dumps(report, indent=1) if args.json else markdown(report))
+    rows = (row for result in report["results"] for row in result["rows"])
+    return 1 if any("NOT" in row["verdict"] for row in rows) else 0

@@ -1,0 +1,180 @@
+"""``bench int4``: the 4-bit product beside torch's own operator and bfloat16 weights, by number of
+tokens, in turns within one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from polyspec_ext.bench import machine, timing
+from polyspec_ext.levels.cpu_packed import PackedLinear
+from polyspec_ext.ops import int4
+
+SCHEMA = 1  # of the JSON report
+TOKENS = (1, 2, 4, 6, 8, 12, 16)
+SHAPES = ("4096x4096", "1024x2560", "5120x1024")
+GROUP = 128
+COLD = 96 << 20  # bytes of different weights that a turn goes through, so that no cache holds them
+
+
+def shapes_of(texts: list[str]) -> list[tuple[int, int]]:
+    """ "NxK" each.
+
+    Raises:
+        ValueError: one is not.
+    """
+    found = []
+    for text in texts:
+        parts = text.split("x")
+        if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
+            raise ValueError(f"--shapes: expected outputs x inputs, as 4096x4096, given {text!r}")
+        outputs, inputs = map(int, parts)
+        if inputs % GROUP:
+            raise ValueError(f"--shapes: expected inputs that {GROUP} divides, given {inputs}")
+        found.append((outputs, inputs))
+    return found
+
+
+Product = Callable[[torch.Tensor], object]
+
+
+def contenders(outputs: int, inputs: int, seed: int) -> dict[str, list[Product]]:
+    """By name, as many products with weights of their own as fill `COLD`."""
+    random = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=random)
+    form = (outputs, inputs // GROUP)
+    scales, zeros = torch.rand(form, generator=random), torch.randn(form, generator=random)
+    packed = int4.pack(values, scales, zeros, GROUP)
+    made: dict[str, list[Product]] = {}
+
+    def add(name: str, size: int, make: Callable[[], Product]) -> None:
+        made[name] = [make() for _ in range(max(1, COLD // size))]
+
+    def ours() -> Product:
+        own = packed.clone()
+        return lambda x: int4.product(x, own, outputs, GROUP)
+
+    def theirs() -> Product:
+        own = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.int(), 1)
+        both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
+        return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, own, GROUP, both)
+
+    weight = torch.randn(outputs, inputs, generator=random).bfloat16()
+
+    def plain() -> Product:
+        own = weight.clone()
+        return lambda x: torch.nn.functional.linear(x, own)
+
+    def bfloat16() -> Product:
+        layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
+        layer.weight.data.copy_(weight)
+        return PackedLinear([layer])
+
+    add("polyspec", packed.numel(), ours)
+    if outputs % 16 == 0:
+        add("torch int4", packed.numel(), theirs)
+    add("torch bfloat16", 2 * weight.numel(), plain)
+    if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        add("oneDNN bfloat16, packed", 2 * weight.numel(), bfloat16)
+    return made
+
+
+@torch.inference_mode()
+def measure(
+    outputs: int,
+    inputs: int,
+    tokens: list[int],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[dict[str, Any]]:
+    """A row per contender and number of tokens: the median of the turns in microseconds."""
+    made = contenders(outputs, inputs, 0)
+    taken: dict[tuple[str, int], list[float]] = {}
+    for turn in range(repeats + 1):
+        for count in tokens:
+            x = torch.randn(count, inputs).bfloat16()
+            names = list(made)
+            shift = turn % len(names)
+            for name in [*names[shift:], *names[:shift]]:
+                began = clock()
+                for product in made[name]:
+                    product(x)
+                seconds = (clock() - began) / len(made[name])
+                if turn:
+                    taken.setdefault((name, count), []).append(seconds)
+    weights = {name: outputs * inputs * (2 if "bfloat16" in name else 0.5) for name in made}
+    weights = {
+        name: size if "bfloat16" in name else size * (1 + 8 / GROUP)
+        for name, size in weights.items()
+    }
+    return [
+        {
+            "outputs": outputs,
+            "inputs": inputs,
+            "name": name,
+            "tokens": count,
+            "us": 1e6 * statistics.median(times),
+            "gbs": 1e-9 * weights[name] / statistics.median(times),
+        }
+        for (name, count), times in taken.items()
+    ]
+
+
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures; gives the report that the JSON holds."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    before = machine.load_average()
+    rows = []
+    clock = time.process_time if args.processor_time else time.perf_counter
+    for outputs, inputs in shapes_of(args.shapes or list(SHAPES)):
+        rows += measure(outputs, inputs, args.tokens or list(TOKENS), args.repeats, clock)
+    copy = timing.copy_bandwidth(timing.CpuClock(), "cpu")
+    return {
+        "schema": SCHEMA,
+        "command": "bench int4",
+        "machine": machine.describe("cpu"),
+        "settings": {"repeats": args.repeats, "group": GROUP},
+        "copy_gbs": copy,
+        "load": {"before": before, "after": machine.load_average()},
+        "rows": rows,
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as tables."""
+    where, load = report["machine"], report["load"]["before"]
+    busy = "" if load is None else f", load average {load:.1f} before"
+    lines = [
+        f"# 4-bit product, {where['cpu']}",
+        "",
+        f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}{busy}; copy "
+        f"bandwidth {report['copy_gbs']:.1f} GB/s. Microseconds per product (GB/s of its weights), "
+        f"bfloat16 activations, groups of {report['settings']['group']}, weights that no cache "
+        f"holds: medians of {report['settings']['repeats']} turns.",
+    ]
+    rows = report["rows"]
+    for shape in dict.fromkeys((row["outputs"], row["inputs"]) for row in rows):
+        some = [row for row in rows if (row["outputs"], row["inputs"]) == shape]
+        tokens = sorted({row["tokens"] for row in some})
+        lines += ["", f"## {shape[0]} outputs, {shape[1]} inputs", ""]
+        lines.append("| | " + " | ".join(f"{n} token{'s' * (n > 1)}" for n in tokens) + " |")
+        lines.append("|---" * (len(tokens) + 1) + "|")
+        for name in dict.fromkeys(row["name"] for row in some):
+            found = {row["tokens"]: row for row in some if row["name"] == name}
+            cells = [f"{found[n]['us']:.0f} ({found[n]['gbs']:.1f})" for n in tokens]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The subcommand."""
+    report = report_of(args)
+    print(json.dumps(report, indent=1) if args.json else markdown(report))
+    return 0

@@ -1,0 +1,56 @@
+"""``python -m polyspec_ext bench chains``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .. import options
+
+
+def add_command(kinds: Any) -> None:
+    """Adds ``chains`` to the kinds of benchmarks."""
+    sub = kinds.add_parser(
+        "chains",
+        help="every chain of two to four levels beside plain decoding",
+        description="Every chain below the shipped target, or below the same target grown, of its "
+        "4-bit copy, the middle, the drafter and prompt lookup: acceptance lengths, passes and "
+        "tokens per second beside plain decoding, in turns within one run. Prints Markdown, or "
+        "JSON.",
+    )
+    options.add_json(sub)
+    options.add_count(sub, "--prompts", 4, "questions")
+    options.add_count(sub, "--repeats", 3, "")
+    options.add_count(sub, "--max-new-tokens", 96, "")
+    sub.add_argument(
+        "--questions",
+        type=options.file,
+        metavar="FILE",
+        help='JSON lines with "question" (default: GSM8K\'s test split where it lies beside the '
+        "repository, else built-in ones)",
+    )
+    options.add_count(sub, "--times", 4, "how much the target is grown; 1: as it is shipped")
+    options.add_count(sub, "--levels", 4, "most levels of a chain")
+    sub.add_argument(
+        "--w4",
+        metavar="DIR",
+        help="where the 4-bit copy is kept, so that it is calibrated once (default: made anew)",
+    )
+    sub.add_argument(
+        "--temperature",
+        type=options.TEMPERATURES,
+        default=[0.0, 1.0],
+        metavar="T,...",
+        help="(default: 0,1)",
+    )
+    sub.add_argument(
+        "--seed", type=options.SEED, metavar="S", default=0, help="(default: %(default)s)"
+    )
+    options.add_threads(sub)
+    sub.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from ...bench import chains
+
+    return chains.run(args)

@@ -1,0 +1,169 @@
+"""Linear layers with 4-bit weights: this package's product on the CPU, torch's packed one on CUDA.
+
+Weights are ``(q - 8) * scale + zero`` with q in 0 to 15 and a scale and zero for each group of
+inputs (polyspec/int4.hpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..ops import int4
+from .replacement import Part, is_plain, replaced
+
+_TILES = 8  # of inputs, in the layout of torch's CUDA operator
+
+
+@dataclass(frozen=True)
+class Int4Weights:
+    """A quantised matrix on the CPU.
+
+    Attributes:
+        values: ``[N, K]`` uint8, q in 0 to 15.
+        scales, zeros: ``[N, K / group]`` float32, exact in bfloat16.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+
+    @property
+    def group(self) -> int:
+        """Inputs with one scale and zero."""
+        return self.values.shape[1] // self.scales.shape[1]
+
+    def dequantised(self) -> torch.Tensor:
+        """``[N, K]`` float32."""
+        centred = (self.values.float() - 8).unflatten(1, (-1, self.group))
+        weight: torch.Tensor = centred * self.scales[..., None] + self.zeros[..., None]
+        return weight.flatten(1)
+
+    def split(self, sizes: Sequence[int]) -> list[Int4Weights]:
+        """By rows."""
+        parts = (tensor.split(list(sizes)) for tensor in (self.values, self.scales, self.zeros))
+        return [Int4Weights(*part) for part in zip(*parts, strict=True)]
+
+
+def joined(parts: Sequence[Int4Weights]) -> Int4Weights:
+    """The matrices one below the other."""
+    return Int4Weights(
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat([part.zeros for part in parts]),
+    )
+
+
+class Int4Linear(nn.Module):
+    """``x W^T + b`` with 4-bit weights, ``[.., in]`` to ``[.., out]``, in the dtype of `x`."""
+
+    packed: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, weights: Int4Weights, bias: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weights.values.shape
+        self.group = weights.group
+        packed = int4.pack(weights.values, weights.scales, weights.zeros, self.group)
+        self.register_buffer("packed", packed)
+        self.register_buffer("bias", bias)
+
+    def weights(self) -> Int4Weights:
+        """What it was made from."""
+        found = int4.unpack(self.packed, self.out_features, self.in_features, self.group)
+        return Int4Weights(*found)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = int4.product(x.flatten(0, -2), self.packed, self.out_features, self.group)
+        if self.bias is not None:
+            y += self.bias
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+class CudaInt4Linear(nn.Module):
+    """The same on CUDA, by torch's ``_weight_int4pack_mm``, which multiplies in bfloat16.
+
+    Raises:
+        ValueError: the number of outputs is no multiple of 8.
+    """
+
+    packed: torch.Tensor
+    scales_and_zeros: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(
+        self,
+        weights: Int4Weights,
+        bias: torch.Tensor | None = None,
+        device: torch.device | str = "cuda",
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weights.values.shape
+        self.group = weights.group
+        if self.out_features % 8:
+            raise ValueError(
+                f"out_features: expected a multiple of 8 on CUDA, given {self.out_features}"
+            )
+        self.padding = -self.in_features % 1024
+        values = nn.functional.pad(weights.values, (0, self.padding), value=8)
+        more = (0, self.padding // self.group)
+        scales, zeros = (nn.functional.pad(t, more) for t in (weights.scales, weights.zeros))
+        # The even input is the high nibble.
+        pairs = (values[:, ::2] << 4 | values[:, 1::2]).to(device)
+        packed = torch.ops.aten._convert_weight_to_int4pack(pairs, _TILES)
+        both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous().to(device)
+        self.register_buffer("packed", packed)
+        self.register_buffer("scales_and_zeros", both)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = nn.functional.pad(x.flatten(0, -2).bfloat16(), (0, self.padding))
+        y: torch.Tensor = torch.ops.aten._weight_int4pack_mm(
+            rows, self.packed, self.group, self.scales_and_zeros
+        ).to(x.dtype)
+        if self.bias is not None:
+            y += self.bias
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+def quantisable(model: Any, group: int) -> dict[str, nn.Linear]:
+    """The linear layers of `model` that 4-bit weights can stand for, by name: plain ones, but not
+    the head, whose inputs are whole groups. One that stands in several places has its first
+    name."""
+    head = model.get_output_embeddings()
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if module is not head and is_plain(module) and module.in_features % group == 0
+    }
+
+
+def with_weights(model: Any, weights: Mapping[str, Int4Weights]) -> Any:
+    """A copy of `model` that multiplies with `weights` (by the names of `quantisable`) and shares
+    all else with it. Projections of one input are one product."""
+    layers = {name: model.get_submodule(name) for name in weights}
+    given = {id(layer): weights[name] for name, layer in layers.items()}
+
+    def make(siblings: Sequence[nn.Linear]) -> nn.Module:
+        matrix = joined([given[id(layer)] for layer in siblings])
+        biases = [layer.bias.detach() for layer in siblings if layer.bias is not None]
+        bias = torch.cat(biases) if biases else None
+        device = siblings[0].weight.device
+        if device.type == "cuda":
+            return CudaInt4Linear(matrix, bias, device)
+        return Int4Linear(matrix, bias)
+
+    return replaced(model, lambda module: id(module) in given, make)
+
+
+def weights_of(model: Any) -> Iterator[tuple[str, Int4Weights]]:
+    """The 4-bit weights of a copy on the CPU, by the names that the layers have in its model."""
+    for name, module in model.named_modules():
+        if isinstance(module, Int4Linear):
+            yield name, module.weights()
+        elif isinstance(module, Part) and isinstance(module.merged.linear, Int4Linear):
+            yield name, module.merged.linear.weights().split(module.merged.sizes)[module.place]

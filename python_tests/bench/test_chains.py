@@ -1,0 +1,72 @@
+"""``bench chains`` and ``bench int4``: what is combined, the verdict on sampled texts, and a run of
+each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyspec_ext as ps
+from polyspec_ext import tiny
+from polyspec_ext.bench import chains, int4
+from polyspec_ext.cli.entry import main
+
+
+def test_every_chain_in_the_order_of_cost() -> None:
+    names = chains.combinations(3)
+    assert len(names) == 4 + 6 == len(set(names))
+    assert ("target", "W4 copy", "drafter") in names
+    assert ("target", "drafter", "W4 copy") not in names
+    assert len(chains.combinations(4)) == 4 + 6 + 4
+    assert all(len(one) in chains.WINDOWS for one in chains.combinations(5))
+    for count, windows in chains.WINDOWS.items():
+        assert all(len(window) == count - 1 for window in windows)
+
+
+def test_texts_of_another_distribution_are_seen() -> None:
+    target = tiny.levels(["target"], pack=False)["target"].model
+    drafter = tiny.levels(["drafter"], pack=False, dtype=torch.float32)["drafter"].model
+    prompt = [0, 5, 6, 7]
+
+    def deviations(model: Any, temperature: float) -> float:
+        rows = ps.Chain([model]).generate([prompt] * 8, 30, temperature, seed=3, eos_token_id=[])
+        found = [chains.surprise(target, prompt, row.tolist()) for row in rows.sequences[:, 4:]]
+        total, variance = map(sum, zip(*found, strict=True))
+        return float(total / variance**0.5)
+
+    assert abs(deviations(target, 1.0)) < 4
+    assert deviations(target, 0.6) > chains.Z_LIMIT
+    assert deviations(drafter, 1.0) < -chains.Z_LIMIT
+
+
+def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "bench", "chains", "--times", "1", "--levels", "2", "--prompts", "1", "--repeats", "1",
+        "--max-new-tokens", "6", "--temperature", "0", "--json", "--w4", str(tmp_path),
+    ]  # fmt: skip
+    # A copy that lies there is not calibrated anew.
+    ps.save_w4(ps.quantize_w4(tiny.grown(1)), tmp_path)
+    assert main(command) == 0
+    report = json.loads(capsys.readouterr().out)
+    rows = report["results"][0]["rows"]
+    assert [row["label"] for row in rows][:2] == ["plain decoding", "target <- W4 copy"]
+    assert len(rows) == 1 + 4
+    assert all("1 of 1" in row["verdict"] or "parted" in row["verdict"] for row in rows)
+    assert "| target <- n-gram |" in chains.markdown(report)
+
+
+def test_a_run_of_products(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "int4", "--shapes", "32x128", "--tokens", "1,3", "--repeats", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(int4, "COLD", 1 << 14)
+        patch.setattr(int4.timing, "copy_bandwidth", lambda *_: 1.0)
+        assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "## 32 outputs, 128 inputs" in out
+    assert "| polyspec | " in out
+    assert main(["bench", "int4", "--shapes", "32x100"]) == 2
+    assert "--shapes: expected inputs that 128 divides" in capsys.readouterr().err
