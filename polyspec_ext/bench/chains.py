@@ -147,6 +147,22 @@ def surprise(model: Any, prompt: list[int], text: Sequence[int]) -> tuple[float,
     return float((drawn - mean).sum()), float(variance.sum())
 
 
+@torch.inference_mode()
+def overlap(model: Any, other: Any, prompts: list[list[int]], texts: dict[int, list[int]]) -> float:
+    """E[1 - TV] of a model's distribution with the target's, over the tokens of plain decoding's
+    texts, at temperature 1: the share of its drafts that the target takes."""
+    total, count = 0.0, 0
+    for n, prompt in enumerate(prompts):
+        ids = torch.tensor([[*prompt, *texts[n]]], device=model.device)
+        p, q = (
+            m(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].float().softmax(-1)
+            for m in (model, other)
+        )
+        total += float(torch.minimum(p, q).sum())
+        count += p.shape[0]
+    return total / count
+
+
 def verdict(
     one: Contender, plain: Contender, prompts: list[list[int]], model: Any, temperature: float
 ) -> str:
@@ -215,6 +231,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         for names in progress.bar(combinations(args.levels), desc="windows", leave=False)
     ]
     results = []
+    overlaps: dict[str, float] = {}
     for temperature in args.temperature:
         made = [_contender((TARGET,), [], parts)]
         made += [_contender(names, window, parts) for names, window in chosen]
@@ -232,6 +249,12 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
                 seed=args.seed,
                 tick=bar.update,
             )
+        if not overlaps:
+            overlaps = {
+                name: overlap(model, part.model, prompts, made[0].texts)
+                for name, part in parts.items()
+                if isinstance(part, HuggingFaceLevel)
+            }
         rows = rows_of(made, prompts, model, temperature)
         results.append({"temperature": temperature, "rows": rows})
     return {
@@ -248,6 +271,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             "dtype": str(model.dtype).removeprefix("torch."),
             "seed": args.seed,
         },
+        "overlap": overlaps,
         "pass_ms": {"tokens": list(WIDTHS), **times},
         "load": {"before": before, "after": machine.load_average()},
         "results": results,
@@ -279,12 +303,14 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         "| ms of a pass | "
         + " | ".join(f"{n} token{'s' * (n > 1)}" for n in report["pass_ms"]["tokens"])
-        + " |",
-        "|---" * (len(report["pass_ms"]["tokens"]) + 1) + "|",
+        + " | E[1 - TV] |",
+        "|---" * (len(report["pass_ms"]["tokens"]) + 2) + "|",
     ]
     for name, times in report["pass_ms"].items():
         if name != "tokens":
-            lines.append(f"| {name} | " + " | ".join(f"{ms:.2f}" for ms in times) + " |")
+            same = report["overlap"].get(name.split(",")[0])
+            cells = [f"{ms:.2f}" for ms in times] + ["-" if same is None else f"{same:.3f}"]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
     for result in report["results"]:
         lines += [
             "",

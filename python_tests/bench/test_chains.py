@@ -53,6 +53,8 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(command) == 0
     report = json.loads(capsys.readouterr().out)
     rows = report["results"][0]["rows"]
+    assert report["overlap"]["target"] == pytest.approx(1, abs=1e-3)
+    assert 0.8 < report["overlap"]["W4 copy"] < 1
     assert [row["label"] for row in rows][:2] == ["plain decoding", "target <- W4 copy"]
     assert len(rows) == 1 + 4
     assert all("1 of 1" in row["verdict"] or "parted" in row["verdict"] for row in rows)
