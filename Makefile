@@ -1,5 +1,6 @@
 # The README's two commands, from a fresh clone:
 #   make demo                 make test
+#   make quick                after `make test` once: what was changed is built, and half a minute of tests
 #   make demo VENV=dir        an environment that exists already, or another place for a new one
 #   make test PYTHON=python3.12   the interpreter to make the environment from
 #   make test-oldest          the oldest torch and transformers, in an environment of its own (4.5 GB)
@@ -14,7 +15,15 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 CXX_FILES = $$(find csrc -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-oldest environment test-environment lint clean
+# What `make quick` runs: the fast tests of every concern, and no exactness by enumeration.
+QUICK_CTEST = ^(isa|philox|dispatch|cuts|kv_|scheduler|round_state_edges|c_api|cpu_masses|last_block)
+QUICK_PYTEST = $(addprefix python_tests/, \
+  ops/test_schedule.py ops/test_errors.py ops/test_cuts.py ops/test_kv.py kv_cache/test_rollback.py \
+  levels/test_head.py drafters/test_suffix.py drafters/test_ngram.py \
+  runtime/test_chain.py runtime/test_batches.py runtime/test_plan.py runtime/test_parameters.py runtime/test_stats.py \
+  system/test_structure.py system/test_surface.py system/test_smoke.py)
+
+.PHONY: demo test quick test-oldest environment test-environment lint clean
 
 demo: environment
 	$(PY) -m polyspec_ext demo
@@ -23,6 +32,16 @@ test: test-environment
 	$(VENV)/bin/ctest --test-dir build/test --output-on-failure --parallel 2
 	$(PY) -m pytest -q
 	$(MAKE) --no-print-directory lint
+
+quick: | build/test/build.ninja
+	$(VENV)/bin/cmake --build build/test
+	$(VENV)/bin/cmake --install build/test --component python --prefix polyspec_ext >/dev/null
+	$(VENV)/bin/ctest --test-dir build/test --output-on-failure --parallel 2 -R "$(QUICK_CTEST)"
+	$(PY) -m pytest -q -m "not slow" $(QUICK_PYTEST)
+	$(PY) -m ruff check .
+
+build/test/build.ninja:
+	$(MAKE) --no-print-directory test-environment
 
 test-oldest: test-environment
 	PYTHON=$(PYTHON) .ci/oldest $(PY)
