@@ -160,9 +160,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             "copy_gbs": copy_gbs,
             "complete": len(measured) == len(cases),
             "cases": measured,
-            "targets": [
-                asdict(target) for target in targets.check(measured, device, judge=not busy)
-            ],
+            "targets": [asdict(target) for target in targets.check(measured, device, busy=busy)],
         }
 
     with progress.bar(total=len(cases) * repeats, unit="turn", smoothing=0.05) as bar:

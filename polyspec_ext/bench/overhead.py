@@ -168,7 +168,7 @@ def make(levels: int, batch: int, device: str, temperature: float, meters: Meter
 
 
 def turn(case: Case, meters: Meters, calls: int, keep: bool) -> None:
-    """Some calls of ``advance``, each of which ends with the target's verdict."""
+    """Some calls of ``advance``, each of which ends with a verification by the target."""
     advance, clock = case.running.advance, time.perf_counter
     verifying = case.running.stats.levels[:-1]
     for _ in range(calls):

@@ -99,7 +99,7 @@ def _verifying(operator: str, feed: Feed, compiled: bool) -> list[Contender]:
         Contender(
             EAGER,
             lambda: rule(feed.target, feed.tokens, feed.draft, filters),
-            accepted=lambda verdict: verdict[1],
+            accepted=lambda result: result[1],
         ),
     ]
     if compiled:
@@ -108,7 +108,7 @@ def _verifying(operator: str, feed: Feed, compiled: bool) -> list[Contender]:
             Contender(
                 COMPILED,
                 lambda: quick(feed.target, feed.tokens, feed.draft),
-                accepted=lambda verdict: verdict[1],
+                accepted=lambda result: result[1],
             )
         )
     return made

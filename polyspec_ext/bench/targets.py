@@ -72,11 +72,11 @@ def _limit(text: str, measure: Callable[[Result], float], wanted: float, row: Re
     return Target(text, f"{value:.1f}", value >= wanted if at_least else value <= wanted)
 
 
-def check(cases: list[Result], device: str, *, judge: bool = True) -> list[Target]:
-    """The targets of a device against the cases of a report. Without `judge` (a busy machine) what
+def check(cases: list[Result], device: str, *, busy: bool = False) -> list[Target]:
+    """The targets of a device against the cases of a report. On a `busy` machine what
     was measured is told, but nothing is called met or missed."""
     found = list(_cuda(cases) if device == "cuda" else _cpu(cases))
-    return found if judge else [replace(target, met=None) for target in found]
+    return [replace(target, met=None) for target in found] if busy else found
 
 
 def _cpu(cases: list[Result]) -> Iterator[Target]:

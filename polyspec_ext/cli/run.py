@@ -76,14 +76,14 @@ def _flush() -> None:
 
 
 def _abandon() -> None:
-    """What is still in the buffers goes nowhere, or the interpreter would complain at its end."""
+    """What is still in the buffers is dropped, or the interpreter would complain at its end."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
         except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+            null_device = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_device, stream.fileno())
+            os.close(null_device)
 
 
 def help_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:

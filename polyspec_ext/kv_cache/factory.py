@@ -37,7 +37,7 @@ def device_of(model: PreTrainedModel) -> torch.device:
     """Where a model takes its tokens and, as accelerate arranges it, gives its logits.
 
     Of a model that `device_map` has spread, this is the device its outermost hook runs on; its
-    first weights may lie elsewhere, or nowhere while they are offloaded.
+    first weights may lie elsewhere, or on no device while they are offloaded.
     """
     place = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
     if place is None:

@@ -116,7 +116,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _report(self, status: torch.Tensor) -> None:
         rows = self.rows
-        if self.index == 0:  # lengths are the same in every layer, and so is the verdict
+        if self.index == 0:  # lengths are the same in every layer, and so is the status
             rows.status.bitwise_or_(status.to(rows.status.device))
 
     def update(

@@ -57,7 +57,7 @@ POLYSPEC_HD int64_t append_slot(const AppendParams& p, const RowAppend& row, int
   return p.sinks + (position - p.sinks) % ring;
 }
 
-// One row's verdict, written by one thread.
+// One row's status, written by one thread.
 POLYSPEC_HD void finish_row(const NewTokens& in, int64_t row, const RowAppend& plan) {
   in.status[row] = plan.status;
   if (in.new_lengths != nullptr)
@@ -94,7 +94,7 @@ POLYSPEC_HD void copy_new(const NewTokens& in, const KvCache& keys, const KvCach
 }
 
 // Thread x of (row, head): lane x % lanes of token x / lanes. Thread 0 of head 0 also writes the
-// row's verdict.
+// row's status.
 template <class Lane>
 POLYSPEC_HD void append_lane(const AppendParams& p, int64_t row, int64_t head, int64_t x) {
   const NewTokens& in = p.in;
@@ -119,7 +119,7 @@ POLYSPEC_HD RowAppend row_append_paged(const PagedAppendParams& p, int64_t row) 
   return row_append(p.in, row, p.max_pages * p.page_size);
 }
 
-// The verdict needs every page that is written to.
+// The status needs every page that is written to.
 POLYSPEC_HD RowAppend checked_pages(const PagedAppendParams& p, int64_t row, RowAppend plan) {
   const int64_t end = plan.begin + plan.count;
   for (int64_t at = plan.begin / p.page_size; plan.count > 0 && at * p.page_size < end; ++at) {

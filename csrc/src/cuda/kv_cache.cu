@@ -92,7 +92,7 @@ Result launch(void (*kernel)(Params...), dim3 grid, int threads, cudaStream_t st
 template <class Lane>
 Result append_as(const AppendParams& p, CUstream_st* stream) {
   const auto lanes = core::token_lanes<Lane>(p.in.key_dim, p.in.value_dim, p.in.element_size);
-  // Without new tokens one thread still writes the row's verdict.
+  // Without new tokens one thread still writes the row's status.
   const int64_t threads = p.in.tokens > 0 ? p.in.tokens * lanes.all() : 1;
   return launch(append_kernel<Lane>, grid_of(threads, p.in.heads, p.in.batch), kLaneThreads, stream,
                 p, threads);

@@ -262,7 +262,7 @@ class Batch {
                            (note ? polyspec::kStatusZeroResidual : 0));
   }
 
-  // What `came` means for the row's books, and where its distributions belong.
+  // What `came` means for the row as the test keeps it, and where its distributions belong.
   void enter(Row& row, int64_t b, int32_t level, const Came& came, std::vector<int64_t>* place) {
     int64_t count = 0;
     if (!takes_part(row, level, &count)) {

@@ -165,7 +165,7 @@ void test_misuse() {
   expect_verify(s, 2, 3);  // no failed call changed anything
 }
 
-// Plays random requests and keeps its own books. Every step must fit them, and the request must
+// Plays random requests and keeps its own counts. Every step must fit them, and the request must
 // end.
 void test_random_requests() {
   std::mt19937_64 random(20240607);
