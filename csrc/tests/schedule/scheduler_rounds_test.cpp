@@ -1,5 +1,5 @@
-// Scheduler with bounded rounds: a level verifies once so many blocks have come from below, though
-// its window is not full.
+// The schedule with bounded rounds, through both of its entry points: a level verifies once so many
+// blocks have come from below, though its window is not full.
 #include <stdexcept>
 #include <string>
 #include <utility>

@@ -1,6 +1,7 @@
-// Scheduler: scripted rounds, misuse, and a random property test against the contract in
-// scheduler.hpp. Bounds on what a level waits for have scripts of their own
-// (scheduler_rounds_test.cpp) and are among the random requests.
+// The schedule through both of its entry points, Scheduler and the operators over a state row:
+// scripted rounds, misuse, and a random property test against the contract in scheduler.hpp. Bounds
+// on what a level waits for have scripts of their own (scheduler_rounds_test.cpp) and are among the
+// random requests.
 #include <algorithm>
 #include <random>
 #include <stdexcept>
