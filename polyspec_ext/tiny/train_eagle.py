@@ -30,7 +30,7 @@ from . import HEADS, corpus
 from .fit import fit
 
 STEPS = {"eagle2": 2, "eagle3": 3}  # of a draft, that are learnt
-TOKENS = 400_000  # of training
+TOKENS = 1_600_000  # of training
 BATCH = 4
 DRAFT_VOCAB = 1536  # ids that the EAGLE-3 head knows: 98.5 % of GSM8K's tokens
 # Learning rates: what begins as a trained model is easily lost.
