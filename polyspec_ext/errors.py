@@ -95,8 +95,10 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 class _Named:
-    def __init__(self, names: Sequence[str], index: int, group: Iterable[tuple[Any, int]]) -> None:
-        self._names, self._index, self._group = names, index, group
+    __slots__ = ("_index", "_names", "_rows")
+
+    def __init__(self, names: Sequence[str], index: int, rows: Iterable[Any]) -> None:
+        self._names, self._index, self._rows = names, index, rows
 
     def __enter__(self) -> None:
         pass
@@ -107,19 +109,19 @@ class _Named:
             return
         names, index = self._names, self._index
         number = index + 1 if index >= 0 else len(names)
-        rows = [f"request {row.number} at position {row.committed}" for row, _ in self._group]
+        rows = [f"request {row.number} at position {row.committed}" for row in self._rows]
         add_note(error, f"in level {number} ({names[index]}), {', '.join(rows)}")
 
 
-def named(names: Sequence[str], index: int, group: Iterable[tuple[Any, int]]) -> _Named:
+def named(names: Sequence[str], index: int, rows: Iterable[Any]) -> _Named:
     """A context that tells an exception where it came from: level, requests and positions. (No
     generator: that costs a verification round a tenth of its time.)
 
     Args:
         names: of the levels; `index` counts from 0, -1 is the last.
-        group: rows (`request.Row`) that took part.
+        rows: that took part (`request.Row`).
     """
-    return _Named(names, index, group)
+    return _Named(names, index, rows)
 
 
 def _at(values: PerRequestInt, request: int) -> int:

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "host_rounds.hpp"
 #include "policy.hpp"
 #include "polyspec/round_state.hpp"
 #include "polyspec/scheduler.hpp"
@@ -122,4 +123,5 @@ PYBIND11_MODULE(_C, m) {
   name_words(shape);
 
   bind_policies(m);
+  bind_host_rounds(m);
 }

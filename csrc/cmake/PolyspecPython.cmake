@@ -40,7 +40,8 @@ function(polyspec_add_python_module)
   target_compile_definitions(polyspec_torch_ops PRIVATE TORCH_TARGET_VERSION=0x020b000000000000)
   target_link_libraries(polyspec_torch_ops PRIVATE polyspec)
 
-  pybind11_add_module(_C MODULE csrc/bindings/module.cpp csrc/bindings/policy.cpp $<TARGET_OBJECTS:polyspec_torch_ops>)
+  pybind11_add_module(_C MODULE csrc/bindings/module.cpp csrc/bindings/host_rounds.cpp csrc/bindings/policy.cpp
+                                $<TARGET_OBJECTS:polyspec_torch_ops>)
   target_compile_features(_C PRIVATE cxx_std_17)
   target_compile_options(_C PRIVATE ${POLYSPEC_CXX_WARNINGS})
   list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)

@@ -85,7 +85,9 @@ class DraftModel:
         Raises:
             RequestError: a row of logits has no distribution, and the host may look at the tokens.
         """
-        parameters = inputs.parameters.on(self.device)
+        given = inputs.parameters.on(self.device)
+        names = ("temperature", "top_k", "top_p", "min_p", "seed")
+        parameters = [given[name] for name in names]
         loop = _OnDevice(inputs) if inputs.eos is None else _OnHost(inputs)
         positions = loop.positions()
         samples: list[ops.SampleResult] = []
@@ -100,17 +102,7 @@ class DraftModel:
             if inputs.processors is not None:
                 logits = loop.processed(logits)
             behind = logits.select(1, 0)
-            drawn = self._sample(
-                behind,
-                parameters["temperature"],
-                parameters["top_k"],
-                parameters["top_p"],
-                parameters["min_p"],
-                parameters["seed"],
-                positions[i],
-                inputs.level,
-                loop.rounds,
-            )
+            drawn = self._sample(behind, *parameters, positions[i], inputs.level, loop.rounds)
             samples.append(drawn)
             if inputs.wants_rows:
                 if i == 0:
@@ -120,8 +112,7 @@ class DraftModel:
                 rows.logits.select(1, i).copy_(behind)
             if loop.ended(i, drawn):
                 break
-            # A token that could not be drawn is -1; until that is looked at it must stay an id.
-            tokens = drawn.tokens.clamp_min(0).unsqueeze(1)
+            tokens = loop.known(drawn.tokens).unsqueeze(1)
         if inputs.wants_rows:
             assert rows is not None
             assert rows.statistics is not None
@@ -129,7 +120,7 @@ class DraftModel:
             torch.stack(statistics, 1, out=rows.statistics[:, : len(statistics)])
         return DraftBlock(
             torch.stack([s.tokens for s in samples], 1),
-            status=torch.stack([s.status for s in samples], 1),
+            status=loop.status(samples),
             rows=rows if inputs.wants_rows else None,
         )
 
@@ -174,6 +165,13 @@ class _OnDevice:
         """Whether nobody draws another token."""
         return False
 
+    def known(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Ids to read: one that could not be drawn is -1, and nobody has looked at it yet."""
+        return tokens.clamp_min(0)
+
+    def status(self, samples: Sequence[ops.SampleResult]) -> torch.Tensor | None:
+        return torch.stack([s.status for s in samples], 1)
+
     def processed(self, logits: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError("processors need the host to see the tokens")
 
@@ -187,6 +185,7 @@ class _OnHost:
         self._read = [int(n) for n in inputs.counts]
         self._left = [int(n) for n in inputs.lengths]
         self._drawn: list[list[int]] = [[] for _ in self._left]
+        self._unknown = False
         # Scalars cost the operator less than tensors.
         self._alone = len(self._left) == 1
         self.rounds = inputs.rounds.item() if self._alone else inputs.rounds
@@ -208,13 +207,21 @@ class _OnHost:
         inputs = self._inputs
         assert inputs.eos is not None
         tokens: list[int] = drawn.tokens.tolist()
-        if min(tokens) < 0:
+        self._unknown = min(tokens) < 0
+        if self._unknown:
             self._raise(drawn, place)
         for b, (left, token) in enumerate(zip(self._left, tokens, strict=True)):
             if left:
                 self._drawn[b].append(token)
                 self._left[b] = 0 if token in inputs.eos[b] else left - 1
         return not any(self._left)
+
+    def known(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Ids to read: a row without a part may have drawn none."""
+        return tokens.clamp_min(0) if self._unknown else tokens
+
+    def status(self, samples: Sequence[ops.SampleResult]) -> None:
+        """Errors have been raised."""
 
     def _raise(self, drawn: ops.SampleResult, place: int) -> None:
         inputs = self._inputs

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from .._C import RoundShape
+from .._C import HostRounds, HostStep, RoundShape
 
-__all__ = ["Plan", "RoundShape", "due", "next_step", "report"]
+__all__ = ["HostRounds", "HostStep", "Plan", "RoundShape", "due", "next_step", "report"]
 
 _due = torch.ops.polyspec.schedule_due.default
 _next = torch.ops.polyspec.schedule_next.default

@@ -24,7 +24,7 @@ import torch
 from ..drafters.base import BatchedDrafter, DraftBlock, DraftInput, HiddenStates, RowBuffer
 from ..errors import ERROR_BITS, RequestError, named
 from ..levels.base import BatchedLevel, InputBlock
-from ..ops.schedule import Plan
+from ..ops.schedule import HostStep, Plan
 from ..sampling import LogitsProcessors
 from ..stats import StatsRecorder
 from ..tensors import FixedParameters, Parameters, Place, known_ids, moved
@@ -120,7 +120,7 @@ class Engine:
     ) -> None:
         """The caches belong to these rows from now on."""
         batch = len(slots)
-        self._slots, self._recorder = list(slots), recorder
+        self._recorder = recorder
         self._processors, self._observe = processors, observe
         config = self.config
         self._windows = [list(config.windows) for _ in slots]
@@ -130,10 +130,13 @@ class Engine:
         self._begun = [False] * self._count
         self._hidden: list[HiddenStates] = []  # since the last draft
         self._buffers: _Buffers | None = None
-        self._parameters = self._parameters_of()
+        self._note_slots(slots)
 
-    def _parameters_of(self) -> Parameters:
-        return Parameters([row.sampling for row in self._slots], [row.seed for row in self._slots])
+    def _note_slots(self, slots: Sequence[Row]) -> None:
+        """The rows in the caches from now on, and what operators and drafter are told of them."""
+        self._slots = list(slots)
+        self._parameters = Parameters([row.sampling for row in slots], [row.seed for row in slots])
+        self._requests, self._eos = [row.number for row in slots], [row.eos for row in slots]
 
     def windows(self, slot: int) -> Sequence[int]:
         """Windows of one row."""
@@ -169,11 +172,10 @@ class Engine:
         if self.graphs is not None and not apart:
             return
         keep = [row.slot for row in staying]
-        group = [(row, 0) for row in staying]
         self._forget_buffers()
         for number, part in enumerate(self._parts, 1):
             if self._begun[number - 1]:
-                with named(self.config.names, number - 1, group):
+                with named(self.config.names, number - 1, staying):
                     part.select(keep)
         for table in (self._held, self._done):
             table[:] = [[own[slot] for slot in keep] for own in table]
@@ -182,8 +184,7 @@ class Engine:
         self._hidden = [told.select(keep) for told in self._hidden]
         for slot, row in enumerate(staying):
             row.slot = slot
-        self._slots = staying
-        self._parameters = self._parameters_of()
+        self._note_slots(staying)
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -205,7 +206,8 @@ class Engine:
         apart = apart or not possible
         buffers = self._prepare_buffers(plan, apart)
         if apart:
-            return self._step_by_step(plan, buffers)
+            buffers.most = plan.most
+            return self._step_by_step(buffers)
         return self._at_once(plan, buffers)
 
     def _plan(self) -> RoundPlan:
@@ -245,16 +247,16 @@ class Engine:
                 self._begun[number - 1] = True
                 self._held[number - 1] = [row.committed - 1 for row in slots]
                 self._note_held(number)
-        longest = max(row.committed for row in slots) + plan.ahead
+        longest = max(row.committed for row in slots if not row.ended) + plan.ahead
         for number in plan.asked:
             part, held = self._parts[number - 1], self._held[number - 1]
             lag = max(row.committed - held[row.slot] for row in slots if not row.ended)
             if lag > number:
                 began = time.perf_counter()
-                with named(names, number - 1, [(row, 0) for row in slots]):
+                with named(names, number - 1, slots):
                     self._held[number - 1] = read_rest(part, slots, held)
                 self._note_held(number)
-                self._spent(range(len(slots)), number, time.perf_counter() - began, 1)
+                self._spent(slots, number, time.perf_counter() - began, 1)
             # A text may run ahead of its end, for which its context must have room.
             possible = possible and (part.max_length is None or longest <= part.max_length)
             possible = possible and part.capabilities.device_lengths
@@ -314,68 +316,61 @@ class Engine:
 
     # ---- step by step ----------------------------------------------------------------------------
 
-    def _step_by_step(self, plan: RoundPlan, buffers: _Buffers) -> Committed:
+    def _step_by_step(self, buffers: _Buffers) -> Committed:
         state = buffers.state
         while True:
-            due, _ = state.due()
-            # Drafts first, then the deepest verification, so that rows that lag behind find the
-            # others at the same level.
-            number = max(due)
-            if number == 0:
+            step = state.next()
+            if step is None:
                 return []
-            group = [slot for slot, level in enumerate(due) if level == number]
-            width = max(state.unread(slot, number) for slot in group)
-            if number == self._count:
-                self._draft(buffers, group, width)
+            if step.level == self._count:
+                self._draft(buffers, step)
                 continue
-            committed = self._verify(plan, buffers, number, group, width)
-            if number == 1:
+            committed = self._verify(buffers, step)
+            if step.level == 1:
                 return committed
 
-    def _draft(self, buffers: _Buffers, group: Sequence[int], width: int) -> None:
+    def _rows_of(self, step: HostStep) -> Sequence[Row]:
+        slots = self._slots
+        return slots if len(step.group) == len(slots) else [slots[slot] for slot in step.group]
+
+    def _draft(self, buffers: _Buffers, step: HostStep) -> None:
         drafter, number, state = self._drafter, self._count, buffers.state
         assert drafter is not None
         began, passes = time.perf_counter(), drafter.num_forward_passes
-        input_ids, table = state.next_step(number, width)
-        _, counts, _, lengths, _, _ = table.tolist()
-        slots, (positions, rounds) = self._slots, moved(table[4:], drafter.device).unbind()
-        with named(self.config.names, -1, [(slots[slot], 0) for slot in group]):
+        positions, rounds = moved(torch.from_numpy(step.plan)[4:], drafter.device).unbind()
+        rows = self._rows_of(step)
+        with named(self.config.names, -1, rows):
             block = drafter.draft(
                 DraftInput(
-                    self._known(input_ids, drafter),
-                    counts,
-                    lengths,
-                    max(lengths),
+                    self._known(torch.from_numpy(step.input_ids), drafter),
+                    step.counts,
+                    step.lengths,
+                    step.most,
                     positions,
                     rounds,
                     number,
                     self._parameters,
                     not self._parameters.greedy,
-                    [row.number for row in slots],
+                    self._requests,
                     rows=buffers.rows.get(number - 1),
-                    eos=[row.eos for row in slots],
+                    eos=self._eos,
                     processors=self._processors,
                     text=state.text,
                     hidden=tuple(self._hidden),
                 )
             )
-            self._note_told(group)
+            if self._hidden:
+                self._note_told(step.group)
             self._require_chain(block)
-        tokens = block.tokens.to(state.device)
-        status = block.status
-        status = torch.zeros_like(tokens, dtype=torch.int32) if status is None else status
-        _, kept = state.report(
-            number, table, tokens, block.counts, status.to(state.device), tokens.shape[1]
-        )
+        entries, kept, _ = state.enter(step, block.tokens, block.counts, block.status)
+        self._raise_for_entries(number, entries, step.group)
         buffers.rows[number - 1] = block.rows
         buffers.pending[number - 1] = _moved(block.rows, self._parts[number - 2].device)
-        entries = state.take_log()
-        self._raise_for_entries(number, entries, group)
-        self._held[number - 1] = kept[number - 1].tolist()
-        for slot in group:
-            self._recorder.proposed(slots[slot].stats, entries[slot].emitted)
+        self._held[number - 1] = kept[number - 1]
+        for slot, row in zip(step.group, rows, strict=True):
+            self._recorder.proposed(row.stats, entries[slot].emitted)
         seconds = time.perf_counter() - began
-        self._spent(group, number, seconds, drafter.num_forward_passes - passes)
+        self._spent(rows, number, seconds, drafter.num_forward_passes - passes)
 
     def _note_told(self, group: Sequence[int]) -> None:
         """The drafter knows all states of these rows; those of others are told again."""
@@ -392,25 +387,28 @@ class Engine:
                 "verified yet"
             )
 
-    def _verify(
-        self, plan: RoundPlan, buffers: _Buffers, number: int, group: Sequence[int], width: int
-    ) -> Committed:
-        level, state, slots = self._levels[number - 1], buffers.state, self._slots
+    def _verify(self, buffers: _Buffers, step: HostStep) -> Committed:
+        number, most, state, slots = step.level, step.most, buffers.state, self._slots
+        level, greedy = self._levels[number - 1], self._parameters.greedy
         began = time.perf_counter()
-        input_ids, table = state.next_step(number, width)
-        _, counts, first, lengths, positions, rounds = table.tolist()
-        most, alone = max(lengths), len(slots) == 1
-        with named(self.config.names, number - 1, [(slots[slot], 0) for slot in group]):
-            last = min(counts) == width and all(f == width - most - 1 for f in first)
-            even = lengths.count(most) == len(lengths)
+        counts, lengths, rows = step.counts, step.lengths, self._rows_of(step)
+        input_ids = torch.from_numpy(step.input_ids)
+        width = input_ids.shape[1]
+        with named(self.config.names, number - 1, rows):
+            # Whether the logits wanted stand behind the last tokens, alike in all rows.
+            begin = width - most - 1
+            last = min(counts) == width and step.first.count(begin) == len(slots)
             given = self._known(input_ids, level)
             block = InputBlock(given, most + 1, hidden_layers=self._layers)
             if not last:
-                block.counts, block.first = counts, first
+                block.counts, block.first = counts, step.first
             logits, hidden = self._forward(number, block)
-            fields = None if alone and last else Plan(*moved(table, logits.device).unbind())
+            fields = None
+            if len(slots) > 1 or not last:
+                fields = Plan(*moved(torch.from_numpy(step.plan), logits.device).unbind())
             if self._processors is not None:
-                logits = self._processed(logits, state, group, lengths)
+                logits = self._processed(logits, state, step.group, lengths)
+            even = lengths.count(most) == len(lengths)
             r = steps.verify(
                 self.config,
                 number,
@@ -420,48 +418,36 @@ class Engine:
                     None if last or fields is None else fields.first,
                     most,
                 ),
-                None if self._parameters.greedy or most == 0 else buffers.pending.get(number),
+                None if greedy or most == 0 else buffers.pending.get(number),
                 self._parameters,
                 lengths=None if even or fields is None else fields.lengths,
                 # A single row's are scalars, which cost the operator less than tensors.
-                positions=positions[0] if fields is None else fields.positions,
-                rounds=rounds[0] if fields is None else fields.rounds,
+                positions=step.positions[0] if fields is None else fields.positions,
+                rounds=step.rounds[0] if fields is None else fields.rounds,
             )
-        home = state.device
-        length = plan.most[number - 2] if number > 1 else 0
-        place, kept = state.report(
-            number,
-            table,
-            r.tokens.to(home),
-            r.num_accepted.to(home),
-            r.status.to(home),
-            length,
-        )
-        entries = state.take_log()
-        self._raise_for_entries(number, entries, group)
-        if number > 1 and not self._parameters.greedy:
-            rows = self._handed_up(buffers, number, logits, r.statistics, place, length)
-            buffers.pending[number - 1] = _moved(rows, self._parts[number - 2].device)
-        held = self._held[number - 1]
+        length = buffers.most[number - 2] if number > 1 else 0
+        entries, kept, place = state.enter(step, r.tokens, r.num_accepted, r.status, length)
+        self._raise_for_entries(number, entries, step.group)
+        if number > 1 and not greedy:
+            handed = self._handed_up(buffers, number, logits, r.statistics, place, length)
+            buffers.pending[number - 1] = _moved(handed, self._parts[number - 2].device)
         if hidden is not None:
-            self._keep_hidden(state, number, hidden, counts, lengths, entries)
-        for slot in group:
+            self._keep_hidden(state, step, hidden, entries)
+        held = self._held[number - 1]
+        for slot, row in zip(step.group, rows, strict=True):
             held[slot] += counts[slot]
-            entry, row = entries[slot], slots[slot]
-            self._recorder.verified(
-                row.stats, number - 1, entry.tokens, entry.accepted, entry.emitted
-            )
-        self._rollback(state, number, kept.tolist())
+            _, _, accepted, emitted, _, _ = entries[slot]
+            self._recorder.verified(row.stats, number - 1, lengths[slot], accepted, emitted)
+        self._rollback(state, number, kept)
         committed: Committed = []
         if number == 1:
-            logprobs = r.logprobs.tolist()
-            for slot in group:
+            tokens, logprobs = r.tokens.tolist(), r.logprobs.tolist()
+            for slot, row in zip(step.group, rows, strict=True):
                 entry = entries[slot]
-                tokens = state.text(slot)[-entry.emitted :].tolist()
-                own = logprobs[slot][: entry.emitted]
-                self._commit(slots[slot], tokens, own, logits[slot], entry)
-                committed.append((slots[slot].number, tokens))
-        self._spent(group, number, time.perf_counter() - began, 1)
+                own = tokens[slot][: entry.emitted]
+                self._commit(row, own, logprobs[slot][: entry.emitted], logits, entry)
+                committed.append((row.number, own))
+        self._spent(rows, number, time.perf_counter() - began, 1)
         return committed
 
     def _handed_up(
@@ -483,24 +469,22 @@ class Engine:
     def _keep_hidden(
         self,
         state: StateRows,
-        number: int,
+        step: HostStep,
         hidden: Mapping[int, torch.Tensor],
-        counts: Sequence[int],
-        lengths: Sequence[int],
         entries: Sequence[Entry],
     ) -> None:
         """The states of a pass are told with the next draft, as far as their tokens stand then."""
-        rows = [slot for slot, count in enumerate(counts) if count]
+        rows = [slot for slot, count in enumerate(step.counts) if count]
         for told in self._hidden:
             for slot in rows:
                 # All but the last token, which is the level's own, stood before.
                 left = len(state.text(slot)) - 1 - told.positions[slot]
                 told.counts[slot] = max(0, min(told.counts[slot], left))
-        begin, stand = [0] * len(counts), [0] * len(counts)
+        begin, stand = [0] * len(step.counts), [0] * len(step.counts)
         for slot in rows:
-            begin[slot] = self._held[number - 1][slot]
-            stand[slot] = counts[slot] - lengths[slot] + entries[slot].accepted
-        self._hidden.append(HiddenStates(number, dict(hidden), begin, stand))
+            begin[slot] = self._held[step.level - 1][slot]
+            stand[slot] = step.counts[slot] - step.lengths[slot] + entries[slot].accepted
+        self._hidden.append(HiddenStates(step.level, dict(hidden), begin, stand))
 
     def _rollback(self, state: StateRows, number: int, kept: list[list[int]]) -> None:
         """Caches from level `number` downwards forget what no longer stands."""
@@ -508,7 +492,7 @@ class Engine:
             held, wanted = self._held[below - 1], kept[below - 1]
             if not self._begun[below - 1] or held == wanted:
                 continue
-            with named(self.config.names, below - 1, [(row, 0) for row in self._slots]):
+            with named(self.config.names, below - 1, self._slots):
                 left = self._parts[below - 1].rollback(wanted)
             self._held[below - 1] = [int(n) for n in left]
             for slot, (have, want) in enumerate(zip(self._held[below - 1], wanted, strict=True)):
@@ -532,20 +516,19 @@ class Engine:
     def _at_once(self, plan: RoundPlan, buffers: _Buffers) -> Committed:
         assert plan.steps is not None
         slots, config = self._slots, self.config
-        limit = max(row.committed for row in slots) + plan.ahead
+        limit = max(row.committed + (0 if row.ended else plan.ahead) for row in slots)
         spans: dict[int, Hashable | None] = {}
         for number in plan.asked:
             spans[number] = self._parts[number - 1].reserve_span(limit)
         graphs = None if any(span is None for span in spans.values()) else self.graphs
         clock = Clock(config.device)
-        everybody = [(row, 0) for row in slots]
         outputs: tuple[torch.Tensor | None, ...] = ()
         for number in plan.steps:
             draft = number == self._count
             step = partial(self._draft_at_once, plan, buffers)
             if not draft:
                 step = partial(self._verify_at_once, plan, buffers, number)
-            with named(config.names, number - 1, everybody):
+            with named(config.names, number - 1, slots):
                 if graphs is None:
                     outputs = step()
                 else:
@@ -648,7 +631,8 @@ class Engine:
                     self._recorder.verified(
                         stats, number - 1, entry.tokens, entry.accepted, entry.emitted
                     )
-            self._spent(group, number, seconds[place], plan.drafts if draft else 1)
+            rows = [slots[slot] for slot in group]
+            self._spent(rows, number, seconds[place], plan.drafts if draft else 1)
         self._take_progress(record.progress)
         for number in plan.asked:
             self._parts[number - 1].note_lengths(self._held[number - 1])
@@ -659,7 +643,7 @@ class Engine:
                 continue
             tokens = record.tokens[row.slot][: entry.emitted]
             logprobs = record.logprobs[row.slot][: entry.emitted]
-            self._commit(row, tokens, logprobs, logits[row.slot], entry)
+            self._commit(row, tokens, logprobs, logits, entry)
             committed.append((row.number, tokens))
         return committed
 
@@ -691,7 +675,7 @@ class Engine:
         row.logprobs += logprobs
         self._recorder.committed(row.stats, len(tokens))
         if self._observe is not None:
-            self._observe(row.number, logits[: len(tokens)])
+            self._observe(row.number, logits[row.slot, : len(tokens)])
         row.ended = row.ended or bool(entry.ended) or len(row.logprobs) >= row.max_new_tokens
 
     def _raise_for_entries(
@@ -704,10 +688,8 @@ class Engine:
                 at = entry.position + good
                 raise RequestError(self._slots[slot].number, number, at, entry.status)
 
-    def _spent(self, group: Sequence[int], number: int, seconds: float, passes: int) -> None:
-        index = -1 if number == len(self.config.names) and number > 1 else number - 1
-        stats = [self._slots[slot].stats for slot in group]
-        self._recorder.spent(stats, index, seconds, passes)
+    def _spent(self, rows: Sequence[Row], number: int, seconds: float, passes: int) -> None:
+        self._recorder.spent([row.stats for row in rows], number - 1, seconds, passes)
 
 
 class _Buffers:
@@ -720,6 +702,7 @@ class _Buffers:
 
     def __init__(self, state: StateRows, apart: bool) -> None:
         self.state, self.apart = state, apart
+        self.most: Sequence[int] = ()  # of the round's plan, step by step
         self.parameters = FixedParameters(state.batch, state.device)
         # By the level that will verify them: what the pending tokens were drawn from, and the
         # memory to keep that in, which may be another level's own logits instead.

@@ -47,7 +47,7 @@ def prefill(
         wanted.
     """
     found: HiddenStates | None = None
-    everybody, stats = [(row, 0) for row in slots], [row.stats for row in slots]
+    stats = [row.stats for row in slots]
     capacity = max(row.committed + row.room for row in slots) + ahead
     chosen = [(number, parts[number - 1]) for number in numbers]
     devices = {part.device for _, part in chosen}
@@ -57,7 +57,7 @@ def prefill(
             # The target stays where its collectives may be, if it is sharded.
             apart = number > 1 and part.capabilities.reads_apart
             place = streams.stream(part.device, number) if apart else nullcontext()
-            with named(names, number - 1, everybody), place:
+            with named(names, number - 1, slots), place:
                 tokens, counts = padded([row.tokens[:-1] for row in slots], part.device)
                 even = min(counts) == tokens.shape[1]
                 tokens = known_ids(tokens, part.vocab_size)

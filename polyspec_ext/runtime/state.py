@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ..ops import schedule
-from ..ops.schedule import Plan, RoundShape
+from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
 from ..tensors import on_device
 from .request import Row
 
@@ -63,6 +63,9 @@ class StateRows:
         self.eos = torch.full((batch, eos), -1, dtype=torch.int64, device=device)
         # The same memory, on the CPU.
         self._host = self.words.numpy() if device.type == "cpu" else None
+        self._rounds = None
+        if self._host is not None:
+            self._rounds = HostRounds(self.shape, self._host, self.eos.numpy())
         self._levels = [self.shape.level_at(level) for level in range(1, levels + 1)]
 
     @property
@@ -133,29 +136,48 @@ class StateRows:
 
     # ---- what the host reads, on the CPU ---------------------------------------------------------
 
-    def due(self) -> tuple[list[int], list[int]]:
-        """The level whose step is due, and its tokens, by row."""
-        levels, counts = schedule.due(self.words, self.shape).tolist()
-        return levels, counts
+    def next(self) -> HostStep | None:
+        """The step to do now: a draft, or the deepest verification that is due, so that rows that
+        lag behind find the others at the same level. None: every row is complete."""
+        assert self._rounds is not None
+        return self._rounds.next()
 
-    def unread(self, slot: int, level: int) -> int:
-        """Tokens that `level` has not read."""
-        assert self._host is not None
-        words = self._host[slot]
-        return int(words[self.shape.TOTAL] - words[self._levels[level - 1] + self.shape.CACHED])
+    def enter(
+        self,
+        step: HostStep,
+        tokens: torch.Tensor,
+        counts: torch.Tensor | None,
+        status: torch.Tensor | None,
+        padding: int = 0,
+        ends: bool = True,
+    ) -> tuple[list[Entry], list[list[int]], torch.Tensor]:
+        """`report` of a step that `next` gave, with tensors on any device.
+
+        Args:
+            status: None: nothing went wrong.
+            ends: whether a token may end a text.
+
+        Returns:
+            what the step brought, by row; tokens that each level's cache may keep, by level and
+            row; and ``[B, W]`` the slots of `report`.
+        """
+        assert self._rounds is not None
+        made = self._rounds.report(
+            step,
+            tokens.cpu().numpy(),
+            None if counts is None else counts.cpu().numpy(),
+            None if status is None else status.cpu().numpy(),
+            padding,
+            ends,
+        )
+        entries = [Entry._make(own) for own in made.entries]
+        return entries, made.kept, torch.from_numpy(made.slots)
 
     def text(self, slot: int) -> torch.Tensor:
         """``[N]`` int64, the row's text as it stands, pending tokens included."""
         assert self._host is not None
         begin = self.shape.text_at
         return self.words[slot, begin : begin + int(self._host[slot, self.shape.TOTAL])]
-
-    def take_log(self) -> list[Entry]:
-        """What the latest step brought, by row; the log is empty then."""
-        assert self._host is not None
-        shape, at = self.shape, self.shape.log_at
-        self._host[:, shape.STEP] = 0
-        return [Entry(*own) for own in self._host[:, at : at + shape.PER_STEP].tolist()]
 
     # ---- steps -----------------------------------------------------------------------------------
 

@@ -155,8 +155,13 @@ def test_rows_are_written_as_the_operators_read_them() -> None:
     state = written()
     assert state.progress()[0] == [Progress(2, 3)] * 3
     # A draft of two, a row that is complete, and one whose second level drafts alone.
-    assert state.due() == ([3, 0, 2], [2, 0, 0])
-    assert [state.unread(slot, 1) for slot in range(3)] == [1, 1, 1]
+    step = state.next()
+    assert step is not None
+    assert (step.level, step.group, step.most) == (3, [0], 2)
+    assert (step.counts, step.lengths) == ([1, 0, 0], [2, 0, 0])
+    assert (step.positions[0], step.rounds) == (3, [3, 3, 3])
+    assert step.input_ids.tolist() == [[7], [0], [0]]
+    assert step.plan.tolist()[1:3] == [step.counts, step.first]
     assert state.eos.tolist() == [[4, 9], [-1, -1], [2, -1]]
     assert state.text(0).tolist() == [5, 6, 7]
     assert state.fits(3, 1, 40, 2)
@@ -164,41 +169,92 @@ def test_rows_are_written_as_the_operators_read_them() -> None:
         assert not state.fits(*form)
 
 
+def entered(state: StateRows, tokens: list[int], *given: Any, **options: Any) -> Any:
+    """The step that is due for all rows, each of which has brought `tokens`."""
+    step = state.next()
+    assert step is not None
+    return state.enter(step, torch.tensor([tokens] * 3), *given, **options)
+
+
 def test_a_step_by_hand() -> None:
     state = written()
-    input_ids, table = state.next_step(3, 1)
-    assert input_ids.tolist() == [[7], [0], [0]]
-    assert Plan(*table.tolist()).rounds == [3, 3, 3]
-    status = torch.zeros(3, 2, dtype=torch.int32)
-    _, kept = state.report(3, table, torch.tensor([[3, 9]] * 3), None, status, 2)
-    assert kept[2].tolist() == [4, 0, 0]
+    entries, kept, slots = entered(state, [3, 9], None, None, 2)
+    assert kept[2] == [4, 0, 0]
+    assert slots.tolist() == [[0, 1], [2, 2], [2, 2]]
     idle = Entry(-1, 0, 0, 0, 0, 0)
-    assert state.take_log() == [Entry(2, 3, 0, 2, 1, 0), idle, idle]
+    assert entries == [Entry(2, 3, 0, 2, 1, 0), idle, idle]
     assert state.text(0).tolist() == [5, 6, 7, 3, 9]
-    # The log is empty again, so the next step has room in it.
-    state.next_step(2, 4)
-    assert state.due()[0] == [2, 0, 2]
+    step = state.next()
+    assert step is not None
+    assert (step.level, step.group, step.first) == (2, [0, 2], [0, 0, 0])
     state.end(0)
-    assert state.due()[0] == [0, 0, 2]
+    step = state.next()
+    assert step is not None
+    assert (step.level, step.group) == (2, [2])
+    state.end(2)
+    assert state.next() is None
+
+
+def test_a_step_is_what_the_operators_say() -> None:
+    one, other = written(), written()
+    status = torch.zeros(3, 2, dtype=torch.int32)
+    input_ids, table = other.next_step(3, 1)
+    step = one.next()
+    assert step is not None
+    assert (step.input_ids.tolist(), step.plan.tolist()) == (input_ids.tolist(), table.tolist())
+    tokens = torch.tensor([[3, 9]] * 3)
+    _, kept, slots = one.enter(step, tokens, None, status, 7)
+    expected, all_kept = other.report(3, table, tokens, None, status, 7)
+    assert (slots.tolist(), kept) == (expected.tolist(), all_kept.tolist())
+    other.words[:, other.shape.STEP] = 0
+    assert torch.equal(one.words, other.words)
+
+
+def test_tokens_that_end_no_text() -> None:
+    """Of a tree, one path of which stands for the others."""
+    entries, _, _ = entered(written(), [9, 9], None, None, ends=False)
+    assert entries[0] == Entry(2, 3, 0, 2, 0, 0)
 
 
 def test_windows_and_lengths_change_between_steps() -> None:
     state = written()
     state.set_windows(0, [0, 2], [1, 0])
     state.set_windows(2, [6, 3], [2, 0])
-    assert state.due() == ([1, 0, 3], [0, 0, 3])
+    step = state.next()
+    assert step is not None
+    assert (step.level, step.group, step.lengths) == (3, [2], [0, 0, 3])
+    state.set_windows(2, [0, 3], [1, 0])
     state.set_cached(0, 1, 1)
-    assert (state.unread(0, 1), state.unread(0, 2)) == (2, 1)
+    step = state.next()
+    assert step is not None
+    assert (step.level, step.group, step.counts) == (1, [0, 2], [2, 0, 1])
 
 
 def test_a_row_that_stopped_takes_no_part() -> None:
     state = written()
-    _, table = state.next_step(3, 1)
     status = torch.tensor([[0, 1], [0, 0], [0, 0]], dtype=torch.int32)
-    state.report(3, table, torch.tensor([[3, -1]] * 3), None, status, 2)
-    entry = state.take_log()[0]
-    assert (entry.status, entry.emitted) == (1, 1)
-    assert state.due()[0][0] == 0
+    entries, _, _ = entered(state, [3, -1], None, status)
+    assert (entries[0].status, entries[0].emitted) == (1, 1)
+    step = state.next()
+    assert step is not None
+    assert step.group == [2]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "counts", "status"),
+    [
+        (torch.zeros(2, 2, dtype=torch.int64), None, None),
+        (torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), None),
+        (torch.zeros(3, 2, dtype=torch.int64), None, torch.zeros(3, dtype=torch.int32)),
+    ],
+)
+def test_wrong_reports_are_errors(tokens: Any, counts: Any, status: Any) -> None:
+    state = written()
+    step = state.next()
+    assert step is not None
+    with pytest.raises(ValueError, match="expected"):
+        state.enter(step, tokens, counts, status)
+    assert state.next() is not None
 
 
 def test_a_record_has_all_that_the_host_is_told() -> None:

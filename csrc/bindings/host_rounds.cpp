@@ -1,0 +1,197 @@
+// State rows in the host's memory, as Python drives them: what an operator's call for each question
+// would cost more than the answer does is one call here, and plain numbers come back.
+#include "host_rounds.hpp"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "polyspec/round_state.hpp"
+
+namespace py = pybind11;
+using polyspec::RoundShape;
+
+namespace {
+
+template <class T>
+using Array = py::array_t<T, py::array::c_style>;
+
+void require(const polyspec::Result& result) {
+  if (!result.ok()) throw std::invalid_argument(result.message);
+}
+
+// A step that is due for some rows of the batch.
+struct HostStep {
+  int32_t level = 0;
+  int64_t most = 0;                                                // the largest of `lengths`
+  std::vector<int64_t> group;                                      // rows with a part
+  std::vector<int64_t> counts, first, lengths, positions, rounds;  // [b] each, see SchedulePlan
+  Array<int64_t> input_ids;                                        // [b, t]
+  Array<int64_t> plan;                                             // [kPlanRows, b]
+};
+
+using Entry = std::array<int64_t, RoundShape::kPerStep>;
+
+// What a step has brought.
+struct HostReport {
+  std::vector<Entry> entries;              // [b], see RoundShape::Log
+  std::vector<std::vector<int64_t>> kept;  // [n, b]
+  Array<int64_t> slots;                    // [b, w]
+};
+
+class HostRounds {
+ public:
+  HostRounds(RoundShape shape, Array<int64_t> words, Array<int64_t> eos)
+      : shape_(shape), words_(std::move(words)), eos_(std::move(eos)) {
+    if (words_.ndim() != 2 || words_.shape(1) != shape_.words())
+      throw std::invalid_argument("words: expected shape [B, " + std::to_string(shape_.words()) +
+                                  "]");
+    if (eos_.ndim() != 2 || eos_.shape(0) != words_.shape(0))
+      throw std::invalid_argument("eos: expected shape [B, E]");
+    due_.resize(2 * batch());
+    none_.resize(batch());
+  }
+
+  // Drafts first, then the deepest verification, so that rows that lag behind find the others at
+  // the same level.
+  std::optional<HostStep> next() {
+    polyspec::ScheduleDueParams due;
+    due.in = rounds();
+    due.due = due_.data();
+    require(polyspec::schedule_due(due));
+    HostStep step;
+    const int64_t b = batch();
+    for (int64_t row = 0; row < b; ++row) {
+      step.level = std::max(step.level, static_cast<int32_t>(due_[row]));
+    }
+    if (step.level == 0) return std::nullopt;
+    int64_t width = 1;
+    for (int64_t row = 0; row < b; ++row) {
+      if (due_[row] != step.level) continue;
+      step.group.push_back(row);
+      const int64_t* words = this->words(row);
+      const int64_t cached = words[shape_.level_at(step.level) + RoundShape::kCached];
+      width = std::max(width, words[RoundShape::kTotal] - cached);
+    }
+    step.input_ids = Array<int64_t>({b, width});
+    step.plan = Array<int64_t>({static_cast<int64_t>(polyspec::kPlanRows), b});
+    polyspec::ScheduleNextParams next;
+    next.in = due.in;
+    next.level = step.level;
+    next.width = width;
+    next.input_ids = step.input_ids.mutable_data();
+    next.plan = step.plan.mutable_data();
+    require(polyspec::schedule_next(next));
+    const auto row_of = [&](polyspec::SchedulePlan field) {
+      return std::vector<int64_t>(next.plan + field * b, next.plan + (field + 1) * b);
+    };
+    step.counts = row_of(polyspec::kPlanCounts);
+    step.first = row_of(polyspec::kPlanFirst);
+    step.lengths = row_of(polyspec::kPlanLengths);
+    step.positions = row_of(polyspec::kPlanPositions);
+    step.rounds = row_of(polyspec::kPlanRounds);
+    step.most = *std::max_element(step.lengths.begin(), step.lengths.end());
+    return step;
+  }
+
+  HostReport report(const HostStep& step, const Array<int64_t>& tokens,
+                    const std::optional<Array<int64_t>>& counts,
+                    const std::optional<Array<int32_t>>& status, int64_t padding, bool ends) {
+    const int64_t b = batch();
+    if (tokens.ndim() != 2 || tokens.shape(0) != b || tokens.shape(1) < 1)
+      throw std::invalid_argument("tokens: expected shape [" + std::to_string(b) + ", W]");
+    const int64_t width = tokens.shape(1);
+    if (counts && counts->size() != b)
+      throw std::invalid_argument("counts: expected shape [" + std::to_string(b) + "]");
+    const int64_t statuses = step.level == shape_.levels ? b * width : b;
+    if (status && status->size() != statuses)
+      throw std::invalid_argument("status: expected " + std::to_string(statuses) + " values");
+    if (!status && static_cast<int64_t>(none_.size()) < statuses) none_.resize(statuses);
+    polyspec::ScheduleReportParams report;
+    report.in = rounds();
+    report.level = step.level;
+    report.plan = step.plan.data();
+    report.width = width;
+    report.tokens = tokens.data();
+    report.counts = counts ? counts->data() : nullptr;
+    report.status = status ? status->data() : none_.data();
+    report.num_eos = ends ? eos_.shape(1) : 0;
+    report.eos = eos_.data();
+    report.padding = padding;
+    HostReport made;
+    made.slots = Array<int64_t>({b, width});
+    report.slots = made.slots.mutable_data();
+    require(polyspec::schedule_report(report));
+    made.entries.resize(b);
+    made.kept.assign(shape_.levels, std::vector<int64_t>(b));
+    for (int64_t row = 0; row < b; ++row) {
+      int64_t* words = this->words(row);
+      words[RoundShape::kStep] = 0;
+      std::copy_n(words + shape_.log_at(), made.entries[row].size(), made.entries[row].begin());
+      for (int32_t level = 1; level <= shape_.levels; ++level) {
+        made.kept[level - 1][row] = words[shape_.level_at(level) + RoundShape::kCached];
+      }
+    }
+    return made;
+  }
+
+ private:
+  int64_t batch() const { return words_.shape(0); }
+  int64_t* words(int64_t row) { return words_.mutable_data() + row * shape_.words(); }
+  polyspec::RoundParams rounds() {
+    polyspec::RoundParams params;
+    params.shape = shape_;
+    params.batch = batch();
+    params.state = words_.mutable_data();
+    return params;
+  }
+
+  RoundShape shape_;
+  Array<int64_t> words_, eos_;
+  std::vector<int64_t> due_;
+  std::vector<int32_t> none_;  // statuses of steps that tell none
+};
+
+}  // namespace
+
+void bind_host_rounds(py::module_& m) {
+  py::class_<HostStep>(m, "HostStep",
+                       "A step that is due (polyspec/round_state.hpp): `level`, `group` the rows "
+                       "with a part, `most` the largest of `lengths`, and by row what "
+                       "`ops.schedule.Plan` names; `input_ids` [B, T] and `plan` [6, B] int64.")
+      .def_readonly("level", &HostStep::level)
+      .def_readonly("most", &HostStep::most)
+      .def_readonly("group", &HostStep::group)
+      .def_readonly("counts", &HostStep::counts)
+      .def_readonly("first", &HostStep::first)
+      .def_readonly("lengths", &HostStep::lengths)
+      .def_readonly("positions", &HostStep::positions)
+      .def_readonly("rounds", &HostStep::rounds)
+      .def_readonly("input_ids", &HostStep::input_ids)
+      .def_readonly("plan", &HostStep::plan);
+
+  py::class_<HostReport>(m, "HostReport",
+                         "What a step has brought: `entries` of the log by row, `kept` tokens that "
+                         "each level's cache may keep [n, B], and `slots` [B, W] int64.")
+      .def_readonly("entries", &HostReport::entries)
+      .def_readonly("kept", &HostReport::kept)
+      .def_readonly("slots", &HostReport::slots);
+
+  py::class_<HostRounds>(m, "HostRounds", "State rows in the host's memory, which it refers to.")
+      .def(py::init<RoundShape, Array<int64_t>, Array<int64_t>>(), py::arg("shape"),
+           py::arg("words").noconvert(), py::arg("eos").noconvert())
+      .def("next", &HostRounds::next,
+           "The step to do now: a draft, or the deepest verification that is due; None: all rows "
+           "are complete.")
+      .def("report", &HostRounds::report, py::arg("step"), py::arg("tokens"), py::arg("counts"),
+           py::arg("status"), py::arg("padding"), py::arg("ends") = true,
+           "See `ops.schedule.report`; `status` None: nothing went wrong; `ends` False: no token "
+           "ends a text. The log is empty then.");
+}
