@@ -83,8 +83,8 @@ class DraftInput:
         tokens: ``[B, T]`` int64 on the drafter's device, what it has not read of each text, at the
             front of each row. The last token of a text is always among them.
         counts: ``[B]``, tokens of each row.
-        lengths: ``[B]``, tokens to draft; fewer are fine where their number does not depend on the
-            values of sampled tokens (contract C2).
+        lengths: ``[B]``, tokens to draft, or the levels of a tree; fewer are fine where their
+            number does not depend on the values of sampled tokens (contract C2).
         most: the largest of `lengths`; the host knows it.
         positions: ``[B]`` int64, absolute position of the first token to draft.
         rounds: ``[B]`` int64, drafting rounds of each row so far; key the draws (contract C3).
@@ -133,7 +133,11 @@ class DraftBlock:
             and filters, and the statistics that `ps.sample` returned beside the tokens, which save
             the verifier from reading the rows again. They must stand until the drafter's next
             block. None: every proposal is deterministic, its distribution one-hot, or nobody asked.
-        parents: ``[B, N]`` int64, the index of each token's parent, -1 for the root. None: a chain.
+        parents: ``[B, N]`` int64, the index of each token's parent, below its own, -1 for the root;
+            the nodes of one parent in the order in which they are tried. None: a chain. Of a tree
+            `counts` are its nodes, and `rows` ``[B, N+1, Vd]``: row 0 is what the children of the
+            root were drawn from, each independently of the others, and row i+1 those of node i;
+            `status` is None.
     """
 
     tokens: torch.Tensor

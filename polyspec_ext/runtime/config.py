@@ -18,12 +18,14 @@ class Operators:
     """The operators that draw tokens, as a chain calls them.
 
     Attributes:
-        sample, verify: `ps.sample` and `ps.verify`, or what stands in for them: exact enumeration
-            and measurements of everything else put their own here.
+        sample, verify, verify_tree: `ps.sample`, `ps.verify` and `ps.verify_tree`, or what stands
+            in for them: exact enumeration and measurements of everything else put their own here.
+            Chains whose drafter makes trees are refused without a `verify_tree`.
     """
 
     sample: Callable[..., Any] = ops.sample
     verify: Callable[..., Any] = ops.verify
+    verify_tree: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

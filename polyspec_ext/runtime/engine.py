@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -36,6 +37,7 @@ from .prefill import Part, prefill, read_rest
 from .request import Row
 from .state import Entry, Progress, StateRows
 from .streams import Clock, SideStreams
+from .trees import Tree, pending_tree, tree_pass
 
 # Called with a row's number and the target's logits [e, V], processed, behind which its e committed
 # tokens were emitted. They stand until it returns.
@@ -83,6 +85,8 @@ class Engine:
                     f"{level.name}: expected a level that gives hidden states, as "
                     f"{drafter.name} wants them, given one that does not"
                 )
+        if drafter is not None and drafter.capabilities.trees:
+            self._require_trees(drafter)
         reason = self._looks()
         if sync_each_step is False and reason is not None:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
@@ -92,6 +96,19 @@ class Engine:
         self._streams = SideStreams()
         self._kept: dict[Hashable, _Buffers] = {}
         self._slots: list[Row] = []
+
+    def _require_trees(self, drafter: BatchedDrafter) -> None:
+        if self.config.operators.verify_tree is None:
+            raise NotImplementedError(
+                f"{drafter.name}: expected operators with a `verify_tree`, which trees need"
+            )
+        above = self._levels[-1]
+        if not above.capabilities.trees:
+            reason = getattr(above, "no_trees", f"{type(above).__name__} does not")
+            raise ValueError(
+                f"{above.name}: expected a level that reads trees, as {drafter.name} drafts them, "
+                f"given one that does not: {reason}"
+            )
 
     def _looks(self) -> str | None:
         """Why the host has to look at what comes of each step; None: it need not."""
@@ -105,6 +122,8 @@ class Engine:
                 return f"{part.name} keeps its lengths on the host"
         if self._layers:
             return f"{self._drafter.name} wants hidden states"
+        if self._drafter.capabilities.trees:
+            return f"{self._drafter.name} drafts trees"
         if round_plan(self.config.windows, self.config.rounds).steps is None:
             return "rounds are not bounded"
         return None
@@ -361,14 +380,18 @@ class Engine:
             )
             if self._hidden:
                 self._note_told(step.group)
-            self._require_chain(block)
-        entries, kept, _ = state.enter(step, block.tokens, block.counts, block.status)
+            tree = buffers.tree = self._pending_tree(block, step)
+        if tree is None:
+            entries, kept, _ = state.enter(step, block.tokens, block.counts, block.status)
+        else:
+            entries, kept, _ = state.enter(step, tree.longest, tree.depths, None, ends=False)
         self._raise_for_entries(number, entries, step.group)
         buffers.rows[number - 1] = block.rows
         buffers.pending[number - 1] = _moved(block.rows, self._parts[number - 2].device)
         self._held[number - 1] = kept[number - 1]
         for slot, row in zip(step.group, rows, strict=True):
-            self._recorder.proposed(row.stats, entries[slot].emitted)
+            drawn = entries[slot].emitted if tree is None else tree.counts[slot]
+            self._recorder.proposed(row.stats, drawn)
         seconds = time.perf_counter() - began
         self._spent(rows, number, seconds, drafter.num_forward_passes - passes)
 
@@ -380,55 +403,37 @@ class Engine:
                 told.counts[slot] = 0
         self._hidden = [told for told in self._hidden if any(told.counts)]
 
+    def _pending_tree(self, block: DraftBlock, step: HostStep) -> Tree | None:
+        if block.parents is None:
+            return None
+        self._require_chain(block)
+        names, vocab_sizes = self.config.names, self.config.vocab_sizes
+        return pending_tree(names[-1], block, step.lengths, vocab_sizes[-2])
+
     def _require_chain(self, block: DraftBlock) -> None:
-        if block.parents is not None:
-            raise NotImplementedError(
-                f"{self.config.names[-1]}: expected a chain of tokens, given a tree; trees are not "
-                "verified yet"
+        assert self._drafter is not None
+        if block.parents is not None and not self._drafter.capabilities.trees:
+            raise ValueError(
+                f"{self.config.names[-1]}: expected a chain of tokens from a drafter whose "
+                "capabilities have no `trees`, given a tree"
             )
 
     def _verify(self, buffers: _Buffers, step: HostStep) -> Committed:
-        number, most, state, slots = step.level, step.most, buffers.state, self._slots
-        level, greedy = self._levels[number - 1], self._parameters.greedy
+        number, state = step.level, buffers.state
         began = time.perf_counter()
         counts, lengths, rows = step.counts, step.lengths, self._rows_of(step)
-        input_ids = torch.from_numpy(step.input_ids)
-        width = input_ids.shape[1]
+        tree = buffers.tree if number == self._count - 1 else None
+        path: tuple[list[int], torch.Tensor] | None = None
         with named(self.config.names, number - 1, rows):
-            # Whether the logits wanted stand behind the last tokens, alike in all rows.
-            begin = width - most - 1
-            last = min(counts) == width and step.first.count(begin) == len(slots)
-            given = self._known(input_ids, level)
-            block = InputBlock(given, most + 1, hidden_layers=self._layers)
-            if not last:
-                block.counts, block.first = counts, step.first
-            logits, hidden = self._forward(number, block)
-            fields = None
-            if len(slots) > 1 or not last:
-                fields = Plan(*moved(torch.from_numpy(step.plan), logits.device).unbind())
-            if self._processors is not None:
-                logits = self._processed(logits, state, step.group, lengths)
-            even = lengths.count(most) == len(lengths)
-            r = steps.verify(
-                self.config,
-                number,
-                logits,
-                steps.pending_tokens(
-                    input_ids.to(logits.device),
-                    None if last or fields is None else fields.first,
-                    most,
-                ),
-                None if greedy or most == 0 else buffers.pending.get(number),
-                self._parameters,
-                lengths=None if even or fields is None else fields.lengths,
-                # A single row's are scalars, which cost the operator less than tensors.
-                positions=step.positions[0] if fields is None else fields.positions,
-                rounds=step.rounds[0] if fields is None else fields.rounds,
-            )
+            if tree is None:
+                logits, hidden, r = self._verify_chain(buffers, step)
+            else:
+                logits, hidden, r, path = self._verify_tree(buffers, step, tree)
+                buffers.tree = None
         length = buffers.most[number - 2] if number > 1 else 0
         entries, kept, place = state.enter(step, r.tokens, r.num_accepted, r.status, length)
         self._raise_for_entries(number, entries, step.group)
-        if number > 1 and not greedy:
+        if number > 1 and not self._parameters.greedy:
             handed = self._handed_up(buffers, number, logits, r.statistics, place, length)
             buffers.pending[number - 1] = _moved(handed, self._parts[number - 2].device)
         if hidden is not None:
@@ -438,7 +443,7 @@ class Engine:
             held[slot] += counts[slot]
             _, _, accepted, emitted, _, _ = entries[slot]
             self._recorder.verified(row.stats, number - 1, lengths[slot], accepted, emitted)
-        self._rollback(state, number, kept)
+        self._rollback(state, number, kept, path)
         committed: Committed = []
         if number == 1:
             tokens, logprobs = r.tokens.tolist(), r.logprobs.tolist()
@@ -449,6 +454,94 @@ class Engine:
                 committed.append((row.number, own))
         self._spent(rows, number, time.perf_counter() - began, 1)
         return committed
+
+    def _verify_chain(
+        self, buffers: _Buffers, step: HostStep
+    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor] | None, Any]:
+        """Logits and hidden states of a pass, and what `verify` makes of them."""
+        number, most, counts, lengths = step.level, step.most, step.counts, step.lengths
+        level, slots = self._levels[number - 1], self._slots
+        input_ids = torch.from_numpy(step.input_ids)
+        width = input_ids.shape[1]
+        # Whether the logits wanted stand behind the last tokens, alike in all rows.
+        begin = width - most - 1
+        last = min(counts) == width and step.first.count(begin) == len(slots)
+        block = InputBlock(self._known(input_ids, level), most + 1, hidden_layers=self._layers)
+        if not last:
+            block.counts, block.first = counts, step.first
+        logits, hidden = self._forward(number, block)
+        fields = None
+        if len(slots) > 1 or not last:
+            fields = Plan(*moved(torch.from_numpy(step.plan), logits.device).unbind())
+        if self._processors is not None:
+            logits = self._processed(logits, buffers.state, step.group, lengths)
+        even = lengths.count(most) == len(lengths)
+        greedy = self._parameters.greedy
+        r = steps.verify(
+            self.config,
+            number,
+            logits,
+            steps.pending_tokens(
+                input_ids.to(logits.device), None if last or fields is None else fields.first, most
+            ),
+            None if greedy or most == 0 else buffers.pending.get(number),
+            self._parameters,
+            lengths=None if even or fields is None else fields.lengths,
+            # A single row's are scalars, which cost the operator less than tensors.
+            positions=step.positions[0] if fields is None else fields.positions,
+            rounds=step.rounds[0] if fields is None else fields.rounds,
+        )
+        return logits, hidden, r
+
+    def _verify_tree(
+        self, buffers: _Buffers, step: HostStep, tree: Tree
+    ) -> tuple[
+        torch.Tensor,
+        Mapping[int, torch.Tensor] | None,
+        Any,
+        tuple[list[int], torch.Tensor],
+    ]:
+        """The same of a tree: logits and hidden states in text order along the path that stands,
+        and where the tree begins in each row's cache, and the path."""
+        number, slots = step.level, self._slots
+        level, held = self._levels[number - 1], self._held[number - 1]
+        given = tree_pass(step, tree)
+        block = InputBlock(
+            self._known(given.tokens, level),
+            tree.tokens.shape[1] + 1,
+            given.counts,
+            given.first,
+            given.parents.to(level.device),
+            self._layers,
+        )
+        logits, hidden = self._forward(number, block)
+        if self._processors is not None:
+            logits = self._processed_tree(logits, buffers.state, step, tree)
+        table = moved(torch.from_numpy(step.plan)[4:], logits.device)
+        r = steps.verify_tree(
+            self.config,
+            number,
+            logits,
+            tree,
+            None if self._parameters.greedy else buffers.pending.get(number),
+            self._parameters,
+            depth=step.most,
+            positions=step.positions[0] if len(slots) == 1 else table[0],
+            rounds=step.rounds[0] if len(slots) == 1 else table[1],
+        )
+        drawn = r.rows.clamp_min(0)[..., None]
+        logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
+        if hidden is not None:
+            hidden = {
+                layer: given.in_text_order(states, r.path.to(states.device))
+                for layer, states in hidden.items()
+            }
+        return (
+            logits,
+            hidden,
+            r,
+            ([h + lag for h, lag in zip(held, given.lags, strict=True)], r.path),
+        )
 
     def _handed_up(
         self,
@@ -486,14 +579,26 @@ class Engine:
             stand[slot] = step.counts[slot] - step.lengths[slot] + entries[slot].accepted
         self._hidden.append(HiddenStates(step.level, dict(hidden), begin, stand))
 
-    def _rollback(self, state: StateRows, number: int, kept: list[list[int]]) -> None:
-        """Caches from level `number` downwards forget what no longer stands."""
+    def _rollback(
+        self,
+        state: StateRows,
+        number: int,
+        kept: list[list[int]],
+        path: tuple[list[int], torch.Tensor] | None = None,
+    ) -> None:
+        """Caches from level `number` downwards forget what no longer stands; of a tree that level
+        `number` has read, what is not on its path."""
         for below in range(number, self._count + 1):
             held, wanted = self._held[below - 1], kept[below - 1]
-            if not self._begun[below - 1] or held == wanted:
+            tree = path if below == number else None
+            if not self._begun[below - 1] or (held == wanted and tree is None):
                 continue
             with named(self.config.names, below - 1, self._slots):
-                left = self._parts[below - 1].rollback(wanted)
+                if tree is None:
+                    left = self._parts[below - 1].rollback(wanted)
+                else:
+                    level, (begin, nodes) = self._levels[below - 1], tree
+                    left = level.keep_path(begin, nodes.to(level.device), wanted)
             self._held[below - 1] = [int(n) for n in left]
             for slot, (have, want) in enumerate(zip(self._held[below - 1], wanted, strict=True)):
                 if have < want:
@@ -509,6 +614,22 @@ class Engine:
             own = logits[slot, : lengths[slot] + 1]
             number = self._slots[slot].number
             changed[slot, : lengths[slot] + 1] = self._processors.apply(own, prefix, number)
+        return changed
+
+    def _processed_tree(
+        self, logits: torch.Tensor, state: StateRows, step: HostStep, tree: Tree
+    ) -> torch.Tensor:
+        assert self._processors is not None
+        changed = logits.to(torch.float32, copy=True)
+        for slot in step.group:
+            text, number = state.text(slot), self._slots[slot].number
+            root = text[: len(text) - step.lengths[slot]]
+            for node in range(-1, tree.counts[slot]):
+                prefix = torch.cat([root, root.new_tensor(tree.path_to(slot, node))])
+                own = logits[slot, node + 1 : node + 2]
+                changed[slot, node + 1 : node + 2] = self._processors.apply(
+                    own, prefix.to(logits.device), number
+                )
         return changed
 
     # ---- without host synchronisation ------------------------------------------------------------
@@ -703,6 +824,7 @@ class _Buffers:
     def __init__(self, state: StateRows, apart: bool) -> None:
         self.state, self.apart = state, apart
         self.most: Sequence[int] = ()  # of the round's plan, step by step
+        self.tree: Tree | None = None  # pending for the level above the drafter
         self.parameters = FixedParameters(state.batch, state.device)
         # By the level that will verify them: what the pending tokens were drawn from, and the
         # memory to keep that in, which may be another level's own logits instead.

@@ -1,4 +1,4 @@
-"""Verification as a function of tensors: the only place that calls the operator `verify`."""
+"""Verification as functions of tensors: the only place that calls `verify` and `verify_tree`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from ..drafters.base import RowBuffer
 from ..tensors import FixedParameters, Parameters
 from .config import ChainConfig
+from .trees import Tree
 
 
 def pending_tokens(input_ids: torch.Tensor, first: torch.Tensor | None, width: int) -> torch.Tensor:
@@ -63,6 +64,58 @@ def verify(
         round=rounds,
         rule=config.rule,
         draft_statistics=None if statistics is None else statistics[:, :width],
+    )
+
+
+def verify_tree(
+    config: ChainConfig,
+    number: int,
+    logits: torch.Tensor,
+    tree: Tree,
+    rows: RowBuffer | None,
+    parameters: Parameters | FixedParameters,
+    *,
+    depth: int,
+    positions: torch.Tensor | int,
+    rounds: torch.Tensor | int,
+) -> Any:
+    """Level `number` verifies the trees that are pending for it.
+
+    Args:
+        logits: ``[B, N + 1, V]``, its own: row 0 behind the root, row i + 1 behind node i.
+        rows: ``[B, N + 1, Vd]``, what the children behind each of these were drawn from; None: they
+            are deterministic.
+        depth: the most nodes that a path may have, D.
+        positions, rounds: as of `verify`.
+
+    Returns:
+        what `verify` returns, tokens ``[B, D + 1]``, with `path` ``[B, D]``, the nodes that stand,
+        and `rows` ``[B, D + 1]``, the row of `logits` that each token was drawn from; -1 behind
+        them.
+    """
+    batch, nodes = tree.tokens.shape
+    device = logits.device
+    pool = None
+    ids = statistics = None
+    if rows is not None:
+        # Row i of a request's own, one request behind the other.
+        pool = rows.logits.reshape(-1, rows.logits.shape[2])
+        ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)
+        statistics = None if rows.statistics is None else rows.statistics.reshape(-1, 2)
+    assert config.operators.verify_tree is not None
+    return config.operators.verify_tree(
+        logits,
+        tree.tokens.to(device),
+        tree.parents.to(device),
+        pool,
+        counts=torch.tensor(tree.counts, device=device),
+        draft_rows=ids,
+        draft_statistics=statistics,
+        depth=depth,
+        **parameters.on(device),
+        position=positions,
+        level=number,
+        round=rounds,
     )
 
 

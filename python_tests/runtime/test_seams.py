@@ -203,7 +203,7 @@ class HiddenDrafter(CountingDrafter):
 
 
 class TreeDrafter(CountingDrafter):
-    """Two branches at the root."""
+    """Two branches at the root, from a drafter that says nothing of trees."""
 
     name = "tree"
 
@@ -317,7 +317,7 @@ def test_levels_without_hidden_states_are_named(place: int) -> None:
 
 def test_a_tree_is_refused_by_name() -> None:
     chain = ps.Chain([HiddenLevel(1, "a"), TreeDrafter()])
-    with pytest.raises(NotImplementedError, match=r"^tree: .*trees are not verified yet"):
+    with pytest.raises(ValueError, match=r"^tree: expected a chain of tokens.*given a tree"):
         chain.generate(PROMPT, max_new_tokens=4)
     # The chain stays usable.
     chain = ps.Chain([LevelAdapter(ToyLevel(V, 1)).level, CountingDrafter()])

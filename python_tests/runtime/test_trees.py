@@ -1,0 +1,286 @@
+"""Trees through whole chains: the distribution is the target's, by enumeration of every draw, and
+mistakes show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import toy
+from toy_trees import TreeDrafter, TreeEnumerator, TreeLevel
+
+import polyspec_ext as ps
+from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput
+from polyspec_ext.runtime import trees
+
+V = 3
+PROMPT = [0, 1]
+
+
+def enumerated(
+    count: int,
+    window: Sequence[int],
+    widths: Sequence[int],
+    length: int,
+    *,
+    drawn: bool = False,
+    temperature: float = 1.0,
+    vocab: int = V,
+    chance: TreeEnumerator | None = None,
+    **options: Any,
+) -> float:
+    """Total variation of a chain's text to the target's; `count` levels above a tree drafter."""
+    chance = chance or TreeEnumerator()
+    levels = [TreeLevel(vocab, 11 + i) for i in range(count)]
+    drafter = TreeDrafter(toy.ToyLevel(vocab, 31), widths, chance.sample if drawn else None)
+    chain = ps.Chain([*levels, drafter], window, operators=chance.operators, **options)
+    found = toy.chain_distribution(
+        chance,
+        lambda: (
+            chain.generate(PROMPT, length, temperature=temperature, eos_token_id=[])
+            .sequences[0, len(PROMPT) :]
+            .tolist()
+        ),
+    )
+    assert abs(sum(found.values()) - 1) < 1e-9
+    exact = toy.text_distribution(levels[0].table, PROMPT, length, temperature=temperature)
+    return toy.total_variation(found, exact)
+
+
+SHAPES = [
+    (1, [2], [2, 2], 3),
+    (1, [3], [2, 1, 1], 4),
+    (1, [1], [3], 3),
+    (2, [2, 2], [2, 1], 3),
+    (2, [3, 1], [2], 3),
+    (3, [2, 1, 1], [2], 3),
+]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(("count", "window", "widths", "length"), SHAPES, ids=str)
+def test_the_distribution_is_the_targets(
+    count: int, window: list[int], widths: list[int], length: int, rule: str
+) -> None:
+    assert enumerated(count, window, widths, length, rule=rule) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    ("count", "window", "widths", "length"),
+    [(1, [2], [2, 1], 3), (1, [1], [2], 2), (2, [1, 1], [2], 2)],
+    ids=str,
+)
+def test_the_distribution_with_independent_children(
+    count: int, window: list[int], widths: list[int], length: int, rule: str
+) -> None:
+    distance = enumerated(count, window, widths, length, drawn=True, vocab=2, rule=rule)
+    assert distance < 1e-12
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_greedy_texts_are_the_targets(count: int, drawn: bool) -> None:
+    window = [4, 2, 2][3 - count :]
+    distance = enumerated(count, window, [2, 2], 12, drawn=drawn, temperature=0.0)
+    assert distance < 1e-12
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_batches_of_ragged_trees(count: int) -> None:
+    """Rows differ in depth, length, parameters and end; hidden states are told in text order."""
+    chance = TreeEnumerator()
+    levels = [TreeLevel(V, 11 + i) for i in range(count)]
+    table = toy.ToyLevel(V, 31)
+    drafter = TreeDrafter(table, [2, 2], shorter=True, hidden_layers=(5,))
+    chain = ps.Chain([*levels, drafter], [2, 2][2 - count :], operators=chance.operators)
+    prompts, limits = [PROMPT, [2], [1, 1, 0]], [3, 2, 9]
+    temperatures = [1.0, 1.0, 0.0]
+    for number in range(2):
+        chance.only(number)
+
+        def text(number: int = number) -> list[int]:
+            out = chain.generate(
+                prompts, limits, temperature=temperatures, seed=[0, 1, 2], eos_token_id=[]
+            )
+            begin = len(prompts[number])
+            own: list[int] = out.sequences[number, begin : begin + limits[number]].tolist()
+            return own
+
+        found = toy.chain_distribution(chance, text)
+        exact = toy.text_distribution(levels[0].table, prompts[number], limits[number])
+        assert toy.total_variation(found, exact) < 1e-12
+    assert {level for level, _, _ in drafter.told} == set(range(1, count + 1))
+
+
+def test_an_eos_ends_the_text_on_the_path_alone() -> None:
+    """Other branches of the tree go on, and so does what is not accepted."""
+    chance = TreeEnumerator()
+    level = TreeLevel(V, 11)
+    drafter = TreeDrafter(toy.ToyLevel(V, 31), [3, 2])
+    chain = ps.Chain([level, drafter], [2], operators=chance.operators)
+
+    def text() -> list[int]:
+        out = chain.generate(PROMPT, 3, temperature=1.0, eos_token_id=2, pad_token_id=0)
+        own: list[int] = out.sequences[0, len(PROMPT) :].tolist()
+        return own[: own.index(2) + 1] if 2 in own else own
+
+    found = toy.chain_distribution(chance, text)
+    exact = toy.text_distribution(level.table, PROMPT, 3, eos=[2])
+    assert toy.total_variation(found, exact) < 1e-12
+
+
+def test_statistics_count_levels_of_the_tree_and_nodes() -> None:
+    chance = TreeEnumerator()
+    drafter = TreeDrafter(toy.ToyLevel(V, 31), [2, 2])
+    level = TreeLevel(V, 11)
+    chain = ps.Chain([level, drafter], [2], operators=chance.operators)
+    stats = next(chain.generate(PROMPT, 7).stats for _ in chance.runs())
+    target, own = stats.levels
+    assert own.num_proposed_tokens == 6 * target.draft_length_histogram[2] + sum(
+        2 * n for n in target.draft_length_histogram[1:2]
+    )
+    assert target.num_draft_tokens_per_pos[0] == target.num_drafts
+    assert target.num_emitted_tokens == 7
+    assert level.most == 6
+
+
+# ---- known mistakes ------------------------------------------------------------------------------
+
+
+def wrong_node(patch: pytest.MonkeyPatch) -> None:
+    """The cache keeps the node in front of the one that stands."""
+    keep = TreeLevel.keep_path
+
+    def wrong(self: TreeLevel, begin: Any, path: torch.Tensor, lengths: Any) -> Any:
+        cache = [list(own) for own in self.caches]
+        kept = keep(self, begin, path, lengths)
+        for b, own in enumerate(self.caches):
+            if int(path[b, 0]) > 0 and len(own) > int(begin[b]):
+                own[int(begin[b])] = cache[b][int(begin[b]) + int(path[b, 0]) - 1]
+        return kept
+
+    patch.setattr(TreeLevel, "keep_path", wrong)
+
+
+def sibling_for_a_parent(patch: pytest.MonkeyPatch) -> None:
+    """A node is read as the child of the one in front of it."""
+    make = trees.tree_pass
+
+    def wrong(step: Any, tree: Any) -> Any:
+        made = make(step, tree)
+        chain = torch.arange(-1, made.parents.shape[1] - 1)
+        return made._replace(parents=chain.expand_as(made.parents))
+
+    patch.setattr("polyspec_ext.runtime.engine.tree_pass", wrong)
+
+
+def rows_of_other_nodes(patch: pytest.MonkeyPatch) -> None:
+    """What is handed up are the first rows, and not those of the path."""
+    verify = TreeEnumerator.verify_tree
+
+    def wrong(self: TreeEnumerator, *given: Any, **options: Any) -> Any:
+        r = verify(self, *given, **options)
+        order = torch.arange(r.rows.shape[1]).expand_as(r.rows)
+        return r._replace(rows=order.where(r.rows >= 0, -1))
+
+    patch.setattr(TreeEnumerator, "verify_tree", wrong)
+    patch.setattr(
+        TreeEnumerator,
+        "_statistics",
+        lambda self, target, made, options: made.statistics,
+    )
+    # (Statistics of the right rows would show the mistake as an error.)
+    patch.setattr("polyspec_ext.runtime.engine._moved", _without_statistics)
+
+
+def _without_statistics(rows: Any, device: torch.device) -> Any:
+    return None if rows is None else rows._replace(statistics=None)
+
+
+def rows_of_other_parents(patch: pytest.MonkeyPatch) -> None:
+    """Children are verified against the row that another node's were drawn from."""
+    verify = TreeEnumerator.verify_tree
+
+    def wrong(self: TreeEnumerator, *given: Any, draft_rows: Any, **options: Any) -> Any:
+        if draft_rows is not None:
+            draft_rows = draft_rows.clone()
+            draft_rows[:, 1:] = draft_rows[:, :1]
+        return verify(self, *given, draft_rows=draft_rows, **options)
+
+    patch.setattr(TreeEnumerator, "verify_tree", wrong)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "given", "options"),
+    [
+        (wrong_node, (1, [2], [2, 2], 3), {}),
+        (sibling_for_a_parent, (1, [2], [2, 2], 3), {}),
+        (rows_of_other_nodes, (2, [2, 2], [2, 1], 3), {}),
+        (rows_of_other_parents, (1, [2], [2, 1], 3), {"drawn": True, "vocab": 2}),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_mistakes_are_seen(
+    monkeypatch: pytest.MonkeyPatch, mistake: Any, given: Any, options: Any
+) -> None:
+    with monkeypatch.context() as patch:
+        mistake(patch)
+        assert enumerated(*given, **options) > 1e-3
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def test_levels_without_trees_are_named() -> None:
+    drafter = TreeDrafter(toy.ToyLevel(V, 31), [2])
+    operators = TreeEnumerator().operators
+    with pytest.raises(ValueError, match=r"^plain: expected a level that reads trees, as tree dra"):
+        ps.Chain([TreeLevel(V, 1), toy.ToyLevel(V, 2, name="plain"), drafter], operators=operators)
+    # Only the level above the drafter reads them.
+    ps.Chain([toy.ToyLevel(V, 2), TreeLevel(V, 1), drafter], operators=operators)
+    level = TreeLevel(V, 1)
+    level.can_keep_lengths = drafter.can_keep_lengths = True
+    with pytest.raises(ValueError, match=r"^sync_each_step: .* since tree drafts trees"):
+        ps.Chain([level, drafter], operators=operators, sync_each_step=False)
+
+
+def test_operators_without_trees_are_refused() -> None:
+    drafter = TreeDrafter(toy.ToyLevel(V, 31), [2])
+    with pytest.raises(
+        NotImplementedError, match=r"^tree: expected operators with a `verify_tree`"
+    ):
+        ps.Chain([TreeLevel(V, 1), drafter], operators=toy.Enumerator().operators)
+
+
+def tree(tokens: list[int], parents: list[int], **options: Any) -> DraftBlock:
+    return DraftBlock(torch.tensor([tokens]), parents=torch.tensor([parents]), **options)
+
+
+WRONG = [
+    (tree([0, 5], [-1, 0]), r"token ids in \[0, 3\), given 5"),
+    (tree([0, 1], [-1, 1]), r"the parent of node 1 in \[-1, 1\), given 1"),
+    (tree([0, 1, 2], [-1, 0, 1]), "a tree of at most 2 levels, given 3"),
+    (tree([0, 1], [-1, 0, 1]), r"parents of shape \[1, 2\]"),
+    (tree([0], [-1], counts=torch.tensor([2])), "0 to 1 nodes, given 2"),
+]
+
+
+@pytest.mark.parametrize(("block", "text"), WRONG, ids=[text[:20] for _, text in WRONG])
+def test_wrong_trees_are_named(block: DraftBlock, text: str) -> None:
+    class Wrong(TreeDrafter):
+        def draft(self, inputs: DraftInput) -> DraftBlock:
+            return block
+
+    chance = TreeEnumerator()
+    drafter = Wrong(toy.ToyLevel(V, 31), [2])
+    chain = ps.Chain([TreeLevel(V, 1), drafter], [2], operators=chance.operators)
+    for _ in chance.runs():
+        with pytest.raises(ValueError, match=f"^tree: expected {text}"):
+            chain.generate(PROMPT, 8)
+    drafter.capabilities = DrafterCapabilities()
+    chain = ps.Chain([TreeLevel(V, 1), drafter], [2], operators=chance.operators)
+    with pytest.raises(ValueError, match=r"^tree: expected a chain of tokens"):
+        chain.generate(PROMPT, 8)

@@ -1,0 +1,313 @@
+"""Toy levels and drafters of trees, and the verification of trees with every draw enumerated.
+
+The walk is written from the papers (EAGLE-2's deterministic children; the recursive residual of
+arXiv 2401.03868 for independent ones), in double precision Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from toy import Enumerator, ToyLevel, distribution, of_row
+
+from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
+from polyspec_ext.levels.base import Counts, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
+from polyspec_ext.runtime.config import Operators
+
+
+class TreeLevel:
+    """A batched level that reads trees. Its cache holds tokens as they were read; the logits of a
+    token follow from its ancestors alone. A hidden state is the token and its position.
+
+    Args:
+        seed: of the table.
+    """
+
+    def __init__(self, vocab_size: int, seed: int, name: str | None = None) -> None:
+        self.table = ToyLevel(vocab_size, seed)
+        self.name, self.vocab_size = name or f"level {seed}", vocab_size
+        self.max_length, self.device = None, torch.device("cpu")
+        self.caches: list[list[int]] = []
+        self.most = 0  # nodes that a row has read at once
+
+    @property
+    def capabilities(self) -> LevelCapabilities:
+        return LevelCapabilities(batches=True, hidden_states=True, trees=True)
+
+    def prefill(self, prompts: PromptBatch) -> dict[int, torch.Tensor]:
+        counts = prompts.counts or [prompts.tokens.shape[1]] * len(prompts.tokens)
+        self.caches = [
+            row[:count] for row, count in zip(prompts.tokens.tolist(), counts, strict=True)
+        ]
+        places = torch.arange(prompts.tokens.shape[1]).expand_as(prompts.tokens)
+        states = torch.stack([prompts.tokens, places], 2).float()
+        return dict.fromkeys(prompts.hidden_layers, states)
+
+    def forward(self, block: InputBlock) -> LevelOutput:
+        batch, width = block.tokens.shape
+        counts: Any = [width] * batch if block.counts is None else block.counts
+        first: Any = [width - block.keep] * batch if block.first is None else block.first
+        chain = torch.arange(-1, width - 1).expand(batch, width)
+        parents = (chain if block.parents is None else block.parents).tolist()
+        logits = torch.full((batch, block.keep, self.vocab_size), math.nan)
+        states = torch.full((batch, width, 2), -1.0)
+        for b, row in enumerate(block.tokens.tolist()):
+            texts: list[list[int]] = []
+            for j in range(counts[b]):
+                assert -1 <= parents[b][j] < j
+                before = self.caches[b] if parents[b][j] < 0 else texts[parents[b][j]]
+                texts.append([*before, row[j]])
+                states[b, j] = torch.tensor([row[j], len(before)])
+                if 0 <= j - first[b] < block.keep:
+                    logits[b, j - first[b]] = self.table.row(texts[-1])
+            self.caches[b] = [*self.caches[b], *row[: counts[b]]]
+        return LevelOutput(logits, dict.fromkeys(block.hidden_layers, states))
+
+    def read(
+        self, tokens: torch.Tensor, counts: Sequence[int], hidden_layers: tuple[int, ...] = ()
+    ) -> None:
+        for cache, row, count in zip(self.caches, tokens.tolist(), counts, strict=True):
+            cache += row[:count]
+
+    def rollback(self, lengths: Counts) -> Counts:
+        for cache, length in zip(self.caches, lengths, strict=True):
+            assert 0 <= length <= len(cache)
+            del cache[length:]
+        return lengths
+
+    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+        for b, cache in enumerate(self.caches):
+            nodes = [int(begin[b]) + node for node in path[b].tolist() if node >= 0]
+            assert nodes == sorted(set(nodes))
+            kept = [cache[at] for at in nodes]
+            assert int(begin[b]) <= len(cache)
+            self.most = max(self.most, len(cache) - int(begin[b]))
+            cache[int(begin[b]) :] = kept
+            assert lengths[b] <= len(cache)
+            del cache[lengths[b] :]
+        return lengths
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.caches = [self.caches[row] for row in rows]
+
+    can_keep_lengths = False
+
+    def reserve_span(self, tokens: int) -> Hashable | None:
+        return None
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        raise NotImplementedError
+
+
+class TreeDrafter:
+    """Trees whose nodes have `widths[depth]` children each.
+
+    Args:
+        table: behind a node's ancestors, the distribution of its children.
+        sample: draws the children, each independently, as `ps.sample` does; None: they are the
+            likeliest ones.
+        shorter: rows of an odd number leave the last level out.
+    """
+
+    name, max_length = "tree", None
+    device = torch.device("cpu")
+    num_forward_passes = 0
+    can_keep_lengths = False
+
+    def __init__(
+        self,
+        table: ToyLevel,
+        widths: Sequence[int],
+        sample: Any = None,
+        shorter: bool = False,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> None:
+        self.table, self.widths, self.sample = table, widths, sample
+        self.shorter, self.vocab_size = shorter, table.vocab_size
+        self.capabilities = DrafterCapabilities(trees=True, hidden_layers=hidden_layers)
+        self.told: list[tuple[int, int, int]] = []  # level, position, what its state said
+
+    def prefill(self, prompts: PromptBatch) -> None:
+        pass
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        pass
+
+    def rollback(self, lengths: Counts) -> Counts:
+        return lengths
+
+    def select(self, rows: Sequence[int]) -> None:
+        pass
+
+    def reserve_span(self, tokens: int) -> None:
+        return None
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        raise NotImplementedError
+
+    def draft(self, inputs: DraftInput) -> DraftBlock:
+        assert inputs.text is not None
+        self._check_states(inputs)
+        made = [self._tree(inputs, b) for b in range(len(inputs.lengths))]
+        width = max(1, *(len(tokens) for tokens, _, _ in made))
+        tokens = torch.full((len(made), width), 9**9)
+        parents = torch.full((len(made), width), 9**9)
+        # Rows that no child was drawn from are not read.
+        rows = torch.full((len(made), width + 1, self.vocab_size), math.nan)
+        for b, (own, above, drawn) in enumerate(made):
+            tokens[b, : len(own)], parents[b, : len(own)] = torch.tensor([own, above]).long()
+            for place, row in drawn.items():
+                rows[b, place] = row
+        counts = torch.tensor([len(own) for own, _, _ in made])
+        given = RowBuffer(rows, None) if self.sample and inputs.wants_rows else None
+        return DraftBlock(tokens, counts, rows=given, parents=parents)
+
+    def _tree(
+        self, inputs: DraftInput, b: int
+    ) -> tuple[list[int], list[int], dict[int, torch.Tensor]]:
+        assert inputs.text is not None
+        text = inputs.text(b).tolist()
+        depth = int(inputs.lengths[b]) - (self.shorter and inputs.requests[b] % 2)
+        of, seed = inputs.parameters.sampling[b], inputs.parameters.seeds[b]
+        tokens: list[int] = []
+        parents: list[int] = []
+        drawn: dict[int, torch.Tensor] = {}
+        level: list[tuple[int, list[int]]] = [(-1, text)]
+        for width in self.widths[: max(depth, 0)]:
+            below: list[tuple[int, list[int]]] = []
+            for node, before in level:
+                row = self.table.row(before)
+                drawn[node + 1] = row
+                if self.sample is None:
+                    children = row.argsort(descending=True, stable=True)[:width].tolist()
+                else:
+                    parameters = (of.temperature, of.top_k, of.top_p, of.min_p, seed)
+                    children = [
+                        int(self.sample(row[None], *parameters).tokens) for _ in range(width)
+                    ]
+                for child in children:
+                    below.append((len(tokens), [*before, child]))
+                    tokens.append(child)
+                    parents.append(node)
+            level = below
+        return tokens, parents, drawn
+
+    def _check_states(self, inputs: DraftInput) -> None:
+        assert inputs.text is not None
+        for told in inputs.hidden:
+            for states in told.layers.values():
+                for b in range(len(inputs.requests)):
+                    text, begin = inputs.text(b).tolist(), told.positions[b]
+                    for j in range(told.counts[b]):
+                        assert states[b, j].tolist() == [text[begin + j], begin + j]
+                        self.told.append((told.level, inputs.requests[b], begin + j))
+
+
+class TreeResult(NamedTuple):
+    """As `ps.verify_tree` gives it."""
+
+    tokens: torch.Tensor
+    num_accepted: torch.Tensor
+    path: torch.Tensor
+    rows: torch.Tensor
+    logprobs: torch.Tensor
+    status: torch.Tensor
+    statistics: torch.Tensor
+
+
+class TreeEnumerator(Enumerator):
+    """Also walks through every outcome of `verify_tree`."""
+
+    @property
+    def operators(self) -> Operators:
+        return Operators(self.sample, self.verify, self.verify_tree)
+
+    def verify_tree(
+        self,
+        target: torch.Tensor,
+        tokens: torch.Tensor,
+        parents: torch.Tensor,
+        pool: torch.Tensor | None = None,
+        *,
+        counts: torch.Tensor,
+        draft_rows: torch.Tensor | None,
+        draft_statistics: torch.Tensor | None,
+        depth: int,
+        position: Any,
+        level: int,
+        round: Any,
+        **options: Any,
+    ) -> TreeResult:
+        batch = len(tokens)
+        made = TreeResult(
+            torch.full((batch, depth + 1), -1),
+            torch.zeros(batch, dtype=torch.int64),
+            torch.full((batch, depth), -1),
+            torch.full((batch, depth + 1), -1),
+            torch.full((batch, depth + 1), math.nan),
+            torch.zeros(batch, dtype=torch.int32),
+            torch.zeros(batch, depth + 1, 2, dtype=torch.int64),
+        )
+        names = ("temperature", "top_k", "top_p", "min_p")
+        for b in range(batch):
+            if target[b, 0].isnan().any():
+                continue
+            self._row(options["seed"], b)
+            sampling = {name: of_row(options[name], b) for name in names}
+            p = [distribution(row, **sampling) for row in target[b, : int(counts[b]) + 1]]
+            at, path, emitted, rows = 0, [], [], []
+            while True:
+                children = [i for i in range(int(counts[b])) if parents[b, i] == at - 1]
+                q = None
+                if pool is not None and children and sampling["temperature"] > 0:
+                    assert draft_rows is not None
+                    q = distribution(pool[draft_rows[b, at]], **sampling)
+                token, node = self._step(p[at], q, children, tokens[b].tolist())
+                emitted.append(token)
+                rows.append(at)
+                made.logprobs[b, len(rows) - 1] = math.log(p[at][token])
+                if node is None:
+                    break
+                path.append(node)
+                at = node + 1
+            made.tokens[b, : len(emitted)] = torch.tensor(emitted)
+            made.rows[b, : len(rows)] = torch.tensor(rows)
+            made.path[b, : len(path)] = torch.tensor(path, dtype=torch.int64)
+            made.num_accepted[b] = len(path)
+        if target.shape[0] and pool is None:
+            assert draft_statistics is None
+        return made._replace(statistics=self._statistics(target, made, options))
+
+    def _step(
+        self, p: list[float], q: list[float] | None, children: list[int], tokens: list[int]
+    ) -> tuple[int, int | None]:
+        """A token, and the child that it is."""
+        if q is None:
+            token = self.choose(p)
+            return token, next((node for node in children if tokens[node] == token), None)
+        left = list(p)
+        for node in children:
+            x = tokens[node]
+            accept = min(1.0, left[x] / q[x])
+            if self.choose([accept, 1 - accept]) == 0:
+                return x, node
+            left = [max(a - b, 0.0) for a, b in zip(left, q, strict=True)]
+            left = [a if a > 1e-13 else 0.0 for a in left]
+            left = [a / sum(left) for a in left]
+        return self.choose(left), None
+
+    def _statistics(self, target: torch.Tensor, made: TreeResult, options: Any) -> torch.Tensor:
+        """Of the rows that tokens were drawn from."""
+        import polyspec_ext as ps
+
+        out = made.statistics
+        names = ("temperature", "top_k", "top_p", "min_p")
+        for b in range(len(target)):
+            for j, row in enumerate(made.rows[b].tolist()):
+                if row >= 0:
+                    given = [of_row(options[name], b) for name in names]
+                    out[b, j] = ps.sample(target[b, row][None], *given).statistics[0]
+        return out
