@@ -17,7 +17,16 @@ except ImportError as error:
 
 from polyspec_ext import policies
 from polyspec_ext.errors import PolyspecError, RequestError, Status, raise_for_status
-from polyspec_ext.ops import CutVerifyResult, SampleResult, VerifyResult, has_cuda, sample, verify
+from polyspec_ext.ops import (
+    CutVerifyResult,
+    SampleResult,
+    TreeVerifyResult,
+    VerifyResult,
+    has_cuda,
+    sample,
+    verify,
+    verify_tree,
+)
 from polyspec_ext.seeds import row_seeds
 
 if TYPE_CHECKING:
@@ -104,6 +113,7 @@ __all__ = [
     "Stream",
     "SuffixMatch",
     "SwitchingDrafter",
+    "TreeVerifyResult",
     "VerifyResult",
     "custom_generate",
     "early_exit",
@@ -117,6 +127,7 @@ __all__ = [
     "sample",
     "save_w4",
     "verify",
+    "verify_tree",
 ]
 
 del torch

@@ -27,6 +27,7 @@ class Status(enum.IntFlag):
     BAD_PARAMETER = 1 << 6
     DRAFT_STATISTICS_MISMATCH = 1 << 7
     BAD_INDEX = 1 << 8
+    BAD_TREE = 1 << 9
     ZERO_RESIDUAL = 1 << 16
 
 
@@ -46,6 +47,10 @@ _TEXT = {
     Status.DRAFT_STATISTICS_MISMATCH: (
         "a draft token has probability 0 under the distribution it came with, or "
         "draft_statistics is not its row's"
+    ),
+    Status.BAD_TREE: (
+        "a node's parent does not come before it, deterministic siblings are equal, or a path is "
+        "longer than depth"
     ),
     Status.BAD_INDEX: "a slot, an offset or a draft row's id is out of range",
 }

@@ -51,6 +51,7 @@ py::dict status_bits() {
   bits["BAD_PARAMETER"] = static_cast<int>(polyspec::kStatusBadParameter);
   bits["DRAFT_STATISTICS_MISMATCH"] = static_cast<int>(polyspec::kStatusDraftStatisticsMismatch);
   bits["BAD_INDEX"] = static_cast<int>(polyspec::kStatusBadIndex);
+  bits["BAD_TREE"] = static_cast<int>(polyspec::kStatusBadTree);
   bits["ZERO_RESIDUAL"] = static_cast<int>(polyspec::kStatusZeroResidual);
   return bits;
 }

@@ -6,7 +6,7 @@
 // host; values that only the data can tell come back as status bits.
 #include <tuple>
 
-#include "polyspec/verify.hpp"
+#include "polyspec/verify_tree.hpp"
 #include "stable.hpp"
 #include "workspace.hpp"
 
@@ -249,6 +249,28 @@ void run_verify(Verification& call) {
   run<1>(&polyspec::verify, call.params, call.place);
 }
 
+// Reads where texts end and makes the outputs of that, int64 [5, B].
+Tensor prepare_cut(const Batch& place, const OptTensor& eos, int64_t room, const OptTensor& rooms,
+                   polyspec::CutParams* cut) {
+  if (eos.has_value()) {
+    STD_TORCH_CHECK(eos->dim() == 2 && (eos->size(0) == 1 || eos->size(0) == place.holders),
+                    "eos: expected shape [1, E] or [B, E], or [S, E] with slots");
+    cut->eos_count = eos->size(1);
+    cut->eos_stride = eos->size(0) == 1 ? 0 : cut->eos_count;
+    cut->eos = data_of<int64_t>(eos, "eos", place, {eos->size(0), cut->eos_count});
+  }
+  cut->room = per_request<int64_t>(room, rooms, "room", place);
+  const Tensor ends = empty<int64_t>(place, {5, place.batch});
+  int64_t** const outputs[] = {&cut->num_emitted, &cut->ended, &cut->cache_lengths, &cut->next_ids,
+                               &cut->next_positions};
+  int64_t* row = out_ptr<int64_t>(ends);
+  for (int64_t** const output : outputs) {
+    *output = row;
+    row += place.batch;
+  }
+  return ends;
+}
+
 // The operators `verify` and `verify_cut`, which takes what `prepare` takes and where texts end.
 template <class>
 struct Verify;
@@ -263,29 +285,91 @@ struct Verify<Verification(Args...)> {
   static VerifiedAndCut cut(Args... args, const OptTensor& eos, int64_t room,
                             const OptTensor& rooms) {
     Verification call = prepare(args...);
-    polyspec::CutParams& cut = call.params.cut;
-    if (eos.has_value()) {
-      const int64_t holders = call.place.holders;
-      STD_TORCH_CHECK(eos->dim() == 2 && (eos->size(0) == 1 || eos->size(0) == holders),
-                      "eos: expected shape [1, E] or [B, E], or [S, E] with slots");
-      cut.eos_count = eos->size(1);
-      cut.eos_stride = eos->size(0) == 1 ? 0 : cut.eos_count;
-      cut.eos = data_of<int64_t>(eos, "eos", call.place, {eos->size(0), cut.eos_count});
-    }
-    cut.room = per_request<int64_t>(room, rooms, "room", call.place);
-    const Tensor ends = empty<int64_t>(call.place, {5, call.place.batch});
-    int64_t** const outputs[] = {&cut.num_emitted, &cut.ended, &cut.cache_lengths, &cut.next_ids,
-                                 &cut.next_positions};
-    int64_t* row = out_ptr<int64_t>(ends);
-    for (int64_t** const output : outputs) {
-      *output = row;
-      row += call.place.batch;
-    }
+    const Tensor ends = prepare_cut(call.place, eos, room, rooms, &call.params.cut);
     run_verify(call);
     return std::tuple_cat(call.outputs, std::make_tuple(ends));
   }
 };
 using VerifyOperators = Verify<decltype(prepare)>;
+
+using VerifiedTree = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+VerifiedTree verify_tree(const Tensor& target_logits, const Tensor& draft_tokens,
+                         const Tensor& parents, const OptTensor& counts, int64_t depth,
+                         const OptTensor& draft_logits, const OptTensor& draft_rows,
+                         const OptTensor& draft_statistics, const OptTensor& target_to_draft,
+                         double temperature, const OptTensor& temperatures, int64_t top_k,
+                         const OptTensor& top_ks, double top_p, const OptTensor& top_ps,
+                         double min_p, const OptTensor& min_ps, int64_t seed,
+                         const OptTensor& seeds, int64_t position, const OptTensor& positions,
+                         int64_t round, const OptTensor& rounds, int64_t level,
+                         const OptTensor& draws, const OptTensor& eos, int64_t room,
+                         const OptTensor& rooms) {
+  STD_TORCH_CHECK(
+      target_logits.dim() == 3 && target_logits.size(1) >= 1 && target_logits.size(2) >= 1,
+      "target_logits: expected shape [B, N+1, V] with V >= 1");
+  expect_unit_stride(target_logits, "target_logits");
+  const Batch place(target_logits);
+  const int64_t nodes = target_logits.size(1) - 1;
+  const int64_t vocab = target_logits.size(2);
+  STD_TORCH_CHECK(depth >= 0 && depth <= nodes, "depth: expected 0 to ", nodes, ", got ", depth);
+
+  polyspec::VerifyTreeParams params;
+  params.batch = place.batch;
+  params.nodes = nodes;
+  params.depth = depth;
+  params.vocab = vocab;
+  params.target_dtype = logits_dtype(target_logits, "target_logits");
+  params.target_logits = target_logits.const_data_ptr();
+  params.target_stride[0] = target_logits.stride(0);
+  params.target_stride[1] = target_logits.stride(1);
+  params.draft_tokens = data_of<int64_t>(draft_tokens, "draft_tokens", place, {place.batch, nodes});
+  params.parents = data_of<int64_t>(parents, "parents", place, {place.batch, nodes});
+  params.counts = data_of<int64_t>(counts, "counts", place, {place.batch});
+  params.draft_rows = data_of<int64_t>(draft_rows, "draft_rows", place, {place.batch, nodes + 1});
+  if (draft_logits.has_value()) {
+    const Tensor& draft = *draft_logits;
+    STD_TORCH_CHECK(draft.dim() == 2 && draft.size(1) >= 1 && draft.size(1) <= vocab,
+                    "draft_logits: expected shape [R, Vd] with 1 <= Vd <= ", vocab);
+    params.num_draft_rows = draft.size(0);
+    params.draft_vocab = draft.size(1);
+    expect(draft, "draft_logits", place, {params.num_draft_rows, params.draft_vocab});
+    expect_unit_stride(draft, "draft_logits");
+    params.draft_dtype = logits_dtype(draft, "draft_logits");
+    params.draft_logits = draft.const_data_ptr();
+    params.draft_stride = draft.stride(0);
+    params.draft_statistics = reinterpret_cast<const polyspec::RowStatistics*>(
+        data_of<int64_t>(draft_statistics, "draft_statistics", place, {params.num_draft_rows, 2}));
+    params.target_to_draft = data_of<int32_t>(target_to_draft, "target_to_draft", place, {vocab});
+  }
+  params.sampling.temperature = per_request<float>(temperature, temperatures, "temperature", place);
+  params.sampling.top_k = per_request<int64_t>(top_k, top_ks, "top_k", place);
+  params.sampling.top_p = per_request<float>(top_p, top_ps, "top_p", place);
+  params.sampling.min_p = per_request<float>(min_p, min_ps, "min_p", place);
+  params.draw.seed = per_request<uint64_t>(seed, seeds, "seed", place);
+  params.draw.position = per_request<int64_t>(position, positions, "position", place);
+  params.draw.round = per_request<int64_t>(round, rounds, "round", place);
+  params.draw.level = checked_level(level);
+  params.draw.bits = data_of<uint64_t>(draws, "draws", place, {place.batch, nodes + depth + 1});
+
+  const Tensor tokens = empty<int64_t>(place, {place.batch, depth + 1});
+  const Tensor num_accepted = empty<int64_t>(place, {place.batch});
+  const Tensor path = empty<int64_t>(place, {place.batch, depth});
+  const Tensor rows = empty<int64_t>(place, {place.batch, depth + 1});
+  const Tensor logprobs = empty<float>(place, {place.batch, depth + 1});
+  const Tensor status = empty<int32_t>(place, {place.batch});
+  const Tensor statistics = empty<int64_t>(place, {place.batch, depth + 1, 2});
+  params.tokens = out_ptr<int64_t>(tokens);
+  params.num_accepted = out_ptr<int64_t>(num_accepted);
+  params.path = out_ptr<int64_t>(path);
+  params.rows = out_ptr<int64_t>(rows);
+  params.logprobs = out_ptr<float>(logprobs);
+  params.status = out_ptr<int32_t>(status);
+  params.statistics = out_ptr<polyspec::RowStatistics>(statistics);
+  const Tensor ends = prepare_cut(place, eos, room, rooms, &params.cut);
+  run<1>(&polyspec::verify_tree, params, place);
+  return {tokens, num_accepted, path, rows, logprobs, status, statistics, ends};
+}
 
 }  // namespace
 
@@ -320,15 +404,26 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, Tensor "
       "distributions, "
       "Tensor ends)");
+  m.def(
+      "verify_tree(Tensor target_logits, Tensor draft_tokens, Tensor parents, Tensor? counts, "
+      "int depth, Tensor? draft_logits, Tensor? draft_rows, Tensor? draft_statistics, "
+      "Tensor? target_to_draft, float temperature, Tensor? temperatures, int top_k, "
+      "Tensor? top_ks, float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, "
+      "Tensor? seeds, int position, Tensor? positions, int round, Tensor? rounds, int level, "
+      "Tensor? draws, Tensor? eos, int room, Tensor? rooms) "
+      "-> (Tensor tokens, Tensor num_accepted, Tensor path, Tensor rows, Tensor logprobs, "
+      "Tensor status, Tensor distributions, Tensor ends)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
+  m.impl("verify_tree", TORCH_BOX(&verify_tree));
   m.impl("sample", TORCH_BOX(&sample));
   m.impl("verify", TORCH_BOX(&VerifyOperators::plain));
   m.impl("verify_cut", TORCH_BOX(&VerifyOperators::cut));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
+  m.impl("verify_tree", TORCH_BOX(&verify_tree));
   m.impl("sample", TORCH_BOX(&sample));
   m.impl("verify", TORCH_BOX(&VerifyOperators::plain));
   m.impl("verify_cut", TORCH_BOX(&VerifyOperators::cut));

@@ -11,5 +11,15 @@ from .verify_sample import (
     sample,
     verify,
 )
+from .verify_tree import TreeVerifyResult, verify_tree
 
-__all__ = ["CutVerifyResult", "SampleResult", "VerifyResult", "has_cuda", "sample", "verify"]
+__all__ = [
+    "CutVerifyResult",
+    "SampleResult",
+    "TreeVerifyResult",
+    "VerifyResult",
+    "has_cuda",
+    "sample",
+    "verify",
+    "verify_tree",
+]

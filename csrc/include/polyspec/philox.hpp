@@ -7,8 +7,10 @@
 //            such as those of a tree's nodes of one depth;
 //   verify   the test of draft token i (from 0): kAccept at position + i, which the block rule uses
 //            for the prefix that ends with that token; the token behind n accepted ones, correction
-//            or bonus: kEmit at position + n. Both with node 0. A draw that is not needed is not
-//            made.
+//            or bonus: kEmit at position + n. Both with node 0;
+//   verify_tree   at depth d, the test of the j-th child: kAccept at position + d and node j; the
+//            token drawn from the row or what is left of it: kEmit at position + d and node 0.
+// A draw that is not needed is not made.
 // `round` is the caller's. In a ps.Chain each request counts the verifications of each level, and
 // the drafter's turns, from 0; `level` counts from the target's 1; `position` counts the request's
 // tokens, its prompt's included, from 0.

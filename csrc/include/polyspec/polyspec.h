@@ -1,8 +1,8 @@
 /* The C interface of polyspec, for embedders in C and in every language that can call C. C99.
  *
- * It mirrors sample.hpp, verify.hpp, int4.hpp and scheduler.hpp; what is said there about the
- * distributions, the rules and the draws holds here. Every function returns a polyspec_code or a
- * plain value; nothing is thrown across this interface and no function aborts.
+ * It mirrors sample.hpp, verify.hpp, verify_tree.hpp, int4.hpp and scheduler.hpp; what is said
+ * there about the distributions, the rules and the draws holds here. Every function returns a
+ * polyspec_code or a plain value; nothing is thrown across this interface and no function aborts.
  * polyspec_last_error() explains the last failure of the calling thread.
  *
  * Growing structs. A struct that a caller fills begins with `size_t struct_size`, the size that the
@@ -60,6 +60,7 @@ enum {
   POLYSPEC_STATUS_BAD_PARAMETER = 1 << 6,
   POLYSPEC_STATUS_DRAFT_STATISTICS_MISMATCH = 1 << 7,
   POLYSPEC_STATUS_BAD_INDEX = 1 << 8,
+  POLYSPEC_STATUS_BAD_TREE = 1 << 9,
   POLYSPEC_STATUS_NOTES = 1 << 16,
   POLYSPEC_STATUS_ZERO_RESIDUAL = 1 << 16,
 };
@@ -313,6 +314,63 @@ POLYSPEC_API polyspec_code polyspec_int4_unpack(const polyspec_int4_params* para
 POLYSPEC_API polyspec_code polyspec_int4_product(const polyspec_int4_params* params,
                                                  const polyspec_stream* stream);
 
+/* ---- Verification of trees
+ * ----------------------------------------------------------------------------------- */
+
+typedef struct polyspec_verify_tree_params {
+  size_t struct_size;
+  int64_t batch;       /* b */
+  int64_t nodes;       /* n, in [0, 2^14) */
+  int64_t depth;       /* d, in [0, n]: the most nodes of a path */
+  int64_t vocab;       /* v, in [1, 2^31) */
+  int64_t draft_vocab; /* vd, in [1, v]; ignored without draft logits */
+
+  int32_t target_dtype;      /* default POLYSPEC_FLOAT32 */
+  const void* target_logits; /* [b, n+1, v], unit stride along v; row 0 is the distribution behind
+                                the root, row i+1 the one behind node i */
+  int64_t target_stride[2];  /* elements per request, per row */
+
+  const int64_t* draft_tokens; /* [b, n] target ids */
+  const int64_t* parents;      /* [b, n] the parent's node, smaller than the node; -1: the root */
+  const int64_t* counts;       /* [b] nodes in [0, n], or NULL: n for every request */
+
+  int32_t draft_dtype;      /* default POLYSPEC_FLOAT32 */
+  const void* draft_logits; /* [num_draft_rows, vd], or NULL: all children are deterministic */
+  int64_t draft_stride;     /* elements per row */
+  int64_t num_draft_rows;
+  const int64_t* draft_rows; /* [b, n+1] the pool's row that the children behind a row of the target
+                                were drawn from, independently; -1: deterministic; or NULL */
+  const polyspec_row_statistics* draft_statistics; /* [num_draft_rows], or NULL: computed here */
+  const int32_t* target_to_draft; /* [v] draft id of each target id, -1: none; NULL: identity */
+
+  const polyspec_sampling* sampling; /* NULL: the defaults; the same as for the draft */
+  const polyspec_draw* draw;         /* NULL: the defaults. bits: [b, n+d+1] */
+
+  int64_t* tokens;       /* [b, d+1] out; the path's tokens, correction or bonus, then -1 */
+  int64_t* num_accepted; /* [b] out; nodes of the path */
+  int64_t* path;         /* [b, d] out; the nodes, then -1 */
+  int64_t* rows;         /* [b, d+1] out; the target's row of each token, then -1 */
+  float* logprobs;       /* [b, d+1] out; log p of each emitted token, NaN past them */
+  int32_t* status;       /* [b] out */
+  polyspec_row_statistics* statistics; /* [b, d+1] out, or NULL */
+
+  /* Where a text ends, as in polyspec_verify_params. */
+  const int64_t* eos;
+  int64_t eos_count;
+  int64_t eos_stride;
+  const int64_t* room;
+  int64_t* num_emitted;
+  int64_t* ended;
+  int64_t* cache_lengths;
+  int64_t* next_ids;
+  int64_t* next_positions;
+} polyspec_verify_tree_params;
+
+/* Verifies b trees; the emitted tokens have the target's distribution. stream NULL: the CPU,
+ * serially. */
+POLYSPEC_API polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
+                                                const polyspec_stream* stream);
+
 /* ---- Scheduler
  * -------------------------------------------------------------------------------------------- */
 
@@ -509,6 +567,13 @@ static inline polyspec_policy_options polyspec_policy_options_default(void) {
 
 static inline polyspec_round_report polyspec_round_report_default(void) {
   polyspec_round_report out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  return out;
+}
+
+static inline polyspec_verify_tree_params polyspec_verify_tree_params_default(void) {
+  polyspec_verify_tree_params out;
   memset(&out, 0, sizeof out);
   out.struct_size = sizeof out;
   return out;

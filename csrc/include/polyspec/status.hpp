@@ -37,6 +37,9 @@ enum StatusBits : int32_t {
   // cannot be its row's.
   kStatusDraftStatisticsMismatch = 1 << 7,
   kStatusBadIndex = 1 << 8,  // a slot, an offset or a draft row's id is out of range
+  // A node's parent does not come before it, deterministic children of one parent are equal, or a
+  // path is longer than `depth`.
+  kStatusBadTree = 1 << 9,
   kStatusNotes = 1 << 16,
   kStatusZeroResidual = 1 << 16,  // rejected, but the residual rounds to zero: drawn from p itself
 };

@@ -11,7 +11,7 @@
 #include "polyspec/int4.hpp"
 #include "polyspec/polyspec.h"
 #include "polyspec/scheduler.hpp"
-#include "polyspec/verify.hpp"
+#include "polyspec/verify_tree.hpp"
 
 struct polyspec_scheduler {
   explicit polyspec_scheduler(std::vector<int64_t> windows, std::vector<int64_t> rounds = {})
@@ -110,6 +110,22 @@ const polyspec::RowStatistics* as_statistics(const polyspec_row_statistics* stat
   return reinterpret_cast<const polyspec::RowStatistics*>(statistics);
 }
 
+// Where a text ends, of the parameters of verify and verify_tree.
+template <class Params>
+polyspec::CutParams cut_of(const Params& in) {
+  polyspec::CutParams cut;
+  cut.eos = in.eos;
+  cut.eos_count = in.eos_count;
+  cut.eos_stride = in.eos_stride;
+  cut.room.data = in.room;
+  cut.num_emitted = in.num_emitted;
+  cut.ended = in.ended;
+  cut.cache_lengths = in.cache_lengths;
+  cut.next_ids = in.next_ids;
+  cut.next_positions = in.next_positions;
+  return cut;
+}
+
 static_assert(POLYSPEC_FLOAT16 == static_cast<int>(polyspec::DType::kFloat16), "dtype");
 static_assert(POLYSPEC_BFLOAT16 == static_cast<int>(polyspec::DType::kBFloat16), "dtype");
 static_assert(POLYSPEC_RULE_BLOCK == static_cast<int>(polyspec::Rule::kBlock), "rule");
@@ -117,6 +133,7 @@ static_assert(POLYSPEC_STEP_DONE == static_cast<int>(polyspec::Step::Kind::kDone
 static_assert(POLYSPEC_STATUS_DRAFT_STATISTICS_MISMATCH ==
                   int{polyspec::kStatusDraftStatisticsMismatch},
               "status");
+static_assert(POLYSPEC_STATUS_BAD_TREE == int{polyspec::kStatusBadTree}, "status");
 static_assert(POLYSPEC_STATUS_BAD_INDEX == int{polyspec::kStatusBadIndex}, "status");
 static_assert(POLYSPEC_STATUS_ZERO_RESIDUAL == int{polyspec::kStatusZeroResidual}, "status");
 static_assert(POLYSPEC_VERIFY_WORKSPACE_BYTES == polyspec::kVerifyWorkspaceBytes, "workspace");
@@ -206,17 +223,51 @@ polyspec_code polyspec_verify(const polyspec_verify_params* params, const polysp
     p.logprobs = in.logprobs;
     p.status = in.status;
     p.statistics = as_statistics(in.statistics);
-    p.cut.eos = in.eos;
-    p.cut.eos_count = in.eos_count;
-    p.cut.eos_stride = in.eos_stride;
-    p.cut.room.data = in.room;
-    p.cut.num_emitted = in.num_emitted;
-    p.cut.ended = in.ended;
-    p.cut.cache_lengths = in.cache_lengths;
-    p.cut.next_ids = in.next_ids;
-    p.cut.next_positions = in.next_positions;
+    p.cut = cut_of(in);
     p.workspace = in.workspace;
     return from_result(function, polyspec::verify(p, common.stream));
+  });
+}
+
+polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
+                                   const polyspec_stream* stream) {
+  return guarded(__func__, [&, function = __func__]() -> polyspec_code {
+    polyspec_verify_tree_params in = polyspec_verify_tree_params_default();
+    Common common;
+    polyspec_code code = read_struct(function, params, {}, &in);
+    if (code == POLYSPEC_OK) code = read_common(function, in.sampling, in.draw, stream, &common);
+    if (code != POLYSPEC_OK) return code;
+
+    polyspec::VerifyTreeParams p;
+    p.batch = in.batch;
+    p.nodes = in.nodes;
+    p.depth = in.depth;
+    p.vocab = in.vocab;
+    p.draft_vocab = in.draft_vocab;
+    p.target_dtype = static_cast<polyspec::DType>(in.target_dtype);
+    p.target_logits = in.target_logits;
+    for (int i = 0; i < 2; ++i) p.target_stride[i] = in.target_stride[i];
+    p.draft_tokens = in.draft_tokens;
+    p.parents = in.parents;
+    p.counts = in.counts;
+    p.draft_dtype = static_cast<polyspec::DType>(in.draft_dtype);
+    p.draft_logits = in.draft_logits;
+    p.draft_stride = in.draft_stride;
+    p.num_draft_rows = in.num_draft_rows;
+    p.draft_rows = in.draft_rows;
+    p.draft_statistics = as_statistics(in.draft_statistics);
+    p.target_to_draft = in.target_to_draft;
+    p.sampling = common.sampling;
+    p.draw = common.draw;
+    p.tokens = in.tokens;
+    p.num_accepted = in.num_accepted;
+    p.path = in.path;
+    p.rows = in.rows;
+    p.logprobs = in.logprobs;
+    p.status = in.status;
+    p.statistics = as_statistics(in.statistics);
+    p.cut = cut_of(in);
+    return from_result(function, polyspec::verify_tree(p, common.stream));
   });
 }
 

@@ -50,6 +50,7 @@ size_t polyspec_status_string(int32_t status, char* text, size_t size) {
       {POLYSPEC_STATUS_DRAFT_STATISTICS_MISMATCH,
        "draft token without probability under its distribution, or no distribution of its row"},
       {POLYSPEC_STATUS_BAD_INDEX, "slot, offset or draft row id out of range"},
+      {POLYSPEC_STATUS_BAD_TREE, "no tree: parents, equal siblings or depth"},
       {POLYSPEC_STATUS_ZERO_RESIDUAL, "residual rounds to zero (note)"},
   };
   size_t length = 0;

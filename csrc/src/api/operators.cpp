@@ -2,7 +2,8 @@
 // backend.
 #include "cpu/dispatch.hpp"
 #include "cuda/launch.hpp"
-#include "polyspec/verify.hpp"
+#include "polyspec/philox.hpp"
+#include "polyspec/verify_tree.hpp"
 
 namespace polyspec {
 namespace {
@@ -29,6 +30,45 @@ Result check(const SampleParams& p) {
     return invalid("logits, tokens, logprobs and status must not be null");
   }
   return check_draw(p.draw);
+}
+
+Result check(const CutParams& cut, int64_t batch) {
+  if (cut.eos_count < 0) return invalid("eos_count must be >= 0");
+  if (batch > 0 && cut.eos_count > 0 && cut.eos == nullptr) {
+    return invalid("eos must not be null when eos_count > 0");
+  }
+  if (cut.room.data == nullptr && cut.room.value < 0) return invalid("room must be >= 0");
+  return {};
+}
+
+Result check(const VerifyTreeParams& p) {
+  if (p.batch < 0) return invalid("batch must be >= 0");
+  if (p.nodes < 0 || p.nodes >= kDrawNodes) return invalid("nodes must be in [0, 2^14)");
+  if (p.depth < 0 || p.depth > p.nodes) return invalid("depth must be in [0, nodes]");
+  if (p.vocab < 1 || p.vocab >= kVocabLimit) return invalid("vocab must be in [1, 2^31)");
+  if (!known(p.target_dtype)) return invalid("target_dtype is not a DType");
+  if (p.draft_rows != nullptr) {
+    if (p.num_draft_rows < 0) return invalid("num_draft_rows must be >= 0");
+    if (p.num_draft_rows > 0 && p.draft_logits == nullptr)
+      return invalid("draft_logits must not be null when draft_rows are given");
+    if (p.num_draft_rows > 0 && !known(p.draft_dtype)) return invalid("draft_dtype is not a DType");
+    if (p.num_draft_rows > 0 && (p.draft_vocab < 1 || p.draft_vocab > p.vocab))
+      return invalid("draft_vocab must be in [1, vocab]");
+  }
+  if (p.batch > 0 &&
+      (p.target_logits == nullptr || p.tokens == nullptr || p.num_accepted == nullptr ||
+       p.rows == nullptr || p.logprobs == nullptr || p.status == nullptr)) {
+    return invalid(
+        "target_logits, tokens, num_accepted, rows, logprobs and status must not be null");
+  }
+  if (p.batch > 0 && p.depth > 0 && p.path == nullptr) {
+    return invalid("path must not be null when depth > 0");
+  }
+  if (p.batch > 0 && p.nodes > 0 && (p.draft_tokens == nullptr || p.parents == nullptr)) {
+    return invalid("draft_tokens and parents must not be null when nodes > 0");
+  }
+  const Result cut = check(p.cut, p.batch);
+  return cut.ok() ? check_draw(p.draw) : cut;
 }
 
 Result check(const VerifyParams& p) {
@@ -58,11 +98,8 @@ Result check(const VerifyParams& p) {
   if (p.batch > 0 && p.draft_len > 0 && p.draft_tokens == nullptr) {
     return invalid("draft_tokens must not be null when draft_len > 0");
   }
-  if (p.cut.eos_count < 0) return invalid("eos_count must be >= 0");
-  if (p.batch > 0 && p.cut.eos_count > 0 && p.cut.eos == nullptr) {
-    return invalid("eos must not be null when eos_count > 0");
-  }
-  if (p.cut.room.data == nullptr && p.cut.room.value < 0) return invalid("room must be >= 0");
+  const Result cut = check(p.cut, p.batch);
+  if (!cut.ok()) return cut;
   if ((reinterpret_cast<uintptr_t>(p.workspace) & 15) != 0) {
     return invalid("workspace must be 16-byte aligned");
   }
@@ -84,6 +121,14 @@ Result verify(const VerifyParams& params, Stream stream) {
   if (!result.ok() || params.batch == 0) return result;
   if (stream.device == Stream::Device::kCuda) return cuda::verify(params, stream);
   cpu::verify(params, stream.executor);
+  return {};
+}
+
+Result verify_tree(const VerifyTreeParams& params, Stream stream) {
+  const Result result = check(params);
+  if (!result.ok() || params.batch == 0) return result;
+  if (stream.device == Stream::Device::kCuda) return cuda::verify_tree(params, stream);
+  cpu::verify_tree(params, stream.executor);
   return {};
 }
 

@@ -63,6 +63,10 @@ void verify(const VerifyParams& params, const Executor& executor) {
   run(rows().verify_request, params, executor);
 }
 
+void verify_tree(const VerifyTreeParams& params, const Executor& executor) {
+  run(rows().tree_request, params, executor);
+}
+
 const char* isa() { return rows().isa; }
 
 }  // namespace polyspec::cpu

@@ -10,6 +10,7 @@
 
 #include "core/sample_request.hpp"
 #include "core/verify_request.hpp"
+#include "core/verify_tree_request.hpp"
 #include "cpu/float_mode.hpp"
 #include "cpu/row_tasks.hpp"
 
@@ -44,6 +45,20 @@ void verify_one(const VerifyParams& params, int64_t request, const Executor* exe
   }
 }
 
+void tree_one(const VerifyTreeParams& params, int64_t request, const Executor* executor) {
+  const FloatMode mode;
+  Scratch scratch;
+  SerialGroup group(scratch, executor);
+  switch (params.target_dtype) {
+    case DType::kFloat32:
+      return verify_tree_request<float>(group, params, request);
+    case DType::kBFloat16:
+      return verify_tree_request<BFloat16>(group, params, request);
+    case DType::kFloat16:
+      return verify_tree_request<Float16>(group, params, request);
+  }
+}
+
 }  // namespace
 }  // namespace polyspec::POLYSPEC_CORE
 
@@ -53,6 +68,7 @@ namespace polyspec::cpu {
 #define POLYSPEC_TABLE_avx2 kRowsAvx2
 #define POLYSPEC_TABLE_avx512 kRowsAvx512
 const Rows POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
-    &POLYSPEC_CORE::sample_one, &POLYSPEC_CORE::verify_one, POLYSPEC_STRING(POLYSPEC_ISA)};
+    &POLYSPEC_CORE::sample_one, &POLYSPEC_CORE::verify_one, &POLYSPEC_CORE::tree_one,
+    POLYSPEC_STRING(POLYSPEC_ISA)};
 
 }  // namespace polyspec::cpu

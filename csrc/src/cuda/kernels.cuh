@@ -11,6 +11,7 @@
 
 #include "core/sample_request.hpp"
 #include "core/verify_request.hpp"
+#include "core/verify_tree_request.hpp"
 #include "cuda/cta_group.cuh"
 #include "cuda/last_block.cuh"
 #include "cuda/launch_shape.hpp"
@@ -58,6 +59,11 @@ template <class T, class AnyGroup>
 __device__ __forceinline__ void run_request(AnyGroup& group, const VerifyParams& params,
                                             int64_t b) {
   core::verify_request<T>(group, params, b);
+}
+template <class T, class AnyGroup>
+__device__ __forceinline__ void run_request(AnyGroup& group, const VerifyTreeParams& params,
+                                            int64_t b) {
+  core::verify_tree_request<T>(group, params, b);
 }
 
 // T is the element type of the (target's) logits. __grid_constant__ lets the row algorithms hold

@@ -2,13 +2,14 @@
 // answers kUnsupported.
 #pragma once
 
-#include "polyspec/verify.hpp"
+#include "polyspec/verify_tree.hpp"
 
 namespace polyspec::cuda {
 
 // Arguments are checked already (operators.cpp). Both launch on stream.cuda and return.
 Result sample(const SampleParams& params, const Stream& stream);
 Result verify(const VerifyParams& params, const Stream& stream);
+Result verify_tree(const VerifyTreeParams& params, const Stream& stream);
 
 // As clear_workspace and is_capturing of verify.hpp.
 Result clear(void* memory, int64_t bytes, const Stream& stream);

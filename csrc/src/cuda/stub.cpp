@@ -12,6 +12,7 @@ static Result unsupported() {
 
 Result sample(const SampleParams&, const Stream&) { return unsupported(); }
 Result verify(const VerifyParams&, const Stream&) { return unsupported(); }
+Result verify_tree(const VerifyTreeParams&, const Stream&) { return unsupported(); }
 Result append(const AppendParams&, CUstream_st*) { return unsupported(); }
 Result append_paged(const PagedAppendParams&, CUstream_st*) { return unsupported(); }
 Result reserve_pages(const PagesParams&, CUstream_st*) { return unsupported(); }

@@ -360,6 +360,61 @@ static void test_verify(void) {
   CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify(&p, NULL));
 }
 
+/* Two children of the root, of which the second is the argmax, and one child of that. */
+static void test_verify_tree(void) {
+  struct outputs out = poisoned();
+  float target[4 * V];
+  for (int i = 0; i < 4 * V; ++i) target[i] = kLogits[i % V]; /* argmax 1 everywhere */
+  const int64_t tokens[3] = {3, 1, 1}, parents[3] = {-1, -1, 1};
+  int64_t path[3], rows[4], emitted[4];
+  float logprobs[4];
+  polyspec_sampling greedy = polyspec_sampling_default();
+  greedy.temperature.value = 0;
+  polyspec_verify_tree_params p = polyspec_verify_tree_params_default();
+  p.batch = 1;
+  p.nodes = p.depth = 3;
+  p.vocab = V;
+  p.target_logits = target;
+  p.target_stride[0] = 4 * V;
+  p.target_stride[1] = V;
+  p.draft_tokens = tokens;
+  p.parents = parents;
+  p.sampling = &greedy;
+  p.tokens = emitted;
+  p.num_accepted = &out.accepted;
+  p.path = path;
+  p.rows = rows;
+  p.logprobs = logprobs;
+  p.status = &out.status;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify_tree(&p, NULL));
+  CHECK(out.status == 0 && out.accepted == 2);
+  CHECK(path[0] == 1 && path[1] == 2 && path[2] == -1);
+  CHECK(rows[0] == 0 && rows[1] == 2 && rows[2] == 3 && rows[3] == -1);
+  CHECK(emitted[0] == 1 && emitted[1] == 1 && emitted[2] == 1 && emitted[3] == -1);
+  const int64_t room = 1;
+  int64_t ended = -9;
+  p.room = &room;
+  p.ended = &ended;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify_tree(&p, NULL));
+  CHECK(ended == POLYSPEC_ENDED_ROOM && out.accepted == 1 && path[1] == -1 && emitted[1] == -1);
+  p.room = NULL;
+  const int64_t circle[3] = {-1, 2, 1};
+  p.parents = circle;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify_tree(&p, NULL));
+  CHECK(out.status == POLYSPEC_STATUS_BAD_TREE && out.accepted == 0 && emitted[0] == -1);
+  p.depth = 4;
+  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify_tree(&p, NULL));
+  p.depth = 3;
+  p.nodes = 1 << 14;
+  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify_tree(&p, NULL));
+  p.nodes = 3;
+  p.path = NULL;
+  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify_tree(&p, NULL));
+  p.struct_size -= 8;
+  CHECK_CODE(POLYSPEC_BAD_STRUCT_SIZE, polyspec_verify_tree(&p, NULL));
+  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify_tree(NULL, NULL));
+}
+
 static void test_scheduler(void) {
   polyspec_scheduler* s = NULL;
   const int64_t windows[2] = {4, 2};
@@ -495,6 +550,7 @@ int main(void) {
   test_struct_sizes();
   test_sample();
   test_verify();
+  test_verify_tree();
   test_scheduler();
   test_executor();
   test_int4();

@@ -6,7 +6,7 @@
 #include "cuda/launch.hpp"
 #include "polyspec/kv_cache.hpp"
 #include "polyspec/round_state.hpp"
-#include "polyspec/verify.hpp"
+#include "polyspec/verify_tree.hpp"
 #include "support/check.hpp"
 
 namespace {
@@ -106,12 +106,22 @@ void test_schedules(const Stream& stream) {
   expect("schedule_report", polyspec::schedule_report(report, stream));
 }
 
+void test_tree(const Stream& stream) {
+  polyspec::VerifyTreeParams tree;
+  tree.batch = tree.vocab = 1;
+  tree.target_logits = tree.logprobs = floats;
+  tree.tokens = tree.num_accepted = tree.rows = words;
+  tree.status = numbers;
+  expect("verify_tree", polyspec::verify_tree(tree, stream));
+}
+
 }  // namespace
 
 int main() {
   if (polyspec::cuda::available()) return 77;
   const Stream stream = Stream::on(nullptr);
   test_caches(stream);
+  test_tree(stream);
   test_schedules(stream);
   return 0;
 }

@@ -11,6 +11,7 @@
 
 #include "cpu/rows.hpp"
 #include "support/check.hpp"
+#include "support/random_tree.hpp"
 #include "support/random_verify.hpp"
 
 namespace {
@@ -22,6 +23,9 @@ void run(const Rows& rows, const polyspec::SampleParams& params) {
 }
 void run(const Rows& rows, const polyspec::VerifyParams& params) {
   for (int64_t b = 0; b < params.batch; ++b) rows.verify_request(params, b, nullptr);
+}
+void run(const Rows& rows, const polyspec::VerifyTreeParams& params) {
+  for (int64_t b = 0; b < params.batch; ++b) rows.tree_request(params, b, nullptr);
 }
 
 template <class Case>
@@ -57,6 +61,7 @@ int main(int argc, char** argv) {
     for (uint64_t seed = 0; seed < count; ++seed) {
       compare<cases::SampleCase>(seed, *other, "sample");
       compare<cases::VerifyCase>(seed, *other, "verify");
+      compare<cases::TreeCase>(seed, *other, "verify_tree");
     }
     std::printf("baseline and %s agree\n", other->isa);
   }

@@ -263,6 +263,16 @@ void catch_mutations() {
         DroppedTail(chain).run(windows, length).texts);
   check("typical acceptance at M_2", TypicalAcceptance(chain).run(windows, length).texts);
   check("Algorithm 1 literally", AlgorithmOne(chain).texts(2, 4, length));
+
+  const ToyChain pair = toy_chain(2, 3, -1, kNone, Rule::kBlock);
+  const TextDistribution own = Enumerator(pair).target_statistics(length);
+  for (const int64_t window : {1, 2, 3}) {
+    const double tv = total_variation(UncappedLastTest(pair).run({window}, length).texts, own);
+    std::printf("mutation: %-48s K=%d TV %.3f\n", "block rule, last test uncapped",
+                static_cast<int>(window), tv);
+    if (window == 1) CHECK_BELOW(kExact, tv);
+    if (window > 1) CHECK_ABOVE(kVisible, tv);
+  }
 }
 
 }  // namespace

@@ -6,8 +6,9 @@
 
 #include "cuda/launch.hpp"
 #include "support/check.hpp"
-#include "support/random_schedule.hpp"
 #include "support/random_indexed.hpp"
+#include "support/random_schedule.hpp"
+#include "support/random_tree.hpp"
 
 #ifdef POLYSPEC_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -29,6 +30,9 @@ Result run(const polyspec::SampleParams& params, Stream stream) {
 }
 Result run(const polyspec::VerifyParams& params, Stream stream) {
   return polyspec::verify(params, stream);
+}
+Result run(const polyspec::VerifyTreeParams& params, Stream stream) {
+  return polyspec::verify_tree(params, stream);
 }
 Result run(const polyspec::ScheduleNextParams& params, Stream stream) {
   return polyspec::schedule_next(params, stream);
@@ -245,15 +249,18 @@ int main(int argc, char** argv) {
       compare<cases::SampleCase>(seed, 0, streams[0], "sample");
       compare<cases::VerifyCase>(seed, 0, streams[0], "verify");
       compare<cases::IndexedVerifyCase>(seed, 0, streams[0], "indexed verify");
+      compare<cases::TreeCase>(seed, 0, streams[0], "verify_tree");
     }
     for (const int64_t vocab : {int64_t{50257}, int64_t{128256}, int64_t{1050000}}) {
       for (uint64_t seed = 0; seed < 3; ++seed) {
         compare<cases::SampleCase>(seed, vocab, streams[0], "sample");
         compare<cases::VerifyCase>(seed, vocab, streams[0], "verify");
+        compare<cases::TreeCase>(seed, vocab, streams[0], "verify_tree");
       }
     }
     test_graph<cases::SampleCase>(streams[0], 3, 1000);
     test_graph<cases::VerifyCase>(streams[0], 4, 50257);
+    test_graph<cases::TreeCase>(streams[0], 4, 50257);
     test_two_streams(streams);
     test_overlap(streams[0]);
     std::printf("%d CTAs per group, rows at once %d (0 and -1: the backend chooses): passed\n",

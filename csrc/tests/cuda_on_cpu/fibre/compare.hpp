@@ -6,9 +6,11 @@
 
 #include "core/sample_request.hpp"
 #include "core/verify_request.hpp"
+#include "core/verify_tree_request.hpp"
 #include "cuda_on_cpu/fibre/fibre_machine.hpp"
 #include "support/check.hpp"
 #include "support/random_indexed.hpp"
+#include "support/random_tree.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 
@@ -36,6 +38,19 @@ void request(Group& group, const VerifyParams& params, int64_t b) {
   }
 }
 
+template <class Group>
+void request(Group& group, const VerifyTreeParams& params, int64_t b) {
+  switch (params.target_dtype) {
+    case DType::kFloat32:
+      return verify_tree_request<float>(group, params, b);
+    case DType::kBFloat16:
+      return verify_tree_request<BFloat16>(group, params, b);
+    case DType::kFloat16:
+      return verify_tree_request<Float16>(group, params, b);
+  }
+}
+
+inline Result on_cpu(const VerifyTreeParams& params) { return verify_tree(params); }
 inline Result on_cpu(const SampleParams& params) { return sample(params); }
 inline Result on_cpu(const VerifyParams& params) { return verify(params); }
 

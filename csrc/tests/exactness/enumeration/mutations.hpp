@@ -123,6 +123,50 @@ class TypicalAcceptance : public Enumerator {
   }
 };
 
+// The "hierarchical" rule as it was released (arXiv 2601.05724): block verification whose last test
+// takes the whole block with the plain product of the ratios, not with the product capped at 1
+// token by token. Said to be lossless and longer; right for one token only.
+class UncappedLastTest : public Enumerator {
+ public:
+  using Enumerator::Enumerator;
+  std::vector<Outcome> verify(int level, const Text& text, const Text& pending,
+                              const std::vector<polyspec::RowStatistics>& statistics) override {
+    if (level != 0 || pending.empty()) return Enumerator::verify(level, text, pending, statistics);
+    const size_t k = pending.size();
+    std::vector<Distribution> p, q;
+    std::vector<int64_t> y(pending.begin(), pending.end());
+    std::vector<polyspec::RowStatistics> rows;
+    double product = 1.0;
+    for (size_t i = 0; i <= k; ++i) {
+      const Text before = text + pending.substr(0, i);
+      p.push_back(sampled(0, before).distribution);
+      rows.push_back(sampled(0, before).row_statistics);
+      if (i == k) break;
+      q.push_back(sampled(1, before).distribution);
+      product *= p[i][static_cast<size_t>(y[i])] / q[i][static_cast<size_t>(y[i])];
+    }
+    Decisions decisions = reference_decisions(polyspec::Rule::kBlock, p, q, y);
+    decisions.accept.back() = std::min(1.0, product);
+    std::vector<Outcome> outcomes;
+    double reached = 1.0;
+    for (size_t kept = k + 1; kept-- > 0;) {
+      const double h = kept > 0 ? decisions.accept[kept - 1] : 1.0;
+      const Distribution& last = decisions.emit[kept];
+      for (size_t x = 0; x < last.size() && h > 0.0; ++x) {
+        if (last[x] == 0.0) continue;
+        Outcome outcome{{y.begin(), y.begin() + static_cast<std::ptrdiff_t>(kept)},
+                        {rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(kept) + 1},
+                        static_cast<int64_t>(kept),
+                        reached * h * last[x]};
+        outcome.tokens.push_back(static_cast<int64_t>(x));
+        outcomes.push_back(std::move(outcome));
+      }
+      reached *= 1.0 - h;
+    }
+    return outcomes;
+  }
+};
+
 // Algorithm 1 of the polybasic paper as it is printed, for three levels: M_3 always drafts from the
 // committed text; M_2 keeps the accepted prefix, without a correction, and tries again while fewer
 // than mu tokens stand (so the block's distribution is that of a prefix, given that it is mu or

@@ -1,0 +1,88 @@
+// polyspec::verify_tree: verify a tree of draft tokens against the target's logits and emit the
+// path that stands.
+#pragma once
+
+#include "polyspec/export.h"
+#include "polyspec/verify.hpp"
+
+namespace polyspec {
+
+// A tree of up to n nodes, each a draft token; a node's parent comes before it, and the children of
+// one parent stand in the order in which they are tried. Row 0 of the target's logits is the
+// distribution behind the tree's root (the text so far), row i+1 the one behind node i. The walk
+// begins at row 0 and ends at the first row none of whose children stands; what it ends with is the
+// correction, or behind a leaf the bonus. A chain is the tree whose parents are i-1.
+//
+// With p the processed distribution of the row that the walk is at:
+//   deterministic children (EAGLE-2's top-k): a token is drawn from p; if it is a child's, the walk
+//     goes on there, otherwise it ends with it. That is the distribution of "accept x with p(x),
+//     else zero p(x) and renormalise, for one child after the other": either way child x is gone to
+//     with probability p(x), and a token that is no child's ends the walk with p of it. It costs
+//     one draw and one pass over a row, however many children there are.
+//   children drawn independently from one draft distribution q, with replacement: the recursive
+//     residual (Yang et al. 2024, arXiv 2401.03868; Jeon et al. 2024, arXiv 2402.14160). Child j
+//     (from 0) is accepted while u < r_j(x) / q(x), with r_0 = p and r_{j+1} = norm(max(r_j - q,
+//     0)); once all are rejected the token is drawn from the last r. Since r_j is proportional to
+//     max(p - s_j q, 0), with s_0 = 0 and s_{j+1} = s_j + sum_x max(p(x) - s_j q(x), 0), one number
+//     per rejection is all there is to keep. Siblings may be equal: a rejected token has residual
+//     0.
+//   temperature 0: the walk follows the argmax, and draft rows are not read.
+// Either way the emitted tokens have exactly the target's distribution.
+//
+// The arithmetic is that of verify.hpp, in float64 and in this order: s_1 = 1; for j >= 1, m the
+// integer masses trunc(2^S max(0, m_p(x) (1 / M_p) - m_q(x) (s_j / M_q))) and M their sum,
+//   r_j(x)/q(x) = (m(x) M_q) / (m_q(x) M),  s_{j+1} = s_j + M / 2^S.
+// Where all m are 0 the token is drawn from p: kStatusZeroResidual.
+//
+// Draws (philox.hpp), at depth d of the walk, `position` being that of the call: the test of child
+// j is kAccept at position + d and node j; the token drawn from p or a residual is kEmit at
+// position
+// + d, node 0. So a chain with draft rows gets the tokens that rule token gives it, bit for bit.
+struct VerifyTreeParams {
+  int64_t batch = 0;        // b
+  int64_t nodes = 0;        // n, in [0, 2^14)
+  int64_t depth = 0;        // d: the most nodes of a path
+  int64_t vocab = 0;        // v, in [1, 2^31)
+  int64_t draft_vocab = 0;  // vd, in [1, v]; ids past it have q = 0. Ignored without draft logits
+
+  DType target_dtype = DType::kFloat32;
+  const void* target_logits = nullptr;  // [b, n+1, v], unit stride along v
+  int64_t target_stride[2] = {0, 0};    // elements per request, per row
+
+  const int64_t* draft_tokens = nullptr;  // [b, n] contiguous, target ids
+  // [b, n] contiguous: the parent's node, -1 for the root; a node's is smaller than the node.
+  const int64_t* parents = nullptr;
+  const int64_t* counts = nullptr;  // [b] nodes in [0, n], or nullptr: n for every request
+
+  // The pool that draft rows lie in, [num_draft_rows, vd]; nullptr: all children are deterministic.
+  DType draft_dtype = DType::kFloat32;
+  const void* draft_logits = nullptr;
+  int64_t draft_stride = 0;  // elements per row
+  int64_t num_draft_rows = 0;
+  // [b, n+1] contiguous: the pool's row that the children behind a row of the target were drawn
+  // from, all of them; -1: they are deterministic. Not read where there are no children. nullptr
+  // without a pool.
+  const int64_t* draft_rows = nullptr;
+  const RowStatistics* draft_statistics = nullptr;  // [num_draft_rows], or nullptr: computed here
+  const int32_t* target_to_draft = nullptr;  // [v] draft id of each target id, -1: none, or nullptr
+
+  SamplingParams sampling;  // the same for both distributions (contract C1)
+  // position: that of the tree's first nodes. bits: [b, n+d+1], the test of node i, then the token
+  // drawn at depth 0 ... d.
+  DrawParams draw;
+
+  int64_t* tokens = nullptr;        // [b, d+1] the path's tokens, correction or bonus, then -1
+  int64_t* num_accepted = nullptr;  // [b] nodes of the path
+  int64_t* path = nullptr;          // [b, d] nodes of the path, then -1
+  int64_t* rows = nullptr;          // [b, d+1] target row that each token was drawn from, then -1
+  float* logprobs = nullptr;        // [b, d+1] log p of each emitted token, NaN past them
+  int32_t* status = nullptr;        // [b] StatusBits; kStatusBadTree: see there
+  RowStatistics* statistics = nullptr;  // [b, d+1] target distribution of each token, or nullptr
+  CutParams cut;                        // as in verify.hpp; k is d
+};
+
+// Verifies b trees. On the CPU the outputs are written when the call returns; on CUDA the work is
+// queued. Rows that the walk does not come to are not read.
+POLYSPEC_API Result verify_tree(const VerifyTreeParams& params, Stream stream = Stream::cpu());
+
+}  // namespace polyspec

@@ -1,0 +1,198 @@
+"""The operator ``verify_tree`` as a function over torch tensors, thin as ``verify_sample.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from polyspec_ext import validate as _checks
+
+__all__ = ["TreeVerifyResult", "verify_tree"]
+
+Real = float | torch.Tensor
+Int = int | torch.Tensor
+Ids = int | Sequence[int] | torch.Tensor
+
+_verify_tree = torch.ops.polyspec.verify_tree.default
+
+
+class TreeVerifyResult(NamedTuple):
+    """What ``verify_tree`` returns.
+
+    Attributes:
+        tokens: [B, D+1] int64, the accepted path's tokens, then correction or bonus, then -1.
+        num_accepted: [B] int64, nodes of the path.
+        path: [B, D] int64, the nodes, then -1.
+        rows: [B, D+1] int64, the row of ``target_logits`` that each token was drawn from: 0, or a
+            node + 1; then -1.
+        logprobs: [B, D+1] float32, log p of each emitted token under the processed target
+            distribution; NaN past them.
+        status: [B] int32 bit set, 0 = fine.
+        statistics: [B, D+1, 2] int64, opaque: target distribution of each emitted token, for the
+            level above.
+        num_emitted, ended, cache_lengths, next_ids, next_positions: [B] int64 each, as in
+            ``CutVerifyResult``.
+    """
+
+    tokens: torch.Tensor
+    num_accepted: torch.Tensor
+    path: torch.Tensor
+    rows: torch.Tensor
+    logprobs: torch.Tensor
+    status: torch.Tensor
+    statistics: torch.Tensor
+    num_emitted: torch.Tensor
+    ended: torch.Tensor
+    cache_lengths: torch.Tensor
+    next_ids: torch.Tensor
+    next_positions: torch.Tensor
+
+
+def verify_tree(
+    target_logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    parents: torch.Tensor,
+    draft_logits: torch.Tensor | None = None,
+    *,
+    counts: torch.Tensor | None = None,
+    depth: int | None = None,
+    draft_rows: torch.Tensor | None = None,
+    draft_statistics: torch.Tensor | None = None,
+    target_to_draft: torch.Tensor | None = None,
+    temperature: Real = 1.0,
+    top_k: Int = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    seed: Int = 0,
+    position: Int = 0,
+    level: int = 1,
+    round: Int = 0,
+    draws: torch.Tensor | None = None,
+    eos: Ids | None = None,
+    room: Int | None = None,
+) -> TreeVerifyResult:
+    """Verifies a tree of draft tokens against the target's logits and emits the path that stands.
+
+    The walk begins at the root and goes on while a child stands. Deterministic children (EAGLE-2's
+    top-k): a token is drawn from the target's distribution, and the walk goes on if it is a
+    child's; the same as accepting child x with p(x), else zeroing p(x) and renormalising. Children
+    drawn independently from one draft distribution, with replacement: the recursive residual (Yang
+    et al. 2024, arXiv 2401.03868). Temperature 0 follows the argmax. Either way the emitted tokens
+    have exactly the target's distribution. A chain (parents i-1) with draft rows gets the tokens
+    that ``verify`` gives it by rule "token".
+
+    Args:
+        target_logits: [B, N+1, V] float32, bfloat16 or float16, any row strides, unit stride along
+            V, N < 2**14. Row 0 is the distribution behind the root, row i+1 the one behind node i.
+        draft_tokens: [B, N] integers, the target's ids.
+        parents: [B, N] integers: the parent's node, smaller than the node, or -1 for a child of the
+            root. The children of a parent are tried in the order of their nodes.
+        draft_logits: the pool [R, Vd] that draft rows lie in; None: all children are deterministic.
+        counts: [B] integers in [0, N]; None is N nodes for every request.
+        depth: D, the most nodes of a path; None is N.
+        draft_rows: [B, N+1] integers: the pool's row that the children behind each row of the
+            target were drawn from; -1: they are deterministic. Needed with ``draft_logits``.
+        draft_statistics: [R, 2] int64, as for ``verify``.
+        target_to_draft: [V] integers, draft id of each target id or -1.
+        temperature, top_k, top_p, min_p, seed, position, level, round: as for ``verify``;
+            ``position`` is that of the tree's first nodes.
+        draws: [B, N+D+1] int64, 64 uniform bits each in place of Philox: the test of each node,
+            then the token drawn at each depth.
+        eos, room: where texts end, as for ``verify``.
+
+    Raises:
+        TypeError: an argument or dtype is of the wrong kind.
+        ValueError: a shape, stride, device or range is wrong; names expected and given.
+        PolyspecError: CUDA logits in a build without CUDA kernels.
+
+    What is no tree (a parent that does not come before its node, equal deterministic siblings, a
+    path longer than D) is an error of its request (``BAD_TREE``), a draft row out of range too
+    (``BAD_INDEX``).
+    """
+    place = _checks.logits("target_logits", target_logits, "[B, N+1, V]", 3)
+    batch, device = place
+    _, rows, vocab = target_logits.shape
+    if not 1 <= rows <= _checks.NODE_MAX + 1:
+        raise ValueError(
+            f"target_logits: expected N+1 rows, N < 2**14, given {list(target_logits.shape)}"
+        )
+    nodes, ints = (batch, rows - 1), torch.int64
+    draft_tokens = _checks.table("draft_tokens", draft_tokens, place, nodes, "[B, N]", ints)
+    parents = _checks.table("parents", parents, place, nodes, "[B, N]", ints)
+    if counts is not None:
+        counts = _checks.table("counts", counts, place, (batch,), "[B]", ints)
+    most, _ = _checks.integer("depth", rows - 1 if depth is None else depth, place, rows - 1)
+    if (draft_logits is None) != (draft_rows is None):
+        given = "draft_rows" if draft_logits is None else "draft_logits"
+        raise ValueError(f"draft_logits, draft_rows: expected both or none, given {given} only")
+    if draft_logits is not None:
+        _checks.logits("draft_logits", draft_logits, "[R, Vd]", 2)
+        _checks.on_device("draft_logits", draft_logits, device)
+        if draft_logits.shape[1] > vocab:
+            raise ValueError(
+                f"draft_logits: expected Vd <= V = {vocab}, given {draft_logits.shape[1]}"
+            )
+        draft_rows = _checks.table("draft_rows", draft_rows, place, (batch, rows), "[B, N+1]", ints)
+        if draft_statistics is not None:
+            pool = (draft_logits.shape[0],)
+            draft_statistics = _checks.statistics(draft_statistics, place, pool, "[R, 2]")
+        if target_to_draft is not None:
+            target_to_draft = _checks.table(
+                "target_to_draft", target_to_draft, place, (vocab,), "[V]", torch.int32
+            )
+    elif target_to_draft is not None or draft_statistics is not None:
+        name = "draft_statistics" if target_to_draft is None else "target_to_draft"
+        raise ValueError(f"{name}: expected None without draft_logits, given a tensor")
+    *outputs, ends = _verify_tree(
+        target_logits,
+        draft_tokens,
+        parents,
+        counts,
+        most,
+        draft_logits,
+        draft_rows,
+        draft_statistics,
+        target_to_draft,
+        *_checks.real("temperature", temperature, place, _checks.TEMPERATURE_MAX),
+        *_checks.integer("top_k", top_k, place),
+        *_checks.real("top_p", top_p, place),
+        *_checks.real("min_p", min_p, place),
+        *_checks.seed(seed, place),
+        *_checks.integer("position", position, place),
+        *_checks.integer("round", round, place, _checks.ROUND_MAX),
+        _checks.level(level),
+        _checks.draws(draws, place, rows + most, "[B, N+D+1]"),
+        None if eos is None else _checks.ids("eos", eos, place),
+        *_checks.integer("room", _checks.INT64_MAX if room is None else room, place),
+    )
+    return TreeVerifyResult(*outputs, *ends.unbind(0))
+
+
+def _verify_tree_fake(
+    target_logits: torch.Tensor,
+    tokens: object,
+    parents: object,
+    counts: object,
+    depth: int,
+    *_: Any,
+) -> tuple[torch.Tensor, ...]:
+    batch = target_logits.shape[0]
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return target_logits.new_empty(shape, dtype=dtype)
+
+    return (
+        empty(batch, depth + 1),
+        empty(batch),
+        empty(batch, depth),
+        empty(batch, depth + 1),
+        empty(batch, depth + 1, dtype=torch.float32),
+        empty(batch, dtype=torch.int32),
+        empty(batch, depth + 1, 2),
+        empty(5, batch),
+    )
+
+
+torch.library.register_fake("polyspec::verify_tree", _verify_tree_fake)

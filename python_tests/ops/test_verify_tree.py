@@ -1,0 +1,223 @@
+"""Verification of trees as torch operator: chains agree with ``verify``, children of both kinds,
+greedy walks, ends of texts, faults by request. (Exactness: csrc/tests/exactness.)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from dispatched import arguments_of
+
+import polyspec_ext as ps
+
+B, N, V = 6, 7, 40
+PARENTS = [-1, -1, 0, 0, 1, 2, 2]
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Bitwise, with NaN equal to itself."""
+    pairs = zip(a, b, strict=True)
+    return all(torch.equal(x.nan_to_num(99.0), y.nan_to_num(99.0)) for x, y in pairs)
+
+
+@pytest.fixture
+def tree(device: torch.device) -> dict[str, Any]:
+    """Drawn children behind the root and node 1, deterministic ones elsewhere."""
+    torch.manual_seed(5)
+    pool = torch.randn(B * (N + 1) + 2, V, device=device)
+    rows = torch.randperm(B * (N + 1) + 2, device=device)[: B * (N + 1)].view(B, N + 1)
+    target = pool[rows] + 1.2 * torch.randn(B, N + 1, V, device=device)
+    likely = target.argsort(-1, descending=True)
+    tokens = torch.zeros(B, N, dtype=torch.int64, device=device)
+    tried: dict[int, int] = {}
+    drawn = {0, 2}
+    for node, parent in enumerate(PARENTS):
+        row, sibling = parent + 1, tried.setdefault(parent, 0)
+        tried[parent] += 1
+        draft = ps.sample(pool[rows[:, row]], seed=9, position=row, node=sibling, level=2).tokens
+        tokens[:, node] = draft if row in drawn else likely[:, row, sibling]
+    keep = torch.tensor([row in drawn for row in range(N + 1)], device=device)
+    return {
+        "target_logits": target,
+        "draft_tokens": tokens,
+        "parents": torch.tensor(PARENTS, device=device).expand(B, N),
+        "draft_logits": pool,
+        "draft_rows": rows.masked_fill(~keep, -1),
+        "seed": torch.arange(B, device=device),
+        "counts": torch.tensor([N, N, N, 4, 0, N], device=device),
+        "depth": 3,
+    }
+
+
+def test_a_path_of_the_tree_stands(tree: dict[str, Any]) -> None:
+    tokens, seen = tree["draft_tokens"], set()
+    for seed in range(40):
+        r = ps.verify_tree(**{**tree, "seed": seed})
+        assert not (r.status & 0xFFFF).any()
+        for b in range(B):
+            n, parent = int(r.num_accepted[b]), -1
+            for i, node in enumerate(r.path[b, :n].tolist()):
+                assert node < int(tree["counts"][b])
+                assert PARENTS[node] == parent
+                assert int(r.tokens[b, i]) == int(tokens[b, node])
+                assert int(r.rows[b, i]) == parent + 1
+                parent = node
+            assert int(r.rows[b, n]) == parent + 1
+            assert (r.path[b, n:] == -1).all()
+            assert (r.rows[b, n + 1 :] == -1).all()
+            assert (r.tokens[b, n + 1 :] == -1).all()
+            assert r.tokens[b, n] >= 0
+            exact = tree["target_logits"][b, parent + 1].log_softmax(-1)[r.tokens[b, n]]
+            assert abs(float(exact - r.logprobs[b, n])) < 1e-5
+            seen.add(tuple(r.path[b, :n].tolist()))
+    assert {path[:1] for path in seen} == {(), (0,), (1,)}
+    assert max(map(len, seen)) == 3
+
+
+def test_a_chain_with_draft_rows_gets_what_verify_gives(device: torch.device) -> None:
+    k = 4
+    draft = torch.randn(B, k, V, device=device)
+    target = torch.randn(B, k + 1, V, device=device)
+    target[:, :k] += draft
+    drawn = [ps.sample(draft[:, i], position=i, level=2) for i in range(k)]
+    statistics = torch.stack([d.statistics for d in drawn], 1)
+    tokens = torch.stack([d.tokens for d in drawn], 1)
+    shared: dict[str, Any] = {"position": 3, "round": 5, "top_p": 0.9, "temperature": 0.8}
+    ids = torch.arange(B * k, device=device).view(B, k)
+    rows = torch.nn.functional.pad(ids, (0, 1), value=-1)
+    parents = (torch.arange(k, device=device) - 1).expand(B, k)
+    stood = 0
+    for seed in range(20):
+        ends: dict[str, Any] = {"eos": [1, 2, 3], "room": 3} if seed % 2 else {"room": 9}
+        chain = ps.verify(target, tokens, draft, **shared, seed=seed, **ends)
+        as_tree = ps.verify_tree(
+            target,
+            tokens,
+            parents,
+            draft.flatten(0, 1),
+            draft_rows=rows,
+            **shared,
+            seed=seed,
+            **ends,
+        )
+        for name in chain._fields:
+            a, b = getattr(chain, name), getattr(as_tree, name)
+            assert equal([a], [b]), name
+        stood += int(chain.num_accepted.sum())
+    assert stood > 20
+    handed = ps.verify_tree(
+        target, tokens, parents, draft.flatten(0, 1), draft_rows=rows,
+        draft_statistics=statistics.flatten(0, 1),
+    )  # fmt: skip
+    assert equal(
+        handed, ps.verify_tree(target, tokens, parents, draft.flatten(0, 1), draft_rows=rows)
+    )
+
+
+def test_temperature_0_follows_the_argmax(tree: dict[str, Any]) -> None:
+    r = ps.verify_tree(**{**tree, "temperature": 0.0, "draft_logits": None, "draft_rows": None})
+    best, lengths = tree["target_logits"].argmax(-1).tolist(), []
+    for b in range(B):
+        row, tokens = 0, []
+        while True:
+            tokens.append(best[b][row])
+            nodes = [
+                i
+                for i in range(int(tree["counts"][b]))
+                if PARENTS[i] == row - 1 and int(tree["draft_tokens"][b, i]) == tokens[-1]
+            ]
+            if not nodes or r.status[b]:
+                break
+            row = nodes[0] + 1
+        if not r.status[b]:
+            assert r.tokens[b, : len(tokens)].tolist() == tokens
+            lengths.append(len(tokens))
+    assert len(lengths) >= 3
+
+
+def test_alone_and_in_a_batch(tree: dict[str, Any]) -> None:
+    together = ps.verify_tree(**tree)
+    each = ("target_logits", "draft_tokens", "parents", "draft_rows", "seed", "counts")
+    for b in range(B):
+        alone = ps.verify_tree(**{**tree, **{name: tree[name][b : b + 1] for name in each}})
+        assert equal(alone, [t[b : b + 1] for t in together])
+
+
+def test_faults_are_of_their_request(tree: dict[str, Any]) -> None:
+    good = ps.verify_tree(**tree)
+    bits = ps.Status
+    for name, at, value, bit in [
+        ("parents", (2, 3), 3, bits.BAD_TREE),  # its own parent
+        ("parents", (2, 3), 5, bits.BAD_TREE),  # behind it
+        ("parents", (2, 3), -2, bits.BAD_TREE),
+        ("draft_tokens", (2, 0), V, bits.TOKEN_OUT_OF_RANGE),
+        ("draft_tokens", (2, 1), -1, bits.TOKEN_OUT_OF_RANGE),
+        ("draft_rows", (2, 0), 10**6, bits.BAD_INDEX | bits.DRAFT_ROW),
+        ("draft_rows", (2, 0), -2, bits.BAD_INDEX | bits.DRAFT_ROW),
+        ("counts", (2,), N + 1, bits.BAD_LENGTH),
+        ("target_logits", (2, 0, 4), torch.nan, bits.NAN),
+    ]:
+        wrong = tree[name].clone()
+        wrong[at] = value
+        r = ps.verify_tree(**{**tree, name: wrong})
+        assert r.status[2] == bit, name
+        assert (r.tokens[2] == -1).all()
+        rest = [0, 1, 3, 4, 5]
+        assert equal([t[rest] for t in r], [t[rest] for t in good]), name
+    equal_siblings = tree["draft_tokens"].clone()
+    equal_siblings[:, 1] = equal_siblings[:, 0]
+    drawn = ps.verify_tree(**{**tree, "draft_tokens": equal_siblings})
+    assert not (drawn.status & bits.BAD_TREE).any()  # may be drawn twice
+    call = {**tree, "draft_tokens": equal_siblings, "draft_logits": None, "draft_rows": None}
+    fixed = ps.verify_tree(**call)
+    assert fixed.status.tolist() == [bits.BAD_TREE] * 4 + [0, bits.BAD_TREE]
+    shallow = ps.verify_tree(**{**tree, "depth": 0})
+    assert shallow.status.tolist() == [bits.BAD_TREE] * 4 + [0, bits.BAD_TREE]
+    assert shallow.path.shape == (B, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "texts"),
+    [
+        ("target_logits", torch.randn(B, V), ValueError, ["[B, N+1, V]"]),
+        ("draft_tokens", torch.zeros(B, N + 1).long(), ValueError, ["[B, N]", "[6, 8]"]),
+        ("parents", torch.zeros(B, N), TypeError, ["integer"]),
+        ("counts", torch.zeros(N).long(), ValueError, ["[B]"]),
+        ("depth", N + 1, ValueError, ["[0, 7]", "8"]),
+        ("draft_rows", None, ValueError, ["both or none"]),
+        ("draft_rows", torch.zeros(B, N).long(), ValueError, ["[B, N+1]"]),
+        ("draft_logits", torch.randn(2, V + 1), ValueError, ["Vd <= V = 40", "41"]),
+        ("draft_statistics", torch.zeros(B, 2).long(), ValueError, ["[R, 2]"]),
+        ("draws", torch.zeros(B, N + 1).long(), ValueError, ["[B, N+D+1]"]),
+    ],
+)
+def test_wrong_arguments_are_named(
+    tree: dict[str, Any], name: str, value: Any, error: type[Exception], texts: list[str]
+) -> None:
+    if isinstance(value, torch.Tensor):
+        value = value.to(tree["seed"].device)
+    with pytest.raises(error, match=name) as raised:
+        ps.verify_tree(**{**tree, name: value})
+    for text in texts:
+        assert text in str(raised.value), raised.value
+
+
+def test_opcheck_compile_and_fake(tree: dict[str, Any]) -> None:
+    operator = torch.ops.polyspec.verify_tree.default
+    call = {**tree, "temperature": 0.0, "depth": 3, "counts": None}
+    call |= {"draft_logits": None, "draft_rows": None, "eos": 1, "parents": tree["parents"].clone()}
+    call["draft_tokens"] = call["draft_tokens"].clone()
+    for node, parent in enumerate(PARENTS):  # paths of three that stand: no NaN to compare
+        best = call["target_logits"][:, parent + 1].argmax(-1)
+        first = PARENTS.index(parent) == node
+        call["draft_tokens"][:, node] = best if first else (best + 1) % V
+    call["eos"] = -1
+    (arguments,) = arguments_of(operator, lambda: ps.verify_tree(**call))
+    assert ps.verify_tree(**call).num_accepted.tolist() == [3] * B
+    torch.library.opcheck(operator, arguments)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda **c: tuple(ps.verify_tree(**c)), fullgraph=True, backend="eager"
+    )
+    assert equal(compiled(**tree), ps.verify_tree(**tree))
