@@ -188,6 +188,11 @@ class Rows:
         self.host, self.at, self._late = [int(n) for n in lengths], None, False
         self.bound, self.peak = max(self.host, default=0), self.capacity
 
+    def put(self, lengths: torch.Tensor) -> None:
+        """`place` with ``[B]`` int64 that is read on the device only, after `reach`."""
+        self.lengths.copy_(lengths)
+        self.host = None
+
     def place(self, lengths: Sequence[int]) -> None:
         """Lengths become these, longer ones too; that the slots hold the tokens is the caller's to
         know."""

@@ -478,8 +478,8 @@ class HuggingFaceLevel:
     @property
     def stays(self) -> bool:
         """Whether the lengths of the cache at hand can stay on the device for a whole round."""
-        # Lengths of a shared cache go up and down between levels, on the host.
-        return self._member is None and self.supports_batches and self._cache.in_one_place
+        member = self._member is None or self._member.stays
+        return member and self.supports_batches and bool(self._cache.in_one_place)
 
     def reach(self, tokens: int) -> Place | None:
         """A round begins in which no row gets longer than `tokens`. Returns all that passes use
@@ -492,16 +492,22 @@ class HuggingFaceLevel:
             self._weights = Place(
                 self._runs, itertools.chain(self._runs.parameters(), self._runs.buffers())
             )
-        form = (cache.rows.capacity, cache.rows.span_of(tokens), self._weights)
-        return Place(cache, cache.tensors, form)
+        lengths, ready = ([], ()) if self._member is None else self._member.reach()
+        form = (cache.rows.capacity, cache.rows.span_of(tokens), ready, self._weights)
+        return Place(cache, [*cache.tensors, *lengths], form)
 
     def keep(self, lengths: torch.Tensor) -> None:
         """Keep the first ``lengths[b]`` tokens of row b, ``[B]`` int64, read on the device only."""
+        if self._member is not None:
+            return self._member.keep(lengths)
         self._cache.rollback(lengths)
+        return None
 
     def passed(self, lengths: Sequence[int]) -> None:
         """The rows hold so many tokens now."""
         self._cache.rows.note(lengths)
+        if self._member is not None:
+            self._member.passed(lengths)
 
 
 def _made(

@@ -133,9 +133,91 @@ class Member:
         self.shared, self.level = shared, level
         self.rank = len(shared.members)
         shared.members.append(self)
-        self.lengths: list[int] = [0]
+        self._memory = torch.zeros(0, dtype=torch.int64)
+        self.lengths = [0]
         self.ready = False
         self.moves = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        return self._lengths
+
+    @lengths.setter
+    def lengths(self, lengths: list[int]) -> None:
+        self._lengths, self._uploaded = lengths, False
+
+    # ---- rounds without host synchronisation -----------------------------------------------------
+
+    @property
+    def stays(self) -> bool:
+        """Whether the lengths can stay on the device: the host need not note which tokens the owner
+        reads, as it must for a member that has yet to begin."""
+        return self.ready and self.shared.record is None
+
+    @property
+    def on_device(self) -> torch.Tensor:
+        """``[B]`` int64, the lengths while the host does not know them."""
+        return self._memory[: len(self._lengths)]
+
+    def reach(self) -> tuple[list[torch.Tensor], tuple[bool, ...]]:
+        """A round begins whose passes leave the lengths on the device. Returns what they use
+        there, and which levels above have a part."""
+        above = self.shared.members[: self.rank + 1]
+        for member in above:
+            member.upload()
+        return [member.on_device for member in above], tuple(member.ready for member in above)
+
+    def upload(self) -> None:
+        """The device is told the lengths, unless it knows them."""
+        count, device = len(self._lengths), self.level.device
+        if len(self._memory) < count or self._memory.device != device:
+            with torch.inference_mode(False):
+                self._memory = torch.zeros(count, dtype=torch.int64, device=device)
+            self._uploaded = False
+        if not self._uploaded:
+            self.on_device.copy_(torch.tensor(self._lengths), non_blocking=True)
+            self._uploaded = True
+
+    def passed(self, lengths: Sequence[int]) -> None:
+        """The lengths are these, as the device knows."""
+        self._lengths = [int(n) for n in lengths]
+
+    def keep(self, lengths: torch.Tensor) -> None:
+        """`rollback` with ``[B]`` lengths that are read on the device only."""
+        torch.minimum(self.on_device, lengths.to(self.on_device), out=self.on_device)
+
+    def _forward_on_device(self, block: InputBlock) -> LevelOutput:
+        """`forward` with ``[B]`` counts and places that are read on the device only."""
+        counts, first, tokens = block.counts, block.first, block.tokens
+        assert isinstance(counts, torch.Tensor)
+        assert isinstance(first, torch.Tensor)
+        have, cache = self.on_device, self.level.cache
+        above = [m.on_device for m in self.shared.members[: self.rank] if m.ready]
+        start, parents = have.clone(), block.parents
+        saved = None
+        if above:
+            held = torch.stack(above).amax(0)
+            skip = torch.minimum((held - have).clamp_min(0), counts)
+            # A chain asks for logits behind the token that a level above has emitted last, or
+            # later ones, and no level has read its own last token: none of these is skipped.
+            asked = torch.zeros_like(skip) if block.hidden_layers else skip
+            start, counts, first = have + asked, counts - asked, (first - asked).clamp_min(0)
+            width = tokens.shape[1]
+            columns = asked[:, None] + torch.arange(width, device=asked.device)
+            columns = columns.clamp_max(width - 1)
+            tokens = tokens.gather(1, columns)
+            if parents is not None:
+                parents = parents.gather(1, columns) - asked[:, None]
+            if block.hidden_layers:  # of what is read once more, too, whose keys stay the owner's
+                saved = _SavedOnDevice(cache, start, have + skip, width)
+        cache.rows.put(start)
+        out: LevelOutput = self.level.run(
+            InputBlock(tokens, block.keep, counts, first, parents, block.hidden_layers)
+        )
+        if saved is not None:
+            saved.put_back()
+        torch.add(start, counts, out=have)
+        return out
 
     def held(self) -> list[int]:
         """By row, leading tokens whose keys and values levels above have written."""
@@ -209,6 +291,8 @@ class Member:
                 f"{self.level.name}: expected prefill before forward; a level that shares a cache "
                 "belongs to the batch that the latest of them has begun"
             )
+        if isinstance(block.counts, torch.Tensor):
+            return self._forward_on_device(block)
         tokens, keep, parents = block.tokens, block.keep, block.parents
         width = tokens.shape[1]
         limits = [width] * len(self.lengths) if block.counts is None else list(block.counts)
@@ -267,6 +351,29 @@ class Member:
             for kept in (self.shared.record, self.shared.early):
                 for row, n in zip(kept or (), lengths, strict=False):
                     del row[n:]
+
+
+class _SavedOnDevice:
+    """`_Saved` of slots ``[start[b], end[b])``, at most `width` of them, which the host does not
+    know."""
+
+    def __init__(self, cache: Any, start: torch.Tensor, end: torch.Tensor, width: int) -> None:
+        slots = start[:, None] + torch.arange(width, device=start.device)
+        self._slots, self._kept = slots, slots < end[:, None]
+        self._states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+        self._before = [self._read(x) for x in self._states]
+
+    def _index(self, states: torch.Tensor) -> torch.Tensor:
+        slots = self._slots.clamp_max(states.shape[2] - 1)[:, None, :, None]
+        return slots.expand(-1, states.shape[1], -1, states.shape[3])
+
+    def _read(self, states: torch.Tensor) -> torch.Tensor:
+        return states.gather(2, self._index(states))
+
+    def put_back(self) -> None:
+        kept = self._kept[:, None, :, None]
+        for states, before in zip(self._states, self._before, strict=True):
+            states.scatter_(2, self._index(states), torch.where(kept, before, self._read(states)))
 
 
 class _Saved:

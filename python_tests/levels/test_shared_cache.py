@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from evidence import ALPHA, chi_square
+from recorder import Recorder, addresses, keys_of_captures, on_a_device
 from small_models import PROMPT, V, make, plain_greedy, rough
 
 import polyspec_ext as ps
 from polyspec_ext.kv_cache.rollback import RollbackCache
-from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock
+from polyspec_ext.runtime.graphs import Graphs
 
 
 def keys_of(cache: Any, row: int, length: int) -> torch.Tensor:
@@ -271,3 +273,104 @@ def test_sampled_text_has_the_targets_distribution(shared: int) -> None:
     assert chi_square(counts.ravel(), distribution.ravel() / distribution.sum()) > ALPHA
     # The test can fail: the copy's own distribution is another one.
     assert out.stats.levels[0].num_accepted_tokens < out.stats.levels[0].num_draft_tokens
+
+
+# ---- rounds without host synchronisation ---------------------------------------------------------
+
+
+def of_one_cache(count: int, graphs: Graphs | None) -> ps.Chain:
+    """A target and its copies; `graphs`: over a cache that is written as on a device."""
+    target = make("llama", seed=3)
+    on_device = {"new_cache": lambda rows: on_a_device(target, rows, bucket=32)}
+    owner = HuggingFaceLevel(target, **(on_device if graphs is not None else {}))
+    copies = [rough(target, seed=i) for i in range(1, count)]
+    levels = [owner, *(ps.Level(model, shares_cache_with=owner) for model in copies)]
+    window = [[4], [4, 2]][count - 2]
+    if graphs is None:
+        return ps.Chain(levels, window)
+    return ps.Chain(levels, window, graphs=graphs, sync_each_step=False)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("count", [2, 3])
+def test_captured_steps_give_the_same_tokens(count: int, temperature: float) -> None:
+    recorder = Recorder()
+    graphs = Graphs(recorder, progress=False)
+    eager, chain = of_one_cache(count, None), of_one_cache(count, graphs)
+    owner: Any = chain.levels[0]
+    for prompts in ([PROMPT], [PROMPT, [7], PROMPT[:3]], [PROMPT, [7], PROMPT[:3]]):
+        options: dict[str, Any] = {"temperature": temperature, "seed": 4, "eos_token_id": []}
+        wanted = eager.generate(prompts, 40, **options)
+        before = graphs.num_replays
+        got = chain.generate(prompts, 40, **options)
+        assert got.sequences.equal(wanted.sequences)
+        for mine, theirs in zip(got.stats.levels, wanted.stats.levels, strict=True):
+            assert mine.acceptance_histogram == theirs.acceptance_histogram
+        # What the owner has read lies there as it computed it.
+        for b, row in enumerate(got.sequences.tolist()):
+            length = len(prompts[b]) + 36
+            expected = own_keys(owner.model, row[:length])
+            given = keys_of(owner.cache, b, length)
+            torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3)
+    assert graphs.num_captures > 0
+    assert graphs.num_replays > before + graphs.num_captures
+
+
+def test_a_key_names_the_lengths_of_all_levels() -> None:
+    recorder = Recorder()
+    graphs = Graphs(recorder, progress=False)
+    with keys_of_captures(graphs, recorder) as seen:
+        of_one_cache(3, graphs).generate([PROMPT, [7]], 40, eos_token_id=[])
+    assert {key[0] for key, _ in seen} == {1, 2, 3}
+    for key, recording in seen:
+        used = {one.untyped_storage().data_ptr() for one in recording.outside.values()}
+        assert used <= addresses(key)
+
+
+def test_a_device_that_knows_the_lengths_is_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the host's reaches the device's lengths between the rounds of a batch."""
+    chain = of_one_cache(2, Graphs(Recorder(), progress=False))
+    level: Any = chain.levels[0]
+    batch = chain.batch([PROMPT], 60, eos_token_id=[])
+    batch.advance()
+    made, plain = [], torch.tensor
+
+    def watched(*arguments: Any, **options: Any) -> torch.Tensor:
+        made.append(arguments)
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(torch, "tensor", watched)
+    for _ in range(5):
+        lengths = level.reach(80)
+        assert lengths is not None
+        batch.advance()
+    assert made == []
+
+
+@torch.inference_mode()
+def test_hidden_states_on_the_device_leave_the_owners_keys() -> None:
+    target = make("llama")
+    owner = HuggingFaceLevel(target, new_cache=lambda rows: on_a_device(target, rows))
+    draft = HuggingFaceLevel(rough(target, 0.3), shares_cache_with=owner)
+    text = [5, 17, 80, 3, 41, 9, 12, 60]
+    for level in (owner, draft):
+        level.prefill(torch.tensor([text[:4]]))
+    owner.forward(torch.tensor([text[4:7]]), 1)
+    apart = []
+    for device in (False, True):
+        if device:
+            draft.rollback([4])
+            for level in (owner, draft):
+                assert level.reach(20) is not None
+        counts: Any = [4]
+        first: Any = [3]
+        if device:
+            counts, first = torch.tensor([4]), torch.tensor([3])
+        block = InputBlock(torch.tensor([text[4:]]), 1, counts, first, hidden_layers=(1,))
+        out = draft.forward_block(block)
+        assert out.hidden is not None
+        apart.append((out.logits.clone(), out.hidden[1].clone()))
+        expected = own_keys(target, text[:7])
+        torch.testing.assert_close(keys_of(owner.cache, 0, 7), expected, rtol=1e-3, atol=1e-3)
+    for mine, theirs in zip(*apart, strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -8,14 +8,13 @@ import gc
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from captured_chains import PROMPTS, level, make, models
-from recorder import READS, Recorder, Recording
+from recorder import READS, Recorder, addresses, keys_of_captures
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
@@ -70,30 +69,6 @@ def test_long_texts_capture_few_graphs() -> None:
 
 
 # ---- which memory a graph is for -----------------------------------------------------------------
-
-
-@contextmanager
-def keys_of_captures(graphs: Graphs, recorder: Recorder) -> Iterator[list[tuple[Any, Recording]]]:
-    """The key and the recording of every capture meanwhile."""
-    run, seen = graphs.run, []
-
-    def watched(kind: str, key: Any, *arguments: Any) -> Any:
-        before = graphs.num_captures
-        out = run(kind, key, *arguments)
-        if graphs.num_captures > before:
-            seen.append((key, recorder.latest))
-        return out
-
-    graphs.run = watched  # type: ignore[method-assign]
-    yield seen
-    del graphs.run  # type: ignore[method-assign]
-
-
-def addresses(key: Any) -> set[int]:
-    """All that a key names."""
-    if isinstance(key, Place):
-        return {one[0] for one in key.tensors} | addresses(key.form)
-    return set().union(*map(addresses, key)) if isinstance(key, list | tuple) else set()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -11,7 +11,8 @@ What this cannot show, that CUDA captures the operators, is checked where there 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from polyspec_ext.kv_cache.rollback import RollbackCache
-from polyspec_ext.runtime.graphs import Inputs, Outputs, Step
+from polyspec_ext.runtime.graphs import Graphs, Inputs, Outputs, Step
+from polyspec_ext.tensors import Place
 
 # Operators that give the host a value.
 READS = ("_local_scalar_dense", "nonzero", "equal", "item", "is_nonzero")
@@ -122,6 +124,30 @@ class Recorder:
         finally:
             recording.undo()
         return recording.replay, outputs
+
+
+@contextmanager
+def keys_of_captures(graphs: Graphs, recorder: Recorder) -> Iterator[list[tuple[Any, Recording]]]:
+    """The key and the recording of every capture meanwhile."""
+    run, seen = graphs.run, []
+
+    def watched(kind: str, key: Any, *arguments: Any) -> Any:
+        before = graphs.num_captures
+        out = run(kind, key, *arguments)
+        if graphs.num_captures > before:
+            seen.append((key, recorder.latest))
+        return out
+
+    graphs.run = watched  # type: ignore[method-assign]
+    yield seen
+    del graphs.run  # type: ignore[method-assign]
+
+
+def addresses(key: Any) -> set[int]:
+    """All that a key names."""
+    if isinstance(key, Place):
+        return {one[0] for one in key.tensors} | addresses(key.form)
+    return set().union(*map(addresses, key)) if isinstance(key, list | tuple) else set()
 
 
 def on_a_device(model: Any, batch_size: int, **options: Any) -> RollbackCache:
