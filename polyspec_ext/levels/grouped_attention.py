@@ -8,6 +8,10 @@ A few tokens of each of several rows are what the CPU's attention kernel is slow
 blocks of far more queries. Then the queries of a group's heads go as one block, and in float32 the
 two products are left to the matrix kernels. A single token in half precision, which is what a draft
 level reads most, goes as such a block as well.
+
+It comes with packed weights (`cpu_packed`) alone: modules find their attention by their
+configuration, and only there are the modules a copy of the level's own. A model that is run as it
+was given keeps the attention that its owner chose, whose rounding is part of its distribution.
 """
 
 from __future__ import annotations
