@@ -20,12 +20,11 @@ class Operators:
     Attributes:
         sample, verify, verify_tree: `ps.sample`, `ps.verify` and `ps.verify_tree`, or what stands
             in for them: exact enumeration and measurements of everything else put their own here.
-            Chains whose drafter makes trees are refused without a `verify_tree`.
     """
 
     sample: Callable[..., Any] = ops.sample
     verify: Callable[..., Any] = ops.verify
-    verify_tree: Callable[..., Any] | None = None
+    verify_tree: Callable[..., Any] = ops.verify_tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,10 +98,6 @@ class Engine:
         self._slots: list[Row] = []
 
     def _require_trees(self, drafter: BatchedDrafter) -> None:
-        if self.config.operators.verify_tree is None:
-            raise NotImplementedError(
-                f"{drafter.name}: expected operators with a `verify_tree`, which trees need"
-            )
         above = self._levels[-1]
         if not above.capabilities.trees:
             reason = getattr(above, "no_trees", f"{type(above).__name__} does not")

@@ -102,7 +102,6 @@ def verify_tree(
         pool = rows.logits.reshape(-1, rows.logits.shape[2])
         ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)
         statistics = None if rows.statistics is None else rows.statistics.reshape(-1, 2)
-    assert config.operators.verify_tree is not None
     return config.operators.verify_tree(
         logits,
         tree.tokens.to(device),
