@@ -16,7 +16,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 CXX_FILES = $$(find csrc -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
 # What `make quick` runs: the fast tests of every concern, and no exactness by enumeration.
-QUICK_CTEST = ^(isa|philox|dispatch|cuts|kv_|scheduler|round_state_edges|c_api|cpu_masses|last_block)
+QUICK_CTEST = ^(isa|philox|dispatch|cuts|kv_|scheduler|round_state_edges|c_api|cpu_masses)
 QUICK_PYTEST = $(addprefix python_tests/, \
   ops/test_schedule.py ops/test_errors.py ops/test_cuts.py ops/test_kv.py kv_cache/test_rollback.py \
   levels/test_head.py drafters/test_suffix.py drafters/test_ngram.py \
