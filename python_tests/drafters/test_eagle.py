@@ -9,10 +9,11 @@ import pytest
 import torch
 from eagle_heads import Reference, Variant, save, weights_of
 from recomputed import RecomputedLevel
-from small_models import make, plain_greedy
+from small_models import make, plain_greedy, rough
 from told import draft_input, prompts, told
 
 import polyspec_ext as ps
+from polyspec_ext.runtime.config import Operators
 
 FIRST = Variant("first", hidden=32, vocab=64, own_head=False)
 THIRD = Variant(
@@ -160,3 +161,24 @@ def test_behind_a_cached_model(v: Variant, target: Any, tmp_path: Path) -> None:
         )
         texts.append(out.sequences)
     assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
+@pytest.mark.parametrize("levels", [1, 2])
+def test_greedy_trees_give_the_targets_text(
+    v: Variant, levels: int, target: Any, tmp_path: Path
+) -> None:
+    """A tree that feeds the target, and one that feeds a level between: the draft reads the states
+    of the path that stands, rows of different lengths and lives."""
+    drafter = ps.Eagle.from_pretrained(
+        save(v, weights_of(v, 4), tmp_path), target, tree=ps.DynamicTree(4, 12)
+    )
+    above = [ps.HuggingFaceLevel(target), ps.HuggingFaceLevel(rough(target))][:levels]
+    operators = Operators(verify_tree=ps.verify_tree)
+    chain = ps.Chain([*above, drafter], [4, 3][2 - levels :], operators=operators)
+    lengths = [10, 3, 7, 10]
+    out = chain.generate(PROMPTS, max_new_tokens=lengths, eos_token_id=[])
+    for b, (prompt, length) in enumerate(zip(PROMPTS, lengths, strict=True)):
+        assert out.sequences[b][: len(prompt) + length].tolist() == plain_greedy(
+            target, prompt, length
+        )
