@@ -64,6 +64,65 @@ def test_verify(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 10, 128256), (5, 3, 50257), (20, 2, 32000)])
+def test_verify_by_index(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Draft rows in a pool, some proposals deterministic, parameters at slots, rows by offsets."""
+    batch, k, _ = shape
+    options = blocks(*shape, dtype)
+    order = torch.randperm(batch * k)
+    rows = order.argsort().view(batch, k).masked_fill(torch.rand(batch, k) < 0.2, -1)
+    offsets = torch.arange(batch + 1) * (k + 1)
+    call = {
+        "target_logits": options["target_logits"].flatten(0, 1),
+        "draft_tokens": torch.nn.functional.pad(options["draft_tokens"], (0, 1)).flatten(),
+        "draft_logits": options["draft_logits"].flatten(0, 1)[order],
+        "draft_rows": torch.nn.functional.pad(rows, (0, 1)).flatten(),
+        "draft_statistics": options["draft_statistics"].flatten(0, 1)[order],
+        "slots": torch.arange(batch).flip(0),
+        "seed": options["seed"],
+        "offsets": offsets,
+        "draft_len": k,
+    }
+    for rule in ("token", "block"):
+        assert same(ps.verify(**call, rule=rule), ps.verify(**on_gpu(call), rule=rule)), rule
+        for filters in FILTERS:
+            given = {**call, **filters, "rule": rule, "draft_statistics": None}
+            assert same(ps.verify(**given), ps.verify(**on_gpu(given))), (rule, filters)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 128256), (5, 50257), (20, 32000)])
+def test_verify_tree(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Drawn children behind the root and node 0, deterministic ones elsewhere."""
+    batch, vocab = shape
+    parents = torch.tensor([-1, -1, 0, 0, 1, 2])
+    nodes = len(parents)
+    pool = torch.randn(batch * (nodes + 1), vocab)
+    rows = torch.arange(batch * (nodes + 1)).view(batch, nodes + 1)
+    target = (pool[rows] + 0.4 * torch.randn(batch, nodes + 1, vocab)).to(dtype)
+    pool = pool.to(dtype)
+    drawn = [
+        ps.sample(pool[rows[:, parent + 1]], seed=5, position=node, level=2).tokens
+        for node, parent in enumerate(parents.tolist())
+    ]
+    call: dict[str, Any] = {
+        "target_logits": target,
+        "draft_tokens": torch.stack(drawn, 1),
+        "parents": parents.expand(batch, nodes),
+        "draft_logits": pool,
+        "draft_rows": rows.index_fill(1, torch.tensor([2, 3]), -1),
+        "counts": nodes - torch.arange(batch) % 3,
+        "seed": torch.arange(batch),
+        "depth": 3,
+    }
+    for filters in FILTERS:
+        given = {**call, **filters}
+        assert same(ps.verify_tree(**given), ps.verify_tree(**on_gpu(given))), filters
+        given |= {"eos": torch.arange(50), "room": torch.arange(batch) % 4}
+        assert same(ps.verify_tree(**given), ps.verify_tree(**on_gpu(given))), (filters, "cut")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 128256), (30, 50257), (256, 4099)])
 def test_sample(shape: tuple[int, int], dtype: torch.dtype) -> None:
     logits = torch.randn(shape[0], shape[1] + 1)[:, 1:].to(dtype)
