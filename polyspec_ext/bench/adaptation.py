@@ -18,13 +18,13 @@ from transformers import AutoTokenizer
 from polyspec_ext import policies, progress, tiny
 from polyspec_ext.bench import machine
 from polyspec_ext.bench.replay import Costs, Trace, oracle, replay
-from polyspec_ext.bench.traces import Text, Traces, prompt_sets, record
+from polyspec_ext.bench.traces import BRANCH, Text, Traces, prompt_sets, record
 from polyspec_ext.policies import RoundReport, StepReport
 
 SCHEMA = 1  # of the JSON report
 LENGTH = 128  # new tokens of a recorded text
 CHAINS = (("target", "drafter"), ("target", "middle"), tiny.LEVELS)
-CHANGING = "changing half-way"
+CHANGING, NOTHING, TURNING = "changing half-way", "nothing accepted", "then nothing accepted"
 PLAIN = "plain decoding"
 LIMITS = {2: [12], 3: [24, 8]}  # largest windows of the search and of every policy
 TIMED = 400  # rounds of a measurement of a policy's overhead
@@ -55,6 +55,16 @@ def changing(sets: dict[str, list[Text]]) -> list[Text]:
     best, worst = max(spoken, key=share), min(spoken, key=share)
     half = len(sets[best]) // 2
     return [*sets[best][:half], *sets[worst][:half]]
+
+
+def rejected(texts: list[Text]) -> list[Text]:
+    """The same texts from levels that never agree: the adversary's."""
+    never = []
+    for text in texts:
+        no = [False] * len(text.tokens)
+        branches = {at: [False] * BRANCH for at in range(len(no))}
+        never.append(Text(text.prompt, text.tokens, no, no, no, branches))
+    return never
 
 
 def compared(texts: list[Text], chain: Sequence[str], costs: Costs, start: list[int]) -> Any:
@@ -170,7 +180,10 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     }
     if not args.overhead:
         traces = _traces(args)
+        first = next(iter(traces.sets.values()))
+        never, half = rejected(first), len(first) // 2
         sets = {**traces.sets, CHANGING: changing(traces.sets)}
+        sets |= {NOTHING: never, TURNING: [*first[:half], *never[half:]]}
         for chain in CHAINS:
             costs = Costs([traces.seconds[name] for name in chain])
             start = list(tiny.WINDOWS[tuple(chain)])

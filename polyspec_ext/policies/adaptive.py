@@ -25,8 +25,9 @@ class Adaptive:
     Args:
         max_windows: of level 1 ... n-1, never exceeded. None: 16 for the drafter, 32 above.
         guard: fall back to plain decoding once rounds have lost `guard_loss` plain passes of the
-            target against it, gains before not counted (a CUSUM), and try again, for three rounds,
-            after `guard_hold` tokens, twice as many after each trial that loses, up to 32 times.
+            target against it, of what was won before twice that at most (a CUSUM with a floor),
+            and try again, for three rounds, after `guard_hold` tokens, twice as many after each
+            trial that loses, up to 32 times.
         guard_loss: > 0, in plain passes.
         guard_hold: >= 1, in tokens.
 
@@ -39,7 +40,7 @@ class Adaptive:
 
     max_windows: Sequence[int] | None = field(default=None, kw_only=True)
     guard: bool = field(default=True, kw_only=True)
-    guard_loss: float = field(default=2.0, kw_only=True)
+    guard_loss: float = field(default=6.0, kw_only=True)
     guard_hold: int = field(default=48, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -103,7 +104,7 @@ class Online(Adaptive):
     """
 
     name, _kind = "online", PolicyKind.ONLINE
-    history: int = 16
+    history: int = 64
     max_acceptance: float = 0.98
 
 

@@ -193,7 +193,7 @@ def test_times_are_a_function_of_the_window() -> None:
 
     for kind in (policies.Online, policies.Joint):
         chosen = rounds(kind(guard=False), [0.8], steep, [3], 600)
-        assert max(chosen) > [8]
+        assert max(chosen) >= [5]
         assert sum(w <= 4 for (w,) in chosen[-100:]) > 80, chosen[-100:]
 
 

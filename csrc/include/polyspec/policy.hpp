@@ -48,7 +48,8 @@ enum class PolicyKind : int32_t {
   //   argmax over 0 <= g <= max of (1 - A^{g+1}) / ((1 - A) (g a + b(g)))            (its Eq. 1)
   // with A = sum V / (sum V + number of rounds with a rejection) over the last `history`
   // verifications of the level, V tokens accepted in each, capped at `max_acceptance` (its Eq. 2,
-  // the maximum-likelihood estimate of a censored geometric), a the seconds per token that comes
+  // the maximum-likelihood estimate of a censored geometric; while there are fewer verifications it
+  // leans on .7), a the seconds per token that comes
   // from below and b(g) those of verifying g tokens.
   kOnline = 1,
   // A state machine per level whose state is the window: one up after a block that was accepted
@@ -75,7 +76,7 @@ struct PolicyOptions {
   PolicyKind kind = PolicyKind::kJoint;
   std::vector<int64_t> windows;      // [n-1] of the first round, or for good; target first
   std::vector<int64_t> max_windows;  // [n-1] never exceeded; empty: 16 for the drafter, else 32
-  int64_t history = 16;              // kOnline: verifications looked at, >= 1
+  int64_t history = 64;              // kOnline: verifications looked at, >= 1
   double max_acceptance = 0.98;      // kOnline, kJoint: in (0, 1)
   double forgetting = 0.95;          // kJoint: in (0, 1]
   int64_t ngram = 3;                 // kCachedFsm: in [1, 8]
@@ -84,11 +85,12 @@ struct PolicyOptions {
   double exploration = 0.1;          // kQLearning: in [0, 1]
   uint64_t seed = 0;                 // kQLearning
   // Falls back to plain decoding, all windows 0, once rounds have lost `guard_loss` plain passes
-  // against it, by their measured seconds (a CUSUM: gains before do not count), and tries again
-  // after `guard_hold` tokens, then twice as many each time that the trial loses, 32 times at most.
-  // Trials are of 3 rounds.
+  // against it, by their measured seconds, and tries again after `guard_hold` tokens, then twice as
+  // many each time that the trial loses, 32 times at most. Trials are of 3 rounds. Gains before
+  // make up for losses, but for twice `guard_loss` at most (a CUSUM with a floor): a block that
+  // fails costs a plain pass or two, and does so now and then where speculation pays.
   bool guard = true;
-  double guard_loss = 2;    // > 0
+  double guard_loss = 6;    // > 0
   int64_t guard_hold = 48;  // >= 1
 };
 

@@ -552,7 +552,7 @@ static inline polyspec_policy_options polyspec_policy_options_default(void) {
   memset(&out, 0, sizeof out);
   out.struct_size = sizeof out;
   out.kind = POLYSPEC_POLICY_JOINT;
-  out.history = 16;
+  out.history = 64;
   out.max_acceptance = 0.98;
   out.forgetting = 0.95;
   out.ngram = 3;
@@ -560,7 +560,7 @@ static inline polyspec_policy_options polyspec_policy_options_default(void) {
   out.discount = 0.5;
   out.exploration = 0.1;
   out.guard = 1;
-  out.guard_loss = 2;
+  out.guard_loss = 6;
   out.guard_hold = 48;
   return out;
 }

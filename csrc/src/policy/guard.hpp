@@ -21,7 +21,7 @@ class Guard {
     } else if (speculated) {
       loss_ += loss;
       if (state_ == State::kSpeculate) {
-        loss_ = std::max(0.0, loss_);
+        loss_ = std::max(-kGains * most_, loss_);
         if (loss_ > most_) rest(hold_);
       } else if (loss_ > most_ || --trials_ == 0) {
         if (loss_ < 0) {
@@ -45,6 +45,7 @@ class Guard {
 
  private:
   enum class State { kSpeculate, kPlain, kTrial };
+  static constexpr double kGains = 2;
   static constexpr int64_t kLongest = 32;
   static constexpr int32_t kTrials = 3;
 

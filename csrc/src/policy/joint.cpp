@@ -13,11 +13,11 @@ namespace {
 
 constexpr size_t kPositions = 32;  // later ones count as the last
 constexpr double kUnknown = 0.7;   // acceptance before anything was verified
-constexpr double kUnknownWeight = 2;
-constexpr double kSharedWeight = 4;   // of all rows in a row's estimate, in tokens
-constexpr double kPooledWeight = 16;  // of all positions in a position's
+constexpr double kUnknownWeight = 10;
+constexpr double kSharedWeight = 8;   // of all rows in a row's estimate, in tokens
+constexpr double kPooledWeight = 48;  // of all positions in a position's
 constexpr double kSlower = 8;         // of a level's estimates of all rows, and of its positions
-constexpr double kIdle = 0.995;       // a round in which a level verified nothing
+constexpr double kIdle = 0.97;        // a round in which a level verified nothing
 
 double odds(double p) { return p / (1 - p); }
 

@@ -24,14 +24,18 @@ class History {
     rejected_ += latest_[at_].rejected;
     at_ = (at_ + 1) % static_cast<size_t>(most);
   }
-  // Acceptance per token; `unknown` before the first verification.
-  double acceptance(double most, double unknown) const {
-    const int64_t seen = accepted_ + rejected_;
-    if (seen == 0) return unknown;
-    return std::min(most, static_cast<double>(accepted_) / static_cast<double>(seen));
+  // Acceptance per token. Until there are `most` verifications it leans on `unknown`, or the first
+  // block that fails would be the last that is tried.
+  double acceptance(int64_t most, double cap, double unknown) const {
+    const double share = static_cast<double>(latest_.size()) / static_cast<double>(most);
+    const double weight = kUnknownWeight * (1 - share);
+    const double seen = static_cast<double>(accepted_ + rejected_) + weight;
+    if (seen <= 0) return unknown;
+    return std::min(cap, (static_cast<double>(accepted_) + weight * unknown) / seen);
   }
 
  private:
+  static constexpr double kUnknownWeight = 8;  // tokens
   struct Verified {
     int64_t accepted = 0, rejected = 0;
   };
@@ -72,7 +76,7 @@ class Online final : public AdaptivePolicy {
       const size_t i = static_cast<size_t>(level - 1);
       const WidthTimes& verify = times().at(level, batch);
       const WidthTimes& draft = times().at(level + 1, batch);
-      const double a = own[i].acceptance(options().max_acceptance, kUnknown);
+      const double a = own[i].acceptance(options().history, options().max_acceptance, kUnknown);
       const bool lowest = level == count();
       double best = 0, reach = 1, tokens = 1;  // of a window of 0
       int64_t chosen = -1;
