@@ -28,8 +28,9 @@ constexpr int64_t input_of(int64_t nibble) {
   return nibble < 4 ? 2 * nibble : 2 * (nibble - 4) + 1;
 }
 
-// The workspace of a pass of up to 16 tokens: activations [m, k], at most 4 bytes each, then their
-// sums by group [m, k / group] in float32.
+// The workspace of a pass of m <= 16 tokens: activations [k / group, m, group], at most 4 bytes
+// each, then their sums by group [m, k / group] in float32. (Rows of all k inputs would lie a power
+// of two apart, and fall into the same few sets of the first cache.)
 inline int64_t sums_at(const Int4Shape& shape) { return kInt4Tokens * shape.inputs * 4; }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -51,12 +51,12 @@ void prepare_rows(const Int4ProductParams& params, int64_t first, int64_t tokens
   float* sums = sums_of(params);
   for (int64_t m = 0; m < tokens; ++m) {
     const T* x = static_cast<const T*>(params.x) + (first + m) * params.x_stride;
-    Input* made = inputs_of(params) + m * inputs;
     for (int64_t begin = 0; begin < inputs; begin += group) {
+      Input* made = inputs_of(params) + (begin * tokens + m * group);
       float parts[kInt4Outputs] = {};
-      for (int64_t k = begin; k < begin + group; k += kInt4Outputs) {
+      for (int64_t k = 0; k < group; k += kInt4Outputs) {
         for (int64_t i = 0; i < kInt4Outputs; ++i) {
-          convert(to_float(x[k + i]), made + k + i);
+          convert(to_float(x[begin + k + i]), made + k + i);
           parts[i] += to_float(made[k + i]);
         }
       }
@@ -84,9 +84,9 @@ void prepare(const Int4ProductParams& params, int64_t first, int64_t tokens) {
 struct Pass {
   const Int4Layout& layout;
   const uint8_t* packed;  // the first tile
-  const Input* inputs;    // the first token's
+  const Input* inputs;    // of the first group
   const float* sums;
-  int64_t inputs_stride;
+  int64_t tokens;
   bool float_scales;
 };
 
@@ -149,10 +149,10 @@ POLYSPEC_FN void add_group(const Pass& pass, const Source& source, int64_t group
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) sums[n][m] = no_sums();
   }
-  const Input* inputs =
-      pass.inputs + token * pass.inputs_stride + group * pass.layout.blocks * kBlockInputs;
+  const int64_t stride = pass.layout.blocks * kBlockInputs;
+  const Input* inputs = pass.inputs + (group * pass.tokens + token) * stride;
   for (int64_t block = 0; block < pass.layout.blocks; ++block)
-    add_block<0>(sums, source, block, inputs, pass.inputs_stride);
+    add_block<0>(sums, source, block, inputs, stride);
 #pragma GCC unroll 16
   for (int n = 0; n < N; ++n) {
     const uint8_t* head =
@@ -233,12 +233,9 @@ void run_tiles(const Int4ProductParams& params, const Int4Layout& layout, int64_
                int64_t begin, int64_t end) {
   int64_t tile = begin;
   for (; tile + N <= end; tile += N) {
-    const Pass pass{layout,
-                    params.packed + tile * layout.tile_bytes,
-                    inputs_of(params),
-                    sums_of(params),
-                    params.shape.inputs,
-                    params.shape.scale_dtype == DType::kFloat32};
+    const Pass pass{
+        layout, params.packed + tile * layout.tile_bytes,   inputs_of(params), sums_of(params),
+        M,      params.shape.scale_dtype == DType::kFloat32};
     Sums totals[N][kInt4Tokens];
     for (int n = 0; n < N; ++n) {
       for (int m = 0; m < M; ++m) totals[n][m] = no_sums();
