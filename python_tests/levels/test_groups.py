@@ -72,9 +72,9 @@ def test_rows_read_apart_are_what_they_are_alone(family: str) -> None:
     text, widths = tokens(), []
     read = level.read
 
-    def watched(piece: torch.Tensor, counts: Any) -> None:
+    def watched(piece: torch.Tensor, counts: Any, *layers: Any) -> Any:
         widths.append(tuple(piece.shape))
-        read(piece, counts)
+        return read(piece, counts, *layers)
 
     level.read = watched  # type: ignore[method-assign]
     if family == "llama":
@@ -101,7 +101,7 @@ def test_a_failure_on_the_way_leaves_the_level_usable() -> None:
     level = ps.HuggingFaceLevel(make("llama", seed=1))
     read = level.read
 
-    def fails(piece: torch.Tensor, counts: Any) -> None:
+    def fails(piece: torch.Tensor, counts: Any, *layers: Any) -> None:
         raise RuntimeError("out of memory")
 
     level.read = fails  # type: ignore[method-assign]

@@ -55,19 +55,18 @@ class Rows:
         while todo:
             words, weight = todo.pop(next(iter(todo)))
             self.state.words.copy_(words)
-            level = self.state.due()[0][0]
-            if level == 0:
+            step = self.state.next()
+            if step is None:
                 continue
-            _, table = self.state.next_step(level, self.state.unread(0, level))
-            _, (counts,), _, (length,), (position,), _ = table.tolist()
-            place, draft = position - PROMPT, level == self.levels
+            level, (counts,), (length,) = step.level, step.counts, step.lengths
+            place, draft = step.positions[0] - PROMPT, level == self.levels
             kind = (0, length, counts) if draft else (level, length, counts - length)
             yield weight, kind
             for count, chance in self._outcomes(level, place, length):
                 self.state.words.copy_(words)
                 tokens = torch.zeros(1, max(count + 1, 1), dtype=torch.int64)
                 status = torch.zeros(tokens.shape if draft else 1, dtype=torch.int32)
-                self.state.report(level, table, tokens, torch.tensor([count]), status, 0)
+                self.state.enter(step, tokens, torch.tensor([count]), status)
                 key = self._key()
                 _, before = todo.get(key, (None, 0.0))
                 todo[key] = self.state.words.clone(), before + weight * chance
