@@ -131,7 +131,7 @@ class LastStateDrafter:
 
 def _state(inputs: DraftInput, row: int) -> torch.Tensor | None:
     """``[H]``, behind the token before the last of a text: the latest told."""
-    assert inputs.text is not None, "texts are told where the host looks"
+    assert inputs.text is not None, "texts are told step by step"
     place = inputs.text(row).shape[0] - 2
     for told in reversed(inputs.hidden):
         begin = told.positions[row]

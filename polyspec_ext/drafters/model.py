@@ -144,7 +144,7 @@ def _ahead(inputs: DraftInput) -> tuple[torch.Tensor, ...]:
 
 
 class _OnDevice:
-    """Which rows take part in each pass, where the host does not look: every row that has a part
+    """Which rows take part in each pass, without host synchronisation: every row that has a part
     draws all tokens."""
 
     def __init__(self, inputs: DraftInput) -> None:

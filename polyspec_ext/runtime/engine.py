@@ -61,7 +61,7 @@ class Engine:
             it must.
 
     Raises:
-        ValueError: `sync_each_step` is False, and something must be looked at; names it.
+        ValueError: `sync_each_step` is False, and the host must read between steps; names why.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Engine:
                 )
         if drafter is not None and drafter.capabilities.trees:
             self._require_trees(drafter)
-        reason = self._looks()
+        reason = self._needs_host()
         if sync_each_step is False and reason is not None:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
         on_cpu = config.device.type == "cpu"
@@ -106,8 +106,8 @@ class Engine:
                 f"given one that does not: {reason}"
             )
 
-    def _looks(self) -> str | None:
-        """Why the host has to look at what comes of each step; None: it need not."""
+    def _needs_host(self) -> str | None:
+        """Why the host has to read what comes of each step; None: it need not."""
         if self._drafter is None:
             return "a target alone has no drafts"
         devices = {part.device for part in self._parts}

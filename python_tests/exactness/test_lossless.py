@@ -86,7 +86,7 @@ class Operator:
             self.draft = torch.stack(proposals)
         self.blocks = torch.tensor(blocks)
         self.options: dict[str, Any] = {**sampling.kwargs(), **options}
-        self.found = dict(zip(blocks, self._verify(len(blocks)), strict=True))
+        self.found = dict(zip(blocks, self._measure(len(blocks)), strict=True))
 
     def _verify(self, index: torch.Tensor, draws: Words) -> ps.VerifyResult:
         return ps.verify(
@@ -98,7 +98,7 @@ class Operator:
             **self.options,
         )
 
-    def _verify(self, count: int) -> list[Verified]:
+    def _measure(self, count: int) -> list[Verified]:
         k, vocab = self.k, self.target.shape[-1]
         # Acceptance test i: the others are made to pass (token) or to fail (block) by their draws.
         index = torch.arange(count).repeat_interleave(k)

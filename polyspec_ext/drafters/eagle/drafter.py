@@ -150,7 +150,7 @@ class Eagle:
 
     def _read_pairs(self, inputs: DraftInput) -> torch.Tensor:
         """Reads all pairs whose states are new, and gives the state behind each row's last."""
-        assert inputs.text is not None, "texts are told where the host looks"
+        assert inputs.text is not None, "texts are told step by step"
         head, batch = self._head, len(inputs.lengths)
         asked = [b for b in range(batch) if int(inputs.lengths[b]) or int(inputs.counts[b])]
         begin = list(head.pairs)
