@@ -57,6 +57,9 @@ function(polyspec_add_python_module)
   target_link_libraries(
     _C PRIVATE polyspec "-Wl,--push-state,--no-as-needed" "${POLYSPEC_TORCH_DIR}/lib/libtorch.so"
                "${POLYSPEC_TORCH_DIR}/lib/libtorch_cpu.so" "-Wl,--pop-state" "-Wl,--exclude-libs,ALL")
-  set_target_properties(_C PROPERTIES SKIP_BUILD_RPATH ON)
+  # Instantiations of the standard library are visible to others unless they are kept back here.
+  set(module_map "${CMAKE_CURRENT_SOURCE_DIR}/csrc/cmake/module.map")
+  target_link_options(_C PRIVATE "-Wl,--version-script=${module_map}")
+  set_target_properties(_C PROPERTIES SKIP_BUILD_RPATH ON LINK_DEPENDS "${module_map}")
   install(TARGETS _C LIBRARY DESTINATION . COMPONENT python)
 endfunction()

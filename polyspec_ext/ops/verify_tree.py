@@ -79,7 +79,7 @@ def verify_tree(
     top-k): a token is drawn from the target's distribution, and the walk goes on if it is a
     child's; the same as accepting child x with p(x), else zeroing p(x) and renormalising. Children
     drawn independently from one draft distribution, with replacement: the recursive residual (Yang
-    et al. 2024, arXiv 2401.03868). Temperature 0 follows the argmax. Either way the emitted tokens
+    et al. 2024, arXiv 2401.06706). Temperature 0 follows the argmax. Either way the emitted tokens
     have exactly the target's distribution. A chain (parents i-1) with draft rows gets the tokens
     that ``verify`` gives it by rule "token".
 

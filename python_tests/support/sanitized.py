@@ -46,6 +46,26 @@ def sample_and_verify(batch: int, vocab: int, dtype: torch.dtype, device: str) -
             ps.raise_for_status(r.status, level=1, position=0)
             ends = ps.verify(target, tokens, rule=rule, eos=ends_at, room=room, **options)
             ps.raise_for_status(ends.status, level=1, position=0)
+            pool, rows = draft.flatten(0, 1), torch.arange(batch * k, device=device).view(batch, k)
+            r = ps.verify(target, tokens, pool, rule=rule, draft_rows=rows, **options)
+            ps.raise_for_status(r.status, level=1, position=0)
+        if vocab > 1:
+            tree(target, draft[:, 0], options)
+
+
+def tree(target: torch.Tensor, draft: torch.Tensor, options: dict[str, float]) -> None:
+    """Two children of the root: the likeliest ones, and ones that were drawn."""
+    batch, device = target.shape[0], target.device
+    parents = torch.full((batch, 2), -1, device=device)
+    drawn = [ps.sample(draft, position=0, level=2, node=i, **options).tokens for i in range(2)]
+    rows = torch.arange(batch, device=device)[:, None].repeat(1, 3)
+    likeliest = target[:, 0].topk(2).indices
+    for nodes, own in (
+        (likeliest, {}),
+        (torch.stack(drawn, 1), {"draft_logits": draft.contiguous(), "draft_rows": rows}),
+    ):
+        r = ps.verify_tree(target, nodes, parents, **own, **options)
+        ps.raise_for_status(r.status, level=1, position=0)
 
 
 def cache(dtype: torch.dtype, device: str) -> None:

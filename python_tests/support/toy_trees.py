@@ -1,7 +1,7 @@
 """Toy levels and drafters of trees, and the verification of trees with every draw enumerated.
 
 The walk is written from the papers (EAGLE-2's deterministic children; the recursive residual of
-arXiv 2401.03868 for independent ones), in double precision Python.
+arXiv 2401.06706 for independent ones), in double precision Python.
 """
 
 from __future__ import annotations

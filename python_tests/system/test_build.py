@@ -275,6 +275,7 @@ def test_what_the_sanitizer_runs_works_on_the_cpu() -> None:
     """Every operator that has kernels is called."""
     registered = {name.removeprefix("polyspec::").split(".")[0] for name in operator_names()}
     registered.discard("packed_linear")  # Python's, of torch's own kernels
+    registered -= {name for name in registered if name.startswith("int4_")}  # of the CPU alone
     script = ROOT / "python_tests" / "support" / "sanitized.py"
     code = (
         "import runpy, sys, torch.utils._python_dispatch as d\n"
@@ -414,9 +415,19 @@ def test_pkg_config_serves_a_c_program(
     flags = run("pkg-config", "--cflags", "--libs", *asked, "polyspec", **path)
     assert flags.returncode == 0, flags.stderr
     assert run("pkg-config", "--modversion", "polyspec", **path).stdout.strip() == ps.__version__
-    source = ROOT / "csrc" / "tests" / "c_api_test.c"
+    source = ROOT / "csrc" / "tests" / "api" / "c_api_test.c"
     words = flags.stdout.split()
-    built = run("cc", "-std=c99", source, "-o", tmp_path / "program", *words, "-lm")
+    built = run(
+        "cc",
+        "-std=c99",
+        "-I",
+        ROOT / "csrc" / "tests",
+        source,
+        "-o",
+        tmp_path / "program",
+        *words,
+        "-lm",
+    )
     assert built.returncode == 0, built.stderr
     done = run(tmp_path / "program", LD_LIBRARY_PATH=str(libraries))
     assert done.returncode == 0, done.stdout + done.stderr

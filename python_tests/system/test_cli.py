@@ -390,7 +390,7 @@ def test_every_help_renders(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     found = [*commands(entry.make_parser()), train.make_parser()]
-    assert len(found) == 9
+    assert len(found) == 13
     for parser in found:
         with pytest.raises(SystemExit) as stopped:
             parser.parse_args(["--help"])

@@ -296,10 +296,22 @@ def test_c_interface(prefix: Path, tmp_path: Path) -> None:
     )
     assert version
     flags = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-    source = ROOT / "csrc" / "tests" / "c_api_test.c"
+    source = ROOT / "csrc" / "tests" / "api" / "c_api_test.c"
     library = ["-L", prefix / "lib", "-lpolyspec", "-lstdc++", "-lm"]
     define = f'-DEXPECTED_VERSION="{version[1]}"'
-    run(CC, *flags, define, "-I", prefix / "include", source, "-o", tmp_path / "c_api", *library)
+    run(
+        CC,
+        *flags,
+        define,
+        "-I",
+        prefix / "include",
+        "-I",
+        ROOT / "csrc" / "tests",
+        source,
+        "-o",
+        tmp_path / "c_api",
+        *library,
+    )
     assert "all passed" in run(tmp_path / "c_api").stdout
 
 

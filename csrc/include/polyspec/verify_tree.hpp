@@ -20,7 +20,7 @@ namespace polyspec {
 //     with probability p(x), and a token that is no child's ends the walk with p of it. It costs
 //     one draw and one pass over a row, however many children there are.
 //   children drawn independently from one draft distribution q, with replacement: the recursive
-//     residual (Yang et al. 2024, arXiv 2401.03868; Jeon et al. 2024, arXiv 2402.14160). Child j
+//     residual (Yang et al. 2024, arXiv 2401.06706; Jeon et al. 2024, arXiv 2402.14160). Child j
 //     (from 0) is accepted while u < r_j(x) / q(x), with r_0 = p and r_{j+1} = norm(max(r_j - q,
 //     0)); once all are rejected the token is drawn from the last r. Since r_j is proportional to
 //     max(p - s_j q, 0), with s_0 = 0 and s_{j+1} = s_j + sum_x max(p(x) - s_j q(x), 0), one number
