@@ -266,7 +266,8 @@ class TransformersProcessors:
         count, width = logits.shape
         if self._keep:
             self.given[row] = logits
-        own = logits.to(self._device, torch.float32)
+        # A copy: a processor may write into it, and the logits are the level's own.
+        own = logits.to(self._device, torch.float32, copy=True)
         short = self._vocab_size - width
         scores = torch.nn.functional.pad(own, (0, short), value=_NEGATIVE) if short else own
         ids = torch.cat([self._padding[row], prefix.to(self._device, torch.int64)])[None]

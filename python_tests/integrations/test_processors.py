@@ -428,3 +428,17 @@ def test_the_configuration_that_generate_reads() -> None:
     )
     made = model._get_logits_processor(config, 1, logits_processor=LogitsProcessorList())
     assert take_apart(made, True) == ([], Sampling(0.5, 3, 0.9, 0.01), False)
+
+
+def test_a_processor_that_writes_in_place_leaves_the_levels_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def in_place(self: Any, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.add_(torch.arange(float(V)))
+
+    monkeypatch.setattr(lp.SuppressTokensLogitsProcessor, "__call__", in_place)
+    logits = torch.randn(2, V)
+    before = logits.clone()
+    processed = make([lp.SuppressTokensLogitsProcessor([2])]).apply(logits, prefix_of(0), 0)
+    assert torch.equal(processed, before + torch.arange(float(V)))
+    assert torch.equal(logits, before)
