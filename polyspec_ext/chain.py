@@ -225,8 +225,9 @@ class Chain:
 
     def _idle(self) -> None:
         """What is at work between the levels; nothing has begun yet."""
-        self.owner = CacheOwner()
         given: Sequence[Any] = self.levels
+        caches = [*given, getattr(self.drafter, "level", self.drafter)]
+        self.owner = CacheOwner(dict(zip(self.names, caches, strict=False)))
         levels: list[BatchedLevel] = [
             level if isinstance(level, BatchedLevel) else LevelAdapter(level, name)
             for level, name in zip(given, self.names, strict=False)

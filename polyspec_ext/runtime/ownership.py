@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+
+# The latest batch of each level: several chains may have been given the same one.
+_latest: weakref.WeakKeyDictionary[object, weakref.ref[object]] = weakref.WeakKeyDictionary()
 
 
 class _Call:
@@ -19,10 +22,15 @@ class _Call:
 
 class CacheOwner:
     """The batch that may go on with a chain's caches, or none, and the call at work on them, or
-    none."""
+    none.
 
-    def __init__(self) -> None:
+    Args:
+        levels: of the chain by name; what holds a cache.
+    """
+
+    def __init__(self, levels: Mapping[str, object]) -> None:
         self._current: object = None  # a `Batch`
+        self._levels = {name: level for name, level in levels.items() if _is_known(level)}
         # One entry while a call is at work. An entry is made if there is none, in one step that no
         # thread and no signal can come between.
         self._calls: dict[None, weakref.ref[_Call]] = {}
@@ -62,6 +70,8 @@ class CacheOwner:
     def begin(self, batch: object) -> None:
         """The caches belong to `batch` from now on."""
         self._current = batch
+        for level in self._levels.values():
+            _latest[level] = weakref.ref(batch)
 
     def end(self, batch: object) -> None:
         """`batch` is done with the caches, if they are still its own."""
@@ -78,6 +88,21 @@ class CacheOwner:
             raise RuntimeError(
                 "this stream has ended: its chain has begun another request since, or it failed"
             )
+        for name, level in self._levels.items():
+            if _latest[level]() is not batch:
+                raise RuntimeError(
+                    f"this stream has ended: another chain that was given its level {name} has "
+                    "begun a request since; expected one chain after another, or a level for each"
+                )
+
+
+def _is_known(level: object) -> bool:
+    """Whether it can be told apart from other levels: not where its class has no hash, or slots."""
+    try:
+        _latest.get(level)
+    except TypeError:
+        return False
+    return True
 
 
 def _busy(call: _Call | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import toy
 import toy_rows
 from gates import OPTIONS, PROMPTS, Waiting, generate, setting
 
@@ -76,6 +77,21 @@ def test_what_is_suspended_or_abandoned_holds_nothing() -> None:
         list(suspended)
     with pytest.raises(RuntimeError, match="this stream has ended"):
         list(stream)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 2])
+def test_a_stream_ends_where_another_chain_takes_one_of_its_levels(shared: int) -> None:
+    levels, others = toy.make_levels(3), toy.make_levels(3)
+    others[shared] = levels[shared]
+    one, other = ps.Chain(levels, [2, 2]), ps.Chain(others, [2, 2])
+    stream = one.stream([1], 30, 1.0, seed=1)
+    next(stream)
+    wanted = other.generate([2], 12, 1.0, seed=2).sequences
+    with pytest.raises(RuntimeError, match=f"was given its level {one.names[shared]} has begun"):
+        list(stream)
+    # One after another they may share it.
+    one.generate([1], 12, 1.0, seed=1)
+    assert other.generate([2], 12, 1.0, seed=2).sequences.equal(wanted)
 
 
 @pytest.mark.parametrize("faulty", [0, 1, 2])
