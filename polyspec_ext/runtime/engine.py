@@ -430,7 +430,7 @@ class Engine:
         entries, kept, place = state.enter(step, r.tokens, r.num_accepted, r.status, length)
         self._raise_for_entries(number, entries, step.group)
         if number > 1 and not self._parameters.greedy:
-            handed = self._handed_up(buffers, number, logits, r.statistics, place, length)
+            handed = self._handed_up(buffers, step, logits, r.statistics, place, length)
             buffers.pending[number - 1] = _moved(handed, self._parts[number - 2].device)
         if hidden is not None:
             self._keep_hidden(state, step, hidden, entries)
@@ -542,14 +542,17 @@ class Engine:
     def _handed_up(
         self,
         buffers: _Buffers,
-        number: int,
+        step: HostStep,
         logits: torch.Tensor,
         statistics: torch.Tensor,
         place: torch.Tensor,
         length: int,
     ) -> RowBuffer:
-        if len(self._slots) == 1 and self._rounds[0][number - 2] == 1:
-            # The level does not run again before they are verified.
+        number = step.level
+        active = [row.slot for row in self._slots if not row.ended]
+        once = all(self._rounds[slot][number - 2] == 1 for slot in active)
+        if once and len(step.group) == len(active):
+            # The level does not run again before they are verified, and nothing else is pending.
             return RowBuffer(logits, statistics)
         where, old = place.to(logits.device), buffers.rows.get(number - 1)
         rows = buffers.rows[number - 1] = steps.hand_up(old, logits, statistics, where, length)
