@@ -9,6 +9,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import polyspec_ext as ps
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> None:
+    """Graphs of other tests in the same process are neither counted nor found."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
 def model(seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
