@@ -43,6 +43,7 @@ class LevelStats:
         acceptance_histogram: [a] = number of blocks of which exactly a tokens were accepted.
         draft_length_histogram: [m] = number of blocks of exactly m tokens; blocks end early at an
             EOS and where few tokens are left to generate.
+        emitted_per_verification: tokens handed up or committed by each verification, in order.
         num_draft_tokens_per_pos: [i] = number of blocks that had a token i.
         draft_acceptance_rate_per_pos: [i] = share of the blocks with a token i whose token i was
             accepted. (vLLM divides by all blocks, which is the same where all have one length.)
@@ -60,11 +61,13 @@ class LevelStats:
     num_proposed_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
     draft_length_histogram: list[int] = field(default_factory=list)
+    emitted_per_verification: list[int] = field(default_factory=list)
 
     def verified(self, drafted: int, accepted: int, emitted: int) -> None:
         """Count one verification of `drafted` tokens."""
         self.num_verifications += 1
         self.num_emitted_tokens += emitted
+        self.emitted_per_verification.append(emitted)
         if drafted == 0:
             return
         self.num_drafts += 1
@@ -107,8 +110,10 @@ class LevelStats:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, with None for what is not defined."""
+        """Plain numbers, with None for what is not defined; without the list that grows with the
+        text."""
         plain: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        del plain["emitted_per_verification"]
         for name in HISTOGRAMS:
             plain[name] = list(plain[name])
         for name in (
@@ -235,7 +240,7 @@ def merge(requests: Sequence[Stats]) -> Stats:
         total.decode_seconds += stats.decode_seconds
         for into, level in zip(total.levels, stats.levels, strict=True):
             for name in LevelStats.__slots__:
-                if name not in ("name", *HISTOGRAMS):
+                if name not in ("name", *HISTOGRAMS):  # lists: one behind the other
                     setattr(into, name, getattr(into, name) + getattr(level, name))
             for name in HISTOGRAMS:
                 sums, counts = getattr(into, name), getattr(level, name)

@@ -25,6 +25,7 @@ def level(*blocks: tuple[int, int], name: str = "target") -> LevelStats:
 def test_positions() -> None:
     made = level((3, 3), (3, 0), (1, 1), (0, 0), (5, 2))
     assert made.num_verifications == 5
+    assert made.emitted_per_verification == [4, 1, 2, 1, 3]
     assert made.num_drafts == 4
     assert made.acceptance_histogram == [1, 1, 1, 1, 0, 0]
     assert made.draft_length_histogram == [0, 1, 0, 2, 0, 1]
@@ -48,6 +49,8 @@ def test_merge_adds_and_leaves_the_parts_alone() -> None:
     assert whole.levels[0].acceptance_histogram == [1, 1, 0, 0, 1]
     assert whole.levels[0].draft_length_histogram == [0, 1, 1, 0, 1]
     assert parts[0].levels[0].acceptance_histogram == [0, 1, 0]
+    assert whole.levels[0].emitted_per_verification == [2, 5, 1]
+    assert parts[0].levels[0].emitted_per_verification == [2]
     assert merge([whole, whole]).levels[0].num_draft_tokens == 14
 
 

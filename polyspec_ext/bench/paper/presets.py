@@ -1,0 +1,100 @@
+"""The paper's models: which they are, and whether they are on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyspec_ext.drafters import checkpoint
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A target, its EAGLE-2 head and how that drafts (SafeAILab's own settings: top-k 10, depth 6,
+    fewer tokens the dearer the target's passes are). Its 4-bit copy is made of the target.
+
+    Attributes:
+        target, eagle2: ids on the Hugging Face hub.
+        template: of `conversation.TEMPLATES`.
+        gated: whether its licence has to be accepted on the hub before.
+    """
+
+    target: str
+    eagle2: str
+    template: str
+    total_tokens: int = 60
+    top_k: int = 10
+    depth: int = 6
+    gated: bool = False
+
+
+PRESETS = {
+    "vicuna-7b": Preset("lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3", "vicuna"),
+    "vicuna-13b": Preset("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE-Vicuna-13B-v1.3", "vicuna", 50),
+    "llama2-7b": Preset(
+        "meta-llama/Llama-2-7b-chat-hf", "yuhuili/EAGLE-llama2-chat-7B", "chat", gated=True
+    ),
+    "llama2-70b": Preset(
+        "meta-llama/Llama-2-70b-chat-hf", "yuhuili/EAGLE-llama2-chat-70B", "chat", 48, gated=True
+    ),
+    "llama3-8b": Preset(
+        "meta-llama/Meta-Llama-3-8B-Instruct",
+        "yuhuili/EAGLE-LLaMA3-Instruct-8B",
+        "chat",
+        gated=True,
+    ),
+    "qwen2-7b": Preset("Qwen/Qwen2-7B-Instruct", "yuhuili/EAGLE-Qwen2-7B-Instruct", "chat"),
+}
+
+
+class MissingModelsError(Exception):
+    """Models that a command needs and this machine does not have.
+
+    Attributes:
+        commands: what fetches them, one line each.
+    """
+
+    def __init__(self, places: Sequence[str], gated: bool = False) -> None:
+        self.commands = [f"hf download {place}" for place in places]
+        if gated:
+            self.commands.insert(0, "hf auth login  # with the model's licence accepted on the hub")
+        super().__init__("expected models on this machine, given none for " + ", ".join(places))
+
+
+def local(place: str) -> Path | None:
+    """The folder of a model with its weights in it: `place` itself, or what the hub's cache has
+    under that id. None: it is not on this machine, or not all of it."""
+    folder: Path | None = Path(place)
+    if not Path(place).is_dir():
+        folder = _cached(place)
+    if folder is None or not (folder / "config.json").is_file():
+        return None
+    try:
+        files = checkpoint.weight_files(folder)
+    except ValueError:
+        return None
+    return folder if all(file.is_file() for file in files) else None
+
+
+def _cached(place: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(place, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+
+
+def require(places: Sequence[str], gated: bool = False) -> list[Path]:
+    """The folders of models, by path or id.
+
+    Raises:
+        MissingModelsError: some are not on this machine.
+    """
+    found = {place: local(place) for place in places}
+    missing = [place for place, folder in found.items() if folder is None]
+    if missing:
+        raise MissingModelsError(missing, gated)
+    return [folder for folder in found.values() if folder is not None]
