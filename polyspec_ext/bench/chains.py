@@ -13,14 +13,14 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from polyspec_ext import progress, tiny
 from polyspec_ext.bench import machine
-from polyspec_ext.bench.differences import first_difference
+from polyspec_ext.bench.differences import first_difference, surprise
 from polyspec_ext.bench.generation import Contender, measure, ratios
 from polyspec_ext.bench.generation_calls import Request, chain_call
 from polyspec_ext.chain import Chain
@@ -132,19 +132,6 @@ def tuned(
 
     fastest: tuple[int, ...] = min(WINDOWS[len(names)], key=seconds)
     return list(fastest)
-
-
-@torch.inference_mode()
-def surprise(model: Any, prompt: list[int], text: Sequence[int]) -> tuple[float, float]:
-    """Sum over a text's tokens of log p(token) less its mean under the target, and the variance of
-    that sum: a text drawn from the target is off by chance alone."""
-    ids = torch.tensor([[*prompt, *text]], device=model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
-    logp = logits.log_softmax(-1)
-    mean = (logp.exp() * logp).sum(-1)
-    variance = (logp.exp() * (logp - mean[:, None]).square()).sum(-1)
-    drawn = logp.gather(-1, torch.tensor(text, device=model.device)[:, None])[:, 0]
-    return float((drawn - mean).sum()), float(variance.sum())
 
 
 @torch.inference_mode()

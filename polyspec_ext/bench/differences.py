@@ -1,7 +1,9 @@
-"""Where greedy texts part, and whether by rounding alone."""
+"""How texts compare with the target's: where greedy ones part, and whether by rounding alone; how
+likely sampled ones are."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,3 +29,18 @@ def first_difference(
     ).logits[0, -1]
     top = logits.float().topk(2).values.tolist()
     return {"place": place, "gap": top[0] - top[1], "tie": top[0] - top[1] < TIE}
+
+
+@torch.inference_mode()
+def surprise(
+    model: Any, prompt: list[int], text: Sequence[int], temperature: float = 1.0
+) -> tuple[float, float]:
+    """Sum over a text's tokens of log p(token) less its mean under the target, and the variance of
+    that sum: a text drawn from the target is off by chance alone."""
+    ids = torch.tensor([[*prompt, *text]], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
+    logp = (logits / temperature).log_softmax(-1)
+    mean = (logp.exp() * logp).sum(-1)
+    variance = (logp.exp() * (logp - mean[:, None]).square()).sum(-1)
+    drawn = logp.gather(-1, torch.tensor(text, device=model.device)[:, None])[:, 0]
+    return float((drawn - mean).sum()), float(variance.sum())

@@ -51,29 +51,37 @@ def chain_call(chain: Chain, keep: list[Stats]) -> Callable[[Request], Texts]:
 
 
 def generate_call(
-    target: Any, eos: frozenset[int], assistant: Any = None, constant: int | None = None
+    target: Any,
+    eos: frozenset[int],
+    assistant: Any = None,
+    constant: int | None = None,
+    static: bool = False,
 ) -> Callable[[Request], Texts]:
     """transformers' ``generate``, with an assistant model or without.
 
     Args:
         constant: draft so many tokens every time; None leaves the assistant's defaults.
+        static: a static cache, over which transformers compiles the passes on CUDA.
     """
 
     def call(request: Request) -> Texts:
-        options: dict[str, Any] = {"do_sample": False}
+        # (Some checkpoints bring a penalty along, which is part of no distribution here.)
+        options: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.0}
         if request.temperature > 0:
             torch.manual_seed(request.seeds[0])
-            options = {
+            options |= {
                 "do_sample": True,
                 "temperature": request.temperature,
                 "top_k": 0,
                 "top_p": 1.0,
             }
+        if static:
+            options["cache_implementation"] = "static"
         width = max(map(len, request.prompts))
         pads = [width - len(prompt) for prompt in request.prompts]
         padded = zip(pads, request.prompts, strict=True)
-        ids = torch.tensor([[0] * pad + prompt for pad, prompt in padded])
-        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads])
+        ids = torch.tensor([[0] * pad + prompt for pad, prompt in padded], device=target.device)
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=target.device)
         if assistant is not None:
             options["assistant_model"] = assistant
         with torch.inference_mode():

@@ -13,6 +13,7 @@ import torch
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.bench import chains, int4
+from polyspec_ext.bench.differences import surprise
 from polyspec_ext.cli.entry import main
 
 
@@ -34,7 +35,7 @@ def test_texts_of_another_distribution_are_seen() -> None:
 
     def deviations(model: Any, temperature: float) -> float:
         rows = ps.Chain([model]).generate([prompt] * 8, 30, temperature, seed=3, eos_token_id=[])
-        found = [chains.surprise(target, prompt, row.tolist()) for row in rows.sequences[:, 4:]]
+        found = [surprise(target, prompt, row.tolist()) for row in rows.sequences[:, 4:]]
         total, variance = map(sum, zip(*found, strict=True))
         return float(total / variance**0.5)
 

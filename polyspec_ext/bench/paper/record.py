@@ -55,9 +55,9 @@ class Turn:
         levels: target first; empty for transformers' own generation.
         tokens: new ids, the EOS included.
         lossless: greedy: ``identical`` to the baseline's text of the same prompt, else ``at`` which
-            token it parts from it, and the ``gap`` of the target's two largest logits there (None
-            where one text only goes on behind the other's end). Sampled: ``surprise`` and
-            ``variance`` (`bench.chains.surprise`). None where it cannot be said.
+            token it parts from it, and the ``gap`` of the target's two largest logits there.
+            Sampled: ``surprise`` and ``variance`` (`bench.differences.surprise`). None where it
+            cannot be said.
         cut: tokens of the prompt before its middle was left out; None: it is whole.
     """
 

@@ -1,0 +1,214 @@
+"""``bench paper``: from its options to a run in its folder."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyspec_ext import progress
+from polyspec_ext.bench import machine
+from polyspec_ext.bench.paper import prepare, presets, questions, record, summary
+from polyspec_ext.bench.paper.conversation import AUTO, Conversation
+from polyspec_ext.bench.paper.methods import Call, Method, default_keys, read_keys
+from polyspec_ext.bench.paper.parts import EAGLE2, EAGLE3, HYDRA, Parts, Places, Tree, shipped
+from polyspec_ext.bench.paper.questions import Question
+from polyspec_ext.bench.paper.runner import Asked, Runner
+
+_LOOKED_AT = 4  # questions that windows and overlaps are found out on
+BAD_INPUT, SOME_FAILED = 2, 1
+
+
+def run(args: argparse.Namespace) -> int:
+    """The subcommand. Returns 1 where a turn failed, 2 where models are missing."""
+    try:
+        places, template = places_of(args)
+    except presets.MissingModelsError as error:
+        print(f"error: {error}; fetch them with", file=sys.stderr)
+        for command in error.commands:
+            print(f"  {command}", file=sys.stderr)
+        return BAD_INPUT
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    asked = questions.read(args.questions)
+    some = questions.some(asked, args.per_task)
+    device = torch.device(args.device)
+    on_cpu = device.type == "cpu"
+    keys = args.methods or default_keys(places, args.compile, on_cpu)
+    methods = read_keys(keys, places, on_cpu=on_cpu, compile=args.compile)
+    parts = Parts(places, args.device, _dtype(args.dtype), args.compile)
+    return _measure(args, parts, methods, some, template)
+
+
+def places_of(args: argparse.Namespace) -> tuple[Places, str]:
+    """What to load, and the template that suits it.
+
+    Raises:
+        MissingModelsError: not all of it is on this machine.
+        ValueError: options that do not go together.
+    """
+    drafts = dict(_named(text) for text in args.draft)
+    given = {EAGLE2: args.eagle2, EAGLE3: args.eagle3, HYDRA: args.hydra}
+    heads = {name: place for name, place in given.items() if place is not None}
+    preset = None if args.preset is None else presets.PRESETS[args.preset]
+    if preset is None and args.target is None:
+        if drafts or heads:
+            raise ValueError("--draft, --eagle2, --eagle3, --hydra: expected a --target with them")
+        return shipped(args.times, args.w4), "tiny"
+    if args.times != 1:
+        raise ValueError("--times: expected with the shipped models only")
+    tree, template, gated = Tree(), AUTO, False
+    target = args.target
+    if preset is not None:
+        target = target or preset.target
+        heads = {EAGLE2: preset.eagle2, **heads}
+        tree = Tree(preset.top_k, preset.total_tokens, preset.depth)
+        template, gated = preset.template, preset.gated
+    # Hydra heads have no config.json of their own beside them.
+    wanted = {name: place for name, place in heads.items() if name != HYDRA}
+    found = iter(presets.require([target, *drafts.values(), *wanted.values()], gated))
+    folder = next(found)
+    models = {name: next(found) for name in drafts}
+    folders: dict[str, str | Path] = {name: next(found) for name in wanted}
+    if HYDRA in heads:
+        folders[HYDRA] = heads[HYDRA]
+    return Places(folder, models, folders, tree, 1, args.w4), template
+
+
+def _named(text: str) -> tuple[str, str]:
+    """``NAME=PLACE``, or a place whose last part is its name."""
+    name, sign, place = text.partition("=")
+    return (name, place) if sign else (Path(text).name, text)
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    found = None if name is None else getattr(torch, name, name)
+    if not isinstance(found, torch.dtype | None):
+        raise ValueError(f"--dtype: expected a torch dtype such as bfloat16, given {name!r}")
+    return found
+
+
+def _measure(
+    args: argparse.Namespace,
+    parts: Parts,
+    methods: list[Method],
+    some: Sequence[Question],
+    template: str,
+) -> int:
+    facts = record.read_facts(args.output) if (args.output / record.FACTS).is_file() else None
+    if facts is not None:
+        # Windows are those that were found when the run began.
+        begun = [Method.from_dict(given) for given in facts["methods"]]
+        if [method.name for method in begun] == [method.name for method in methods]:
+            methods = begun
+    conversation = Conversation(
+        parts.tokenizer, args.template or template, _room(parts, methods, args.max_new_tokens)
+    )
+    looked_at = [conversation.prompt(one.turns[:1], []).ids for one in some[:_LOOKED_AT]]
+    prediction: dict[str, Any] = {}
+    if facts is None and args.plan_seconds > 0:
+        found = prepare.planned(
+            methods,
+            parts,
+            looked_at,
+            max_new_tokens=args.max_new_tokens,
+            temperature=args.temperature,
+            seconds=args.plan_seconds,
+        )
+        methods, prediction = found.methods, found.prediction
+    calls = [Call(method, parts) for method in progress.bar(methods, desc="methods", leave=False)]
+    wanted = _facts(args, parts, methods, some, conversation)
+    if facts is None:
+        about = prepare.surroundings(
+            methods,
+            parts,
+            calls,
+            looked_at,
+            max_new_tokens=args.max_new_tokens,
+            seed=args.seed,
+        )
+        facts = {**wanted, "prediction": prediction, **about}
+    else:
+        other = record.differences(facts, wanted)
+        if other:
+            raise ValueError(
+                f"--output: expected the settings of the run that {args.output} has begun, or "
+                f"another folder; given others: {'; '.join(other)}"
+            )
+        again = {"created": wanted["created"], "commit": wanted["commit"]}
+        facts = {**facts, "continued": [*facts.get("continued", []), again]}
+    turns = sum(len(one.turns) for one in some)
+    asked = Asked(args.repeats, args.max_new_tokens, args.temperature, args.seed, args.warm_up)
+    with (
+        record.TurnWriter(args.output, facts) as writer,
+        progress.bar(total=turns * len(calls) * args.repeats, unit="turn", smoothing=0.05) as bar,
+    ):
+        eos = frozenset(parts.eager.eos_token_ids)
+        model = parts.eager.model
+        Runner(
+            calls, some, conversation, asked, model, eos, writer, tick=lambda: bar.update(1)
+        ).run()
+    done = record.read_run(args.output)
+    print(summary.table(done))
+    return SOME_FAILED if any(not turn.ok for turn in done.turns) else 0
+
+
+def _room(parts: Parts, methods: Sequence[Method], max_new_tokens: int) -> int:
+    """Ids of a prompt for which every level of every method has room."""
+    names = {name for method in methods for name in method.levels}
+    limits = [getattr(parts.thing(name), "max_length", None) for name in sorted(names)]
+    known = [limit for limit in (*limits, parts.eager.max_length) if limit is not None]
+    return min(known, default=1 << 30) - max_new_tokens
+
+
+def _facts(
+    args: argparse.Namespace,
+    parts: Parts,
+    methods: Sequence[Method],
+    some: Sequence[Question],
+    conversation: Conversation,
+) -> dict[str, Any]:
+    """What ``run.json`` says before anything is measured."""
+    about = machine.describe("cpu" if parts.on_cpu else "cuda")
+    commit = about.pop("commit")
+    source = questions.SPEC_BENCH if args.questions is None else args.questions
+    versions = {name: about.pop(name) for name in ("torch", "transformers", "python")}
+    versions["polyspec_ext"] = importlib.metadata.version("polyspec_ext")
+    return {
+        "schema": record.SCHEMA,
+        "command": "bench paper",
+        "created": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "machine": {**about, "system": platform.system(), "device": args.device},
+        "load": machine.load_average(),
+        "commit": None if commit is None else commit.removesuffix("+"),
+        "dirty": None if commit is None else commit.endswith("+"),
+        "versions": versions,
+        "settings": {
+            "questions": Path(source).stem,
+            "digest": questions.digest(some),
+            "count": len(some),
+            "per_task": args.per_task,
+            "turns": sum(len(one.turns) for one in some),
+            "repeats": args.repeats,
+            "max_new_tokens": args.max_new_tokens,
+            "temperature": args.temperature,
+            "seed": args.seed,
+            "template": conversation.template,
+            "prompt_limit": conversation.room,
+            "longer_prompts": "the middle is left out",
+            "threads": torch.get_num_threads(),
+            "warm_up": args.warm_up,
+            "compile": args.compile,
+            "preset": args.preset,
+            "methods": [method.name for method in methods],
+        },
+        "models": list(parts.facts()),
+        "methods": [method.to_dict() for method in methods],
+    }

@@ -1,0 +1,231 @@
+"""The methods of a run: what the words of ``--methods`` stand for, and the calls that decode.
+
+All but transformers' own are chains of the same engine; a key is the names of the levels below the
+target with + between, the dearest first, and what chooses their windows in front of a colon:
+``w4+drafter``, ``joint:middle+drafter``, ``cascade:middle+drafter``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from polyspec_ext import tiny
+from polyspec_ext.bench.generation_calls import Request, Texts, chain_call, generate_call
+from polyspec_ext.bench.paper.parts import HEADS, TARGET, W4, WORDS, Parts, Places
+from polyspec_ext.chain import Chain
+from polyspec_ext.policies import POLICIES
+from polyspec_ext.runtime.plan import default_rounds
+from polyspec_ext.stats import Stats
+
+PLAIN, COMPILED = "plain", "plain-compiled"
+GENERATE, STATIC, ASSISTED = "generate", "generate-static", "assisted"
+PLANNED, CASCADE = "planned", "cascade"
+CASCADE_ROUNDS = 2  # of each level but the lowest, before the level above verifies
+_LOOKUP_WINDOW = 8
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to decode, as ``run.json`` has it.
+
+    Attributes:
+        name: its key.
+        label: for tables.
+        kind: "plain", "generate", "assisted", "chain" (of levels and drafters without hidden
+            states), "eagle" (a head alone below the target), "adaptive", "planned" or "cascade".
+        levels: names, target first; for "assisted" the target and its assistant.
+        windows, rounds, rule: of the chain (`Chain`); None where it has none.
+        tree: of a head that drafts trees.
+        policy: that chooses the windows.
+        baseline: whether speedups are over it.
+    """
+
+    name: str
+    label: str
+    kind: str
+    levels: tuple[str, ...]
+    windows: tuple[int, ...] | None = None
+    rounds: tuple[int, ...] | None = None
+    rule: str = "token"
+    tree: dict[str, int] | None = None
+    policy: str | None = None
+    baseline: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        given = asdict(self)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Method:
+        lists = {k: tuple(v) for k, v in given.items() if isinstance(v, list)}
+        return cls(**{**given, **lists})
+
+
+def default_keys(places: Places, compile: bool, on_cpu: bool) -> list[str]:
+    """A set of methods worth comparing with these models."""
+    models, heads = list(places.models), [head for head in places.heads if head in HEADS]
+    keys = [PLAIN, *([COMPILED] if compile else []), GENERATE, *([] if on_cpu else [STATIC])]
+    if models:
+        keys.append(ASSISTED)
+    keys += [*models, *heads, "prompt-lookup", "suffix", W4]
+    last = models[-1] if models else "prompt-lookup"
+    keys.append(f"{W4}+{last}")
+    keys += [f"{W4}+{head}" for head in heads[:1]]
+    if len(models) > 1:
+        keys += ["+".join(models), "+".join((W4, *models))]
+    three = "+".join(models) if len(models) > 1 else f"{W4}+{last}"
+    return [*keys, f"online:{last}", f"joint:{three}", f"{CASCADE}:{three}", PLANNED]
+
+
+def read_keys(
+    keys: Sequence[str], places: Places, *, on_cpu: bool = True, compile: bool = False
+) -> list[Method]:
+    """The methods that keys stand for, with windows that suit most; the baseline is plain decoding,
+    compiled where that is among them.
+
+    Raises:
+        ValueError: a key is none, stands there twice, or none of them decodes plainly.
+    """
+    made = [_method(key, places, on_cpu) for key in keys]
+    names = [method.name for method in made]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"--methods: expected each method once, given {twice} again")
+    found = [name for name in (COMPILED, PLAIN) if name in names]
+    if not found:
+        raise ValueError(f"--methods: expected {PLAIN} or {COMPILED} among them, given neither")
+    if COMPILED in names and not compile:
+        raise ValueError(f"--methods: expected {COMPILED} without --no-compile, given both")
+    return [replace(method, baseline=method.name == found[0]) for method in made]
+
+
+def _method(key: str, places: Places, on_cpu: bool) -> Method:
+    if key == PLAIN:
+        return Method(key, "plain decoding, eager", "plain", (TARGET,))
+    if key == COMPILED:
+        return Method(key, "plain decoding, compiled", "plain", (TARGET,))
+    if key == GENERATE:
+        return Method(key, "transformers generate", "generate", (TARGET,))
+    if key == STATIC and not on_cpu:
+        return Method(key, "transformers generate, static cache", "generate", (TARGET,))
+    if key == PLANNED:
+        return Method(key, "planned", PLANNED, (TARGET,), ())
+    word, colon, rest = key.partition(":")
+    if word == ASSISTED:
+        name = rest or next(reversed(list(places.models)), "")
+        if name not in places.models:
+            raise _unknown(key, places)
+        return Method(key, f"transformers assisted: {name}", ASSISTED, (TARGET, name))
+    if colon and word not in POLICIES and word != CASCADE:
+        raise _unknown(key, places)
+    levels = (TARGET, *(rest if colon else key).split("+"))
+    _require_levels(key, levels, places)
+    made = _chain(key, levels, places)
+    if not colon:
+        return made
+    if word == CASCADE:
+        if len(levels) < 3:
+            raise ValueError(f"--methods: {key}: expected at least three levels, given two")
+        return _cascade(made)
+    return replace(made, label=f"{word}: {made.label}", kind="adaptive", policy=word)
+
+
+def _unknown(key: str, places: Places) -> ValueError:
+    return ValueError(
+        f"--methods: expected {PLAIN}, {COMPILED}, {GENERATE}, {STATIC} (CUDA), {ASSISTED}:NAME, "
+        f"{PLANNED}, or names of {', '.join(places.names)} with + between and perhaps a policy "
+        f"({', '.join(POLICIES)} or {CASCADE}) and a colon in front, given {key!r}"
+    )
+
+
+def _require_levels(key: str, levels: Sequence[str], places: Places) -> None:
+    below = levels[1:]
+    drafters = {*places.heads, *WORDS}
+    if any(name not in places.names for name in below) or len({*below}) < len(below):
+        raise _unknown(key, places)
+    if any(name in drafters for name in below[:-1]):
+        raise ValueError(f"--methods: {key}: expected {', '.join(drafters)} last of the levels")
+
+
+def _chain(key: str, levels: tuple[str, ...], places: Places) -> Method:
+    label = " <- ".join(levels)
+    kind = "eagle" if len(levels) == 2 and levels[1] in HEADS else "chain"
+    tree = places.tree if levels[-1] in places.heads else None
+    shipped = places.target is None and places.times == 1
+    if shipped and levels in tiny.WINDOWS:
+        windows = tiny.WINDOWS[levels]
+        rounds = tiny.ROUNDS.get(levels, tuple(default_rounds(windows)))
+        return Method(key, label, kind, levels, windows, rounds)
+    last = 4
+    if levels[-1] in WORDS:
+        last = _LOOKUP_WINDOW if len(levels) == 2 else 4
+    elif tree is not None:
+        last = tree.depth
+    windows = tuple(last + 4 * above for above in reversed(range(len(levels) - 1)))
+    rounds = tuple(default_rounds(windows))
+    form = None if tree is None else tree.to_dict()
+    return Method(key, label, kind, levels, windows, rounds, tree=form)
+
+
+def _cascade(made: Method) -> Method:
+    """Cascade speculative drafting's vertical cascade (Chen et al. 2023): a level verifies so many
+    blocks of the level below, however many of their tokens stand, before the level above does."""
+    assert made.windows is not None
+    windows = [made.windows[-1]]
+    for _ in made.windows[1:]:
+        windows.insert(0, CASCADE_ROUNDS * (windows[0] + 1))
+    return replace(
+        made,
+        label=f"cascade of {CASCADE_ROUNDS} rounds: {made.label}",
+        kind=CASCADE,
+        windows=tuple(windows),
+        rounds=(CASCADE_ROUNDS,) * (len(windows) - 1),
+    )
+
+
+def with_windows(
+    method: Method, windows: Sequence[int], rounds: Sequence[int], rule: str
+) -> Method:
+    """A chain's with others, such as a planner found."""
+    return replace(method, windows=tuple(windows), rounds=tuple(rounds), rule=rule)
+
+
+class Call:
+    """A method ready to decode: `texts` is what is timed, `stats` what the engine counted of the
+    last call (None for transformers)."""
+
+    def __init__(self, method: Method, parts: Parts) -> None:
+        self.method = method
+        self._kept: list[Stats] = []
+        self._texts = self._make(parts)
+
+    def _make(self, parts: Parts) -> Callable[[Request], Texts]:
+        method = self.method
+        eos = frozenset(parts.eager.eos_token_ids)
+        if method.kind == "generate":
+            return generate_call(parts.eager.model, eos, static=method.name == STATIC)
+        if method.kind == ASSISTED:
+            return generate_call(parts.eager.model, eos, parts.assistant(method.levels[1]))
+        if method.name == PLAIN:
+            return chain_call(Chain([parts.eager]), self._kept)
+        if method.name == COMPILED:
+            return chain_call(Chain([parts.compiled]), self._kept)
+        chain = Chain(
+            [parts.thing(name) for name in method.levels],
+            method.windows,
+            rounds=method.rounds,
+            rule=method.rule,
+            policy=method.policy,
+        )
+        return chain_call(chain, self._kept)
+
+    def texts(self, request: Request) -> Texts:
+        """New tokens of each prompt, up to and including an EOS."""
+        self._kept.clear()
+        return self._texts(request)
+
+    @property
+    def stats(self) -> Stats | None:
+        return self._kept[-1] if self._kept else None

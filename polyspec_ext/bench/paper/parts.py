@@ -1,0 +1,313 @@
+"""The models of a run, by the names that they have in the keys of methods."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyspec_ext import progress, tiny
+from polyspec_ext.bench import chains
+from polyspec_ext.drafters import (
+    DynamicTree,
+    Eagle,
+    Hydra,
+    NGramTable,
+    PromptLookup,
+    SuffixMatch,
+)
+from polyspec_ext.levels import HuggingFaceLevel, load
+from polyspec_ext.levels.replacement import Part
+from polyspec_ext.planning import level_for
+from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
+
+TARGET, W4 = "target", "w4"
+EAGLE2, EAGLE3, HYDRA = "eagle2", "eagle3", "hydra"
+HEADS = (EAGLE2, EAGLE3, HYDRA)
+WORDS: dict[str, Callable[[], Any]] = {
+    "prompt-lookup": PromptLookup,
+    "suffix": SuffixMatch,
+    "ngram": NGramTable,
+}
+_WIDTHS = (1, 6)  # tokens of the passes by which it is chosen how a level runs
+
+
+@dataclass(frozen=True)
+class Tree:
+    """How a head drafts: `DynamicTree` as deep as `depth`; None: a chain."""
+
+    top_k: int = 10
+    total_tokens: int = 60
+    depth: int = 6
+
+    def to_dict(self) -> dict[str, int]:
+        return {"top_k": self.top_k, "total_tokens": self.total_tokens, "depth": self.depth}
+
+
+@dataclass(frozen=True)
+class Places:
+    """What to load.
+
+    Attributes:
+        target: directory or id; None: the shipped target.
+        models: of draft levels by name, the dearest first.
+        heads: of `HEADS`, by name.
+        tree: how the heads draft.
+        times: how many times as wide the shipped target is made (`tiny.grown`).
+        w4: directory where the 4-bit copy is kept; None: it is made anew.
+    """
+
+    target: str | Path | None = None
+    models: Mapping[str, str | Path] = field(default_factory=dict)
+    heads: Mapping[str, str | Path] = field(default_factory=dict)
+    tree: Tree | None = None
+    times: int = 1
+    w4: Path | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Of all that can stand below the target."""
+        return [W4, *self.models, *self.heads, *WORDS]
+
+
+def shipped(times: int = 1, w4: Path | None = None) -> Places:
+    """The shipped models. A head reads the target's states, so one that is grown has none."""
+    heads = {name: tiny.path(name) for name in tiny.HEADS} if times == 1 else {}
+    models = {name: tiny.path(name) for name in tiny.LEVELS[1:]}
+    # A pass of many tokens is dear on a CPU: a small tree.
+    return Places(None, models, heads, Tree(4, 12, 5), times, w4)
+
+
+class Parts:
+    """Levels and drafters, each made when it is first asked for.
+
+    Args:
+        places: what to load.
+        device, dtype: of the models; None: float32 on the CPU (of draft levels, and of a target
+            that is grown, what is fastest there), and the checkpoint's own elsewhere.
+        compile: on the CPU the target and the draft levels decode through `torch.compile`.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        compile: bool = False,
+    ) -> None:
+        self.places, self.device, self.dtype, self.compile = places, device, dtype, compile
+        self._made: dict[str, Any] = {}
+        self._assistants: dict[str, Any] = {}
+        self._heads: set[str] = set()
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._made:
+            made = make()
+            if isinstance(made, HuggingFaceLevel):
+                made.name = name.removeprefix("eager ").removeprefix("compiled ")
+            self._made[name] = made
+        return self._made[name]
+
+    @property
+    def on_cpu(self) -> bool:
+        return torch.device(self.device).type == "cpu"
+
+    @property
+    def eager(self) -> HuggingFaceLevel:
+        """The target, not compiled."""
+        level: HuggingFaceLevel = self._once(f"eager {TARGET}", self._load_target)
+        return level
+
+    @property
+    def compiled(self) -> HuggingFaceLevel:
+        """The target, compiled: the same model."""
+        level: HuggingFaceLevel = self._once(f"compiled {TARGET}", self._compile_target)
+        return level
+
+    @property
+    def target(self) -> HuggingFaceLevel:
+        """The target of the chains. (On CUDA their passes are captured, not compiled.)"""
+        return self.compiled if self.compile and self.on_cpu else self.eager
+
+    @property
+    def tokenizer(self) -> Any:
+        """Of the target.
+
+        Raises:
+            ValueError: none lies beside it.
+        """
+        from transformers import AutoTokenizer
+
+        place = self.places.target or tiny.path(TARGET)
+        try:
+            return AutoTokenizer.from_pretrained(str(place))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--target: expected a tokenizer in {place}: {error}") from error
+
+    def _load_target(self) -> Any:
+        place = self.places.target
+        if place is None and self.places.times > 1:
+            if self.dtype is None and self.on_cpu:
+                return chains.faster_target(self.places.times)[0]
+            model = tiny.grown(self.places.times, dtype=self.dtype).to(self.device)
+            return level_for(model, _WIDTHS, pack="auto", compile=False, name="--target")
+        place = place or tiny.path(TARGET)
+        with progress.loading():
+            return level_for(
+                place,
+                _WIDTHS,
+                [self.dtype],
+                self.device,
+                pack="auto",
+                compile=False,
+                name="--target",
+            )
+
+    def _compile_target(self) -> Any:
+        return level_for(
+            self.eager.model, _WIDTHS, pack="auto", compile=True, name="--target, compiled"
+        )
+
+    def model(self, name: str) -> HuggingFaceLevel:
+        """A draft level, or the 4-bit copy."""
+        make = self._quantised if name == W4 else lambda: self._load_model(name)
+        level: HuggingFaceLevel = self._once(name, make)
+        return level
+
+    def _load_model(self, name: str) -> Any:
+        dtypes = [self.dtype]
+        if self.dtype is None and self.on_cpu:
+            dtypes.append(torch.bfloat16)
+        with progress.loading():
+            return level_for(
+                self.places.models[name],
+                _WIDTHS,
+                dtypes,
+                self.device,
+                pack="auto",
+                compile=self.compile and self.on_cpu,
+                name=f"--draft {name}",
+            )
+
+    def _quantised(self) -> Any:
+        model, kept = self.eager.model, self.places.w4
+        copy: Any = None
+        if kept is not None:
+            try:
+                copy = load_w4(model, kept)
+            except FileNotFoundError:
+                copy = None
+        if copy is None:
+            texts = None
+            if self.places.target is None:
+                small = model
+                if self.places.times > 1:
+                    small = load(tiny.path(TARGET)).model
+                texts = chains.calibration_texts(small, self.tokenizer)
+            copy = quantize_w4(model, 128, texts)
+            if kept is not None:
+                save_w4(copy, kept)
+        return self._over(copy, shares_cache_with=self.target)
+
+    def _over(self, copy: Any, **options: Any) -> HuggingFaceLevel:
+        if self.on_cpu:
+            try:
+                return HuggingFaceLevel(copy, name=W4, pack=True, **options)
+            except ValueError:  # where nothing can be packed
+                pass
+        return HuggingFaceLevel(copy, name=W4, **options)
+
+    def apart(self, name: str) -> HuggingFaceLevel:
+        """A draft level with a cache of its own, to be timed alone."""
+        level = self.model(name)
+        return level if level.reads_apart else self._over(level.model)
+
+    def drafter(self, name: str) -> Any:
+        """A drafter without a model, or a head: a new one, since it keeps what it has read."""
+        made = WORDS[name]() if name in WORDS else self._head(name)
+        made.name = name
+        return made
+
+    def _head(self, name: str) -> Any:
+        place, shape = self.places.heads[name], self.places.tree
+        self._heads.add(name)
+        tree = None if shape is None else DynamicTree(shape.top_k, shape.total_tokens)
+        if name == HYDRA:
+            return Hydra.from_pretrained(place, self.target, tree=tree)
+        return Eagle.from_pretrained(place, self.target, tree=tree)
+
+    def thing(self, name: str) -> Any:
+        """An element of a chain."""
+        if name == TARGET:
+            return self.target
+        return self.drafter(name) if name in WORDS or name in HEADS else self.model(name)
+
+    def assistant(self, name: str) -> Any:
+        """A draft model for transformers, in the target's data type."""
+        level, dtype = self.model(name), self.eager.model.dtype
+        if level.model.dtype == dtype:
+            return level.model
+        if name not in self._assistants:
+            with progress.loading():
+                self._assistants[name] = load(self.places.models[name], dtype, self.device).model
+        return self._assistants[name]
+
+    def _parameters(self, level: HuggingFaceLevel) -> int:
+        model = self.eager.model if level.name == W4 else level.model
+        return sum(p.numel() for p in model.parameters())
+
+    def facts(self) -> Iterator[dict[str, Any]]:
+        """What was made, for ``run.json``; names no path."""
+        for key, made in self._made.items():
+            if isinstance(made, HuggingFaceLevel):
+                given = self.places.models.get(made.name) or self.places.target
+                words = ["packed"] * made.pack + ["compiled"] * made.compile
+                yield {
+                    "name": key,
+                    "place": _shown(given, made.name, self.places.times),
+                    "parameters": self._parameters(made),
+                    "dtype": str(made.model.dtype).removeprefix("torch."),
+                    "runs": " ".join(words) or "as it is",
+                }
+        for name in sorted(self._heads):
+            place = self.places.heads[name]
+            yield {
+                "name": name,
+                "place": _shown(place, name, 1),
+                "parameters": None,
+                "dtype": str(self.eager.model.dtype).removeprefix("torch."),
+                "runs": "as it is",
+            }
+
+
+def _shown(place: str | Path | None, name: str, times: int) -> str:
+    if place is None or Path(place).parent == tiny.root():
+        grown = f", grown {times} times" if times > 1 and name in (TARGET, W4) else ""
+        return f"shipped {TARGET if name == W4 else name}{grown}"
+    return Path(place).name if Path(place).is_dir() else str(place)
+
+
+def weight_bytes(model: Any) -> int:
+    """Bytes of weights that a pass of one token reads: all but the input embeddings, unless they
+    are the output head as well."""
+    embed, head = model.get_input_embeddings(), model.get_output_embeddings()
+    aside = {embed.weight.data_ptr()}
+    if head is not None:
+        aside -= {getattr(head, "weight", embed.weight).data_ptr()}
+    modules = list(model.modules())
+    # (Projections that are one product do not own it.)
+    modules += {module.merged.linear for module in modules if isinstance(module, Part)}
+    seen: dict[int, int] = {}
+    for tensor in itertools.chain.from_iterable(_tensors(module) for module in modules):
+        if tensor.data_ptr() not in aside:
+            seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+    return sum(seen.values())
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)

@@ -1,0 +1,211 @@
+"""Measures: every method answers every turn, one after another, in an order that rotates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from polyspec_ext.bench.differences import first_difference, surprise
+from polyspec_ext.bench.generation_calls import Request
+from polyspec_ext.bench.paper.conversation import Conversation, Prompt
+from polyspec_ext.bench.paper.methods import Call
+from polyspec_ext.bench.paper.questions import Question
+from polyspec_ext.bench.paper.record import (
+    EOS,
+    FAILED,
+    LENGTH,
+    OK,
+    Key,
+    LevelTurn,
+    Turn,
+    TurnWriter,
+)
+
+TURN_BEFORE = "the turn before failed"
+_MOST_TURNS = 16  # of a question, so that turns have seeds of their own
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of every method alike."""
+
+    repeats: int
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    warm_up: int = 1
+
+
+@dataclass
+class Answers:
+    """One method's side of a conversation."""
+
+    said: list[str] = field(default_factory=list)
+    failed: bool = False
+
+
+class Runner:
+    """
+    Args:
+        calls: of the methods, the baseline's among them.
+        questions: in the order in which they are asked.
+        conversation: makes prompts.
+        asked: of every method.
+        model: the target as transformers has it, for what can be said about texts.
+        eos: ids that end a text.
+        writer: has what is done already, and takes what is measured.
+        tick: called after every turn of a method.
+        clock: seconds from any origin.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        questions: Sequence[Question],
+        conversation: Conversation,
+        asked: Asked,
+        model: Any,
+        eos: frozenset[int],
+        writer: TurnWriter,
+        *,
+        tick: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._first = next(call for call in calls if call.method.baseline)
+        self._others = [call for call in calls if call is not self._first]
+        self._questions, self._conversation = questions, conversation
+        self._asked, self._model, self._eos = asked, model, eos
+        self._writer, self._tick, self._clock = writer, tick, clock
+        self._done: Mapping[Key, Turn] = {turn.key: turn for turn in writer.turns}
+
+    def run(self) -> None:
+        """All that is not done yet."""
+        self._warm_up()
+        for repeat in range(self._asked.repeats):
+            for place, question in enumerate(self._questions):
+                self._ask(question, place, repeat)
+
+    def _warm_up(self) -> None:
+        """The first question, before anything is timed. What fails here fails again, and is
+        recorded, where it counts."""
+        prompt = self._conversation.prompt(self._questions[0].turns[:1], []).ids
+        for call in (self._first, *self._others):
+            try:
+                for _ in range(self._asked.warm_up):
+                    self._decode(call, prompt, self._asked.seed)
+            except Exception:
+                continue
+
+    def _ask(self, question: Question, place: int, repeat: int) -> None:
+        answers = {call.method.name: Answers() for call in (self._first, *self._others)}
+        for turn in range(len(question.turns)):
+            # The baseline is the first, since the others' texts are compared with its own.
+            shift = (place + turn + repeat) % max(1, len(self._others))
+            order = [self._first, *self._others[shift:], *self._others[:shift]]
+            number = repeat * len(self._questions) + place
+            seed = (self._asked.seed + number * _MOST_TURNS + turn) % 2**64
+            reference: tuple[list[int], list[int]] | None = None
+            for call in order:
+                own = answers[call.method.name]
+                prompt = None
+                if not own.failed:
+                    prompt = self._conversation.prompt(question.turns[: turn + 1], own.said)
+                done = self._done.get((question.question_id, turn, call.method.name, repeat))
+                if done is None:
+                    done = self._measure(call, question, turn, repeat, prompt, seed, reference)
+                    self._writer.add(done)
+                if prompt is not None and done.ok and done.tokens is not None:
+                    own.said.append(self._conversation.answer(done.tokens))
+                    if call is self._first:
+                        reference = (prompt.ids, done.tokens)
+                else:
+                    own.failed = True
+                self._tick()
+
+    def _measure(
+        self,
+        call: Call,
+        question: Question,
+        turn: int,
+        repeat: int,
+        prompt: Prompt | None,
+        seed: int,
+        reference: tuple[list[int], list[int]] | None,
+    ) -> Turn:
+        about: dict[str, Any] = {
+            "question_id": question.question_id,
+            "category": question.category,
+            "task": question.task,
+            "turn": turn,
+            "method": call.method.name,
+            "repeat": repeat,
+        }
+        if prompt is None:
+            return Turn(**about, status=FAILED, error=TURN_BEFORE)
+        try:
+            tokens, seconds = self._decode(call, prompt.ids, seed)
+            if not tokens:
+                raise RuntimeError("expected at least one new token, given none")
+            lossless = self._lossless(call, prompt.ids, tokens, reference)
+        except Exception as error:  # whatever a method runs into is its own
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return Turn(**about, status=FAILED, error=reason)
+        stats = call.stats
+        levels = [] if stats is None else zip(call.method.levels, stats.levels, strict=True)
+        return Turn(
+            **about,
+            status=OK,
+            prompt_tokens=len(prompt.ids),
+            new_tokens=len(tokens),
+            seconds=seconds,
+            prefill_seconds=None if stats is None else stats.prefill_seconds,
+            ended=EOS if tokens[-1] in self._eos else LENGTH,
+            levels=[
+                LevelTurn(
+                    name,
+                    level.num_forward_passes,
+                    level.seconds,
+                    list(level.emitted_per_verification),
+                )
+                for name, level in levels
+            ],
+            tokens=tokens,
+            lossless=lossless,
+            cut=prompt.cut,
+        )
+
+    def _decode(self, call: Call, prompt: list[int], seed: int) -> tuple[list[int], float]:
+        asked = self._asked
+        request = Request([prompt], asked.max_new_tokens, asked.temperature, [seed])
+        self._synchronize()
+        began = self._clock()
+        (tokens,) = call.texts(request)
+        self._synchronize()
+        return tokens, self._clock() - began
+
+    def _synchronize(self) -> None:
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+
+    def _lossless(
+        self,
+        call: Call,
+        prompt: list[int],
+        tokens: list[int],
+        reference: tuple[list[int], list[int]] | None,
+    ) -> dict[str, Any] | None:
+        if self._asked.temperature > 0:
+            total, variance = surprise(self._model, prompt, tokens, self._asked.temperature)
+            return {"surprise": total, "variance": variance}
+        if call is self._first:
+            return {"identical": True, "at": None, "gap": None}
+        if reference is None or reference[0] != prompt:
+            return None
+        found = first_difference(self._model, prompt, reference[1], tokens)
+        if found is None:
+            return {"identical": True, "at": None, "gap": None}
+        return {"identical": False, "at": found["place"], "gap": found["gap"]}

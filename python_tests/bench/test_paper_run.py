@@ -1,0 +1,288 @@
+"""``bench paper``: a run over the shipped models, what lies in its folder, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyspec_ext import tiny
+from polyspec_ext.bench.paper import methods, prepare, record
+from polyspec_ext.cli.entry import main
+
+# Five questions in Spec-Bench's format, of five tasks, one of them with two turns.
+QUESTIONS: list[dict[str, Any]] = [
+    {
+        "question_id": 81,
+        "category": "math",
+        "turns": ["Tom has 3 bags of 8 apples. How many apples?", "And 2 bags more?"],
+        "reference": ["24", "40"],
+    },
+    {"question_id": 161, "category": "translation", "turns": ["Translate: drei Äpfel."]},
+    {"question_id": 241, "category": "summarization", "turns": ["Summarize: " + "a b c. " * 20]},
+    {"question_id": 321, "category": "qa", "turns": ["who has 12 eggs"]},
+    {"question_id": 401, "category": "math_reasoning", "turns": ["Ann saves $6 a week. 10 weeks?"]},
+]
+TURNS = 6
+KEYS = ("plain", "generate", "drafter")
+TOKENS = 10
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    place = tmp_path / "question.jsonl"
+    place.write_text("\n".join(json.dumps(row) for row in QUESTIONS) + "\n", encoding="utf-8")
+    return place
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is timed but the turns."""
+    monkeypatch.setattr(prepare, "surroundings", lambda *_, **__: {})
+
+
+def command(folder: Path, questions: Path, *more: str) -> list[str]:
+    return [
+        "bench", "paper", "--output", str(folder), "--questions", str(questions),
+        "--max-new-tokens", str(TOKENS), "--plan-seconds", "0", "--no-compile",
+        "--methods", ",".join(KEYS), *more,
+    ]  # fmt: skip
+
+
+def test_a_run(tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert main(command(folder, questions, "--repeats", "2")) == 0
+    out = capsys.readouterr().out
+    assert "plain decoding, eager" in out
+    assert "target <- drafter" in out
+    run = record.read_run(folder)
+    facts, turns = run.facts, run.turns
+    assert [one["name"] for one in facts["methods"]] == list(KEYS)
+    assert run.baseline == "plain"
+    assert facts["settings"]["template"] == "tiny"
+    assert facts["versions"]["torch"]
+    assert {one["name"] for one in facts["models"]} == {"eager target", "drafter"}
+    assert set(facts["pass_seconds"]) == {"target", "drafter"}
+    assert 0.3 < facts["overlap"]["drafter"] < 1
+    assert facts["weight_bytes"]["target"] > facts["weight_bytes"]["drafter"] > 1e6
+    assert facts["copy_bandwidth_bytes_per_second"] > 1e8
+    # Every turn of every question, method and repeat once, the baseline before the others.
+    assert len({turn.key for turn in turns}) == len(turns) == TURNS * len(KEYS) * 2
+    assert [turn.method for turn in turns[:: len(KEYS)]] == ["plain"] * TURNS * 2
+    # The others take turns in coming next.
+    assert len({turns[n + 1].method for n in range(0, len(turns), len(KEYS))}) == 2
+    tasks = {turn.question_id: turn.task for turn in turns}
+    assert list(tasks.values()) == ["mt_bench", "translation", "summarization", "qa", "math"]
+    for turn in turns:
+        assert turn.ok
+        assert turn.tokens is not None
+        assert turn.new_tokens == len(turn.tokens) <= TOKENS
+        assert turn.seconds is not None
+        assert turn.lossless is not None
+        # Greedy texts are the same but for ties of rounding.
+        assert turn.lossless["identical"] or turn.lossless["gap"] < 1e-4
+        assert 1 not in turn.tokens[:-1]
+        assert turn.ended == ("eos" if turn.tokens[-1] == 1 else "length")
+        if turn.method == "generate":
+            assert turn.levels == []
+            assert turn.prefill_seconds is None
+            continue
+        names = [level.name for level in turn.levels]
+        assert names == (["target"] if turn.method == "plain" else ["target", "drafter"])
+        target = turn.levels[0]
+        assert sum(target.accepted) == turn.new_tokens
+        assert len(target.accepted) == target.passes
+        assert turn.prefill_seconds is not None
+        assert 0 < turn.prefill_seconds < turn.seconds
+        assert 0 < sum(level.seconds for level in turn.levels) < turn.seconds
+    drafted = [turn.levels[0].accepted for turn in turns if turn.method == "drafter"]
+    assert max(max(counts) for counts in drafted) > 1
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_killed_run_goes_on(
+    tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    called = counted(monkeypatch)
+    assert main(command(folder, questions)) == 0
+    before = record.read_run(folder)
+    whole = len(before.turns)
+    warm_up = len(called) - whole
+    assert warm_up == len(KEYS)
+    # Killed in the middle of a line, between the two turns of a question.
+    lines = (folder / record.TURNS).read_text().splitlines(keepends=True)
+    kept = 4
+    (folder / record.TURNS).write_text("".join(lines[:kept]) + lines[kept][:70])
+    assert len(record.read_turns(folder)) == kept
+    called.clear()
+    assert main(command(folder, questions)) == 0
+    assert len(called) == warm_up + whole - kept
+    after = record.read_run(folder)
+    assert [turn.key for turn in after.turns] == [turn.key for turn in before.turns]
+    assert after.turns[:kept] == before.turns[:kept]
+    assert [turn.tokens for turn in after.turns] == [turn.tokens for turn in before.turns]
+    assert len(after.facts["continued"]) == 1
+    # A finished one has nothing left to do, and neither has one whose last line lacks its end.
+    text = (folder / record.TURNS).read_text()
+    (folder / record.TURNS).write_text(text.rstrip("\n"))
+    called.clear()
+    assert main(command(folder, questions)) == 0
+    assert len(called) == warm_up
+    assert (folder / record.TURNS).read_text() == text
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Methods in the order in which they are called from now on."""
+    called: list[str] = []
+    real = methods.Call.texts
+
+    def texts(self: methods.Call, request: Any) -> Any:
+        called.append(self.method.name)
+        return real(self, request)
+
+    monkeypatch.setattr(methods.Call, "texts", texts)
+    return called
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (("--max-new-tokens", "11"), "settings.max_new_tokens: 10 there, 11 now"),
+        (("--seed", "3"), "settings.seed"),
+        (("--methods", "plain,drafter"), "settings.methods"),
+        (("--per-task", "1", "--temperature", "0.5"), "settings.temperature"),
+    ],
+)
+def test_other_settings_are_refused(
+    begun: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], named: str
+) -> None:
+    text = (begun / record.TURNS).read_text()
+    facts = (begun / record.FACTS).read_text()
+    assert main(command(begun, begun.parent / "question.jsonl", *more)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --output: expected the settings of the run that")
+    assert named in error
+    assert (begun / record.TURNS).read_text() == text
+    assert (begun / record.FACTS).read_text() == facts
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("begun")
+    place = folder / "question.jsonl"
+    place.write_text(json.dumps(QUESTIONS[3]) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "surroundings", lambda *_, **__: {})
+        assert main(command(folder / "run", place)) == 0
+    return folder / "run"
+
+
+def test_other_questions_are_refused(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = begun.parent / "others.jsonl"
+    place.write_text(json.dumps({**QUESTIONS[3], "turns": ["who has 13 eggs"]}) + "\n")
+    assert main(command(begun, place)) == 2
+    assert "settings.digest" in capsys.readouterr().err
+
+
+def failing(
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[[methods.Call, Any], bool]
+) -> list[list[int]]:
+    """Calls for which `wrong` holds raise; the prompts of the others that follow."""
+    real, prompts = methods.Call.texts, []
+
+    def texts(self: methods.Call, request: Any) -> Any:
+        if wrong(self, request):
+            raise RuntimeError("no memory\nleft")
+        prompts.append(request.prompts[0])
+        return real(self, request)
+
+    monkeypatch.setattr(methods.Call, "texts", texts)
+    return prompts
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_failed_turn_has_no_numbers(
+    tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first question's first turn has the seed of the warm-up: that must not end the run.
+    failing(monkeypatch, lambda call, asked: call.method.name == "drafter" and asked.seeds == [0])
+    folder = tmp_path / "run"
+    assert main(command(folder, questions)) == 1
+    turns = record.read_run(folder).turns
+    failed = [turn for turn in turns if not turn.ok]
+    assert [(turn.question_id, turn.turn, turn.method) for turn in failed] == [
+        (81, 0, "drafter"),
+        (81, 1, "drafter"),
+    ]
+    assert [turn.error for turn in failed] == [
+        "RuntimeError: no memory left",
+        "the turn before failed",
+    ]
+    numbers = ("prompt_tokens", "new_tokens", "seconds", "prefill_seconds", "ended", "tokens")
+    for turn in failed:
+        assert all(getattr(turn, name) is None for name in (*numbers, "lossless", "cut"))
+        assert turn.levels == []
+    later = [turn for turn in turns if turn.method == "drafter" and turn.question_id != 81]
+    assert len(later) == 4
+    assert all(turn.ok for turn in later)
+    # A failed turn is done: it is not tried again.
+    monkeypatch.undo()
+    monkeypatch.setattr(prepare, "surroundings", None)
+    assert main(command(folder, questions)) == 1
+    assert record.read_run(folder).turns == turns
+
+
+@pytest.mark.usefixtures("bare")
+def test_where_the_baseline_fails_nothing_is_said_of_the_others(
+    tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, lambda call, asked: call.method.name == "plain" and asked.seeds == [16])
+    folder = tmp_path / "run"
+    assert main(command(folder, questions)) == 1
+    turns = record.read_run(folder).turns
+    assert [turn.question_id for turn in turns if not turn.ok] == [161]
+    others = [turn for turn in turns if turn.question_id == 161 and turn.ok]
+    assert [turn.lossless for turn in others] == [None, None]
+
+
+@pytest.mark.usefixtures("bare")
+def test_later_turns_have_the_methods_own_answers(
+    tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = methods.Call.texts
+
+    def texts(self: methods.Call, request: Any) -> Any:
+        new = real(self, request)
+        return [[75, 76, 77]] if self.method.name == "drafter" else new
+
+    monkeypatch.setattr(methods.Call, "texts", texts)
+    prompts: dict[tuple[str, int], list[int]] = {}
+    watched = methods.Call.texts
+
+    def note(self: methods.Call, request: Any) -> Any:
+        prompts[self.method.name, request.seeds[0]] = request.prompts[0]
+        return watched(self, request)
+
+    monkeypatch.setattr(methods.Call, "texts", note)
+    folder = tmp_path / "run"
+    assert main(command(folder, questions)) == 0
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
+    turns = {turn.key: turn for turn in record.read_run(folder).turns}
+    first, second = QUESTIONS[0]["turns"]
+    for name in KEYS:
+        own = turns[81, 0, name, 0].tokens
+        assert own is not None
+        said = tokenizer.decode(own, skip_special_tokens=True).strip()
+        text = f"Question: {first}\nAnswer: {said}\n\nQuestion: {second}\nAnswer:"
+        assert prompts[name, 1] == tokenizer(text).input_ids
+    assert prompts["plain", 1] == prompts["generate", 1] != prompts["drafter", 1]
+    # Prompts that differ leave nothing to compare.
+    assert turns[81, 0, "drafter", 0].lossless["identical"] is False  # type: ignore[index]
+    assert turns[81, 1, "drafter", 0].lossless is None
+    assert turns[81, 1, "generate", 0].lossless is not None
