@@ -26,6 +26,7 @@ NODE_MAX = 2**14 - 1
 _LOGITS_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _INT_DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 _RULES = {"token": 0, "block": 1}
+_CPU = torch.device("cpu")
 _BUILT_WITH_CUDA = bool(_C.build_info()["cuda"])
 
 Place = tuple[int, torch.device]  # batch and device, which every tensor of a call shares
@@ -76,17 +77,25 @@ def logits(name: str, value: Any, shape: str, rank: int) -> Place:
     """
     if not isinstance(value, torch.Tensor) or value.dtype not in _LOGITS_DTYPES:
         _wrong_kind(name, "a float32, bfloat16 or float16 tensor", value)
-    if value.dim() != rank:
+    sizes = value.shape
+    if len(sizes) != rank:
         _wrong_shape(name, shape, value)
-    vocab = value.shape[-1]
-    if vocab < 1 or vocab > 2**31 - 1:
+    vocab = sizes[-1]
+    if not 1 <= vocab < 2**31:
         _wrong_shape(name, f"{shape} with 1 <= V < 2**31", value)
-    if vocab > 1 and value.stride(-1) != 1 and value.numel() > 0:  # (numpy's empty strides are 0)
+    # (The strides of numpy's empty arrays are 0.)
+    if vocab > 1 and value.stride(-1) != 1 and value.numel() > 0:
         raise ValueError(
             f"{name}: expected unit stride along the vocabulary, given stride {value.stride(-1)}; "
             "call .contiguous() on it"
         )
     device = value.device
+    if device != _CPU:
+        _require_backend(name, device)
+    return sizes[0], device
+
+
+def _require_backend(name: str, device: torch.device) -> None:
     if device.type == "cuda":
         if not _BUILT_WITH_CUDA:
             raise PolyspecError(
@@ -95,7 +104,6 @@ def logits(name: str, value: Any, shape: str, rank: int) -> Place:
             )
     elif device.type not in ("cpu", "meta"):
         raise ValueError(f"{name}: expected a tensor on cpu or cuda, given one on {device}")
-    return value.shape[0], device
 
 
 def layout(target_logits: Any, offsets: Any, draft_len: Any, draft_lengths: Any) -> Layout:
@@ -144,22 +152,50 @@ def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
 
 def _per_request(name: str, tensor: torch.Tensor, place: Place, dtype: torch.dtype) -> torch.Tensor:
     batch, device = place
-    if tensor.dim() != 1 or tensor.shape[0] != batch:
+    if tensor.shape != (batch,):
         _wrong_shape(name, f"[{batch}] (a value per request or slot) or a Python scalar", tensor)
     on_device(name, tensor, device)
-    return tensor.to(dtype).contiguous()
+    return _gathered(tensor, dtype)
+
+
+def _gathered(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Contiguous and of `dtype`."""
+    return (tensor if tensor.dtype is dtype else tensor.to(dtype)).contiguous()
+
+
+def per_request(
+    place: Place,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    seed: Any,
+    position: Any,
+    round: Any,
+) -> tuple[Any, ...]:
+    """What every request has a value of, as the operators take it: each as a scalar and a tensor
+    that overrides it, or None."""
+    return (
+        *real("temperature", temperature, place, TEMPERATURE_MAX),
+        *integer("top_k", top_k, place),
+        *real("top_p", top_p, place),
+        *real("min_p", min_p, place),
+        *_seed(seed, place),
+        *integer("position", position, place),
+        *integer("round", round, place, ROUND_MAX),
+    )
 
 
 def real(
     name: str, value: Any, place: Place, high: float = 1.0
 ) -> tuple[float, torch.Tensor | None]:
     """A number in [0, high], or a floating tensor [B]: (scalar, None) or (unused, tensor)."""
-    if isinstance(value, torch.Tensor):
-        if not value.dtype.is_floating_point:
-            _wrong_kind(name, "a number or a floating-point tensor", value)
-        return 0.0, _per_request(name, value, place, torch.float32)
     kind = type(value)
     if kind is not float and kind is not int:
+        if isinstance(value, torch.Tensor):
+            if not value.dtype.is_floating_point:
+                _wrong_kind(name, "a number or a floating-point tensor", value)
+            return 0.0, _per_request(name, value, place, torch.float32)
         if kind is bool or not isinstance(value, numbers.Real):
             _wrong_kind(name, "a number or a floating-point tensor", value)
         value = float(value)
@@ -182,18 +218,18 @@ def integer(
     name: str, value: Any, place: Place, high: int = INT64_MAX
 ) -> tuple[int, torch.Tensor | None]:
     """An integer in [0, high], or an integer tensor [B]: (scalar, None) or (unused, tensor)."""
-    if isinstance(value, torch.Tensor):
-        if value.dtype not in _INT_DTYPES:
-            _wrong_kind(name, "an integer or an integer tensor", value)
-        return 0, _per_request(name, value, place, torch.int64)
     if type(value) is not int:
+        if isinstance(value, torch.Tensor):
+            if value.dtype not in _INT_DTYPES:
+                _wrong_kind(name, "an integer or an integer tensor", value)
+            return 0, _per_request(name, value, place, torch.int64)
         value = _index(name, value)
     if not 0 <= value <= high:
         raise ValueError(f"{name}: expected an integer in [0, {high}], given {value}")
     return value, None
 
 
-def seed(value: Any, place: Place) -> tuple[int, torch.Tensor | None]:
+def _seed(value: Any, place: Place) -> tuple[int, torch.Tensor | None]:
     """A seed in [0, 2**64) as the int64 of the same 64 bits, or an int64 or uint64 tensor [B]."""
     if isinstance(value, torch.Tensor):
         if value.dtype == torch.uint64:
@@ -221,15 +257,15 @@ def rule(value: Any) -> int:
 
 
 def table(
-    name: str, value: Any, place: Place, shape: Sequence[int], text: str, dtype: torch.dtype
+    name: str, value: Any, place: Place, shape: tuple[int, ...], text: str, dtype: torch.dtype
 ) -> torch.Tensor:
     """An integer tensor of an exact shape on the logits' device, made contiguous and of `dtype`."""
     if not isinstance(value, torch.Tensor) or value.dtype not in _INT_DTYPES:
         _wrong_kind(name, "an integer tensor", value)
-    if value.dim() != len(shape) or any(map(operator.ne, value.shape, shape)):
+    if value.shape != shape:
         _wrong_shape(name, f"{text} = {list(shape)}", value)
     on_device(name, value, place[1])
-    return value.to(dtype).contiguous()
+    return _gathered(value, dtype)
 
 
 def ids(name: str, value: Any, place: Place) -> torch.Tensor:
@@ -253,8 +289,7 @@ def ids(name: str, value: Any, place: Place) -> torch.Tensor:
     elif value.dim() != 2 or value.shape[0] != batch:
         _wrong_shape(name, f"[E] or [B, E] = [{batch}, E]", value)
     on_device(name, value, device)
-    given: torch.Tensor = value.to(torch.int64).contiguous()
-    return given
+    return _gathered(value, torch.int64)
 
 
 def draws(value: Any, place: Place, count: int, text: str) -> torch.Tensor | None:
@@ -268,10 +303,47 @@ def draws(value: Any, place: Place, count: int, text: str) -> torch.Tensor | Non
     return table("draws", value, place, (place[0], count), text, torch.int64)
 
 
-def statistics(value: Any, place: Place, shape: tuple[int, ...], text: str) -> torch.Tensor:
-    """Statistics as ``sample`` and ``verify`` return them, gathered as [B, K, 2] or [R, 2]."""
-    if not isinstance(value, torch.Tensor) or value.dtype != torch.int64:
-        _wrong_kind(
-            "draft_statistics", "an int64 tensor of distributions from sample or verify", value
+def drafted(
+    logits_: Any,
+    statistics: Any,
+    target_to_draft: Any,
+    place: Place,
+    vocab: int,
+    shape: tuple[int, int] | None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Checks the draft logits and what comes with them only; gives the statistics and the
+    vocabulary's table, gathered.
+
+    Args:
+        logits_: the draft logits; None: every proposal is deterministic.
+        vocab: of the target.
+        shape: [B, K] of logits that lie side by side; None: they are a pool.
+    """
+    if logits_ is None:
+        for name, value in (
+            ("target_to_draft", target_to_draft),
+            ("draft_statistics", statistics),
+        ):
+            if value is not None:
+                raise ValueError(f"{name}: expected None without draft_logits, given a tensor")
+        return None, None
+    rank, form = (3, "[B, K, Vd]") if shape is not None else (2, "[R, Vd] (with draft_rows)")
+    _, device = logits("draft_logits", logits_, form, rank)
+    if device != place[1]:
+        on_device("draft_logits", logits_, place[1])
+    *rows, width = logits_.shape
+    if shape is not None and tuple(rows) != shape:
+        _wrong_shape("draft_logits", f"{form} = [{shape[0]}, {shape[1]}, Vd]", logits_)
+    if width > vocab:
+        raise ValueError(f"draft_logits: expected Vd <= V = {vocab}, given {width}")
+    if statistics is not None:
+        if not isinstance(statistics, torch.Tensor) or statistics.dtype != torch.int64:
+            expected = "an int64 tensor of distributions from sample or verify"
+            _wrong_kind("draft_statistics", expected, statistics)
+        form = "[R, 2]" if shape is None else "[B, K, 2]"
+        statistics = table("draft_statistics", statistics, place, (*rows, 2), form, torch.int64)
+    if target_to_draft is not None:
+        target_to_draft = table(
+            "target_to_draft", target_to_draft, place, (vocab,), "[V]", torch.int32
         )
-    return table("draft_statistics", value, place, (*shape, 2), text, torch.int64)
+    return statistics, target_to_draft

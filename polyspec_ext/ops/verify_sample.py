@@ -145,13 +145,7 @@ def sample(
     return SampleResult._make(
         _sample(
             logits,
-            *_checks.real("temperature", temperature, place, _checks.TEMPERATURE_MAX),
-            *_checks.integer("top_k", top_k, place),
-            *_checks.real("top_p", top_p, place),
-            *_checks.real("min_p", min_p, place),
-            *_checks.seed(seed, place),
-            *_checks.integer("position", position, place),
-            *_checks.integer("round", round, place, _checks.ROUND_MAX),
+            *_checks.per_request(place, temperature, top_k, top_p, min_p, seed, position, round),
             *_checks.integer("node", node, place, _checks.NODE_MAX),
             _checks.level(level),
             _checks.draws(draws, place, 1, "[B, 1]"),
@@ -326,34 +320,18 @@ def verify(
     """
     layout = _checks.layout(target_logits, offsets, draft_len, draft_lengths)
     place, rows, vocab, shape, text, offsets = layout
-    batch, device = place
+    batch = place[0]
     draft_tokens = _checks.table("draft_tokens", draft_tokens, place, shape, text, torch.int64)
     if draft_rows is not None:
         draft_rows = _checks.table("draft_rows", draft_rows, place, shape, text, torch.int64)
-    if draft_logits is not None:
-        rank, form = (3, "[B, K, Vd]") if draft_rows is None else (2, "[R, Vd] (with draft_rows)")
-        _checks.logits("draft_logits", draft_logits, form, rank)
-        known = (batch, rows - 1) if draft_rows is None else (draft_logits.shape[0],)
-        if draft_logits.shape[:-1] != known:
-            raise ValueError(
-                f"draft_logits: expected shape [B, K, Vd] = [{batch}, {rows - 1}, Vd], "
-                f"given {list(draft_logits.shape)}"
-            )
-        if draft_logits.shape[-1] > vocab:
-            raise ValueError(
-                f"draft_logits: expected Vd <= V = {vocab}, given {draft_logits.shape[-1]}"
-            )
-        _checks.on_device("draft_logits", draft_logits, device)
-        if draft_statistics is not None:
-            form = "[B, K, 2]" if draft_rows is None else "[R, 2]"
-            draft_statistics = _checks.statistics(draft_statistics, place, known, form)
-        if target_to_draft is not None:
-            target_to_draft = _checks.table(
-                "target_to_draft", target_to_draft, place, (vocab,), "[V]", torch.int32
-            )
-    elif target_to_draft is not None or draft_statistics is not None:
-        name = "draft_statistics" if target_to_draft is None else "target_to_draft"
-        raise ValueError(f"{name}: expected None without draft_logits, given a tensor")
+    draft_statistics, target_to_draft = _checks.drafted(
+        draft_logits,
+        draft_statistics,
+        target_to_draft,
+        place,
+        vocab,
+        (batch, rows - 1) if draft_rows is None else None,
+    )
     if draft_lengths is not None:
         draft_lengths = _checks.table(
             "draft_lengths", draft_lengths, place, (batch,), "[B]", torch.int64
@@ -368,13 +346,7 @@ def verify(
         draft_lengths,
         target_to_draft,
         draft_statistics,
-        *_checks.real("temperature", temperature, held, _checks.TEMPERATURE_MAX),
-        *_checks.integer("top_k", top_k, held),
-        *_checks.real("top_p", top_p, held),
-        *_checks.real("min_p", min_p, held),
-        *_checks.seed(seed, held),
-        *_checks.integer("position", position, held),
-        *_checks.integer("round", round, held, _checks.ROUND_MAX),
+        *_checks.per_request(held, temperature, top_k, top_p, min_p, seed, position, round),
         _checks.level(level),
         _checks.rule(rule),
         _checks.draws(draws, place, rows, "[B, K+1]"),

@@ -112,7 +112,7 @@ def verify_tree(
     (``BAD_INDEX``).
     """
     place = _checks.logits("target_logits", target_logits, "[B, N+1, V]", 3)
-    batch, device = place
+    batch = place[0]
     _, rows, vocab = target_logits.shape
     if not 1 <= rows <= _checks.NODE_MAX + 1:
         raise ValueError(
@@ -127,24 +127,11 @@ def verify_tree(
     if (draft_logits is None) != (draft_rows is None):
         given = "draft_rows" if draft_logits is None else "draft_logits"
         raise ValueError(f"draft_logits, draft_rows: expected both or none, given {given} only")
-    if draft_logits is not None:
-        _checks.logits("draft_logits", draft_logits, "[R, Vd]", 2)
-        _checks.on_device("draft_logits", draft_logits, device)
-        if draft_logits.shape[1] > vocab:
-            raise ValueError(
-                f"draft_logits: expected Vd <= V = {vocab}, given {draft_logits.shape[1]}"
-            )
+    if draft_rows is not None:
         draft_rows = _checks.table("draft_rows", draft_rows, place, (batch, rows), "[B, N+1]", ints)
-        if draft_statistics is not None:
-            pool = (draft_logits.shape[0],)
-            draft_statistics = _checks.statistics(draft_statistics, place, pool, "[R, 2]")
-        if target_to_draft is not None:
-            target_to_draft = _checks.table(
-                "target_to_draft", target_to_draft, place, (vocab,), "[V]", torch.int32
-            )
-    elif target_to_draft is not None or draft_statistics is not None:
-        name = "draft_statistics" if target_to_draft is None else "target_to_draft"
-        raise ValueError(f"{name}: expected None without draft_logits, given a tensor")
+    draft_statistics, target_to_draft = _checks.drafted(
+        draft_logits, draft_statistics, target_to_draft, place, vocab, None
+    )
     *outputs, ends = _verify_tree(
         target_logits,
         draft_tokens,
@@ -155,13 +142,7 @@ def verify_tree(
         draft_rows,
         draft_statistics,
         target_to_draft,
-        *_checks.real("temperature", temperature, place, _checks.TEMPERATURE_MAX),
-        *_checks.integer("top_k", top_k, place),
-        *_checks.real("top_p", top_p, place),
-        *_checks.real("min_p", min_p, place),
-        *_checks.seed(seed, place),
-        *_checks.integer("position", position, place),
-        *_checks.integer("round", round, place, _checks.ROUND_MAX),
+        *_checks.per_request(place, temperature, top_k, top_p, min_p, seed, position, round),
         _checks.level(level),
         _checks.draws(draws, place, rows + most, "[B, N+D+1]"),
         None if eos is None else _checks.ids("eos", eos, place),
