@@ -48,7 +48,7 @@ class Parameters:
         self._tensors: dict[torch.device, list[torch.Tensor]] = {}
 
     def on(self, device: torch.device) -> dict[str, Any]:
-        """temperature, top_k, top_p, min_p and seed. Made once per device."""
+        """temperature, top_k, top_p, min_p and seed, in this order. Made once per device."""
         if device not in self._made:
             made: dict[str, Any] = {}
             for name in ("temperature", "top_k", "top_p", "min_p"):
@@ -100,7 +100,7 @@ class FixedParameters:
 
     def on(self, device: torch.device) -> dict[str, Any]:
         """As of `Parameters`; each ``[B]``."""
-        return dict(self._tensors)
+        return self._tensors
 
     @property
     def tensors(self) -> list[torch.Tensor]:

@@ -86,8 +86,8 @@ class DraftInput:
         lengths: ``[B]``, tokens to draft, or the levels of a tree; fewer are fine where their
             number does not depend on the values of sampled tokens (contract C2).
         most: the largest of `lengths`; the host knows it.
-        positions: ``[B]`` int64, absolute position of the first token to draft.
-        rounds: ``[B]`` int64, drafting rounds of each row so far; key the draws (contract C3).
+        positions: ``[B]``, absolute position of the first token to draft.
+        rounds: ``[B]``, drafting rounds of each row so far; key the draws (contract C3).
         level: the drafter's number in the chain, n (papers: M_n).
         parameters: of the rows; a sampled token must be drawn from the distribution they give.
         wants_rows: somebody will ask for the rows of logits; not where every row is greedy.
@@ -107,8 +107,8 @@ class DraftInput:
     counts: Counts
     lengths: Counts
     most: int
-    positions: torch.Tensor
-    rounds: torch.Tensor
+    positions: Counts
+    rounds: Counts
     level: int
     parameters: Parameters | FixedParameters
     wants_rows: bool

@@ -85,13 +85,12 @@ class DraftModel:
         Raises:
             RequestError: a row of logits has no distribution, and the host may look at the tokens.
         """
-        given = inputs.parameters.on(self.device)
-        names = ("temperature", "top_k", "top_p", "min_p", "seed")
-        parameters = [given[name] for name in names]
+        parameters = inputs.parameters.on(self.device).values()
         loop = _OnDevice(inputs) if inputs.eos is None else _OnHost(inputs)
-        positions = loop.positions()
+        positions, rounds = loop.positions, loop.rounds
         samples: list[ops.SampleResult] = []
-        rows = inputs.rows
+        rows: RowBuffer | None = None
+        places: Sequence[torch.Tensor] = ()
         tokens: torch.Tensor = inputs.tokens
         for i in range(inputs.most):
             counts, first = loop.counts(i)
@@ -102,27 +101,25 @@ class DraftModel:
             if inputs.processors is not None:
                 logits = loop.processed(logits)
             behind = logits.select(1, 0)
-            drawn = self._sample(behind, *parameters, positions[i], inputs.level, loop.rounds)
+            drawn = self._sample(behind, *parameters, positions[i], inputs.level, rounds)
             samples.append(drawn)
             if inputs.wants_rows:
-                if i == 0:
-                    rows = _room(rows, inputs.most, logits)
-                assert rows is not None
+                if rows is None:
+                    rows = _room(inputs.rows, inputs.most, logits)
+                    places = rows.logits.unbind(1)
                 # The level may write its logits again with the next pass.
-                rows.logits.select(1, i).copy_(behind)
+                places[i].copy_(behind)
             if loop.ended(i, drawn):
                 break
             tokens = loop.known(drawn.tokens).unsqueeze(1)
-        if inputs.wants_rows:
-            assert rows is not None
+        if rows is not None:
             assert rows.statistics is not None
-            statistics = [s.statistics for s in samples]
-            torch.stack(statistics, 1, out=rows.statistics[:, : len(statistics)])
-        return DraftBlock(
-            torch.stack([s.tokens for s in samples], 1),
-            status=loop.status(samples),
-            rows=rows if inputs.wants_rows else None,
-        )
+            own = rows.statistics
+            if own.shape[1] != len(samples):
+                own = own[:, : len(samples)]
+            torch.stack([s.statistics for s in samples], 1, out=own)
+        tokens = torch.stack([s.tokens for s in samples], 1)
+        return DraftBlock(tokens, status=loop.status(samples), rows=rows)
 
 
 def _room(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
@@ -138,9 +135,10 @@ def _room(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
     return RowBuffer(logits.new_zeros(batch, most, vocab), statistics)
 
 
-def _ahead(inputs: DraftInput) -> tuple[torch.Tensor, ...]:
-    steps = torch.arange(inputs.most, device=inputs.positions.device)
-    return (steps[:, None] + inputs.positions).unbind()
+def _ahead(positions: torch.Tensor, most: int) -> tuple[torch.Tensor, ...]:
+    """The positions of the tokens that each of `most` passes draws."""
+    steps = torch.arange(most, device=positions.device)
+    return (steps[:, None] + positions).unbind()
 
 
 class _OnDevice:
@@ -148,14 +146,13 @@ class _OnDevice:
     draws all tokens."""
 
     def __init__(self, inputs: DraftInput) -> None:
-        self._inputs, self.rounds = inputs, inputs.rounds
-        self._counts = torch.as_tensor(inputs.counts, device=inputs.tokens.device)
-        self._first = (self._counts - 1).clamp_min(0)
-        self._one, self._zero = self._counts.clamp(max=1), torch.zeros_like(self._counts)
-
-    def positions(self) -> Sequence[torch.Tensor]:
-        """Of the tokens that each pass draws."""
-        return _ahead(self._inputs)
+        counts, positions, self.rounds = (
+            torch.as_tensor(given, device=inputs.tokens.device)
+            for given in (inputs.counts, inputs.positions, inputs.rounds)
+        )
+        self.positions = _ahead(positions, inputs.most)
+        self._counts, self._first = counts, (counts - 1).clamp_min(0)
+        self._one, self._zero = counts.clamp(max=1), torch.zeros_like(counts)
 
     def counts(self, place: int) -> tuple[Counts | None, Counts | None]:
         """Tokens that each row reads in pass `place`, and the last of them."""
@@ -186,15 +183,17 @@ class _OnHost:
         self._left = [int(n) for n in inputs.lengths]
         self._drawn: list[list[int]] = [[] for _ in self._left]
         self._unknown = False
-        # Scalars cost the operator less than tensors.
-        self._alone = len(self._left) == 1
-        self.rounds = inputs.rounds.item() if self._alone else inputs.rounds
-
-    def positions(self) -> Sequence[int | torch.Tensor]:
-        if not self._alone:
-            return _ahead(self._inputs)
-        first = int(self._inputs.positions.item())
-        return range(first, first + self._inputs.most)
+        self.positions: Sequence[int] | tuple[torch.Tensor, ...]
+        self.rounds: int | torch.Tensor
+        if len(self._left) == 1:  # scalars cost the operator less than tensors
+            first, self.rounds = int(inputs.positions[0]), int(inputs.rounds[0])
+            self.positions = range(first, first + inputs.most)
+        else:
+            positions, self.rounds = (
+                torch.as_tensor(given, device=inputs.tokens.device)
+                for given in (inputs.positions, inputs.rounds)
+            )
+            self.positions = _ahead(positions, inputs.most)
 
     def counts(self, place: int) -> tuple[Counts | None, Counts | None]:
         if place == 0:

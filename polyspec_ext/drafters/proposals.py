@@ -118,7 +118,7 @@ class ProposalDrafter:
             TypeError, ValueError: a proposal that the level above cannot verify; names the drafter.
         """
         assert inputs.eos is not None
-        rounds = inputs.rounds.tolist()
+        rounds = [int(n) for n in inputs.rounds]
         proposals: list[tuple[list[int], Proposal] | None] = []
         for b, (row, count) in enumerate(zip(inputs.tokens.tolist(), inputs.counts, strict=True)):
             length = int(inputs.lengths[b])

@@ -138,8 +138,8 @@ class Engine:
         self._recorder = recorder
         self._processors, self._observe = processors, observe
         config = self.config
-        self._windows = [list(config.windows) for _ in slots]
-        self._rounds = [list(config.rounds) for _ in slots]
+        self._windows = [config.windows for _ in slots]
+        self._rounds = [config.rounds for _ in slots]
         self._held = [[0] * batch for _ in range(self._count)]  # tokens in each cache, by row
         self._done = [[0] * batch for _ in range(self._count)]  # rounds of each level, by row
         self._begun = [False] * self._count
@@ -159,10 +159,10 @@ class Engine:
 
     def set_windows(self, slot: int, windows: Sequence[int]) -> None:
         """Windows of one row from the next round on; rounds that are bounded follow them."""
-        given, rounds = list(windows), list(self.config.rounds)
-        if given != list(self.config.windows):
+        given, rounds = tuple(windows), self.config.rounds
+        if given != self.config.windows:
             fitting = [*default_rounds(given), 0]
-            rounds = [bound and new for bound, new in zip(rounds, fitting, strict=True)]
+            rounds = tuple(bound and new for bound, new in zip(rounds, fitting, strict=True))
         if given == self._windows[slot] and rounds == self._rounds[slot]:
             return
         self._windows[slot], self._rounds[slot] = given, rounds
@@ -215,35 +215,35 @@ class Engine:
 
     def round(self) -> Committed:
         """One round of the target: the tokens that it commits, by the number of their row."""
-        plan = self._plan()
-        possible = self._prepare_caches(plan)
+        active = [row for row in self._slots if not row.ended]
+        plan = self._plan(active)
         apart = self._steps_apart or self._processors is not None or plan.steps is None
-        apart = apart or not possible
+        self._prepare_caches(plan, active)
+        apart = apart or not self._can_stay(plan, active)
         buffers = self._prepare_buffers(plan, apart)
         if apart:
             buffers.most = plan.most
             return self._step_by_step(buffers)
         return self._at_once(plan, buffers)
 
-    def _plan(self) -> RoundPlan:
+    def _plan(self, active: Sequence[Row]) -> RoundPlan:
         """Of the largest windows of all rows."""
-        active = [row.slot for row in self._slots if not row.ended]
         windows, rounds = (
-            tuple(table[active[0]])
-            if len(active) == 1
-            else tuple(map(max, zip(*[table[slot] for slot in active], strict=True)))
+            tuple(map(max, zip(*{table[row.slot] for row in active}, strict=True)))
             for table in (self._windows, self._rounds)
         )
-        room = max(self._slots[slot].room for slot in active)
+        room = max(row.room for row in active)
         # The last token of a text needs no draft, and no window is filled past the end of all
         # texts: in powers of two, so that few plans differ.
         useful = max(_USEFUL, 1 << room.bit_length()) if room > 1 else 0
-        return round_plan(tuple(min(window, useful) for window in windows), rounds)
+        if max(windows, default=0) > useful:
+            windows = tuple(min(window, useful) for window in windows)
+        return round_plan(windows, rounds)
 
-    def _prepare_caches(self, plan: RoundPlan) -> bool:
+    def _prepare_caches(self, plan: RoundPlan, active: Sequence[Row]) -> None:
         """Every level of the round has read the rows up to the few tokens that its first step
-        reads. Returns whether the round can be done at once, without host synchronisation."""
-        slots, names, possible = self._slots, self.config.names, not self._steps_apart
+        reads."""
+        slots, names = self._slots, self.config.names
         fresh = [number for number in plan.asked if not self._begun[number - 1]]
         if fresh:
             told = prefill(
@@ -262,20 +262,25 @@ class Engine:
                 self._begun[number - 1] = True
                 self._held[number - 1] = [row.committed - 1 for row in slots]
                 self._note_held(number)
-        longest = max(row.committed for row in slots if not row.ended) + plan.ahead
         for number in plan.asked:
-            part, held = self._parts[number - 1], self._held[number - 1]
-            lag = max(row.committed - held[row.slot] for row in slots if not row.ended)
-            if lag > number:
+            held = self._held[number - 1]
+            if max(row.committed - held[row.slot] for row in active) > number:
                 began = time.perf_counter()
                 with named(names, number - 1, slots):
-                    self._held[number - 1] = read_rest(part, slots, held)
+                    self._held[number - 1] = read_rest(self._parts[number - 1], slots, held)
                 self._note_held(number)
                 self._spent(slots, number, time.perf_counter() - began, 1)
-            # A text may run ahead of its end, for which its context must have room.
-            possible = possible and (part.max_length is None or longest <= part.max_length)
-            possible = possible and part.capabilities.device_lengths
-        return possible
+
+    def _can_stay(self, plan: RoundPlan, active: Sequence[Row]) -> bool:
+        """Whether no level needs the host in this round. A text may run ahead of its end then, for
+        which its context must have room."""
+        longest = max(row.committed for row in active) + plan.ahead
+        parts = [self._parts[number - 1] for number in plan.asked]
+        return all(
+            part.capabilities.device_lengths
+            and (part.max_length is None or longest <= part.max_length)
+            for part in parts
+        )
 
     def _note_held(self, number: int) -> None:
         if self._buffers is not None:
@@ -287,15 +292,15 @@ class Engine:
         slots = self._slots
         device = torch.device("cpu") if apart else self.config.device
         count = 1 if apart else len(plan.steps or ())
-        # The whole text as far as is known, up to a size that is asked for on trust only.
         longest = max(row.committed for row in slots)
-        capacity = longest + min(max(row.room for row in slots), _TRUSTED) + plan.ahead
-        eos = max(1, *[len(row.eos) for row in slots])
+        eos = max(1, *[len(own) for own in self._eos])
         now = self._buffers
-        form = (len(slots), count, capacity, eos)
         least = (len(slots), count, longest + plan.ahead + 1, eos)
         if now is not None and now.apart == apart and now.state.fits(*least):
             return now
+        # The whole text as far as is known, up to a size that is asked for on trust only.
+        capacity = longest + min(max(row.room for row in slots), _TRUSTED) + plan.ahead
+        form = (len(slots), count, capacity, eos)
         self._forget_buffers()
         key = (apart, len(slots), count, eos, self._parameters.greedy)
         made = self._kept.pop(key, None)
@@ -352,7 +357,6 @@ class Engine:
         drafter, number, state = self._drafter, self._count, buffers.state
         assert drafter is not None
         began, passes = time.perf_counter(), drafter.num_forward_passes
-        positions, rounds = moved(torch.from_numpy(step.plan)[4:], drafter.device).unbind()
         rows = self._rows_of(step)
         with named(self.config.names, -1, rows):
             block = drafter.draft(
@@ -361,8 +365,8 @@ class Engine:
                     step.counts,
                     step.lengths,
                     step.most,
-                    positions,
-                    rounds,
+                    step.positions,
+                    step.rounds,
                     number,
                     self._parameters,
                     not self._parameters.greedy,

@@ -52,18 +52,21 @@ def verify(
         `ops.VerifyResult`.
     """
     width = tokens.shape[1]
-    statistics = None if rows is None else rows.statistics
+    draft_logits, statistics = (None, None) if rows is None else rows
+    if draft_logits is not None and draft_logits.shape[1] > width:
+        draft_logits = draft_logits[:, :width]
+        statistics = None if statistics is None else statistics[:, :width]
     return config.operators.verify(
         logits,
         tokens,
-        None if rows is None else rows.logits[:, :width],
+        draft_logits,
         draft_lengths=lengths,
         **parameters.on(logits.device),
         position=positions,
         level=number,
         round=rounds,
         rule=config.rule,
-        draft_statistics=None if statistics is None else statistics[:, :width],
+        draft_statistics=statistics,
     )
 
 
