@@ -54,9 +54,9 @@ def product(
 ) -> torch.Tensor:
     """``x W^T``, [M, outputs] in the dtype of `x`.
 
-    A weight is unpacked once for up to 16 tokens. Row m is the same, bit for bit, whatever M is.
-    Where the processor has AVX512-BF16, float32 activations are rounded to bfloat16 first;
-    polyspec/int4.hpp has the bound.
+    Weights are read once for up to 16 tokens. Activations are rounded to 8 bits, by token and group
+    of inputs; polyspec/int4.hpp has the bound. Row m is the same, bit for bit, whatever M, the
+    processor and the number of threads are; where x[m] is not finite it is NaN.
 
     Args:
         x: [M, K] float32, bfloat16 or float16, unit stride along K.

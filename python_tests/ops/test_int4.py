@@ -1,11 +1,14 @@
 """The 4-bit product through torch's dispatcher: against the dequantised product and torch's own
-operator, rows that do not depend on their number, refusals, opcheck."""
+operator, the same bytes whatever the number of rows, the threads and the instruction set, rows that
+are not finite, refusals, opcheck."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,15 +44,13 @@ def test_is_the_dequantised_product(group: int, dtype: torch.dtype) -> None:
         x = torch.randn(40, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
         weights = dequantised(values, scales, zeros, group)
         wanted = x.double() @ weights.T
-        size = (
-            x.double().abs()
-            @ (
-                (values.double() - 8).abs() * scales.repeat_interleave(group, 1)
-                + zeros.abs().repeat_interleave(group, 1)
-            ).T
-        )
+        largest = x.double().abs().unflatten(1, (-1, group)).amax(2).repeat_interleave(group, 1)
+        step = largest @ weights.abs().T
+        sizes = (values.double() - 8).abs() * scales.repeat_interleave(group, 1)
+        size = largest @ (sizes + zeros.abs().repeat_interleave(group, 1)).T
         rounding = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
-        bound = (2**-8 + (inputs + group) * 2**-23) * size + rounding * wanted.abs() + 1e-7
+        bound = (1 / 254 + 2**-22) * step + (inputs // group + 1) * 2**-22 * size
+        bound = bound * (1 + rounding) + rounding * wanted.abs() + 1e-7
         alone = torch.cat(
             [
                 int4.product(row[None], packed, outputs, group, float_scales=float_scales)
@@ -76,6 +77,25 @@ def test_is_torchs_own_product() -> None:
         pytest.skip(str(error))
     y = int4.product(x, int4.pack(values, scales, zeros, group), outputs, group)
     torch.testing.assert_close(y.float(), wanted.float(), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rows_that_are_not_finite(dtype: torch.dtype) -> None:
+    packed = int4.pack(*matrix(40, 128, 64), 64)
+    x = torch.randn(7, 128, generator=torch.Generator().manual_seed(1)).to(dtype)
+    wanted = int4.product(x, packed, 40, 64)
+    spoilt = {1: torch.nan, 3: torch.inf, 4: -torch.inf}
+    for row, value in spoilt.items():
+        x[row, 20 * row] = value
+    x[5] = 0
+    y = int4.product(x, packed, 40, 64)
+    for row in range(7):
+        if row in spoilt:
+            assert y[row].isnan().all()
+        elif row == 5:
+            assert y[row].equal(torch.zeros(40, dtype=dtype))
+        else:
+            assert y[row].equal(wanted[row])
 
 
 def test_unpack_is_the_way_back() -> None:
@@ -129,30 +149,34 @@ def test_opcheck() -> None:
     torch.library.opcheck(operators.int4_product, (torch.randn(3, 64), packed, 20, 32, False))
 
 
-EVERY_ISA = """
-import sys, torch
-from polyspec_ext.ops import int4
-random = torch.Generator().manual_seed(3)
-values = torch.randint(0, 16, (70, 256), dtype=torch.uint8, generator=random)
-scales, zeros = torch.rand(70, 4, generator=random), torch.randn(70, 4, generator=random)
-x = torch.randn(9, 256, generator=random).bfloat16()
-packed = int4.pack(values, scales, zeros, 64)
-torch.set_printoptions(precision=9)
-print(int4.product(x, packed, 70, 64).float().sum().item())
-"""
+def fingerprint() -> str:
+    """Of products of many shapes, numbers of rows and types, bit for bit."""
+    digest = hashlib.sha256(b"")
+    for outputs, inputs, group, tokens in (
+        (70, 256, 64, 9), (300, 512, 256, 16), (1, 32, 32, 1), (520, 384, 128, 37),
+    ):  # fmt: skip
+        values, scales, zeros = matrix(outputs, inputs, group, seed=tokens)
+        for float_scales in (False, True):
+            packed = int4.pack(values, scales, zeros, group, float_scales=float_scales)
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                x = torch.randn(tokens, inputs, generator=torch.Generator().manual_seed(1))
+                x[tokens // 2, 3] = 1e3 if tokens % 2 else torch.nan
+                x[:, -group:] *= 1e-3
+                y = int4.product(x.to(dtype), packed, outputs, group, float_scales=float_scales)
+                digest.update(y.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512bf16"])
-def test_instruction_sets_agree(isa: str) -> None:
-    """To rounding: their sums run in other orders."""
-    found = []
-    for wanted in (isa, ""):
-        environment = {k: v for k, v in os.environ.items() if k != "POLYSPEC_CPU_ISA"}
-        if wanted:
-            environment["POLYSPEC_CPU_ISA"] = wanted
-        done = subprocess.run(
-            [sys.executable, "-c", EVERY_ISA], env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        found.append(float(done.stdout))
-    assert found[0] == pytest.approx(found[1], rel=2e-2, abs=2.0)
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512vnni"])
+def test_every_instruction_set_and_number_of_threads_gives_the_same_bytes(isa: str) -> None:
+    package = str(Path(int4.__file__).parents[2])
+    code = "import torch, test_int4; torch.set_num_threads(3); print(test_int4.fingerprint())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"POLYSPEC_CPU_ISA": isa, "PYTHONPATH": package},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == fingerprint()

@@ -3,8 +3,8 @@
 //
 // Weights are w[n, k] = (q[n, k] - 8) * scale[n, k / group] + zero[n, k / group] with q in [0, 16):
 // the form of torch's `_weight_int4pack_mm`. A draft or middle level that is a 4-bit copy of its
-// target reads a quarter of the bytes of bfloat16, and a verification of several tokens unpacks
-// every weight once for all of them.
+// target reads a quarter of the bytes of bfloat16, and a verification of several tokens reads them
+// once for all.
 #pragma once
 
 #include "polyspec/export.h"
@@ -14,18 +14,17 @@
 namespace polyspec {
 
 constexpr int64_t kInt4Outputs = 16;  // outputs of a tile
-constexpr int64_t kInt4Tokens = 16;   // tokens for which a weight is unpacked once
+constexpr int64_t kInt4Tokens = 16;   // tokens of a pass over the weights
 
 // A matrix [outputs, inputs] in groups along the inputs.
 //
 // Packed, it is a row of tiles of 16 outputs (the last one filled up with zeros), each of them a
 // row of groups, each of those
 //   16 scales, 16 zeros                in scale_dtype, by output;
-//   group / 8 blocks of 64 bytes      little-endian words of 32 bits, one per output; the nibble at
-//                                      bit 4 j is q at input 2 j of the block for j < 4, and at
-//                                      input 2 (j - 4) + 1 for j >= 4.
-// So a tile is read from its first byte to its last, and one word holds what both a dot product of
-// pairs (bits 4 j and 16 + 4 j) and a multiplication of single lanes want.
+//   group / 8 blocks of 64 bytes      for each output 4 bytes; the low half of byte j is q at input
+//                                      j of the block, the high half at input 4 + j.
+// So a tile is read from its first byte to its last, and a block unpacks into two vectors of what
+// an instruction for dot products of bytes wants: four inputs of an output beside each other.
 struct Int4Shape {
   int64_t outputs = 0;                   // n >= 1
   int64_t inputs = 0;                    // k, a positive multiple of group
@@ -50,14 +49,19 @@ POLYSPEC_API Result int4_pack(const Int4PackParams& params);
 // The other way round.
 POLYSPEC_API Result int4_unpack(const Int4PackParams& params);
 
-// y = x W^T. How far y is from the product of the dequantised weights in exact arithmetic, with
-// S = sum_k |x_k| (|q_nk - 8| |scale| + |zero|):
-//   |y - exact| <= (u + (k + group) 2^-23) S + (rounding of y to dtype),
-// u = 0 where activations are multiplied in float32, and 2^-8 where they are rounded to bfloat16
-// first, which is so with AVX512-BF16 unless they are bfloat16 already (int4_rounds_activations).
+// y = x W^T with rounded activations. The activations of a token are rounded to whole numbers of
+// -127 to 127 times a scale, group by group, where the scale is the largest magnitude among them
+// over 127 (0 where that is below 2^-100); products of whole numbers are summed exactly, and the
+// groups' sums, times both scales, in float32 in ascending order. How far y is from the product of
+// x and the dequantised weights in exact arithmetic, with a_k the largest |x| of k's group:
+//   |y - exact| <= (1/254 + 2^-22) sum_k a_k |w_nk|
+//                  + (k / group + 1) 2^-22 sum_k a_k (|q_nk - 8| |scale| + |zero|)
+//                  + (rounding of y to dtype)
+// where all a_k are 0 or at least 2^-100 and no sum overflows.
 //
-// A row of y does not depend on the rows beside it, nor on their number or on the threads: it is
-// the same, bit for bit, in a pass of one token and in one of sixteen.
+// y is the same, bit for bit, on every processor, with any number of threads, and whatever rows
+// stand beside a row: in a pass of one token and in one of sixteen. A row of x that holds an
+// infinity or a NaN gives a row of NaN, and leaves the others alone.
 struct Int4ProductParams {
   Int4Shape shape;
   int64_t tokens = 0;               // m >= 0
@@ -76,10 +80,7 @@ POLYSPEC_API int64_t int4_workspace_bytes(const Int4Shape& shape, int64_t tokens
 // Runs on the CPU, on the stream's threads; kUnsupported for a CUDA stream.
 POLYSPEC_API Result int4_product(const Int4ProductParams& params, Stream stream = Stream::cpu());
 
-// Whether float32 activations are rounded to bfloat16 on this processor.
-POLYSPEC_API bool int4_rounds_activations();
-
-// Name of the instruction set in use: "baseline", "avx2", "avx512" or "avx512bf16".
+// Name of the instruction set in use: "baseline", "avx2" or "avx512vnni".
 POLYSPEC_API const char* int4_isa();
 
 }  // namespace polyspec

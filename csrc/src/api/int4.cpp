@@ -105,14 +105,11 @@ Result int4_pack(const Int4PackParams& params) {
     write_scale(head, lane, params.scales[at], params.shape.scale_dtype);
     write_scale(head + layout.scale_bytes, lane, params.zeros[at], params.shape.scale_dtype);
     const uint8_t* values = params.values + row * params.shape.inputs + group * params.shape.group;
-    uint8_t* words = head + 2 * layout.scale_bytes + 4 * lane;
+    uint8_t* bytes = head + 2 * layout.scale_bytes + 4 * lane;
     for (int64_t block = 0; block < layout.blocks; ++block) {
-      uint32_t word = 0;
-      for (int nibble = 0; nibble < 8; ++nibble)
-        word |= static_cast<uint32_t>(values[core::input_of(nibble)]) << (4 * nibble);
-      std::memcpy(words, &word, 4);
+      for (int i = 0; i < 4; ++i) bytes[i] = static_cast<uint8_t>(values[i] | values[4 + i] << 4);
       values += core::kBlockInputs;
-      words += core::kBlockBytes;
+      bytes += core::kBlockBytes;
     }
   });
   return {};
@@ -126,14 +123,14 @@ Result int4_unpack(const Int4PackParams& params) {
     params.scales[at] = read_scale(head, lane, params.shape.scale_dtype);
     params.zeros[at] = read_scale(head + layout.scale_bytes, lane, params.shape.scale_dtype);
     uint8_t* values = params.values + row * params.shape.inputs + group * params.shape.group;
-    const uint8_t* words = head + 2 * layout.scale_bytes + 4 * lane;
+    const uint8_t* bytes = head + 2 * layout.scale_bytes + 4 * lane;
     for (int64_t block = 0; block < layout.blocks; ++block) {
-      uint32_t word;
-      std::memcpy(&word, words, 4);
-      for (int nibble = 0; nibble < 8; ++nibble)
-        values[core::input_of(nibble)] = static_cast<uint8_t>(word >> (4 * nibble) & 15u);
+      for (int i = 0; i < 4; ++i) {
+        values[i] = bytes[i] & 15;
+        values[4 + i] = bytes[i] >> 4;
+      }
       values += core::kBlockInputs;
-      words += core::kBlockBytes;
+      bytes += core::kBlockBytes;
     }
   });
   return {};
@@ -142,7 +139,9 @@ Result int4_unpack(const Int4PackParams& params) {
 int64_t int4_workspace_bytes(const Int4Shape& shape, int64_t tokens) {
   if (!check(shape).ok() || tokens < 0) return -1;
   if (tokens == 0) return 0;
-  return core::sums_at(shape) + kInt4Tokens * (shape.inputs / shape.group) * 4;
+  const int64_t groups = shape.inputs / shape.group;
+  return core::scales_at(shape) +
+         kInt4Tokens * groups * static_cast<int64_t>(sizeof(core::Int4Scale));
 }
 
 Result int4_product(const Int4ProductParams& params, Stream stream) {
@@ -152,8 +151,6 @@ Result int4_product(const Int4ProductParams& params, Stream stream) {
   if (params.tokens > 0) cpu::int4_product(params, stream.executor);
   return {};
 }
-
-bool int4_rounds_activations() { return cpu::int4().rounds_activations; }
 
 const char* int4_isa() { return cpu::int4().isa; }
 

@@ -23,10 +23,9 @@ int64_t tiles_per_task(const Int4Shape& shape) {
 const Int4& choose() {
 #ifdef POLYSPEC_X86
   switch (isa_in_use()) {
-    case Isa::kAvx512Bf16:
-      return kInt4Avx512Bf16;
+    case Isa::kAvx512Vnni:
+      return kInt4Avx512Vnni;
     case Isa::kAvx512:
-      return kInt4Avx512;
     case Isa::kAvx2:
       return kInt4Avx2;
     default:

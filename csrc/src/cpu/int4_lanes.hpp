@@ -1,11 +1,16 @@
 // Sixteen outputs side by side: what one instruction set has for the loops of int4_product.cpp.
 //
-//   Input       what an activation is prepared as;
-//   kStep       activations of one multiplication;
-//   Weights     the weights of 16 outputs at kStep inputs, unpacked;
-//   Sums        16 float32 sums;
-//   kSums       how many of those fit into the registers beside what a multiplication needs.
+//   Dots          16 sums of products of integers, exact;
+//   Sums          16 float32 sums;
+//   kMostTokens   how many tokens share a weight's unpacking;
+//   tiles_at_once of 8, 4, 2 or 1 the most whose sums with so many tokens fit the registers;
+//   add_chunk     dots[n][m] += the products of 32 inputs of tile n with those of token m.
+//
+// One load of an activation serves all tiles at once, and several keep enough sums in flight.
+// Blocks of 64 bytes and the 32 bytes of a token are those of int4_layout.hpp.
 #pragma once
+
+#include <type_traits>
 
 #include "core/row.hpp"
 #include "cpu/int4_layout.hpp"
@@ -14,16 +19,41 @@
 #include <immintrin.h>
 #endif
 
+#define POLYSPEC_INLINE __attribute__((always_inline))
+
 namespace polyspec::POLYSPEC_CORE {
 
-#if defined(__AVX512F__)
+// body(0), body(1), ... with constants: arrays that are indexed with those alone stay in registers.
+template <int kCount, class Body>
+POLYSPEC_FN void unrolled(const Body& body) {
+  if constexpr (kCount > 0) {
+    unrolled<kCount - 1>(body);
+    body(std::integral_constant<int, kCount - 1>());
+  }
+}
 
+// Inputs 4 i to 4 i + 3 of a token.
+POLYSPEC_FN int32_t four_of(const int8_t* x, int64_t i) {
+  int32_t four;
+  memcpy(&four, x + 4 * i, sizeof(four));
+  return four;
+}
+
+#if defined(__AVX512VNNI__)
+
+using Dots = __m512i;
 using Sums = __m512;
-constexpr int kSums = 24;
+constexpr int kMostTokens = 16;
+constexpr int tiles_at_once(int tokens) {
+  return tokens < 3 ? 8 : tokens < 7 ? 4 : tokens < 14 ? 2 : 1;
+}
 
+POLYSPEC_FN Dots dots_from(int32_t value) { return _mm512_set1_epi32(value); }
+POLYSPEC_FN Sums to_sums(Dots dots) { return _mm512_cvtepi32_ps(dots); }
 POLYSPEC_FN Sums no_sums() { return _mm512_setzero_ps(); }
+POLYSPEC_FN Sums times(Sums a, float b) { return _mm512_mul_ps(a, _mm512_set1_ps(b)); }
 POLYSPEC_FN Sums fused(Sums a, Sums b, Sums c) { return _mm512_fmadd_ps(a, b, c); }
-POLYSPEC_FN Sums fused(Sums a, float b, Sums c) { return _mm512_fmadd_ps(a, _mm512_set1_ps(b), c); }
+POLYSPEC_FN Sums fused(Sums a, float b, Sums c) { return fused(a, _mm512_set1_ps(b), c); }
 POLYSPEC_FN Sums load(const float* from) { return _mm512_loadu_ps(from); }
 POLYSPEC_FN Sums load(const BFloat16* from) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -31,14 +61,49 @@ POLYSPEC_FN Sums load(const BFloat16* from) {
 }
 POLYSPEC_FN void store(float* to, Sums sums) { _mm512_storeu_ps(to, sums); }
 
+template <int M, int N>
+POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t tile_bytes,
+                           const int8_t* x) {
+  const __m512i mask = _mm512_set1_epi8(15);
+  unrolled<kChunkInputs / 4>([&](auto i) POLYSPEC_INLINE {
+    __m512i weights[N];
+    unrolled<N>([&](auto n) POLYSPEC_INLINE {
+      const uint8_t* from = blocks + n * tile_bytes + i / 2 * kBlockBytes;
+      if (i % 2 == 0) __builtin_prefetch(from + kAhead);
+      const __m512i both = _mm512_load_si512(from);
+      weights[n] = _mm512_and_si512(i % 2 == 0 ? both : _mm512_srli_epi16(both, 4), mask);
+    });
+    unrolled<M>([&](auto m) POLYSPEC_INLINE {
+      const __m512i four = _mm512_set1_epi32(four_of(x + m * kChunkInputs, i));
+      unrolled<N>([&](auto n) POLYSPEC_INLINE {
+        dots[n][m] = _mm512_dpbusd_epi32(dots[n][m], weights[n], four);
+      });
+    });
+  });
+}
+
 #elif defined(__AVX2__)
 
+struct Dots {
+  __m256i low, high;
+};
 struct Sums {
   __m256 low, high;
 };
-constexpr int kSums = 6;
+constexpr int kMostTokens = 4;
+constexpr int tiles_at_once(int tokens) { return 4 / tokens; }
 
+POLYSPEC_FN Dots dots_from(int32_t value) {
+  return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)};
+}
+POLYSPEC_FN Sums to_sums(Dots dots) {
+  return {_mm256_cvtepi32_ps(dots.low), _mm256_cvtepi32_ps(dots.high)};
+}
 POLYSPEC_FN Sums no_sums() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+POLYSPEC_FN Sums times(Sums a, float b) {
+  const __m256 all = _mm256_set1_ps(b);
+  return {_mm256_mul_ps(a.low, all), _mm256_mul_ps(a.high, all)};
+}
 POLYSPEC_FN Sums fused(Sums a, Sums b, Sums c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
@@ -59,20 +124,73 @@ POLYSPEC_FN void store(float* to, Sums sums) {
   _mm256_storeu_ps(to + 8, sums.high);
 }
 
+// A chunk's sums fit 16 bits: 8 times two products of at most 15 * 127 each make 30480.
+template <int M, int N>
+POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t tile_bytes,
+                           const int8_t* x) {
+  const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  __m256i low[N][M], high[N][M];
+  unrolled<N>([&](auto n) POLYSPEC_INLINE {
+    unrolled<M>([&](auto m) POLYSPEC_INLINE { low[n][m] = high[n][m] = _mm256_setzero_si256(); });
+  });
+  unrolled<kChunkInputs / 4>([&](auto i) POLYSPEC_INLINE {
+    unrolled<N>([&](auto n) POLYSPEC_INLINE {
+      const uint8_t* from = blocks + n * tile_bytes + i / 2 * kBlockBytes;
+      if (i % 2 == 0) __builtin_prefetch(from + kAhead);
+      const auto half = [&](int64_t at) {
+        const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(from + at));
+        return _mm256_and_si256(i % 2 == 0 ? both : _mm256_srli_epi16(both, 4), mask);
+      };
+      const __m256i first = half(0), second = half(kBlockBytes / 2);
+      unrolled<M>([&](auto m) POLYSPEC_INLINE {
+        const __m256i four = _mm256_set1_epi32(four_of(x + m * kChunkInputs, i));
+        low[n][m] = _mm256_add_epi16(low[n][m], _mm256_maddubs_epi16(first, four));
+        high[n][m] = _mm256_add_epi16(high[n][m], _mm256_maddubs_epi16(second, four));
+      });
+    });
+  });
+  unrolled<N>([&](auto n) POLYSPEC_INLINE {
+    unrolled<M>([&](auto m) POLYSPEC_INLINE {
+      Dots& sum = dots[n][m];
+      sum.low = _mm256_add_epi32(sum.low, _mm256_madd_epi16(low[n][m], ones));
+      sum.high = _mm256_add_epi32(sum.high, _mm256_madd_epi16(high[n][m], ones));
+    });
+  });
+}
+
 #else
 
+struct Dots {
+  int32_t lanes[kInt4Outputs];
+};
 struct Sums {
   float lanes[kInt4Outputs];
 };
-constexpr int kSums = 2;
+constexpr int kMostTokens = 4;
+constexpr int tiles_at_once(int tokens) { return 4 / tokens; }
 
+POLYSPEC_FN Dots dots_from(int32_t value) {
+  Dots made;
+  for (int32_t& lane : made.lanes) lane = value;
+  return made;
+}
+POLYSPEC_FN Sums to_sums(const Dots& dots) {
+  Sums made;
+  for (int64_t i = 0; i < kInt4Outputs; ++i) made.lanes[i] = static_cast<float>(dots.lanes[i]);
+  return made;
+}
 POLYSPEC_FN Sums no_sums() { return {}; }
+POLYSPEC_FN Sums times(Sums a, float b) {
+  for (float& lane : a.lanes) lane *= b;
+  return a;
+}
 POLYSPEC_FN Sums fused(const Sums& a, const Sums& b, Sums c) {
-  for (int64_t i = 0; i < kInt4Outputs; ++i) c.lanes[i] += a.lanes[i] * b.lanes[i];
+  for (int64_t i = 0; i < kInt4Outputs; ++i)
+    c.lanes[i] = __builtin_fmaf(a.lanes[i], b.lanes[i], c.lanes[i]);
   return c;
 }
 POLYSPEC_FN Sums fused(const Sums& a, float b, Sums c) {
-  for (int64_t i = 0; i < kInt4Outputs; ++i) c.lanes[i] += a.lanes[i] * b;
+  for (int64_t i = 0; i < kInt4Outputs; ++i) c.lanes[i] = __builtin_fmaf(a.lanes[i], b, c.lanes[i]);
   return c;
 }
 template <class T>
@@ -83,79 +201,25 @@ POLYSPEC_FN Sums load(const T* from) {
 }
 POLYSPEC_FN void store(float* to, const Sums& sums) { memcpy(to, sums.lanes, sizeof(sums.lanes)); }
 
-#endif
-
-#if defined(__AVX512BF16__)
-
-using Input = BFloat16;
-constexpr int64_t kStep = 2;
-constexpr bool kRoundsActivations = true;
-using Weights = __m512i;
-
-// A word's nibble selects among 32 entries by five bits; both halves hold the same, so that what
-// stands beside the nibble does not matter.
-POLYSPEC_FN __m512i values() {
-  alignas(64) static constexpr uint16_t kValues[32] = {
-      0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,  // -8 ... -1
-      0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,  // 0 ... 7
-      0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-      0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-  return _mm512_load_si512(kValues);
-}
-template <int kPlace>
-POLYSPEC_FN Weights unpacked(const uint8_t* block) {
-  const __m512i words = _mm512_load_si512(block);
-  return _mm512_permutexvar_epi16(kPlace == 0 ? words : _mm512_srli_epi16(words, 4 * kPlace),
-                                  values());
-}
-template <int kPlace>
-POLYSPEC_FN Sums multiplied(Sums sums, Weights weights, const Input* block) {
-  int32_t pair;
-  memcpy(&pair, block + 2 * kPlace, sizeof(pair));
-  return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(weights),
-                          reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)));
-}
-
-#else
-
-using Input = float;
-constexpr int64_t kStep = 1;
-constexpr bool kRoundsActivations = false;
-using Weights = Sums;
-
-#if defined(__AVX512F__)
-template <int kPlace>
-POLYSPEC_FN Weights unpacked(const uint8_t* block) {
-  const __m512i words = _mm512_load_si512(block);
-  const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-  return _mm512_permutexvar_ps(_mm512_srli_epi32(words, 4 * kPlace), values);
-}
-#elif defined(__AVX2__)
-template <int kPlace>
-POLYSPEC_FN Weights unpacked(const uint8_t* block) {
-  const auto half = [&](int64_t at) {
-    const __m256i words = _mm256_load_si256(reinterpret_cast<const __m256i*>(block + at));
-    const __m256i nibbles =
-        _mm256_and_si256(_mm256_srli_epi32(words, 4 * kPlace), _mm256_set1_epi32(15));
-    return _mm256_cvtepi32_ps(_mm256_sub_epi32(nibbles, _mm256_set1_epi32(8)));
-  };
-  return {half(0), half(32)};
-}
-#else
-template <int kPlace>
-POLYSPEC_FN Weights unpacked(const uint8_t* block) {
-  Weights made;
-  for (int64_t i = 0; i < kInt4Outputs; ++i) {
-    uint32_t word;
-    memcpy(&word, block + 4 * i, sizeof(word));
-    made.lanes[i] = static_cast<float>(static_cast<int32_t>(word >> (4 * kPlace) & 15u) - 8);
+template <int M, int N>
+POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t tile_bytes,
+                           const int8_t* x) {
+  for (int64_t block = 0; block < kChunkBlocks; ++block, blocks += kBlockBytes) {
+    for (int m = 0; m < M; ++m) {
+      const int8_t* eight = x + m * kChunkInputs + block * kBlockInputs;
+      for (int n = 0; n < N; ++n) {
+        const uint8_t* bytes = blocks + n * tile_bytes;
+        for (int64_t i = 0; i < kInt4Outputs; ++i) {
+          int32_t sum = 0;
+          for (int64_t j = 0; j < 4; ++j) {
+            const uint8_t both = bytes[4 * i + j];
+            sum += (both & 15) * eight[j] + (both >> 4) * eight[4 + j];
+          }
+          dots[n][m].lanes[i] += sum;
+        }
+      }
+    }
   }
-  return made;
-}
-#endif
-template <int kPlace>
-POLYSPEC_FN Sums multiplied(Sums sums, const Weights& weights, const Input* block) {
-  return fused(weights, block[input_of(kPlace)], sums);
 }
 
 #endif

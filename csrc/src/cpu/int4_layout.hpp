@@ -8,6 +8,9 @@ namespace polyspec::POLYSPEC_CORE {
 
 constexpr int64_t kBlockInputs = 8;  // of one block of 64 bytes
 constexpr int64_t kBlockBytes = 64;
+constexpr int64_t kChunkInputs = 32;  // the smallest group
+constexpr int64_t kChunkBlocks = kChunkInputs / kBlockInputs;
+constexpr int64_t kAhead = 2048;  // bytes from a block that is read to the one asked for
 
 struct Int4Layout {
   int64_t tiles, groups, blocks;  // of the matrix, of a tile, of a group
@@ -23,14 +26,15 @@ struct Int4Layout {
         tile_bytes(groups * group_bytes) {}
 };
 
-// Input of a block whose q is the nibble at bit 4 * nibble.
-constexpr int64_t input_of(int64_t nibble) {
-  return nibble < 4 ? 2 * nibble : 2 * (nibble - 4) + 1;
-}
+// A token's activations of one group: x is near scale * values.
+struct Int4Scale {
+  float scale;    // NaN where one of them is not finite
+  float sum;      // of scale * values
+  int32_t start;  // -8 times the sum of values: turns sums of q into sums of q - 8
+};
 
-// The workspace of a pass of m <= 16 tokens: activations [k / group, m, group], at most 4 bytes
-// each, then their sums by group [m, k / group] in float32. (Rows of all k inputs would lie a power
-// of two apart, and fall into the same few sets of the first cache.)
-inline int64_t sums_at(const Int4Shape& shape) { return kInt4Tokens * shape.inputs * 4; }
+// The workspace of a pass of m <= 16 tokens: rounded activations [k / 32, m, 32] of 8 bits, then
+// their Int4Scale [k / group, m].
+inline int64_t scales_at(const Int4Shape& shape) { return kInt4Tokens * shape.inputs; }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -1,8 +1,8 @@
-// The 4-bit product, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2, avx512 or
-// avx512bf16, and the build passes the matching compiler flags.
+// The 4-bit product, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2 or
+// avx512vnni, and the build passes the matching compiler flags.
 //
-// Every sum runs over its inputs in the same order, whatever the number of tokens and of tiles
-// beside it: group by group, in each first the products of q - 8, then its scale and its zero.
+// Sums of integers are exact, and those of float32 run group by group whatever the instruction set,
+// the number of tokens and the tiles beside: the result is always the same.
 #define POLYSPEC_JOIN_(a, b) a##b
 #define POLYSPEC_JOIN(a, b) POLYSPEC_JOIN_(a, b)
 #define POLYSPEC_STRING_(a) #a
@@ -40,30 +40,56 @@ POLYSPEC_FN void convert(float value, float* to) { *to = value; }
 POLYSPEC_FN void convert(float value, BFloat16* to) { *to = to_bfloat16(value); }
 POLYSPEC_FN void convert(float value, Float16* to) { *to = to_float16(value); }
 
-Input* inputs_of(const Int4ProductParams& params) { return static_cast<Input*>(params.workspace); }
-float* sums_of(const Int4ProductParams& params) {
-  return reinterpret_cast<float*>(static_cast<char*>(params.workspace) + sums_at(params.shape));
+int8_t* values_of(const Int4ProductParams& params) {
+  return static_cast<int8_t*>(params.workspace);
+}
+Int4Scale* scales_of(const Int4ProductParams& params) {
+  return reinterpret_cast<Int4Scale*>(static_cast<char*>(params.workspace) +
+                                      scales_at(params.shape));
+}
+
+constexpr int32_t kTiny = 0x0d800000;  // the bits of 2^-100: 127 / 2^-100 is far from overflow
+
+// One token's activations of a group, at values + 32 of each chunk's `stride` bytes.
+template <class T>
+POLYSPEC_FN Int4Scale round_group(const T* x, int64_t group, int8_t* values, int64_t stride) {
+  int32_t largest = 0;  // bits of the largest magnitude: those of a NaN are above all others
+  for (int64_t k = 0; k < group; ++k) {
+    const int32_t bits = bit_cast<int32_t>(to_float(x[k])) & 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  const bool finite = largest < kOrderInfinity;
+  if (!finite || largest < kTiny) {
+    for (int64_t k = 0; k < group; k += kChunkInputs)
+      memset(values + k / kChunkInputs * stride, 0, kChunkInputs);
+    const float scale = finite ? 0.0f : kNan;
+    return {scale, scale, 0};
+  }
+  const float scale = bit_cast<float>(largest) / 127.0f;
+  const float inverse = 127.0f / bit_cast<float>(largest);
+  int32_t sum = 0;
+  for (int64_t begin = 0; begin < group; begin += kChunkInputs) {
+    for (int64_t k = 0; k < kChunkInputs; ++k) {
+      // Adding 1.5 * 2^23 rounds to an integer, ties to even, which the low bits then are.
+      const float rounded = to_float(x[begin + k]) * inverse + 12582912.0f;
+      const int8_t value = static_cast<int8_t>(bit_cast<int32_t>(rounded));
+      values[k] = value;
+      sum += value;
+    }
+    values += stride;
+  }
+  return {scale, scale * static_cast<float>(sum), -8 * sum};
 }
 
 template <class T>
 void prepare_rows(const Int4ProductParams& params, int64_t first, int64_t tokens) {
-  const int64_t inputs = params.shape.inputs, group = params.shape.group;
-  float* sums = sums_of(params);
+  const int64_t group = params.shape.group, groups = params.shape.inputs / group;
   for (int64_t m = 0; m < tokens; ++m) {
     const T* x = static_cast<const T*>(params.x) + (first + m) * params.x_stride;
-    for (int64_t begin = 0; begin < inputs; begin += group) {
-      Input* made = inputs_of(params) + (begin * tokens + m * group);
-      float parts[kInt4Outputs] = {};
-      for (int64_t k = 0; k < group; k += kInt4Outputs) {
-        for (int64_t i = 0; i < kInt4Outputs; ++i) {
-          convert(to_float(x[begin + k + i]), made + k + i);
-          parts[i] += to_float(made[k + i]);
-        }
-      }
-      for (int64_t half = kInt4Outputs / 2; half > 0; half /= 2) {
-        for (int64_t i = 0; i < half; ++i) parts[i] += parts[i + half];
-      }
-      *sums++ = parts[0];
+    for (int64_t g = 0; g < groups; ++g) {
+      int8_t* values = values_of(params) + g * group * tokens + m * kChunkInputs;
+      scales_of(params)[g * tokens + m] =
+          round_group(x + g * group, group, values, tokens * kChunkInputs);
     }
   }
 }
@@ -80,137 +106,27 @@ void prepare(const Int4ProductParams& params, int64_t first, int64_t tokens) {
   }
 }
 
-// What is at work for some tiles and tokens.
-struct Pass {
-  const Int4Layout& layout;
-  const uint8_t* packed;  // the first tile
-  const Input* inputs;    // of the first group
-  const float* sums;
-  int64_t tokens;
-  bool float_scales;
-};
-
-constexpr int kPlaces = static_cast<int>(kBlockInputs / kStep);
-constexpr int64_t kMaxBlocks = 256 / kBlockInputs;
-
-// Adds the products of place kPlace of a block, and of those behind it.
-template <int kPlace, int M, int N, class Source>
-POLYSPEC_FN void add_block(Sums (&sums)[N][M], const Source& source, int64_t block,
-                           const Input* inputs, int64_t stride) {
-  if constexpr (kPlace < kPlaces) {
-    Weights weights[N];
-#pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) weights[n] = source.template at<kPlace>(n, block);
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < N; ++n) {
-        sums[n][m] =
-            multiplied<kPlace>(sums[n][m], weights[n], inputs + m * stride + block * kBlockInputs);
-      }
-    }
-    add_block<kPlace + 1>(sums, source, block, inputs, stride);
-  }
-}
-
-// The weights of a group as they lie in its tiles.
-struct Packed {
-  const uint8_t* blocks;
-  int64_t tile_bytes;
-  template <int kPlace>
-  POLYSPEC_FN Weights at(int n, int64_t block) const {
-    return unpacked<kPlace>(blocks + n * tile_bytes + block * kBlockBytes);
-  }
-};
-
-// The weights of a group of one tile, unpacked for more tokens than the registers have sums for.
-struct Unpacked {
-  Weights weights[kMaxBlocks][kPlaces];
-  template <int kPlace>
-  POLYSPEC_FN void fill(const Packed& from, int64_t block) {
-    if constexpr (kPlace < kPlaces) {
-      weights[block][kPlace] = from.at<kPlace>(0, block);
-      fill<kPlace + 1>(from, block);
-    }
-  }
-  template <int kPlace>
-  POLYSPEC_FN const Weights& at(int, int64_t block) const {
-    return weights[block][kPlace];
-  }
-};
-
-// totals += the products of one group with M tokens from `token` on.
-template <int M, int N, class Source>
-POLYSPEC_FN void add_group(const Pass& pass, const Source& source, int64_t group, int64_t token,
-                           Sums (*totals)[kInt4Tokens]) {
-  Sums sums[N][M];
-#pragma GCC unroll 16
-  for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) sums[n][m] = no_sums();
-  }
-  const int64_t stride = pass.layout.blocks * kBlockInputs;
-  const Input* inputs = pass.inputs + (group * pass.tokens + token) * stride;
-  for (int64_t block = 0; block < pass.layout.blocks; ++block)
-    add_block<0>(sums, source, block, inputs, stride);
-#pragma GCC unroll 16
-  for (int n = 0; n < N; ++n) {
-    const uint8_t* head =
-        pass.packed + n * pass.layout.tile_bytes + group * pass.layout.group_bytes;
-    const uint8_t* tail = head + pass.layout.scale_bytes;
-    const Sums scale = pass.float_scales ? load(reinterpret_cast<const float*>(head))
-                                         : load(reinterpret_cast<const BFloat16*>(head));
-    const Sums zero = pass.float_scales ? load(reinterpret_cast<const float*>(tail))
-                                        : load(reinterpret_cast<const BFloat16*>(tail));
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-      const float sum = pass.sums[(token + m) * pass.layout.groups + group];
-      Sums& total = totals[n][token + m];
-      total = fused(zero, sum, fused(sums[n][m], scale, total));
-    }
-  }
-}
-
-// Up to kSums tokens of one unpacked group.
-template <int M>
-void add_unpacked(const Pass& pass, const Unpacked& source, int64_t group, int64_t token,
-                  int64_t tokens, Sums (*totals)[kInt4Tokens]) {
-  if constexpr (M > 0) {
-    if (tokens == M) return add_group<M, 1>(pass, source, group, token, totals);
-    add_unpacked<M - 1>(pass, source, group, token, tokens, totals);
-  }
-}
-
-template <int M, int N>
-void add_tiles(const Pass& pass, Sums (*totals)[kInt4Tokens]) {
-  for (int64_t group = 0; group < pass.layout.groups; ++group) {
-    const Packed packed{pass.packed + group * pass.layout.group_bytes + 2 * pass.layout.scale_bytes,
-                        pass.layout.tile_bytes};
-    if constexpr (M * N <= kSums) {
-      add_group<M, N>(pass, packed, group, 0, totals);
-    } else {
-      static_assert(N == 1, "several tiles at once need registers for all their sums");
-      Unpacked weights;
-      for (int64_t block = 0; block < pass.layout.blocks; ++block) weights.fill<0>(packed, block);
-      for (int64_t token = 0; token < M; token += kSums) {
-        const int64_t tokens = M - token < kSums ? M - token : kSums;
-        add_unpacked<kSums>(pass, weights, group, token, tokens, totals);
-      }
-    }
-  }
-}
-
 template <class T>
-void write(const Int4ProductParams& params, const Sums& total, int64_t token, int64_t tile) {
+POLYSPEC_FN void write(const Int4ProductParams& params, const Sums& total, int64_t token,
+                       int64_t tile) {
   float values[kInt4Outputs];
+  T made[kInt4Outputs];
   store(values, total);
+  for (int64_t i = 0; i < kInt4Outputs; ++i) {
+    // One NaN for all: its sign and payload depend on the processor.
+    convert(values[i] == values[i] ? values[i] : kNan, made + i);
+  }
   const int64_t begin = tile * kInt4Outputs, rest = params.shape.outputs - begin;
-  const int64_t count = rest < kInt4Outputs ? rest : kInt4Outputs;
   T* y = static_cast<T*>(params.y) + token * params.y_stride + begin;
-  for (int64_t i = 0; i < count; ++i) convert(values[i], y + i);
+  if (rest >= kInt4Outputs) {
+    memcpy(y, made, sizeof(made));
+  } else {
+    memcpy(y, made, static_cast<size_t>(rest) * sizeof(T));
+  }
 }
 
-void write(const Int4ProductParams& params, const Sums& total, int64_t token, int64_t tile) {
+POLYSPEC_FN void write(const Int4ProductParams& params, const Sums& total, int64_t token,
+                       int64_t tile) {
   switch (params.dtype) {
     case DType::kFloat32:
       return write<float>(params, total, token, tile);
@@ -221,47 +137,90 @@ void write(const Int4ProductParams& params, const Sums& total, int64_t token, in
   }
 }
 
-// As many tiles at once as there are registers for: one load of an activation serves them all, and
-// one token alone has enough sums in flight.
-constexpr int tiles_at_once(int tokens) {
-  const int fit = kSums / tokens;
-  return fit > 8 ? 8 : fit < 1 ? 1 : fit;
+// Tokens of a pass, `count` of them, of which those from `token` on are at work.
+struct Pass {
+  const Int4ProductParams& params;
+  Int4Layout layout;
+  int64_t first, count, token;
+};
+
+POLYSPEC_FN Sums load_row(const uint8_t* from, DType dtype) {
+  return dtype == DType::kFloat32 ? load(reinterpret_cast<const float*>(from))
+                                  : load(reinterpret_cast<const BFloat16*>(from));
 }
 
+// M tokens and N tiles from `tile` on.
 template <int M, int N>
-void run_tiles(const Int4ProductParams& params, const Int4Layout& layout, int64_t first,
-               int64_t begin, int64_t end) {
-  int64_t tile = begin;
-  for (; tile + N <= end; tile += N) {
-    const Pass pass{
-        layout, params.packed + tile * layout.tile_bytes,   inputs_of(params), sums_of(params),
-        M,      params.shape.scale_dtype == DType::kFloat32};
-    Sums totals[N][kInt4Tokens];
-    for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < M; ++m) totals[n][m] = no_sums();
-    }
-    add_tiles<M, N>(pass, totals);
-    for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < M; ++m) write(params, totals[n][m], first + m, tile + n);
-    }
+void run_tiles(const Pass& pass, int64_t tile) {
+  const Int4Layout& layout = pass.layout;
+  const DType scale_dtype = pass.params.shape.scale_dtype;
+  const uint8_t* packed = pass.params.packed + tile * layout.tile_bytes;
+  const int8_t* x = values_of(pass.params) + pass.token * kChunkInputs;
+  const Int4Scale* scales = scales_of(pass.params) + pass.token;
+  Sums totals[N][M];
+  for (int n = 0; n < N; ++n) {
+    for (int m = 0; m < M; ++m) totals[n][m] = no_sums();
   }
-  if constexpr (N > 1) run_tiles<M, N / 2>(params, layout, first, tile, end);
+  for (int64_t group = 0; group < layout.groups; ++group) {
+    Dots dots[N][M];
+    unrolled<M>([&](auto m) POLYSPEC_INLINE {
+      unrolled<N>([&](auto n) POLYSPEC_INLINE { dots[n][m] = dots_from(scales[m].start); });
+    });
+    const uint8_t* blocks = packed + 2 * layout.scale_bytes;
+    for (int64_t block = 0; block < layout.blocks; block += kChunkBlocks) {
+      add_chunk(dots, blocks, layout.tile_bytes, x);
+      blocks += kChunkBlocks * kBlockBytes;
+      x += pass.count * kChunkInputs;
+    }
+    unrolled<N>([&](auto n) POLYSPEC_INLINE {
+      const uint8_t* head = packed + n * layout.tile_bytes;
+      const Sums scale = load_row(head, scale_dtype);
+      const Sums zero = load_row(head + layout.scale_bytes, scale_dtype);
+      unrolled<M>([&](auto m) POLYSPEC_INLINE {
+        const Sums sum = times(to_sums(dots[n][m]), scales[m].scale);
+        totals[n][m] = fused(zero, scales[m].sum, fused(sum, scale, totals[n][m]));
+      });
+    });
+    packed += layout.group_bytes;
+    scales += pass.count;
+  }
+  for (int n = 0; n < N; ++n) {
+    for (int m = 0; m < M; ++m)
+      write(pass.params, totals[n][m], pass.first + pass.token + m, tile + n);
+  }
 }
 
 template <int M>
-void run_tokens(const Int4ProductParams& params, const Int4Layout& layout, int64_t first,
-                int64_t tokens, int64_t begin, int64_t end) {
+void run_tokens(const Pass& pass, int64_t tokens, int64_t begin, int64_t end) {
   if constexpr (M > 0) {
-    if (tokens == M) return run_tiles<M, tiles_at_once(M)>(params, layout, first, begin, end);
-    run_tokens<M - 1>(params, layout, first, tokens, begin, end);
+    if (tokens < M) return run_tokens<M - 1>(pass, tokens, begin, end);
+    constexpr int kTiles = tiles_at_once(M);
+    if (end - begin < kTiles) {
+      for (; begin < end; ++begin) run_tiles<M, 1>(pass, begin);
+      return;
+    }
+    // The last ones may have been multiplied before: that is cheaper than going one by one.
+    for (; begin < end; begin += kTiles)
+      run_tiles<M, kTiles>(pass, begin + kTiles < end ? begin : end - kTiles);
   }
 }
 
-void multiply(const Int4ProductParams& params, int64_t first, int64_t tokens, int64_t begin,
+// Tiles that all tokens go through while a cache holds them.
+constexpr int64_t kTilesCached = 8;
+
+void multiply(const Int4ProductParams& params, int64_t first, int64_t count, int64_t begin,
               int64_t end) {
   const FloatMode mode;
-  const Int4Layout layout(params.shape);
-  run_tokens<kInt4Tokens>(params, layout, first, tokens, begin, end);
+  Pass pass{params, Int4Layout(params.shape), first, count, 0};
+  const int64_t parts = (count + kMostTokens - 1) / kMostTokens;
+  if (parts == 1) return run_tokens<kMostTokens>(pass, count, begin, end);
+  for (; begin < end; begin += kTilesCached) {
+    const int64_t cut = begin + kTilesCached < end ? begin + kTilesCached : end;
+    for (int64_t part = 0; part < parts; ++part) {
+      pass.token = count * part / parts;
+      run_tokens<kMostTokens>(pass, count * (part + 1) / parts - pass.token, begin, cut);
+    }
+  }
 }
 
 }  // namespace
@@ -271,10 +230,8 @@ namespace polyspec::cpu {
 
 #define POLYSPEC_TABLE_baseline kInt4Baseline
 #define POLYSPEC_TABLE_avx2 kInt4Avx2
-#define POLYSPEC_TABLE_avx512 kInt4Avx512
-#define POLYSPEC_TABLE_avx512bf16 kInt4Avx512Bf16
+#define POLYSPEC_TABLE_avx512vnni kInt4Avx512Vnni
 const Int4 POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
-    &POLYSPEC_CORE::prepare, &POLYSPEC_CORE::multiply, POLYSPEC_CORE::kRoundsActivations,
-    POLYSPEC_STRING(POLYSPEC_ISA)};
+    &POLYSPEC_CORE::prepare, &POLYSPEC_CORE::multiply, POLYSPEC_STRING(POLYSPEC_ISA)};
 
 }  // namespace polyspec::cpu

@@ -7,20 +7,18 @@
 namespace polyspec::cpu {
 
 struct Int4 {
-  // Lays the activations of `tokens` rows from `first` on into the workspace.
+  // Rounds the activations of `tokens` rows from `first` on into the workspace.
   void (*prepare)(const Int4ProductParams& params, int64_t first, int64_t tokens);
   // Output tiles [begin, end) of those rows.
   void (*multiply)(const Int4ProductParams& params, int64_t first, int64_t tokens, int64_t begin,
                    int64_t end);
-  bool rounds_activations;
   const char* isa;
 };
 
 extern const Int4 kInt4Baseline;
 #ifdef POLYSPEC_X86
 extern const Int4 kInt4Avx2;
-extern const Int4 kInt4Avx512;
-extern const Int4 kInt4Avx512Bf16;
+extern const Int4 kInt4Avx512Vnni;
 #endif
 
 }  // namespace polyspec::cpu
