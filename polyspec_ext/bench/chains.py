@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import statistics
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +22,10 @@ import torch
 from polyspec_ext import progress, tiny
 from polyspec_ext.bench import machine
 from polyspec_ext.bench.differences import first_difference, surprise
-from polyspec_ext.bench.generation import Contender, measure, ratios
-from polyspec_ext.bench.generation_calls import Request, chain_call
+from polyspec_ext.bench.generation import ASSISTED, GENERATE, Contender, measure, ratios
+from polyspec_ext.bench.generation_calls import Request, chain_call, generate_call
 from polyspec_ext.chain import Chain
-from polyspec_ext.drafters import PromptLookup
+from polyspec_ext.drafters import DynamicTree, Eagle, PromptLookup
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planning import pass_seconds
 from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
@@ -32,8 +33,11 @@ from polyspec_ext.stats import Stats, merge
 
 SCHEMA = 1  # of the JSON report
 TARGET, W4, MIDDLE, DRAFTER, NGRAM = "target", "W4 copy", "middle", "drafter", "n-gram"
+EAGLE, TREE = "EAGLE", "EAGLE tree"
 # Below the target, the dearest first: a chain is a part of it in that order.
 KINDS = (W4, MIDDLE, DRAFTER, NGRAM)
+# Below these an EAGLE head drafts: they have the states that it reads.
+READ = ((TARGET,), (TARGET, W4))
 # Windows tried for a chain, by its levels; the fastest on one prompt is measured.
 WINDOWS: dict[int, tuple[tuple[int, ...], ...]] = {
     2: ((4,), (7,), (11,)),
@@ -41,6 +45,8 @@ WINDOWS: dict[int, tuple[tuple[int, ...], ...]] = {
     4: ((11, 5, 2), (11, 6, 3)),
     5: ((11, 6, 4, 2),),
 }
+# EAGLE-2's tree has so many tokens that the level above still reads them in nearly the time of one.
+SHAPE = DynamicTree(top_k=4, total_tokens=12)
 WIDTHS = (1, 4, 8, 12)
 # A text that is not the target's own would be so many deviations off only once in 3 million runs.
 Z_LIMIT = 5.0
@@ -98,9 +104,15 @@ def parts_of(args: argparse.Namespace, tokenizer: Any) -> tuple[dict[str, Any], 
     parts: dict[str, Any] = {TARGET: target}
     # One level each for all chains: they take turns.
     parts[W4] = HuggingFaceLevel(copy, name=W4, shares_cache_with=target, pack=True)
-    small_levels = tiny.levels()
+    small_levels = tiny.levels(compile=args.compile)
     parts[MIDDLE], parts[DRAFTER] = small_levels["middle"], small_levels["drafter"]
     parts[NGRAM] = PromptLookup()
+    with tempfile.TemporaryDirectory() as folder:
+        place = tiny.grown_head(args.head, args.times, folder)
+        for name, tree in ((EAGLE, None), (TREE, SHAPE)):
+            parts[name] = Eagle.from_pretrained(
+                place, target, tree=tree, dtype=small_levels[DRAFTER].dtype, name=name
+            )
     apart = HuggingFaceLevel(copy, name=W4, pack=True)
     timed = [apart, parts[MIDDLE], parts[DRAFTER]]
     found = pass_seconds(timed, WIDTHS, limit=3.0)
@@ -115,7 +127,7 @@ def combinations(most: int) -> list[tuple[str, ...]]:
         (TARGET, *below)
         for count in range(1, min(most, len(KINDS) + 1))
         for below in itertools.combinations(KINDS, count)
-    ]
+    ] + [(*above, head) for above in READ if len(above) < most for head in (EAGLE, TREE)]
 
 
 def tuned(
@@ -173,8 +185,9 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     rows = []
     for one in made:
-        stats = merge(one.stats)
+        stats = merge(one.stats)  # transformers tells nothing: no levels
         tokens = max(1, stats.num_new_tokens)
+        inside = sum(level.seconds for level in stats.levels)
         rows.append(
             {
                 "label": one.label,
@@ -194,8 +207,7 @@ def rows_of(
                     for level in stats.levels
                 ],
                 # What is no level's: the engine's own share of the time.
-                "engine_share": 1
-                - sum(level.seconds for level in stats.levels) / max(stats.decode_seconds, 1e-9),
+                "engine_share": 1 - inside / stats.decode_seconds if one.stats else None,
             }
         )
     return rows
@@ -213,14 +225,17 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     before = machine.load_average()
     parts, times = parts_of(args, tokenizer)
     model = parts[TARGET].model
+    asked_for = combinations(args.levels)
+    if args.chains:
+        asked_for = [(TARGET, *below) for below in args.chains]
     chosen = [
         (names, tuned(names, parts, prompts[0], args.max_new_tokens))
-        for names in progress.bar(combinations(args.levels), desc="windows", leave=False)
+        for names in progress.bar(asked_for, desc="windows", leave=False)
     ]
     results = []
     overlaps: dict[str, float] = {}
     for temperature in args.temperature:
-        made = [_contender((TARGET,), [], parts)]
+        made = [_contender((TARGET,), [], parts), *_transformers(parts)]
         made += [_contender(names, window, parts) for names, window in chosen]
         with progress.bar(
             total=len(made) * len(prompts) * args.repeats,
@@ -274,6 +289,18 @@ def _contender(names: tuple[str, ...], window: list[int], parts: dict[str, Any])
     return Contender(label, "chain", names, 1, call, window, stats=kept)
 
 
+def _transformers(parts: dict[str, Any]) -> list[Contender]:
+    """Its `generate` with the same target, and assisted by the same drafter."""
+    target, drafter = parts[TARGET], parts[DRAFTER].model
+    eos = frozenset(target.eos_token_ids)
+    alone = generate_call(target.model, eos)
+    assisted = generate_call(target.model, eos, drafter)
+    return [
+        Contender(GENERATE, GENERATE, (TARGET,), 1, alone),
+        Contender(f"{ASSISTED}: {DRAFTER}", ASSISTED, (TARGET, DRAFTER), 1, assisted),
+    ]
+
+
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
     where, settings, load = report["machine"], report["settings"], report["load"]["before"]
@@ -318,9 +345,9 @@ def markdown(report: dict[str, Any]) -> str:
                 f"{row['tokens_per_second']:.1f}",
                 f"{row['x_plain']['median']:.2f}",
                 ", ".join(f"{x:.2f}" for x in lengths) or "-",
-                ", ".join(f"{x['passes_per_token']:.2f}" for x in levels),
-                ", ".join(f"{x['ms']:.1f}" for x in levels),
-                f"{100 * row['engine_share']:.0f} %",
+                ", ".join(f"{x['passes_per_token']:.2f}" for x in levels) or "-",
+                ", ".join(f"{x['ms']:.1f}" for x in levels) or "-",
+                "-" if row["engine_share"] is None else f"{100 * row['engine_share']:.0f} %",
                 row["verdict"],
             ]
             lines.append("| " + " | ".join(cells) + " |")

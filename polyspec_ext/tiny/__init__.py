@@ -140,3 +140,22 @@ def grown(times: int = 4, *, dtype: torch.dtype | None = None) -> Any:
     with progress.loading(shown=False):
         model = load(path("target"), dtype).model
     return grown_model(model, times)
+
+
+def grown_head(name: str, times: int, folder: str | Path) -> Path:
+    """A shipped EAGLE head, "eagle2" or "eagle3", for `grown(times)`: a directory in the format
+    that it was trained in, for `ps.Eagle.from_pretrained`.
+
+    Args:
+        times: >= 1.
+        folder: it is written there, under the head's name.
+    """
+    from ..levels import load
+    from .growth import grown_head as made
+
+    if name not in HEADS:
+        raise ValueError(f"name: expected one of {', '.join(HEADS)}, given {name!r}")
+    with progress.loading(shown=False):
+        model = load(path("target"), torch.float32).model
+    made(path(name), model, times, Path(folder) / name)
+    return Path(folder) / name

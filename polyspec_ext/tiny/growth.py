@@ -8,11 +8,16 @@ among the copies (Net2Net's widening, Chen et al. 2016, arXiv 1511.05641, with e
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import arguments
+from ..drafters import checkpoint
+
+_WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 
 
 @torch.no_grad()
@@ -32,12 +37,7 @@ def grown_model(model: Any, times: int) -> Any:
             f"model: expected a LlamaForCausalLM with tied embeddings, given {type(model).__name__}"
         )
     config = model.config.to_dict()
-    for name in (
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-    ):
+    for name in _WIDTHS:
         config[name] *= times
     # The head stays tied: the final norm's weight is divided instead of the head's columns.
     with torch.device("meta"):
@@ -58,3 +58,48 @@ def grown_model(model: Any, times: int) -> Any:
             weight.copy_((given[name] / times).repeat(times, times))
     made.tie_weights()
     return made
+
+
+@torch.no_grad()
+def grown_head(place: Path, model: Any, times: int, output: Path) -> None:
+    """A shipped EAGLE head for `grown_model(model, times)`, with its distribution to rounding, in
+    the format that it has.
+
+    An EAGLE-2 head reads and gives states of the target's width, so it grows as the target does. An
+    EAGLE-3 head keeps its own width: the product that fuses the target's states has its columns
+    divided among the copies, and the head gets the embeddings of `model`.
+
+    Args:
+        place: directory of the head, trained for `model`.
+        output: directory that is written.
+    """
+    from safetensors.torch import save_file
+
+    config, tensors = checkpoint.read_config(place), checkpoint.read_folder(place)
+    if "midlayer.hidden_norm.weight" in tensors:
+        config["target_hidden_size"] = config["hidden_size"] * times
+        parts = tensors["fc.weight"].split(config["hidden_size"], 1)
+        tensors["fc.weight"] = torch.cat([part.repeat(1, times) / times for part in parts], 1)
+        embeds = model.get_input_embeddings().weight
+        tensors["embed_tokens.weight"] = embeds.to(tensors["fc.weight"].dtype)
+    else:
+        # States come with the grown final norm's factor 1 / times and leave with it, so the whole
+        # residual stream has it; the one norm in between divides it out.
+        config["rms_norm_eps"] /= times**2
+        embeds, states = tensors["fc.weight"].chunk(2, 1)
+        for name in _WIDTHS:
+            config[name] *= times
+        for name, weight in tensors.items():
+            if weight.dim() == 1:
+                tensors[name] = weight.repeat(times)
+                continue
+            reads = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+            adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+            factor = 1 if reads else times**2 if adds else times
+            tensors[name] = weight.repeat(times, times) / factor
+        both = [embeds.repeat(times, times) / times, states.repeat(times, times)]
+        tensors["fc.weight"] = torch.cat(both, 1) / times
+    output.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, output / "model.safetensors", {"format": "pt"})
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -19,10 +19,12 @@ from polyspec_ext.cli.entry import main
 
 def test_every_chain_in_the_order_of_cost() -> None:
     names = chains.combinations(3)
-    assert len(names) == 4 + 6 == len(set(names))
+    assert len(names) == 4 + 6 + 4 == len(set(names))
+    assert ("target", "W4 copy", "EAGLE tree") in names
     assert ("target", "W4 copy", "drafter") in names
     assert ("target", "drafter", "W4 copy") not in names
-    assert len(chains.combinations(4)) == 4 + 6 + 4
+    assert len(chains.combinations(4)) == 4 + 6 + 4 + 4
+    assert len(chains.combinations(2)) == 4 + 2
     assert all(len(one) in chains.WINDOWS for one in chains.combinations(5))
     for count, windows in chains.WINDOWS.items():
         assert all(len(window) == count - 1 for window in windows)
@@ -56,10 +58,22 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     rows = report["results"][0]["rows"]
     assert report["overlap"]["target"] == pytest.approx(1, abs=1e-3)
     assert 0.8 < report["overlap"]["W4 copy"] < 1
-    assert [row["label"] for row in rows][:2] == ["plain decoding", "target <- W4 copy"]
-    assert len(rows) == 1 + 4
+    assert [row["label"] for row in rows][:2] == ["plain decoding", "transformers generate"]
+    labels = [row["label"] for row in rows]
+    assert labels[1:3] == ["transformers generate", "transformers assisted: drafter"]
+    assert len(rows) == 1 + 2 + 4 + 2
     assert all("1 of 1" in row["verdict"] or "parted" in row["verdict"] for row in rows)
-    assert "| target <- n-gram |" in chains.markdown(report)
+    assert "| target <- EAGLE tree |" in chains.markdown(report)
+    # Some of them, grown: the head grows along.
+    some = [*command, "--times", "2", "--chains", "EAGLE tree;n-gram", "--temperature", "1"]
+    ps.save_w4(ps.quantize_w4(tiny.grown(2)), tmp_path)
+    assert main(some) == 0
+    rows = json.loads(capsys.readouterr().out)["results"][0]["rows"]
+    labels = [row["label"] for row in rows[3:]]
+    assert labels == ["target <- EAGLE tree", "target <- n-gram"]
+    with pytest.raises(SystemExit):
+        main([*command, "--chains", "drafter,W4 copy"])
+    assert "expected chains among" in capsys.readouterr().err
 
 
 def test_a_run_of_products(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ... import tiny
 from .. import options
 
 
@@ -14,9 +15,9 @@ def add_command(kinds: Any) -> None:
         "chains",
         help="every chain of two to four levels beside plain decoding",
         description="Every chain below the shipped target, or below the same target grown, of its "
-        "4-bit copy, the middle, the drafter and prompt lookup: acceptance lengths, passes and "
-        "tokens per second beside plain decoding, in turns within one run. Prints Markdown, or "
-        "JSON.",
+        "4-bit copy, the middle, the drafter, prompt lookup and an EAGLE head: acceptance "
+        "lengths, passes and tokens per second beside plain decoding and transformers, in turns "
+        "within one run. Prints Markdown, or JSON.",
     )
     options.add_json(sub)
     options.add_count(sub, "--prompts", 4, "questions")
@@ -31,6 +32,23 @@ def add_command(kinds: Any) -> None:
     )
     options.add_count(sub, "--times", 4, "how much the target is grown; 1: as it is shipped")
     options.add_count(sub, "--levels", 4, "most levels of a chain")
+    sub.add_argument(
+        "--chains",
+        type=_chains,
+        metavar="CHAIN;...",
+        help="only these, each by its levels below the target: 'W4 copy,drafter;EAGLE tree'",
+    )
+    sub.add_argument(
+        "--head",
+        choices=tiny.HEADS,
+        default=tiny.HEADS[0],
+        help="the EAGLE head (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--compile",
+        action="store_true",
+        help="middle and drafter decode through torch.compile (needs a C++ compiler)",
+    )
     sub.add_argument(
         "--w4",
         metavar="DIR",
@@ -48,6 +66,20 @@ def add_command(kinds: Any) -> None:
     )
     options.add_threads(sub)
     sub.set_defaults(run=_run)
+
+
+def _chains(text: str) -> list[tuple[str, ...]]:
+    from ...bench.chains import combinations
+
+    known = [one[1:] for one in combinations(5)]
+    asked = [tuple(name.strip() for name in one.split(",")) for one in text.split(";")]
+    for one in asked:
+        if one not in known:
+            raise argparse.ArgumentTypeError(
+                f"expected chains among {'; '.join(','.join(each) for each in known)}, given "
+                f"{','.join(one)}"
+            )
+    return asked
 
 
 def _run(args: argparse.Namespace) -> int:
