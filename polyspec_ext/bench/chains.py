@@ -9,12 +9,14 @@ was; chains that lose stay in.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import math
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +54,36 @@ WIDTHS = (1, 4, 8, 12)
 Z_LIMIT = 5.0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """What is measured, and how.
+
+    Attributes:
+        prompts, questions: see `machine.questions`.
+        times: how much the target is grown.
+        levels: most of a chain; chains: only these, each by its levels below the target.
+        w4: directory where the 4-bit copy is kept; None: made anew.
+        head: "eagle2" or "eagle3".
+        compile: whether middle and drafter decode through torch.compile.
+        temperature: one table each.
+        threads: of torch; None: its own choice.
+    """
+
+    prompts: int = 4
+    repeats: int = 3
+    max_new_tokens: int = 96
+    questions: Path | None = None
+    times: int = 4
+    levels: int = 4
+    chains: Sequence[tuple[str, ...]] | None = None
+    w4: Path | None = None
+    head: str = tiny.HEADS[0]
+    compile: bool = False
+    temperature: Sequence[float] = (0.0, 1.0)
+    seed: int = 0
+    threads: int | None = None
+
+
 def calibration_texts(model: Any, tokenizer: Any) -> list[torch.Tensor]:
     """What the model itself answers to the built-in questions, several times each: text of the
     kind that is decoded, and none of the questions measured (where those are GSM8K's)."""
@@ -86,14 +118,14 @@ def faster_target(times: int) -> tuple[HuggingFaceLevel, dict[str, dict[int, flo
     return candidates[best], seconds
 
 
-def parts_of(args: argparse.Namespace, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def parts_of(args: Settings, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """What stands in the chains, by kind, and the milliseconds of their passes."""
     target, seconds = faster_target(args.times)
     if args.w4 is not None:
         try:
             copy = load_w4(target.model, args.w4)
         except FileNotFoundError:
-            copy = None
+            copy = None  # calibrated now, and kept
     else:
         copy = None
     if copy is None:
@@ -107,12 +139,17 @@ def parts_of(args: argparse.Namespace, tokenizer: Any) -> tuple[dict[str, Any], 
     small_levels = tiny.levels(compile=args.compile)
     parts[MIDDLE], parts[DRAFTER] = small_levels["middle"], small_levels["drafter"]
     parts[NGRAM] = PromptLookup()
+    dtype = small_levels[DRAFTER].model.dtype
     with tempfile.TemporaryDirectory() as folder:
-        place = tiny.grown_head(args.head, args.times, folder)
-        for name, tree in ((EAGLE, None), (TREE, SHAPE)):
-            parts[name] = Eagle.from_pretrained(
-                place, target, tree=tree, dtype=small_levels[DRAFTER].dtype, name=name
-            )
+        try:
+            place = tiny.grown_head(args.head, args.times, folder)
+        except FileNotFoundError as error:  # models that somebody trained without a head
+            progress.note(f"{args.head}: left out: {error}")
+        else:
+            for name, tree in ((EAGLE, None), (TREE, SHAPE)):
+                parts[name] = Eagle.from_pretrained(
+                    place, target, tree=tree, dtype=dtype, name=name
+                )
     apart = HuggingFaceLevel(copy, name=W4, pack=True)
     timed = [apart, parts[MIDDLE], parts[DRAFTER]]
     found = pass_seconds(timed, WIDTHS, limit=3.0)
@@ -185,9 +222,10 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     rows = []
     for one in made:
-        stats = merge(one.stats)  # transformers tells nothing: no levels
-        tokens = max(1, stats.num_new_tokens)
-        inside = sum(level.seconds for level in stats.levels)
+        stats = merge(one.stats) if one.stats else None  # transformers tells nothing
+        levels = () if stats is None else stats.levels
+        tokens = max(1, sum(one.tokens.values()))
+        inside = sum(level.seconds for level in levels)
         rows.append(
             {
                 "label": one.label,
@@ -204,16 +242,16 @@ def rows_of(
                         "passes_per_token": level.num_forward_passes / tokens,
                         "ms": 1e3 * level.seconds / max(1, level.num_forward_passes),
                     }
-                    for level in stats.levels
+                    for level in levels
                 ],
                 # What is no level's: the engine's own share of the time.
-                "engine_share": 1 - inside / stats.decode_seconds if one.stats else None,
+                "engine_share": None if stats is None else 1 - inside / stats.decode_seconds,
             }
         )
     return rows
 
 
-def report_of(args: argparse.Namespace) -> dict[str, Any]:
+def report_of(args: Settings) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
     from transformers import AutoTokenizer
 
@@ -231,6 +269,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     chosen = [
         (names, tuned(names, parts, prompts[0], args.max_new_tokens))
         for names in progress.bar(asked_for, desc="windows", leave=False)
+        if set(names) <= set(parts)
     ]
     results = []
     overlaps: dict[str, float] = {}
@@ -356,7 +395,8 @@ def markdown(report: dict[str, Any]) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """The subcommand. Returns 1 where sampled texts are not the target's."""
-    report = report_of(args)
+    names = [each.name for each in dataclasses.fields(Settings)]
+    report = report_of(Settings(**{name: getattr(args, name) for name in names}))
     print(json.dumps(report, indent=1) if args.json else markdown(report))
     rows = (row for result in report["results"] for row in result["rows"])
     return 1 if any("NOT" in row["verdict"] for row in rows) else 0

@@ -4,12 +4,16 @@ one run.
 The baselines are all the same target with its cache: transformers' own greedy `generate`, and the
 same engine with one level, its weights packed and not, and compiled. The fastest of them is what
 ratios are over. Configurations take turns, so that a change in the machine's load meets them all.
+
+A second table has chains below the same target grown, whose passes are dear enough that a 4-bit
+copy between target and drafter pays.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -17,12 +21,15 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import platformdirs
 import torch
 from transformers import AutoTokenizer
 
 from .. import progress, tiny
+from ..bench import chains as grown_chains
 from ..bench import machine
 from ..bench.differences import first_difference
 from ..bench.machine import QUESTIONS
@@ -35,6 +42,16 @@ from . import chain_options, options
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
 COMPILED = ", compiled"
 WIDTH = 56  # of the labels, in characters
+# Of the second table, each by its levels below the grown target.
+GROWN = (
+    (grown_chains.TREE,),
+    (grown_chains.DRAFTER,),
+    (grown_chains.W4,),
+    (grown_chains.W4, grown_chains.TREE),
+    (grown_chains.W4, grown_chains.DRAFTER),
+    (grown_chains.W4, grown_chains.MIDDLE),
+    (grown_chains.W4, grown_chains.NGRAM),
+)
 
 
 @dataclass
@@ -95,6 +112,14 @@ def add_command(commands: Any) -> None:
         help="what goes through torch.compile, beside the same without: the levels that it makes "
         "faster on this processor, none, or all (needs a C++ compiler; default: %(default)s)",
     )
+    sub.add_argument(
+        "--grown",
+        type=options.COUNT_OR_NONE,
+        default=4,
+        metavar="N",
+        help="how many times as wide the target of the second table is; 0: no second table "
+        "(default: %(default)s, 114 million parameters)",
+    )
     chain_options.add_measure_again(sub)
     sub.set_defaults(run=run)
 
@@ -154,6 +179,20 @@ def run(args: argparse.Namespace) -> int:
                     bar.update()
     result = _report(entries, prompts, target.model, args)
     result["choices"] = choices
+    if args.grown:
+        progress.note("the same target grown: its 4-bit copy is calibrated the first time")
+        result["grown"] = grown_chains.report_of(
+            grown_chains.Settings(
+                prompts=min(3, args.prompts),
+                repeats=args.repeats,
+                max_new_tokens=args.max_new_tokens,
+                times=args.grown,
+                chains=GROWN,
+                w4=_copy_folder(args.grown),
+                temperature=(args.temperature,),
+                seed=args.seed,
+            )
+        )
     if args.json:
         result["texts"] = [
             tokenizer.decode(entries[-1].texts[n], skip_special_tokens=True)
@@ -162,7 +201,19 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(result, indent=2))
     else:
         _print(result, entries[-1], tokenizer)
+        if args.grown:
+            print("\n" + grown_chains.markdown(result["grown"]))
     return 0 if all(row["differences"] == row["ties"] for row in result["configurations"]) else 1
+
+
+def _copy_folder(times: int) -> Path | None:
+    """Where the 4-bit copy of the grown target is kept: in the user's cache folder, by what it was
+    made of."""
+    folder = platformdirs.user_cache_path("polyspec_ext")
+    if not folder.is_absolute():
+        return None
+    made_of = hashlib.sha256((tiny.path("target") / "model.safetensors").read_bytes())
+    return folder / "w4" / f"{made_of.hexdigest()[:16]}-{times}"
 
 
 def _compiler() -> str | None:

@@ -4,7 +4,8 @@ other stages.
 Both heads learn from the same passes of the target, an EAGLE-2 head from its last hidden state and
 an EAGLE-3 head from three layers. Each is unrolled over a few steps of a draft ("training-time
 test", arXiv 2503.01840): from the second step on it reads its own states, and its attention sees
-the target's states up to the token where the draft begins and its own behind it, as in use.
+the target's states up to the token where the draft begins and its own behind it, as in use. Heads
+that lie in the output folder are trained on.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from .. import progress
+from ..drafters import checkpoint
 from ..drafters.eagle import EagleConfig, EagleNetwork
 from ..drafters.eagle.config import parse
+from ..drafters.eagle.load import renamed
 from . import HEADS, corpus
 from .fit import fit
 
@@ -34,7 +37,7 @@ TOKENS = 1_600_000  # of training
 BATCH = 4
 DRAFT_VOCAB = 1536  # ids that the EAGLE-3 head knows: 98.5 % of GSM8K's tokens
 # Learning rates: what begins as a trained model is easily lost.
-RATES = {"eagle2": 5e-5, "eagle3": 1e-3}
+RATES = {"eagle2": 2e-4, "eagle3": 1e-3}
 _DECAY = 0.8  # weight of a step's loss relative to the one before
 _KL, _FEATURES = 0.3, 0.2  # weights beside total variation
 
@@ -72,6 +75,13 @@ def make_head(target: LlamaForCausalLM, name: str) -> EagleNetwork:
     names = ["layers.0.hidden_norm.weight"] if name == "eagle3" else []
     config = parse(head_config(target, name), names, target.config.num_hidden_layers, name)
     return EagleNetwork(config, heads=name == "eagle3")
+
+
+def load(head: EagleNetwork, place: Path) -> None:
+    """What an earlier run has saved."""
+    tensors = renamed(checkpoint.read_folder(place), str(place))
+    tensors.pop("d2t", None)
+    checkpoint.load_into(head, tensors, torch.float32, torch.device("cpu"), str(place))
 
 
 @torch.no_grad()
@@ -300,8 +310,11 @@ def train_heads(args: argparse.Namespace) -> int:
             args.output / "drafter", dtype=torch.float32
         ).eval()
     sample = corpus.pack(documents, 256, torch.Generator().manual_seed(args.seed))[:8]
-    for own in heads.values():
-        begin_with(own.head, drafter, sample)
+    for name, own in heads.items():
+        if (args.output / name).exists():
+            load(own.head, args.output / name)
+        else:
+            begin_with(own.head, drafter, sample)
     configs = [own.head.config for own in heads.values()]
 
     def loss_of(tokens: torch.Tensor) -> torch.Tensor:

@@ -302,10 +302,11 @@ def test_demo_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     monkeypatch.setenv("CXX", sys.executable)
     status, out, _ = call(
         *(capsys, "demo", "--prompts", "2", "--repeats", "1", "--max-new-tokens", "8", "--json"),
-        *("--compile", "all"),
+        *("--compile", "all", "--grown", "0"),
     )
     assert status == 0
     report = json.loads(out)
+    assert "grown" not in report
     labels = [row["label"] for row in report["configurations"]]
     assert sum(label.endswith(demo.COMPILED) for label in labels) == 4
     assert report["configurations"][0]["ratio_to_generate"] == 1.0
@@ -327,6 +328,25 @@ def test_demo_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     assert len(report["texts"]) == 2
 
 
+def test_demo_has_a_second_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Chains below the grown target; its 4-bit copy is kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = ("demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6")
+    written = []
+    for _ in range(2):
+        status, out, _ = call(capsys, *command, "--compile", "none", "--grown", "4")
+        assert status == 0
+        table = out.partition("# Chains below a target of")[2]
+        assert "| target <- W4 copy <- drafter |" in table
+        assert "| transformers assisted: drafter |" in table
+        assert "EAGLE" not in table  # this folder has no head
+        (kept,) = (tmp_path / "polyspec_ext" / "w4").iterdir()
+        written.append((kept / "int4.safetensors").stat().st_mtime_ns)
+    assert written[0] == written[1]
+
+
 def test_demo_says_when_the_text_differs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,7 +363,7 @@ def test_demo_says_when_the_text_differs(
     monkeypatch.setattr(chain_module.Chain, "generate", wrong)
     status, out, _ = call(
         *(capsys, "demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6"),
-        *("--compile", "none"),
+        *("--compile", "none", "--grown", "0"),
     )
     assert status == 1
     assert "DIFFERENT" in out

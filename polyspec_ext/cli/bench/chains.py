@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from ... import tiny
@@ -51,6 +52,7 @@ def add_command(kinds: Any) -> None:
     )
     sub.add_argument(
         "--w4",
+        type=Path,
         metavar="DIR",
         help="where the 4-bit copy is kept, so that it is calibrated once (default: made anew)",
     )
