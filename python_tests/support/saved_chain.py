@@ -27,6 +27,7 @@ def save(root: Path) -> Path:
             bos_token_id=0,
             eos_token_id=1,
             pad_token_id=1,
+            tie_word_embeddings=True,
         )
         model = LlamaForCausalLM(config)
         model.save_pretrained(root / level)
