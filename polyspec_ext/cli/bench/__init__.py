@@ -1,5 +1,5 @@
-"""``python -m polyspec_ext bench kernels|overhead|generate|chains|levels|int4|adaptation|paper``:
-the options of each kind. What they measure with is imported when one runs.
+"""``python -m polyspec_ext bench kernels|overhead|generate|chains|levels|int4|adaptation|paper|
+report``: the options of each kind. What they measure with is imported when one runs.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..run import help_of
-from . import adaptation, chains, generation, int4, kernels, levels, overhead, paper
+from . import adaptation, chains, generation, int4, kernels, levels, overhead, paper, report
 
 __all__ = ["add_command"]
 
@@ -19,5 +19,5 @@ def add_command(commands: Any) -> None:
     )
     parser.set_defaults(run=help_of(parser))
     kinds = parser.add_subparsers(metavar="WHAT")
-    for kind in (kernels, overhead, generation, chains, levels, int4, adaptation, paper):
+    for kind in (kernels, overhead, generation, chains, levels, int4, adaptation, paper, report):
         kind.add_command(kinds)

@@ -1,0 +1,374 @@
+"""Every number of a report, beside an independent count of the run's JSON lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bench_runs as runs
+import pytest
+from scipy.stats import norm
+
+from polyspec_ext.bench.paper import report
+
+ALL_TASKS = (*runs.TASKS, "overall")
+
+
+def tables_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Records of every table, as report.json has them."""
+    whole = json.loads(json.dumps(report.report_of(report.load([folder]))))
+    (run,) = whole["runs"]
+    return {key: table["records"] for key, table in run["tables"].items()}
+
+
+@pytest.fixture(scope="module", params=[0.0, 1.0], ids=["greedy", "sampled"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    about = runs.facts(request.param, place="lmsys/vicuna-7b-v1.3")
+    folder = tmp_path_factory.mktemp("run")
+    return runs.save(folder, about, runs.lines(about, seed=3))
+
+
+@pytest.fixture(scope="module")
+def found(saved: Path) -> dict[str, list[dict[str, Any]]]:
+    return tables_of(saved)
+
+
+def wall(line: dict[str, Any]) -> float:
+    return float(line["seconds"])
+
+
+def decode(line: dict[str, Any]) -> float:
+    return float(line["seconds"] - line["prefill_seconds"])
+
+
+def ratio(
+    lines: list[dict[str, Any]],
+    ours: str,
+    theirs: str,
+    task: str = "overall",
+    seconds: Callable[[dict[str, Any]], float] = wall,
+) -> float | None:
+    a, b = runs.ok(lines, ours, task), runs.ok(lines, theirs, task)
+    both = sorted(set(a) & set(b))
+    if seconds is decode:
+        both = [k for k in both if None not in (a[k]["prefill_seconds"], b[k]["prefill_seconds"])]
+    each = []
+    for repeat in sorted({key[2] for key in both}):
+        keys = [key for key in both if key[2] == repeat]
+        rates = [
+            sum(x[k]["new_tokens"] for k in keys) / sum(seconds(x[k]) for k in keys) for x in (a, b)
+        ]
+        each.append(rates[0] / rates[1])
+    return statistics.median(each) if each else None
+
+
+def per_second(turns: dict[Any, dict[str, Any]], seconds: Callable[[Any], float]) -> float:
+    each = []
+    for repeat in {key[2] for key in turns}:
+        own = [line for key, line in turns.items() if key[2] == repeat]
+        each.append(sum(x["new_tokens"] for x in own) / sum(seconds(x) for x in own))
+    return statistics.median(each)
+
+
+def mean_accepted(lines: list[dict[str, Any]], name: str, task: str) -> float | None:
+    own, base = runs.ok(lines, name, task), runs.ok(lines, "plain", task)
+    counts = [n for k in set(own) & set(base) if own[k]["levels"]
+              for n in own[k]["levels"][0]["accepted"]]  # fmt: skip
+    return statistics.fmean(counts) if counts else None
+
+
+def test_overall(saved: Path, found: dict[str, list[dict[str, Any]]]) -> None:
+    lines = runs.read(saved)
+    assert [row["method"] for row in found["overall"]] == [m["name"] for m in runs.METHODS]
+    best = max(("two", "eagle-2", "slow", "online"), key=lambda m: ratio(lines, m, "plain") or 0)
+    for row in found["overall"]:
+        name = row["method"]
+        own, base = runs.ok(lines, name), runs.ok(lines, "plain")
+        assert row["speedup"] == pytest.approx(ratio(lines, name, "plain"))
+        assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+        assert row["length"] == pytest.approx(mean_accepted(lines, name, "overall"))
+        assert row["turns"] == len(set(own) & set(base))
+        assert row["tokens_per_second"] == pytest.approx(per_second(own, wall))
+        assert row["failed"] == sum(
+            line["method"] == name and line["status"] == "failed" for line in lines
+        )
+        if name == "three":
+            assert row["over_two_levels"] == pytest.approx(ratio(lines, name, best))
+        else:
+            assert row["over_two_levels"] is None
+    by_name = {row["method"]: row for row in found["overall"]}
+    assert by_name["plain"]["speedup"] == by_name["plain"]["speedup_high"] == 1
+    assert by_name["three"]["paper_speedup"] == 3.48
+    assert by_name["three"]["paper_length"] == 9.88
+    assert by_name["eagle-2"]["paper_speedup"] == 2.61
+    assert by_name["slow"]["paper_speedup"] is None
+    assert sum(row["failed"] for row in found["overall"]) > 0
+
+
+def test_by_task(saved: Path, found: dict[str, list[dict[str, Any]]]) -> None:
+    lines = runs.read(saved)
+    for row in found["table2"]:
+        for task in ALL_TASKS:
+            assert row[f"{task}_speedup"] == pytest.approx(
+                ratio(lines, row["method"], "plain", task)
+            )
+            assert row[f"{task}_length"] == pytest.approx(mean_accepted(lines, row["method"], task))
+    (three,) = (row for row in found["table2"] if row["method"] == "three")
+    assert (three["math_paper_speedup"], three["math_paper_length"]) == (4.43, 10.28)
+    assert (three["rag_paper_speedup"], three["rag_paper_length"]) == (2.98, 10.30)
+
+
+def test_lossless_column(saved: Path, found: dict[str, list[dict[str, Any]]]) -> None:
+    lines = runs.read(saved)
+    sampled = json.loads((saved / "run.json").read_text())["settings"]["temperature"] > 0
+    for row in found["overall"]:
+        own = runs.ok(lines, row["method"])
+        if not sampled:
+            if row["method"] == "plain":
+                assert row["identical"] is None
+                continue
+            told = [x["lossless"] for x in own.values() if x["lossless"] is not None]
+            parted = [x["gap"] for x in told if not x["identical"]]
+            assert row["identical"] == sum(x["identical"] for x in told)
+            assert row["tied"] == sum(gap <= 1e-4 for gap in parted)
+            assert row["other"] == sum(gap > 1e-4 for gap in parted)
+            assert row["gap"] == max(parted, default=None)
+            assert row["unknown"] == len(own) - len(told)
+            assert row["z"] is None
+            continue
+        told = [line["lossless"] for line in own.values()]
+        total = sum(x["surprise"] for x in told)
+        z = total / math.sqrt(sum(x["variance"] for x in told))
+        assert row["texts"] == len(told)
+        assert row["z"] == pytest.approx(z)
+        assert row["p_value"] == pytest.approx(2 * norm.sf(abs(z)))
+        assert row["identical"] is None
+
+
+def test_levels(saved: Path, found: dict[str, list[dict[str, Any]]]) -> None:
+    lines = runs.read(saved)
+    about = json.loads((saved / "run.json").read_text())
+    assert {row["method"] for row in found["levels"]} == {m["name"] for m in runs.METHODS} - {"hf"}
+    for row in found["levels"]:
+        own = list(runs.ok(lines, row["method"]).values())
+        parts = [line["levels"][row["level"] - 1] for line in own]
+        counts = [n for part in parts for n in part["accepted"]]
+        seconds, passes = sum(p["seconds"] for p in parts), sum(p["passes"] for p in parts)
+        tokens = sum(line["new_tokens"] for line in own)
+        assert {part["name"] for part in parts} == {row["name"]}
+        assert row["length"] == (pytest.approx(statistics.fmean(counts)) if counts else None)
+        assert row["passes_per_token"] == pytest.approx(passes / tokens)
+        assert row["ms"] == pytest.approx(1e3 * seconds / passes)
+        assert row["share"] == pytest.approx(seconds / sum(map(decode, own)))
+        size = about["weight_bytes"].get(row["name"])
+        if size is None:
+            assert row["gbs"] is None
+            continue
+        assert row["gbs"] == pytest.approx(size * passes / seconds / 1e9)
+        assert row["of_copy"] == pytest.approx(size * passes / seconds / 2e10)
+
+
+def test_times_and_predictions(saved: Path, found: dict[str, list[dict[str, Any]]]) -> None:
+    lines = runs.read(saved)
+    for row in found["times"]:
+        own = runs.ok(lines, row["method"])
+        assert row["turns"] == len(own)
+        if row["method"] == "hf":
+            assert row["prefill_ms"] is row["decode_speedup"] is row["engine_share"] is None
+            continue
+        prefill = sum(x["prefill_seconds"] for x in own.values())
+        inside = sum(level["seconds"] for x in own.values() for level in x["levels"])
+        assert row["prefill_ms"] == pytest.approx(1e3 * prefill / len(own))
+        assert row["prefill_share"] == pytest.approx(prefill / sum(map(wall, own.values())))
+        read = sum(x["prompt_tokens"] for x in own.values())
+        assert row["prefill_tokens_per_second"] == pytest.approx(read / prefill)
+        assert row["decode_tokens_per_second"] == pytest.approx(per_second(own, decode))
+        expected = ratio(lines, row["method"], "plain", seconds=decode)
+        assert row["decode_speedup"] == pytest.approx(expected)
+        assert row["engine_share"] == pytest.approx(1 - inside / sum(map(decode, own.values())))
+    names = {row["method"] for row in found["predictions"]}
+    assert names == {"two", "eagle-2", "three", "online", "slow"}
+    for row in found["predictions"]:
+        own = list(runs.ok(lines, row["method"]).values())
+        tokens = sum(line["new_tokens"] for line in own)
+        depth = len(own[0]["levels"])
+        passes = [sum(x["levels"][i]["passes"] for x in own) for i in range(depth)]
+        seconds = [sum(x["levels"][i]["seconds"] for x in own) for i in range(depth)]
+        counts = [[n for x in own for n in x["levels"][i]["accepted"]] for i in range(depth)]
+        lengths = [sum(c) / len(c) for c in counts[:-1]]
+        lemma = sum(s / p / length for s, p, length in zip(seconds, passes, lengths, strict=False))
+        lemma += passes[-1] / len(counts[-2]) / lengths[-1] * seconds[-1] / passes[-1]
+        assert row["lemma_ms"] == pytest.approx(1e3 * lemma)
+        assert row["passes_ms"] == pytest.approx(1e3 * sum(seconds) / tokens)
+        assert row["decode_ms"] == pytest.approx(1e3 * sum(map(decode, own)) / tokens)
+        measured = per_second(runs.ok(lines, row["method"]), decode)
+        assert row["decode_tokens_per_second"] == pytest.approx(measured)
+        forecast = 123.0 if row["method"] == "three" else None
+        assert row["predicted_tokens_per_second"] == forecast
+        if forecast is not None:
+            assert row["predicted_over_measured"] == pytest.approx(forecast / measured)
+
+
+def test_insertion_test(saved: Path, found: dict[str, list[dict[str, Any]]]) -> None:
+    lines = runs.read(saved)
+    measured = [row for row in found["table1"] if row["source"] == "measured"]
+    assert len(measured) == 2  # into the chain and into the tree of two levels
+
+    def level(name: str, place: int) -> tuple[float, float, int, int]:
+        """T in ms, L, passes and verifications."""
+        parts = [x["levels"][place] for x in runs.ok(lines, name).values()]
+        counts = [n for part in parts for n in part["accepted"]]
+        passes = sum(part["passes"] for part in parts)
+        seconds = sum(part["seconds"] for part in parts)
+        return 1e3 * seconds / passes, statistics.fmean(counts or [0]), passes, len(counts)
+
+    for row, before in zip(measured, ("two", "eagle-2"), strict=True):
+        (t_i, l_i, _, verified), (t_below, _, passes, _) = level(before, 0), level(before, 1)
+        (_, l_i_new, _, _), (t_new, l_new, _, _) = level("three", 0), level("three", 1)
+        beta = passes / verified
+        bound = l_new * (1 / l_i - 1 / l_i_new)
+        exact = l_new * (t_i * (1 / l_i - 1 / l_i_new) + beta * t_below * (1 / l_i - 1 / l_new))
+        names = ("t_i", "length_of_new", "t_new", "new_length", "t_below", "length")
+        assert [row[n] for n in names] == pytest.approx([t_i, l_i_new, t_new, l_new, t_below, l_i])
+        assert row["ratio_above"] == pytest.approx(t_new / t_i)
+        assert row["bound_above"] == pytest.approx(bound)
+        assert row["condition_1"] == ("helps" if t_new / t_i < bound else "does not")
+        assert row["exact"] == ("helps" if t_new < exact else "does not")
+        assert row["before"] == pytest.approx(ratio(lines, before, "plain"))
+        assert row["after"] == pytest.approx(ratio(lines, "three", "plain"))
+        assert row["gain"] == pytest.approx(ratio(lines, "three", before))
+    printed = [row for row in found["table1"] if row["source"] == "paper"]
+    bounds, ratios = ([row[n] for row in printed] for n in ("bound_above", "ratio_above"))
+    assert bounds == pytest.approx([-0.116, 0.330, 0.461], abs=1e-3)
+    assert ratios == pytest.approx([0.80, 0.318, 0.403], abs=1e-3)
+    assert [row["condition_1"] for row in printed] == ["does not", "helps", "helps"]
+
+
+def test_adaptation(saved: Path, found: dict[str, list[dict[str, Any]]]) -> None:
+    lines = runs.read(saved)
+    (row,) = found["adaptation"]
+    best = max(("two", "eagle-2"), key=lambda name: ratio(lines, name, "plain") or 0)
+    assert row["method"] == "online"
+    assert row["best_fixed_speedup"] == pytest.approx(ratio(lines, best, "plain"))
+    assert row["gain"] == pytest.approx(ratio(lines, "online", best))
+    assert row["paper"].startswith("1.071")
+
+
+def test_variance_by_query(saved: Path, found: dict[str, list[dict[str, Any]]]) -> None:
+    lines = runs.read(saved)
+    assert len(found["figure4"]) == 12
+    for row in found["figure4"]:
+        for name in ("two", "eagle-2", "three", "online", "slow"):
+            counts = [
+                n
+                for (question, _, _), line in runs.ok(lines, name).items()
+                if question == row["question_id"]
+                for n in line["levels"][0]["accepted"]
+            ]
+            expected = statistics.pvariance(counts) if counts else None
+            assert row[name] == (None if expected is None else pytest.approx(expected))
+
+
+def test_passes_and_failures(saved: Path, found: dict[str, list[dict[str, Any]]]) -> None:
+    target, eagle = found["passes"]
+    assert (target["ms_1"], target["ms_4"], eagle["ms_1"]) == (20.0, 24.0, 4.0)
+    assert target["gbs"] == pytest.approx(1.4e7 / 0.02 / 1e9)
+    assert target["of_copy"] == pytest.approx(1.4e7 / 0.02 / 2e10)
+    assert eagle["overlap"] == 0.61
+    lines = runs.read(saved)
+    counted: dict[tuple[str, str], int] = {}
+    for line in lines:
+        if line["status"] == "failed":
+            key = (line["method"], line["error"])
+            counted[key] = counted.get(key, 0) + 1
+    assert {(r["method"], r["error"]): r["turns"] for r in found["failures"]} == counted
+
+
+def test_a_failed_turn_is_left_out_of_both_sides(tmp_path: Path) -> None:
+    about = runs.facts()
+    lines = runs.lines(about, seed=5)
+    kept = [
+        line for line in lines if (line["method"] in ("plain", "two")) and line["status"] == "ok"
+    ]
+    lost = {("plain", 82, 0, 1), ("two", 83, 0, 0)}
+    changed = [
+        runs.failed(line, "error")
+        if (line["method"], line["question_id"], line["turn"], line["repeat"]) in lost
+        else line
+        for line in kept
+    ]
+    gone = {key[1:] for key in lost}
+    without = [
+        line for line in kept if (line["question_id"], line["turn"], line["repeat"]) not in gone
+    ]
+    tables = tables_of(runs.save(tmp_path / "a", about, changed))
+    others = tables_of(runs.save(tmp_path / "b", about, without))
+    (row,) = (row for row in tables["overall"] if row["method"] == "two")
+    (other,) = (row for row in others["overall"] if row["method"] == "two")
+    assert row["failed"] == 1
+    assert other["failed"] == 0
+    same = ("speedup", "speedup_low", "speedup_high", "length", "turns")
+    assert [row[key] for key in same] == [other[key] for key in same]
+
+
+def test_a_method_with_fewer_questions_is_compared_over_those(tmp_path: Path) -> None:
+    about = runs.facts()
+    few = [
+        line
+        for line in runs.lines(about, seed=6)
+        if line["method"] != "three" or line["question_id"] in (80, 81, 85)
+    ]
+    folder = runs.save(tmp_path, about, few)
+    rows = {row["method"]: row for row in tables_of(folder)["overall"]}
+    lines = [line for line in runs.read(folder) if line["question_id"] in (80, 81, 85)]
+    assert rows["three"]["speedup"] == pytest.approx(ratio(lines, "three", "plain"))
+    assert rows["three"]["turns"] < rows["two"]["turns"]
+    assert rows["three"]["length"] == pytest.approx(mean_accepted(lines, "three", "overall"))
+
+
+def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    about = runs.facts()
+    only = [line for line in runs.lines(about, seed=1) if line["method"] == "two"][:2]
+    rows = {row["method"]: row for row in tables_of(runs.save(tmp_path, about, only))["overall"]}
+    assert rows["two"]["speedup"] is None
+    assert rows["two"]["length"] is None
+    assert rows["plain"]["speedup"] is None
+
+
+def test_runs_stand_side_by_side(tmp_path: Path) -> None:
+    about = runs.facts()
+    other = runs.facts(0.0, place="lmsys/vicuna-13b-v1.3")
+    folders = [
+        runs.save(tmp_path / "monday", about, runs.lines(about, seed=1)),
+        runs.save(tmp_path / "tuesday", about, runs.lines(about, seed=2)),
+        runs.save(tmp_path / "large", other, runs.lines(other, seed=3)),
+    ]
+    whole = report.report_of(report.load(folders))
+    assert [run["label"] for run in whole["runs"]] == ["monday", "tuesday", "large"]
+    assert set(whole["several"]) == {"runs1", "table3", "printed"}
+    for row in whole["several"]["runs1"]["records"]:
+        for at, folder in enumerate(folders[:2], 1):
+            expected = ratio(runs.read(folder), row["method"], "plain")
+            assert row[f"run_{at}"] == pytest.approx(expected)
+        assert "run_3" not in row
+    by_target = whole["several"]["table3"]["records"]
+    large = [row for row in by_target if row["run"] == "large"]
+    assert {row["label"] for row in large} == {"EAGLE-2", "target <- W4 <- eagle"}
+    assert {row["paper_speedup"] for row in large} == {2.30, 2.69}
+    expected = ratio(runs.read(folders[2]), "three", "plain")
+    assert large[-1]["speedup"] == pytest.approx(expected)
+    assert {row["target"] for row in by_target if row["run"] == "paper"} == {"LLaMA2-70B"}
+
+
+def test_other_settings_are_another_table(tmp_path: Path) -> None:
+    one, two = runs.facts(), runs.facts()
+    two["settings"]["max_new_tokens"] = 65
+    folders = [
+        runs.save(tmp_path / "a", one, runs.lines(one)),
+        runs.save(tmp_path / "b", two, runs.lines(two)),
+    ]
+    assert "runs1" not in report.report_of(report.load(folders))["several"]
