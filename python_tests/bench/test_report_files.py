@@ -155,11 +155,11 @@ def test_without_matplotlib(
     assert (out / "overall.csv").exists()
 
 
-def test_several_runs_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_runs_on_a_page(tmp_path: Path) -> None:
     greedy, sampled = runs.facts(0.0), runs.facts(1.0)
     folders = [
-        runs.save(tmp_path / "x" / "run", greedy, runs.lines(greedy)),
-        runs.save(tmp_path / "y" / "run", sampled, runs.lines(sampled)),
+        runs.save(tmp_path / "x" / "run", greedy, runs.lines(greedy, questions=2)),
+        runs.save(tmp_path / "y" / "run", sampled, runs.lines(sampled, questions=2)),
     ]
     out = tmp_path / "out"
     assert main(["bench", "report", *map(str, folders), "--output", str(out)]) == 0
@@ -197,7 +197,8 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert words in error
 
 
-def test_a_run_that_was_cut_short_says_so(tmp_path: Path) -> None:
+def test_a_run_that_was_cut_short_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plot, "available", lambda: False)
     about = runs.facts()
     whole = runs.lines(about)
     assert len(whole) == 14 * 3 * len(runs.METHODS)

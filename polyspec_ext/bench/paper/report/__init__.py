@@ -75,8 +75,8 @@ def write(runs: Sequence[Saved], folder: Path) -> list[Path]:
     several = _several(runs)
     title = "Benchmark report: " + ", ".join(dict.fromkeys(r.target_name for r in runs))
     note = (
-        f"{len(runs)} run{'s' * (len(runs) > 1)}. Slower than plain decoding is shown like the "
-        "rest, in red on the page. Nothing of one run enters another's numbers."
+        "What is slower than plain decoding is shown like the rest, in red on the page."
+        + " Nothing of one run enters another's numbers." * (len(runs) > 1)
     )
     sections, text, files = [], [f"# {title}", "", note, ""], dict[str, str | bytes]()
     for one in runs:
@@ -132,10 +132,11 @@ def _summary(one: Saved) -> str:
         f"Target: {one.target_name}"
         + (f", {size / 1e6:.0f} million parameters" if size else "")
         + f", {str(target.get('dtype', '')).removeprefix('torch.')}.",
-        f"{machine.get('device_name')}, {machine.get('threads')} threads of "
+        f"{machine.get('device_name')}, threads: {machine.get('threads')} on "
         f"{machine.get('cores')} cores, torch {versions.get('torch')}.",
         f"{questions} questions of {settings.get('questions')}, temperature "
-        f"{one.temperature:g}, up to {settings.get('max_new_tokens')} new tokens, {settings.get('repeats')} repeats in turns; "
+        f"{one.temperature:g}, up to {settings.get('max_new_tokens')} new tokens, "
+        f"repeats in turns: {settings.get('repeats')}; "
         f"{counted} turns measured, {failed} failed.",
         f"Begun {about.get('created')}, commit {about.get('commit')}"
         + ("." if not about.get("dirty") else " with local changes."),

@@ -66,11 +66,10 @@ def _panel(axis: Any, run: Saved, records: Sequence[Record], task: str | None) -
     for at, record in enumerate(records):
         value = record[f"{prefix}speedup"]
         if value is not None:
-            low = value - record[f"{prefix}speedup_low"]
-            high = record[f"{prefix}speedup_high"] - value
+            low, high = record[f"{prefix}speedup_low"], record[f"{prefix}speedup_high"]
+            error = None if low is None else [[max(value - low, 0)], [max(high - value, 0)]]
             axis.barh(
-                at, value, color=_colour(run.methods[record["method"]]), height=0.7,
-                xerr=[[max(low, 0)], [max(high, 0)]],
+                at, value, color=_colour(run.methods[record["method"]]), height=0.7, xerr=error,
                 error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
             )  # fmt: skip
             axis.text(0.03, at, f"{value:.2f}", va="center", fontsize=7, color="white")

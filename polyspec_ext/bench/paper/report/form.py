@@ -120,12 +120,12 @@ def word(key: str) -> Callable[[Record], str]:
 
 
 def interval(key: str, digits: int = 2) -> Callable[[Record], str]:
-    """Shows ``key`` with ``key_low`` and ``key_high``."""
+    """Shows ``key`` with ``key_low`` and ``key_high``, where these are."""
     only, low, high = (number(name, digits) for name in (key, f"{key}_low", f"{key}_high"))
 
     def text(record: Record) -> str:
-        if record[key] is None:
-            return NONE
+        if record[f"{key}_low"] is None:
+            return only(record)
         return f"{only(record)} [{low(record)}, {high(record)}]"
 
     return text

@@ -69,10 +69,11 @@ class Saved:
 
     @property
     def target(self) -> Mapping[str, Any]:
-        """What run.json says of the target: the first of the baseline's levels."""
-        names = self.methods[self.baseline]["levels"]
+        """What run.json says of the target, the first of the baseline's levels: the model of that
+        name, perhaps with how it runs in front ("eager target")."""
+        name = self.methods[self.baseline]["levels"][0]
         models: Sequence[Mapping[str, Any]] = self.about["models"]
-        own = [model for model in models if names and model["name"] == names[0]]
+        own = [model for model in models if str(model["name"]).split(" ")[-1] == name]
         return (own or list(models))[0]
 
     @property

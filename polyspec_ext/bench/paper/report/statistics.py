@@ -23,11 +23,11 @@ TIES = {"float32": 1e-4, "float16": 2 * 2**-6, "bfloat16": 2 * 2**-3}
 
 
 class Interval(NamedTuple):
-    """A number with its bootstrap interval over questions."""
+    """A number with its bootstrap interval over questions; one question leaves no interval."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     questions: int
     turns: int
 
@@ -106,7 +106,7 @@ def speedup(
     if not found.size:
         return None
     drawn = _median_ratios(np.einsum("bq,qrk->brk", _resampled(len(parts)), sums))
-    return Interval(float(found[0]), *_bounds(drawn), len(parts), count)
+    return Interval(float(found[0]), *_bounds(drawn, len(parts)), len(parts), count)
 
 
 def _median_ratios(sums: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -136,7 +136,7 @@ def pooled_length(turns: Turns, keys: Sequence[Key], level: int = 0) -> Interval
     both = np.array(list(sums.values()))
     drawn = _resampled(len(both)) @ both
     total = both.sum(0)
-    bounds = _bounds(drawn[:, 0] / drawn[:, 1])
+    bounds = _bounds(drawn[:, 0] / drawn[:, 1], len(both))
     return Interval(float(total[0] / total[1]), *bounds, len(both), count)
 
 
@@ -158,7 +158,9 @@ def _resampled(questions: int) -> np.ndarray[Any, Any]:
     )
 
 
-def _bounds(samples: np.ndarray[Any, Any]) -> tuple[float, float]:
+def _bounds(samples: np.ndarray[Any, Any], questions: int) -> tuple[float | None, float | None]:
+    if questions < 2:
+        return None, None
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(samples, [tail, 1 - tail])
     return float(low), float(high)
