@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, NamedTuple
 
 import torch
@@ -27,43 +27,7 @@ from transformers import (
 from ..errors import add_note
 from ..sampling import Sampling
 
-# Of transformers' own processors: those that never look at the prefix, so that all positions go
-# through them at once; those that look at nothing else; and those that depend on more. What is in
-# none of the lists may depend on the row's number, and is called with a whole batch.
-_ROWWISE = frozenset(
-    {
-        "BarkEosPrioritizerLogitsProcessor",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-        "MinPLogitsWarper",
-        "SuppressTokensLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TypicalLogitsWarper",
-    }
-)
-_PREFIX = frozenset(
-    {
-        "AlternatingCodebooksLogitsProcessor",
-        "ExponentialDecayLengthPenalty",
-        "ForcedBOSTokenLogitsProcessor",
-        "ForcedEOSTokenLogitsProcessor",
-        "MinLengthLogitsProcessor",
-        "MinNewTokensLengthLogitsProcessor",
-        "NoBadWordsLogitsProcessor",
-        "NoRepeatNGramLogitsProcessor",
-        "RepetitionPenaltyLogitsProcessor",
-        "SequenceBiasLogitsProcessor",
-        "SuppressTokensAtBeginLogitsProcessor",
-        "WatermarkLogitsProcessor",
-    }
-)
-_KNOWN = _ROWWISE | _PREFIX | {"PrefixConstrainedLogitsProcessor"}
-# And those that a chain cannot apply to drafted positions, with the reason.
+# Processors of transformers that a chain cannot apply to drafted positions, with the reason.
 REFUSED_PROCESSORS = {
     "ClassifierFreeGuidanceLogitsProcessor": "it mixes the rows of a batch",
     "DiaClassifierFreeGuidanceLogitsProcessor": "it mixes the rows of a batch",
@@ -85,10 +49,6 @@ def _name(processor: Any) -> str:
 
 def _of_transformers(processor: Any) -> bool:
     return type(processor).__module__.split(".")[0] == "transformers"
-
-
-def _known(processor: Any) -> bool:
-    return _of_transformers(processor) and _name(processor) in _KNOWN
 
 
 def require_applicable(processor: Any) -> None:
@@ -192,7 +152,7 @@ def shown_scores(logits: torch.Tensor, parts: Parts) -> torch.Tensor:
 
 
 class _Step(NamedTuple):
-    """One processor for one row. `rows`: how many rows it wants to see (0: any number)."""
+    """One processor for one row. `rows`: how many rows it wants to see."""
 
     call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     rows: int
@@ -203,13 +163,13 @@ class TransformersProcessors:
     """Processors of `transformers` as `LogitsProcessors`.
 
     They see what they would see in `generate`: float32 scores of the target's vocabulary, on the
-    device of input_ids, and prefixes with the padding on their left. Unknown processors are called
-    with copies of the row for the whole batch, so that they may depend on the row's number.
+    device of input_ids, and prefixes with the padding on their left. What may depend on the row's
+    number is called with copies of the row for the whole batch: one's own processors, and those of
+    transformers that hold something for each row.
 
     A draft level's smaller vocabulary is filled up with -inf. Where a processor fails on a drafted
     text, or leaves a draft level no token, that level drafts from its own logits: its distribution
-        may be
-    any, as long as it is the one drawn from, and the target still verifies by its own.
+    may be any, as long as it is the one drawn from, and the target still verifies by its own.
 
     Args:
         processors: applied in that order; see `take_apart`.
@@ -245,9 +205,7 @@ class TransformersProcessors:
         self._device = padding[0].device
         count = len(prompts)
         self._steps = [[_step(p, row, count) for p in processors] for row in range(count)]
-        self._unproved = [
-            p for p in processors if not (_known(p) or getattr(p, "function_of_prefix", False))
-        ]
+        self._unproved = [p for p in processors if not getattr(p, "function_of_prefix", False)]
         self._keep, self._committed = keep, committed
         self.given: dict[int, torch.Tensor] = {}
 
@@ -276,11 +234,6 @@ class TransformersProcessors:
             self._prove(ids[:, :first], scores[:1], row)
         failed: Exception | None = None
         for step in self._steps[row]:
-            if step.rows == 0:
-                if scores.shape[0]:
-                    ahead = ids.expand(scores.shape[0], -1)
-                    scores = self._call(step, ahead, scores, row, first)
-                continue
             done: list[torch.Tensor] = []
             for i in range(scores.shape[0]):
                 try:
@@ -331,8 +284,8 @@ class TransformersProcessors:
         return bool(torch.isneginf(scores.gather(1, drafted)).any())
 
     def _prove(self, ids: torch.Tensor, scores: torch.Tensor, row: int) -> None:
-        """Calls each processor that is not known twice with the same arguments, once: a state that
-        follows the calls shows in the result or in its attributes."""
+        """Calls each processor twice with the same arguments, once: a state that follows the calls
+        shows in the result or in its attributes."""
         unproved, self._unproved = self._unproved, []
         for processor in unproved:
             step = _step(processor, row, len(self._prompts))
@@ -368,10 +321,6 @@ def _step(processor: Any, row: int, count: int) -> _Step:
     """The processor as row `row` of `count` calls it."""
     name, rows = _name(processor), count
     if _of_transformers(processor):
-        if name in _ROWWISE:
-            return _Step(processor, 0, name)
-        if name in _PREFIX:
-            rows = 1
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, torch.Tensor) and ignored.shape == (count,):
             processor = copy.copy(processor)
@@ -381,7 +330,16 @@ def _step(processor: Any, row: int, count: int) -> _Step:
             processor = copy.copy(processor)
             processor._prefix_allowed_tokens_fn = functools.partial(_for_row, allowed, row)
             rows = 1
+        elif not any(_by_row(value, count) for value in vars(processor).values()):
+            rows = 1
     return _Step(processor, rows, name)
+
+
+def _by_row(value: Any, count: int) -> bool:
+    """Whether an attribute may hold something for each of `count` rows."""
+    if isinstance(value, torch.Tensor):
+        return value.dim() > 0 and value.shape[0] == count
+    return callable(value) or (isinstance(value, Sized) and len(value) == count)
 
 
 def _for_row(allowed: Callable[[int, Any], Any], row: int, _: int, sent: Any) -> Any:

@@ -13,6 +13,7 @@ from transformers.generation import logits_process as lp
 
 import polyspec_ext as ps
 from polyspec_ext.integrations.processors import (
+    REFUSED_PROCESSORS,
     TransformersProcessors,
     require_applicable,
     shown_scores,
@@ -83,6 +84,18 @@ OWN: dict[str, Callable[[], list[Any]]] = {
         lp.EpsilonLogitsWarper(0.02),
         lp.TopHLogitsWarper(0.5),
     ],
+    "top k": lambda: [lp.TopKLogitsWarper(6), lp.MinPLogitsWarper(0.1)],
+    "codebooks": lambda: [lp.AlternatingCodebooksLogitsProcessor(4, 3, 6)],
+    "forced bos": lambda: [
+        lp.ForcedBOSTokenLogitsProcessor(4),
+        lp.SuppressTokensLogitsProcessor([2]),
+    ],
+    "bark": lambda: [lp.BarkEosPrioritizerLogitsProcessor(1, 0.05)],
+    "timestamps": lambda: [
+        lp.WhisperTimeStampLogitsProcessor(
+            GenerationConfig(eos_token_id=1, no_timestamps_token_id=8), begin_index=5
+        )
+    ],
     "own": lambda: [biased(2)],
     "several": lambda: [
         lp.RepetitionPenaltyLogitsProcessor(1.7),
@@ -116,6 +129,20 @@ def test_every_position_gets_what_generate_would_give_it(name: str, dtype: torch
             assert torch.equal(got[row][i], expected[row]), (row, i)
     assert changed or name == "invalid"
     assert got[0].dtype == torch.float32
+
+
+def test_every_processor_of_transformers_is_applied_or_refused() -> None:
+    """What is refused is listed, with a reason; all others are compared with transformers' list.
+    (Another version of it may lack some.)"""
+    own = {type(processor).__name__ for make_list in OWN.values() for processor in make_list()}
+    base = lp.LogitsProcessor
+    every = {
+        name
+        for name, kind in vars(lp).items()
+        if isinstance(kind, type) and issubclass(kind, base) and kind is not base
+    }
+    assert every <= own | set(REFUSED_PROCESSORS)
+    assert own.isdisjoint(REFUSED_PROCESSORS)
 
 
 def test_one_call_per_position_is_the_same() -> None:
