@@ -1,10 +1,11 @@
-"""``sample`` and ``verify`` once more in plain Python and numpy: recomputes any token, bit for bit.
+"""``sample``, ``verify`` and ``verify_tree`` once more in plain Python and numpy: recomputes any
+token, bit for bit.
 
-It is written from the C++ headers (`types.hpp`, `sample.hpp`, `verify.hpp`, `philox.hpp`), which
-say in words what is done here, and calls neither torch nor the compiled module; a copy of this file
-works on its own. It is slow, knows one request at a time and expects rows that have a distribution
-(a finite maximum, no NaN) and draft tokens that the draft can propose. EOS and length cuts
-(`CutParams`) only shorten what comes out of it.
+It is written from the C++ headers (`types.hpp`, `sample.hpp`, `verify.hpp`, `verify_tree.hpp`,
+`philox.hpp`), which say in words what is done here, and calls neither torch nor the compiled
+module; a copy of this file works on its own. It is slow, knows one request at a time and expects
+rows that have a distribution (a finite maximum, no NaN) and draft tokens that the draft can
+propose. EOS and length cuts (`CutParams`) only shorten what comes out of it.
 
 A row of logits is a float32 array ``[V]`` (bfloat16 and float16 widen without rounding)::
 
@@ -25,7 +26,7 @@ SAMPLE, ACCEPT, EMIT = 0, 1, 2  # purposes of a draw
 EXP2 = (0.00015353362, 0.0013398874, 0.009618437, 0.055503324, 0.24022648, 0.6931472, 1.0)
 
 Array = np.ndarray[Any, Any]
-Draw = Callable[[int, int], int]  # (tokens after `position`, purpose) -> 64 bits
+Draw = Callable[..., int]  # (tokens after `position`, purpose, tree node = 0) -> 64 bits
 
 
 class Distribution(NamedTuple):
@@ -116,11 +117,11 @@ def log(value: float) -> float:
     return float(2 * s * total + exponent * 0.6931471805599453)
 
 
-def philox_draws(seed: int, position: int, level: int = 1, round: int = 0, node: int = 0) -> Draw:
+def philox_draws(seed: int, position: int, level: int = 1, round: int = 0) -> Draw:
     """The 64 bits of each draw: Philox4x32-10 on (position, round, level, node, purpose) under the
     seed."""
 
-    def draw(offset: int, purpose: int) -> int:
+    def draw(offset: int, purpose: int, node: int = 0) -> int:
         at, low = position + offset, 0xFFFFFFFF
         x = (at & low, at >> 32, round, level << 16 | node << 2 | purpose)
         key0, key1 = seed & low, seed >> 32
@@ -143,6 +144,34 @@ def sample(row: Distribution, draw: Draw) -> int:
     return pick(row.masses, draw(0, SAMPLE))
 
 
+def accepts(bits: int, probability: float) -> bool:
+    return ((bits >> 12) + 0.5) * 2.0**-52 < probability
+
+
+def proposed(q: Distribution, ids: Array) -> Array:
+    """q's masses over the target's ids, in float64."""
+    masses = q.masses.astype(np.float64)
+    known = (ids >= 0) & (ids < len(masses))
+    return np.where(known, masses[np.where(known, ids, 0)], 0.0)
+
+
+def ratio(p: Distribution, q: Distribution, token: int, ids: Array) -> float:
+    """p(token) / q(token)."""
+    own = float(p.masses[token]) * float(q.mass)
+    return own / (float(proposed(q, ids)[token]) * float(p.mass))
+
+
+def residual(p: Distribution, q: Distribution, ids: Array, a: float, b: float) -> Array:
+    """max(a p - b q, 0) in units of 2^-S."""
+    left = p.masses.astype(np.float64) * (a / float(p.mass))
+    left -= proposed(q, ids) * (b / float(q.mass))
+    return (np.maximum(left, 0.0) * unit_of(len(p.masses))).astype(np.uint64)
+
+
+def draft_ids(vocab: int, target_to_draft: Sequence[int] | None) -> Array:
+    return np.arange(vocab) if target_to_draft is None else np.asarray(target_to_draft)
+
+
 def verify(
     target: Sequence[Distribution],
     block: Sequence[int],
@@ -156,31 +185,24 @@ def verify(
     target: m + 1 rows (fewer where the token rule rejects before). draft: m rows, or None for a
     deterministic proposal. target_to_draft: [V] draft ids, -1 for none.
     """
-    m, vocab = len(block), len(target[0].masses)
-    ids = np.arange(vocab) if target_to_draft is None else np.asarray(target_to_draft)
+    m = len(block)
+    ids = draft_ids(len(target[0].masses), target_to_draft)
 
-    def proposed(i: int) -> Array:  # q's masses over the target's ids, in float64
-        assert draft is not None
-        q = draft[i].masses.astype(np.float64)
-        known = (ids >= 0) & (ids < len(q))
-        return np.where(known, q[np.where(known, ids, 0)], 0.0)
-
-    def ratio(i: int) -> float:  # p(y) / q(y)
-        own, total = float(target[i].masses[block[i]]), float(target[i].mass)
+    def above(i: int) -> float:  # p(y) / q(y)
         if draft is None:
-            return own / total
-        return own * float(draft[i].mass) / (float(proposed(i)[block[i]]) * total)
+            return float(target[i].masses[block[i]]) / float(target[i].mass)
+        return ratio(target[i], draft[i], block[i], ids)
 
-    def residual(i: int, scale: float) -> Array:  # max(scale p - q, 0) in units of 2^-S
-        left = target[i].masses.astype(np.float64) * (scale / float(target[i].mass))
-        if draft is None:
-            left[block[i]] -= 1.0
-        else:
-            left -= proposed(i) * (1.0 / float(draft[i].mass))
-        return (np.maximum(left, 0.0) * unit_of(vocab)).astype(np.uint64)
+    def left_over(i: int, scale: float) -> Array:  # max(scale p - q, 0) in units of 2^-S
+        p = target[i]
+        if draft is not None:
+            return residual(p, draft[i], ids, scale, 1.0)
+        left = p.masses.astype(np.float64) * (scale / float(p.mass))
+        left[block[i]] -= 1.0
+        return (np.maximum(left, 0.0) * unit_of(len(left))).astype(np.uint64)
 
-    def accepts(i: int, probability: float) -> bool:
-        return ((draw(i, ACCEPT) >> 12) + 0.5) * 2.0**-52 < probability
+    def stands(i: int, probability: float) -> bool:
+        return accepts(draw(i, ACCEPT), probability)
 
     kept, masses = 0, target[0].masses
     if target[0].temperature == 0:
@@ -188,22 +210,74 @@ def verify(
             kept += 1
         masses = target[kept].masses
     elif rule == "token":
-        while kept < m and accepts(kept, ratio(kept)):
+        while kept < m and stands(kept, above(kept)):
             kept += 1
-        masses = residual(kept, 1.0) if kept < m else target[m].masses
+        masses = left_over(kept, 1.0) if kept < m else target[m].masses
     else:
         scale = 1.0  # p_i
         for i in range(m):
-            left = residual(i, scale)
-            total = float(int(left.sum())) / unit_of(vocab)
-            if i == 0 or (total > 0 and accepts(i - 1, total / (total + (1.0 - scale)))):
+            left = left_over(i, scale)
+            total = float(int(left.sum())) / unit_of(len(left))
+            if i == 0 or (total > 0 and stands(i - 1, total / (total + (1.0 - scale)))):
                 kept, masses = i, left
-            scale = min(scale * ratio(i), 1.0)
+            scale = min(scale * above(i), 1.0)
             if scale == 0:
                 break
-        if m == 0 or (scale > 0 and accepts(m - 1, scale)):
+        if m == 0 or (scale > 0 and stands(m - 1, scale)):
             kept, masses = m, target[m].masses
     if not masses.any():  # p and q are equal up to rounding
         masses = target[kept].masses
     tokens = [*block[:kept], pick(masses, draw(kept, EMIT))]
     return tokens, [row.logprob(token) for row, token in zip(target, tokens, strict=False)]
+
+
+def verify_tree(
+    target: Sequence[Distribution],
+    nodes: Sequence[int],
+    parents: Sequence[int],
+    draft: Sequence[Distribution | None],
+    draw: Draw,
+    target_to_draft: Sequence[int] | None = None,
+) -> tuple[list[int], list[float], list[int]]:
+    """What is emitted for a tree of n draft tokens, the log-probabilities, and the nodes of the
+    path that stands.
+
+    target: n + 1 rows, behind the root and behind each node. draft: n + 1, what the children behind
+    each were drawn from; None: they are deterministic.
+    """
+    ids = draft_ids(len(target[0].masses), target_to_draft)
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    path: list[int] = []
+    row: int | None = 0
+    while row is not None:
+        p, q, depth = target[row], draft[row], len(path)
+        children = [i for i, parent in enumerate(parents) if parent == row - 1]
+        stands, masses = None, p.masses
+        if q is not None and p.temperature > 0:
+            scale, total = 1.0, 0.0
+            for sibling, child in enumerate(children):
+                y = nodes[child]
+                if sibling == 0:
+                    chance = ratio(p, q, y, ids)
+                else:
+                    own = float(masses[y]) * float(q.mass)
+                    chance = own / (float(proposed(q, ids)[y]) * total)
+                if accepts(draw(depth, ACCEPT, sibling), chance):
+                    stands = child
+                    break
+                if sibling > 0:
+                    scale += total / unit_of(len(masses))
+                masses = residual(p, q, ids, 1.0, scale)
+                total = float(int(masses.sum()))
+                if total == 0:  # nothing is left but rounding
+                    masses = p.masses
+                    break
+        token = nodes[stands] if stands is not None else pick(masses, draw(depth, EMIT))
+        if q is None or p.temperature == 0:
+            stands = next((child for child in children if nodes[child] == token), None)
+        tokens.append(token)
+        logprobs.append(p.logprob(token))
+        path += [] if stands is None else [stands]
+        row = None if stands is None else stands + 1
+    return tokens, logprobs, path

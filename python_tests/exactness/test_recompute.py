@@ -189,6 +189,102 @@ def test_every_token_is_recomputed(first: int) -> None:
                     assert same_bits(r.logprobs[b, :n], logprobs), where
 
 
+def test_every_path_of_a_tree_is_recomputed() -> None:
+    """Trees whose children are drawn, deterministic, or both, from one row to the next."""
+    longest, rejected = 0, 0
+    for seed in range(150):
+        case = Case(seed)
+        batch, count, vocab = case.target.shape
+        n = count - 1
+        if not batch:
+            continue
+        rng = case.rng
+        # Below one node or the other; few at the root, so that paths are long.
+        parents = [int(rng.integers(max(-1, i - 3), i)) for i in range(n)]
+        drawn = rng.random(count) < 0.7
+        own = np.argsort(np.where(case.ids < 0, vocab, case.ids))
+        nodes = np.zeros((batch, n), np.int64)
+        # Row i of the draft is the one behind row i of the target; behind the last there is none.
+        for b, (s, at, r) in enumerate(case.keys):
+            depths = [0] * count
+            for i, parent in enumerate(parents):
+                row = parent + 1
+                depths[i + 1] = depths[row] + 1
+                sibling = parents[:i].count(parent)
+                if drawn[row] and row < n:
+                    q = case.q[b][row]
+                    at_depth = philox_draws(s, at + depths[row], case.level + 1, r)
+                    bits = at_depth(0, reference.SAMPLE, sibling)
+                    nodes[b, i] = own[reference.pick(q.masses, bits)]
+                else:  # distinct
+                    nodes[b, i] = (int(case.p[b][row].masses.argmax()) + sibling) % vocab
+        if any(
+            parents.count(row - 1) > vocab for row in range(count) if not (drawn[row] and row < n)
+        ):
+            continue
+        pool = case.draft.reshape(batch * n, -1) if n else None
+        rows = torch.arange(batch)[:, None] * n + torch.arange(count)
+        rows = rows.masked_fill(~(torch.from_numpy(drawn) & (torch.arange(count) < n)), -1)
+        options = case.options()
+        if n:
+            options |= {"draft_logits": pool, "draft_rows": rows}
+            if case.mapped:
+                options["target_to_draft"] = torch.from_numpy(case.ids)
+        got = ps.verify_tree(
+            case.target,
+            torch.from_numpy(nodes),
+            torch.tensor(parents, dtype=torch.int64).expand(batch, n),
+            depth=n,
+            **options,
+        )
+        for b, p in enumerate(case.p):
+            draft = [case.q[b][i] if i < n and drawn[i] else None for i in range(count)]
+            ids = case.ids if case.mapped else None
+            tokens, logprobs, path = reference.verify_tree(
+                p, nodes[b].tolist(), parents, draft, case.draw(b), ids
+            )
+            assert int(got.status[b]) in (0, int(ps.Status.ZERO_RESIDUAL)), (seed, b)
+            assert got.tokens[b, : len(tokens)].tolist() == tokens, (seed, b)
+            assert int(got.num_accepted[b]) == len(path) == len(tokens) - 1, (seed, b)
+            assert got.path[b, : len(path)].tolist() == path, (seed, b)
+            assert same_bits(got.logprobs[b, : len(tokens)], logprobs), (seed, b)
+            longest = max(longest, len(path))
+            rejected += n > 0 and not path
+    assert longest >= 3
+    assert rejected > 20
+
+
+def test_siblings_of_a_tree_are_recomputed() -> None:
+    """Five children drawn from one flat row: later ones stand as well."""
+    rng = np.random.default_rng(0)
+    stood = set()
+    for seed in range(200):
+        p, q = rng.normal(size=(2, 12)).astype(np.float32)
+        above, below = (reference.distribution(row) for row in (p, q))
+        nodes = [
+            reference.pick(below.masses, philox_draws(seed, 0, 2)(0, reference.SAMPLE, i))
+            for i in range(5)
+        ]
+        got = ps.verify_tree(
+            torch.from_numpy(np.tile(p, (1, 6, 1))),
+            torch.tensor([nodes]),
+            torch.full((1, 5), -1),
+            draft_logits=torch.from_numpy(q)[None],
+            draft_rows=torch.tensor([[0, -1, -1, -1, -1, -1]]),
+            depth=1,
+            seed=seed,
+            position=0,
+            level=1,
+        )
+        draft = [below, None, None, None, None, None]
+        draw = philox_draws(seed, 0, 1)
+        tokens, _, path = reference.verify_tree([above] * 6, nodes, [-1] * 5, draft, draw)
+        assert got.tokens[0, : len(tokens)].tolist() == tokens, seed
+        assert got.path[0, : len(path)].tolist() == path, seed
+        stood.update(path)
+    assert stood == set(range(5))
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_chain_is_recomputed(rule: str, temperature: float) -> None:
