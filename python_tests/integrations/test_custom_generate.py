@@ -148,6 +148,31 @@ def test_greedy_is_generate_itself(name: str, chain: ps.Chain, target: LlamaForC
         assert not torch.equal(without.sequences, theirs.sequences), "the option does nothing here"
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_trees_with_processors(batch: int) -> None:
+    """Every node is processed behind its own path: here no path may repeat a token of it."""
+    model = tiny.grown(1)
+    head = ps.Eagle.from_pretrained(tiny.path("eagle2"), model, tree=ps.DynamicTree(3, 10))
+    tree = ps.Chain([model, head], [3])
+    prompts = torch.tensor([[0, 5, 6, 7, 8], [0, 9, 5, 6, 4]])[:batch]
+    options: dict[str, Any] = {
+        "attention_mask": torch.ones_like(prompts),
+        "max_new_tokens": 40,
+        "do_sample": False,
+        "repetition_penalty": 1.05,
+        "no_repeat_ngram_size": 2,
+    }
+    wanted = model.generate(prompts, **options)
+    plain = model.generate(prompts, **{**options, "no_repeat_ngram_size": 0})
+    found = model.generate(
+        prompts, custom_generate=ps.custom_generate, chain=tree, return_dict_in_generate=True,
+        **options,
+    )  # fmt: skip
+    assert found.sequences.equal(wanted)
+    assert not plain.equal(wanted)
+    assert found.stats.levels[0].num_accepted_tokens > 4
+
+
 def test_the_shipped_chain() -> None:
     """Greedy text of the shipped target, float32, ragged prompts in one batch and alone."""
     if not (tiny.root() / "target" / "config.json").exists():
