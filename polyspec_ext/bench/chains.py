@@ -29,7 +29,7 @@ from polyspec_ext.bench.generation_calls import Request, chain_call, generate_ca
 from polyspec_ext.chain import Chain
 from polyspec_ext.drafters import DynamicTree, Eagle, PromptLookup
 from polyspec_ext.levels import HuggingFaceLevel
-from polyspec_ext.planning import pass_seconds
+from polyspec_ext.planning import Switch, pass_seconds
 from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
 from polyspec_ext.stats import Stats, merge
 
@@ -64,7 +64,8 @@ class Settings:
         levels: most of a chain; chains: only these, each by its levels below the target.
         w4: directory where the 4-bit copy is kept; None: made anew.
         head: "eagle2" or "eagle3".
-        compile: whether middle and drafter decode through torch.compile.
+        compile: whether middle and drafter decode through torch.compile; "auto": where that is
+            faster.
         temperature: one table each.
         threads: of torch; None: its own choice.
     """
@@ -78,7 +79,7 @@ class Settings:
     chains: Sequence[tuple[str, ...]] | None = None
     w4: Path | None = None
     head: str = tiny.HEADS[0]
-    compile: bool = False
+    compile: Switch = False
     temperature: Sequence[float] = (0.0, 1.0)
     seed: int = 0
     threads: int | None = None

@@ -189,6 +189,7 @@ def run(args: argparse.Namespace) -> int:
                 times=args.grown,
                 chains=GROWN,
                 w4=_copy_folder(args.grown),
+                compile="auto" if args.compile == "auto" else args.compile == "all",
                 temperature=(args.temperature,),
                 seed=args.seed,
             )
