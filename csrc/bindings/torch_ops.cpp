@@ -74,9 +74,25 @@ T* out_ptr(const Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());
 }
 
-int32_t checked_level(int64_t level) {
+void set_sampling(polyspec::SamplingParams* sampling, const Batch& place, double temperature,
+                  const OptTensor& temperatures, int64_t top_k, const OptTensor& top_ks,
+                  double top_p, const OptTensor& top_ps, double min_p, const OptTensor& min_ps) {
+  sampling->temperature = per_request<float>(temperature, temperatures, "temperature", place);
+  sampling->top_k = per_request<int64_t>(top_k, top_ks, "top_k", place);
+  sampling->top_p = per_request<float>(top_p, top_ps, "top_p", place);
+  sampling->min_p = per_request<float>(min_p, min_ps, "min_p", place);
+}
+
+// `count` draws of the caller's own per request, where there are any.
+void set_draw(polyspec::DrawParams* draw, const Batch& place, int64_t seed, const OptTensor& seeds,
+              int64_t position, const OptTensor& positions, int64_t round, const OptTensor& rounds,
+              int64_t level, const OptTensor& draws, int64_t count) {
   STD_TORCH_CHECK(level >= 1 && level < (1 << 16), "level: expected 1 to 65535, got ", level);
-  return static_cast<int32_t>(level);
+  draw->seed = per_request<uint64_t>(seed, seeds, "seed", place);
+  draw->position = per_request<int64_t>(position, positions, "position", place);
+  draw->round = per_request<int64_t>(round, rounds, "round", place);
+  draw->level = static_cast<int32_t>(level);
+  draw->bits = data_of<uint64_t>(draws, "draws", place, {place.batch, count});
 }
 
 using Sampled = std::tuple<Tensor, Tensor, Tensor, Tensor>;
@@ -99,15 +115,9 @@ Sampled sample(const Tensor& logits, double temperature, const OptTensor& temper
   params.dtype = logits_dtype(logits, "logits");
   params.logits = logits.const_data_ptr();
   params.logits_stride = logits.stride(0);
-  params.sampling.temperature = per_request<float>(temperature, temperatures, "temperature", place);
-  params.sampling.top_k = per_request<int64_t>(top_k, top_ks, "top_k", place);
-  params.sampling.top_p = per_request<float>(top_p, top_ps, "top_p", place);
-  params.sampling.min_p = per_request<float>(min_p, min_ps, "min_p", place);
-  params.draw.seed = per_request<uint64_t>(seed, seeds, "seed", place);
-  params.draw.position = per_request<int64_t>(position, positions, "position", place);
-  params.draw.round = per_request<int64_t>(round, rounds, "round", place);
-  params.draw.level = checked_level(level);
-  params.draw.bits = data_of<uint64_t>(draws, "draws", place, {place.batch, 1});
+  set_sampling(&params.sampling, place, temperature, temperatures, top_k, top_ks, top_p, top_ps,
+               min_p, min_ps);
+  set_draw(&params.draw, place, seed, seeds, position, positions, round, rounds, level, draws, 1);
   params.node = per_request<int64_t>(node, nodes, "node", place);
 
   const Tensor tokens = empty<int64_t>(place, {place.batch});
@@ -215,15 +225,10 @@ Verification prepare(const Tensor& target_logits, const Tensor& draft_tokens,
     params.num_slots = place.holders = num_slots;
   }
   STD_TORCH_CHECK(rule == 0 || rule == 1, "rule: expected 0 (token) or 1 (block), got ", rule);
-  params.sampling.temperature = per_request<float>(temperature, temperatures, "temperature", place);
-  params.sampling.top_k = per_request<int64_t>(top_k, top_ks, "top_k", place);
-  params.sampling.top_p = per_request<float>(top_p, top_ps, "top_p", place);
-  params.sampling.min_p = per_request<float>(min_p, min_ps, "min_p", place);
-  params.draw.seed = per_request<uint64_t>(seed, seeds, "seed", place);
-  params.draw.position = per_request<int64_t>(position, positions, "position", place);
-  params.draw.round = per_request<int64_t>(round, rounds, "round", place);
-  params.draw.level = checked_level(level);
-  params.draw.bits = data_of<uint64_t>(draws, "draws", place, {place.batch, draft_len + 1});
+  set_sampling(&params.sampling, place, temperature, temperatures, top_k, top_ks, top_p, top_ps,
+               min_p, min_ps);
+  set_draw(&params.draw, place, seed, seeds, position, positions, round, rounds, level, draws,
+           draft_len + 1);
   params.rule = static_cast<polyspec::Rule>(rule);
 
   const Tensor tokens = empty<int64_t>(place, {place.batch, draft_len + 1});
@@ -342,15 +347,10 @@ VerifiedTree verify_tree(const Tensor& target_logits, const Tensor& draft_tokens
         data_of<int64_t>(draft_statistics, "draft_statistics", place, {params.num_draft_rows, 2}));
     params.target_to_draft = data_of<int32_t>(target_to_draft, "target_to_draft", place, {vocab});
   }
-  params.sampling.temperature = per_request<float>(temperature, temperatures, "temperature", place);
-  params.sampling.top_k = per_request<int64_t>(top_k, top_ks, "top_k", place);
-  params.sampling.top_p = per_request<float>(top_p, top_ps, "top_p", place);
-  params.sampling.min_p = per_request<float>(min_p, min_ps, "min_p", place);
-  params.draw.seed = per_request<uint64_t>(seed, seeds, "seed", place);
-  params.draw.position = per_request<int64_t>(position, positions, "position", place);
-  params.draw.round = per_request<int64_t>(round, rounds, "round", place);
-  params.draw.level = checked_level(level);
-  params.draw.bits = data_of<uint64_t>(draws, "draws", place, {place.batch, nodes + depth + 1});
+  set_sampling(&params.sampling, place, temperature, temperatures, top_k, top_ks, top_p, top_ps,
+               min_p, min_ps);
+  set_draw(&params.draw, place, seed, seeds, position, positions, round, rounds, level, draws,
+           nodes + depth + 1);
 
   const Tensor tokens = empty<int64_t>(place, {place.batch, depth + 1});
   const Tensor num_accepted = empty<int64_t>(place, {place.batch});
