@@ -46,8 +46,8 @@ Inputs::Inputs(const Shape& wanted) : shape(wanted) {
   for (int64_t row = 0; row < rows; ++row) {
     std::vector<float> noise(v);
     for (float& z : noise) z = normal(engine);
-    const std::vector<float> judged = calibrated(draft.data() + row * shape.vocab, noise, shape);
-    target.insert(target.end(), judged.begin(), judged.end());
+    const std::vector<float> verified = calibrated(draft.data() + row * shape.vocab, noise, shape);
+    target.insert(target.end(), verified.begin(), verified.end());
     if ((row + 1) % shape.draft_len != 0) continue;
     for (size_t i = 0; i < v; ++i) target.push_back(kSpread * normal(engine));  // the bonus row
   }

@@ -145,19 +145,19 @@ void require(const polyspec::Result& result) {
   if (!result.ok()) throw std::runtime_error(result.message);
 }
 
-// Bytes that the token rule must move for the verdicts in `inputs`: the byte model of
+// Bytes that the token rule must move for the acceptances in `inputs`: the byte model of
 // polyspec_ext/bench/cost.py.
 double verify_bytes(const Inputs& inputs, bool statistics, bool block) {
   const int64_t k = inputs.shape.draft_len;
-  int64_t rows = 0, judged = 0;
+  int64_t rows = 0, verified = 0;
   for (const int64_t n : inputs.accepted) {
     const int64_t tested = block ? k : std::min(n + 1, k);
-    judged += tested;
+    verified += tested;
     rows += block ? k + (n == k) : n + 1;
     rows += !statistics ? tested : block ? k - 1 + (n == 0) : n < k;
   }
   const int64_t out = inputs.shape.batch * ((k + 1) * (8 + 4) + 8 + 4);
-  return static_cast<double>(rows * inputs.shape.vocab * 4 + judged * (8 + 16 + 4) + out);
+  return static_cast<double>(rows * inputs.shape.vocab * 4 + verified * (8 + 16 + 4) + out);
 }
 
 void print(const std::vector<Entry>& entries, double copy) {

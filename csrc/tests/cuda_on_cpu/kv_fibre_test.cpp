@@ -47,7 +47,7 @@ struct Pool {
     return p;
   }
 
-  void wish(cases::Random& random) {
+  void request(cases::Random& random) {
     for (int64_t& length : lengths) length = random.below(page_size * max_pages + 3) - 1;
     if (random.chance(0.1)) held[static_cast<size_t>(random.below(rows))] = max_pages + 1;
     if (random.chance(0.1)) table[static_cast<size_t>(random.below(rows * max_pages))] = 9999;
@@ -82,7 +82,7 @@ int main() {
     static Scratch scratch;
     for (int step = 0; step < 6; ++step) {
       const bool reserve = step % 2 == 0;
-      pool.wish(random);
+      pool.request(random);
       Pool expected = pool;
       const PagesParams there = expected.params();
       CHECK((reserve ? polyspec::reserve_pages(there) : polyspec::truncate_pages(there)).ok());

@@ -144,17 +144,17 @@ void test_errors() {
   CHECK(negative.rows.log(0, 0) == (Entry{2, 3, 0, 0, 0, polyspec::kStatusTokenOutOfRange}));
   negative.expect_idle();
 
-  Chain judged;
-  judged.draft({1, 2});
+  Chain verified;
+  verified.draft({1, 2});
   const int32_t bits = polyspec::kStatusEmptyRow | polyspec::kStatusDraftRow;
-  judged.verify(kMiddle, 1, {1, -1, -1}, bits | polyspec::kStatusZeroResidual);
-  CHECK(judged.rows.log(0, 1) == (Entry{2, 3, 1, 0, 0, bits}));
-  CHECK(judged.stopped());
-  judged.expect_text({5, 6, 7, 1, 2});
-  judged.expect_idle();
-  judged.rows.next(kTarget, 4);
-  judged.rows.report(kTarget, {1, {4}, {0}, {0}, {}});
-  CHECK(judged.rows.log(0, 2) == kIdle);
+  verified.verify(kMiddle, 1, {1, -1, -1}, bits | polyspec::kStatusZeroResidual);
+  CHECK(verified.rows.log(0, 1) == (Entry{2, 3, 1, 0, 0, bits}));
+  CHECK(verified.stopped());
+  verified.expect_text({5, 6, 7, 1, 2});
+  verified.expect_idle();
+  verified.rows.next(kTarget, 4);
+  verified.rows.report(kTarget, {1, {4}, {0}, {0}, {}});
+  CHECK(verified.rows.log(0, 2) == kIdle);
 
   Chain missing;  // a verification without the token that it owes
   missing.draft({1, 2});
