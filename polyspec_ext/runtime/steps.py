@@ -150,7 +150,8 @@ def hand_up(
             logits.new_zeros(batch, length + 1, vocab), statistics.new_zeros(batch, length + 1, 2)
         )
     assert buffer.statistics is not None
-    at = slots[..., None]
-    buffer.logits.scatter_(1, at.expand_as(logits), logits)
-    buffer.statistics.scatter_(1, at.expand_as(statistics), statistics)
+    # Row by row: `scatter_` would go element by element.
+    at = (torch.arange(batch, device=slots.device)[:, None], slots)
+    buffer.logits.index_put_(at, logits)
+    buffer.statistics.index_put_(at, statistics)
     return buffer
