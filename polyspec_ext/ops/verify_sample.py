@@ -11,12 +11,15 @@ Both work under ``torch.compile`` and have fake implementations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, overload
 
 import torch
 
 from polyspec_ext import _C
 from polyspec_ext import validate as _checks
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["CutVerifyResult", "SampleResult", "VerifyResult", "has_cuda", "sample", "verify"]
 
@@ -153,31 +156,37 @@ def sample(
     )
 
 
+class _Options(TypedDict, total=False):
+    """What `verify` takes whether or not it is told where texts end."""
+
+    draft_lengths: torch.Tensor | None
+    temperature: Real
+    top_k: Int
+    top_p: Real
+    min_p: Real
+    seed: Int
+    position: Int
+    level: int
+    round: Int
+    rule: str
+    target_to_draft: torch.Tensor | None
+    draft_statistics: torch.Tensor | None
+    draft_rows: torch.Tensor | None
+    slots: torch.Tensor | None
+    offsets: torch.Tensor | None
+    draft_len: int | None
+    draws: torch.Tensor | None
+
+
 @overload
 def verify(
     target_logits: torch.Tensor,
     draft_tokens: torch.Tensor,
     draft_logits: torch.Tensor | None = None,
     *,
-    draft_lengths: torch.Tensor | None = None,
-    temperature: Real = 1.0,
-    top_k: Int = 0,
-    top_p: Real = 1.0,
-    min_p: Real = 0.0,
-    seed: Int = 0,
-    position: Int = 0,
-    level: int = 1,
-    round: Int = 0,
-    rule: str = "token",
-    target_to_draft: torch.Tensor | None = None,
-    draft_statistics: torch.Tensor | None = None,
-    draft_rows: torch.Tensor | None = None,
-    slots: torch.Tensor | None = None,
-    offsets: torch.Tensor | None = None,
-    draft_len: int | None = None,
-    draws: torch.Tensor | None = None,
     eos: None = None,
     room: None = None,
+    **options: Unpack[_Options],
 ) -> VerifyResult: ...
 
 
@@ -187,25 +196,9 @@ def verify(
     draft_tokens: torch.Tensor,
     draft_logits: torch.Tensor | None = None,
     *,
-    draft_lengths: torch.Tensor | None = None,
-    temperature: Real = 1.0,
-    top_k: Int = 0,
-    top_p: Real = 1.0,
-    min_p: Real = 0.0,
-    seed: Int = 0,
-    position: Int = 0,
-    level: int = 1,
-    round: Int = 0,
-    rule: str = "token",
-    target_to_draft: torch.Tensor | None = None,
-    draft_statistics: torch.Tensor | None = None,
-    draft_rows: torch.Tensor | None = None,
-    slots: torch.Tensor | None = None,
-    offsets: torch.Tensor | None = None,
-    draft_len: int | None = None,
-    draws: torch.Tensor | None = None,
     eos: Ids,
     room: Int | None = None,
+    **options: Unpack[_Options],
 ) -> CutVerifyResult: ...
 
 
@@ -215,25 +208,9 @@ def verify(
     draft_tokens: torch.Tensor,
     draft_logits: torch.Tensor | None = None,
     *,
-    draft_lengths: torch.Tensor | None = None,
-    temperature: Real = 1.0,
-    top_k: Int = 0,
-    top_p: Real = 1.0,
-    min_p: Real = 0.0,
-    seed: Int = 0,
-    position: Int = 0,
-    level: int = 1,
-    round: Int = 0,
-    rule: str = "token",
-    target_to_draft: torch.Tensor | None = None,
-    draft_statistics: torch.Tensor | None = None,
-    draft_rows: torch.Tensor | None = None,
-    slots: torch.Tensor | None = None,
-    offsets: torch.Tensor | None = None,
-    draft_len: int | None = None,
-    draws: torch.Tensor | None = None,
     eos: None = None,
     room: Int,
+    **options: Unpack[_Options],
 ) -> CutVerifyResult: ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,73 +11,35 @@ import transformers as hf
 
 V = 96
 
-# Family -> configuration class and the sizes of a small model of `layers` layers.
-FAMILIES: dict[str, Any] = {
-    "llama": lambda n, v: hf.LlamaConfig(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    ),
-    "qwen2": lambda n, v: hf.Qwen2Config(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    ),
-    "qwen3": lambda n, v: hf.Qwen3Config(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-    ),
+# Of all families that name their sizes alike; two heads for keys and values where they differ.
+_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+_GROUPED = {**_SIZES, "num_key_value_heads": 2}
+
+
+def _config(kind: Any, **sizes: Any) -> Callable[[int, int], Any]:
+    return lambda n, v: kind(vocab_size=v, num_hidden_layers=n, **sizes)
+
+
+# Family -> the configuration of a small model of so many layers and ids.
+FAMILIES: dict[str, Callable[[int, int], Any]] = {
+    "llama": _config(hf.LlamaConfig, **_GROUPED),
+    "qwen2": _config(hf.Qwen2Config, **_GROUPED),
+    "qwen3": _config(hf.Qwen3Config, **_GROUPED, head_dim=8),
     "gpt2": lambda n, v: hf.GPT2Config(
         vocab_size=v, n_embd=32, n_layer=n, n_head=4, n_positions=128
     ),
-    "opt": lambda n, v: hf.OPTConfig(
-        vocab_size=v,
+    "opt": _config(
+        hf.OPTConfig,
         hidden_size=32,
         ffn_dim=48,
-        num_hidden_layers=n,
         num_attention_heads=4,
         word_embed_proj_dim=32,
         max_position_embeddings=128,
     ),
-    "pythia": lambda n, v: hf.GPTNeoXConfig(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-    ),
+    "pythia": _config(hf.GPTNeoXConfig, **_SIZES, max_position_embeddings=128),
     # Sliding windows shorter than the text: the level keeps everything and lets the mask hide it.
-    "mistral, sliding window": lambda n, v: hf.MistralConfig(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=8,
-    ),
-    "gemma2, sliding window": lambda n, v: hf.Gemma2Config(
-        vocab_size=v,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=n,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        sliding_window=8,
-    ),
+    "mistral, sliding window": _config(hf.MistralConfig, **_GROUPED, sliding_window=8),
+    "gemma2, sliding window": _config(hf.Gemma2Config, **_GROUPED, head_dim=8, sliding_window=8),
 }
 
 
