@@ -1,0 +1,158 @@
+"""``bench paper``: questions, templates against transformers' own rendering, and what is cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from polyspec_ext import tiny
+from polyspec_ext.bench.paper import questions
+from polyspec_ext.bench.paper.conversation import Conversation
+from polyspec_ext.bench.paper.questions import Question
+
+CHAT = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>"
+    "{{ message['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TURNS, ANSWERS = ["Who?", "And then?", "Why?"], ["Nobody.", "Nothing."]
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(str(tiny.path("target")))
+
+
+def test_the_chat_template_is_rendered_as_transformers_does(tokenizer: Any) -> None:
+    tokenizer.chat_template = CHAT
+    made = Conversation(tokenizer, "auto", 500)
+    assert made.template == "chat"
+    messages = [
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "Nobody."},
+        {"role": "user", "content": "And then?"},
+    ]
+    theirs = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True
+    )["input_ids"]
+    ours = made.prompt(TURNS[:2], ANSWERS[:1])
+    assert ours.ids == list(theirs)
+    assert ours.cut is None
+    # One BOS, which is the template's.
+    assert ours.ids.count(tokenizer.bos_token_id) == 1
+
+
+def test_vicuna(tokenizer: Any) -> None:
+    made = Conversation(tokenizer, "vicuna", 500)
+    system = (
+        "A chat between a curious user and an artificial intelligence assistant. "
+        "The assistant gives helpful, detailed, and polite answers to the user's questions."
+    )
+    assert made.text(TURNS[:1], []) == f"{system} USER: Who? ASSISTANT:"
+    end = tokenizer.eos_token
+    assert made.text(TURNS, ANSWERS) == (
+        f"{system} USER: Who? ASSISTANT: Nobody.{end}USER: And then? ASSISTANT: Nothing.{end}"
+        "USER: Why? ASSISTANT:"
+    )
+    ids = made.prompt(TURNS, ANSWERS).ids
+    assert ids[0] == tokenizer.bos_token_id
+    assert ids.count(tokenizer.eos_token_id) == 2
+
+
+def test_the_shipped_models_form(tokenizer: Any) -> None:
+    made = Conversation(tokenizer, "tiny", 500)
+    assert made.text(TURNS[:1], []) == tiny.prompt_of("Who?")
+    assert made.prompt(TURNS[:1], []).ids == tokenizer(tiny.prompt_of("Who?")).input_ids
+    assert made.text(TURNS[:2], ANSWERS[:1]) == (
+        "Question: Who?\nAnswer: Nobody.\n\nQuestion: And then?\nAnswer:"
+    )
+    assert Conversation(tokenizer, "auto", 500).text(TURNS[:2], ANSWERS[:1]) == (
+        "Who?\n\nNobody.\n\nAnd then?"
+    )
+
+
+def test_an_answer_without_its_end(tokenizer: Any) -> None:
+    made = Conversation(tokenizer, "tiny", 500)
+    ids = tokenizer(" Nobody.\n", add_special_tokens=False).input_ids
+    assert made.answer([*ids, tokenizer.eos_token_id]) == "Nobody."
+
+
+@pytest.mark.parametrize("room", [20, 21])
+def test_of_a_prompt_that_is_too_long_the_middle_is_left_out(tokenizer: Any, room: int) -> None:
+    text = [" ".join(str(n) for n in range(40))]
+    whole = Conversation(tokenizer, "tiny", 500).prompt(text, [])
+    cut = Conversation(tokenizer, "tiny", room).prompt(text, [])
+    assert whole.cut is None
+    assert len(cut.ids) == room
+    assert cut.cut == len(whole.ids)
+    assert cut.ids == whole.ids[: room // 2] + whole.ids[-(room - room // 2) :]
+    assert Conversation(tokenizer, "tiny", len(whole.ids)).prompt(text, []) == whole
+
+
+def test_templates_that_there_are_not(tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match=r"--template: expected one of auto, chat, .*given 'x'"):
+        Conversation(tokenizer, "x", 500)
+    with pytest.raises(ValueError, match="has no chat template"):
+        Conversation(tokenizer, "chat", 500)
+    with pytest.raises(ValueError, match="--max-new-tokens: expected to leave room"):
+        Conversation(tokenizer, "tiny", -10)
+
+
+def test_the_six_tasks_in_turns() -> None:
+    kinds = [*["writing"] * 3, *["math"] * 2, "qa", "qa", "rag", "math_reasoning"]
+    made = [Question(n, kind, ("?",)) for n, kind in enumerate(kinds)]
+    some = questions.some(made, 3)
+    assert [(one.task, one.question_id) for one in some] == [
+        ("mt_bench", 0), ("qa", 5), ("math", 8), ("rag", 7),
+        ("mt_bench", 3), ("qa", 6), ("mt_bench", 1),
+    ]  # fmt: skip
+    assert questions.digest(some) == questions.digest(questions.some(made, 3))
+    assert questions.digest(some) != questions.digest(some[1:])
+
+
+@pytest.mark.skipif(not questions.SPEC_BENCH.exists(), reason="Spec-Bench is not there")
+def test_spec_bench_itself() -> None:
+    found = questions.read()
+    assert len(found) == 480
+    for task in questions.TASKS:
+        own = [one for one in found if one.task == task]
+        assert len(own) == 80
+        assert {len(one.turns) for one in own} == {2 if task == questions.MT_BENCH else 1}
+    some = questions.some(found, 10)
+    assert len(some) == 60
+    assert len({one.category for one in some if one.task == questions.MT_BENCH}) == 8
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("{", "line 2: expected JSON with"),
+        ('{"question_id": 1, "turns": ["a"]}', "line 2: expected JSON with"),
+        ('{"question_id": 1, "category": "x", "turns": ["a"]}', '"category" to be one of writing'),
+        ('{"question_id": 1, "category": "qa", "turns": "a"}', '"turns" to be a list of texts'),
+        ('{"question_id": 1, "category": "qa", "turns": []}', '"turns" to be a list of texts'),
+        ('{"question_id": [1], "category": "qa", "turns": ["a"]}', '"question_id" to be a number'),
+        ('{"question_id": 0, "category": "qa", "turns": ["a"]}', "each question_id once"),
+    ],
+)
+def test_lines_that_are_no_questions(tmp_path: Path, line: str, wrong: str) -> None:
+    place = tmp_path / "question.jsonl"
+    good = json.dumps({"question_id": 0, "category": "qa", "turns": ["a"]})
+    place.write_text(f"{good}\n{line}\n")
+    with pytest.raises(ValueError, match="--questions: ") as error:
+        questions.read(place)
+    assert wrong in str(error.value)
+
+
+def test_no_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "question.jsonl"
+    place.write_text("\n")
+    with pytest.raises(ValueError, match="expected questions in"):
+        questions.read(place)
+    monkeypatch.setattr(questions, "SPEC_BENCH", tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match=r"--questions: expected Spec-Bench.s question\.jsonl"):
+        questions.read()
