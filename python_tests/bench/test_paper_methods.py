@@ -7,23 +7,27 @@ from pathlib import Path
 
 import pytest
 
+import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.bench.generation_calls import Request
-from polyspec_ext.bench.paper import methods, prepare, presets, record
+from polyspec_ext.bench.paper import prepare, presets, record, report
 from polyspec_ext.bench.paper.methods import Call, Method, default_keys, read_keys
 from polyspec_ext.bench.paper.parts import Parts, Places, Tree, shipped, weight_bytes
 from polyspec_ext.cli.entry import main
 
 ALL = (
     "plain", "generate", "assisted:drafter", "drafter", "prompt-lookup", "suffix", "w4",
-    "eagle2", "w4+drafter", "w4+eagle2", "w4+middle+drafter", "online:drafter",
+    "eagle2", "eagle2-chain", "w4+drafter", "w4+eagle2", "w4+middle+drafter", "online:drafter",
     "joint:middle+drafter", "cascade:w4+middle+drafter",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
-    return Parts(shipped())
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
+    # A copy that lies there is not calibrated anew.
+    folder = tmp_path_factory.mktemp("w4")
+    ps.save_w4(ps.quantize_w4(tiny.grown(1)), folder)
+    return Parts(shipped(w4=folder))
 
 
 def test_keys() -> None:
@@ -32,7 +36,8 @@ def test_keys() -> None:
     assert [one.name for one in made.values() if one.baseline] == ["plain"]
     kinds = {name: one.kind for name, one in made.items()}
     assert kinds["assisted:drafter"] == "assisted"
-    assert kinds["eagle2"] == "eagle"
+    assert kinds["eagle2"] == kinds["eagle2-chain"] == "eagle"
+    assert made["eagle2-chain"].tree is None
     assert kinds["w4+eagle2"] == kinds["w4+middle+drafter"] == kinds["suffix"] == "chain"
     assert kinds["online:drafter"] == "adaptive"
     assert made["joint:middle+drafter"].policy == "joint"
@@ -83,7 +88,7 @@ def test_defaults() -> None:
     assert not any("assisted" in key for key in keys)
     made = read_keys(keys, other, on_cpu=False, compile=True)
     assert next(one for one in made if one.name == "eagle2").windows == (6,)
-    assert "eagle2" not in default_keys(shipped(times=2), False, True)
+    assert "w4+eagle2" in default_keys(shipped(times=2), False, True)
 
 
 def test_every_method_counts_up_to_the_eos(parts: Parts) -> None:
@@ -120,6 +125,7 @@ def test_sampled_turns_are_the_targets_own(parts: Parts, tmp_path: Path) -> None
     place.write_text("\n".join(map(json.dumps, rows)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "surroundings", lambda *_, **__: {})
+        patch.setattr(report, "run", lambda _: 0)
         status = main(
             [
                 "bench", "paper", "--output", str(tmp_path / "run"), "--questions", str(place),
@@ -164,6 +170,26 @@ def test_windows_are_the_planners(parts: Parts) -> None:
     assert made["cascade:middle+drafter"].rounds == (2,)
     call = Call(made["planned"], parts)
     assert len(call.texts(Request([prompt], 6, 0.0, [0]))[0]) <= 6
+
+
+def test_a_target_that_is_grown_says_the_same() -> None:
+    small, grown = Parts(shipped()), Parts(shipped(times=2))
+    prompt = small.tokenizer(tiny.prompt_of("How many legs have 2 cows?")).input_ids
+    request = Request([prompt], 12, 0.0, [0])
+    assert grown.eager.model.config.hidden_size == 2 * small.eager.model.config.hidden_size
+    texts = [
+        Call(method, parts).texts(request)
+        for parts in (small, grown)
+        for method in read_keys(("plain", "eagle2"), parts.places)
+    ]
+    # (A target in bfloat16 may part from them.)
+    same = grown.eager.model.dtype == small.eager.model.dtype
+    assert texts[0] == texts[1]
+    assert texts[2] == texts[3]
+    assert texts[0] == texts[2] or not same
+    places = {one["name"]: one["place"] for one in grown.facts()}
+    assert places["eager target"] == "shipped target, grown 2 times"
+    assert places["eagle2"] == "shipped eagle2, grown 2 times"
 
 
 def test_bytes_that_a_pass_reads(parts: Parts) -> None:
@@ -225,6 +251,7 @@ def test_models_of_ones_own(
     place = tmp_path / "question.jsonl"
     place.write_text(json.dumps({"question_id": 1, "category": "rag", "turns": ["So?"]}))
     monkeypatch.setattr(prepare, "surroundings", lambda *_, **__: {})
+    monkeypatch.setattr(report, "run", lambda _: 0)
     folder = tmp_path / "run"
     command = [
         "bench", "paper", "--output", str(folder), "--questions", str(place), "--no-compile",
@@ -244,4 +271,6 @@ def test_models_of_ones_own(
     assert str(tmp_path) not in (folder / record.FACTS).read_text()
     assert main(["bench", "paper", "--draft", "x=y"]) == 2
     assert "expected a --target with them" in capsys.readouterr().err
-    assert methods.PLAIN in run.baseline
+    for name in ("w4=y", "eagle2=y", "a+b=y", "=y"):
+        assert main([*command, "--draft", name]) == 2
+        assert "--draft: expected NAME=MODEL" in capsys.readouterr().err

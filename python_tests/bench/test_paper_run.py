@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polyspec_ext import tiny
-from polyspec_ext.bench.paper import methods, prepare, record
+from polyspec_ext.bench.paper import methods, prepare, record, report
 from polyspec_ext.cli.entry import main
 
 # Five questions in Spec-Bench's format, of five tasks, one of them with two turns.
@@ -40,8 +40,13 @@ def questions(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is timed but the turns."""
-    monkeypatch.setattr(prepare, "surroundings", lambda *_, **__: {})
+    """Nothing is timed but the turns, and no report is drawn."""
+    only_turns(monkeypatch)
+
+
+def only_turns(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(prepare, "surroundings", lambda *_, **__: {})
+    patch.setattr(report, "run", lambda _: 0)
 
 
 def command(folder: Path, questions: Path, *more: str) -> list[str]:
@@ -58,6 +63,7 @@ def test_a_run(tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert "plain decoding, eager" in out
     assert "target <- drafter" in out
+    assert {"report.md", "report.json", "report.html"} <= {one.name for one in folder.iterdir()}
     run = record.read_run(folder)
     facts, turns = run.facts, run.turns
     assert [one["name"] for one in facts["methods"]] == list(KEYS)
@@ -176,7 +182,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = folder / "question.jsonl"
     place.write_text(json.dumps(QUESTIONS[3]) + "\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "surroundings", lambda *_, **__: {})
+        only_turns(patch)
         assert main(command(folder / "run", place)) == 0
     return folder / "run"
 
@@ -231,7 +237,7 @@ def test_a_failed_turn_has_no_numbers(
     assert all(turn.ok for turn in later)
     # A failed turn is done: it is not tried again.
     monkeypatch.undo()
-    monkeypatch.setattr(prepare, "surroundings", None)
+    only_turns(monkeypatch)
     assert main(command(folder, questions)) == 1
     assert record.read_run(folder).turns == turns
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import platform
+import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -15,9 +16,9 @@ import torch
 
 from polyspec_ext import progress
 from polyspec_ext.bench import machine
-from polyspec_ext.bench.paper import prepare, presets, questions, record, summary
+from polyspec_ext.bench.paper import prepare, presets, questions, record, report
 from polyspec_ext.bench.paper.conversation import AUTO, Conversation
-from polyspec_ext.bench.paper.methods import Call, Method, default_keys, read_keys
+from polyspec_ext.bench.paper.methods import RESERVED, Call, Method, default_keys, read_keys
 from polyspec_ext.bench.paper.parts import EAGLE2, EAGLE3, HYDRA, Parts, Places, Tree, shipped
 from polyspec_ext.bench.paper.questions import Question
 from polyspec_ext.bench.paper.runner import Asked, Runner
@@ -54,7 +55,7 @@ def places_of(args: argparse.Namespace) -> tuple[Places, str]:
         MissingModelsError: not all of it is on this machine.
         ValueError: options that do not go together.
     """
-    drafts = dict(_named(text) for text in args.draft)
+    drafts = _drafts(args.draft)
     given = {EAGLE2: args.eagle2, EAGLE3: args.eagle3, HYDRA: args.hydra}
     heads = {name: place for name, place in given.items() if place is not None}
     preset = None if args.preset is None else presets.PRESETS[args.preset]
@@ -82,10 +83,19 @@ def places_of(args: argparse.Namespace) -> tuple[Places, str]:
     return Places(folder, models, folders, tree, 1, args.w4), template
 
 
-def _named(text: str) -> tuple[str, str]:
+def _drafts(given: Sequence[str]) -> dict[str, str]:
     """``NAME=PLACE``, or a place whose last part is its name."""
-    name, sign, place = text.partition("=")
-    return (name, place) if sign else (Path(text).name, text)
+    found: dict[str, str] = {}
+    for text in given:
+        name, sign, place = text.partition("=")
+        name, place = (name, place) if sign else (Path(text).name, text)
+        if name in (*RESERVED, *found) or not re.fullmatch(r"[\w.-]+", name):
+            raise ValueError(
+                "--draft: expected NAME=MODEL with a name of letters and digits that stands for "
+                f"nothing else, given {name!r}"
+            )
+        found[name] = place
+    return found
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
@@ -156,15 +166,15 @@ def _measure(
             calls, some, conversation, asked, model, eos, writer, tick=lambda: bar.update(1)
         ).run()
     done = record.read_run(args.output)
-    print(summary.table(done))
+    report.run(argparse.Namespace(runs=[args.output], output=None))
     return SOME_FAILED if any(not turn.ok for turn in done.turns) else 0
 
 
 def _room(parts: Parts, methods: Sequence[Method], max_new_tokens: int) -> int:
     """Ids of a prompt for which every level of every method has room."""
     names = {name for method in methods for name in method.levels}
-    limits = [getattr(parts.thing(name), "max_length", None) for name in sorted(names)]
-    known = [limit for limit in (*limits, parts.eager.max_length) if limit is not None]
+    levels = [parts.eager, *(parts.model(name) for name in parts.places.models if name in names)]
+    known = [level.max_length for level in levels if level.max_length is not None]
     return min(known, default=1 << 30) - max_new_tokens
 
 

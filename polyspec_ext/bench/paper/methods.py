@@ -13,7 +13,7 @@ from typing import Any
 
 from polyspec_ext import tiny
 from polyspec_ext.bench.generation_calls import Request, Texts, chain_call, generate_call
-from polyspec_ext.bench.paper.parts import HEADS, TARGET, W4, WORDS, Parts, Places
+from polyspec_ext.bench.paper.parts import AS_CHAIN, HEADS, TARGET, W4, WORDS, Parts, Places
 from polyspec_ext.chain import Chain
 from polyspec_ext.policies import POLICIES
 from polyspec_ext.runtime.plan import default_rounds
@@ -24,6 +24,11 @@ GENERATE, STATIC, ASSISTED = "generate", "generate-static", "assisted"
 PLANNED, CASCADE = "planned", "cascade"
 CASCADE_ROUNDS = 2  # of each level but the lowest, before the level above verifies
 _LOOKUP_WINDOW = 8
+# Names that a draft model cannot have.
+RESERVED = (
+    PLAIN, COMPILED, GENERATE, STATIC, ASSISTED, PLANNED, CASCADE, TARGET, W4, *WORDS,
+    *HEADS, *(head + AS_CHAIN for head in HEADS),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Method:
 
 def default_keys(places: Places, compile: bool, on_cpu: bool) -> list[str]:
     """A set of methods worth comparing with these models."""
-    models, heads = list(places.models), [head for head in places.heads if head in HEADS]
+    models, heads = list(places.models), list(places.heads)
     keys = [PLAIN, *([COMPILED] if compile else []), GENERATE, *([] if on_cpu else [STATIC])]
     if models:
         keys.append(ASSISTED)
@@ -142,7 +147,7 @@ def _unknown(key: str, places: Places) -> ValueError:
 
 def _require_levels(key: str, levels: Sequence[str], places: Places) -> None:
     below = levels[1:]
-    drafters = {*places.heads, *WORDS}
+    drafters = places.drafters
     if any(name not in places.names for name in below) or len({*below}) < len(below):
         raise _unknown(key, places)
     if any(name in drafters for name in below[:-1]):
@@ -151,8 +156,9 @@ def _require_levels(key: str, levels: Sequence[str], places: Places) -> None:
 
 def _chain(key: str, levels: tuple[str, ...], places: Places) -> Method:
     label = " <- ".join(levels)
-    kind = "eagle" if len(levels) == 2 and levels[1] in HEADS else "chain"
-    tree = places.tree if levels[-1] in places.heads else None
+    head = levels[-1] in places.drafters and levels[-1] not in WORDS
+    kind = "eagle" if len(levels) == 2 and head else "chain"
+    tree = places.tree_of(levels[-1])
     shipped = places.target is None and places.times == 1
     if shipped and levels in tiny.WINDOWS:
         windows = tiny.WINDOWS[levels]

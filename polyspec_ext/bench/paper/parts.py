@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
 TARGET, W4 = "target", "w4"
 EAGLE2, EAGLE3, HYDRA = "eagle2", "eagle3", "hydra"
 HEADS = (EAGLE2, EAGLE3, HYDRA)
+AS_CHAIN = "-chain"  # behind an EAGLE head's name: it drafts one token behind the other
 WORDS: dict[str, Callable[[], Any]] = {
     "prompt-lookup": PromptLookup,
     "suffix": SuffixMatch,
@@ -55,7 +57,7 @@ class Places:
     Attributes:
         target: directory or id; None: the shipped target.
         models: of draft levels by name, the dearest first.
-        heads: of `HEADS`, by name.
+        heads: of `HEADS`, by name; of the shipped models they grow with the target.
         tree: how the heads draft.
         times: how many times as wide the shipped target is made (`tiny.grown`).
         w4: directory where the 4-bit copy is kept; None: it is made anew.
@@ -71,15 +73,28 @@ class Places:
     @property
     def names(self) -> list[str]:
         """Of all that can stand below the target."""
-        return [W4, *self.models, *self.heads, *WORDS]
+        return [W4, *self.models, *self.drafters]
+
+    @property
+    def drafters(self) -> list[str]:
+        """Of what can only be the last: heads, drafting trees or chains, and words."""
+        chains = [name + AS_CHAIN for name in self.heads if name != HYDRA]
+        return [*self.heads, *chains, *WORDS]
+
+    def tree_of(self, name: str) -> Tree | None:
+        """How a level drafts; None: no tree."""
+        return self.tree if name in self.heads else None
 
 
 def shipped(times: int = 1, w4: Path | None = None) -> Places:
-    """The shipped models. A head reads the target's states, so one that is grown has none."""
-    heads = {name: tiny.path(name) for name in tiny.HEADS} if times == 1 else {}
+    """The shipped models."""
     models = {name: tiny.path(name) for name in tiny.LEVELS[1:]}
+    heads = {name: tiny.root() / name for name in tiny.HEADS}
+    # (Models that somebody trained without a head are as good.)
+    heads = {name: place for name, place in heads.items() if place.is_dir()}
     # A pass of many tokens is dear on a CPU: a small tree.
-    return Places(None, models, heads, Tree(4, 12, 5), times, w4)
+    shape = chains.SHAPE
+    return Places(None, models, heads, Tree(shape.top_k, shape.total_tokens, 5), times, w4)
 
 
 class Parts:
@@ -232,19 +247,32 @@ class Parts:
         made.name = name
         return made
 
+    @property
+    def _head_dtype(self) -> torch.dtype:
+        """As the cheapest draft model was found to run fastest, where there is one on the CPU."""
+        models = list(self.places.models)
+        level = self.model(models[-1]) if models and self.on_cpu else self.eager
+        dtype: torch.dtype = level.model.dtype
+        return dtype
+
     def _head(self, name: str) -> Any:
-        place, shape = self.places.heads[name], self.places.tree
-        self._heads.add(name)
+        base, shape = name.removesuffix(AS_CHAIN), self.places.tree_of(name)
+        self._heads.add(base)
         tree = None if shape is None else DynamicTree(shape.top_k, shape.total_tokens)
-        if name == HYDRA:
-            return Hydra.from_pretrained(place, self.target, tree=tree)
-        return Eagle.from_pretrained(place, self.target, tree=tree)
+        if base == HYDRA:
+            place = self.places.heads[base]
+            return Hydra.from_pretrained(place, self.target, tree=tree, dtype=self._head_dtype)
+        with tempfile.TemporaryDirectory() as folder:
+            place = self.places.heads[base]
+            if self.places.times > 1:
+                place = tiny.grown_head(base, self.places.times, folder)
+            return Eagle.from_pretrained(place, self.target, tree=tree, dtype=self._head_dtype)
 
     def thing(self, name: str) -> Any:
         """An element of a chain."""
         if name == TARGET:
             return self.target
-        return self.drafter(name) if name in WORDS or name in HEADS else self.model(name)
+        return self.drafter(name) if name in self.places.drafters else self.model(name)
 
     def assistant(self, name: str) -> Any:
         """A draft model for transformers, in the target's data type."""
@@ -277,16 +305,16 @@ class Parts:
             place = self.places.heads[name]
             yield {
                 "name": name,
-                "place": _shown(place, name, 1),
+                "place": _shown(place, name, self.places.times),
                 "parameters": None,
-                "dtype": str(self.eager.model.dtype).removeprefix("torch."),
+                "dtype": str(self._head_dtype).removeprefix("torch."),
                 "runs": "as it is",
             }
 
 
 def _shown(place: str | Path | None, name: str, times: int) -> str:
     if place is None or Path(place).parent == tiny.root():
-        grown = f", grown {times} times" if times > 1 and name in (TARGET, W4) else ""
+        grown = f", grown {times} times" if times > 1 and name in (TARGET, W4, *HEADS) else ""
         return f"shipped {TARGET if name == W4 else name}{grown}"
     return Path(place).name if Path(place).is_dir() else str(place)
 

@@ -3,9 +3,12 @@ often the levels agree with the target, and what memory gives."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from polyspec_ext.bench import chains, timing
 from polyspec_ext.bench.generation_calls import Request
@@ -99,7 +102,7 @@ def surroundings(
     used = _models(methods, parts)
     levels: dict[str, HuggingFaceLevel] = {TARGET: parts.target}
     levels |= {name: parts.apart(name) for name in used}
-    times = pass_seconds(list(levels.values()), WIDTHS, limit=2.0)
+    times = pass_seconds(list(levels.values()), WIDTHS, limit=2.0, clock=_clock(parts))
     baseline = next(call for call in calls if call.method.baseline)
     texts = {
         n: baseline.texts(Request([prompt], max_new_tokens, 0.0, [seed]))[0]
@@ -121,6 +124,18 @@ def surroundings(
         "copy_bandwidth_bytes_per_second": 1e9
         * timing.copy_bandwidth(clock, "cpu" if parts.on_cpu else "cuda"),
     }
+
+
+def _clock(parts: Parts) -> Callable[[], float] | None:
+    """Of passes; on CUDA they are over when the device is."""
+    if parts.on_cpu:
+        return None
+
+    def clock() -> float:
+        torch.cuda.synchronize(parts.device)
+        return time.perf_counter()
+
+    return clock
 
 
 def _models(methods: Sequence[Method], parts: Parts) -> list[str]:

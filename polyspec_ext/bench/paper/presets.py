@@ -97,4 +97,4 @@ def require(places: Sequence[str], gated: bool = False) -> list[Path]:
     missing = [place for place, folder in found.items() if folder is None]
     if missing:
         raise MissingModelsError(missing, gated)
-    return [folder for folder in found.values() if folder is not None]
+    return [folder for place in places if (folder := found[place]) is not None]
