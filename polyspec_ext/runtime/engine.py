@@ -660,7 +660,7 @@ class Engine:
                     touched = [span for at, span in spans.items() if at >= number]
                     kind = "a draft" if draft else f"the verification of {config.names[number - 1]}"
                     key = [number, plan.windows, plan.most, config.rule, buffers.place(), *touched]
-                    outputs = graphs.run(kind, key, step, [])
+                    outputs = graphs.run(kind, key, step)
             clock.tick()
         packed, logits = outputs
         assert packed is not None

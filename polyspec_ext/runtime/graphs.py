@@ -1,9 +1,9 @@
-"""CUDA graphs of a chain's steps: captured when a shape comes up a second time, then replayed.
+"""CUDA graphs of a chain's steps: captured when one comes up a second time, then replayed.
 
-A step is a function of tensors that also changes caches in place. Its first call with a new shape
-runs as it is, which warms up what libraries set up lazily; its second is captured and replayed;
-every later one copies its inputs into the captured ones and replays. What the host keeps beside
-the device (how long a cache is by now) is for the caller to book, since no Python runs in a replay.
+A step reads and writes memory that stays where it is. Its first call runs as it is, which warms up
+what libraries set up lazily; its second is captured and replayed; every later one is replayed. What
+the host keeps beside the device (how long a cache is by now) is for the caller to book, since no
+Python runs in a replay.
 
 A graph reads and writes the addresses that it was captured with, whatever lies there by now. So its
 key names every one of them (`Place`), and a graph goes when what it was captured for goes.
@@ -15,22 +15,21 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from .. import progress as reporting
 from ..tensors import Place
 
-Inputs = Sequence[torch.Tensor | None]
 Outputs = tuple[torch.Tensor | None, ...]
-Step = Callable[..., Outputs]
+Step = Callable[[], Outputs]
 
 
 class Recorder(Protocol):
     """How a step becomes a graph. Replaced in tests, which have no device to capture on."""
 
-    def capture(self, step: Step, inputs: Inputs) -> tuple[Callable[[], None], Outputs]:
+    def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
         """Runs `step` for its effects on the host alone, and returns what does it on the device,
         and the outputs that this writes.
 
@@ -47,13 +46,13 @@ class CudaRecorder:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, step: Step, inputs: Inputs) -> tuple[Callable[[], None], Outputs]:
+    def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.device(self._device):
                 torch.cuda.synchronize(self._device)
                 with torch.cuda.graph(graph, pool=self._pool):
-                    outputs = step(*inputs)
+                    outputs = step()
         except BaseException:
             # A capture that failed may have left the pool open, which the next would not get then.
             self._pool = torch.cuda.graph_pool_handle()
@@ -62,7 +61,7 @@ class CudaRecorder:
 
 
 class Graphs:
-    """Graphs by shape and by the memory they use.
+    """Graphs by step and by the memory they use.
 
     A step that cannot be captured is run as it is from then on, after a warning for each kind.
 
@@ -99,30 +98,28 @@ class Graphs:
         self._graphs.clear()
         self._seen.clear()
 
-    def run(self, kind: str, key: Sequence[Hashable], step: Step, inputs: Inputs) -> Outputs:
-        """``step(*inputs)``, by a graph where there is one.
+    def run(self, kind: str, key: Sequence[Hashable], step: Step) -> Outputs:
+        """``step()``, by a graph where there is one.
 
         Args:
             kind: of the step, for a message.
-            key: everything that `step` depends on beside the inputs' values: which step it is, what
-                it has closed over, and a `Place` for all memory that it uses beside the inputs. A
-                graph is forgotten when the owner of one of its places goes.
-            inputs: tensors of fixed meaning; None is part of the shape.
+            key: everything that `step` depends on: which step it is, what it has closed over, and a
+                `Place` for all memory that it uses. A graph is forgotten when the owner of one of
+                its places goes.
 
         Returns:
             The outputs, valid until the next call.
         """
-        shapes = tuple(None if x is None else (tuple(x.shape), x.dtype, x.device) for x in inputs)
-        full = (kind, *key, shapes)
+        full = (kind, *key)
         if full not in self._graphs:
             if full not in self._seen:
                 self._watch(full)
                 self._seen[full] = None
                 if len(self._seen) > 4 * self._limit:
                     self._seen.popitem(last=False)
-                return step(*inputs)
+                return step()
             del self._seen[full]
-            self._graphs[full] = self._capture(kind, step, inputs)
+            self._graphs[full] = self._capture(kind, step)
             if len(self._graphs) > self._limit:
                 self._graphs.popitem(last=False)
         else:
@@ -130,15 +127,14 @@ class Graphs:
             self.num_replays += self._graphs[full] is not None
         graph = self._graphs[full]
         if graph is None:
-            return step(*inputs)
+            return step()
         # Capturing ran `step` once for the host; this is the same call on the device.
-        graph.replay(inputs)
+        graph.replay()
         return graph.outputs
 
-    def _capture(self, kind: str, step: Step, inputs: Inputs) -> _Graph | None:
-        own = [None if x is None else x.clone() for x in inputs]
+    def _capture(self, kind: str, step: Step) -> _Graph | None:
         try:
-            replay, outputs = self._recorder.capture(step, own)
+            graph = _Graph(*self._recorder.capture(step))
         except RuntimeError as error:
             if kind not in self._warned:
                 self._warned.add(kind)
@@ -152,7 +148,7 @@ class Graphs:
         self.num_captures += 1
         if self._progress:
             reporting.note(f"polyspec_ext: captured CUDA graph {self.num_captures}")
-        return _Graph(own, replay, outputs)
+        return graph
 
     def _watch(self, key: _Key) -> None:
         """Has what is kept for `key` go with the owners of its places."""
@@ -193,14 +189,6 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-class _Graph:
-    def __init__(
-        self, inputs: list[torch.Tensor | None], replay: Callable[[], None], outputs: Outputs
-    ) -> None:
-        self._inputs, self._replay, self.outputs = inputs, replay, outputs
-
-    def replay(self, inputs: Inputs) -> None:
-        for own, given in zip(self._inputs, inputs, strict=True):
-            if own is not None and given is not None and own.data_ptr() != given.data_ptr():
-                own.copy_(given, non_blocking=True)
-        self._replay()
+class _Graph(NamedTuple):
+    replay: Callable[[], None]
+    outputs: Outputs

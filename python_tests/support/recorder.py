@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from polyspec_ext.kv_cache.rollback import RollbackCache
-from polyspec_ext.runtime.graphs import Graphs, Inputs, Outputs, Step
+from polyspec_ext.runtime.graphs import Graphs, Outputs, Step
 from polyspec_ext.tensors import Place
 
 # Operators that give the host a value.
@@ -45,16 +45,15 @@ class Recording(TorchDispatchMode):
     """Records what is called meanwhile, for `undo` and `replay`.
 
     Args:
-        given: inputs of the step.
         fails_at: the operator of this number is not called and raises.
 
     Attributes:
         outside: tensors that the operators used and none of them has made, by storage.
     """
 
-    def __init__(self, given: Inputs = (), fails_at: int | None = None) -> None:
+    def __init__(self, fails_at: int | None = None) -> None:
         super().__init__()
-        self.given, self._fails_at = given, fails_at
+        self._fails_at = fails_at
         self._count = 0
         self._calls: list[_Call] = []
         self._inside: dict[int, torch.Tensor] = {}
@@ -115,12 +114,12 @@ class Recorder:
     def __init__(self, fails_at: int | None = None) -> None:
         self._fails_at, self.tried = fails_at, 0
 
-    def capture(self, step: Step, inputs: Inputs) -> tuple[Callable[[], None], Outputs]:
+    def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
         self.tried += 1
-        self.latest = recording = Recording(inputs, self._fails_at)
+        self.latest = recording = Recording(self._fails_at)
         try:
             with recording:
-                outputs = step(*inputs)
+                outputs = step()
         finally:
             recording.undo()
         return recording.replay, outputs
