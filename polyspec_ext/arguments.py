@@ -18,7 +18,6 @@ from polyspec_ext import _C
 from polyspec_ext import validate as _checks
 
 SIZE_MAX = 2**31 - 1
-LOGITS_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # Tensors with one value per request are checked by the operators; here all values are scalars.
 _ANYWHERE: _checks.Place = (1, torch.device("cpu"))
@@ -178,7 +177,7 @@ def switch(name: str, value: Any) -> None:
 
 def dtype(name: str, value: Any) -> torch.dtype | None:
     """A data type that logits may have; None stays None."""
-    if value is None or (isinstance(value, torch.dtype) and value in LOGITS_DTYPES):
+    if value is None or (isinstance(value, torch.dtype) and value in _checks.LOGITS_DTYPES):
         return value
     wrong = ValueError if isinstance(value, torch.dtype) else TypeError
     what = value if isinstance(value, torch.dtype) else shown(value)

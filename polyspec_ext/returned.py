@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .arguments import LOGITS_DTYPES
+from .validate import LOGITS_DTYPES, kind_of
 
 
 def require_logits(
@@ -103,13 +103,6 @@ def require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
             f"{name}: expected rollback to leave at most {list(asked)} tokens, given {given}"
         )
     return list(given)
-
-
-def kind_of(value: Any) -> str:
-    """What messages call a value of a wrong kind."""
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of dtype {value.dtype}"
-    return type(value).__name__
 
 
 def _same(one: torch.device, other: torch.device) -> bool:

@@ -45,7 +45,6 @@ class Parameters:
         self.sampling, self.seeds = list(sampling), list(seeds)
         self.greedy = all(one.greedy for one in sampling)
         self._made: dict[torch.device, dict[str, Any]] = {}
-        self._tensors: dict[torch.device, list[torch.Tensor]] = {}
 
     def on(self, device: torch.device) -> dict[str, Any]:
         """temperature, top_k, top_p, min_p and seed, in this order. Made once per device."""

@@ -23,8 +23,8 @@ SEED_MAX = 2**64 - 1
 LEVEL_MAX = 2**16 - 1
 NODE_MAX = 2**14 - 1
 
-_LOGITS_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
-_INT_DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
+LOGITS_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+INT_DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 _RULES = {"token": 0, "block": 1}
 _CPU = torch.device("cpu")
 _BUILT_WITH_CUDA = bool(_C.build_info()["cuda"])
@@ -52,14 +52,15 @@ class Layout(NamedTuple):
     offsets: torch.Tensor | None
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """What messages call a value of a wrong kind."""
     if isinstance(value, torch.Tensor):
-        return f"a {value.dtype} tensor"
+        return f"a tensor of dtype {value.dtype}"
     return type(value).__name__
 
 
 def _wrong_kind(name: str, expected: str, value: object) -> NoReturn:
-    raise TypeError(f"{name}: expected {expected}, given {_kind(value)}")
+    raise TypeError(f"{name}: expected {expected}, given {kind_of(value)}")
 
 
 def _wrong_shape(name: str, expected: str, tensor: torch.Tensor) -> NoReturn:
@@ -75,7 +76,7 @@ def logits(name: str, value: Any, shape: str, rank: int) -> Place:
         shape: for the text, such as "[B, V]".
         rank: number of dimensions.
     """
-    if not isinstance(value, torch.Tensor) or value.dtype not in _LOGITS_DTYPES:
+    if not isinstance(value, torch.Tensor) or value.dtype not in LOGITS_DTYPES:
         _wrong_kind(name, "a float32, bfloat16 or float16 tensor", value)
     sizes = value.shape
     if len(sizes) != rank:
@@ -120,7 +121,7 @@ def layout(target_logits: Any, offsets: Any, draft_len: Any, draft_lengths: Any)
         return Layout(place, rows, vocab, (batch, rows - 1), "[B, K]", None)
     total, device = logits("target_logits", target_logits, "[N, V] (with offsets)", 2)
     if not isinstance(offsets, torch.Tensor) or offsets.dim() != 1 or offsets.shape[0] < 1:
-        given = list(offsets.shape) if isinstance(offsets, torch.Tensor) else _kind(offsets)
+        given = list(offsets.shape) if isinstance(offsets, torch.Tensor) else kind_of(offsets)
         raise ValueError(f"offsets: expected an integer tensor [B+1], given {given}")
     batch = offsets.shape[0] - 1
     offsets = table("offsets", offsets, (batch, device), (batch + 1,), "[B+1]", torch.int64)
@@ -220,7 +221,7 @@ def integer(
     """An integer in [0, high], or an integer tensor [B]: (scalar, None) or (unused, tensor)."""
     if type(value) is not int:
         if isinstance(value, torch.Tensor):
-            if value.dtype not in _INT_DTYPES:
+            if value.dtype not in INT_DTYPES:
                 _wrong_kind(name, "an integer or an integer tensor", value)
             return 0, _per_request(name, value, place, torch.int64)
         value = _index(name, value)
@@ -260,7 +261,7 @@ def table(
     name: str, value: Any, place: Place, shape: tuple[int, ...], text: str, dtype: torch.dtype
 ) -> torch.Tensor:
     """An integer tensor of an exact shape on the logits' device, made contiguous and of `dtype`."""
-    if not isinstance(value, torch.Tensor) or value.dtype not in _INT_DTYPES:
+    if not isinstance(value, torch.Tensor) or value.dtype not in INT_DTYPES:
         _wrong_kind(name, "an integer tensor", value)
     if value.shape != shape:
         _wrong_shape(name, f"{text} = {list(shape)}", value)
@@ -282,7 +283,7 @@ def ids(name: str, value: Any, place: Place) -> torch.Tensor:
         if any(not -1 <= one <= INT64_MAX for one in tokens):
             raise ValueError(f"{name}: expected ids >= 0, or -1 for none, given {tokens}")
         return torch.tensor([tokens], dtype=torch.int64, device=device)
-    if value.dtype not in _INT_DTYPES:
+    if value.dtype not in INT_DTYPES:
         _wrong_kind(name, "an integer, a sequence of integers or an integer tensor", value)
     if value.dim() == 1:
         value = value.unsqueeze(0)

@@ -88,7 +88,7 @@ def generate_call(
             rows = target.generate(
                 ids, attention_mask=mask, max_new_tokens=request.max_new_tokens, **options
             )
-        return [cut_at_eos(row[width:], eos)[0] for row in rows.tolist()]
+        return [cut_at_eos(row[width:], eos) for row in rows.tolist()]
 
     if assistant is None:
         return call

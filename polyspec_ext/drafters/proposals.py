@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from ..arguments import LOGITS_DTYPES
 from ..levels.base import Counts, PromptBatch
-from ..returned import kind_of
 from ..tensors import on_device
+from ..validate import INT_DTYPES, LOGITS_DTYPES, kind_of
 from .base import (
     Context,
     DraftBlock,
@@ -27,8 +26,6 @@ from .base import (
     Proposal,
     RowBuffer,
 )
-
-_INTEGERS = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
 class ProposalDrafter:
@@ -147,7 +144,7 @@ class ProposalDrafter:
                 vocab_size=self.vocab_size,
                 target_vocab_size=self._target_vocab_size,
             )
-            tokens, _ = cut_at_eos(tokens, context.eos)
+            tokens = cut_at_eos(tokens, context.eos)
             if len(self._contexts) > 1 and proposal.logits is not None:
                 # Another row's drafter may write its rows in the same buffer.
                 statistics = None if proposal.statistics is None else proposal.statistics.clone()
@@ -210,14 +207,10 @@ def _rows(
     return RowBuffer(logits, statistics if known else None)
 
 
-def cut_at_eos(tokens: Sequence[int], eos: frozenset[int]) -> tuple[list[int], bool]:
-    """Tokens up to and including the first EOS, and whether there was one (contract C2: the EOS
-    is kept)."""
-    if eos and not eos.isdisjoint(tokens):
-        for i, token in enumerate(tokens):
-            if token in eos:
-                return list(tokens[: i + 1]), True
-    return list(tokens), False
+def cut_at_eos(tokens: Sequence[int], eos: frozenset[int]) -> list[int]:
+    """Tokens up to and including the first EOS (contract C2: it is kept)."""
+    end = next((i for i, token in enumerate(tokens, 1) if token in eos), None)
+    return list(tokens[:end])
 
 
 def proposed_tokens(
@@ -303,7 +296,7 @@ def _require_statistics(name: str, statistics: Any, count: int) -> None:
 def _ids(name: str, tokens: Any) -> list[int]:
     """Token ids as Python has them, ``[n]``."""
     if isinstance(tokens, torch.Tensor):
-        if tokens.dtype not in _INTEGERS:
+        if tokens.dtype not in INT_DTYPES:
             raise TypeError(f"{name}: expected integer token ids, given {kind_of(tokens)}")
         if tokens.dim() != 1 or tokens.is_meta:
             raise ValueError(

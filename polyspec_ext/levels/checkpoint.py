@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import arguments
+from ..validate import LOGITS_DTYPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -66,7 +67,7 @@ def require_logits(model: PreTrainedModel, device: torch.device, name: str) -> N
     # tell.
     kind = weight.dtype if isinstance(weight, torch.Tensor) else torch.float32
     told = type(head) is torch.nn.Linear or kind == torch.float64
-    if told and kind not in arguments.LOGITS_DTYPES:
+    if told and kind not in LOGITS_DTYPES:
         raise ValueError(
             f"{name}: expected a model whose logits are float32, bfloat16 or float16, given a head "
             f"of {kind}"

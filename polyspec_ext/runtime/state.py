@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ..ops import schedule
-from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
+from ..ops.schedule import HostRounds, HostStep, RoundShape
 from ..tensors import on_device
 from .request import Row
 
@@ -249,6 +249,3 @@ class Record(NamedTuple):
     progress: list[list[Progress]]
     tokens: list[list[int]]
     logprobs: list[list[float]]
-
-
-__all__ = ["Entry", "Plan", "Progress", "Record", "StateRows"]
