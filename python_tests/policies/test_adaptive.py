@@ -221,6 +221,67 @@ def test_it_speculates_again(name: str) -> None:
     assert sum(w > 0 for (w,) in chosen[-200:]) > 190
 
 
+def three_levels(
+    policy: policies.Adaptive, accept: Sequence[tuple[float, float]], windows: Sequence[int]
+) -> list[list[int]]:
+    """The windows that a policy of three levels chooses where the target accepts the middle's
+    tokens and the middle the drafter's as often as `accept` says, round by round: 10, 3 and 1 ms a
+    pass. Lengths of blocks are stratified."""
+    report, text, chosen = RoundReport(0, windows, [1, 2, 3], 0), [1, 2, 3], []
+    owed = [0.0, 0.0]
+
+    def run(level: int, tokens: int, a: float) -> int:
+        owed[level] = (owed[level] + 0.6180339887) % 1
+        if a in (0.0, 1.0):
+            return int(a) * tokens
+        return min(tokens, int(math.log(1 - owed[level]) / math.log(a)))
+
+    for outer, inner in accept:
+        now = list(policy.next(report))
+        chosen.append(now)
+        steps, pending = [], 0
+        for _ in range(default_rounds(now)[0] if now[0] else 0):
+            if pending >= now[0]:
+                break
+            won = run(1, now[1], inner)
+            if now[1]:
+                steps.append(StepReport(3, now[1], 0, now[1], 1, 1e-3 * now[1]))
+            steps.append(StepReport(2, now[1], won, now[1], 1, 3e-3))
+            pending += won + 1
+        won = run(0, pending, outer)
+        steps.append(StepReport(1, pending, won, pending, 1, 1e-2))
+        text = [*text, *[5] * (won + 1)]
+        report = RoundReport(0, now, text, won + 1, steps)
+    return chosen
+
+
+def test_an_inner_window_of_zero_grows_again() -> None:
+    """A level with a window of 0 sees nothing of the one below: without forgetting, it would stay
+    there for good."""
+    rounds = [(0.95, 0.02)] * 150 + [(0.95, 0.9)] * 300
+    chosen = three_levels(policies.Online(), rounds, [4, 2])
+    assert sum(inner == 0 for outer, inner in chosen[100:150] if outer) > 20
+    assert all(inner >= 2 for outer, inner in chosen[-50:] if outer), chosen[-50:]
+
+
+def test_windows_above_are_whole_rounds_of_the_level_below() -> None:
+    chosen = three_levels(policies.Online(max_windows=[12, 8]), [(0.9, 0.7)] * 200, [5, 3])
+    assert all(outer % (inner + 1) == 0 for outer, inner in chosen[5:])
+    # And never more than the largest, where one round brings more than that.
+    small = three_levels(policies.Online(max_windows=[2, 8]), [(0.95, 0.95)] * 200, [2, 8])
+    assert max(small)[0] == 2
+
+
+def test_q_learning_asks_no_more_of_a_drafter_that_is_always_wrong() -> None:
+    """Nothing is known at first: equal values must not lead upwards."""
+    chosen = rounds(policies.QLearning(exploration=0), [0.0], linear, [4], 200)
+    asked = [w for (w,) in chosen if w]
+    assert max(asked) <= 4
+    assert min(asked) == 1
+    upwards = rounds(policies.QLearning(exploration=0, guard=False), [1.0], linear, [4], 5)
+    assert [w for (w,) in upwards] == [4, 5, 6, 7, 8]
+
+
 def test_state_machine() -> None:
     def step(tokens: int, accepted: int) -> RoundReport:
         steps = [StepReport(1, tokens, accepted, tokens, 1, 0.0)]

@@ -49,8 +49,11 @@ enum class PolicyKind : int32_t {
   // with A = sum V / (sum V + number of rounds with a rejection) over the last `history`
   // verifications of the level, V tokens accepted in each, capped at `max_acceptance` (its Eq. 2,
   // the maximum-likelihood estimate of a censored geometric; while there are fewer verifications it
-  // leans on .7), a the seconds per token that comes
-  // from below and b(g) those of verifying g tokens.
+  // leans on .7), a the seconds per token of the drafter and b(g) those of verifying g tokens. A
+  // level above the lowest that verifies counts whole rounds of the one below: r of them bring r
+  // times what one brings on average, which need not be an integer g. Behind a round in which the
+  // window of a level below the target was 0 that level forgets its oldest verification, so that it
+  // comes back to .7 and is tried again.
   kOnline = 1,
   // A state machine per level whose state is the window: one up after a block that was accepted
   // whole, one down after one of which less than half was accepted. A level above the lowest that
@@ -63,7 +66,8 @@ enum class PolicyKind : int32_t {
   // Tabular Q-learning per level: the state is the window and how the last block fared (none, less
   // than half, half or more, all accepted), the actions are one down, stay, one up, the reward of a
   // round is tokens per second over their running mean; step size `learning_rate`, discount
-  // `discount`, and a random action with probability `exploration`.
+  // `discount`, and a random action with probability `exploration`. Among actions of equal value
+  // the one of kFsm is taken.
   kQLearning = 4,
   // All windows together, by the renewal model (renewal.hpp), with the acceptance of every position
   // of every level estimated under exponential forgetting: a share by which `forgetting` weighs a

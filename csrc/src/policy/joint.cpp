@@ -173,12 +173,8 @@ class Joint final : public AdaptivePolicy {
 
     void add(const Lengths& pending, int64_t window, double gathered, const Candidate* below) {
       const auto survives = [this](size_t j) { return reach[j]; };
-      const double width = mean(pending);
-      const int64_t floor = static_cast<int64_t>(width);
-      const double part = width - static_cast<double>(floor);
-      const double pass = (1 - part) * verify.seconds(floor) + part * verify.seconds(floor + 1);
       Candidate made;
-      made.seconds = gathered + pass;
+      made.seconds = gathered + verify.between(mean(pending));
       made.tokens = emitted_mean(pending, survives);
       const bool used = top && window == now[0] &&
                         (below == nullptr ||

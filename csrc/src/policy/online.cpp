@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -13,16 +14,17 @@ namespace {
 class History {
  public:
   void add(int64_t most, int64_t tokens, int64_t accepted) {
-    if (static_cast<int64_t>(latest_.size()) < most) {
-      latest_.push_back({});
-    } else {
-      accepted_ -= latest_[at_].accepted;
-      rejected_ -= latest_[at_].rejected;
-    }
-    latest_[at_] = {accepted, accepted < tokens ? 1 : 0};
-    accepted_ += latest_[at_].accepted;
-    rejected_ += latest_[at_].rejected;
-    at_ = (at_ + 1) % static_cast<size_t>(most);
+    if (static_cast<int64_t>(latest_.size()) == most) forget();
+    latest_.push_back({accepted, accepted < tokens ? 1 : 0});
+    accepted_ += latest_.back().accepted;
+    rejected_ += latest_.back().rejected;
+  }
+  // The oldest of them.
+  void forget() {
+    if (latest_.empty()) return;
+    accepted_ -= latest_.front().accepted;
+    rejected_ -= latest_.front().rejected;
+    latest_.pop_front();
   }
   // Acceptance per token. Until there are `most` verifications it leans on `unknown`, or the first
   // block that fails would be the last that is tried.
@@ -39,8 +41,7 @@ class History {
   struct Verified {
     int64_t accepted = 0, rejected = 0;
   };
-  std::vector<Verified> latest_;
-  size_t at_ = 0;
+  std::deque<Verified> latest_;
   int64_t accepted_ = 0, rejected_ = 0;
 };
 
@@ -58,11 +59,21 @@ class Online final : public AdaptivePolicy {
 
   void learn(int64_t row, const RoundReport& report) override {
     Row& own = at_row(rows_, row);
+    std::vector<bool> alone(own.size(), false);
     for (int64_t i = 0; i < report.num_steps; ++i) {
       const StepReport& step = report.steps[i];
-      if (step.level < levels() && step.tokens > 0) {
-        own[static_cast<size_t>(step.level - 1)].add(options().history, step.tokens, step.accepted);
+      if (step.level == levels()) continue;
+      const size_t at = static_cast<size_t>(step.level - 1);
+      if (step.tokens > 0) {
+        own[at].add(options().history, step.tokens, step.accepted);
+      } else {
+        alone[at] = true;
       }
+    }
+    // A level with a window of 0 tells nothing more of the one below, which would never draft
+    // again. (The target's is the guard's to look after.)
+    for (size_t i = 1; i < own.size(); ++i) {
+      if (alone[i] && windows_of(row)[i] == 0) own[i].forget();
     }
     latest_ = own;
   }
@@ -71,28 +82,32 @@ class Online final : public AdaptivePolicy {
     std::copy(options().windows.begin(), options().windows.end(), windows);
     if (times().at(1, batch).seconds(0) <= 0) return;  // no times yet
     const Row& own = at_row(rows_, row);
-    double per_token = 0;  // seconds of a token from below
+    // One round of the level below: tokens that it hands up, seconds that it takes, and the tokens
+    // that it hands up if all is accepted.
+    double block = 1, spent = 0;
+    int64_t full = 1;
     for (int32_t level = count(); level >= 1; --level) {
       const size_t i = static_cast<size_t>(level - 1);
       const WidthTimes& verify = times().at(level, batch);
       const WidthTimes& draft = times().at(level + 1, batch);
       const double a = own[i].acceptance(options().history, options().max_acceptance, kUnknown);
+      const int64_t most = options().max_windows[i];
       const bool lowest = level == count();
-      double best = 0, reach = 1, tokens = 1;  // of a window of 0
-      int64_t chosen = -1;
-      for (int64_t g = 0; g <= options().max_windows[i]; ++g) {
-        if (g > 0) tokens += reach *= a;
-        if (g == 0 && some && level == 1) continue;
-        const double below =
-            lowest ? (g > 0 ? draft.seconds(g) : 0) : static_cast<double>(g) * per_token;
-        const double seconds = (below + verify.seconds(g)) / tokens;
-        if (chosen < 0 || seconds < best) {
-          best = seconds;
-          chosen = g;
-        }
+      double tokens = 0, seconds = 0;  // of the best
+      // r tokens of the drafter, or r rounds of the level below.
+      for (int64_t r = some && level == 1 ? 1 : 0; r <= 1 || r * full <= most; ++r) {
+        const double g = static_cast<double>(r) * block;
+        const double gain = (1 - std::pow(a, g + 1)) / (1 - a);
+        double took = verify.between(g) + static_cast<double>(r) * spent;
+        if (lowest && r > 0) took += draft.seconds(r);
+        if (tokens > 0 && took * tokens >= seconds * gain) continue;
+        windows[i] = std::min(r * full, most);
+        seconds = took;
+        tokens = gain;
       }
-      windows[i] = chosen;
-      per_token = best;
+      block = tokens;
+      spent = seconds;
+      full = windows[i] + 1;
     }
   }
 

@@ -21,9 +21,12 @@ struct Table {
   }
 };
 
-int best_of(const std::array<double, kActions>& values) {
-  int best = 1;  // ties stay
-  for (int action : {2, 0}) {
+// Among equals, as nothing is known at first, that of the state machine (kFsm): up behind a block
+// that was accepted whole, down behind one of which less than half was. Where going up came first,
+// a drafter that is always wrong would be asked for more and more.
+int best_of(const std::array<double, kActions>& values, int outcome) {
+  int best = outcome == 3 ? 2 : outcome == 2 ? 1 : 0;
+  for (int action = 0; action < kActions; ++action) {
     if (values[static_cast<size_t>(action)] > values[static_cast<size_t>(best)]) best = action;
   }
   return best;
@@ -36,9 +39,9 @@ class QLearning final : public AdaptivePolicy {
  private:
   struct Level {
     int64_t window = 1;
-    int outcome = 3;
+    int outcome = 2;          // the windows given stay, at first
     int64_t from_window = 1;  // the state and action of the round that is under way
-    int from_outcome = 3;
+    int from_outcome = 2;
     int action = -1;  // -1: none
   };
   using Row = std::vector<Level>;  // [n-1]
@@ -67,7 +70,7 @@ class QLearning final : public AdaptivePolicy {
       Level& level = own[i];
       if (level.action < 0) continue;
       const std::array<double, kActions>& next = tables_[i].at(level.window, level.outcome);
-      const double ahead = next[static_cast<size_t>(best_of(next))];
+      const double ahead = next[static_cast<size_t>(best_of(next, level.outcome))];
       double& value =
           tables_[i].at(level.from_window, level.from_outcome)[static_cast<size_t>(level.action)];
       value += options().learning_rate * (reward + options().discount * ahead - value);
@@ -85,7 +88,7 @@ class QLearning final : public AdaptivePolicy {
       const double chance = uniform();
       level.action = chance < options().exploration
                          ? static_cast<int>(uniform() * kActions)
-                         : best_of(tables_[i].at(level.window, level.outcome));
+                         : best_of(tables_[i].at(level.window, level.outcome), level.outcome);
       level.window =
           std::clamp<int64_t>(level.window + level.action - 1, 1, options().max_windows[i]);
       windows[i] = level.window;

@@ -49,6 +49,12 @@ double WidthTimes::seconds(int64_t width) const {
   return fitted_[static_cast<size_t>(index(width))];
 }
 
+double WidthTimes::between(double width) const {
+  const int64_t floor = static_cast<int64_t>(width);
+  const double part = width - static_cast<double>(floor);
+  return (1 - part) * seconds(floor) + part * seconds(floor + 1);
+}
+
 void WidthTimes::fit() const {
   stale_ = false;
   std::array<double, kWidths + 1> weights{};

@@ -22,6 +22,7 @@ class WidthTimes {
 
   void observe(int64_t width, double seconds);
   double seconds(int64_t width) const;  // 0: nothing is known
+  double between(double width) const;   // of a mean width, >= 0
   // Whether the width was seen, and not too long ago.
   bool fresh(int64_t width) const;
 
