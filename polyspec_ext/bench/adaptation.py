@@ -1,5 +1,9 @@
 """``bench adaptation``: every window policy beside the best fixed windows and beside an oracle, on
-recorded traces of the shipped models in simulated time, and live."""
+recorded traces of the shipped models in simulated time, and live.
+
+Numbers are of texts that are held out (`traces`): policies' defaults, fixed windows that were found
+before, and models of accuracies come from the other half, which `--half tuning` shows.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +22,31 @@ from transformers import AutoTokenizer
 
 from polyspec_ext import policies, progress, tiny
 from polyspec_ext.bench import machine
-from polyspec_ext.bench.replay import Costs, Trace, oracle, replay
-from polyspec_ext.bench.traces import BRANCH, Text, Traces, prompt_sets, record
+from polyspec_ext.bench.drafter_ablation import drafter_ablation
+from polyspec_ext.bench.replay import Costs, Run, Trace, oracle, replay
+from polyspec_ext.bench.traces import (
+    BRANCH,
+    HELD_OUT,
+    TUNING,
+    Text,
+    Traces,
+    prompt_sets,
+    record,
+)
+from polyspec_ext.chain import Chain
 from polyspec_ext.policies import RoundReport, StepReport
 
-SCHEMA = 1  # of the JSON report
+SCHEMA = 2  # of the JSON report
 LENGTH = 128  # new tokens of a recorded text
+LIVE_LENGTH = 64  # and of one that is generated
 CHAINS = (("target", "drafter"), ("target", "middle"), tiny.LEVELS)
-CHANGING, NOTHING, TURNING = "changing half-way", "nothing accepted", "then nothing accepted"
-PLAIN = "plain decoding"
+MIXED, CHANGING = "mixed", "changing half-way"
+NOTHING, TURNING = "nothing accepted", "then nothing accepted"
+PLAIN, SHIPPED, BEST = "plain decoding", "windows as shipped", "best fixed windows"
+FOUND, HALVES = (
+    "fixed windows found on the other half",
+    "best fixed windows of either half of a set",
+)
 LIMITS = {2: [12], 3: [24, 8]}  # largest windows of the search and of every policy
 TIMED = 400  # rounds of a measurement of a policy's overhead
 
@@ -63,20 +84,55 @@ def rejected(texts: list[Text]) -> list[Text]:
     for text in texts:
         no = [False] * len(text.tokens)
         branches = {at: [False] * BRANCH for at in range(len(no))}
-        never.append(Text(text.prompt, text.tokens, no, no, no, branches))
+        never.append(replace(text, drafter=no, middle=no, inner=no, branches=branches))
     return never
 
 
-def compared(texts: list[Text], chain: Sequence[str], costs: Costs, start: list[int]) -> Any:
-    """Tokens per second of every policy on one set, simulated."""
+def prompt_orders(sets: dict[str, list[Text]]) -> dict[str, list[Text]]:
+    """All that is replayed: the sets; mixed, one text of each in turns; changing half-way; and with
+    levels that never agree, from the beginning or half-way."""
+    first = next(iter(sets.values()))
+    never, half = rejected(first), len(first) // 2
+    mixed = [text for some in zip(*sets.values(), strict=False) for text in some]
+    return {
+        **sets,
+        MIXED: mixed[: max(len(first), len(sets))],
+        CHANGING: changing(sets),
+        NOTHING: never,
+        TURNING: [*first[:half], *never[half:]],
+    }
+
+
+def searched(traces: Sequence[Trace], costs: Costs) -> dict[tuple[int, ...], Run]:
+    """What every fixed choice of windows gives."""
+    choices = all_windows(traces[0].levels)
+    return {tuple(windows): replay(traces, costs, None, windows) for windows in choices}
+
+
+def fastest(runs: dict[tuple[int, ...], Run]) -> tuple[int, ...]:
+    return max(runs, key=lambda windows: runs[windows].speed)
+
+
+def compared(
+    texts: list[Text], others: list[Text], chain: Sequence[str], costs: Costs, start: list[int]
+) -> Any:
+    """Tokens per second of every policy on one set, simulated.
+
+    Args:
+        others: the other half of the set.
+    """
     traces, levels = [Trace(text, chain) for text in texts], len(chain)
-    choices = all_windows(levels)
-    fixed = {tuple(w): replay(traces, costs, None, w).speed for w in choices}
-    best = max(fixed, key=lambda windows: fixed[windows])
+    fixed = searched(traces, costs)
+    best = fastest(fixed)
+    found = fastest(searched([Trace(text, chain) for text in others], costs))
+    parts = [part for part in (traces[: len(traces) // 2], traces[len(traces) // 2 :]) if part]
+    halves = [max(searched(part, costs).values(), key=lambda run: run.speed) for part in parts]
     rows: dict[str, Any] = {
         PLAIN: {"speed": replay(traces, costs, None, [0] * (levels - 1)).speed},
-        "windows as shipped": {"speed": fixed.get(tuple(start)) or _speed(traces, costs, start)},
-        "best fixed windows": {"speed": fixed[best], "windows": list(best)},
+        SHIPPED: {"speed": replay(traces, costs, None, start).speed},
+        FOUND: {"speed": fixed[found].speed, "windows": list(found)},
+        BEST: {"speed": fixed[best].speed, "windows": list(best)},
+        HALVES: {"speed": sum(r.tokens for r in halves) / sum(r.seconds for r in halves)},
     }
     for name in policies.POLICIES:
         run = replay(traces, costs, policy_of(name, levels, guard=True), start)
@@ -84,12 +140,8 @@ def compared(texts: list[Text], chain: Sequence[str], costs: Costs, start: list[
             rows[name] = {"speed": run.speed, "windows_over_time": run.windows}
         else:
             rows["as shipped, guarded"] = {"speed": run.speed}
-    rows["oracle"] = {"speed": oracle(traces, costs, choices).speed}
+    rows["oracle"] = {"speed": oracle(traces, costs, all_windows(levels)).speed}
     return rows
-
-
-def _speed(traces: Sequence[Trace], costs: Costs, windows: list[int]) -> float:
-    return replay(traces, costs, None, windows).speed
 
 
 def ablation(texts: list[Text], costs: Costs, chain: Sequence[str], start: list[int]) -> Any:
@@ -100,7 +152,7 @@ def ablation(texts: list[Text], costs: Costs, chain: Sequence[str], start: list[
         return replay(traces, costs, policy_of(name, levels, **options), start).speed
 
     return {
-        "online, history": {h: speed("online", history=h) for h in (4, 8, 16, 32, 64)},
+        "online, history": {h: speed("online", history=h) for h in (4, 16, 32, 64, 128, 256)},
         "joint, forgetting": {f: speed("joint", forgetting=f) for f in (0.8, 0.9, 0.95, 0.98, 1.0)},
         "without a guard": {name: speed(name, guard=False) for name in ("online", "joint")},
     }
@@ -139,30 +191,43 @@ def overhead(levels: int) -> dict[str, float]:
     return found
 
 
-def live(prompts: list[list[int]], repeats: int) -> dict[str, float]:
-    """Tokens per second of the shipped three-level chain by policy, in turns within one run."""
-    chains: dict[str, Any] = {}
-    for name in ("windows as shipped", *policies.POLICIES):
+def live(
+    sets: dict[str, list[list[int]]], best: dict[str, list[int]], repeats: int
+) -> dict[str, dict[str, float]]:
+    """Tokens per second of decoding of the shipped three-level chain by prompt set and policy, in
+    turns within one run, each at its fastest.
+
+    Args:
+        best: by set, fixed windows to set beside the policies.
+    """
+    levels = list(tiny.levels(pack=True).values())
+    shipped = list(tiny.WINDOWS[tiny.LEVELS])
+    chains: dict[str, Any] = {
+        PLAIN: Chain(levels[:1]),
+        SHIPPED: Chain(levels, shipped, rounds=tiny.ROUNDS[tiny.LEVELS]),
+    }
+    for name in policies.POLICIES:
         if name != "fixed":
-            policy = None if name == "windows as shipped" else policy_of(name, 3)
-            chains[name] = tiny.chain(pack=True, policy=policy)
-    chains[PLAIN] = tiny.chain(["target"], pack=True)
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+            chains[name] = Chain(levels, shipped, policy=policy_of(name, len(levels)))
+    return {
+        name: _generated({**chains, FOUND: Chain(levels, best[name])}, prompts, repeats)
+        for name, prompts in sets.items()
+    }
+
+
+def _generated(chains: dict[str, Any], prompts: list[list[int]], repeats: int) -> dict[str, float]:
     spent: dict[str, list[float]] = {name: [] for name in chains}
-    wanted: list[list[int]] = []
-    tokens = 0
+    texts: list[list[int]] = []
     for turn in range(repeats + 1):
         for name, chain in chains.items():
-            began, made = clock(), []
-            for prompt in prompts:
-                made.append(chain.generate([prompt], 64).sequences[0].tolist())
+            ran = [chain.generate([prompt], LIVE_LENGTH) for prompt in prompts]
+            made = [out.sequences[0].tolist() for out in ran]
             if turn:
-                spent[name].append(clock() - began)
-            if not wanted:
-                wanted = made
-                tokens = sum(len(a) - len(b) for a, b in zip(made, prompts, strict=True))
-            if made != wanted:
+                spent[name].append(sum(out.stats.decode_seconds for out in ran))
+            texts = texts or made
+            if made != texts:
                 raise RuntimeError(f"{name}: expected the texts of the other chains, given others")
+    tokens = sum(len(a) - len(b) for a, b in zip(texts, prompts, strict=True))
     return {name: tokens / min(own) for name, own in spent.items()}
 
 
@@ -180,30 +245,41 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     }
     if not args.overhead:
         traces = _traces(args)
-        first = next(iter(traces.sets.values()))
-        never, half = rejected(first), len(first) // 2
-        sets = {**traces.sets, CHANGING: changing(traces.sets)}
-        sets |= {NOTHING: never, TURNING: [*first[:half], *never[half:]]}
-        for chain in CHAINS:
-            costs = Costs([traces.seconds[name] for name in chain])
-            start = list(tiny.WINDOWS[tuple(chain)])
-            report["chains"][", ".join(chain)] = {
-                name: {
-                    "tokens": sum(len(text.tokens) for text in texts),
-                    "policies": compared(texts, chain, costs, start),
-                    "ablation": ablation(texts, costs, chain, start),
-                    "acceptance_by_position": acceptance_by_position(texts, chain),
-                }
-                for name, texts in sets.items()
-            }
-        report["seconds"] = traces.seconds
+        report |= _replayed(traces, args.half)
         if args.live:
-            report["live"] = {
-                name: live([text.prompt for text in texts[: args.live]], 2)
-                for name, texts in traces.sets.items()
-            }
+            found = report["chains"][", ".join(tiny.LEVELS)]
+            sets = traces.half(args.half)
+            report["live"] = live(
+                {name: [text.prompt for text in sets[name][: args.live]] for name in sets},
+                {name: found[name]["policies"][FOUND]["windows"] for name in sets},
+                2,
+            )
     report["load"] = {"before": before, "after": machine.load_average()}
     return report
+
+
+def _replayed(traces: Traces, half: str) -> dict[str, Any]:
+    mine, other = (traces.half(name) for name in (half, TUNING if half == HELD_OUT else HELD_OUT))
+    sets, others = prompt_orders(mine), prompt_orders(other)
+    chains = {}
+    for chain in CHAINS:
+        costs = Costs([traces.seconds[name] for name in chain])
+        start = list(tiny.WINDOWS[tuple(chain)])
+        chains[", ".join(chain)] = {
+            name: {
+                "tokens": sum(len(text.tokens) for text in texts),
+                "policies": compared(texts, others[name], chain, costs, start),
+                "ablation": ablation(texts, costs, chain, start),
+                "acceptance_by_position": acceptance_by_position(texts, chain),
+            }
+            for name, texts in sets.items()
+        }
+    known = [text for texts in other.values() for text in texts]
+    real = {name: texts for name, texts in sets.items() if name not in (NOTHING, TURNING)}
+    drafters = {
+        name: drafter_ablation(known, texts, traces.seconds) for name, texts in real.items()
+    }
+    return {"half": half, "chains": chains, "drafters": drafters, "seconds": traces.seconds}
 
 
 def _traces(args: argparse.Namespace) -> Traces:
@@ -213,7 +289,7 @@ def _traces(args: argparse.Namespace) -> Traces:
     progress.note("recording the traces, which takes a few minutes")
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     data: Path = args.data or machine.GSM8K.parent
-    sets = prompt_sets(data, args.prompts, tokenizer)
+    sets = prompt_sets(data, 2 * args.prompts, tokenizer)
     if len(sets) == 1:
         raise ValueError(f"--data: expected a folder with the prompt sets, given {data}")
     traces = record(sets, LENGTH)
@@ -235,13 +311,8 @@ def markdown(report: dict[str, Any]) -> str:
          for name in policies.POLICIES),
     )  # fmt: skip
     for chain, sets in report["chains"].items():
-        lines += [
-            "",
-            f"## {chain}",
-            "",
-            "Simulated time; tokens per second over plain decoding.",
-            "",
-        ]
+        half = f"Simulated time, the {report['half']} half of the prompts"
+        lines += ["", f"## {chain}", "", f"{half}; tokens per second over plain decoding.", ""]
         rows = list(next(iter(sets.values()))["policies"])
         lines += _table(
             ["", *sets],
@@ -250,11 +321,24 @@ def markdown(report: dict[str, Any]) -> str:
         lines += ["", "Over the best fixed windows:", ""]
         lines += _table(
             ["", *sets],
-            (
-                (row, *(_over(own["policies"], row, "best fixed windows") for own in sets.values()))
-                for row in rows
-            ),
+            ((row, *(_over(own["policies"], row, BEST) for own in sets.values())) for row in rows),
         )
+        lines += ["", "Ablation, over the best fixed windows:", ""]
+        lines += _table(["", *sets], _ablated(sets))
+    for title, key in (
+        ("What is chosen", "chosen"),
+        ("Features, drafter and window chosen", "features"),
+    ):
+        sets = report.get("drafters", {})
+        if sets:
+            lines += [
+                "",
+                f"## {title}: target, one of three drafters",
+                "",
+                "Tokens per second.",
+                "",
+            ]
+            lines += _table(["", *sets], _speeds(sets, key))
     if "live" in report:
         sets = report["live"]
         lines += ["", "## Live, three levels", "", "Tokens per second over plain decoding.", ""]
@@ -264,6 +348,21 @@ def markdown(report: dict[str, Any]) -> str:
             ((row, *(f"{own[row] / own[PLAIN]:.3f}" for own in sets.values())) for row in names),
         )
     return "\n".join(lines)
+
+
+def _ablated(sets: dict[str, Any]) -> Iterator[Sequence[str]]:
+    for what, values in next(iter(sets.values()))["ablation"].items():
+        for value in values:
+            speeds = (
+                own["ablation"][what][value] / own["policies"][BEST]["speed"]
+                for own in sets.values()
+            )
+            yield (f"{what} {value}", *(f"{speed:.3f}" for speed in speeds))
+
+
+def _speeds(sets: dict[str, Any], key: str) -> Iterator[Sequence[str]]:
+    for row in next(iter(sets.values()))[key]:
+        yield (row, *(f"{own[key][row]:.1f}" for own in sets.values()))
 
 
 def _ratio(rows: dict[str, Any], row: str) -> str:

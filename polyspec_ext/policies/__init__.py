@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .adaptive import POLICIES, Adaptive, CachedFsm, Fixed, Fsm, Joint, Online, QLearning, named
 from .base import RoundReport, StepReport, WindowPolicy
-from .drafter_choice import AccuracyModel, DrafterChoice, PromptFeatures
+from .drafter_choice import AccuracyModel, DrafterChoice, PromptFeatures, promised_throughput
 
 __all__ = [
     "POLICIES",
@@ -22,4 +22,5 @@ __all__ = [
     "StepReport",
     "WindowPolicy",
     "named",
+    "promised_throughput",
 ]

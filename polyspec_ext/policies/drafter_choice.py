@@ -33,15 +33,20 @@ class PromptFeatures:
         perplexity: of a prompt's tokens under a drafter; None: not a feature.
         tfidf: words of the TF-IDF vector, the most frequent token ids of the prompts fitted on; 0:
             not a feature. Needs scikit-learn.
+        length: whether the length is a feature.
 
     Raises:
         ImportError: `tfidf` without scikit-learn.
     """
 
     def __init__(
-        self, perplexity: Callable[[Sequence[int]], float] | None = None, tfidf: int = 0
+        self,
+        perplexity: Callable[[Sequence[int]], float] | None = None,
+        tfidf: int = 0,
+        *,
+        length: bool = True,
     ) -> None:
-        self._perplexity, self._tfidf = perplexity, None
+        self._perplexity, self._tfidf, self._length = perplexity, None, length
         if tfidf:
             try:
                 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -59,7 +64,9 @@ class PromptFeatures:
         return self
 
     def __call__(self, prompt: Sequence[int]) -> list[float]:
-        found = [1.0, math.log(1 + len(prompt))]
+        found = [1.0]
+        if self._length:
+            found.append(math.log(1 + len(prompt)))
         if self._perplexity is not None:
             found.append(self._perplexity(prompt))
         if self._tfidf is not None:
@@ -107,22 +114,44 @@ class AccuracyModel:
         return [float(a) for a in np.clip(found, 0.0, 1.0)]
 
 
+def promised_throughput(accuracy: float, token: float, verify: float, most: int = 16) -> float:
+    """Tokens per second with the best window: the maximum over 0 <= g <= `most` of equation 1,
+    ``(1 - A^{g+1}) / ((1 - A) (g a + b))``.
+
+    Args:
+        accuracy: A, in [0, 1].
+        token: a, seconds of a drafted token.
+        verify: b, seconds of a verification, > 0.
+    """
+    tokens, reach, best = 0.0, 1.0, 0.0
+    for g in range(most + 1):
+        tokens += reach
+        reach *= accuracy
+        best = max(best, tokens / (g * token + verify))
+    return best
+
+
 class DrafterChoice:
     """A window policy that also sets which drafter is active: of the highest throughput, tokens per
     second of its latest rounds, with the bonus of an upper confidence bound for what was tried
     seldom, so that all are tried and a drafter that has become better is found. Each drafter has a
     window policy of its own, which is told of the rounds with that drafter.
 
+    With a `model`, the drafter of a request's first rounds is that of the highest throughput by its
+    predicted accuracy and the seconds that its drafts and verifications have taken so far; those
+    that have not drafted yet come first, the one of the highest accuracy before the others.
+
     For a batch there is one active drafter; it may change before each `stay`-th round.
 
     Args:
         drafter: of the chain.
         policy: makes the window policy of one drafter. Default: `Joint`.
-        model: predicts accuracies where a request begins; the drafter of the highest is tried
-            first. None: the one at work goes on.
+        model: predicts accuracies where a request begins. None: the drafter at work goes on.
         stay: rounds of the target between choices, >= 1.
         forgetting: weight of a round relative to the one after it, in (0, 1].
-        confidence: weight of the bonus, >= 0; as a share of the throughput.
+        confidence: weight of the bonus, >= 0; as a share of the throughput. (The tokens of a round
+            deviate from their mean by about half of it, so with much less a drafter whose first
+            rounds were unlucky is not tried again.)
     """
 
     def __init__(
@@ -133,7 +162,7 @@ class DrafterChoice:
         model: AccuracyModel | None = None,
         stay: int = 4,
         forgetting: float = 0.98,
-        confidence: float = 0.1,
+        confidence: float = 0.5,
     ) -> None:
         if stay < 1:
             raise ValueError(f"stay: expected >= 1, given {stay}")
@@ -146,6 +175,10 @@ class DrafterChoice:
         count = len(drafter.members)
         self.policies = [policy() for _ in range(count)]
         self._rounds, self._tokens, self._seconds = ([0.0] * count for _ in range(3))
+        # Of each drafter: drafted tokens and their seconds, drafts and the seconds of all else.
+        self._drafted, self._draft_seconds, self._drafts, self._else_seconds = (
+            [0.0] * count for _ in range(4)
+        )
         self._left = stay
         self._first: int | None = None  # the request that reports first of its batch
         self._at_work: dict[int, int] = {}  # the drafter of each request's latest round
@@ -167,8 +200,7 @@ class DrafterChoice:
         if begins and report.request == 0:
             self._first = 0
             if self.model is not None:
-                predicted = self.model.predict(report.text)
-                self._set(max(range(len(predicted)), key=predicted.__getitem__))
+                self._set(self._promising(self.model.predict(report.text)))
         elif self._leads(report):
             self._left -= 1
             if self._left <= 0:
@@ -191,6 +223,28 @@ class DrafterChoice:
         self._rounds[at] += 1
         self._tokens[at] += report.committed
         self._seconds[at] += seconds
+        lowest = max(step.level for step in report.steps)
+        drafts = [step for step in report.steps if step.level == lowest]
+        spent = sum(step.seconds for step in drafts)
+        for table, value in (
+            (self._drafted, sum(step.tokens for step in drafts)),
+            (self._draft_seconds, spent),
+            (self._drafts, len(drafts)),
+            (self._else_seconds, seconds - spent),
+        ):
+            table[at] = self.forgetting * table[at] + value
+
+    def _promising(self, accuracies: Sequence[float]) -> int:
+        """The drafter to begin a request with."""
+
+        def rank(at: int) -> tuple[bool, float]:
+            if self._drafts[at] == 0:
+                return True, accuracies[at]
+            token = self._draft_seconds[at] / max(self._drafted[at], 1.0)
+            verify = self._else_seconds[at] / self._drafts[at]
+            return False, promised_throughput(accuracies[at], token, verify)
+
+        return max(range(len(accuracies)), key=rank)
 
     def _best(self) -> int:
         speeds, total = self.throughput(), sum(self._rounds)

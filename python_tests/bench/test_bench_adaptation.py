@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import polyspec_ext as ps
-from polyspec_ext import tiny
-from polyspec_ext.bench.replay import Costs, Trace, oracle, replay
-from polyspec_ext.bench.traces import Traces, record
+from polyspec_ext import cli, policies, tiny
+from polyspec_ext.bench import adaptation
+from polyspec_ext.bench.drafter_ablation import DRAFTERS, Field
+from polyspec_ext.bench.replay import Costs, Members, Trace, oracle, replay, replay_choice
+from polyspec_ext.bench.traces import HELD_OUT, LOOKUP, TUNING, Traces, record
 
 PROMPTS = [[0, 45, 300, 17, 5, 99], [0, 800, 12]]
 CHAINS = [
@@ -18,6 +23,7 @@ CHAINS = [
     (("target", "middle"), [3]),
     (tiny.LEVELS, [6, 2]),
     (tiny.LEVELS, [3, 0]),
+    (("target", LOOKUP), [5]),
 ]
 
 
@@ -32,14 +38,19 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
     return made
 
 
-SECONDS = {"target": {1: 9.0, 33: 9.0}, "middle": {1: 3.0, 33: 3.0}, "drafter": {1: 1.0}}
+SECONDS = {
+    "target": {1: 9.0, 33: 9.0},
+    "middle": {1: 3.0, 33: 3.0},
+    "drafter": {1: 1.0, 33: 1.0},
+    LOOKUP: {1: 0.125},
+}
 
 
 @pytest.mark.parametrize(("levels", "windows"), CHAINS, ids=str)
 def test_replay_is_the_chain(traces: Traces, levels: tuple[str, ...], windows: list[int]) -> None:
     """Verifications and accepted tokens of every level, text by text."""
-    paths: list[Path] = [tiny.path(name) for name in levels]
-    chain = ps.Chain(paths, windows, dtype=torch.float32)
+    parts: list[Any] = [LOOKUP if name == LOOKUP else tiny.path(name) for name in levels]
+    chain = ps.Chain(parts, windows, dtype=torch.float32)
     costs = Costs([SECONDS[name] for name in levels])
     for text in traces.sets["ours"]:
         out = chain.generate([text.prompt], len(text.tokens))
@@ -64,3 +75,81 @@ def test_oracle_is_never_slower(traces: Traces) -> None:
     best = max(replay(own, costs, None, windows).speed for windows in choices)
     assert oracle(own, costs, choices).speed >= best
     assert oracle(own, costs, [[2]]).speed == pytest.approx(replay(own, costs, None, [2]).speed)
+
+
+def test_halves_have_no_text_in_common(traces: Traces) -> None:
+    """What is chosen by looking at numbers is chosen on other texts than those of the report."""
+    tuning, held_out = traces.half(TUNING)["ours"], traces.half(HELD_OUT)["ours"]
+    prompts = [[tuple(text.prompt) for text in half] for half in (tuning, held_out)]
+    assert prompts == [[tuple(PROMPTS[0])], [tuple(PROMPTS[1])]]
+    with pytest.raises(ValueError, match="half: expected tuning or held-out, given 'all'"):
+        traces.half("all")
+
+
+class Turns:
+    """Sets the drafters to work in turns, with a window of 4."""
+
+    def __init__(self, drafters: Members) -> None:
+        self.drafters, self.rounds = drafters, 0
+
+    def next(self, report: policies.RoundReport) -> Sequence[int]:
+        self.drafters.active = self.rounds % len(self.drafters.members)
+        self.rounds += 1
+        return [4]
+
+
+def test_a_switch_pays_for_what_was_missed(traces: Traces) -> None:
+    texts = traces.sets["ours"]
+    seconds = {**SECONDS, "drafter": {1: 1.0, 2: 1.5, 33: 17.0}}
+    field = Field(texts, seconds)
+    one = Members(DRAFTERS)
+    alone = policies.Fixed()
+    run = replay_choice(field.texts, field.costs, alone, one, [4])
+    assert run.seconds == pytest.approx(field.alone(0, 4).seconds)  # it has missed nothing
+    assert run.tokens == field.alone(0, 4).tokens
+    turns = Members(DRAFTERS)
+    cheap = Field(texts, SECONDS)
+    ran = [replay_choice(own.texts, own.costs, Turns(turns), turns, [4]) for own in (field, cheap)]
+    assert ran[0].windows == ran[1].windows  # the rounds are the same
+    # Every third round reads the tokens of two others first, half a second for each of them.
+    assert ran[0].seconds > ran[1].seconds + len(ran[0].windows) / 3
+
+
+def test_the_command(
+    traces: Traces,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Replayed, run for real, and drawn."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(adaptation, "LIVE_LENGTH", 10)
+    monkeypatch.setattr(adaptation, "LIMITS", {2: [5], 3: [6, 2]})
+    monkeypatch.setattr(adaptation, "CHAINS", (("target", "drafter"), tiny.LEVELS))
+    place = tmp_path / "traces.json"
+    ours = traces.sets["ours"]
+    Traces({"ours": ours * 2, "others": ours[::-1] * 2}, traces.seconds).save(place)
+    words = ["bench", "adaptation", "--traces", str(place)]
+    assert cli.main([*words, "--live", "1", "--plots", str(tmp_path / "plots"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["half"] == HELD_OUT
+    names = {"ours", "others", "mixed", "changing half-way", "nothing accepted"}
+    for sets in report["chains"].values():
+        assert names < set(sets)
+        for own in sets.values():
+            speeds = {name: row["speed"] for name, row in own["policies"].items()}
+            assert speeds["oracle"] >= speeds[adaptation.BEST] >= speeds[adaptation.FOUND]
+            assert speeds[adaptation.HALVES] >= speeds[adaptation.BEST] * (1 - 1e-9)
+    assert set(report["live"]) == {"ours", "others"}
+    for speeds in report["live"].values():
+        assert {"plain decoding", "online", "joint", adaptation.FOUND} < set(speeds)
+        assert min(speeds.values()) > 0
+    assert {"both, bandit", "drafter only, least squares"} < set(
+        report["drafters"]["ours"]["chosen"]
+    )
+    for name in ("windows.png", "acceptance.png"):
+        assert (tmp_path / "plots" / name).read_bytes()[:4] == b"\x89PNG"
+    text = adaptation.markdown(report)
+    assert "| online, history 64 |" in text
+    assert "## Live, three levels" in text
+    assert "| both, least squares |" in text

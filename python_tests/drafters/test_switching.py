@@ -22,6 +22,7 @@ from polyspec_ext.policies import (
     PromptFeatures,
     RoundReport,
     StepReport,
+    promised_throughput,
 )
 
 
@@ -153,6 +154,40 @@ def test_least_squares() -> None:
         assert drafter.active == predicted.index(max(predicted))
     with pytest.raises(ValueError, match="accuracies: expected one row for each of 25"):
         model.fit(prompts, [])
+
+
+class Known(AccuracyModel):
+    """Predicts what it is told."""
+
+    def __init__(self, accuracies: Sequence[float]) -> None:
+        self.accuracies = accuracies
+
+    def predict(self, prompt: Sequence[int]) -> list[float]:
+        return list(self.accuracies)
+
+
+@pytest.mark.parametrize(("dear", "wanted"), [(9e-3, 0), (1e-3, 1)])
+def test_predicted_accuracy_counts_with_what_a_draft_costs(dear: float, wanted: int) -> None:
+    """The second drafter is accepted more often; whether it is the better one is a matter of
+    seconds, once those of both are known."""
+    drafter = Members()
+    choice = DrafterChoice(drafter, lambda: Fixed(), model=Known([0.7, 0.8]), stay=10**9)
+    seen = []
+    for _ in range(3):
+        choice.next(RoundReport(0, [4], [1, 2], 0))
+        at = drafter.active
+        seen.append(at)
+        token = dear if at == 1 else 1e-3
+        steps = [StepReport(2, 4, 0, 4, 1, 4 * token), StepReport(1, 4, 3, 4, 1, 1e-2)]
+        choice.next(RoundReport(0, [4], [1, 2, 3, 3, 3, 3], 4, steps))
+    assert seen == [1, 0, wanted]  # each is tried, the one of the higher accuracy first
+
+
+def test_promised_throughput() -> None:
+    assert promised_throughput(0.0, 1e-3, 1e-2) == pytest.approx(100)  # nothing drafted
+    ways = [(1 - 0.8 ** (g + 1)) / (0.2 * (g * 1e-3 + 1e-2)) for g in range(17)]
+    assert promised_throughput(0.8, 1e-3, 1e-2) == pytest.approx(max(ways))
+    assert promised_throughput(1.0, 1e-3, 1e-2, most=4) == pytest.approx(5 / 1.4e-2)
 
 
 def test_tfidf() -> None:

@@ -19,7 +19,14 @@ def add_command(kinds: Any) -> None:
         "sets, in simulated time, and live. Prints Markdown, or JSON.",
     )
     options.add_json(sub)
-    options.add_count(sub, "--prompts", 12, "of each set")
+    options.add_count(sub, "--prompts", 12, "of each set, in either half")
+    sub.add_argument(
+        "--half",
+        choices=("held-out", "tuning"),
+        default="held-out",
+        help="of the prompts: whatever is chosen by looking at numbers is chosen on the one for "
+        "tuning (default: %(default)s)",
+    )
     sub.add_argument(
         "--data",
         type=options.folder,
