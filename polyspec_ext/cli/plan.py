@@ -38,6 +38,16 @@ def add_command(commands: Any) -> None:
         help="a smaller model, or 'prompt-lookup'; may be repeated, the plan chooses among them",
     )
     models.add_argument(
+        "--grown",
+        type=options.COUNT,
+        metavar="TIMES",
+        help="the shipped target with all widths TIMES as wide, with its 4-bit copy above the "
+        "shipped draft models: a chain in which Theorem 3.2 inserts a model (--theorem)",
+    )
+    models.add_argument(
+        "--w4", type=Path, metavar="DIR", help="keep the 4-bit copy of --grown there for next time"
+    )
+    models.add_argument(
         "--pack", choices=("auto", "on", "off"), default="auto", help="(default: %(default)s)"
     )
     models.add_argument(
@@ -93,6 +103,16 @@ def add_command(commands: Any) -> None:
     sub.set_defaults(run=run)
 
 
+def _grown(args: argparse.Namespace, tokenizer: Any) -> list[Any]:
+    from ..bench import chains
+
+    progress.note("making the 4-bit copy, which takes a minute or two")
+    # As `bench chains` has them: the target in the data type that is faster here.
+    settings = chains.Settings(times=args.grown, w4=args.w4)
+    parts, _ = chains.parts_of(settings, tokenizer)
+    return [parts[name] for name in (chains.TARGET, *chains.KINDS) if name in parts]
+
+
 def run(args: argparse.Namespace) -> int:
     """Plan, and print what came of it."""
     if args.threads:
@@ -101,14 +121,20 @@ def run(args: argparse.Namespace) -> int:
         default_store().clear()
     if args.target is None and args.draft:
         raise ValueError("draft: expected a --target as well, given none")
+    if args.target is not None and args.grown is not None:
+        raise ValueError(f"grown: expected no --target beside it, given {args.target}")
+    if args.w4 is not None and args.grown is None:
+        raise ValueError("w4: expected --grown as well, given none")
     pack: Switch = "auto" if args.pack == "auto" else args.pack == "on"
     shipped = args.target is None
     levels: list[Any] = [args.target, *args.draft]
-    if shipped:
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")) if shipped else args.target)
+    if args.grown is not None:
+        levels = _grown(args, tokenizer)
+    elif shipped:
         with progress.loading(shown=False):
             made = tiny.levels(pack=pack, compile=args.compile)
         levels = [*made.values(), "prompt-lookup"]
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")) if shipped else args.target)
     asked = args.prompt or list(QUESTIONS[:6])
     texts = [tiny.prompt_of(one) for one in asked] if shipped or not args.prompt else asked
     prompts: list[list[int]] = [tokenizer(text)["input_ids"] for text in texts]

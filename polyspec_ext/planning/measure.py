@@ -138,8 +138,9 @@ class Measured:
         """Share of tokens that part `upper` accepts from `lower`, for people: of a drafter that is
         no model, of its first tokens where it has one."""
         table = self.proposals.get((upper, lower))
-        if table is None:
+        if (upper, lower) in self.accept:
             return float(self.accept[upper, lower].mean())
+        assert table is not None
         has = table.counts > 0
         return float(table.accept[has, 0].mean()) if has.any() else 0.0
 
@@ -433,6 +434,8 @@ def _acceptances(
         else:
             observed = seen.get(pair) or seen.get((0, pair[1])) or []
             found.proposals[pair] = _observed(observed, len(found.remaining))
+            if parts[pair[1]].model:  # which may stand between two others as well
+                found.accept[pair] = np.full(len(found.remaining), _share(observed))
 
 
 def _agreement(
@@ -485,13 +488,20 @@ def _matches(
     return Proposals(accept, counts)
 
 
+def _share(rounds: Sequence[_Round]) -> float:
+    """Accepted of the tokens that were tested."""
+    accepted = sum(one.accepted for one in rounds)
+    rejected = sum(one.accepted < one.verified for one in rounds)
+    return accepted / max(accepted + rejected, 1)
+
+
 def _observed(rounds: Sequence[_Round], places: int) -> Proposals:
     """Acceptance by position in the block, of rounds that were run, the same at every place."""
     tried, passed = np.zeros(MOST), np.zeros(MOST)
     for one in rounds:
         tried[: min(one.accepted + 1, one.verified)] += 1
         passed[: one.accepted] += 1
-    whole = passed.sum() / max(tried.sum(), 1.0)
+    whole = _share(rounds)
     # Where few were tried, nearly as everywhere.
     hazards = (passed + 4 * whole) / (tried + 4)
     return Proposals(np.tile(hazards, (places, 1)), np.full(places, MOST, np.int64))

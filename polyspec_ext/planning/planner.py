@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from .. import arguments, inputs
 from ..drafters import BatchedDrafter, Drafter, DraftModel, PromptLookup
 from ..levels import Level
+from ..stats import Stats, merge
 from . import processor
 from .choice import Switch
 from .level import level_for
@@ -19,9 +21,12 @@ from .profile import pass_seconds
 from .search import (
     Candidate,
     Insertion,
+    LevelWork,
     Sensitivity,
+    Work,
     candidates,
     insertions,
+    observed_work,
     sensitivities,
 )
 from .store import Store, default_store
@@ -107,6 +112,9 @@ class Plan:
     def __str__(self) -> str:
         """For people: the chains, the measurements, the tests, and what they depend on."""
         sections = [self._verdict(), self._table(), self._measurements()]
+        ran = [one for one in self.candidates if one.work and one.measured_work]
+        if ran:
+            sections.append(work_table(ran))
         if self.insertions:
             sections.append(insertion_table(self.insertions))
         if self.sensitivities:
@@ -247,25 +255,27 @@ def run(
     used = prompts[: made.measured.texts]
     for one in built:
         one.generate(list(used[0]), **{**made.request.options(), "max_new_tokens": 16})
-    rates: list[list[float]] = [[] for _ in built]
-    lengths = [0.0 for _ in built]
+    totals: list[list[Stats]] = [[] for _ in built]
     for repeat in range(repeats):
-        totals = [[0.0, 0.0, 0.0] for _ in built]
+        kept: list[list[Stats]] = [[] for _ in built]
         for turn, prompt in enumerate(used):
             options = made.request.options(turn + repeat * len(used))
             for place in range(len(built)):
                 number = (place + turn + repeat) % len(built)
-                stats = built[number].generate(list(prompt), **options).stats
-                totals[number][0] += stats.num_new_tokens
-                totals[number][1] += stats.decode_seconds
-                totals[number][2] += stats.levels[0].num_verifications
-        for number, (tokens, seconds, rounds) in enumerate(totals):
-            rates[number].append(tokens / seconds)
-            lengths[number] = tokens / rounds
-    return [
-        replace(one, measured_tokens_per_second=statistics.median(own), measured_length=length)
-        for one, own, length in zip(some, rates, lengths, strict=True)
-    ]
+                kept[number].append(built[number].generate(list(prompt), **options).stats)
+        for total, own in zip(totals, kept, strict=True):
+            total.append(merge(own))
+    return [_ran(one, own) for one, own in zip(some, totals, strict=True)]
+
+
+def _ran(one: Candidate, repeats: Sequence[Stats]) -> Candidate:
+    work = observed_work(merge(repeats))
+    return replace(
+        one,
+        measured_tokens_per_second=statistics.median(own.tokens_per_second for own in repeats),
+        measured_length=1 / work.levels[0].steps,
+        measured_work=work,
+    )
 
 
 def parts_of(levels: Sequence[Any], *, pack: Switch, compile: Switch) -> list[Part]:
@@ -309,7 +319,7 @@ def _in_order(parts: Sequence[Part], clock: Clock) -> list[Part]:
     target, others = parts[0], [part for part in parts[1:] if part.model]
     apart = [part for part in others if getattr(part.thing, "reads_apart", True)]
     cost = {}
-    if len(apart) > 1:
+    if len(others) > 1 and apart:
         times = pass_seconds([part.thing for part in apart], (1,), repeats=6, clock=clock)
         cost = {part.name: own[1] for part, own in zip(apart, times, strict=True)}
     # What shares the target's cache is a copy of it.
@@ -373,6 +383,44 @@ def _described(one: Candidate) -> str:
     return text + (f" rounds {','.join(map(str, one.rounds))}" if one.rounds else "")
 
 
+def work_table(ran: Sequence[Candidate]) -> str:
+    """Predicted and measured, level by level: verifications per 100 tokens of the text (of the
+    lowest level drafts, and tokens drafted), tokens handed up per verification, ms per step."""
+    heads = ("steps/100", "measured", "tokens/100", "measured", "L", "measured", "ms/step",
+             "measured")  # fmt: skip
+    names, rows = [], []
+    for one in ran:
+        assert one.work is not None
+        assert one.measured_work is not None
+        names.append(_described(one))
+        rows.append(("",) * len(heads))
+        pairs = zip(one.levels, one.work.levels, one.measured_work.levels, strict=True)
+        for name, *both in pairs:
+            names.append(f"  {name}")
+            rows.append(tuple(_cells(both)))
+        own = [f"{1e3 * work.own / _steps(work):.2f}" for work in (one.work, one.measured_work)]
+        names.append("  outside the levels")
+        rows.append((*("",) * (len(heads) - 2), *own))
+    widths = [max(map(len, own)) for own in zip(heads, *rows, strict=True)]
+    first = max(map(len, names))
+    lines = ["predicted and measured by level; a step verifies, of the lowest level drafts"]
+    for name, cells in zip(["", *names], [heads, *rows], strict=True):
+        each = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        lines.append(f"{name:{first}}  {'  '.join(each)}".rstrip())
+    return "\n".join(lines)
+
+
+def _steps(work: Work) -> float:
+    return sum(level.steps for level in work.levels)
+
+
+def _cells(both: Sequence[LevelWork]) -> list[str]:
+    cells = [f"{100 * one.steps:.1f}" for one in both]
+    cells += [f"{100 * one.tokens:.1f}" for one in both]
+    cells += ["-" if math.isnan(one.length) else f"{one.length:.2f}" for one in both]
+    return [*cells, *(f"{1e3 * one.seconds / max(one.steps, 1e-9):.2f}" for one in both)]
+
+
 def insertion_table(tests: Sequence[Insertion]) -> str:
     """Theorem 3.2 as the rebuttal's table has it: both sides, verdict and speeds."""
     heads = (
@@ -417,8 +465,10 @@ def _plain(one: Candidate) -> dict[str, Any]:
     fields = ("levels", "windows", "rounds", "rule", "predicted_tokens_per_second", "uncertainty",
               "measured_tokens_per_second", "measured_length")  # fmt: skip
     values = {name: getattr(one, name) for name in fields}
+    each = {"work": one.work, "measured_work": one.measured_work}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()} | {
-        "tokens_per_round": one.length
+        "tokens_per_round": one.length,
+        **{name: None if work is None else work.to_dict() for name, work in each.items()},
     }
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..stats import Stats
 from .measure import MOST, Measured, MeasuredSeconds, Part
 from .theory import Acceptance, Expectation, InsertionTest, Proposals, expectation, insertion_test
 from .theory.lengths import Floats
@@ -15,6 +18,68 @@ from .theory.lengths import Floats
 _PLACES = 400  # of texts that windows are chosen on
 _TRIALS = 60  # windows tried for one chain
 _EXTRA = (0, 1, None)  # rounds beyond those that fill a window; None: unbounded
+
+
+class LevelWork(NamedTuple):
+    """What one level of a chain does for a token of the text.
+
+    Attributes:
+        steps: verifications per token of the text; of the lowest level: drafts.
+        tokens: tokens verified per token of the text; of the lowest level: drafted.
+        length: tokens handed up per verification (L_i); NaN of the lowest level.
+        seconds: per token of the text, without the chain's own time.
+    """
+
+    steps: float
+    tokens: float
+    length: float
+    seconds: float
+
+
+class Work(NamedTuple):
+    """What a chain does for a token of the text, level by level; `own` is the time outside the
+    levels, in seconds per token."""
+
+    levels: tuple[LevelWork, ...]
+    own: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, with None for what is not defined."""
+        levels = [one._asdict() for one in self.levels]
+        for one in levels:
+            one["length"] = None if math.isnan(one["length"]) else one["length"]
+        return {"levels": levels, "own": self.own}
+
+
+def expected_work(found: Expectation, own: float) -> Work:
+    """Of a prediction. own: seconds of the chain itself that every step's seconds contain."""
+    tokens = float(found.tokens.sum())
+    steps, seconds = found.steps.sum(0) / tokens, found.seconds.sum(0) / tokens
+    verified = found.verified * float(found.rounds.sum()) / tokens
+    count = len(steps)
+    drafted = [*verified, verified[-1] if len(verified) else 0.0]
+    lengths = [found.emitted(level) for level in range(1, max(count, 2))]
+    levels = [
+        LevelWork(float(step), float(many), length, float(spent - step * own))
+        for step, many, length, spent in zip(
+            steps, drafted, [*lengths, math.nan], seconds, strict=False
+        )
+    ]
+    return Work(tuple(levels), float(steps.sum()) * own)
+
+
+def observed_work(stats: Stats) -> Work:
+    """Of requests that were run. Drafts of the lowest level are counted as the verifications of
+    drafts above it."""
+    tokens = stats.num_new_tokens
+    levels = []
+    for number, level in enumerate(stats.levels):
+        lowest = number > 0 and number == len(stats.levels) - 1
+        steps = stats.levels[number - 1].num_drafts if lowest else level.num_verifications
+        many = level.num_proposed_tokens if lowest else level.num_draft_tokens
+        length = math.nan if lowest else level.num_emitted_tokens / max(steps, 1)
+        levels.append(LevelWork(steps / tokens, many / tokens, length, level.seconds / tokens))
+    return Work(tuple(levels), stats.overhead_seconds / tokens)
 
 
 @dataclass(frozen=True)
@@ -30,6 +95,7 @@ class Candidate:
             times' spread.
         measured_tokens_per_second: where it was run.
         length: tokens per round of the target; `measured_length` where it was run.
+        work: what each level does; `measured_work` where it was run. None: the target alone.
     """
 
     parts: tuple[int, ...]
@@ -42,6 +108,8 @@ class Candidate:
     rule: str = "token"
     measured_tokens_per_second: float | None = None
     measured_length: float | None = None
+    work: Work | None = None
+    measured_work: Work | None = None
 
     @property
     def error(self) -> float | None:
@@ -91,6 +159,7 @@ def candidate(
         found.tokens_per_second,
         _uncertainty(measured, chain, found),
         found.length,
+        work=expected_work(found, measured.own),
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import saved_chain
 
 from polyspec_ext import cli
+from polyspec_ext.bench import chains
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +45,30 @@ def test_models_of_ones_own(capsys: pytest.CaptureFixture[str], folder: Path) ->
     assert "target alone" in out
 
 
+def test_theorem_on_the_grown_target(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts are those of `bench chains`, which has tests of its own: here stand small ones."""
+    asked: list[tuple[int, Path | None]] = []
+
+    def parts_of(args: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        asked.append((args.times, args.w4))
+        return {"target": folder / "target", "middle": folder / "middle"}, {}
+
+    monkeypatch.setattr(chains, "parts_of", parts_of)
+    words = ("--grown", "4", "--w4", str(folder / "w4"), "--theorem", "--json")
+    assert cli.main(["plan", "How many?", *FEW, *words]) == 0
+    assert asked == [(4, folder / "w4")]
+    levels = [one["levels"] for one in json.loads(capsys.readouterr().out)["candidates"]]
+    assert sorted(levels) == [["target"], ["target", "middle"]]
+
+
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--draft", "prompt-lookup"]) == 2
     assert capsys.readouterr().err == "error: --draft: expected a --target as well, given none\n"
+    assert cli.main(["plan", "--target", "x", "--grown", "4"]) == 2
+    assert "--grown: expected no --target beside it, given x" in capsys.readouterr().err
+    assert cli.main(["plan", "--w4", "x"]) == 2
+    assert "--w4: expected --grown as well, given none" in capsys.readouterr().err
     assert cli.main(["plan", "--max-new-tokens", "1"]) == 2
     assert "expected an integer >= 2, given '1'" in capsys.readouterr().err

@@ -207,6 +207,35 @@ def test_a_drafter_that_samples_is_observed(clock: Clock) -> None:
     assert one.length > 1.5
 
 
+def test_a_level_in_anothers_cache_may_stand_in_the_middle(clock: Clock) -> None:
+    """Its distribution cannot be read apart, only how much of its tokens is accepted."""
+    given = levels(clock)
+    given[2].reads_apart = False
+    plan = ps.plan(given, PROMPTS, 60, seconds=1e9)
+    assert [part.name for part in plan.parts] == ["target", "middle", "small"]
+    (three,) = [one for one in plan.candidates if len(one.parts) == 3]
+    (ran,) = planner.run(plan, [three], PROMPTS, 1)
+    # One acceptance for all places, where the levels agree in some more than in others.
+    assert ran.measured_length == pytest.approx(three.length, rel=0.15)
+    assert ran.error == pytest.approx(0, abs=0.25)
+    assert three.length > 2
+
+
+def test_work_of_two_levels_is_exact(clock: Clock) -> None:
+    plan = ps.plan(levels(clock)[:2], PROMPTS, 60, seconds=1e9, verify=True, repeats=1)
+    (one,) = [c for c in plan.candidates if c.windows]
+    assert one.work is not None
+    assert one.measured_work is not None
+    for mine, theirs in zip(one.work.levels, one.measured_work.levels, strict=True):
+        assert mine[:2] == pytest.approx(theirs[:2])
+        assert mine.seconds == pytest.approx(theirs.seconds, rel=0.02)
+    assert one.work.levels[0].length == pytest.approx(one.measured_work.levels[0].length)
+    report = json.loads(json.dumps(plan.to_dict()))
+    (plain,) = [c for c in report["candidates"] if c["windows"]]
+    assert plain["measured_work"]["levels"][1]["length"] is None
+    assert "predicted and measured by level" in str(plan)
+
+
 def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from polyspec_ext.planning.store import Store
 
