@@ -39,13 +39,20 @@ POLYSPEC_FN int32_t four_of(const int8_t* x, int64_t i) {
   return four;
 }
 
+// Of what is behind a block of weights. One or two tokens wait for memory alone, which the
+// processor's own prefetching keeps busy; asking for more slows them.
+template <int M>
+POLYSPEC_FN void prefetch(const uint8_t* from) {
+  if constexpr (M > 2) __builtin_prefetch(from + kAhead);
+}
+
 #if defined(__AVX512VNNI__)
 
 using Dots = __m512i;
 using Sums = __m512;
 constexpr int kMostTokens = 16;
 constexpr int tiles_at_once(int tokens) {
-  return tokens < 3 ? 8 : tokens < 7 ? 4 : tokens < 14 ? 2 : 1;
+  return tokens < 3 ? 8 : tokens < 6 ? 4 : tokens < 13 ? 2 : 1;
 }
 
 POLYSPEC_FN Dots dots_from(int32_t value) { return _mm512_set1_epi32(value); }
@@ -69,7 +76,7 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t ti
     __m512i weights[N];
     unrolled<N>([&](auto n) POLYSPEC_INLINE {
       const uint8_t* from = blocks + n * tile_bytes + i / 2 * kBlockBytes;
-      if (i % 2 == 0) __builtin_prefetch(from + kAhead);
+      if (i % 2 == 0) prefetch<M>(from);
       const __m512i both = _mm512_load_si512(from);
       weights[n] = _mm512_and_si512(i % 2 == 0 ? both : _mm512_srli_epi16(both, 4), mask);
     });
@@ -133,22 +140,26 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t ti
   unrolled<N>([&](auto n) POLYSPEC_INLINE {
     unrolled<M>([&](auto m) POLYSPEC_INLINE { low[n][m] = high[n][m] = _mm256_setzero_si256(); });
   });
-  unrolled<kChunkInputs / 4>([&](auto i) POLYSPEC_INLINE {
+  // Unrolled, GCC would add up products first, and have no registers for so many.
+#pragma GCC unroll 1
+  for (int64_t block = 0; block < kChunkBlocks; ++block, blocks += kBlockBytes, x += kBlockInputs) {
     unrolled<N>([&](auto n) POLYSPEC_INLINE {
-      const uint8_t* from = blocks + n * tile_bytes + i / 2 * kBlockBytes;
-      if (i % 2 == 0) __builtin_prefetch(from + kAhead);
-      const auto half = [&](int64_t at) {
-        const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(from + at));
-        return _mm256_and_si256(i % 2 == 0 ? both : _mm256_srli_epi16(both, 4), mask);
-      };
-      const __m256i first = half(0), second = half(kBlockBytes / 2);
-      unrolled<M>([&](auto m) POLYSPEC_INLINE {
-        const __m256i four = _mm256_set1_epi32(four_of(x + m * kChunkInputs, i));
-        low[n][m] = _mm256_add_epi16(low[n][m], _mm256_maddubs_epi16(first, four));
-        high[n][m] = _mm256_add_epi16(high[n][m], _mm256_maddubs_epi16(second, four));
+      const uint8_t* from = blocks + n * tile_bytes;
+      prefetch<M>(from);
+      unrolled<2>([&](auto i) POLYSPEC_INLINE {
+        const auto half = [&](int64_t at) {
+          const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(from + at));
+          return _mm256_and_si256(i == 0 ? both : _mm256_srli_epi16(both, 4), mask);
+        };
+        const __m256i first = half(0), second = half(kBlockBytes / 2);
+        unrolled<M>([&](auto m) POLYSPEC_INLINE {
+          const __m256i four = _mm256_set1_epi32(four_of(x + m * kChunkInputs, i));
+          low[n][m] = _mm256_add_epi16(low[n][m], _mm256_maddubs_epi16(first, four));
+          high[n][m] = _mm256_add_epi16(high[n][m], _mm256_maddubs_epi16(second, four));
+        });
       });
     });
-  });
+  }
   unrolled<N>([&](auto n) POLYSPEC_INLINE {
     unrolled<M>([&](auto m) POLYSPEC_INLINE {
       Dots& sum = dots[n][m];
