@@ -17,6 +17,7 @@ from ..ops import int4
 from .replacement import Part, is_plain, replaced
 
 _TILES = 8  # of inputs, in the layout of torch's CUDA operator
+_SAMPLE = 32  # weights of a layer by which its model is told from others
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,20 @@ def quantisable(model: Any, group: int) -> dict[str, nn.Linear]:
     }
 
 
+def sample_of(layer: nn.Linear) -> torch.Tensor:
+    """Some of its weights, evenly spread, ``[32]`` float32: the same, to rounding, in whatever
+    dtype a checkpoint is loaded."""
+    weight = layer.weight.detach().flatten()
+    places = torch.linspace(0, weight.numel() - 1, _SAMPLE, dtype=torch.float64).long()
+    return weight[places.to(weight.device)].float().cpu()
+
+
+def samples_of(copy: Any) -> dict[str, torch.Tensor]:
+    """`sample_of` the layers of the model that a copy of `with_weights` was made of."""
+    found: dict[str, torch.Tensor] = getattr(copy, "sampled_weights", {})
+    return found
+
+
 def with_weights(model: Any, weights: Mapping[str, Int4Weights]) -> Any:
     """A copy of `model` that multiplies with `weights` (by the names of `quantisable`) and shares
     all else with it. Projections of one input are one product."""
@@ -157,7 +172,9 @@ def with_weights(model: Any, weights: Mapping[str, Int4Weights]) -> Any:
             return CudaInt4Linear(matrix, bias, device)
         return Int4Linear(matrix, bias)
 
-    return replaced(model, lambda module: id(module) in given, make)
+    made = replaced(model, lambda module: id(module) in given, make)
+    made.sampled_weights = {name: sample_of(layer) for name, layer in layers.items()}
+    return made
 
 
 def weights_of(model: Any) -> Iterator[tuple[str, Int4Weights]]:

@@ -9,14 +9,23 @@ from typing import Any
 import torch
 
 from .. import arguments, progress
-from ..levels.quantized import Int4Weights, quantisable, weights_of, with_weights
+from ..levels.quantized import (
+    Int4Weights,
+    quantisable,
+    sample_of,
+    samples_of,
+    weights_of,
+    with_weights,
+)
 from ..ops.int4 import GROUPS
 from . import rules
 from .calibration import Hessians, token_ids
 
 __all__ = ["load_w4", "quantize_w4", "save_w4"]
 
-FILE, FORMAT = "int4.safetensors", "polyspec-int4-1"
+FILE, FORMAT = "int4.safetensors", "polyspec-int4-2"
+# Between a weight in one dtype and in another.
+_ROUNDING, _TINY = 2**-8, 2**-24  # relative, absolute
 
 
 @torch.inference_mode()
@@ -66,7 +75,8 @@ def save_w4(copy: Any, folder: str | Path) -> None:
     """Keep the 4-bit weights of a copy of `quantize_w4` on the CPU in a directory
     (`int4.safetensors`), for `load_w4`. What the copy shares with its model is not written.
 
-    Two values lie in a byte, the even input in the low nibble; scales and zeros are bfloat16.
+    Two values lie in a byte, the even input in the low nibble; scales and zeros are bfloat16. A few
+    of the model's own weights are written beside them, by which `load_w4` knows it.
 
     Raises:
         ValueError: the model has no such weights.
@@ -81,6 +91,7 @@ def save_w4(copy: Any, folder: str | Path) -> None:
         tensors[f"{name}.values"] = pairs.contiguous()
         tensors[f"{name}.scales"] = weights.scales.bfloat16().contiguous()
         tensors[f"{name}.zeros"] = weights.zeros.bfloat16().contiguous()
+        tensors[f"{name}.sample"] = samples_of(copy)[name]
     if not tensors:
         raise ValueError(
             f"copy: expected a copy of quantize_w4 on the CPU, given {type(copy).__name__} without "
@@ -95,7 +106,7 @@ def load_w4(model: Any, folder: str | Path) -> Any:
 
     Raises:
         FileNotFoundError: nothing was kept there.
-        ValueError: the file is none, or of a model of other layers.
+        ValueError: the file is none, or of a model of other layers or weights.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -132,6 +143,12 @@ def load_w4(model: Any, folder: str | Path) -> Any:
         made[name] = Int4Weights(
             values, tensors[f"{name}.scales"].float(), tensors[f"{name}.zeros"].float()
         )
+    for name, layer in layers.items():
+        if not torch.allclose(tensors[f"{name}.sample"], sample_of(layer), _ROUNDING, _TINY):
+            raise ValueError(
+                f"model: expected the one that {place} was made of, given one with other weights "
+                f"in {name}"
+            )
     return with_weights(model, made)
 
 

@@ -170,10 +170,27 @@ def test_a_kept_copy_is_the_same(tmp_path: Path) -> None:
         ps.load_w4(llama(num_hidden_layers=3), tmp_path)
     with pytest.raises(ValueError, match=r"model: expected model\.layers.* of"):
         ps.load_w4(llama(intermediate_size=64), tmp_path)
+    with pytest.raises(ValueError, match=r"given one with other weights in model\.layers"):
+        ps.load_w4(llama(seed=1), tmp_path)
+    tuned = llama()
+    tuned.model.layers[1].mlp.down_proj.weight.data *= 1.01
+    with pytest.raises(ValueError, match=r"other weights in model\.layers\.1\.mlp\.down_proj"):
+        ps.load_w4(tuned, tmp_path)
     with pytest.raises(FileNotFoundError, match="folder: expected"):
         ps.load_w4(model, tmp_path / "none")
     with pytest.raises(ValueError, match="copy: expected"):
         ps.save_w4(model, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_kept_copy_knows_its_model_in_every_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    ps.save_w4(ps.quantize_w4(llama(), 32), tmp_path)
+    other = llama().to(dtype)
+    again = ps.load_w4(other, tmp_path)
+    ps.save_w4(again, tmp_path / "again")
+    ps.load_w4(llama(), tmp_path / "again")
+    with pytest.raises(ValueError, match="other weights"):
+        ps.load_w4(llama(seed=1).to(dtype), tmp_path)
 
 
 def test_wrong_arguments_are_named() -> None:
@@ -277,7 +294,7 @@ def test_kept_file_tells_its_format(tmp_path: Path) -> None:
     ps.save_w4(ps.quantize_w4(model, 32), tmp_path)
     with (tmp_path / "int4.safetensors").open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    assert header["__metadata__"] == {"format": "polyspec-int4-1", "group": "32"}
+    assert header["__metadata__"] == {"format": "polyspec-int4-2", "group": "32"}
     name = "model.layers.0.self_attn.k_proj"
     assert header[f"{name}.values"]["shape"] == [32, 32]
     assert header[f"{name}.scales"] | {"data_offsets": None} == {
