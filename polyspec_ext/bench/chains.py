@@ -64,8 +64,7 @@ class Settings:
         levels: most of a chain; chains: only these, each by its levels below the target.
         w4: directory where the 4-bit copy is kept; None: made anew.
         head: "eagle2" or "eagle3".
-        compile: whether middle and drafter decode through torch.compile; "auto": where that is
-            faster.
+        compile: whether the models decode through torch.compile; "auto": where that is faster.
         temperature: one table each.
         threads: of torch; None: its own choice.
     """
@@ -119,6 +118,18 @@ def faster_target(times: int) -> tuple[HuggingFaceLevel, dict[str, dict[int, flo
     return candidates[best], seconds
 
 
+def faster(
+    make: Callable[[bool], HuggingFaceLevel], compile: Switch
+) -> tuple[HuggingFaceLevel, dict[int, float]]:
+    """A level that is compiled, not, or whichever is faster here, and the seconds of its passes."""
+    levels = [make(how) for how in (False, True) if compile in (how, "auto")]
+    if compile:
+        pass_seconds(levels, WIDTHS, repeats=1)  # compiles
+    seconds = pass_seconds(levels, WIDTHS, limit=3.0)
+    pairs = zip(levels, seconds, strict=True)
+    return min(pairs, key=lambda pair: pair[1][1] + pair[1][8])
+
+
 def parts_of(args: Settings, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """What stands in the chains, by kind, and the milliseconds of their passes."""
     target, seconds = faster_target(args.times)
@@ -130,13 +141,27 @@ def parts_of(args: Settings, tokenizer: Any) -> tuple[dict[str, Any], dict[str, 
     else:
         copy = None
     if copy is None:
-        small = tiny.levels(["target"], pack=False)["target"].model
-        copy = quantize_w4(target.model, 128, calibration_texts(small, tokenizer))
+        same = tiny.levels(["target"], pack=False)["target"].model  # and quicker
+        copy = quantize_w4(target.model, 128, calibration_texts(same, tokenizer))
         if args.w4 is not None:
             save_w4(copy, args.w4)
-    parts: dict[str, Any] = {TARGET: target}
+    shown = {f"{TARGET}, {name}": times for name, times in seconds.items()}
+    if args.compile:
+        target, times = faster(
+            lambda how: HuggingFaceLevel(target.model, name=TARGET, pack=True, compile=how),
+            args.compile,
+        )
+        if target.compile:
+            shown[f"{TARGET}, compiled"] = times
+    apart, times = faster(
+        lambda how: HuggingFaceLevel(copy, name=W4, pack=True, compile=how), args.compile
+    )
+    shown[W4 + (", compiled" if apart.compile else "")] = times
     # One level each for all chains: they take turns.
-    parts[W4] = HuggingFaceLevel(copy, name=W4, shares_cache_with=target, pack=True)
+    parts: dict[str, Any] = {TARGET: target}
+    parts[W4] = HuggingFaceLevel(
+        copy, name=W4, shares_cache_with=target, pack=True, compile=apart.compile
+    )
     small_levels = tiny.levels(compile=args.compile)
     parts[MIDDLE], parts[DRAFTER] = small_levels["middle"], small_levels["drafter"]
     parts[NGRAM] = PromptLookup()
@@ -151,11 +176,11 @@ def parts_of(args: Settings, tokenizer: Any) -> tuple[dict[str, Any], dict[str, 
                 parts[name] = Eagle.from_pretrained(
                     place, target, tree=tree, dtype=dtype, name=name
                 )
-    apart = HuggingFaceLevel(copy, name=W4, pack=True)
-    timed = [apart, parts[MIDDLE], parts[DRAFTER]]
-    found = pass_seconds(timed, WIDTHS, limit=3.0)
-    shown = {f"{TARGET}, {name}": times for name, times in seconds.items()}
-    shown |= dict(zip((W4, MIDDLE, DRAFTER), found, strict=True))
+    small = pass_seconds([parts[MIDDLE], parts[DRAFTER]], WIDTHS, limit=3.0)
+    shown |= {
+        name + (", compiled" if parts[name].compile else ""): times
+        for name, times in zip((MIDDLE, DRAFTER), small, strict=True)
+    }
     return parts, {name: [1e3 * times[w] for w in WIDTHS] for name, times in shown.items()}
 
 

@@ -47,8 +47,11 @@ def add_command(kinds: Any) -> None:
     )
     sub.add_argument(
         "--compile",
-        action="store_true",
-        help="middle and drafter decode through torch.compile (needs a C++ compiler)",
+        action="store_const",
+        const="auto",
+        default=False,
+        help="the models decode through torch.compile where that is faster, plain decoding as well "
+        "(needs a C++ compiler and minutes)",
     )
     sub.add_argument(
         "--w4",
