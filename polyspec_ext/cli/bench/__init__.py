@@ -1,5 +1,5 @@
 """``python -m polyspec_ext bench kernels|overhead|generate|chains|levels|int4|adaptation|paper|
-report``: the options of each kind. What they measure with is imported when one runs.
+report|shapes``: the options of each kind. What they measure with is imported when one runs.
 """
 
 from __future__ import annotations
@@ -7,7 +7,31 @@ from __future__ import annotations
 from typing import Any
 
 from ..run import help_of
-from . import adaptation, chains, generation, int4, kernels, levels, overhead, paper, report
+from . import (
+    adaptation,
+    chains,
+    generation,
+    int4,
+    kernels,
+    levels,
+    overhead,
+    paper,
+    report,
+    shapes,
+)
+
+KINDS = (
+    kernels,
+    overhead,
+    generation,
+    chains,
+    levels,
+    int4,
+    adaptation,
+    paper,
+    report,
+    shapes,
+)
 
 __all__ = ["add_command"]
 
@@ -19,5 +43,5 @@ def add_command(commands: Any) -> None:
     )
     parser.set_defaults(run=help_of(parser))
     kinds = parser.add_subparsers(metavar="WHAT")
-    for kind in (kernels, overhead, generation, chains, levels, int4, adaptation, paper, report):
+    for kind in KINDS:
         kind.add_command(kinds)

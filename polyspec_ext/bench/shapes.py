@@ -1,0 +1,760 @@
+"""``bench shapes``: what the passes of a chain cost at the true shape of a published model, without
+its weights, and the speedup that follows from these times at given acceptances.
+
+Weights are random, so nothing here is an acceptance: every speedup is a prediction from measured
+times by the renewal model (`planning.theory`), and is called that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import polyspec_ext as ps
+from polyspec_ext import progress
+from polyspec_ext.bench import machine, timing
+from polyspec_ext.bench.paper.parts import weight_bytes
+from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork
+from polyspec_ext.drafters.eagle.passes import HeadPasses
+from polyspec_ext.drafters.trees import DynamicTree
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock
+from polyspec_ext.levels.cpu_packed import PackedLinear
+from polyspec_ext.planning.measure import Times
+from polyspec_ext.planning.theory import Acceptance, expectation
+from polyspec_ext.quantization import quantize_w4
+
+SCHEMA = 1  # of the JSON report
+TARGET, W4, HEAD, TREE = "target", "W4 copy", "EAGLE-2 head", "EAGLE-2 tree"
+EAGER, GRAPH, COMPILED = "eager", "graph", "compiled"
+WIDTHS = {"cpu": (1, 2, 4, 8, 12, 16), "cuda": (1, 2, 4, 8, 12, 16, 32, 60)}
+CHECKED = (1, 4, 8, 16)  # tokens verified at once
+CONTEXT, LONG = 64, 1024  # tokens before a pass
+GROUP = 128
+TREE_DEPTH = 6
+GB, MS = 1e-9, 1e3
+LABEL = (
+    "A prediction from measured times; random weights say nothing about acceptance. Acceptances "
+    "are assumed, and the same at every token."
+)
+# Assumed: of the W4 copy's tokens by the target; of the head's by either.
+OUTER, INNER = (0.85, 0.90, 0.93, 0.95, 0.97, 0.99), (0.6, 0.7, 0.8)
+# Windows tried: of two levels, and of three.
+TWO = tuple((n,) for n in range(1, 9))
+THREE = tuple((m, n) for m in (4, 8, 12, 16, 20) for n in (2, 4, 6))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A published model's sizes.
+
+    Attributes:
+        kind: "llama" or "qwen2" (biases of q, k and v).
+        rope_theta: of the rotary positions.
+    """
+
+    name: str
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    kind: str = "llama"
+    rope_theta: float = 10000.0
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def layer_weights(self) -> int:
+        """Of the matrices of a layer."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return attention + 3 * self.hidden * self.inner
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("llama2-7b", 4096, 11008, 32, 32, 32, 32000),
+        Shape("vicuna-7b", 4096, 11008, 32, 32, 32, 32000),
+        Shape("vicuna-13b", 5120, 13824, 40, 40, 40, 32000),
+        Shape("llama2-70b", 8192, 28672, 80, 64, 8, 32000),
+        Shape("llama3-8b", 4096, 14336, 32, 32, 8, 128256, rope_theta=500000.0),
+        Shape("qwen2-7b", 3584, 18944, 28, 28, 4, 152064, kind="qwen2", rope_theta=1e6),
+    )
+}
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+
+def memory_needed(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, float]:
+    """Bytes by what they are for: on the device, and "on the host" (in CUDA's case the 4-bit
+    numbers pass through it)."""
+    size, matrices = dtype.itemsize, shape.layers * shape.layer_weights
+    ends = 2 * shape.vocab * shape.hidden
+    largest = shape.hidden * max(2 * shape.inner, 3 * shape.hidden)
+    found = {
+        "target": size * float(matrices + ends),
+        "W4 copy": matrices * (0.5 + 4 / GROUP) * 1.1,
+        "EAGLE-2 head": size * float(shape.layer_weights + 2 * shape.hidden**2),
+        "caches": 4.0 * shape.layers * shape.kv_heads * shape.head_dim * size * 2 * LONG,
+        "quantisation": 24.0 * largest,
+        "operators": 2.0 * timing.MIB * (1024 if device == "cuda" else 128) + 5e8,
+    }
+    if device == "cpu":
+        found["packed weights"] = size * float(matrices + ends // 2)
+        found["4-bit numbers"] = 1.2 * matrices
+    else:
+        found["on the host"] = 1.2 * matrices + 4.0 * largest
+    return found
+
+
+def memory_free(device: str) -> float:
+    """Bytes that can be had on the device ("cpu": the host)."""
+    if device == "cuda":
+        return float(torch.cuda.mem_get_info()[0])
+    place = Path("/proc/meminfo")
+    if place.is_file():
+        for line in place.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * int(line.split()[1])
+    return float("inf")  # not told
+
+
+def require_memory(
+    shape: Shape,
+    dtype: torch.dtype,
+    device: str,
+    free: Callable[[str], float] = memory_free,
+) -> None:
+    """
+    Raises:
+        ValueError: there is not enough; names what is needed for what, and what there is.
+    """
+    needed = memory_needed(shape, dtype, device)
+    host = needed.pop("on the host", 0.0)
+    for place, parts in ((device, needed), ("cpu", {"4-bit numbers": host})):
+        total, there = sum(parts.values()), free(place)
+        if total > there:
+            words = ", ".join(f"{name} {GB * size:.1f}" for name, size in parts.items())
+            raise ValueError(
+                f"memory: expected {GB * total:.1f} GB free on {place} for {shape.layers} layers "
+                f"of {shape.name} ({words}), given {GB * there:.1f} GB; --layers N measures fewer "
+                "and extrapolates"
+            )
+
+
+# ---- models of random weights -------------------------------------------------------------------
+
+
+def config_of(shape: Shape) -> Any:
+    """The configuration of transformers' model of a shape."""
+    from transformers import LlamaConfig, Qwen2Config
+
+    make = {"llama": LlamaConfig, "qwen2": Qwen2Config}[shape.kind]
+    return make(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        vocab_size=shape.vocab,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        tie_word_embeddings=False,
+    )
+
+
+def random_model(shape: Shape, dtype: torch.dtype, device: str) -> Any:
+    """A causal model of a shape; its weights are drawn on the device."""
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(shape)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    rotary = type(model.model.rotary_emb)
+    model = model.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    model.model.rotary_emb = rotary(config).to(device)
+    _draw(model)
+    return model
+
+
+def random_head(shape: Shape, model: Any) -> HeadPasses:
+    """An EAGLE-2 head of a shape, with the model's embeddings and output head."""
+    layer = config_of(replace(shape, kind="llama", layers=1))
+    biased = shape.kind == "qwen2"
+    config = EagleConfig(1, layer, shape.hidden, (-1,), fc_bias=True, qkv_bias=biased)
+    with torch.device("meta"):
+        network = EagleNetwork(config)
+    network = network.to(model.dtype).to_empty(device=model.device).eval().requires_grad_(False)
+    _draw(network)
+    return HeadPasses(
+        network, model.get_input_embeddings(), model.get_output_embeddings(), shape.vocab
+    )
+
+
+_BLOCK = 1_000_003  # a prime: rows of a matrix made of repeats of so many numbers differ
+
+
+@torch.no_grad()
+def _draw(module: torch.nn.Module) -> None:
+    """Norms of ones, and matrices that keep the size of what they multiply. One block of random
+    numbers is repeated, since drawing billions takes longer than all passes."""
+    parameters = list(module.parameters())
+    device, dtype = parameters[0].device, parameters[0].dtype
+    random = torch.Generator(device).manual_seed(0)
+    block = torch.randn(_BLOCK, generator=random, device=device).to(dtype)
+    for weight in parameters:
+        if weight.dim() == 1:
+            weight.fill_(1.0)
+            continue
+        own, flat = block * weight.shape[-1] ** -0.5, weight.view(-1)
+        for begin in range(0, flat.numel(), _BLOCK):
+            flat[begin : begin + _BLOCK] = own[: flat.numel() - begin]
+
+
+# ---- passes --------------------------------------------------------------------------------------
+
+
+class LevelPass:
+    """A pass of `width` tokens behind `context` others, which is rolled back.
+
+    Args:
+        level: that has read the context.
+        fixed: lengths are read on the device alone, so that a graph can be captured.
+    """
+
+    def __init__(self, level: HuggingFaceLevel, width: int, context: int, fixed: bool) -> None:
+        self._level, self._width, self._context, self._fixed = level, width, context, fixed
+        tokens = torch.arange(context, context + width, device=level.device)
+        self._tokens = (tokens % level.vocab_size)[None]
+        self._counts, self._first, self._kept = (
+            torch.tensor([n], device=level.device) for n in (width, 0, context)
+        )
+
+    @torch.inference_mode()
+    def __call__(self) -> torch.Tensor:
+        level = self._level
+        if not self._fixed:
+            logits = level.forward(self._tokens, self._width)
+            level.rollback([self._context])
+            return logits
+        level.reach(self._context + self._width)
+        block = InputBlock(self._tokens, self._width, self._counts, self._first)
+        logits = level.forward_block(block).logits
+        level.keep(self._kept)
+        level.passed([self._context])
+        return logits
+
+
+class HeadPass:
+    """A step of a head over `width` tokens behind `context` pairs, with its output head."""
+
+    def __init__(self, head: HeadPasses, width: int, context: int) -> None:
+        self._head, self._context = head, context
+        self._tokens = torch.zeros(1, width, dtype=torch.int64, device=head.device)
+        self._states = torch.zeros(
+            1, width, head.config.hidden_size, dtype=head.dtype, device=head.device
+        )
+        self._seen = torch.eye(width, dtype=torch.bool, device=head.device)[None]
+
+    @torch.inference_mode()
+    def __call__(self) -> torch.Tensor:
+        self._head.keep([self._context])
+        states = self._head.step(self._tokens, self._states, 1, self._seen)
+        return self._head.logits(states)
+
+
+class TreeDraft:
+    """EAGLE-2's tree below one root: as many levels of the head as it is deep, and its choice."""
+
+    def __init__(self, head: HeadPasses, context: int, depth: int = TREE_DEPTH) -> None:
+        self._head, self._context, self._depth = head, context, depth
+        self._tree, device = DynamicTree(), head.device
+        self._logits = torch.zeros(1, head.vocab_size, dtype=head.dtype, device=device)
+        self._states = torch.zeros(1, 1, head.config.hidden_size, dtype=head.dtype, device=device)
+        self._lengths = torch.tensor([depth], device=device)
+
+    @torch.inference_mode()
+    def __call__(self) -> torch.Tensor:
+        self._head.keep([self._context])
+        return self._tree.grow(
+            self._logits, self._states, self._lengths, self._depth, self._expand
+        ).tokens
+
+    def _expand(
+        self, tokens: torch.Tensor, states: torch.Tensor, depth: int, seen: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        states = self._head.step(tokens, states, depth, seen)
+        return states, self._head.logits(states)
+
+
+@torch.inference_mode()
+def _read(level: HuggingFaceLevel, context: int, longest: int) -> None:
+    tokens = torch.arange(context, device=level.device)[None] % level.vocab_size
+    level.reserve(context + longest)
+    level.prefill(tokens)
+
+
+@torch.inference_mode()
+def _read_pairs(head: HeadPasses, context: int, longest: int) -> None:
+    head.begin(1, context + longest)
+    tokens = torch.zeros(1, context, dtype=torch.int64, device=head.device)
+    size = head.config.feature_size
+    features = torch.zeros(1, context, size, dtype=head.dtype, device=head.device)
+    head.extend(tokens, features, [context])
+
+
+Key = tuple[str, str, int]  # what, how it runs, tokens
+
+
+def _verification(vocab: int, tokens: int, dtype: torch.dtype, device: str) -> Callable[[], Any]:
+    random = torch.Generator(device).manual_seed(tokens)
+    rows = [
+        torch.randn(1, n, vocab, device=device, generator=random).to(dtype)
+        for n in (tokens + 1, tokens)
+    ]
+    drafted = rows[1].argmax(-1)
+    return lambda: ps.verify(rows[0], drafted, rows[1], temperature=1.0, seed=0)
+
+
+def _timed(
+    calls: Mapping[Key, Callable[[], Any]], repeats: int, clock: timing.Clock, tick: Any
+) -> tuple[dict[Key, float], list[str]]:
+    """Median seconds, and what failed."""
+    names = {"/".join(map(str, key)): key for key in calls}
+    contenders = [
+        timing.Contender(name, calls[key], graph=key[1] == GRAPH) for name, key in names.items()
+    ]
+    done, failures = timing.measure(contenders, lambda turn: None, repeats, clock, tick)
+    found = {}
+    for one in done:
+        key = names[one.contender.name]
+        if key[1] == GRAPH and not one.graph:
+            failures[one.contender.name] = "cannot be captured as a CUDA graph"
+            continue
+        found[key] = median(one.seconds)
+    return found, [f"{name}: {reason}" for name, reason in failures.items()]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Of a shape, or of fewer of its layers.
+
+    Attributes:
+        seconds: median of a pass, by (what, how it runs, tokens).
+        whole: those of the whole shape: the same, or extrapolated by layer count.
+        long: of a pass of one token behind `LONG` tokens.
+        verify: of verifying so many tokens.
+        rollback: host seconds of a rollback.
+        weight_bytes: that a pass of the measured layers reads.
+        copy: bytes per second of a copy, read and written.
+        failures: what could not be measured, and why.
+    """
+
+    shape: Shape
+    layers: int
+    seconds: dict[Key, float]
+    whole: dict[Key, float]
+    long: dict[Key, float]
+    verify: dict[int, float]
+    rollback: float
+    weight_bytes: dict[str, int]
+    copy: float
+    failures: list[str]
+
+    @property
+    def extrapolated(self) -> bool:
+        return self.layers != self.shape.layers
+
+    def times(self, what: str, runs: str) -> Times | None:
+        """Of the whole shape's passes by tokens; of how they run at all where not of `runs`."""
+        for way in (runs, EAGER):
+            found = {key[2]: s for key, s in self.whole.items() if key[:2] == (what, way)}
+            if found:
+                return Times(found, 0.0)
+        return None
+
+
+def measure(
+    shape: Shape,
+    *,
+    layers: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cpu",
+    widths: Sequence[int] | None = None,
+    repeats: int = 7,
+    compile: bool = False,
+    free: Callable[[str], float] = memory_free,
+) -> Measurement:
+    """Makes the models and times their passes, in turns.
+
+    Args:
+        layers: measured in place of the shape's; the whole is extrapolated by their number.
+        widths: tokens of a pass; 1 is always among them.
+        compile: on the CPU, through `torch.compile` as well, which takes minutes.
+        free: bytes that can be had on a device.
+
+    Raises:
+        ValueError: `layers` is not in 1 ... the shape's, or memory is short.
+    """
+    if layers is not None and not 1 <= layers <= shape.layers:
+        raise ValueError(f"layers: expected an integer in [1, {shape.layers}], given {layers}")
+    part = replace(shape, layers=layers or shape.layers)
+    require_memory(part, dtype, device, free)
+    widths = sorted({1, *(widths or WIDTHS[device])})
+    with progress.bar(total=3, desc="models", leave=False) as bar:
+        model = random_model(part, dtype, device)
+        bar.update()
+        copy = quantize_w4(model, GROUP)
+        bar.update()
+        head = random_head(part, model)
+        bar.update()
+    notes: list[str] = []
+    models = {TARGET: model, W4: copy}
+    levels = {(n, EAGER): _level(m, n, device, False, notes) for n, m in models.items()}
+    if device == "cuda":
+        levels |= {(name, GRAPH): levels[name, EAGER] for name in models}
+    elif compile:
+        levels |= {(n, COMPILED): _level(m, n, device, True, notes) for n, m in models.items()}
+    clock: timing.Clock = timing.CpuClock() if device == "cpu" else timing.CudaClock()
+    for level in dict.fromkeys(levels.values()):
+        _read(level, CONTEXT, max(widths))
+    _read_pairs(head, CONTEXT, 16 * TREE_DEPTH)
+    calls: dict[Key, Callable[[], Any]] = {
+        (name, runs, width): LevelPass(level, width, CONTEXT, runs == GRAPH)
+        for (name, runs), level in levels.items()
+        for width in widths
+    }
+    ways = (EAGER, GRAPH) if device == "cuda" else (EAGER,)
+    some = [width for width in widths if width <= 12]
+    calls |= {(HEAD, way, width): HeadPass(head, width, CONTEXT) for way in ways for width in some}
+    calls |= {(TREE, way, DynamicTree().total_tokens): TreeDraft(head, CONTEXT) for way in ways}
+    output = model.get_output_embeddings()
+    end = PackedLinear([output]) if levels[TARGET, EAGER].pack else output
+    ends: dict[Key, Callable[[], Any]] = {
+        (_END, way, width): _product(end, width, part, dtype, device)
+        for way in ways
+        for width in widths
+    }
+    checks: dict[Key, Callable[[], Any]] = {
+        ("verify", ways[-1], n): _verification(part.vocab, n, dtype, device) for n in CHECKED
+    }
+    with progress.bar(total=repeats, desc="passes", leave=False) as bar:
+        found, failed = _timed({**calls, **ends, **checks}, repeats, clock, bar.update)
+    long, more = _behind_long(levels, repeats, clock)
+    bandwidth = 1e9 * timing.copy_bandwidth(clock, device)
+    times = {key: s for key, s in found.items() if key[0] not in (_END, "verify")}
+    return Measurement(
+        shape=shape,
+        layers=part.layers,
+        seconds=times,
+        whole={key: _whole(key, s, found, shape, part) for key, s in times.items()},
+        long={key: _whole(key, s, found, shape, part) for key, s in long.items()},
+        verify={key[2]: s for key, s in found.items() if key[0] == "verify"},
+        rollback=_rollback_seconds(levels[TARGET, EAGER]),
+        weight_bytes={
+            TARGET: weight_bytes(model),
+            W4: weight_bytes(copy),
+            HEAD: sum(p.numel() * p.element_size() for p in head.network.parameters())
+            + output.weight.numel() * output.weight.element_size(),
+        },
+        copy=bandwidth,
+        failures=[*notes, *failed, *more],
+    )
+
+
+_END = "output head"
+
+
+def _level(model: Any, name: str, device: str, compile: bool, notes: list[str]) -> HuggingFaceLevel:
+    if device == "cpu":
+        try:
+            return HuggingFaceLevel(model, name=name, pack=True, compile=compile)
+        except ValueError as error:  # a type that oneDNN does not multiply here
+            notes.append(f"{name}: weights not packed: {error}")
+    return HuggingFaceLevel(model, name=name, compile=compile)
+
+
+def _product(
+    head: torch.nn.Module, width: int, shape: Shape, dtype: torch.dtype, device: str
+) -> Callable[[], Any]:
+    states = torch.zeros(1, width, shape.hidden, dtype=dtype, device=device)
+
+    @torch.inference_mode()
+    def call() -> Any:
+        return head(states)
+
+    return call
+
+
+def _behind_long(
+    levels: Mapping[tuple[str, str], HuggingFaceLevel], repeats: int, clock: timing.Clock
+) -> tuple[dict[Key, float], list[str]]:
+    for level in dict.fromkeys(levels.values()):
+        _read(level, LONG, 1)
+    calls: dict[Key, Callable[[], Any]] = {
+        (name, runs, 1): LevelPass(level, 1, LONG, runs == GRAPH)
+        for (name, runs), level in levels.items()
+    }
+    return _timed(calls, repeats, clock, lambda: None)
+
+
+def _rollback_seconds(level: HuggingFaceLevel) -> float:
+    level.forward(torch.zeros(1, 1, dtype=torch.int64, device=level.device), 1)
+    began = time.perf_counter()
+    for _ in range(100):
+        level.rollback([LONG])
+    return (time.perf_counter() - began) / 100
+
+
+def _whole(
+    key: Key, seconds: float, found: Mapping[Key, float], shape: Shape, part: Shape
+) -> float:
+    """Of the whole shape: what is behind the layers counts once, the layers by their number."""
+    if key[0] not in (TARGET, W4) or shape.layers == part.layers:
+        return seconds
+    way = key[1] if (_END, key[1], key[2]) in found else EAGER
+    end = min(found.get((_END, way, key[2]), 0.0), seconds)  # it may be the slower by chance
+    return end + (seconds - end) * shape.layers / part.layers
+
+
+# ---- prediction ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MeasuredSeconds:
+    """`theory.PassSeconds` of measured times.
+
+    Args:
+        passes: of every level, the target first, by tokens read.
+        verify: of a verification, by tokens verified.
+    """
+
+    passes: Sequence[Times]
+    check: Times
+
+    def verify(self, level: int, pending: int, unread: int) -> float:
+        return self.passes[level - 1].at(pending + unread) + self.check.at(pending)
+
+    def draft(self, tokens: int, unread: int) -> float:
+        last = self.passes[-1]
+        return last.at(unread) + (tokens - 1) * last.at(1)
+
+
+def predicted(
+    target: Times,
+    copy: Times,
+    head: Times,
+    check: Times,
+    outer: Sequence[float] = OUTER,
+    inner: Sequence[float] = INNER,
+) -> list[dict[str, Any]]:
+    """Speedups over plain decoding by assumed acceptances, each with the best of the windows tried.
+
+    Args:
+        target, copy, head: seconds of passes by tokens read; `check`: of a verification.
+        outer: acceptances of the copy's tokens by the target.
+        inner: acceptances of the head's tokens, by the copy and by the target alike.
+
+    Returns:
+        A row per pair: of the target with the head, with the copy, and with both, the speedup and
+        the windows.
+    """
+    plain = target.at(1) + check.at(0)
+    rows = []
+    for above in outer:
+        with_copy = _best(TWO, [above], [target, copy], check)
+        for below in inner:
+            two = _best(TWO, [below], [target, head], check)
+            three = _best(THREE, [above, below], [target, copy, head], check)
+            row: dict[str, Any] = {"outer": above, "inner": below}
+            for name, (rate, windows) in (
+                ("head", two), ("copy", with_copy), ("both", three)
+            ):  # fmt: skip
+                row |= {name: rate * plain, f"{name}_windows": list(windows)}
+            rows.append(row | {"both_over_two": three[0] / max(two[0], with_copy[0])})
+    return rows
+
+
+def _best(
+    tried: Sequence[tuple[int, ...]],
+    acceptances: Sequence[float],
+    passes: Sequence[Times],
+    check: Times,
+) -> tuple[float, tuple[int, ...]]:
+    """Tokens per second and windows of the fastest."""
+    seconds, accept = MeasuredSeconds(passes, check), Acceptance.constant(*acceptances)
+    return max(
+        (
+            expectation(
+                windows, [0] * (len(windows) - 1), accept, seconds
+            ).tokens_per_second,
+            windows,
+        )
+        for windows in tried
+    )  # fmt: skip
+
+
+# ---- report --------------------------------------------------------------------------------------
+
+
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures; gives the report that the JSON holds."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device: expected cpu where torch sees no CUDA device, given cuda")
+    before = machine.load_average()
+    dtype = getattr(torch, args.dtype)
+    found = measure(
+        SHAPES[args.shape],
+        layers=args.layers,
+        dtype=dtype,
+        device=args.device,
+        widths=args.tokens,
+        repeats=args.repeats,
+        compile=args.compile == "all",
+    )
+    settings = {
+        "shape": args.shape,
+        "layers": found.layers,
+        "of_layers": found.shape.layers,
+        "extrapolated": found.extrapolated,
+        "dtype": args.dtype,
+        "repeats": args.repeats,
+        "context": CONTEXT,
+        "long_context": LONG,
+        "group": GROUP,
+    }
+    return {
+        "schema": SCHEMA,
+        "command": "bench shapes",
+        "label": LABEL,
+        "machine": machine.describe(args.device),
+        "settings": settings,
+        "copy_gbs": GB * found.copy,
+        "load": {"before": before, "after": machine.load_average()},
+        **tables_of(found),
+    }
+
+
+def tables_of(found: Measurement) -> dict[str, Any]:
+    """Passes, verification and predictions, as JSON has them."""
+    passes = [
+        {
+            "what": what,
+            "runs": runs,
+            "tokens": tokens,
+            "ms": MS * seconds,
+            "whole_ms": MS * found.whole[what, runs, tokens],
+            "floor_ms": (floor := _floor(found, what)),
+            "over_floor": None if floor is None else MS * seconds / floor,
+        }
+        for (what, runs, tokens), seconds in found.seconds.items()
+    ]
+    predictions = []
+    for runs in dict.fromkeys(key[1] for key in found.whole if key[0] == TARGET):
+        times = [found.times(what, runs) for what in (TARGET, W4, HEAD)]
+        if all(one is not None for one in times) and found.verify:
+            target, copy, head = (one for one in times if one is not None)
+            check = Times({0: min(found.verify.values()), **found.verify}, 0.0)
+            predictions.append({"runs": runs, "rows": predicted(target, copy, head, check)})
+    return {
+        "passes": passes,
+        "behind_long_context": [
+            {"what": what, "runs": runs, "whole_ms": MS * s}
+            for (what, runs, _), s in found.long.items()
+        ],
+        "verify_ms": {str(n): MS * s for n, s in found.verify.items()},
+        "rollback_us": 1e6 * found.rollback,
+        "weight_bytes": found.weight_bytes,
+        "left_out": found.failures,
+        "predictions": predictions,
+    }
+
+
+def _floor(found: Measurement, what: str) -> float | None:
+    """Milliseconds in which the weights can be read."""
+    size = found.weight_bytes.get(what)
+    return None if size is None else MS * size / found.copy
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as tables."""
+    where, settings, load = report["machine"], report["settings"], report["load"]["before"]
+    busy = "" if load is None else f", load average {load:.1f} before"
+    part = settings["extrapolated"]
+    lines = [
+        f"# Passes at the shape of {settings['shape']}, random weights, {where['device_name']}",
+        "",
+        f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}{busy}; "
+        f"{settings['dtype']}, copy bandwidth {report['copy_gbs']:.1f} GB/s. Medians of "
+        f"{settings['repeats']} turns, behind {settings['context']} tokens. Floor: the weights of "
+        "the pass over the copy bandwidth, which counts bytes read and written.",
+    ]
+    if part:
+        lines += [
+            "",
+            f"**{settings['layers']} of {settings['of_layers']} layers were measured; the whole is "
+            "extrapolated by layer count**, the output head counted once.",
+        ]
+    lines += [
+        "",
+        "| | runs | tokens | ms | floor, ms | x floor | ms of the whole |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in report["passes"]:
+        floor, over = row["floor_ms"], row["over_floor"]
+        cells = [row["what"], row["runs"], str(row["tokens"]), f"{row['ms']:.3f}"]
+        cells += ["-" if floor is None else f"{floor:.3f}", "-" if over is None else f"{over:.2f}"]
+        lines.append("| " + " | ".join([*cells, f"{row['whole_ms']:.3f}"]) + " |")
+    for row in report["behind_long_context"]:
+        name = f"{row['what']}, behind {settings['long_context']} tokens"
+        lines.append(f"| {name} | {row['runs']} | 1 | | | | {row['whole_ms']:.3f} |")
+    checks = ", ".join(f"{ms:.3f} for {n}" for n, ms in report["verify_ms"].items())
+    lines += [
+        "",
+        f"Verification, ms by tokens: {checks}. A rollback of the cache moves nothing: "
+        f"{report['rollback_us']:.1f} microseconds of the host.",
+    ]
+    lines += [f"Left out: {one}" for one in report["left_out"]]
+    for table in report["predictions"]:
+        lines += [
+            "",
+            f"## Predicted speedup over plain decoding, passes {table['runs']}",
+            "",
+            f"**{report['label']}** Windows: the best of those tried. The head's tokens are taken "
+            "to be accepted alike by the target and by the copy; drafts are chains, not trees.",
+            "",
+            "| target accepts the copy's | the head's are accepted | with the head | with the copy "
+            "| with both | over the better of the two |",
+            "|---:|---:|---:|---:|---:|---:|",
+        ]
+        for row in table["rows"]:
+            cells = [f"{row['outer']:.2f}", f"{row['inner']:.2f}"]
+            for name in ("head", "copy", "both"):
+                windows = ", ".join(map(str, row[f"{name}_windows"]))
+                cells.append(f"{row[name]:.2f} ({windows})")
+            lines.append("| " + " | ".join([*cells, f"{row['both_over_two']:.2f}"]) + " |")
+    return "\n".join(lines)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The subcommand."""
+    report = report_of(args)
+    text = json.dumps(report, indent=1)
+    if args.json_file:
+        Path(args.json_file).write_text(text + "\n", encoding="utf-8")
+    print(text if args.json else markdown(report))
+    return 0

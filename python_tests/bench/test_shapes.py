@@ -1,0 +1,221 @@
+"""``bench shapes``: sizes of published models, their memory, passes, and the predicted grid."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from polyspec_ext.bench import shapes
+from polyspec_ext.cli import main
+from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.planning.measure import Times
+
+TINY = shapes.Shape("tiny", 64, 128, 4, 4, 2, 160)
+GIB = 2.0**30
+# As the models' publishers have them.
+PARAMETERS = {
+    "llama2-7b": 6_738_415_616,
+    "vicuna-7b": 6_738_415_616,
+    "vicuna-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "qwen2-7b": 7_615_616_512,
+}
+
+
+def plenty(device: str) -> float:
+    return 1e15
+
+
+@pytest.mark.parametrize("name", list(shapes.SHAPES))
+def test_shapes_are_the_published_ones(name: str) -> None:
+    shape = shapes.SHAPES[name]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shapes.config_of(shape))
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+    matrices = sum(p.numel() for n, p in model.named_parameters() if p.dim() > 1 and "layers" in n)
+    assert matrices == shape.layers * shape.layer_weights
+
+
+def test_memory_comes_first() -> None:
+    """Refused before anything is made, with what is needed and what there is."""
+    h200 = 139 * GIB
+    shapes.require_memory(shapes.SHAPES["llama2-7b"], torch.bfloat16, "cuda", lambda _: h200)
+    with pytest.raises(ValueError, match=r"expected \d+\.\d GB free on cuda for 80 layers of "):
+        shapes.measure(shapes.SHAPES["llama2-70b"], device="cuda", free=lambda _: h200, widths=(1,))
+    with pytest.raises(ValueError, match=r"free on cpu.*target \d+\.\d.*given 8\.0 GB"):
+        shapes.measure(shapes.SHAPES["llama2-7b"], free=lambda _: 8e9)
+    # What passes through the host counts there.
+    room = {"cuda": h200, "cpu": 2e9}
+    with pytest.raises(ValueError, match="free on cpu for 32 layers"):
+        shapes.require_memory(shapes.SHAPES["llama2-7b"], torch.bfloat16, "cuda", room.__getitem__)
+
+
+@pytest.mark.parametrize("name", list(shapes.SHAPES))
+def test_memory_is_no_less_than_the_weights(name: str) -> None:
+    for layers in (2, shapes.SHAPES[name].layers):
+        shape = replace(shapes.SHAPES[name], layers=layers)
+        needed = shapes.memory_needed(shape, torch.bfloat16, "cpu")
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(shapes.config_of(shape))
+        count = sum(p.numel() for p in model.parameters())
+        assert needed["target"] == pytest.approx(2 * count, rel=1e-3)
+        assert needed["W4 copy"] > shape.layers * shape.layer_weights / 2
+
+
+@pytest.mark.parametrize("layers", [0, 5])
+def test_no_more_layers_than_there_are(layers: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"layers: expected an integer in \[1, 4\], given {layers}"
+    ):
+        shapes.measure(TINY, layers=layers)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("layers", [None, 2])
+def test_a_measurement(kind: str, layers: int | None) -> None:
+    # (W4 wants inputs that 128 divides.)
+    shape = replace(TINY, hidden=128, kind=kind)
+    found = shapes.measure(shape, layers=layers, widths=(4,), repeats=1, free=plenty)
+    assert found.failures == []
+    names = {key[0] for key in found.seconds}
+    assert names == {shapes.TARGET, shapes.W4, shapes.HEAD, shapes.TREE}
+    for name in (shapes.TARGET, shapes.W4, shapes.HEAD):
+        assert {key[2] for key in found.seconds if key[0] == name} == {1, 4}
+    assert all(s > 0 for s in (*found.seconds.values(), *found.long.values(), found.rollback))
+    assert set(found.verify) == set(shapes.CHECKED)
+    counted = layers or 4
+    matrices = counted * shape.layer_weights
+    head = shape.vocab * shape.hidden
+    norms = 2 * shape.hidden * (2 * counted + 1)
+    biases = 0 if kind == "llama" else 2 * counted * (shape.hidden + 2 * 2 * shape.head_dim)
+    expected = 2 * (matrices + head) + norms + biases  # and the rotary frequencies
+    assert found.weight_bytes[shapes.TARGET] == pytest.approx(expected, rel=1e-3)
+    assert found.weight_bytes[shapes.W4] < found.weight_bytes[shapes.TARGET]
+    for key, seconds in found.seconds.items():
+        whole = found.whole[key]
+        if layers is None or key[0] in (shapes.HEAD, shapes.TREE):
+            assert whole == seconds
+        else:
+            assert seconds <= whole <= 2 * seconds
+    assert found.extrapolated == (layers is not None)
+
+
+@torch.inference_mode()
+def test_passes_leave_the_cache_as_it_was() -> None:
+    shape = replace(TINY, hidden=128)
+    model = shapes.random_model(shape, torch.float32, "cpu")
+    level = HuggingFaceLevel(model)
+    tokens = torch.arange(10)[None]
+    level.reserve(32)
+    level.prefill(tokens)
+    plain = model(input_ids=torch.cat([tokens, torch.arange(10, 13)[None]], 1)).logits[:, -3:]
+    for fixed in (False, True):
+        one = shapes.LevelPass(level, 3, 10, fixed)
+        for _ in range(2):
+            torch.testing.assert_close(one(), plain, rtol=1e-4, atol=1e-4)
+    head = shapes.random_head(shape, model)
+    head.begin(1, 64)
+    head.extend(torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9, shape.hidden), [9])
+    step, tree = shapes.HeadPass(head, 3, 9), shapes.TreeDraft(head, 9, depth=3)
+    first, drafted = step().clone(), tree()
+    assert first.shape == (1, 3, shape.vocab)
+    # Each of the tokens sees the context and itself, so tokens alike are alike.
+    torch.testing.assert_close(first[:, 0], first[:, 2])
+    assert drafted.shape == (1, 59)
+    torch.testing.assert_close(step(), first)
+    assert torch.equal(tree(), drafted)
+
+
+def constant(seconds: float) -> Times:
+    return Times({1: seconds, 64: seconds}, 0.0)
+
+
+def test_two_levels_are_the_closed_form() -> None:
+    target = Times({1: 10.0, 2: 10.5, 4: 11.0, 8: 14.0, 12: 20.0}, 0.0)
+    copy, head, check = constant(3.0), constant(0.7), Times({0: 0.1, 4: 0.3, 8: 0.4}, 0.0)
+    rows = shapes.predicted(target, copy, head, check, outer=(0.9, 0.97), inner=(0.6, 0.8))
+    assert [(row["outer"], row["inner"]) for row in rows] == [
+        (0.9, 0.6), (0.9, 0.8), (0.97, 0.6), (0.97, 0.8),
+    ]  # fmt: skip
+
+    def speedup(a: float, k: int, draft: float) -> float:
+        tau = (1 - a ** (k + 1)) / (1 - a)
+        spent = target.at(k + 1) + check.at(k) + k * draft
+        return tau / spent * (target.at(1) + 0.1)
+
+    for row in rows:
+        for name, a, draft in (("head", row["inner"], 0.7), ("copy", row["outer"], 3.0)):
+            by_window = {(k,): speedup(a, k, draft) for (k,) in shapes.TWO}
+            best = max(by_window, key=lambda w: by_window[w])
+            assert row[name] == pytest.approx(by_window[best], rel=1e-9)
+            assert tuple(row[f"{name}_windows"]) == best
+        better = max(row["head"], row["copy"])
+        assert row["both_over_two"] == pytest.approx(row["both"] / better)
+
+
+def simulated(
+    windows: tuple[int, int], accept: tuple[float, float], seconds: tuple[float, float, float],
+    check: float, rounds: int,
+) -> float:  # fmt: skip
+    """Tokens per second of the staged rule with three models, by drawing who accepts what."""
+    draw = random.Random(0)
+
+    def taken(most: int, a: float) -> int:
+        return next((n for n in range(most) if draw.random() >= a), most)
+
+    tokens, spent = 0, 0.0
+    for _ in range(rounds):
+        pending = 0
+        while pending < windows[0]:
+            spent += windows[1] * seconds[2] + seconds[1] + check
+            pending += taken(windows[1], accept[1]) + 1
+        spent += seconds[0] + check
+        tokens += taken(pending, accept[0]) + 1
+    return tokens / spent
+
+
+def test_three_levels_are_those_of_a_simulation() -> None:
+    times, check = (22.0, 7.0, 1.0), 0.2
+    rows = shapes.predicted(*(constant(t) for t in (*times, check)), outer=(0.95,), inner=(0.7,))
+    windows = (rows[0]["both_windows"][0], rows[0]["both_windows"][1])
+    expected = simulated(windows, (0.95, 0.7), times, check, 40_000) * 22.2
+    assert rows[0]["both"] == pytest.approx(expected, rel=0.02)
+    others = [simulated(w, (0.95, 0.7), times, check, 4_000) * 22.2 for w in shapes.THREE]
+    assert rows[0]["both"] >= 0.98 * max(others)
+
+
+def test_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    monkeypatch.setitem(shapes.SHAPES, "llama2-7b", replace(TINY, hidden=128))
+    monkeypatch.setattr(shapes, "THREE", ((4, 2),))
+    monkeypatch.setattr(shapes, "LONG", 80)
+    file = tmp_path / "shapes.json"
+    words = ["bench", "shapes", "--shape", "llama2-7b", "--tokens", "4", "--repeats", "1"]
+    assert main([*words, "--layers", "2", "--json-file", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "2 of 4 layers were measured; the whole is extrapolated by layer count" in text
+    assert "A prediction from measured times; random weights say nothing about acceptance" in text
+    report = json.loads(file.read_text())
+    (table,) = report["predictions"]
+    assert len(table["rows"]) == len(shapes.OUTER) * len(shapes.INNER)
+    for row in report["passes"]:
+        if row["what"] != shapes.TREE:
+            floor = report["weight_bytes"][row["what"]] / report["copy_gbs"] / 1e6
+            assert row["floor_ms"] == pytest.approx(floor)
+            assert row["over_floor"] == pytest.approx(row["ms"] / floor)
+    assert main([*words, "--layers", "9"]) == 2
+    assert "--layers: expected an integer in [1, 4], given 9" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([*words, "--device", "cuda"]) == 2
+    assert "--device: expected cpu" in capsys.readouterr().err
+    assert main(["bench", "shapes", "--shape", "gpt"]) == 2
+    error = capsys.readouterr().err
+    assert all(name in error for name in shapes.SHAPES)
