@@ -22,7 +22,7 @@ import torch
 
 from .. import arguments
 from ..drafters import Context, Drafter
-from ..levels import InputBlock, LevelAdapter, PromptBatch
+from ..levels import BatchedLevel, InputBlock, LevelAdapter, PromptBatch
 from ..policies.base import RoundReport
 from ..stats import Stats
 from .theory import Acceptance, Proposals
@@ -75,6 +75,21 @@ class Part:
     name: str
     model: bool
 
+    @property
+    def trees(self) -> bool:
+        """Whether it drafts trees, whose verification takes other times than a chain's."""
+        return bool(getattr(getattr(self.thing, "capabilities", None), "trees", False)) and not (
+            self.model
+        )
+
+    def drafts_below(self, above: Part, target: Part) -> bool:
+        """Whether it can stand below a part. A drafter that reads hidden states was made for the
+        target's: it drafts for that, or for a copy in its cache."""
+        own = getattr(self.thing, "capabilities", None)
+        if self.model or not getattr(own, "hidden_layers", ()):
+            return True
+        return above == target or not getattr(above.thing, "reads_apart", True)
+
 
 class Times(NamedTuple):
     """Seconds of a step by its number of tokens.
@@ -106,6 +121,7 @@ class Measured:
         accept: ``[P]`` by (upper, lower) part.
         proposals: by (upper, lower) part, of drafters.
         verify: by part, seconds by tokens verified; 0: plain decoding.
+        verify_trees: by (upper, lower) part, of drafters of trees, seconds by the tree's depth.
         draft: by part, seconds by tokens asked for.
         own: seconds outside the levels per step of a chain.
         alone: tokens per second of the target alone.
@@ -118,6 +134,7 @@ class Measured:
     accept: dict[tuple[int, int], Floats] = field(default_factory=dict)
     proposals: dict[tuple[int, int], Proposals] = field(default_factory=dict)
     verify: dict[int, Times] = field(default_factory=dict)
+    verify_trees: dict[tuple[int, int], Times] = field(default_factory=dict)
     draft: dict[int, Times] = field(default_factory=dict)
     own: float = 0.0
     alone: float = 0.0
@@ -159,7 +176,11 @@ class MeasuredSeconds:
 
     def verify(self, level: int, pending: int, unread: int) -> float:
         part = self.parts[level - 1]
-        seconds = self.measured.verify[part].at(pending + unread - 1)
+        tree = self.measured.verify_trees.get((part, self.parts[level]))
+        if tree is not None and pending:
+            seconds = tree.at(pending)
+        else:
+            seconds = self.measured.verify[part].at(pending + unread - 1)
         return seconds * self.factors.get(part, 1.0) + self._own()
 
     def draft(self, tokens: int, unread: int) -> float:
@@ -225,18 +246,22 @@ def measure(
     remaining = np.concatenate([np.arange(len(new), 0, -1) for _, new in texts])
     found = Measured(remaining, texts=len(texts))
     verify: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    trees: dict[tuple[int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     draft: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     own: list[float] = []
     for one in runs:
         if one.pair is not None:
             upper, lower = one.pair
+            of_trees = parts[lower].trees
             for done in one.rounds:
-                verify[upper][done.verified].append(done.verify)
+                table = trees[one.pair] if of_trees and done.verified else verify[upper]
+                table[done.verified].append(done.verify)
                 draft[lower][done.asked].append(done.draft)
                 own.append(done.own / 2)
     verify[0][0] += [done.verify for done in alone]
     found.own = statistics.median(own or [done.own for done in alone])
     found.verify = {part: _times(times) for part, times in verify.items()}
+    found.verify_trees = {pair: _times(times) for pair, times in trees.items()}
     found.draft = {part: _times(times) for part, times in draft.items()}
     step = _times({0: [done.verify + done.own for done in alone]})
     found.alone, found.alone_error = 1 / step.seconds[0], step.error
@@ -251,8 +276,9 @@ def _timed_pairs(parts: Sequence[Part]) -> list[tuple[int, int]]:
     models = [n for n, part in enumerate(parts) if part.model]
     drafters = [n for n, part in enumerate(parts) if not part.model]
     pairs = list(itertools.pairwise(models)) + [(0, n) for n in drafters]
-    if drafters and len(models) > 1:  # the last model verifies as well
-        pairs.append((models[-1], drafters[0]))
+    if len(models) > 1:  # the last model verifies as well
+        below = [n for n in drafters if parts[n].drafts_below(parts[models[-1]], parts[0])]
+        pairs += [(models[-1], n) for n in below[:1]]
     return pairs
 
 
@@ -383,7 +409,7 @@ def _distributions(
     thing: Any, vocab: int, prompt: Sequence[int], new: Sequence[int], request: Request
 ) -> torch.Tensor:
     """``[len(new), vocab]``, what a level would draw every new token from."""
-    level = LevelAdapter(thing)
+    level = thing if isinstance(thing, BatchedLevel) else LevelAdapter(thing)
     tokens = torch.tensor([[*prompt, *new]], device=level.device)
     own = level.vocab_size
     tokens = tokens.where(tokens < own, 0)
@@ -496,7 +522,8 @@ def _share(rounds: Sequence[_Round]) -> float:
 
 
 def _observed(rounds: Sequence[_Round], places: int) -> Proposals:
-    """Acceptance by position in the block, of rounds that were run, the same at every place."""
+    """Acceptance by position in the block, or by depth in the tree, of rounds that were run, the
+    same at every place."""
     tried, passed = np.zeros(MOST), np.zeros(MOST)
     for one in rounds:
         tried[: min(one.accepted + 1, one.verified)] += 1
@@ -504,4 +531,6 @@ def _observed(rounds: Sequence[_Round], places: int) -> Proposals:
     whole = _share(rounds)
     # Where few were tried, nearly as everywhere.
     hazards = (passed + 4 * whole) / (tried + 4)
-    return Proposals(np.tile(hazards, (places, 1)), np.full(places, MOST, np.int64))
+    # A tree may end before the window does.
+    most = max((one.verified for one in rounds), default=MOST)
+    return Proposals(np.tile(hazards, (places, 1)), np.full(places, most, np.int64))

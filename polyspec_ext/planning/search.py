@@ -69,8 +69,8 @@ def expected_work(found: Expectation, own: float) -> Work:
 
 
 def observed_work(stats: Stats) -> Work:
-    """Of requests that were run. Drafts of the lowest level are counted as the verifications of
-    drafts above it."""
+    """Of requests that were run. Drafts of the lowest level are those that were verified: one that
+    proposed nothing is not among them, though its seconds are."""
     tokens = stats.num_new_tokens
     levels = []
     for number, level in enumerate(stats.levels):
@@ -126,8 +126,10 @@ def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
     for count in range(len(models) + 1):
         for some in itertools.combinations(models, count):
             yield (0, *some)
+            above = (0, *some)[-1]
             for last in drafters:
-                yield (0, *some, last)
+                if parts[last].drafts_below(parts[above], parts[0]):
+                    yield (0, *some, last)
 
 
 def candidates(measured: Measured, parts: Sequence[Part]) -> list[Candidate]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from toy import ToyLevel, distribution
+from toy_trees import TreeDrafter, TreeLevel
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
+from polyspec_ext.drafters.base import DraftBlock, DraftInput
+from polyspec_ext.levels.base import InputBlock, LevelOutput
 from polyspec_ext.planning import measure, planner, search
 from polyspec_ext.planning.measure import Part, Request
 
@@ -219,6 +222,64 @@ def test_a_level_in_anothers_cache_may_stand_in_the_middle(clock: Clock) -> None
     assert ran.measured_length == pytest.approx(three.length, rel=0.15)
     assert ran.error == pytest.approx(0, abs=0.25)
     assert three.length > 2
+
+
+class SlowTreeLevel(TreeLevel):
+    """A target that reads trees; a pass takes 0.1 s and 2 ms for each token."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(12, 0, "target")
+        self.clock = clock
+
+    def forward(self, block: InputBlock) -> LevelOutput:
+        self.clock.now += 0.1 + 2e-3 * block.tokens.shape[1]
+        return super().forward(block)
+
+
+class SlowTreeDrafter(TreeDrafter):
+    """Trees of a noisy copy of the target; 5 ms for each level."""
+
+    def __init__(self, clock: Clock, widths: Sequence[int]) -> None:
+        table = ToyLevel(12, 0)
+        table.table = table.table + ToyLevel(12, 5, scale=0.5).table
+        super().__init__(table, widths, hidden_layers=(0,))
+        self.clock = clock
+
+    def _check_states(self, inputs: DraftInput) -> None:
+        pass
+
+    def draft(self, inputs: DraftInput) -> DraftBlock:
+        self.clock.now += 5e-3 * min(max(inputs.lengths), len(self.widths))
+        return super().draft(inputs)
+
+
+def test_trees_are_planned_by_their_depth(clock: Clock) -> None:
+    """A tree's verification takes the time of all its nodes, and no tree is deeper than it is."""
+    drafter = SlowTreeDrafter(clock, (3, 2, 2))
+    prompts = [[n, m] for n in range(6) for m in (1, 5)]
+    plan = ps.plan([SlowTreeLevel(clock), drafter], prompts, 40, seconds=1e9)
+    (tree,) = [one for one in plan.candidates if one.windows]
+    (ran,) = planner.run(plan, [tree], prompts, 1)
+    assert tree.length == pytest.approx(ran.measured_length, rel=0.06)
+    assert ran.error == pytest.approx(0, abs=0.06)
+    assert plan.measured.proposals[0, 1].counts.max() == 3
+    assert plan.recommended is tree
+    # Its nodes are no chain's tokens: plain decoding's times do not know them.
+    assert set(plan.measured.verify[0].seconds) == {0}
+    times = plan.measured.verify_trees[0, 1]
+    assert times.at(3) == pytest.approx(0.1 + 2e-3 * (1 + 3 + 6 + 12), rel=0.05)
+
+
+def test_a_head_stands_below_the_target_it_reads(clock: Clock) -> None:
+    target, middle, copy = (Part(level, level.name, True) for level in levels(clock))
+    copy.thing.reads_apart = False
+    head = Part(SlowTreeDrafter(clock, (2,)), "head", False)
+    found = list(search.chains([target, copy, middle, head]))
+    assert (0, 3) in found
+    assert (0, 1, 3) in found
+    assert (0, 2, 3) not in found
+    assert (0, 1, 2, 3) not in found
+    assert (0, 1, 2) in found
 
 
 def test_work_of_two_levels_is_exact(clock: Clock) -> None:
