@@ -3,7 +3,7 @@
 #pragma once
 
 #include "polyspec/verify_tree.hpp"
-#include "support/random_case.hpp"
+#include "support/random_drafts.hpp"
 
 namespace cases {
 
@@ -21,7 +21,7 @@ class TreeCase {
     draft_dtype_ = random_.chance(0.5) ? target_dtype_ : random_dtype(random_);
     knobs_.emplace_back(random_, inputs, batch, vocab, nodes_ + depth_ + 1);
     make_rows();
-    make_tree();
+    const std::vector<int64_t> drafted = make_tree();
     const size_t emitted = static_cast<size_t>(batch * (depth_ + 1));
     tokens_ = outputs.reserve<int64_t>(emitted);
     accepted_ = outputs.reserve<int64_t>(static_cast<size_t>(batch));
@@ -30,12 +30,7 @@ class TreeCase {
     logprobs_ = outputs.reserve<float>(emitted);
     status_ = outputs.reserve<int32_t>(static_cast<size_t>(batch));
     statistics_ = random_.chance(0.8) ? outputs.reserve<RowStatistics>(emitted) : kNone;
-    if (random_.chance(0.5)) return;
-    eos_ = inputs.put(std::vector<int64_t>{0, vocab / 2});
-    const int64_t rooms[] = {INT64_MAX, 0, 1, 2, 100};
-    random_parameter(random_, inputs, batch, rooms, &room_value_, &room_);
-    ended_ = outputs.reserve<int64_t>(static_cast<size_t>(batch));
-    next_ = outputs.reserve<int64_t>(static_cast<size_t>(batch));
+    cuts_.emplace_back(random_, inputs, outputs, batch, vocab, drafted);
   }
 
   VerifyTreeParams params(const unsigned char* in, unsigned char* out) const {
@@ -68,12 +63,7 @@ class TreeCase {
     Knobs::point(out, logprobs_, &p.logprobs);
     Knobs::point(out, status_, &p.status);
     Knobs::point(out, statistics_, &p.statistics);
-    Knobs::point(in, eos_, &p.cut.eos);
-    p.cut.eos_count = eos_ == kNone ? 0 : 2;
-    p.cut.room.value = room_value_;
-    Knobs::point(in, room_, &p.cut.room.data);
-    Knobs::point(out, ended_, &p.cut.ended);
-    Knobs::point(out, next_, &p.cut.next_ids);
+    cuts_[0].apply(in, out, &p.cut);
     return p;
   }
 
@@ -104,7 +94,8 @@ class TreeCase {
     pool_ = put_logits(inputs, draft_dtype_, pool);
   }
 
-  void make_tree() {
+  // Returns the nodes' tokens.
+  std::vector<int64_t> make_tree() {
     const size_t all = static_cast<size_t>(batch * nodes_);
     std::vector<int64_t> parents(all), tokens(all), counts(static_cast<size_t>(batch), nodes_);
     std::vector<int64_t> ids(static_cast<size_t>(pool_rows_));
@@ -131,36 +122,25 @@ class TreeCase {
     drafted_ = inputs.put(tokens);
     parents_ = inputs.put(parents);
     if (random_.chance(0.7)) counts_ = inputs.put(counts);
-    if (!by_ids) return;
-    ids_ = inputs.put(ids);
-    if (random_.chance(0.4)) pool_statistics_ = inputs.put(statistics);
+    if (by_ids) {
+      ids_ = inputs.put(ids);
+      if (random_.chance(0.4)) pool_statistics_ = inputs.put(statistics);
+    }
+    return tokens;
   }
 
   // A token of the pool's row, or of the target's; notes the pool's statistics.
   int64_t drawn(int64_t b, int64_t row, bool from_pool, std::vector<RowStatistics>* statistics) {
-    SampleParams p;
-    p.batch = b + 1;  // per-request parameters are read at b
-    p.vocab = from_pool ? draft_vocab_ : vocab;
-    p.dtype = from_pool ? draft_dtype_ : target_dtype_;
+    const DType dtype = from_pool ? draft_dtype_ : target_dtype_;
     const int64_t at = from_pool
                            ? row * pool_stride_
                            : b * target_stride_[0] + (row - b * (nodes_ + 1)) * target_stride_[1];
-    p.logits = inputs.bytes.data() + (from_pool ? pool_ : target_) +
-               at * (p.dtype == DType::kFloat32 ? 4 : 2);
-    knobs_[0].apply(inputs.bytes.data(), &p);
-    p.draw = {};
-    p.draw.seed.value = random_.bits();
-    std::vector<int64_t> token(static_cast<size_t>(b + 1));
-    std::vector<float> logprob(token.size());
-    std::vector<int32_t> status(token.size());
-    std::vector<RowStatistics> found(token.size());
-    p.tokens = token.data();
-    p.logprobs = logprob.data();
-    p.status = status.data();
-    p.statistics = found.data();
-    CHECK(polyspec::sample(p).ok());
-    if (from_pool) (*statistics)[static_cast<size_t>(row)] = found.back();
-    return token.back() < 0 ? 0 : token.back();
+    const size_t offset = static_cast<size_t>(at * (dtype == DType::kFloat32 ? 4 : 2));
+    const Drafted drafted =
+        draft_token(inputs, knobs_[0], b, dtype, from_pool ? draft_vocab_ : vocab,
+                    (from_pool ? pool_ : target_) + offset, random_.bits());
+    if (from_pool) (*statistics)[static_cast<size_t>(row)] = drafted.statistics;
+    return drafted.token;
   }
 
   Random random_;
@@ -171,8 +151,7 @@ class TreeCase {
   size_t target_, pool_, drafted_, parents_;
   size_t counts_ = kNone, ids_ = kNone, pool_statistics_ = kNone;
   size_t tokens_, accepted_, path_, rows_, logprobs_, status_, statistics_;
-  size_t eos_ = kNone, room_ = kNone, ended_ = kNone, next_ = kNone;
-  int64_t room_value_ = INT64_MAX;
+  std::vector<Cuts> cuts_;
 };
 
 }  // namespace cases

@@ -1,7 +1,7 @@
 // Random calls of polyspec::verify, as random_case.hpp makes those of polyspec::sample.
 #pragma once
 
-#include "support/random_case.hpp"
+#include "support/random_drafts.hpp"
 
 namespace cases {
 
@@ -28,7 +28,7 @@ class VerifyCase {
     logprobs_ = outputs.reserve<float>(rows);
     status_ = outputs.reserve<int32_t>(static_cast<size_t>(batch));
     statistics_ = random_.chance(0.8) ? outputs.reserve<RowStatistics>(rows) : kNone;
-    make_cuts();
+    cuts_.emplace_back(random_, inputs, outputs, batch, vocab, drafted_);
   }
 
   VerifyParams params(const unsigned char* in, unsigned char* out) const {
@@ -57,14 +57,7 @@ class VerifyCase {
     Knobs::point(out, logprobs_, &p.logprobs);
     Knobs::point(out, status_, &p.status);
     Knobs::point(out, statistics_, &p.statistics);
-    Knobs::point(in, eos_, &p.cut.eos);
-    p.cut.eos_count = eos_ == kNone ? 0 : kEosCount;
-    p.cut.eos_stride = eos_stride_;
-    p.cut.room.value = room_value_;
-    Knobs::point(in, room_, &p.cut.room.data);
-    int64_t** cut[] = {&p.cut.num_emitted, &p.cut.ended, &p.cut.cache_lengths, &p.cut.next_ids,
-                       &p.cut.next_positions};
-    for (int i = 0; i < 5; ++i) Knobs::point(out, cut_[i], cut[i]);
+    cuts_[0].apply(in, out, &p.cut);
     return p;
   }
 
@@ -72,31 +65,6 @@ class VerifyCase {
   int64_t batch, vocab;
 
  private:
-  // In half of the cases: tokens that end a text, room, and what is to be told of them.
-  void make_cuts() {
-    if (random_.chance(0.5)) return;
-    const int64_t few = vocab < 8 ? vocab : 8;
-    if (random_.chance(0.7)) {
-      eos_stride_ = random_.chance(0.5) ? kEosCount : 0;
-      std::vector<int64_t> ids(static_cast<size_t>(batch * kEosCount));
-      const int64_t drafted_count = static_cast<int64_t>(drafted_.size());
-      for (int64_t& id : ids) id = random_.chance(0.3) ? -1 : random_.below(few);
-      for (int64_t& id : ids) {
-        if (random_.chance(0.3)) id = drafted_[static_cast<size_t>(random_.below(drafted_count))];
-      }
-      eos_ = inputs.put(ids);
-    }
-    const int64_t rooms[] = {INT64_MAX, INT64_MAX, 0, 1, 2, 3, 100};
-    random_parameter(random_, inputs, batch, rooms, &room_value_, &room_);
-    if (room_ != kNone && random_.chance(0.1)) {
-      const int64_t bad = -1;
-      std::memcpy(inputs.bytes.data() + room_, &bad, sizeof bad);
-    }
-    for (size_t& one : cut_) {
-      if (random_.chance(0.8)) one = outputs.reserve<int64_t>(static_cast<size_t>(batch));
-    }
-  }
-
   // Identity, or a random injection of the draft's ids into the target's.
   void make_map() {
     to_target_.resize(static_cast<size_t>(draft_vocab_));
@@ -152,30 +120,15 @@ class VerifyCase {
     const bool careless = random_.chance(0.1);
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t i = 0; i < length_; ++i) {
-        SampleParams p;
-        p.batch = b + 1;  // per-request parameters are read at b
-        p.vocab = draft_vocab_;
-        p.dtype = draft_dtype_;
         const int64_t offset = (b * draft_stride_[0] + i * draft_stride_[1]) *
                                (draft_dtype_ == DType::kFloat32 ? 4 : 2);
-        p.logits = inputs.bytes.data() + draft_ + offset;
-        knobs_[0].apply(inputs.bytes.data(), &p);
-        p.draw = {};
-        p.draw.seed.value = random_.bits();
-        std::vector<int64_t> token(static_cast<size_t>(b + 1));
-        std::vector<float> logprob(token.size());
-        std::vector<int32_t> status(token.size());
-        std::vector<RowStatistics> distribution(token.size());
-        p.tokens = token.data();
-        p.logprobs = logprob.data();
-        p.status = status.data();
-        p.statistics = distribution.data();
-        CHECK(polyspec::sample(p).ok());
-        int64_t y = token.back() < 0 ? 0 : to_target_[static_cast<size_t>(token.back())];
+        const Drafted drafted = draft_token(inputs, knobs_[0], b, draft_dtype_, draft_vocab_,
+                                            draft_ + static_cast<size_t>(offset), random_.bits());
+        int64_t y = to_target_[static_cast<size_t>(drafted.token)];
         if (careless || random_.chance(0.03))
           y = random_.below(vocab + 2) - (random_.chance(0.1) ? 1 : 0);
         tokens[static_cast<size_t>(b * (length_ + 1) + i)] = y;
-        statistics[static_cast<size_t>(b * length_ + i)] = distribution.back();
+        statistics[static_cast<size_t>(b * length_ + i)] = drafted.statistics;
       }
     }
     draft_tokens_ = inputs.put(tokens);
@@ -214,10 +167,7 @@ class VerifyCase {
   size_t target_, draft_, draft_tokens_;
   size_t map_ = kNone, draft_statistics_ = kNone, lengths_ = kNone;
   size_t tokens_, accepted_, logprobs_, status_, statistics_;
-  static constexpr int64_t kEosCount = 3;
-  int64_t eos_stride_ = 0, room_value_ = INT64_MAX;
-  size_t eos_ = kNone, room_ = kNone;
-  size_t cut_[5] = {kNone, kNone, kNone, kNone, kNone};
+  std::vector<Cuts> cuts_;
 };
 
 }  // namespace cases
