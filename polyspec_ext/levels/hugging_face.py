@@ -154,6 +154,8 @@ class HuggingFaceLevel:
         self.supports_batches = self.one_at_a_time is None
         self.no_trees: str | None = None
         self._probe(new_cache, wanted=placed and masked)
+        # Whether the model returns the hidden states of these layers, by what was asked for.
+        self._returned: dict[tuple[int, ...], bool] = {}
         if compile:
             self._decode = compiled(self._runs)
         if shares_cache_with is not None:
@@ -402,13 +404,23 @@ class HuggingFaceLevel:
         rows = _logits_rows(block)
         if self._slices:
             arguments["logits_to_keep"] = keep if rows is None else 0
-        if rows is None and not layers and not isinstance(counts, torch.Tensor):
-            model = decode or self._runs
-            out = model(input_ids=tokens, past_key_values=self._cache, **arguments)
-            hidden = None
+        arguments = {**arguments, "input_ids": tokens, "past_key_values": self._cache}
+        shaped = rows is None and not isinstance(counts, torch.Tensor)
+        # Compiled passes run no hooks: what the model itself returns serves where it is the same.
+        compiled = self.compile and decode is not None and shaped and bool(layers)
+        hidden: dict[int, torch.Tensor] | None = None
+        if shaped and not layers:
+            out = (decode or self._runs)(**arguments)
+        elif compiled and self._returned.get(layers):
+            assert decode is not None
+            out = decode(**arguments, output_hidden_states=True)
+            hidden = {layer: out.hidden_states[layer] for layer in layers}
         else:
+            check = compiled and layers not in self._returned
             with self._states.taken(layers) as hidden, gathering(self._head, rows):
-                out = self._runs(input_ids=tokens, past_key_values=self._cache, **arguments)
+                out = self._runs(**arguments, **({"output_hidden_states": True} if check else {}))
+            if check:
+                self._returned[layers] = self._states.returned(hidden, out)
         logits: torch.Tensor = out.logits
         if logits.shape[1] != keep:
             logits = logits[:, -keep:] if rows is None else gather(logits, rows)

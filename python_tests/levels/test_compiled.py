@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
+from polyspec_ext.levels.base import InputBlock
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +48,40 @@ def test_compiled_passes_give_the_same_tokens_in_few_graphs() -> None:
     wanted = plain.generate([[1, 2], [3]], [20, 30], 1.0, seed=3, eos_token_id=[]).sequences
     got = chain.generate([[1, 2], [3]], [20, 30], 1.0, seed=3, eos_token_id=[]).sequences
     assert got.equal(wanted)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_hidden_states_of_compiled_passes() -> None:
+    """The same as of others, and compiled from the second pass on; trees as well."""
+    plain = ps.HuggingFaceLevel(model(2))
+    level = ps.HuggingFaceLevel(model(2), compile=True)
+    graphs = torch._dynamo.utils.counters["stats"]
+    prompt = torch.arange(1, 9)[None]
+    chain = {"tokens": torch.tensor([[3, 1, 2]]), "keep": 3}
+    parents = torch.tensor([[-1, 0, 0]])
+    for asked in ((0,), (-1,), (0, -1)):
+        for more in ({}, {}, {"parents": parents}, {}):
+            block = InputBlock(**chain, hidden_layers=asked, **more)
+            for own in (plain, level):
+                own.prefill(prompt)
+            wanted, found = (own.forward_block(block) for own in (plain, level))
+            torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=1e-5)
+            assert found.hidden is not None
+            assert list(found.hidden) == list(asked)
+            for layer in asked:
+                torch.testing.assert_close(
+                    found.hidden[layer], wanted.hidden[layer], rtol=0, atol=1e-5
+                )
+    assert 0 < graphs["unique_graphs"] <= 12, graphs
+    # Behind the last layer, in front of the norm: returned by no model, read by a hook.
+    made = graphs["unique_graphs"]
+    for _ in range(2):
+        block = InputBlock(**chain, hidden_layers=(1,))
+        for own in (plain, level):
+            own.prefill(prompt)
+        wanted, found = (own.forward_block(block) for own in (plain, level))
+        torch.testing.assert_close(found.hidden[1], wanted.hidden[1], rtol=0, atol=1e-5)
+    assert graphs["unique_graphs"] == made
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
