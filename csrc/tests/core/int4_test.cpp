@@ -204,8 +204,8 @@ void test_not_finite(const Int4& copy) {
   std::fill(call.x.begin(), call.x.end(), std::numeric_limits<float>::max());
   CHECK(
       same(call.run(polyspec::cpu::kInt4Baseline, 0, call.tokens), call.run(copy, 0, call.tokens)));
-  // Too small to be divided by: counts as zero.
-  std::fill(call.x.begin(), call.x.end(), 1e-38f);
+  // Below 2^-100: counts as zero.
+  std::fill(call.x.begin(), call.x.end(), 7e-31f);
   for (const float value : call.run(copy, 0, call.tokens)) CHECK_EQ(0.0f, value);
 }
 
