@@ -287,6 +287,7 @@ def test_insertion_test(saved: Path, about: dict[str, Any], found: Tables) -> No
         assert row["ratio_above"] == pytest.approx(t_new / t_i)
         assert row["bound_above"] == pytest.approx(bound)
         assert row["condition_1"] == ("helps" if t_new / t_i < bound else "does not")
+        assert row["exact_bound"] == pytest.approx(exact)
         assert row["exact"] == ("helps" if t_new < exact else "does not")
         assert row["before"] == pytest.approx(ratio(lines, before, "plain"))
         assert row["after"] == pytest.approx(ratio(lines, three, "plain"))

@@ -584,6 +584,7 @@ def _insertion(
         "ratio_above": test.ratio_above,
         "bound_above": test.bound_above,
         "condition_1": "helps" if test.above else "does not",
+        "exact_bound": None if source == "paper" else test.exact_bound,
         "exact": None if source == "paper" else "helps" if test.exact else "does not",
         "before": speedups[0],
         "after": speedups[1],
