@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
@@ -94,13 +95,13 @@ def test_defaults() -> None:
 def test_every_method_counts_up_to_the_eos(parts: Parts) -> None:
     tokenizer = parts.tokenizer
     prompt = tokenizer(tiny.prompt_of("Tom has 3 bags of 8 apples. How many?")).input_ids
-    request = Request([prompt], 24, 0.0, [0])
+    request = Request([prompt], 16, 0.0, [0])
     made = [Call(one, parts) for one in read_keys(ALL, shipped())]
     (whole,) = made[0].texts(request)
-    assert len(whole) == 24
+    assert len(whole) == 16
     config = parts.eager.model.generation_config
     # An id that the text has further on, so that drafts go beyond it.
-    end = next(token for n, token in enumerate(whole) if n > 8 and token not in whole[:n])
+    end = next(token for n, token in enumerate(whole) if n > 5 and token not in whole[:n])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "eos_token_id", [end])
         cut = whole[: whole.index(end) + 1]
@@ -170,6 +171,24 @@ def test_windows_are_the_planners(parts: Parts) -> None:
     assert made["cascade:middle+drafter"].rounds == (2,)
     call = Call(made["planned"], parts)
     assert len(call.texts(Request([prompt], 6, 0.0, [0]))[0]) <= 6
+
+
+def test_chains_are_compiled_as_their_baseline_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What the compiler makes is tested elsewhere.
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    parts = Parts(shipped(), compile=True)
+    prompt = parts.tokenizer(tiny.prompt_of("How many legs have 2 cows?")).input_ids
+    keys = ("plain", "plain-compiled", "drafter")
+    made = read_keys(keys, shipped(), compile=True)
+    texts = [Call(method, parts).texts(Request([prompt], 6, 0.0, [0])) for method in made]
+    assert texts == texts[:1] * 3
+    assert parts.target is parts.compiled
+    assert parts.target.model is parts.eager.model
+    how = {one["name"]: one["runs"] for one in parts.facts()}
+    assert [name for name, runs in how.items() if "compiled" in runs] == [
+        "compiled target", "drafter",
+    ]  # fmt: skip
+    assert "eager target" in how
 
 
 def test_a_target_that_is_grown_says_the_same() -> None:

@@ -28,7 +28,7 @@ QUESTIONS: list[dict[str, Any]] = [
 ]
 TURNS = 6
 KEYS = ("plain", "generate", "drafter")
-TOKENS = 10
+TOKENS = 6
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (("--max-new-tokens", "11"), "settings.max_new_tokens: 10 there, 11 now"),
+        (("--max-new-tokens", "11"), "settings.max_new_tokens: 6 there, 11 now"),
         (("--seed", "3"), "settings.seed"),
         (("--methods", "plain,drafter"), "settings.methods"),
         (("--per-task", "1", "--temperature", "0.5"), "settings.temperature"),

@@ -183,9 +183,7 @@ class Parts:
             )
 
     def _compile_target(self) -> Any:
-        return level_for(
-            self.eager.model, _WIDTHS, pack="auto", compile=True, name="--target, compiled"
-        )
+        return _compiled(self.eager)
 
     def model(self, name: str) -> HuggingFaceLevel:
         """A draft level, or the 4-bit copy."""
@@ -198,15 +196,16 @@ class Parts:
         if self.dtype is None and self.on_cpu:
             dtypes.append(torch.bfloat16)
         with progress.loading():
-            return level_for(
+            level = level_for(
                 self.places.models[name],
                 _WIDTHS,
                 dtypes,
                 self.device,
                 pack="auto",
-                compile=self.compile and self.on_cpu,
+                compile=False,
                 name=f"--draft {name}",
             )
+        return _compiled(level) if self.compile and self.on_cpu else level
 
     def _quantised(self) -> Any:
         model, kept = self.eager.model, self.places.w4
@@ -310,6 +309,12 @@ class Parts:
                 "dtype": str(self._head_dtype).removeprefix("torch."),
                 "runs": "as it is",
             }
+
+
+def _compiled(level: Any) -> Any:
+    """The same model, packed where it was found to be faster without compilation: to compile every
+    candidate would take minutes."""
+    return level_for(level.model, _WIDTHS, pack=level.pack, compile=True, name=level.name)
 
 
 def _shown(place: str | Path | None, name: str, times: int) -> str:
