@@ -35,7 +35,8 @@ def add_command(commands: Any) -> None:
         metavar="MODEL",
         action="append",
         default=[],
-        help="a smaller model, or 'prompt-lookup'; may be repeated, the plan chooses among them",
+        help="a smaller model, or a drafter's word, as 'prompt-lookup' or 'suffix'; may be "
+        "repeated, the plan chooses among them",
     )
     models.add_argument(
         "--grown",

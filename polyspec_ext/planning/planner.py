@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import arguments, inputs
-from ..drafters import BatchedDrafter, Drafter, DraftModel, PromptLookup
+from ..drafters import BatchedDrafter, Drafter, DraftModel, drafter_named
 from ..levels import Level
 from ..stats import Stats, merge
 from . import processor
@@ -294,8 +294,7 @@ def parts_of(levels: Sequence[Any], *, pack: Switch, compile: Switch) -> list[Pa
     for place, thing in enumerate(things):
         if isinstance(thing, DraftModel):
             thing = thing.level
-        if isinstance(thing, str) and thing == "prompt-lookup":
-            thing = PromptLookup()
+        thing = drafter_named(thing, [part.thing for part in made], f"levels[{place}]")
         drafts = isinstance(thing, Drafter | BatchedDrafter)
         drafts = drafts and not isinstance(thing, Level | type)
         if drafts and place == 0:

@@ -16,6 +16,7 @@ from .theory import Acceptance, Expectation, InsertionTest, Proposals, expectati
 from .theory.lengths import Floats
 
 _PLACES = 400  # of texts that windows are chosen on
+LONGEST = 4  # levels of a chain: the windows of longer ones take minutes to choose
 _TRIALS = 60  # windows tried for one chain
 _EXTRA = (0, 1, None)  # rounds beyond those that fill a window; None: unbounded
 
@@ -120,14 +121,15 @@ class Candidate:
 
 
 def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
-    """Every chain of the parts in their order: the target, any models, and at most one drafter."""
+    """Every chain of at most `LONGEST` of the parts in their order: the target, any models, and at
+    most one drafter."""
     models = [n for n, part in enumerate(parts) if part.model and n > 0]
     drafters = [n for n, part in enumerate(parts) if not part.model]
-    for count in range(len(models) + 1):
+    for count in range(min(len(models), LONGEST - 1) + 1):
         for some in itertools.combinations(models, count):
             yield (0, *some)
             above = (0, *some)[-1]
-            for last in drafters:
+            for last in drafters if count < LONGEST - 1 else ():
                 if parts[last].drafts_below(parts[above], parts[0]):
                     yield (0, *some, last)
 

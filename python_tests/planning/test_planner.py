@@ -282,6 +282,22 @@ def test_a_head_stands_below_the_target_it_reads(clock: Clock) -> None:
     assert (0, 1, 2) in found
 
 
+def test_chains_have_at_most_four_levels(clock: Clock) -> None:
+    """The windows of longer ones would take minutes to choose."""
+    models = [Part(level, f"{n}", True) for n in range(5) for level in levels(clock)[:1]]
+    lookup = Part(ps.SuffixMatch(), "suffix", False)
+    found = list(search.chains([*models, lookup]))
+    assert max(map(len, found)) == 4
+    assert (0, 1, 2, 3) in found
+    assert (0, 1, 2, 5) in found
+    assert len(found) == len(set(found)) == 1 + 4 + 6 + 4 + 1 + 4 + 6
+
+
+def test_words_stand_for_drafters(clock: Clock) -> None:
+    plan = ps.plan([levels(clock)[0], "suffix", "ngram"], PROMPTS[:2], 12, seconds=1e9)
+    assert {one.levels[1:] for one in plan.candidates} == {(), ("suffix match",), ("n-gram table",)}
+
+
 def test_work_of_two_levels_is_exact(clock: Clock) -> None:
     plan = ps.plan(levels(clock)[:2], PROMPTS, 60, seconds=1e9, verify=True, repeats=1)
     (one,) = [c for c in plan.candidates if c.windows]
