@@ -156,8 +156,10 @@ class HuggingFaceLevel:
         self._probe(new_cache, wanted=placed and masked)
         # Whether the model returns the hidden states of these layers, by what was asked for.
         self._returned: dict[tuple[int, ...], bool] = {}
+        self._decode_states = self._runs
         if compile:
-            self._decode = compiled(self._runs)
+            # One each: Dynamo compiles a function for no more than a few kinds of arguments.
+            self._decode, self._decode_states = compiled(self._runs), compiled(self._runs)
         if shares_cache_with is not None:
             if new_cache is not None or streaming is not None or cache_options:
                 raise ValueError(
@@ -407,16 +409,15 @@ class HuggingFaceLevel:
         arguments = {**arguments, "input_ids": tokens, "past_key_values": self._cache}
         shaped = rows is None and not isinstance(counts, torch.Tensor)
         # Compiled passes run no hooks: what the model itself returns serves where it is the same.
-        compiled = self.compile and decode is not None and shaped and bool(layers)
+        compilable = self.compile and decode is not None and shaped and bool(layers)
         hidden: dict[int, torch.Tensor] | None = None
         if shaped and not layers:
             out = (decode or self._runs)(**arguments)
-        elif compiled and self._returned.get(layers):
-            assert decode is not None
-            out = decode(**arguments, output_hidden_states=True)
+        elif compilable and self._returned.get(layers):
+            out = self._decode_states(**arguments, output_hidden_states=True)
             hidden = {layer: out.hidden_states[layer] for layer in layers}
         else:
-            check = compiled and layers not in self._returned
+            check = compilable and layers not in self._returned
             with self._states.taken(layers) as hidden, gathering(self._head, rows):
                 out = self._runs(**arguments, **({"output_hidden_states": True} if check else {}))
             if check:
