@@ -9,6 +9,7 @@ was; chains that lose stay in.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -99,18 +100,33 @@ def calibration_texts(model: Any, tokenizer: Any) -> list[torch.Tensor]:
     return found
 
 
+def packed(model: Any, **options: Any) -> HuggingFaceLevel:
+    """A level with packed weights, or without where the processor packs none of that type."""
+    try:
+        return HuggingFaceLevel(model, pack=True, **options)
+    except ValueError:
+        return HuggingFaceLevel(model, **options)
+
+
+def w4_copy(model: Any, folder: Path | None, texts: Callable[[], list[torch.Tensor] | None]) -> Any:
+    """The 4-bit copy of a model that is kept in `folder`; where there is none it is made, with what
+    `texts` gives as calibration, and kept."""
+    if folder is not None:
+        with contextlib.suppress(FileNotFoundError):
+            return load_w4(model, folder)
+    copy = quantize_w4(model, 128, texts())
+    if folder is not None:
+        save_w4(copy, folder)
+    return copy
+
+
 def faster_target(times: int) -> tuple[HuggingFaceLevel, dict[str, dict[int, float]]]:
     """The target in the data type whose passes of one and of several tokens are faster here, and
     the seconds of both."""
-    candidates = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
-        try:
-            level = HuggingFaceLevel(tiny.grown(times, dtype=dtype), name=TARGET, pack=True)
-        except ValueError as error:  # a type that oneDNN does not multiply here
-            progress.note(f"{name}: left out: {error}")
-        else:
-            candidates[name] = level
+    candidates = {
+        str(dtype).removeprefix("torch."): packed(tiny.grown(times, dtype=dtype), name=TARGET)
+        for dtype in (torch.float32, torch.bfloat16)
+    }
     seconds = dict(
         zip(candidates, pass_seconds(list(candidates.values()), WIDTHS, limit=3.0), strict=True)
     )
@@ -133,35 +149,24 @@ def faster(
 def parts_of(args: Settings, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """What stands in the chains, by kind, and the milliseconds of their passes."""
     target, seconds = faster_target(args.times)
-    if args.w4 is not None:
-        try:
-            copy = load_w4(target.model, args.w4)
-        except FileNotFoundError:
-            copy = None  # calibrated now, and kept
-    else:
-        copy = None
-    if copy is None:
-        same = tiny.levels(["target"], pack=False)["target"].model  # and quicker
-        copy = quantize_w4(target.model, 128, calibration_texts(same, tokenizer))
-        if args.w4 is not None:
-            save_w4(copy, args.w4)
+
+    def texts() -> list[torch.Tensor]:
+        # The target as it is shipped says the same, and sooner.
+        return calibration_texts(tiny.levels([TARGET], pack=False)[TARGET].model, tokenizer)
+
+    copy = w4_copy(target.model, args.w4, texts)
     shown = {f"{TARGET}, {name}": times for name, times in seconds.items()}
     if args.compile:
         target, times = faster(
-            lambda how: HuggingFaceLevel(target.model, name=TARGET, pack=True, compile=how),
-            args.compile,
+            lambda how: packed(target.model, name=TARGET, compile=how), args.compile
         )
         if target.compile:
             shown[f"{TARGET}, compiled"] = times
-    apart, times = faster(
-        lambda how: HuggingFaceLevel(copy, name=W4, pack=True, compile=how), args.compile
-    )
+    apart, times = faster(lambda how: packed(copy, name=W4, compile=how), args.compile)
     shown[W4 + (", compiled" if apart.compile else "")] = times
     # One level each for all chains: they take turns.
     parts: dict[str, Any] = {TARGET: target}
-    parts[W4] = HuggingFaceLevel(
-        copy, name=W4, shares_cache_with=target, pack=True, compile=apart.compile
-    )
+    parts[W4] = packed(copy, name=W4, shares_cache_with=target, compile=apart.compile)
     small_levels = tiny.levels(compile=args.compile)
     parts[MIDDLE], parts[DRAFTER] = small_levels["middle"], small_levels["drafter"]
     parts[NGRAM] = PromptLookup()
@@ -424,5 +429,10 @@ def run(args: argparse.Namespace) -> int:
     names = [each.name for each in dataclasses.fields(Settings)]
     report = report_of(Settings(**{name: getattr(args, name) for name in names}))
     print(json.dumps(report, indent=1) if args.json else markdown(report))
+    return 0 if is_lossless(report) else 1
+
+
+def is_lossless(report: dict[str, Any]) -> bool:
+    """Whether no sampled texts are another distribution's."""
     rows = (row for result in report["results"] for row in result["rows"])
-    return 1 if any("NOT" in row["verdict"] for row in rows) else 0
+    return not any("NOT" in row["verdict"] for row in rows)

@@ -36,6 +36,7 @@ from ..bench.machine import QUESTIONS
 from ..chain import Chain
 from ..levels import HuggingFaceLevel
 from ..planning import default_store
+from ..quantization import FORMAT
 from ..stats import Stats, merge
 from . import chain_options, options
 
@@ -204,7 +205,10 @@ def run(args: argparse.Namespace) -> int:
         _print(result, entries[-1], tokenizer)
         if args.grown:
             print("\n" + grown_chains.markdown(result["grown"]))
-    return 0 if all(row["differences"] == row["ties"] for row in result["configurations"]) else 1
+    same = all(row["differences"] == row["ties"] for row in result["configurations"])
+    if args.grown:
+        same = same and grown_chains.is_lossless(result["grown"])
+    return 0 if same else 1
 
 
 def _copy_folder(times: int) -> Path | None:
@@ -214,7 +218,7 @@ def _copy_folder(times: int) -> Path | None:
     if not folder.is_absolute():
         return None
     made_of = hashlib.sha256((tiny.path("target") / "model.safetensors").read_bytes())
-    return folder / "w4" / f"{made_of.hexdigest()[:16]}-{times}"
+    return folder / "w4" / f"{FORMAT}-{made_of.hexdigest()[:16]}-{times}"
 
 
 def _compiler() -> str | None:

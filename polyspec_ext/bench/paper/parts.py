@@ -24,7 +24,6 @@ from polyspec_ext.drafters import (
 from polyspec_ext.levels import HuggingFaceLevel, load
 from polyspec_ext.levels.replacement import Part
 from polyspec_ext.planning import level_for
-from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
 
 TARGET, W4 = "target", "w4"
 EAGLE2, EAGLE3, HYDRA = "eagle2", "eagle3", "hydra"
@@ -208,32 +207,19 @@ class Parts:
         return _compiled(level) if self.compile and self.on_cpu else level
 
     def _quantised(self) -> Any:
-        model, kept = self.eager.model, self.places.w4
-        copy: Any = None
-        if kept is not None:
-            try:
-                copy = load_w4(model, kept)
-            except FileNotFoundError:
-                copy = None
-        if copy is None:
-            texts = None
-            if self.places.target is None:
-                small = model
-                if self.places.times > 1:
-                    small = load(tiny.path(TARGET)).model
-                texts = chains.calibration_texts(small, self.tokenizer)
-            copy = quantize_w4(model, 128, texts)
-            if kept is not None:
-                save_w4(copy, kept)
+        def texts() -> list[torch.Tensor] | None:
+            if self.places.target is not None:
+                return None
+            grown = self.places.times > 1
+            same = load(tiny.path(TARGET)).model if grown else self.eager.model
+            return chains.calibration_texts(same, self.tokenizer)
+
+        copy = chains.w4_copy(self.eager.model, self.places.w4, texts)
         return self._over(copy, shares_cache_with=self.target)
 
     def _over(self, copy: Any, **options: Any) -> HuggingFaceLevel:
-        if self.on_cpu:
-            try:
-                return HuggingFaceLevel(copy, name=W4, pack=True, **options)
-            except ValueError:  # where nothing can be packed
-                pass
-        return HuggingFaceLevel(copy, name=W4, **options)
+        make = chains.packed if self.on_cpu else HuggingFaceLevel
+        return make(copy, name=W4, **options)
 
     def apart(self, name: str) -> HuggingFaceLevel:
         """A draft level with a cache of its own, to be timed alone."""
