@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Proposal,
         StaticTree,
         SuffixMatch,
+        SwitchingDrafter,
         early_exit,
     )
     from polyspec_ext.integrations.transformers import custom_generate
@@ -54,35 +55,22 @@ if TYPE_CHECKING:
     from polyspec_ext.planning.planner import Plan
     from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
 
-# Imported when first asked for: they pull in transformers, which the operators do not need.
+# Modules by the names that they are asked for: imported when one first is, since they pull in
+# transformers, which the operators do not need.
 _LAZY = {
-    "Chain": "polyspec_ext.chain",
-    "Output": "polyspec_ext.outputs",
-    "Stream": "polyspec_ext.outputs",
-    "HuggingFaceLevel": "polyspec_ext.levels",
-    "Level": "polyspec_ext.levels",
-    "Context": "polyspec_ext.drafters",
-    "DraftModel": "polyspec_ext.drafters",
-    "Drafter": "polyspec_ext.drafters",
-    "DynamicTree": "polyspec_ext.drafters",
-    "Eagle": "polyspec_ext.drafters",
-    "NGramTable": "polyspec_ext.drafters",
-    "Hydra": "polyspec_ext.drafters",
-    "Medusa": "polyspec_ext.drafters",
-    "StaticTree": "polyspec_ext.drafters",
-    "PromptLookup": "polyspec_ext.drafters",
-    "Proposal": "polyspec_ext.drafters",
-    "SuffixMatch": "polyspec_ext.drafters",
-    "early_exit": "polyspec_ext.drafters",
-    "Plan": "polyspec_ext.planning.planner",
-    "plan": "polyspec_ext.planned",
-    "RollbackCache": "polyspec_ext.kv_cache",
-    "SwitchingDrafter": "polyspec_ext.drafters",
-    "custom_generate": "polyspec_ext.integrations.transformers",
-    "load_w4": "polyspec_ext.quantization",
-    "quantize_w4": "polyspec_ext.quantization",
-    "save_w4": "polyspec_ext.quantization",
-}
+    "chain": ("Chain",),
+    "drafters": (
+        "Context", "DraftModel", "Drafter", "DynamicTree", "Eagle", "Hydra", "Medusa", "NGramTable",
+        "PromptLookup", "Proposal", "StaticTree", "SuffixMatch", "SwitchingDrafter", "early_exit",
+    ),
+    "integrations.transformers": ("custom_generate",),
+    "kv_cache": ("RollbackCache",),
+    "levels": ("HuggingFaceLevel", "Level"),
+    "outputs": ("Output", "Stream"),
+    "planned": ("plan",),
+    "planning.planner": ("Plan",),
+    "quantization": ("load_w4", "quantize_w4", "save_w4"),
+}  # fmt: skip
 
 Scheduler = _C.Scheduler
 __version__ = str(_C.build_info()["version"])
@@ -134,10 +122,11 @@ del torch
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
-        globals()[name] = value
-        return value
+    for module, names in _LAZY.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from ..levels.base import Counts, PromptBatch
+from ..levels.base import Counts, LevelCapabilities, PromptBatch
 from ..sampling import Sampling
 from ..tensors import FixedParameters, Parameters
 
@@ -44,23 +44,19 @@ class HiddenStates(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterCapabilities:
+class DrafterCapabilities(LevelCapabilities):
     """What a drafter can do, and wants to be told.
 
     Attributes:
-        batches: several rows.
+        batches, reads_apart, keeps_lengths: as of a level.
         device_lengths: it drafts without the host in the batch at hand: counts and lengths may be
             tensors.
-        reads_apart: its prefill touches nothing that a level reads or writes.
-        hidden_layers: layers of the verifiers whose hidden states it wants.
         trees: its blocks may be trees; the level above it must read them.
+        hidden_layers: layers of the verifiers whose hidden states it wants.
     """
 
     batches: bool = True
-    device_lengths: bool = False
-    reads_apart: bool = False
     hidden_layers: tuple[int, ...] = ()
-    trees: bool = False
 
 
 class RowBuffer(NamedTuple):
@@ -171,12 +167,12 @@ class BatchedDrafter(Protocol):
     @property
     def capabilities(self) -> DrafterCapabilities: ...
 
-    def prefill(self, prompts: PromptBatch) -> None:
+    def prefill(self, prompts: PromptBatch) -> object:
         """Forget everything; a batch begins. `prompts` are without their last token, which is read
-        with the first draft."""
+        with the first draft. Nobody asks what this and `read` return."""
         ...
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> object:
         """Append ``counts[b]`` tokens to row b: what stands, but was not read while nobody asked
         for a draft."""
         ...
@@ -192,15 +188,6 @@ class BatchedDrafter(Protocol):
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
         ...
-
-    # ---- where it can draft for a whole round without the host (see `BatchedLevel`) --------------
-
-    @property
-    def can_keep_lengths(self) -> bool: ...
-
-    def reserve_span(self, tokens: int) -> Hashable | None: ...
-
-    def note_lengths(self, lengths: Sequence[int]) -> None: ...
 
 
 # ---- a drafter of a user's own -----------------------------------------------------------------

@@ -6,7 +6,7 @@ emitted from it. Proposals are trees of the likeliest tokens.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -75,16 +75,6 @@ class LastStateDrafter:
 
     def select(self, rows: Sequence[int]) -> None:
         """Nothing is remembered."""
-
-    @property
-    def can_keep_lengths(self) -> bool:
-        return False
-
-    def reserve_span(self, tokens: int) -> Hashable | None:
-        return None
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError(f"{self.name} is told its lengths with each draft")
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:

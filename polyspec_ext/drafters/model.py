@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .. import ops
 from ..errors import ERROR_BITS, RequestError
-from ..levels.base import Counts, InputBlock, Level, LevelAdapter, PromptBatch
+from ..levels.base import Counts, InputBlock, Level, LevelAdapter
 from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
 
 
-class DraftModel:
+class DraftModel(LevelAdapter):
     """Draws tokens one after another from a level's processed distribution, for all rows of a
     batch.
 
@@ -26,58 +26,22 @@ class DraftModel:
 
     def __init__(
         self,
-        level: Level | LevelAdapter,
+        level: Level,
         vocab_size: int | None = None,
         sample: Callable[..., Any] = ops.sample,
     ) -> None:
-        self.level = level.level if isinstance(level, LevelAdapter) else level
-        self._adapter = level if isinstance(level, LevelAdapter) else LevelAdapter(level)
-        own = self._adapter.vocab_size
-        self.vocab_size = own if vocab_size is None else min(vocab_size, own)
-        self.name, self.device = self._adapter.name, self._adapter.device
-        self.max_length = self._adapter.max_length
+        super().__init__(level)
+        if vocab_size is not None:
+            self.vocab_size = min(vocab_size, self.vocab_size)
         self.num_forward_passes = 0
         self._sample = sample
 
     @property
     def capabilities(self) -> DrafterCapabilities:
-        can = self._adapter.capabilities
-        return DrafterCapabilities(can.batches, can.device_lengths, can.reads_apart)
-
-    @property
-    def one_at_a_time(self) -> str:
-        """Why the level takes no batches."""
-        return self._adapter.one_at_a_time
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For `copy` and `pickle`: the adapter is made anew."""
-        return {name: value for name, value in self.__dict__.items() if name != "_adapter"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._adapter = LevelAdapter(self.level, self.name)
-
-    def prefill(self, prompts: PromptBatch) -> None:
-        self._adapter.prefill(prompts)
-
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        self._adapter.read(tokens, counts)
-
-    def rollback(self, lengths: Counts) -> Counts:
-        return self._adapter.rollback(lengths)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._adapter.select(rows)
-
-    @property
-    def can_keep_lengths(self) -> bool:
-        return self._adapter.can_keep_lengths
-
-    def reserve_span(self, tokens: int) -> Hashable | None:
-        return self._adapter.reserve_span(tokens)
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        self._adapter.note_lengths(lengths)
+        can = super().capabilities
+        return DrafterCapabilities(
+            can.batches, can.device_lengths, can.reads_apart, keeps_lengths=can.keeps_lengths
+        )
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """See `BatchedDrafter.draft`.
@@ -94,7 +58,7 @@ class DraftModel:
         tokens: torch.Tensor = inputs.tokens
         for i in range(inputs.most):
             counts, first = loop.counts(i)
-            logits = self._adapter.forward(InputBlock(tokens, 1, counts, first)).logits
+            logits = self.forward(InputBlock(tokens, 1, counts, first)).logits
             self.num_forward_passes += 1
             if logits.shape[-1] > self.vocab_size:
                 logits = logits[..., : self.vocab_size]

@@ -98,16 +98,6 @@ class ProposalDrafter:
         self._contexts = [self._contexts[row] for row in rows]
         self._drafters = [self._drafters[row] for row in rows]
 
-    @property
-    def can_keep_lengths(self) -> bool:
-        return False
-
-    def reserve_span(self, tokens: int) -> None:
-        return None
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError(f"{self.name} drafts on the host")
-
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """See `BatchedDrafter.draft`.
 

@@ -144,13 +144,3 @@ class SwitchingDrafter:
         for number, one in enumerate(self.members):
             one.select(rows)
             self._held[number] = [self._held[number][row] for row in rows]
-
-    @property
-    def can_keep_lengths(self) -> bool:
-        return False  # the text is looked at
-
-    def reserve_span(self, tokens: int) -> None:
-        return None
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError(f"{self.name} drafts on the host")

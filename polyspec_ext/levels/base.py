@@ -78,6 +78,8 @@ class LevelCapabilities:
             at once.
         hidden_states: it can return hidden states.
         trees: it can read a block whose tokens have parents.
+        keeps_lengths: its lengths can stay on the device for a whole round, given the right cache
+            (`device_lengths`): it has the methods of `DeviceLengths`.
     """
 
     batches: bool = False
@@ -85,6 +87,7 @@ class LevelCapabilities:
     reads_apart: bool = False
     hidden_states: bool = False
     trees: bool = False
+    keeps_lengths: bool = False
 
 
 # States of a pass, ``[B, T, H]`` by layer. Layer k is the state after k decoder layers, 0 that of
@@ -222,13 +225,10 @@ class BatchedLevel(Protocol):
         """Keep these rows, in that order."""
         ...
 
-    # ---- where lengths can stay on the device for a whole round ----------------------------------
 
-    @property
-    def can_keep_lengths(self) -> bool:
-        """Whether its lengths can stay on the device, given the right cache
-        (`LevelCapabilities.device_lengths`); the two methods below are for such levels."""
-        ...
+class DeviceLengths(Protocol):
+    """What a level or drafter has beside, whose lengths can stay on the device for a whole round
+    (`LevelCapabilities.keeps_lengths`)."""
 
     def reserve_span(self, tokens: int) -> Hashable | None:
         """A round begins in which no row gets longer than `tokens`; `note_lengths` ends it. Returns
@@ -239,6 +239,9 @@ class BatchedLevel(Protocol):
     def note_lengths(self, lengths: Sequence[int]) -> None:
         """The rows hold so many tokens now: what the host could not see happen."""
         ...
+
+
+_ON_DEVICE = ("forward_block", "keep", "reach", "passed")  # methods of a level
 
 
 class LevelAdapter:
@@ -263,10 +266,7 @@ class LevelAdapter:
         self.name = name or str(getattr(level, "name", type(level).__name__))
         self.max_length: int | None = getattr(level, "max_length", None)
         self.device = device_of(level)
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.level.vocab_size)
+        self.vocab_size = self._width = int(level.vocab_size)
 
     @property
     def capabilities(self) -> LevelCapabilities:
@@ -276,6 +276,7 @@ class LevelAdapter:
             reads_apart=bool(getattr(self.level, "reads_apart", False)),
             hidden_states=bool(getattr(self.level, "supports_hidden_states", False)),
             trees=bool(getattr(self.level, "supports_trees", False)),
+            keeps_lengths=all(hasattr(self.level, name) for name in _ON_DEVICE),
         )
 
     @property
@@ -317,7 +318,7 @@ class LevelAdapter:
         else:
             logits = self.level.forward(tokens, keep, counts, first)
         batch = tokens.shape[0]
-        returned.require_logits(self.name, logits, batch, keep, self.vocab_size, self.device)
+        returned.require_logits(self.name, logits, batch, keep, self._width, self.device)
         return LevelOutput(logits, hidden)
 
     def _require_hidden(
@@ -351,11 +352,6 @@ class LevelAdapter:
 
     def select(self, rows: Sequence[int]) -> None:
         returned.call(self.name, self.level, "select", rows)
-
-    @property
-    def can_keep_lengths(self) -> bool:
-        methods = ("forward_block", "keep", "reach", "passed")
-        return all(hasattr(self.level, name) for name in methods)
 
     def reserve_span(self, tokens: int) -> Hashable | None:
         span: Hashable | None = self.level.reach(tokens)

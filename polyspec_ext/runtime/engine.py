@@ -18,13 +18,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ..drafters.base import BatchedDrafter, DraftBlock, DraftInput, HiddenStates, RowBuffer
 from ..errors import ERROR_BITS, RequestError, named
-from ..levels.base import BatchedLevel, InputBlock
+from ..levels.base import BatchedLevel, DeviceLengths, InputBlock
 from ..ops.schedule import HostStep, Plan
 from ..sampling import LogitsProcessors
 from ..stats import StatsRecorder
@@ -114,7 +114,7 @@ class Engine:
         if len(devices) > 1:
             return f"levels lie on {', '.join(sorted(map(str, devices)))}"
         for part in self._parts:
-            if not part.can_keep_lengths:
+            if not part.capabilities.keeps_lengths:
                 return f"{part.name} keeps its lengths on the host"
         if self._layers:
             return f"{self._drafter.name} wants hidden states"
@@ -643,7 +643,7 @@ class Engine:
         limit = max(row.committed + (0 if row.ended else plan.ahead) for row in slots)
         spans: dict[int, Hashable | None] = {}
         for number in plan.asked:
-            spans[number] = self._parts[number - 1].reserve_span(limit)
+            spans[number] = self._on_device(number).reserve_span(limit)
         graphs = None if any(span is None for span in spans.values()) else self.graphs
         clock = Clock(config.device)
         outputs: tuple[torch.Tensor | None, ...] = ()
@@ -759,7 +759,7 @@ class Engine:
             self._spent(rows, number, seconds[place], plan.drafts if draft else 1)
         self._take_progress(record.progress)
         for number in plan.asked:
-            self._parts[number - 1].note_lengths(self._held[number - 1])
+            self._on_device(number).note_lengths(self._held[number - 1])
         committed = []
         for row in slots:
             entry = record.entries[row.slot][len(plan.steps) - 1]
@@ -770,6 +770,9 @@ class Engine:
             self._commit(row, tokens, logprobs, logits, entry)
             committed.append((row.number, tokens))
         return committed
+
+    def _on_device(self, number: int) -> DeviceLengths:
+        return cast(DeviceLengths, self._parts[number - 1])
 
     # ---- both ------------------------------------------------------------------------------------
 

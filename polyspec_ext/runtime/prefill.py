@@ -9,7 +9,7 @@ stream of its own (`SideStreams`), unless it shares a cache with another.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -68,7 +68,7 @@ def prefill(
                 counted = None if even else counts
                 prompts = PromptBatch(tokens, counted, capacity, layers, encoded)
                 hidden = part.prefill(prompts)
-                if layers and hidden is not None:
+                if layers and isinstance(hidden, Mapping):
                     found = HiddenStates(1, dict(hidden), [0] * len(counts), counts)
             recorder.prefilled(stats, number - 1, time.perf_counter() - began)
     began = time.perf_counter()

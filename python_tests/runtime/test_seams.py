@@ -3,7 +3,7 @@ states of the verifiers, and trees. One class each."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -88,16 +88,6 @@ class HiddenLevel:
     def select(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[row] for row in rows]
 
-    @property
-    def can_keep_lengths(self) -> bool:
-        return False
-
-    def reserve_span(self, tokens: int) -> Hashable | None:
-        return None
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError
-
 
 class OwnLevel(ToyLevel):
     """A level of a user's, of one sequence, with the same states; the drafter finds them as it
@@ -129,7 +119,6 @@ class CountingDrafter:
     name, vocab_size, max_length = "counting", V, None
     device = torch.device("cpu")
     num_forward_passes = 0
-    can_keep_lengths = False
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -151,12 +140,6 @@ class CountingDrafter:
 
     def select(self, rows: Sequence[int]) -> None:
         pass
-
-    def reserve_span(self, tokens: int) -> None:
-        return None
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError
 
 
 class HiddenDrafter(CountingDrafter):

@@ -4,6 +4,7 @@ mistakes show."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -242,8 +243,12 @@ def test_levels_without_trees_are_named() -> None:
         ps.Chain([TreeLevel(V, 1), toy.ToyLevel(V, 2, name="plain"), drafter], operators=operators)
     # Only the level above the drafter reads them.
     ps.Chain([toy.ToyLevel(V, 2), TreeLevel(V, 1), drafter], operators=operators)
-    level = TreeLevel(V, 1)
-    level.can_keep_lengths = drafter.can_keep_lengths = True
+    drafter.capabilities = replace(drafter.capabilities, keeps_lengths=True)
+
+    class OnDevice(TreeLevel):
+        capabilities = replace(TreeLevel(V, 1).capabilities, keeps_lengths=True)
+
+    level = OnDevice(V, 1)
     with pytest.raises(ValueError, match=r"^sync_each_step: .* since tree drafts trees"):
         ps.Chain([level, drafter], operators=operators, sync_each_step=False)
 

@@ -3,7 +3,7 @@ states of any layer."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,6 @@ from polyspec_ext.levels.base import (
 
 class RecomputedLevel:
     """A batched level of a Hugging Face causal model, one text after another."""
-
-    can_keep_lengths = False
 
     def __init__(self, model: Any, name: str = "recomputed") -> None:
         self.model, self.name = model, name
@@ -87,9 +85,3 @@ class RecomputedLevel:
 
     def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
-
-    def reserve_span(self, tokens: int) -> Hashable | None:
-        return None
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError

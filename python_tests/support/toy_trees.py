@@ -7,7 +7,7 @@ arXiv 2401.06706 for independent ones), in double precision Python.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -93,14 +93,6 @@ class TreeLevel:
     def select(self, rows: Sequence[int]) -> None:
         self.caches = [self.caches[row] for row in rows]
 
-    can_keep_lengths = False
-
-    def reserve_span(self, tokens: int) -> Hashable | None:
-        return None
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError
-
 
 class TreeDrafter:
     """Trees whose nodes have `widths[depth]` children each.
@@ -115,7 +107,6 @@ class TreeDrafter:
     name, max_length = "tree", None
     device = torch.device("cpu")
     num_forward_passes = 0
-    can_keep_lengths = False
 
     def __init__(
         self,
@@ -141,12 +132,6 @@ class TreeDrafter:
 
     def select(self, rows: Sequence[int]) -> None:
         pass
-
-    def reserve_span(self, tokens: int) -> None:
-        return None
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
         assert inputs.text is not None

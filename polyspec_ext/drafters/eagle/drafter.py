@@ -7,7 +7,7 @@ each of its passes. Pairs made of the head's own states are dropped when a draft
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,16 +112,6 @@ class Eagle:
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
         self._head.select(rows)
-
-    @property
-    def can_keep_lengths(self) -> bool:
-        return False
-
-    def reserve_span(self, tokens: int) -> Hashable | None:
-        return None
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError(f"{self.name} is told its lengths with each draft")
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
