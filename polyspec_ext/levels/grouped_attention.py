@@ -4,10 +4,10 @@ Where there is a mask, transformers first copies every key and value head once p
 group, since the kernels of some devices want that. The CPU's does not, and a verification over a
 batch, which always has a mask, would spend a good part of its time on the copies.
 
-A few tokens of each of several rows are what the CPU's attention kernel is slowest at: it works in
-blocks of far more queries. Then the queries of a group's heads go as one block, and in float32 the
-two products are left to the matrix kernels. A single token in half precision, which is what a draft
-level reads most, goes as such a block as well.
+A few tokens are what the CPU's attention kernel is slowest at: it works in blocks of far more
+queries. Then the queries of a group's heads go as one block, and in float32 the two products are
+left to the matrix kernels. A single token of a single row goes as such a block in half precision
+alone.
 
 It comes with packed weights (`cpu_packed`) alone: modules find their attention by their
 configuration, and only there are the modules a copy of the level's own. A model that is run as it
@@ -46,17 +46,18 @@ def grouped_attention(
     ``[B, T, Hq, D]``."""
     single = query.shape[0] == query.shape[2] == 1
     more = any(arguments.get(name) is not None for name in _MORE)
-    if single and attention_mask is None and not more and query.dtype != torch.float32:
+    half = query.dtype != torch.float32
+    if single and attention_mask is None and not more and half:
         block = query.reshape(1, key.shape[1], -1, query.shape[3])
         out = nn.functional.scaled_dot_product_attention(block, key, value, scale=scaling)
         return out.reshape(1, 1, query.shape[1], -1), None
-    if attention_mask is None or single or more:
+    if attention_mask is None or more or (single and not half):
         plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **arguments
         )
         return plain
-    several = query.shape[0] > 1 and query.shape[2] <= _FEW
-    if several and attention_mask.shape[1] == 1 and attention_mask.is_floating_point():
+    few = query.shape[2] <= _FEW
+    if few and attention_mask.shape[1] == 1 and attention_mask.is_floating_point():
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
         return _few_tokens(query, key, value, attention_mask, scale), None
     out = nn.functional.scaled_dot_product_attention(

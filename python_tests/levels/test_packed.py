@@ -239,8 +239,9 @@ def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watched)
     level.prefill(torch.tensor([[1, 2, 3]]))
     heads.clear()
-    level.forward(torch.tensor([[1, 2]]), 2)
-    assert heads == [(4, 2, 2)] * 2
+    many = attention_grouped._FEW + 1
+    level.forward(torch.ones(1, many, dtype=torch.int64), many)
+    assert heads == [(4, 2, many)] * 2
     few = attention_grouped._few_tokens
 
     def watched_too(query: torch.Tensor, key: torch.Tensor, *more: Any) -> Any:
@@ -248,6 +249,9 @@ def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         return few(query, key, *more)
 
     monkeypatch.setattr(attention_grouped, "_few_tokens", watched_too)
+    heads.clear()
+    level.forward(torch.tensor([[1, 2]]), 2)
+    assert heads == [(4, 2, 2)] * 2
     level.prefill(torch.tensor([[1, 2, 3], [4, 5, 6]]), [3, 1])
     for width in (1, 2):
         heads.clear()
