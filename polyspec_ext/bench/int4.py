@@ -1,5 +1,5 @@
-"""``bench int4``: the 4-bit product beside torch's own operator and bfloat16 weights, by number of
-tokens, in turns within one run."""
+"""``bench int4``: the 4-bit product beside torch's own operator, llama.cpp's and bfloat16 weights,
+by number of tokens, in turns within one run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from polyspec_ext.bench import machine, timing
+from polyspec_ext.bench.ggml import Ggml
 from polyspec_ext.levels.cpu_packed import PackedLinear
 from polyspec_ext.ops import int4
 
@@ -44,9 +45,11 @@ def shapes_of(texts: list[str]) -> list[tuple[int, int]]:
 Product = Callable[[torch.Tensor], object]
 
 
-def contenders(outputs: int, inputs: int, seed: int) -> dict[str, list[Product]]:
+def contenders(
+    outputs: int, inputs: int, tokens: list[int], ggml: Ggml | None
+) -> dict[str, list[Product]]:
     """By name, as many products with weights of their own as fill `COLD`."""
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(0)
     values = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=random)
     form = (outputs, inputs // GROUP)
     scales, zeros = torch.rand(form, generator=random), torch.randn(form, generator=random)
@@ -79,6 +82,8 @@ def contenders(outputs: int, inputs: int, seed: int) -> dict[str, list[Product]]
     add("polyspec", packed.numel(), ours)
     if outputs % 16 == 0:
         add("torch int4", packed.numel(), theirs)
+    if ggml is not None and outputs % 8 == 0:
+        add("llama.cpp Q4_0", packed.numel(), lambda: ggml.product(weight, tokens))
     add("torch bfloat16", 2 * weight.numel(), plain)
     if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         add("oneDNN bfloat16, packed", 2 * weight.numel(), bfloat16)
@@ -92,9 +97,10 @@ def measure(
     tokens: list[int],
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
+    ggml: Ggml | None = None,
 ) -> list[dict[str, Any]]:
     """A row per contender and number of tokens: the median of the turns in microseconds."""
-    made = contenders(outputs, inputs, 0)
+    made = contenders(outputs, inputs, tokens, ggml)
     taken: dict[tuple[str, int], list[float]] = {}
     for turn in range(repeats + 1):
         for count in tokens:
@@ -108,11 +114,9 @@ def measure(
                 seconds = (clock() - began) / len(made[name])
                 if turn:
                     taken.setdefault((name, count), []).append(seconds)
-    weights = {name: outputs * inputs * (2 if "bfloat16" in name else 0.5) for name in made}
-    weights = {
-        name: size if "bfloat16" in name else size * (1 + 8 / GROUP)
-        for name, size in weights.items()
-    }
+    bits = dict.fromkeys(made, 4 + 32 / GROUP)  # bfloat16 scales and zeros
+    bits |= {name: 16 for name in made if "bfloat16" in name} | {"llama.cpp Q4_0": 4.5}
+    weights = {name: outputs * inputs * bits[name] / 8 for name in made}
     return [
         {
             "outputs": outputs,
@@ -133,8 +137,9 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     before = machine.load_average()
     rows = []
     clock = time.process_time if args.processor_time else time.perf_counter
+    ggml = Ggml(args.ggml, torch.get_num_threads()) if args.ggml else None
     for outputs, inputs in shapes_of(args.shapes or list(SHAPES)):
-        rows += measure(outputs, inputs, args.tokens or list(TOKENS), args.repeats, clock)
+        rows += measure(outputs, inputs, args.tokens or list(TOKENS), args.repeats, clock, ggml)
     copy = timing.copy_bandwidth(timing.CpuClock(), "cpu")
     return {
         "schema": SCHEMA,

@@ -4,6 +4,7 @@ each."""
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.bench import chains, int4
 from polyspec_ext.bench.differences import surprise
+from polyspec_ext.bench.ggml import Ggml
 from polyspec_ext.cli.entry import main
 
 
@@ -86,3 +88,21 @@ def test_a_run_of_products(capsys: pytest.CaptureFixture[str]) -> None:
     assert "| polyspec | " in out
     assert main(["bench", "int4", "--shapes", "32x100"]) == 2
     assert "--shapes: expected inputs that 128 divides" in capsys.readouterr().err
+
+
+def test_bench_int4_without_the_libraries_of_ggml(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["bench", "int4", "--shapes", "32x128", "--ggml", str(tmp_path)]) == 2
+    assert "--ggml: expected libggml-base.so" in capsys.readouterr().err
+
+
+@pytest.mark.skipif("POLYSPEC_GGML" not in os.environ, reason="POLYSPEC_GGML: no build of ggml")
+def test_the_product_of_llama_cpp() -> None:
+    weight, x = torch.randn(64, 256), torch.randn(5, 256)
+    product = Ggml(Path(os.environ["POLYSPEC_GGML"]), 1).product(weight, [1, 5])
+    for given in (x, x[:1], x):
+        wanted = given @ weight.T
+        assert 0 < (product(given) - wanted).norm() / wanted.norm() < 0.15
+    with pytest.raises(ValueError, match="multiples of 8 outputs and 32 inputs, given 4 x 32"):
+        Ggml(Path(os.environ["POLYSPEC_GGML"]), 1).product(weight[:4, :32], [1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from .. import options
@@ -13,8 +14,8 @@ def add_command(kinds: Any) -> None:
     sub = kinds.add_parser(
         "int4",
         help="the product with 4-bit weights beside torch's",
-        description="Products of a few tokens with 4-bit weights, beside torch's int4 operator and "
-        "bfloat16 weights, in turns within one run. Prints Markdown, or JSON.",
+        description="Products of a few tokens with 4-bit weights, beside torch's int4 operator, "
+        "llama.cpp's and bfloat16 weights, in turns within one run. Prints Markdown, or JSON.",
     )
     options.add_json(sub)
     options.add_count(sub, "--repeats", 15, "turns")
@@ -32,6 +33,13 @@ def add_command(kinds: Any) -> None:
         action="store_true",
         help="processor time of the process in place of wall time, for a machine that is busy with "
         "something else; says what wall time would only with --threads 1",
+    )
+    sub.add_argument(
+        "--ggml",
+        type=Path,
+        metavar="DIR",
+        help="libggml-base.so and libggml-cpu.so of a build of ggml for this processor "
+        "(-DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON): llama.cpp's Q4_0 as well",
     )
     options.add_threads(sub)
     sub.set_defaults(run=_run)
