@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -58,14 +61,51 @@ struct Shared {
 
 // Part of a chain, from a level downwards, with windows.
 struct Candidate {
-  Lengths block;                 // what its topmost level emits; of the target not kept
-  double tokens = 0;             // the mean of that
-  double seconds = 0;            // of a pass of that level and all below it
-  std::vector<int64_t> windows;  // of that level first
+  Lengths block;                     // what its topmost level emits; of the target not kept
+  double tokens = 0;                 // the mean of that
+  double seconds = 0;                // of a pass of that level and all below it
+  int64_t window = 0;                // of that level
+  const Candidate* below = nullptr;  // the rest of it; null: the drafter, or the level is alone
 
   bool cheaper(const Candidate& other) const {
     return seconds * other.tokens < other.seconds * tokens;
   }
+  bool has(const int64_t* windows, const int64_t* end) const {
+    const Candidate* part = this;
+    for (; part != nullptr && windows != end; part = part->below, ++windows) {
+      if (part->window != *windows) return false;
+      if (part->window == 0) return true;  // nobody below is asked
+    }
+    return true;
+  }
+};
+
+// Candidates of one level; their memory is used again for the next choice.
+class Candidates {
+ public:
+  void clear() { used_ = 0; }
+  Candidate& add() {
+    if (used_ == all_.size()) all_.emplace_back();
+    return all_[used_++];
+  }
+
+  // The `most` cheapest, or all; they stand until `clear`.
+  const std::vector<const Candidate*>& cheapest(size_t most) {
+    order_.clear();
+    for (size_t i = 0; i < used_; ++i) order_.push_back(&all_[i]);
+    if (order_.size() > most) {
+      std::nth_element(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(most),
+                       order_.end(),
+                       [](const Candidate* x, const Candidate* y) { return x->cheaper(*y); });
+      order_.resize(most);
+    }
+    return order_;
+  }
+
+ private:
+  std::deque<Candidate> all_;  // which does not move them as it grows
+  size_t used_ = 0;
+  std::vector<const Candidate*> order_;
 };
 
 class Joint final : public AdaptivePolicy {
@@ -101,127 +141,130 @@ class Joint final : public AdaptivePolicy {
   }
 
   // [j]: the probability that the first j tokens of a block are accepted, j up to `most`.
-  std::vector<double> survival(const Counts& own, const Shared& shared, int64_t most) const {
+  void survival(const Counts& own, const Shared& shared, int64_t most) {
     const double all = shared.all.share(kUnknown, kUnknownWeight);
     const double now = own.share(all, kSharedWeight);
-    std::vector<double> out(static_cast<size_t>(most) + 1);
-    out[0] = 1;
+    // How much better or worse a position does than all of them is slow to change; how well all of
+    // them do is not: odds(position) odds(now) / odds(all).
+    const double ratio = odds(now) / odds(all);
+    reach_.resize(static_cast<size_t>(most) + 1);
+    reach_[0] = 1;
+    double accepted = 0;
     for (size_t j = 0; j < static_cast<size_t>(most); ++j) {
-      const double slow = shared.at[std::min(j, kPositions - 1)].share(all, kPooledWeight);
-      // How much better or worse a position does than all of them is slow to change; how well all
-      // of them do is not.
-      const double x = odds(now) * odds(slow) / odds(all);
-      out[j + 1] = out[j] * std::min(options().max_acceptance, x / (1 + x));
+      if (j < kPositions) {
+        const double slow = shared.at[j].share(all, kPooledWeight);
+        const double x = ratio * slow;
+        accepted = std::min(options().max_acceptance, x / (1 - slow + x));
+      }
+      reach_[j + 1] = reach_[j] * accepted;
     }
-    return out;
   }
 
   void choose(int64_t row, int64_t batch, bool some, int64_t* windows) override {
     std::copy(options().windows.begin(), options().windows.end(), windows);
     if (times().at(1, batch).seconds(0) <= 0) return;  // no times yet
     const Row& own = at_row(rows_, row);
-    std::vector<Candidate> below;
+    const std::vector<const Candidate*>* below = nullptr;
     for (int32_t level = count(); level >= 1; --level) {
       const size_t i = static_cast<size_t>(level - 1);
-      Search search{survival(own[i], shared_[i], longest(i, below)),
-                    times().at(level, batch),
-                    level == 1,
-                    windows_of(row),
-                    {},
-                    {},
-                    {}};
-      if (!(some && level == 1)) search.add({1.0}, 0, 0, nullptr);
+      const int64_t most = options().max_windows[i];
+      const WidthTimes& verify = times().at(level, batch);
+      int64_t longest = most;
+      if (below != nullptr) {
+        for (const Candidate* one : *below) {
+          // Where a window is cut to its limit, blocks are longer than it.
+          const int64_t rounds = std::max<int64_t>(1, most / (one->window + 1));
+          longest = std::max(longest, rounds * (static_cast<int64_t>(one->block.size()) - 1));
+        }
+      }
+      survival(own[i], shared_[i], longest + 1);
+      Candidates& found = found_[i];
+      found.clear();
+      if (!(some && level == 1)) {
+        pending_.assign(1, 1.0);
+        add(found, verify, level, 0, 0, nullptr);
+      }
       if (level == count()) {
         const WidthTimes& draft = times().at(levels(), batch);
-        for (int64_t k = 1; k <= options().max_windows[i]; ++k) {
-          search.add(exactly(k), k, draft.seconds(k), nullptr);
+        for (int64_t k = 1; k <= most; ++k) {
+          pending_.assign(static_cast<size_t>(k) + 1, 0.0);
+          pending_.back() = 1;
+          add(found, verify, level, k, draft.seconds(k), nullptr);
         }
+      } else {
+        for (const Candidate* one : *below) add_rounds(found, verify, level, *one);
       }
-      for (const Candidate& one : below) {
-        const int64_t block = one.windows[0] + 1;
-        pending_.assign(1, 1.0);
-        for (int64_t r = 1; r == 1 || r * block <= options().max_windows[i]; ++r) {
-          join(pending_, one.block, &joined_);
-          std::swap(pending_, joined_);
-          search.add(pending_, std::min(r * block, options().max_windows[i]),
-                     static_cast<double>(r) * one.seconds, &one);
-        }
-      }
-      if (level == 1) {
-        const std::vector<int64_t>& chosen = search.settled().windows;
-        std::copy(chosen.begin(), chosen.end(), windows);
-        return;
-      }
-      below = std::move(search.found);
-      const size_t kept = level == 2 && count() == 2 ? kKept : kKeptDeep;
-      if (below.size() > kept) {
-        std::sort(below.begin(), below.end(),
-                  [](const Candidate& a, const Candidate& b) { return a.cheaper(b); });
-        below.resize(kept);
-      }
+      if (level > 1) below = &found.cheapest(level == 2 && count() == 2 ? kKept : kKeptDeep);
+    }
+    settle(row, windows);
+  }
+
+  // r rounds of `one`, for every r that fills the window, until more of them have cost more per
+  // token a few times.
+  void add_rounds(Candidates& found, const WidthTimes& verify, int32_t level,
+                  const Candidate& one) {
+    const int64_t most = options().max_windows[static_cast<size_t>(level - 1)];
+    const int64_t block = one.window + 1;
+    double least = 0;
+    int32_t dearer = 0;
+    pending_.assign(1, 1.0);
+    for (int64_t r = 1; r == 1 || (r * block <= most && dearer < kDearer); ++r) {
+      join(pending_, one.block, &joined_);
+      while (joined_.size() > 1 && joined_.back() < kNegligible) joined_.pop_back();
+      std::swap(pending_, joined_);
+      const Candidate& made = add(found, verify, level, std::min(r * block, most),
+                                  static_cast<double>(r) * one.seconds, &one);
+      const double each = made.seconds / made.tokens;
+      dearer = least > 0 && each >= least ? dearer + 1 : 0;
+      least = least > 0 ? std::min(least, each) : each;
     }
   }
 
-  // The candidates of one level.
-  struct Search {
-    std::vector<double> reach;  // [j]: the probability that j tokens are accepted
-    const WidthTimes& verify;
-    bool top;                         // the target: only the best is wanted
-    const std::vector<int64_t>& now;  // windows of the row
-    std::vector<Candidate> found;
-    Candidate best, same;  // of the target: of all, and with the windows in use
+  // With what `pending_` tells of its pending tokens.
+  const Candidate& add(Candidates& found, const WidthTimes& verify, int32_t level, int64_t window,
+                       double gathered, const Candidate* below) {
+    Candidate& made = found.add();
+    const auto survives = [this](size_t j) { return reach_[j]; };
+    made.seconds = gathered + verify.between(mean(pending_));
+    made.tokens = emitted_mean(pending_, survives);
+    if (level > 1) emitted(pending_, survives, &made.block);
+    made.window = window;
+    made.below = below;
+    return made;
+  }
 
-    void add(const Lengths& pending, int64_t window, double gathered, const Candidate* below) {
-      const auto survives = [this](size_t j) { return reach[j]; };
-      Candidate made;
-      made.seconds = gathered + verify.between(mean(pending));
-      made.tokens = emitted_mean(pending, survives);
-      const bool used = top && window == now[0] &&
-                        (below == nullptr ||
-                         std::equal(below->windows.begin(), below->windows.end(), now.begin() + 1));
-      if (top && !used && best.tokens > 0 && !made.cheaper(best)) return;
-      if (!top) made.block = emitted(pending, survives);
-      made.windows.push_back(window);
-      if (below != nullptr) {
-        made.windows.insert(made.windows.end(), below->windows.begin(), below->windows.end());
-      }
-      if (!top) {
-        found.push_back(std::move(made));
-        return;
-      }
-      if (used) same = made;
-      if (best.tokens == 0 || made.cheaper(best)) best = std::move(made);
+  // The best, or what the row has now where the best is hardly better: each change may cost a
+  // device a new graph, and the estimates are no better than that.
+  void settle(int64_t row, int64_t* windows) {
+    const std::vector<int64_t>& now = windows_of(row);
+    const Candidate *best = nullptr, *same = nullptr;
+    for (const Candidate* one : found_[0].cheapest(SIZE_MAX)) {
+      if (best == nullptr || one->cheaper(*best)) best = one;
+      if (same == nullptr && one->has(now.data(), now.data() + now.size())) same = one;
     }
-
-    // The best, or what the row has now where the best is hardly better: each change may cost a
-    // device a new graph, and the estimates are no better than that.
-    const Candidate& settled() const {
-      const bool stay =
-          same.tokens > 0 && same.seconds * best.tokens * kWorthwhile <= best.seconds * same.tokens;
-      return stay ? same : best;
+    if (same != nullptr &&
+        same->seconds * best->tokens * kWorthwhile <= best->seconds * same->tokens) {
+      best = same;
     }
-  };
-
-  // The longest block that can be pending for level i + 1.
-  int64_t longest(size_t i, const std::vector<Candidate>& below) const {
-    int64_t most = options().max_windows[i];
-    for (const Candidate& one : below) {
-      most = std::max<int64_t>(most, static_cast<int64_t>(one.block.size()) - 1);
-    }
-    return most + most;  // a last block may overshoot
+    for (; best != nullptr; best = best->below) *windows++ = best->window;
   }
 
   void forget() override {
     rows_.clear();
     shared_.assign(static_cast<size_t>(count()), {});
+    found_.resize(static_cast<size_t>(count()));
   }
 
   // Candidates of a level that the one above tries; of longer chains fewer.
   static constexpr size_t kKept = 17, kKeptDeep = 6;
   static constexpr double kWorthwhile = 0.99;  // of the seconds per token of the windows in use
+  static constexpr int32_t kDearer = 2;        // numbers of rounds beyond the best that are tried
+  static constexpr double kNegligible = 1e-7;  // probability of a length
   std::vector<Row> rows_;
   std::vector<Shared> shared_;  // [n-1]
-  Lengths pending_, joined_;    // room for a search
+  // Room for a choice.
+  std::vector<Candidates> found_;  // [n-1]
+  Lengths reach_, pending_, joined_;
 };
 
 }  // namespace

@@ -86,10 +86,11 @@ RenewalRound renewal_round(const std::vector<double>& acceptance,
     out.verified[i] = policy::mean(pending);
     double reach = 1;
     size_t reached = 0;
-    block = policy::emitted(pending, [&](size_t j) {
+    const auto survives = [&](size_t j) {
       for (; reached < j; ++reached) reach *= acceptance[i];
       return reach;
-    });
+    };
+    policy::emitted(pending, survives, &block);
   }
   out.tokens = policy::mean(block);
   out.passes[0] = 1;

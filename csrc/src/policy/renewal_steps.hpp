@@ -23,19 +23,18 @@ inline Lengths exactly(int64_t length) {
 // Tokens that a verification emits whose number of pending tokens is distributed as `pending`.
 // survival(j): the probability that the first j tokens of a block are accepted; survival(0) is 1.
 template <class Survival>
-Lengths emitted(const Lengths& pending, const Survival& survival) {
-  Lengths out(pending.size() + 1, 0.0);
+void emitted(const Lengths& pending, const Survival& survival, Lengths* out) {
+  out->assign(pending.size() + 1, 0.0);
   double more = 1;  // the probability of j tokens or more
   double here = 1;
   for (size_t j = 0; j < pending.size(); ++j) {
     // j accepted and then rejected, or j pending and all accepted.
     const double next = survival(j + 1);
     const double longer = std::max(0.0, more - pending[j]);
-    out[j + 1] = longer * (here - next) + pending[j] * here;
+    (*out)[j + 1] = longer * (here - next) + pending[j] * here;
     more = longer;
     here = next;
   }
-  return out;
 }
 
 inline double mean(const Lengths& lengths) {
