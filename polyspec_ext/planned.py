@@ -8,7 +8,8 @@ from typing import Any
 from .chain import Chain
 from .inputs import Prompt
 from .planning import Switch
-from .planning.planner import Plan, Request
+from .planning.parts import Request
+from .planning.planner import Plan
 from .planning.planner import plan as _plan
 
 
@@ -23,6 +24,7 @@ def plan(
     seed: int = 0,
     eos_token_id: int | Sequence[int] | None = None,
     *,
+    batch: int = 1,
     pack: Switch = "auto",
     compile: Switch = False,
     seconds: float = 40.0,
@@ -33,11 +35,12 @@ def plan(
     """Measure, on these prompts and this machine, what a chain of some of `levels` would cost and
     gain, and recommend one, or none.
 
-    Measured are the seconds of every level's steps by their number of tokens, in chains at work,
-    the chain's own time, and how likely each level accepts what each other proposes along the
-    target's texts; the renewal model (`planning.theory`) then predicts every chain, with the
-    windows and rounds that suit it best. Where the request samples, the rule is chosen by running
-    both.
+    Measured are the seconds of every level's prefills and of its steps by their number of tokens,
+    in chains at work, the chain's own time, and how likely each level accepts what each other
+    proposes along the target's texts; the renewal model (`planning.theory`) then predicts every
+    chain, with the windows and rounds that suit it best. Rates are of whole calls, so that a level
+    whose prefill costs more than it gains in `max_new_tokens` is left out; those of decoding alone
+    stand beside them. Where the request samples, the rule is chosen by running both.
 
     Args:
         levels: as `Chain` takes them, but with as many candidates between target and drafter as one
@@ -45,6 +48,8 @@ def plan(
             others are put in order by their times.
         prompts: token ids, such as will be asked; what is measured is an average over them.
         max_new_tokens ... eos_token_id: of the requests to come.
+        batch: prompts of one call, whose rows share every step and wait for each other; `prompts`
+            are taken so many at a time.
         pack, compile: as `Chain` has them.
         seconds: that measuring may take; the search takes a few more.
         verify: also run the recommendation, the runners-up and the target alone, and recommend
@@ -55,7 +60,7 @@ def plan(
     Raises:
         TypeError, ValueError: as `Chain` and `Chain.generate` have it.
     """
-    request = Request(max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id)
+    request = Request(max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id, batch)
     return _plan(
         Chain,
         levels,

@@ -534,7 +534,7 @@ def _whole(
 
 @dataclass(frozen=True)
 class MeasuredSeconds:
-    """`theory.PassSeconds` of measured times.
+    """`theory.PassSeconds` of measured times, of one row.
 
     Args:
         passes: of every level, the target first, by tokens read.
@@ -544,10 +544,12 @@ class MeasuredSeconds:
     passes: Sequence[Times]
     check: Times
 
-    def verify(self, level: int, pending: int, unread: int) -> float:
+    def verify(
+        self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
+    ) -> float:
         return self.passes[level - 1].at(pending + unread) + self.check.at(pending)
 
-    def draft(self, tokens: int, unread: int) -> float:
+    def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
         last = self.passes[-1]
         return last.at(unread) + (tokens - 1) * last.at(1)
 

@@ -57,6 +57,7 @@ def add_command(commands: Any) -> None:
     group = sub.add_argument_group("requests")
     for name, kind, default, metavar in (
         ("--max-new-tokens", options.integer(2), 128, "N"),
+        ("--batch", options.COUNT, 1, "B"),
         ("--temperature", options.number(0), 0.0, "T"),
         ("--top-k", options.COUNT_OR_NONE, 0, "K"),
         ("--top-p", options.number(0, 1), 1.0, "P"),
@@ -150,6 +151,7 @@ def run(args: argparse.Namespace) -> int:
         args.top_p,
         args.min_p,
         args.seed,
+        batch=args.batch,
         pack=pack,
         compile=args.compile,
         seconds=args.seconds,

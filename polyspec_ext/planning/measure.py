@@ -1,10 +1,9 @@
 """What the planner measures on the user's prompts: the target's texts, seconds of every kind of
-step where it happens, and how likely each level accepts what each level below proposes.
+step where it happens (`runs`), what a call costs beside its steps, and how likely each level
+accepts what each level below proposes.
 
-Times are those of chains at work, not of passes alone: between two passes of one level another
-level has used the caches of the processor. Acceptances are read off the distributions of all levels
-along the target's own texts, so that one pass per level and text tells what every window would give
-(`theory.renewal`).
+Acceptances are read off the distributions of all levels along the target's own texts, so that one
+pass per level and text tells what every window would give (`theory.renewal`).
 """
 
 from __future__ import annotations
@@ -13,89 +12,28 @@ import itertools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from .. import arguments
 from ..drafters import Context, Drafter
 from ..levels import BatchedLevel, InputBlock, LevelAdapter, PromptBatch
-from ..policies.base import RoundReport
-from ..stats import Stats
-from .theory import Acceptance, Proposals
+from .parts import Part, Request
+from .runs import MOST, Clock, Run, Verified, all_steps, in_turns, timed_runs
+from .theory import Acceptance, Proposals, batches
 from .theory.lengths import Floats
 
-Clock = Callable[[], float]
-TEMPERATURE_MAX = 2.0**120
-WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # whose steps are timed
-MOST = WINDOWS[-1]
-_ENOUGH = 16  # times of every window
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user will ask for, as `Chain.generate` takes it."""
-
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    eos_token_id: int | Sequence[int] | None = None
-
-    def __post_init__(self) -> None:
-        arguments.integer("max_new_tokens", self.max_new_tokens)
-        if self.max_new_tokens < 2:
-            raise ValueError(
-                f"max_new_tokens: expected an integer >= 2, given {self.max_new_tokens}"
-            )
-        arguments.real("temperature", self.temperature, TEMPERATURE_MAX)
-
-    def options(self, number: int = 0) -> dict[str, Any]:
-        """As arguments of `Chain.generate`. Prompts that are measured have seeds of their own, by
-        `number`: with one and the same their texts would tell less."""
-        return {**self.__dict__, "seed": (self.seed + number) % 2**64}
-
-
-@dataclass(frozen=True)
-class Part:
-    """An element of the chains that are compared.
-
-    Attributes:
-        thing: a `Level`, or a drafter.
-        name: for people.
-        model: whether it is a level; a drafter can only be the last.
-    """
-
-    thing: Any
-    name: str
-    model: bool
-
-    @property
-    def trees(self) -> bool:
-        """Whether it drafts trees, whose verification takes other times than a chain's."""
-        return bool(getattr(getattr(self.thing, "capabilities", None), "trees", False)) and not (
-            self.model
-        )
-
-    def drafts_below(self, above: Part, target: Part) -> bool:
-        """Whether it can stand below a part. A drafter that reads hidden states was made for the
-        target's: it drafts for that, or for a copy in its cache."""
-        own = getattr(self.thing, "capabilities", None)
-        if self.model or not getattr(own, "hidden_layers", ()):
-            return True
-        return above == target or not getattr(above.thing, "reads_apart", True)
+_FAR = 2.0  # times the median: something else had the processor, which no step is charged with
 
 
 class Times(NamedTuple):
     """Seconds of a step by its number of tokens.
 
     Attributes:
-        seconds: medians.
+        seconds: means.
         error: relative standard error of one of them, typically.
     """
 
@@ -118,27 +56,37 @@ class Measured:
 
     Attributes:
         remaining: ``[P]``, as `theory.Acceptance` has it.
+        prompts: tokens of each text's prompt.
+        batch: rows of a call, which all times are of.
         accept: ``[P]`` by (upper, lower) part.
         proposals: by (upper, lower) part, of drafters.
-        verify: by part, seconds by tokens verified; 0: plain decoding.
+        verify: by part and `StepTime.again`, seconds by tokens verified; 0: plain decoding.
         verify_trees: by (upper, lower) part, of drafters of trees, seconds by the tree's depth.
-        draft: by part, seconds by tokens asked for.
-        own: seconds outside the levels per step of a chain.
-        alone: tokens per second of the target alone.
-        alone_error: relative standard error of `alone`.
+        draft: by part and `StepTime.again`, seconds by tokens asked for.
+        fewer_rows: by part and number of rows below `batch`, the factor of its times.
+        prefill: by part, seconds by tokens of the longest prompt of a call.
+        first: by part, seconds that its first step of a text takes beyond others.
+        own: seconds outside the levels for each step of a chain.
+        own_round: and for each round beside that.
+        own_call: and for each call.
         texts: number of texts.
         spent: seconds that all of this took.
     """
 
     remaining: Any
+    prompts: list[int] = field(default_factory=list)
+    batch: int = 1
     accept: dict[tuple[int, int], Floats] = field(default_factory=dict)
     proposals: dict[tuple[int, int], Proposals] = field(default_factory=dict)
-    verify: dict[int, Times] = field(default_factory=dict)
+    verify: dict[tuple[int, bool], Times] = field(default_factory=dict)
     verify_trees: dict[tuple[int, int], Times] = field(default_factory=dict)
-    draft: dict[int, Times] = field(default_factory=dict)
+    draft: dict[tuple[int, bool], Times] = field(default_factory=dict)
+    fewer_rows: dict[int, dict[int, float]] = field(default_factory=dict)
+    prefill: dict[int, Times] = field(default_factory=dict)
+    first: dict[int, float] = field(default_factory=dict)
     own: float = 0.0
-    alone: float = 0.0
-    alone_error: float = 0.0
+    own_round: float = 0.0
+    own_call: float = 0.0
     texts: int = 0
     spent: float = 0.0
 
@@ -161,61 +109,64 @@ class Measured:
         has = table.counts > 0
         return float(table.accept[has, 0].mean()) if has.any() else 0.0
 
+    def beginning(self, parts: Sequence[int], factors: Mapping[int, float] | None = None) -> Floats:
+        """``[G]``, seconds of each call of a chain that are not of its steps as they are later on:
+        prefill, first steps, and its own.
+
+        Args:
+            factors: as `MeasuredSeconds` has them.
+        """
+        scale = factors or {}
+        rows = np.array(self.prompts)[batches(self.texts, self.batch)]
+        found = [
+            self.own_call * scale.get(-1, 1.0)
+            + sum(
+                (self.prefill[n].at(longest) + self.first.get(n, 0.0)) * scale.get(n, 1.0)
+                for n in parts
+            )
+            for longest in rows.max(1).tolist()
+        ]
+        return np.array(found)
+
 
 @dataclass
 class MeasuredSeconds:
     """Steps of the chain of `parts`, as `theory.PassSeconds`.
 
     Attributes:
-        factors: of every part's times, and of `own` behind them; to see what depends on them.
+        factors: of every part's times, and of `own` behind them (-1); to see what depends on them.
     """
 
     measured: Measured
     parts: Sequence[int]
     factors: Mapping[int, float] = field(default_factory=dict)
 
-    def verify(self, level: int, pending: int, unread: int) -> float:
-        part = self.parts[level - 1]
-        tree = self.measured.verify_trees.get((part, self.parts[level]))
+    def verify(
+        self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
+    ) -> float:
+        found, part = self.measured, self.parts[level - 1]
+        tree = found.verify_trees.get((part, self.parts[min(level, len(self.parts) - 1)]))
         if tree is not None and pending:
             seconds = tree.at(pending)
         else:
-            seconds = self.measured.verify[part].at(pending + unread - 1)
-        return seconds * self.factors.get(part, 1.0) + self._own()
+            table = found.verify.get((part, again)) or found.verify[part, False]
+            seconds = table.at(pending + unread - 1)
+        own = found.own + (found.own_round if level == 1 else 0.0)
+        return self._of(part, seconds, rows) + own * self.factors.get(-1, 1.0)
 
-    def draft(self, tokens: int, unread: int) -> float:
-        part = self.parts[-1]
-        seconds = self.measured.draft[part].at(tokens)
-        return seconds * self.factors.get(part, 1.0) + self._own()
+    def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
+        found, part = self.measured, self.parts[-1]
+        table = found.draft.get((part, again)) or found.draft[part, False]
+        own = found.own * self.factors.get(-1, 1.0)
+        return self._of(part, table.at(tokens), rows) + own
 
-    def _own(self) -> float:
-        return self.measured.own * self.factors.get(-1, 1.0)
-
-
-class _Turns:
-    """A policy that goes through windows in turns, whatever comes of them."""
-
-    def __init__(self, windows: Sequence[int]) -> None:
-        self.windows, self.turn = windows, 0
-
-    @property
-    def now(self) -> int:
-        return self.windows[(self.turn - 1) % len(self.windows)]
-
-    def next(self, report: RoundReport) -> Sequence[int]:
-        self.turn += 1
-        return [self.now]
-
-
-class _Round(NamedTuple):
-    """One round of a chain of two levels, or of the target alone."""
-
-    asked: int
-    verified: int
-    accepted: int
-    verify: float
-    draft: float
-    own: float
+    def _of(self, part: int, seconds: float, rows: int) -> float:
+        seconds *= self.factors.get(part, 1.0)
+        fewer = self.measured.fewer_rows.get(part)
+        if fewer and rows < self.measured.batch:
+            known = sorted([*fewer, self.measured.batch])
+            seconds *= float(np.interp(rows, known, [fewer.get(n, 1.0) for n in known]))
+        return seconds
 
 
 def measure(
@@ -234,150 +185,129 @@ def measure(
         parts: target first, each cheaper than the one before it; drafters without models last.
         prompts: token ids.
         limit: seconds that this may take, of which everything gets a share; it takes longer only
-            where a single text does.
+            where a single call does.
         clock: seconds from any origin.
     """
     began = clock()
     models = [n for n, part in enumerate(parts) if part.model]
     pairs = [(a, b) for a, b in itertools.combinations(range(len(parts)), 2) if parts[a].model]
-    runs = [_Run(make, parts, pair, request) for pair in [None, *_timed_pairs(parts)]]
-    texts = _in_turns(runs, prompts, 0.8 * limit, clock)
-    alone = runs[0].rounds
-    remaining = np.concatenate([np.arange(len(new), 0, -1) for _, new in texts])
-    found = Measured(remaining, texts=len(texts))
-    verify: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    trees: dict[tuple[int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    draft: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    own: list[float] = []
-    for one in runs:
-        if one.pair is not None:
-            upper, lower = one.pair
-            of_trees = parts[lower].trees
-            for done in one.rounds:
-                table = trees[one.pair] if of_trees and done.verified else verify[upper]
-                table[done.verified].append(done.verify)
-                draft[lower][done.asked].append(done.draft)
-                own.append(done.own / 2)
-    verify[0][0] += [done.verify for done in alone]
-    found.own = statistics.median(own or [done.own for done in alone])
-    found.verify = {part: _times(times) for part, times in verify.items()}
-    found.verify_trees = {pair: _times(times) for pair, times in trees.items()}
-    found.draft = {part: _times(times) for part, times in draft.items()}
-    step = _times({0: [done.verify + done.own for done in alone]})
-    found.alone, found.alone_error = 1 / step.seconds[0], step.error
-    seen = {one.pair: one.rounds for one in runs if one.pair is not None}
+    runs = timed_runs(make, parts, request, clock)
+    texts = in_turns(runs, prompts, request.batch, 0.8 * limit, clock)
+    found = Measured(
+        np.concatenate([np.arange(len(new), 0, -1) for _, new in texts]),
+        [len(prompt) for prompt, _ in texts],
+        request.batch,
+        texts=len(texts),
+    )
+    _steps(found, parts, runs)
+    _beginnings(found, parts, runs)
+    _own(found, runs)
+    seen: dict[tuple[int, int], list[Verified]] = defaultdict(list)
+    for run in runs:
+        for pair, own in run.turns.verified.items() if run.turns is not None else ():
+            seen[pair] += own
     _acceptances(found, parts, models, pairs, texts, request, seen)
     found.spent = clock() - began
     return found
 
 
-def _timed_pairs(parts: Sequence[Part]) -> list[tuple[int, int]]:
-    """Pairs whose rounds are timed: neighbours, and every drafter under the target."""
-    models = [n for n, part in enumerate(parts) if part.model]
-    drafters = [n for n, part in enumerate(parts) if not part.model]
-    pairs = list(itertools.pairwise(models)) + [(0, n) for n in drafters]
-    if len(models) > 1:  # the last model verifies as well
-        below = [n for n in drafters if parts[n].drafts_below(parts[models[-1]], parts[0])]
-        pairs += [(models[-1], n) for n in below[:1]]
-    return pairs
-
-
-class _Run:
-    """A chain whose rounds are timed: the target alone, or a pair with all windows in turns."""
-
-    def __init__(
-        self,
-        make: Callable[..., Any],
-        parts: Sequence[Part],
-        pair: tuple[int, int] | None,
-        request: Request,
-    ) -> None:
-        self.pair, self.request = pair, request
-        self.rounds: list[_Round] = []
-        self._turns: _Turns | None = None
-        if pair is None:
-            self.chain = make([parts[0].thing])
+def _steps(found: Measured, parts: Sequence[Part], runs: Sequence[Run]) -> None:
+    """The tables of times of steps."""
+    verify: dict[tuple[int, bool], _Samples] = defaultdict(lambda: defaultdict(list))
+    trees: dict[tuple[int, int], _Samples] = defaultdict(lambda: defaultdict(list))
+    draft: dict[tuple[int, bool], _Samples] = defaultdict(lambda: defaultdict(list))
+    for step in all_steps(runs):
+        if step.begins or step.rows < found.batch:
+            continue
+        if step.part == step.below:
+            table = draft[step.part, step.again]
+        elif parts[step.below].trees and step.tokens:
+            table = trees[step.part, step.below]
         else:
-            self._turns = _Turns([*WINDOWS[::2], *WINDOWS[1::2]])
-            things = [parts[n].thing for n in pair]
-            self.chain = make(things, [MOST], policy=self._turns)
-
-    @property
-    def enough(self) -> bool:
-        return self.pair is not None and len(self.rounds) >= _ENOUGH * len(WINDOWS)
-
-    def warm_up(self, prompt: Sequence[int]) -> None:
-        """Passes of every size, untimed: some are made when they first run."""
-        tokens = 4 if self.pair is None else min(sum(WINDOWS), self.request.max_new_tokens)
-        options = {**self.request.options(), "max_new_tokens": tokens}
-        self.chain.generate(list(prompt), **options)
-
-    def text(self, prompt: Sequence[int], number: int) -> list[int]:
-        """Continue a prompt, every round timed; its new tokens."""
-        batch = self.chain.batch([list(prompt)], **self.request.options(number))
-        stats: Stats = batch.stats
-        top, last = stats.levels[0], stats.levels[-1]
-
-        def now() -> tuple[float, ...]:
-            below = last.seconds if self.pair is not None else 0.0
-            return (
-                top.num_draft_tokens, top.num_accepted_tokens, top.seconds, below,
-                stats.decode_seconds, top.num_forward_passes,
-            )  # fmt: skip
-
-        before, found = now(), []
-        while batch.advance():
-            after = now()
-            verified, accepted, verify, draft, whole, passes = (
-                b - a for a, b in zip(before, after, strict=True)
-            )
-            before = after
-            if passes == 1:
-                asked = 0 if self._turns is None else self._turns.now
-                own = whole - verify - draft
-                found.append(_Round(asked, int(verified), int(accepted), verify, draft, own))
-        self.rounds += found[1:]  # the first of a text meets other caches
-        new: list[int] = batch.rows[0].tokens[len(prompt) :]
-        return new
+            table = verify[step.part, step.again]
+        table[step.tokens].append(step.seconds)
+    alone = [one for one in runs[0].rounds if not one.begins]
+    whole = [one for one in alone if one.rows == found.batch] or alone
+    verify[0, False][0] += [one.levels[0] for one in whole]
+    found.verify = {key: _times(times) for key, times in verify.items()}
+    found.verify_trees = {pair: _times(times) for pair, times in trees.items()}
+    found.draft = {key: _times(times) for key, times in draft.items()}
+    fewer: dict[int, _Samples] = defaultdict(lambda: defaultdict(list))
+    for step in all_steps(runs):
+        if not step.begins and step.rows < found.batch:
+            known = _usual(found, step.part, step.below, step.tokens, step.again)
+            fewer[step.part][step.rows].append(step.seconds / known)
+    usual = found.verify[0, False].at(0)
+    for one in alone:
+        if one.rows < found.batch:
+            fewer[0][one.rows].append(one.levels[0] / usual)
+    found.fewer_rows = {
+        part: {rows: statistics.median(own) for rows, own in samples.items()}
+        for part, samples in fewer.items()
+    }
 
 
-def _in_turns(
-    runs: Sequence[_Run], prompts: Sequence[Sequence[int]], limit: float, clock: Clock
-) -> list[tuple[list[int], list[int]]]:
-    """All runs continue one prompt after the other, so that a change in the machine's load meets
-    all; as many prompts as there is time for, again and again while rounds are missing. The
-    target's texts."""
+def _usual(found: Measured, part: int, below: int, tokens: int, again: bool) -> float:
+    """Seconds of such a step behind the first of a text."""
+    chain = (part,) if part == below else (part, below)
+    seconds = MeasuredSeconds(found, chain)  # (nothing is known of its own time yet)
+    if part == below:
+        return seconds.draft(tokens, 1, found.batch, again)
+    return seconds.verify(1, tokens, 1, found.batch, again)
+
+
+def _beginnings(found: Measured, parts: Sequence[Part], runs: Sequence[Run]) -> None:
+    """What a call costs before its first step, and that step beyond others."""
+    prefill: dict[int, _Samples] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        run.warm_up(prompts[0])
-    texts: list[tuple[list[int], list[int]]] = []
-    began = clock()
-    for number in range(3 * len(prompts)):
-        again = number >= len(prompts)
-        if (texts and clock() - began > limit) or (again and all(run.enough for run in runs[1:])):
-            break
-        prompt = prompts[number % len(prompts)]
-        new = runs[0].text(prompt, number)
-        if new and not again:
-            texts.append((list(prompt), new))
-        for run in runs[1:]:
-            if not (again and run.enough):
-                run.text(prompt, number)
-    if not runs[0].rounds:
-        raise ValueError(
-            "prompts: expected one that the target continues with two tokens or more, given none"
-        )
-    return texts
+        for text in run.texts:
+            for part, seconds in text.prefill.items():
+                prefill[part][text.prompt].append(seconds)
+    found.prefill = {part: _times(samples) for part, samples in prefill.items()}
+    first: dict[int, list[float]] = defaultdict(list)
+    for step in all_steps(runs):
+        if step.begins and step.rows == found.batch:
+            known = _usual(found, step.part, step.below, step.tokens, step.again)
+            first[step.part].append(step.seconds - known)
+    usual = found.verify[0, False].at(0)
+    first[0] += [one.levels[0] - usual for one in runs[0].rounds if one.begins]
+    found.first = {part: statistics.median(own) for part, own in first.items()}
+
+
+def _own(found: Measured, runs: Sequence[Run]) -> None:
+    """The chains' own time: of a round of one step, the target's alone, and of one of two. Where a
+    policy looks at the rounds they take longer."""
+    free = [run for run in runs if run.turns is None]
+    each = [
+        statistics.median(one.own for one in run.rounds if not one.begins or len(run.rounds) == 1)
+        for run in free
+    ]
+    found.own_round = each[0]
+    if len(each) > 1:
+        found.own = each[1] - each[0] if each[1] > each[0] else each[1] / 2
+        found.own_round = max(0.0, each[0] - found.own)
+    begins = [
+        one.own - usual
+        for run, usual in zip(free, each, strict=True)
+        for one in run.rounds
+        if one.begins
+    ]
+    outside = [text.outside for run in free for text in run.texts]
+    found.own_call = statistics.median(begins) + statistics.median(outside)
+
+
+_Samples = dict[int, list[float]]
 
 
 def _times(samples: Mapping[int, Sequence[float]]) -> Times:
-    medians = {tokens: statistics.median(own) for tokens, own in samples.items() if own}
-    errors = []
+    means, errors = {}, []
     for tokens, own in samples.items():
+        middle = statistics.median(own)
+        means[tokens] = statistics.fmean(one for one in own if one <= _FAR * middle)
         if len(own) > 2:
-            middle = medians[tokens]
             spread = statistics.median(abs(one - middle) for one in own) * 1.4826
             errors.append(1.25 * spread / middle / len(own) ** 0.5 if middle else 0.0)
-    return Times(medians, statistics.median(errors) if errors else 0.1)
+    return Times(means, statistics.median(errors) if errors else 0.1)
 
 
 # ---- acceptances ---------------------------------------------------------------------------------
@@ -429,7 +359,7 @@ def _acceptances(
     pairs: Sequence[tuple[int, int]],
     texts: Sequence[tuple[list[int], list[int]]],
     request: Request,
-    seen: Mapping[tuple[int, int], Sequence[_Round]],
+    seen: Mapping[tuple[int, int], Sequence[Verified]],
 ) -> None:
     vocab = int(parts[0].thing.vocab_size)
     pieces: dict[tuple[int, int], list[Any]] = defaultdict(list)
@@ -514,23 +444,24 @@ def _matches(
     return Proposals(accept, counts)
 
 
-def _share(rounds: Sequence[_Round]) -> float:
+def _share(rounds: Iterable[Verified]) -> float:
     """Accepted of the tokens that were tested."""
-    accepted = sum(one.accepted for one in rounds)
-    rejected = sum(one.accepted < one.verified for one in rounds)
+    own = list(rounds)
+    accepted = sum(one.accepted for one in own)
+    rejected = sum(one.accepted < one.tokens for one in own)
     return accepted / max(accepted + rejected, 1)
 
 
-def _observed(rounds: Sequence[_Round], places: int) -> Proposals:
+def _observed(rounds: Sequence[Verified], places: int) -> Proposals:
     """Acceptance by position in the block, or by depth in the tree, of rounds that were run, the
     same at every place."""
     tried, passed = np.zeros(MOST), np.zeros(MOST)
     for one in rounds:
-        tried[: min(one.accepted + 1, one.verified)] += 1
+        tried[: min(one.accepted + 1, one.tokens)] += 1
         passed[: one.accepted] += 1
     whole = _share(rounds)
     # Where few were tried, nearly as everywhere.
     hazards = (passed + 4 * whole) / (tried + 4)
     # A tree may end before the window does.
-    most = max((one.verified for one in rounds), default=MOST)
+    most = max((one.tokens for one in rounds), default=MOST)
     return Proposals(np.tile(hazards, (places, 1)), np.full(places, most, np.int64))

@@ -16,8 +16,10 @@ from ..stats import Stats, merge
 from . import processor
 from .choice import Switch
 from .level import level_for
-from .measure import Clock, Measured, Part, Request, measure
+from .measure import Measured, measure
+from .parts import Part, Request
 from .profile import pass_seconds
+from .runs import Clock
 from .search import (
     Candidate,
     Insertion,
@@ -30,8 +32,9 @@ from .search import (
     sensitivities,
 )
 from .store import Store, default_store
+from .theory import batches
 
-SCHEMA = 1  # of what is kept
+SCHEMA = 2  # of what is kept
 RUNNERS_UP = 3  # beside the recommendation and plain decoding, with `verify`
 _WIDTHS = (1, 4, 6)  # of a pass, by which packing is chosen before windows are known
 Make = Callable[..., Any]
@@ -62,6 +65,11 @@ class Plan:
     make: Make = field(repr=False)
 
     @property
+    def plain(self) -> Candidate:
+        """The target alone."""
+        return next(one for one in self.candidates if not one.windows)
+
+    @property
     def speculate(self) -> bool:
         """Whether any chain is expected to be faster than the target alone."""
         return len(self.recommended.parts) > 1
@@ -79,7 +87,7 @@ class Plan:
         """Plain numbers, ready for JSON."""
         return {
             "machine": processor.facts(),
-            "request": self.request.options(),
+            "request": {**self.request.options(), "batch": self.request.batch},
             "speculate": self.speculate,
             "recommended": _plain(self.recommended),
             "candidates": [_plain(one) for one in self.candidates],
@@ -128,39 +136,58 @@ class Plan:
             rate += f", {one.measured_tokens_per_second:.1f} measured"
         if not self.speculate:
             return f"do not speculate: {one.levels[0]} alone, {rate}"
-        over = one.predicted_tokens_per_second / self.measured.alone
+        over = one.predicted_tokens_per_second / self.plain.predicted_tokens_per_second
         return f"recommended: {_described(one)}, rule {one.rule}; {rate}; {over:.2f}x plain"
 
     def _table(self) -> str:
-        width = max(len(_described(one)) for one in self.candidates) + 2
-        lines = [
-            f"{'chain':{width}} predicted      +-  measured  pred./meas.  tokens/round  measured"
-        ]
-        for one in self.candidates:
-            line = f"{_described(one):{width}} {one.predicted_tokens_per_second:9.1f} "
-            line += f"{100 * one.uncertainty:5.1f} %"
-            if one.measured_tokens_per_second is None:
-                line += f" {'-':>9} {'-':>12}"
-            else:
-                line += f" {one.measured_tokens_per_second:9.1f} {1 + (one.error or 0):12.2f}"
-            length = "-" if one.measured_length is None else f"{one.measured_length:.2f}"
-            lines.append(f"{line}  {one.length:12.2f}  {length:>8}")
+        heads = ("predicted", "+-", "measured", "pred./meas.", "over plain", "measured",
+                 "decoding", "measured", "tokens/round", "measured")  # fmt: skip
+        rows = [self._cells(one) for one in self.candidates]
+        widths = [max(map(len, own)) for own in zip(heads, *rows, strict=True)]
+        first = max(len(_described(one)) for one in self.candidates)
+        lines = ["tokens per second of whole calls, and of decoding without prefills"]
+        names = ["chain", *map(_described, self.candidates)]
+        for name, cells in zip(names, [heads, *rows], strict=True):
+            each = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+            lines.append(f"{name:{first}}  {'  '.join(each)}")
         return "\n".join(lines)
+
+    def _cells(self, one: Candidate) -> tuple[str, ...]:
+        plain = self.plain
+        over = one.predicted_tokens_per_second / plain.predicted_tokens_per_second
+        measured, base = one.measured_tokens_per_second, plain.measured_tokens_per_second
+        return (
+            f"{one.predicted_tokens_per_second:.1f}",
+            f"{100 * one.uncertainty:.1f} %",
+            _shown(measured, ".1f"),
+            _shown(one.error if one.error is None else 1 + one.error, ".2f"),
+            f"{over:.2f}",
+            _shown(None if measured is None or not base else measured / base, ".2f"),
+            f"{one.predicted_decode_tokens_per_second:.1f}",
+            _shown(one.measured_decode_tokens_per_second, ".1f"),
+            f"{one.length:.2f}",
+            _shown(one.measured_length, ".2f"),
+        )
 
     def _measurements(self) -> str:
         found = self.measured
         lines = [
             f"measured in {found.spent:.0f} s on {found.texts} texts of {len(found.remaining)} "
-            f"tokens, temperature {self.request.temperature:g}; own time per step "
-            f"{found.own * 1e6:.0f} us"
+            f"tokens, temperature {self.request.temperature:g}, batch {found.batch}; the chain's "
+            f"own time {found.own * 1e6:.0f} us per step, {found.own_round * 1e6:.0f} us per round"
         ]
         for n, part in enumerate(self.parts):
             times = []
-            for what, table in (("verify", found.verify.get(n)), ("draft", found.draft.get(n))):
-                if table is not None:
-                    shown = [m for m in (0, 1, 2, 4, 8, 16) if m in table.seconds]
-                    each = ", ".join(f"{m}: {table.seconds[m] * 1e3:.2f}" for m in shown)
-                    times.append(f"{what} {each}")
+            for what, tables in (("verify", found.verify), ("draft", found.draft)):
+                for again in (False, True):
+                    table = tables.get((n, again))
+                    if table is not None:
+                        shown = [m for m in (0, 1, 2, 4, 8, 16) if m in table.seconds]
+                        each = ", ".join(f"{m}: {table.seconds[m] * 1e3:.2f}" for m in shown)
+                        times.append(f"{what}{' again' if again else ''} {each}")
+            read = found.prefill[n].seconds
+            some = sorted({min(read), max(read)})
+            times.append("prefill " + ", ".join(f"{m}: {read[m] * 1e3:.1f}" for m in some))
             lines.append(f"  {part.name}: ms by tokens: {'; '.join(times)}")
         pairs = sorted({*found.accept, *found.proposals})
         shares = [
@@ -205,11 +232,10 @@ def plan(
     measured = measure(make, parts, rows, request, limit=limit, clock=clock)
     found = candidates(measured, parts)
     best = found[0]
-    alone = next(one for one in found if not one.windows)
     made = Plan(found, best, [], [], measured, parts, request, make)
     if request.temperature > 0 and best.windows:
         best = found[0] = _with_rule(made, best, rows)
-    some = list(dict.fromkeys([*found[: 1 + runners_up], alone])) if verify else []
+    some = list(dict.fromkeys([*found[: 1 + runners_up], made.plain])) if verify else []
     if theorem:
         tests = insertions(measured, found)
         both = [one for test in tests for one in (test.without, test.with_new)]
@@ -228,17 +254,19 @@ def _with_rule(made: Plan, one: Candidate, prompts: Sequence[Sequence[int]]) -> 
     """By the faster rule, both run. The block rule never accepts less, and costs a little more;
     what it gains depends on whole blocks of tokens, which the replay of a text does not have."""
     rules = [replace(one, rule=rule) for rule in ("token", "block")]
-    (token, token_length), (block, block_length) = (
-        (ran.measured_tokens_per_second or 1.0, ran.measured_length or 1.0)
-        for ran in run(made, rules, prompts, 1)
-    )
-    if block <= token * 1.02:
+    token, block = run(made, rules, prompts, 1)
+    rates = [one.measured_decode_tokens_per_second or 1.0 for one in (token, block)]
+    if rates[1] <= rates[0] * 1.02:
         return one
+    decode = one.predicted_decode_tokens_per_second
+    faster = decode * rates[1] / rates[0]
     return replace(
         one,
         rule="block",
-        predicted_tokens_per_second=one.predicted_tokens_per_second * block / token,
-        length=one.length * block_length / token_length,
+        predicted_tokens_per_second=1
+        / (1 / one.predicted_tokens_per_second - 1 / decode + 1 / faster),
+        predicted_decode_tokens_per_second=faster,
+        length=one.length * (block.measured_length or 1.0) / (token.measured_length or 1.0),
     )
 
 
@@ -250,29 +278,38 @@ def _checked(prompts: Any, target: Part) -> list[list[int]]:
 def run(
     made: Plan, some: Sequence[Candidate], prompts: Sequence[Sequence[int]], repeats: int
 ) -> list[Candidate]:
-    """Each with its tokens per second of decoding, in turns; the median of `repeats`."""
+    """Each with its tokens per second of whole calls and of decoding, in turns; medians of
+    `repeats`."""
     built = [made.chain(one) for one in some]
-    used = prompts[: made.measured.texts]
+    used, batch = prompts[: made.measured.texts], made.request.batch
+    calls = [[list(used[n]) for n in own] for own in batches(len(used), batch).tolist()]
     for one in built:
-        one.generate(list(used[0]), **{**made.request.options(), "max_new_tokens": 16})
-    totals: list[list[Stats]] = [[] for _ in built]
+        one.generate(calls[0], **{**made.request.options(), "max_new_tokens": 16})
+    totals: list[list[tuple[float, Stats]]] = [[] for _ in built]
     for repeat in range(repeats):
-        kept: list[list[Stats]] = [[] for _ in built]
-        for turn, prompt in enumerate(used):
-            options = made.request.options(turn + repeat * len(used))
+        kept: list[list[tuple[float, Stats]]] = [[] for _ in built]
+        for turn, call in enumerate(calls):
+            options = made.request.options(turn + repeat * len(calls))
             for place in range(len(built)):
                 number = (place + turn + repeat) % len(built)
-                kept[number].append(built[number].generate(list(prompt), **options).stats)
+                began = time.perf_counter()
+                stats = built[number].generate(call, **options).stats
+                kept[number].append((time.perf_counter() - began, stats))
         for total, own in zip(totals, kept, strict=True):
-            total.append(merge(own))
+            total.append((sum(spent for spent, _ in own), merge([stats for _, stats in own])))
     return [_ran(one, own) for one, own in zip(some, totals, strict=True)]
 
 
-def _ran(one: Candidate, repeats: Sequence[Stats]) -> Candidate:
-    work = observed_work(merge(repeats))
+def _ran(one: Candidate, repeats: Sequence[tuple[float, Stats]]) -> Candidate:
+    work = observed_work(merge([stats for _, stats in repeats]))
     return replace(
         one,
-        measured_tokens_per_second=statistics.median(own.tokens_per_second for own in repeats),
+        measured_tokens_per_second=statistics.median(
+            stats.num_new_tokens / spent for spent, stats in repeats
+        ),
+        measured_decode_tokens_per_second=statistics.median(
+            stats.tokens_per_second for _, stats in repeats
+        ),
         measured_length=1 / work.levels[0].steps,
         measured_work=work,
     )
@@ -346,7 +383,7 @@ def kept(
         **processor.facts(),
         "parts": [_fingerprint(part) for part in parts],
         "prompts": rows,
-        "request": request.options(),
+        "request": {**request.options(), "batch": request.batch},
     }
     value = store.get(key)
     try:
@@ -443,9 +480,9 @@ def insertion_table(tests: Sequence[Insertion]) -> str:
 def _insertion(one: Insertion) -> tuple[str, ...]:
     test, (length, of_new, new_length) = one.test, one.lengths
     above, new, below = (seconds * 1e3 for seconds in one.seconds)
-    before, after = (c.predicted_tokens_per_second for c in (one.without, one.with_new))
+    before, after = (c.predicted_decode_tokens_per_second for c in (one.without, one.with_new))
     renewal, measured = _word(after > before), "-"
-    first, second = (c.measured_tokens_per_second for c in (one.without, one.with_new))
+    first, second = (c.measured_decode_tokens_per_second for c in (one.without, one.with_new))
     if first is not None and second is not None:
         before, after, measured = first, second, _word(second > first)
     return (
@@ -456,13 +493,18 @@ def _insertion(one: Insertion) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
 def _word(inserted: bool) -> str:
     return "insert" if inserted else "no"
 
 
 def _plain(one: Candidate) -> dict[str, Any]:
-    fields = ("levels", "windows", "rounds", "rule", "predicted_tokens_per_second", "uncertainty",
-              "measured_tokens_per_second", "measured_length")  # fmt: skip
+    fields = ("levels", "windows", "rounds", "rule", "predicted_tokens_per_second",
+              "predicted_decode_tokens_per_second", "uncertainty", "measured_tokens_per_second",
+              "measured_decode_tokens_per_second", "measured_length")  # fmt: skip
     values = {name: getattr(one, name) for name in fields}
     each = {"work": one.work, "measured_work": one.measured_work}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()} | {

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..stats import Stats
-from .measure import MOST, Measured, MeasuredSeconds, Part
+from .measure import Measured, MeasuredSeconds
+from .parts import Part
+from .runs import MOST
 from .theory import Acceptance, Expectation, InsertionTest, Proposals, expectation, insertion_test
 from .theory.lengths import Floats
 
@@ -52,21 +54,24 @@ class Work(NamedTuple):
         return {"levels": levels, "own": self.own}
 
 
-def expected_work(found: Expectation, own: float) -> Work:
-    """Of a prediction. own: seconds of the chain itself that every step's seconds contain."""
+def expected_work(found: Expectation, own: float, own_round: float) -> Work:
+    """Of a prediction. own, own_round: seconds of the chain itself that every step's seconds
+    contain, and the target's beside that."""
     tokens = float(found.tokens.sum())
     steps, seconds = found.steps.sum(0) / tokens, found.seconds.sum(0) / tokens
+    outside = own * found.batch_steps.sum(0) / tokens
+    outside[0] += own_round * float(found.batch_steps[:, 0].sum()) / tokens
     verified = found.verified * float(found.rounds.sum()) / tokens
     count = len(steps)
     drafted = [*verified, verified[-1] if len(verified) else 0.0]
     lengths = [found.emitted(level) for level in range(1, max(count, 2))]
     levels = [
-        LevelWork(float(step), float(many), length, float(spent - step * own))
+        LevelWork(float(step), float(many), length, float(spent))
         for step, many, length, spent in zip(
-            steps, drafted, [*lengths, math.nan], seconds, strict=False
+            steps, drafted, [*lengths, math.nan], seconds - outside, strict=False
         )
     ]
-    return Work(tuple(levels), float(steps.sum()) * own)
+    return Work(tuple(levels), float(outside.sum()))
 
 
 def observed_work(stats: Stats) -> Work:
@@ -91,10 +96,11 @@ class Candidate:
         parts: numbers of its parts, target first.
         levels: their names.
         windows, rounds, rule: as `Chain` takes them.
-        predicted_tokens_per_second: of decoding one prompt.
+        predicted_tokens_per_second: of whole calls, prefills and all: what `Chain.generate` gives.
+        predicted_decode_tokens_per_second: of decoding alone, as `Stats.tokens_per_second`.
         uncertainty: relative; twice the standard error of the prediction from the texts' and the
             times' spread.
-        measured_tokens_per_second: where it was run.
+        measured_tokens_per_second, measured_decode_tokens_per_second: where it was run.
         length: tokens per round of the target; `measured_length` where it was run.
         work: what each level does; `measured_work` where it was run. None: the target alone.
     """
@@ -104,10 +110,12 @@ class Candidate:
     windows: tuple[int, ...]
     rounds: tuple[int, ...]
     predicted_tokens_per_second: float
+    predicted_decode_tokens_per_second: float
     uncertainty: float
     length: float
     rule: str = "token"
     measured_tokens_per_second: float | None = None
+    measured_decode_tokens_per_second: float | None = None
     measured_length: float | None = None
     work: Work | None = None
     measured_work: Work | None = None
@@ -152,19 +160,33 @@ def candidate(
 ) -> Candidate:
     """The prediction for one chain."""
     names = tuple(parts[n].name for n in chain)
-    if not windows:
-        return Candidate(chain, names, (), (), measured.alone, 2 * measured.alone_error, 1.0)
     found = predict(measured, chain, windows, rounds)
     return Candidate(
         chain,
         names,
         windows,
         rounds,
+        whole_rate(measured, chain, found),
         found.tokens_per_second,
         _uncertainty(measured, chain, found),
         found.length,
-        work=expected_work(found, measured.own),
+        work=expected_work(found, measured.own, measured.own_round) if windows else None,
     )
+
+
+def whole_rate(
+    measured: Measured,
+    chain: Sequence[int],
+    found: Expectation,
+    factors: Mapping[int, float] | None = None,
+) -> float:
+    """Tokens per second of whole calls, out of what is expected of their decoding.
+
+    Args:
+        factors: as `MeasuredSeconds` has them.
+    """
+    before = measured.beginning(chain, factors)[: len(found.tokens)]
+    return float(found.tokens.sum() / (found.seconds.sum() + before.sum()))
 
 
 def predict(
@@ -181,7 +203,7 @@ def predict(
     Args:
         factors: of parts' times, as `MeasuredSeconds` has them.
         rejected: by pair of parts, the factor of the probability of a rejection.
-        places: only the texts within the first so many positions.
+        places: only the texts within the first so many positions, whole batches of them.
     """
     acceptance = measured.acceptance(chain)
     if rejected:
@@ -196,9 +218,9 @@ def predict(
             proposals = Proposals(changed, proposals.counts)
         acceptance = Acceptance(levels, acceptance.remaining, proposals)
     if places is not None:
-        acceptance = _first(acceptance, places)
+        acceptance = _first(acceptance, places, measured.batch)
     seconds = MeasuredSeconds(measured, chain, factors or {})
-    return expectation(windows, rounds, acceptance, seconds)
+    return expectation(windows, rounds, acceptance, seconds, measured.batch)
 
 
 def _scaled(accept: Floats, factor: float) -> Floats:
@@ -206,14 +228,14 @@ def _scaled(accept: Floats, factor: float) -> Floats:
     return changed
 
 
-def _first(acceptance: Acceptance, places: int) -> Acceptance:
+def _first(acceptance: Acceptance, places: int, batch: int) -> Acceptance:
     remaining = acceptance.remaining
     assert remaining is not None
     if len(remaining) <= places:
         return acceptance
     begins = np.flatnonzero(np.append(True, remaining[1:] >= remaining[:-1]))
-    later = begins[begins >= places // 2]
-    cut = int(later[0]) if len(later) else len(remaining)
+    texts = -(-int(np.searchsorted(begins, places // 2)) // batch) * batch
+    cut = int(begins[texts]) if texts < len(begins) else len(remaining)
     proposals = acceptance.proposals
     if proposals is not None:
         proposals = Proposals(proposals.accept[:cut], proposals.counts[:cut])
@@ -271,12 +293,13 @@ def _rounds(windows: Sequence[int], extra: Sequence[int | None]) -> tuple[int, .
 def _uncertainty(measured: Measured, chain: Sequence[int], found: Expectation) -> float:
     """Relative, twice the standard error: texts drawn again, and the spread of the times."""
     generator = np.random.default_rng(0)
-    spent, count = found.seconds.sum(1), len(found.tokens)
+    spent, count = found.seconds.sum(1) + measured.beginning(chain), len(found.tokens)
     picks = generator.integers(0, count, (200, count))
     rates = found.tokens[picks].sum(1) / spent[picks].sum(1)
     by_text = float(rates.std() / rates.mean()) if count > 1 else 0.1
     shares = found.seconds.sum(0) / spent.sum()
-    tables = [measured.verify[n] for n in chain[:-1]] + [measured.draft[chain[-1]]]
+    tables = [measured.verify[n, False] for n in chain[:-1] or chain]
+    tables += [measured.draft[n, False] for n in chain[1:][-1:]]
     by_time = sum((share * own.error) ** 2 for share, own in zip(shares, tables, strict=True))
     return float(2 * (by_text**2 + by_time) ** 0.5)
 
@@ -321,13 +344,11 @@ def insertions(measured: Measured, found: Sequence[Candidate]) -> list[Insertion
         lengths = before.emitted(place), after.emitted(place), after.emitted(place + 1)
         above, new, below = one.parts[place - 1 :]
         window = one.windows[place]
-        drafts = measured.draft[below]
-        models = measured.verify
         pending = after.verified[place - 1] / (after.steps.sum(0)[place - 1] / after.rounds.sum())
         seconds = (
-            models[above].at(round(pending)),
-            models[new].at(window),
-            drafts.at(window) / window,
+            measured.verify[above, False].at(round(pending)),
+            measured.verify[new, False].at(window),
+            measured.draft[below, False].at(window) / window,
         )
         test = insertion_test(*seconds, *lengths, beta=float(window))
         names = one.levels[place], one.levels[place - 1], one.levels[-1]
@@ -385,18 +406,12 @@ def _sensitivity(
     rejected: Mapping[tuple[int, int], float],
 ) -> Sensitivity:
     def rate(one: Candidate, factor: float) -> float:
-        if not one.windows:
-            scale = times.get(0)
-            return measured.alone / (factor if scale else 1.0)
-        return predict(
-            measured,
-            one.parts,
-            one.windows,
-            one.rounds,
-            dict.fromkeys(times, factor),
-            dict.fromkeys(rejected, factor),
-            places=_PLACES,
-        ).tokens_per_second
+        factors = dict.fromkeys(times, factor)
+        changed = dict.fromkeys(rejected, factor)
+        found = predict(
+            measured, one.parts, one.windows, one.rounds, factors, changed, places=_PLACES
+        )
+        return whole_rate(measured, one.parts, found, factors)
 
     offset = {one: one.predicted_tokens_per_second / rate(one, 1.0) for one in (best, *others)}
 

@@ -7,11 +7,12 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from toy import ToyLevel, distribution
+from toy_rows import Rows
 from toy_trees import TreeDrafter, TreeLevel
 
 import polyspec_ext as ps
@@ -19,7 +20,7 @@ from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.drafters.base import DraftBlock, DraftInput
 from polyspec_ext.levels.base import InputBlock, LevelOutput
 from polyspec_ext.planning import measure, planner, search
-from polyspec_ext.planning.measure import Part, Request
+from polyspec_ext.planning.parts import Part, Request
 
 PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 1, 1, 8]]
 
@@ -85,8 +86,142 @@ def test_what_is_predicted_is_what_runs(clock: Clock, count: int) -> None:
     assert best is not None
     assert best >= 0.97 * max(rates)
     assert plan.speculate
+    assert ran[0].measured_tokens_per_second != ran[0].measured_decode_tokens_per_second
     text = plan.chain().generate(PROMPTS[0], 60).sequences
     assert text.equal(ps.Chain([plan.parts[0].thing]).generate(PROMPTS[0], 60).sequences)
+
+
+class SlowPrefill(Slow):
+    """Reads a prompt at 50 ms a token."""
+
+    def prefill(self, tokens: torch.Tensor) -> None:
+        self.clock.now += 0.05 * tokens.shape[1]
+        super().prefill(tokens)
+
+
+@pytest.mark.parametrize("reads_slowly", [False, True])
+def test_prefills_count(clock: Clock, reads_slowly: bool) -> None:
+    """A level that pays for itself in decoding does not where it takes long to read the prompt, and
+    what is predicted is the rate of whole calls."""
+    kind = SlowPrefill if reads_slowly else Slow
+    given = [
+        Slow(clock, "target", 0.1, 0.0),
+        Slow(clock, "small", 0.004, 2.5),
+        kind(clock, "middle", 0.01, 0.3),
+    ]
+    prompts = [[n, *[n + 1] * (10 + 4 * n)] for n in range(3)]
+    plan = ps.plan(given, prompts, 16, seconds=1e9)
+    for one in planner.run(plan, plan.candidates, prompts, 1):
+        assert one.error is not None
+        assert abs(one.error) < (0.02 if len(one.parts) < 3 else 0.1), one
+        decode = one.measured_decode_tokens_per_second
+        assert decode == pytest.approx(one.predicted_decode_tokens_per_second, rel=0.1)
+    best = max(plan.candidates, key=lambda one: one.predicted_decode_tokens_per_second)
+    assert "middle" in best.levels
+    assert ("middle" in plan.recommended.levels) != reads_slowly
+    middle = [part.name for part in plan.parts].index("middle")
+    if reads_slowly:
+        assert plan.measured.prefill[middle].at(15) == pytest.approx(0.05 * 14, rel=0.01)
+
+
+class SlowRows(Rows):
+    """`Slow` in batches: a pass takes longer by the row, and by the width of the block."""
+
+    def __init__(self, clock: Clock, name: str, seconds: float, noise: float) -> None:
+        super().__init__(12, 0, scale=2.0, name=name)
+        self.table = self.table + ToyLevel(12, len(name), scale=noise).table
+        self.clock, self.seconds = clock, seconds
+
+    def prefill(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
+        self.clock.now += self.seconds * (1 + 0.01 * tokens.numel())
+        super().prefill(tokens, counts)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None = None,
+        first: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        batch, width = tokens.shape
+        self.clock.now += self.seconds * (1 + 0.1 * batch) * (1 + 0.02 * width)
+        return super().forward(tokens, keep, counts, first)
+
+
+def test_batches_are_planned(clock: Clock) -> None:
+    """Rows wait for each other, and for the one with the most to read; those that are complete
+    leave."""
+    given = [
+        SlowRows(clock, "target", 0.1, 0.0),
+        SlowRows(clock, "small", 0.004, 1.4),
+        SlowRows(clock, "middle", 0.02, 0.35),
+    ]
+    prompts = [[a, b] for a in range(5) for b in (1, 7)]
+    plan = ps.plan([*given, "prompt-lookup"], prompts, 50, batch=4, seconds=1e9)
+    alone = ps.plan(given[:2], prompts, 50, seconds=1e9)
+    ran = planner.run(plan, plan.candidates, prompts, 1)
+    for one in ran:
+        assert one.error is not None
+        if len(one.parts) < 3:
+            assert one.length == pytest.approx(one.measured_length), one
+            assert abs(one.error) < 0.03, one
+        else:
+            assert abs(one.error) < 0.1, one
+    # Four rows of the target alone take 1.4 / 1.1 of the time of one.
+    assert plan.plain.predicted_decode_tokens_per_second == pytest.approx(
+        alone.plain.predicted_decode_tokens_per_second * 4 * 1.1 / 1.4, rel=0.02
+    )
+    text = plan.chain().generate(prompts[:4], 50).sequences
+    assert text.equal(ps.Chain([plan.parts[0].thing]).generate(prompts[:4], 50).sequences)
+
+
+class Cold(Slow):
+    """Takes half as long again where a larger level has run since its last pass."""
+
+    ran: ClassVar[list[float]] = []
+
+    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        if any(other > self.seconds for other in self.ran):
+            self.clock.now += 0.5 * self.seconds
+            self.ran[:] = [other for other in self.ran if other < self.seconds]
+        self.ran.append(self.seconds)
+        return super().forward(tokens, keep)
+
+
+def test_first_steps_behind_a_larger_level_are_timed_apart(clock: Clock) -> None:
+    given = [Cold(clock, "target", 0.1, 0.0), Cold(clock, "middle", 0.02, 0.35), "prompt-lookup"]
+    plan = ps.plan(given, PROMPTS, 60, seconds=1e9)
+    middle = [part.name for part in plan.parts].index("middle")
+    cold, warm = (plan.measured.verify[middle, again].at(2) for again in (False, True))
+    assert cold == pytest.approx(1.5 * warm, rel=0.05)
+    (three,) = [one for one in plan.candidates if len(one.parts) == 3]
+    three = search.candidate(plan.measured, plan.parts, three.parts, (12, 2), (0,))
+    (ran,) = planner.run(plan, [three], PROMPTS, 1)
+    assert ran.work is not None
+    assert ran.measured_work is not None
+    mine, theirs = (work.levels[1] for work in (ran.work, ran.measured_work))
+    assert mine.seconds / mine.steps == pytest.approx(theirs.seconds / theirs.steps, rel=0.02)
+
+
+def test_the_chains_own_time_is_not_the_policys(clock: Clock) -> None:
+    """Steps are timed in chains whose windows a policy changes, and its time is nobody's."""
+
+    def make(things: Sequence[Any], windows: Sequence[int] | None = None, **options: Any) -> Any:
+        policy = options.get("policy")
+        if policy is not None:
+            chosen = policy.next
+
+            def slow(report: Any) -> Any:
+                clock.now += 0.03
+                return chosen(report)
+
+            policy.next = slow
+        return ps.Chain(things, windows, **options)
+
+    parts = [Part(level, level.name, True) for level in levels(clock)[:2]]
+    found = measure.measure(make, parts, PROMPTS, Request(60), limit=1e9)
+    assert 0 < found.own + found.own_round < 1e-3
+    assert found.own_call < 1e-3
 
 
 def test_windows_are_the_best_of_all(clock: Clock) -> None:
@@ -128,9 +263,12 @@ def test_sensitivity_is_where_the_verdict_turns(clock: Clock) -> None:
 
             def ahead(by: float, part: Any = part, other: Any = other) -> bool:
                 rates = [
-                    search.predict(
-                        plan.measured, c.parts, c.windows, c.rounds, {part: by}
-                    ).tokens_per_second
+                    search.whole_rate(
+                        plan.measured,
+                        c.parts,
+                        search.predict(plan.measured, c.parts, c.windows, c.rounds, {part: by}),
+                        {part: by},
+                    )
                     for c in (best, other)
                 ]
                 return rates[1] > rates[0]
@@ -265,7 +403,7 @@ def test_trees_are_planned_by_their_depth(clock: Clock) -> None:
     assert plan.measured.proposals[0, 1].counts.max() == 3
     assert plan.recommended is tree
     # Its nodes are no chain's tokens: plain decoding's times do not know them.
-    assert set(plan.measured.verify[0].seconds) == {0}
+    assert set(plan.measured.verify[0, False].seconds) == {0}
     times = plan.measured.verify_trees[0, 1]
     assert times.at(3) == pytest.approx(0.1 + 2e-3 * (1 + 3 + 6 + 12), rel=0.05)
 
@@ -346,6 +484,8 @@ def test_bad_input() -> None:
         ps.plan([ps.PromptLookup()], PROMPTS)
     with pytest.raises(ValueError, match="max_new_tokens: expected an integer >= 2, given 1"):
         ps.plan([ToyLevel(5, 0)], PROMPTS, 1)
+    with pytest.raises(ValueError, match="batch: expected an integer >= 1, given 0"):
+        ps.plan([ToyLevel(5, 0)], PROMPTS, batch=0)
     with pytest.raises(ValueError, match="prompts"):
         ps.plan([ToyLevel(5, 0)], [[9]])
 

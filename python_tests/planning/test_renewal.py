@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,68 +21,111 @@ PROMPT = 2
 
 
 class RandomSeconds:
-    """Another number for every step that differs in anything."""
+    """Another number for every step that differs in anything; of wide steps a higher one."""
 
     def __init__(self) -> None:
         generator = np.random.default_rng(5)
-        self.known: dict[tuple[int, int, int], float] = defaultdict(generator.random)
+        self.known: dict[tuple[int | bool, ...], float] = defaultdict(generator.random)
 
-    def verify(self, level: int, pending: int, unread: int) -> float:
-        return self.known[level, pending, unread]
+    def verify(
+        self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
+    ) -> float:
+        return self.known[level, pending, unread, rows, again]
 
-    def draft(self, tokens: int, unread: int) -> float:
-        return self.known[0, tokens, unread]
+    def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
+        return self.known[0, tokens, unread, rows, again]
+
+
+class Step(NamedTuple):
+    """level 0: a draft. Tokens and unread ones of each row that takes part."""
+
+    level: int
+    rows: tuple[tuple[int, int], ...]
+    again: bool
+
+    def seconds(self, of: theory.PassSeconds, batch: int = 1) -> float:
+        """Of a batch, the time of the row with the most to read."""
+        if batch > 1:
+            drafts = self.level == 0
+            size = max(tokens + (0 if drafts else unread - 1) for tokens, unread in self.rows)
+            if drafts:
+                return of.draft(size, 1, batch, self.again)
+            return of.verify(self.level, size, 1, batch, self.again)
+        ((tokens, unread),) = self.rows
+        if self.level == 0:
+            return of.draft(tokens, unread, again=self.again)
+        return of.verify(self.level, tokens, unread, again=self.again)
 
 
 class Rows:
-    """One state row of the runtime, walked through with the probability of every outcome. Rows that
+    """State rows of the runtime, walked through with the probability of every outcome. Rows that
     differ only in what they have said are one."""
 
     def __init__(
-        self, windows: Sequence[int], rounds: Sequence[int], acceptance: theory.Acceptance
+        self, windows: Sequence[int], rounds: Sequence[int], *texts: theory.Acceptance
     ) -> None:
-        self.levels, self.acceptance = len(windows) + 1, acceptance
-        assert acceptance.remaining is not None
-        length = int(acceptance.remaining[0])
-        self.state = StateRows(self.levels, 1, 1, 64 + length, 1, torch.device("cpu"))
-        row: Any = SimpleNamespace(tokens=[0] * PROMPT, room=length, eos=frozenset())
-        progress = [Progress(PROMPT - 1, 0)] * self.levels
-        self.state.write([row], [progress], [windows], [[*rounds, 0]])
+        self.levels, self.texts = len(windows) + 1, texts
+        lengths = [len(text.remaining) for text in texts if text.remaining is not None]
+        batch, longest = len(lengths), max(lengths)
+        self.state = StateRows(self.levels, batch, 1, 64 + longest, 1, torch.device("cpu"))
+        rows: list[Any] = [
+            SimpleNamespace(tokens=[0] * PROMPT, room=length, eos=frozenset()) for length in lengths
+        ]
+        progress = [[Progress(PROMPT - 1, 0)] * self.levels] * batch
+        self.state.write(rows, progress, [windows] * batch, [[*rounds, 0]] * batch)
 
-    def steps(self) -> Iterator[tuple[float, tuple[int, int, int]]]:
-        """Probability, level (0: a draft), tokens and unread ones of every step."""
-        todo = {self._key(): (self.state.words.clone(), 1.0)}
+    def steps(self) -> Iterator[tuple[float, Step]]:
+        """Every step with its probability."""
+        # Levels that a level above has run behind.
+        behind = frozenset(range(2, self.levels + 1))
+        todo = {self._key(behind): (self.state.words.clone(), behind, 1.0)}
         while todo:
-            words, weight = todo.pop(next(iter(todo)))
+            words, behind, weight = todo.pop(next(iter(todo)))
             self.state.words.copy_(words)
             step = self.state.next()
             if step is None:
                 continue
-            level, (counts,), (length,) = step.level, step.counts, step.lengths
-            place, draft = step.positions[0] - PROMPT, level == self.levels
-            kind = (0, length, counts) if draft else (level, length, counts - length)
-            yield weight, kind
-            for count, chance in self._outcomes(level, place, length):
+            level, draft = step.level, step.level == self.levels
+            sizes = [(step.lengths[row], step.counts[row]) for row in step.group]
+            if draft:
+                rows = tuple(sizes)
+            else:
+                rows = tuple((length, count - length) for length, count in sizes)
+            again = level not in behind and level > 1
+            yield weight, Step(0 if draft else level, rows, again)
+            below = range(level + 1, self.levels + 1)
+            if 1 < level == self.levels - 1:
+                below = range(0)  # the drafter, which drafts for this level
+            after = (behind - {level}) | set(below)
+            options = [
+                self._outcomes(row, level, step.positions[row] - PROMPT, step.lengths[row])
+                if row in step.group
+                else [(0, 1.0)]
+                for row in range(len(self.texts))
+            ]
+            for outcome in itertools.product(*options):
                 self.state.words.copy_(words)
-                tokens = torch.zeros(1, max(count + 1, 1), dtype=torch.int64)
-                status = torch.zeros(tokens.shape if draft else 1, dtype=torch.int32)
-                self.state.enter(step, tokens, torch.tensor([count]), status)
-                key = self._key()
-                _, before = todo.get(key, (None, 0.0))
-                todo[key] = self.state.words.clone(), before + weight * chance
+                counts = [count for count, _ in outcome]
+                tokens = torch.zeros(len(counts), max(*counts, 0) + 1, dtype=torch.int64)
+                status = torch.zeros(tokens.shape if draft else len(counts), dtype=torch.int32)
+                self.state.enter(step, tokens, torch.tensor(counts), status)
+                key = self._key(after)
+                _, _, before = todo.get(key, (None, None, 0.0))
+                chance = weight * float(np.prod([chance for _, chance in outcome]))
+                todo[key] = self.state.words.clone(), after, before + chance
 
-    def _key(self) -> tuple[int, ...]:
-        shape, words = self.state.shape, self.state.words[0]
-        words[shape.STEP] = 0
+    def _key(self, behind: frozenset[int]) -> tuple[Any, ...]:
+        shape, words = self.state.shape, self.state.words
+        words[:, shape.STEP] = 0
         for level in range(1, self.levels + 1):
-            words[shape.level_at(level) + shape.ROUND] = 0
-        return tuple(words[: shape.log_at].tolist())
+            words[:, shape.level_at(level) + shape.ROUND] = 0
+        return (behind, *words[:, : shape.log_at].flatten().tolist())
 
-    def _outcomes(self, level: int, place: int, length: int) -> list[tuple[int, float]]:
-        proposals = self.acceptance.proposals
+    def _outcomes(self, row: int, level: int, place: int, length: int) -> list[tuple[int, float]]:
+        proposals = self.texts[row].proposals
         if level == self.levels:
             return [(length if proposals is None else min(length, proposals.counts[place]), 1.0)]
-        accept = self.acceptance.levels[level - 1][place : place + length]
+        accept = self.texts[row].levels[level - 1][place : place + length]
         if level == self.levels - 1 and proposals is not None:
             accept = proposals.accept[place, :length]
         chances = theory.accepted_distribution(accept.tolist())
@@ -125,11 +168,9 @@ def test_steps_are_those_of_the_state_rows(
     seconds = RandomSeconds()
     found = theory.expectation(windows, rounds, acceptance, seconds)
     steps, spent = np.zeros(len(windows) + 1), 0.0
-    for weight, (level, tokens, unread) in Rows(windows, rounds, acceptance).steps():
-        steps[level - 1] += weight  # a draft's is the last
-        spent += weight * (
-            seconds.verify(level, tokens, unread) if level else seconds.draft(tokens, unread)
-        )
+    for weight, step in Rows(windows, rounds, acceptance).steps():
+        steps[step.level - 1] += weight  # a draft's is the last
+        spent += weight * step.seconds(seconds)
     assert found.tokens == pytest.approx([length])
     assert found.steps[0] == pytest.approx(steps, abs=1e-12)
     assert found.rounds[0] == pytest.approx(steps[0], abs=1e-12)
@@ -191,6 +232,107 @@ def test_rows_of_a_batch_wait_for_each_other() -> None:
     most = sum(1 - sum(p for n, p in needed.items() if n <= k) ** 4 for k in range(3))
     assert many.round_seconds == pytest.approx(10 + most * 6)
     assert many.tokens_per_second == pytest.approx(4 * one.length / many.round_seconds)
+
+
+def cut(text: theory.Acceptance, length: int) -> theory.Acceptance:
+    """Its last tokens."""
+    assert text.remaining is not None
+    at = len(text.remaining) - length
+    given = text.proposals
+    if given is not None:
+        given = theory.Proposals(given.accept[at:], given.counts[at:])
+    return theory.Acceptance(tuple(a[at:] for a in text.levels), text.remaining[at:], given)
+
+
+def behind(one: theory.Acceptance, other: theory.Acceptance) -> theory.Acceptance:
+    """Both texts."""
+    assert one.remaining is not None
+    assert other.remaining is not None
+    given = one.proposals
+    if given is not None:
+        assert other.proposals is not None
+        given = theory.Proposals(
+            np.concatenate([given.accept, other.proposals.accept]),
+            np.concatenate([given.counts, other.proposals.counts]),
+        )
+    levels = zip(one.levels, other.levels, strict=True)
+    return theory.Acceptance(
+        tuple(np.concatenate(pair) for pair in levels),
+        np.concatenate([one.remaining, other.remaining]),
+        given,
+    )
+
+
+class SameSeconds(RandomSeconds):
+    """Whatever the number of rows in the caches."""
+
+    def verify(
+        self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
+    ) -> float:
+        # A row's unread tokens are read as others are.
+        return super().verify(level, pending + unread - 1, 1, 1, again)
+
+    def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
+        return super().draft(tokens, 1, 1, again)
+
+
+@pytest.mark.parametrize(
+    ("windows", "rounds"),
+    [
+        ((3,), ()),
+        ((3, 2), (0,)),
+        ((4, 2), (2,)),
+        ((2, 3), (1,)),
+        ((3, 2, 1), (2, 2)),
+        ((3, 1, 1), (0, 0)),
+    ],
+)
+@pytest.mark.parametrize("proposals", [False, True])
+def test_batches_take_the_steps_of_the_state_rows(
+    windows: tuple[int, ...], rounds: tuple[int, ...], proposals: bool
+) -> None:
+    """Two rows that accept differently, of different lengths: every step that either has a part in,
+    in the time of the row with the most to read."""
+    whole, seconds = random_acceptance(len(windows) + 1, 7, proposals=proposals), SameSeconds()
+    texts = cut(whole, 5), cut(whole, 4)
+    found = theory.expectation(windows, rounds, behind(*texts), seconds, batch=2)
+    steps, own, spent = np.zeros(len(windows) + 1), np.zeros(len(windows) + 1), 0.0
+    for weight, step in Rows(windows, rounds, *texts).steps():
+        steps[step.level - 1] += weight
+        own[step.level - 1] += weight * len(step.rows)
+        spent += weight * step.seconds(seconds, 2)
+    assert found.tokens == pytest.approx([9])
+    assert found.batch_steps[0] == pytest.approx(steps, abs=1e-9)
+    assert found.steps[0] == pytest.approx(own, abs=1e-9)
+    close = 1e-9 if len(windows) < 3 else 1e-2
+    assert found.seconds.sum() == pytest.approx(spent, rel=close)
+    assert found.tokens_per_second == pytest.approx(9 / spent, rel=close)
+
+
+def test_complete_rows_leave_the_caches() -> None:
+    """Four rows, one of which is complete after a round: three are in the caches then; and again
+    once one of these is, but not where they are more than three quarters."""
+    window = 2
+    lengths = [2, 9, 9, 9, 5, 5, 5, 5]
+
+    class Seen(theory.ConstantSeconds):
+        def verify(
+            self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
+        ) -> float:
+            return float(rows)
+
+        def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
+            return 0.0
+
+    remaining = np.concatenate([np.arange(n, 0, -1) for n in lengths])
+    texts = theory.Acceptance((np.zeros(len(remaining)),), remaining)
+    for found in (
+        theory.expectation((window,), (), texts, Seen([]), batch=4),
+        theory.expectation((), (), theory.Acceptance((), remaining), Seen([]), batch=4),
+    ):
+        assert found.seconds.sum(1) == pytest.approx([2 * 4 + 7 * 3, 5 * 4])
+    five = theory.Acceptance((), np.concatenate([np.arange(n, 0, -1) for n in (2, 4, 4, 4, 4)]))
+    assert theory.expectation((), (), five, Seen([]), batch=5).seconds.sum() == 4 * 5
 
 
 def greedy_trace(target: ToyLevel, draft: ToyLevel, length: int) -> theory.Acceptance:
@@ -275,3 +417,5 @@ def test_what_does_not_fit() -> None:
         theory.expectation((2, 2), (1,), theory.Acceptance.constant(0.5), seconds)
     with pytest.raises(ValueError, match="rounds: expected 0 numbers"):
         theory.expectation((2,), (1,), theory.Acceptance.constant(0.5), seconds)
+    with pytest.raises(ValueError, match="batch: expected 1 or more, given 0"):
+        theory.expectation((2,), (), theory.Acceptance.constant(0.5), seconds, batch=0)

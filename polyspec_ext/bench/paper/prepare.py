@@ -75,7 +75,7 @@ def planned(
             method = with_windows(method, one.windows, one.rounds, one.rule)
         if one is not None and (method.baseline or method.kind in _PREDICTED):
             made.prediction[method.name] = {
-                "tokens_per_second": one.predicted_tokens_per_second,
+                "tokens_per_second": one.predicted_decode_tokens_per_second,
                 "windows": list(one.windows),
             }
         made.methods.append(method)

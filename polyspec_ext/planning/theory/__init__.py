@@ -25,6 +25,7 @@ from .renewal import (
     Expectation,
     PassSeconds,
     Proposals,
+    batches,
     cascade_improvement,
     expectation,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "PassSeconds",
     "Proposals",
     "accepted_distribution",
+    "batches",
     "block_length",
     "cascade_improvement",
     "expectation",

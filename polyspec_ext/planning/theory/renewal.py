@@ -18,7 +18,7 @@ target rejects.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -30,17 +30,23 @@ from .lengths import Floats
 _Ints = NDArray[np.int64]
 _Lags = tuple[int, ...]
 _TINY = 1e-14  # states less likely than this are left out
+_UNLIKELY = 1e-9  # rounds of a batch
 
 
 class PassSeconds(Protocol):
-    """Seconds of the steps of a chain of n levels."""
+    """Seconds of the steps of a chain of n levels, with `rows` rows in its caches. A step of
+    several rows takes the time of the one with the most to read. `again`: since the level's last
+    step no level above it has run, or, of level n, neither the target nor any above the one that it
+    drafts for: its weights may lie in a cache of the processor still."""
 
-    def verify(self, level: int, pending: int, unread: int) -> float:
+    def verify(
+        self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
+    ) -> float:
         """Level `level` verifies `pending` tokens, in a pass that reads `unread` more; 1 at
         least."""
         ...
 
-    def draft(self, tokens: int, unread: int) -> float:
+    def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
         """Level n is asked for `tokens`, of which the first pass reads `unread`."""
         ...
 
@@ -55,10 +61,12 @@ class ConstantSeconds:
 
     seconds: Sequence[float]
 
-    def verify(self, level: int, pending: int, unread: int) -> float:
+    def verify(
+        self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
+    ) -> float:
         return self.seconds[level - 1]
 
-    def draft(self, tokens: int, unread: int) -> float:
+    def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
         return tokens * self.seconds[-1]
 
 
@@ -99,35 +107,40 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Expectation:
-    """Expected numbers of one round of the target, or of recorded texts.
+    """Expected numbers of recorded texts, or, of an endless one, of one round of the target.
 
     Attributes:
-        rounds: ``[X]`` by text; [1.0] for an endless one.
-        tokens: ``[X]``, committed.
-        steps: ``[X, n]``, verifications of level 1 ... n-1 and drafts of level n.
-        seconds: ``[X, n]``, spent in them.
-        round_seconds: of one round of a batch, all of them together.
-        verified: ``[n - 1]``, tokens verified per round by level 1 ... n-1.
-        batch: rows.
+        rounds: ``[G]`` by batch, its rows' rounds added up.
+        tokens: ``[G]``, committed.
+        steps: ``[G, n]``, verifications of level 1 ... n-1 and drafts of level n, each row's own
+            added up.
+        batch_steps: ``[G, n]``, the same of the batch: a step of several rows is one. Of a batch of
+            one row they are the row's.
+        seconds: ``[G, n]``, spent in them.
+        verified: ``[n - 1]``, tokens verified per round of a row by level 1 ... n-1.
     """
 
     rounds: Floats
     tokens: Floats
     steps: Floats
+    batch_steps: Floats
     seconds: Floats
-    round_seconds: float
     verified: Floats
-    batch: int = 1
 
     @property
     def length(self) -> float:
-        """Tokens committed per round of the target; tau."""
+        """Tokens committed per row and round of the target; tau."""
         return float(self.tokens.sum() / self.rounds.sum())
+
+    @property
+    def round_seconds(self) -> float:
+        """Of one round of a batch, all of its rows together."""
+        return float(self.seconds.sum() / self.batch_steps[:, 0].sum())
 
     @property
     def tokens_per_second(self) -> float:
         """Of the whole batch."""
-        return self.batch * self.length / self.round_seconds
+        return float(self.tokens.sum() / self.seconds.sum())
 
     def emitted(self, level: int) -> float:
         """Tokens handed up per verification of `level`; L_i for the target."""
@@ -143,6 +156,8 @@ class _Steps(NamedTuple):
     part: Floats  # [P] probability that it is done
     seconds: Floats  # [P] expected
     verified: Floats  # [P] expected tokens
+    # [P] probability by what its time depends on (`_Chain.cost`); kept for batches only
+    sizes: dict[int, Floats]
 
 
 _Outcomes = dict[tuple[int, _Lags], Floats]
@@ -156,14 +171,24 @@ class _Chain:
         rounds: Sequence[int],
         acceptance: Acceptance,
         seconds: PassSeconds,
+        batch: int,
     ) -> None:
         self.windows, self.rounds, self.seconds = windows, rounds, seconds
+        self.batch = batch
         self.levels = len(windows) + 1
         self.accept, self.proposals = acceptance.levels, acceptance.proposals
         self.remaining = acceptance.remaining
         self.places = 1 if self.remaining is None else len(self.remaining)
         self.block = functools.cache(self._block)
         self.shifted = functools.cache(self._shifted)
+        self.cost = functools.cache(self._cost)
+
+    def _cost(self, path: tuple[int, ...], level: int, size: int, rows: int) -> float:
+        """Seconds of a step of several rows. path: its block numbers; size: of a draft the tokens
+        asked for, of a verification those read less one."""
+        if level == self.levels:
+            return self.seconds.draft(size, 1, rows, len(path) > 1 and path[-2] > 0)
+        return self.seconds.verify(level, size, 1, rows, len(path) > 0 and path[-1] > 0)
 
     def ahead(self, values: Floats, tokens: int) -> Floats:
         """``out[p] = values[p + tokens]``."""
@@ -182,18 +207,23 @@ class _Chain:
             return np.array([window], np.int64)
         return np.clip(self.remaining - level, 0, window)
 
-    def _block(self, level: int, lags: _Lags) -> tuple[_Outcomes, _Log]:
+    def _block(self, level: int, lags: _Lags, again: bool) -> tuple[_Outcomes, _Log]:
         """Level `level` gathers and verifies once; `lags` are of the levels from it on down.
         Outcomes: tokens handed up and the lags then. Log: by block numbers from here on."""
         log: _Log = {}
-        ready = self._draft(lags, log) if level == self.levels - 1 else None
+        ready = self._draft(lags, log, again) if level == self.levels - 1 else None
         if ready is None:
             ready = self._gather(level, lags, log)
         outcomes: _Outcomes = {}
         part, spent, verified = (np.zeros(self.places) for _ in range(3))
+        sizes: dict[int, Floats] = {}
         for (pending, below), probability in ready.items():
+            if self.batch > 1:
+                size = pending + lags[0] - 1
+                sizes[size] = sizes.get(size, 0.0) + probability
             part = part + probability
-            spent = spent + probability * self.seconds.verify(level, pending, lags[0])
+            cost = self.seconds.verify(level, pending, lags[0], again=again)
+            spent = spent + probability * cost
             verified = verified + probability * pending
             reach = probability
             for j in range(pending + 1):
@@ -207,7 +237,7 @@ class _Chain:
                 reach = passed
                 if reach.max() <= _TINY:
                     break
-        log[()] = _Steps(level, part, spent, verified)
+        log[()] = _Steps(level, part, spent, verified, sizes)
         return outcomes, log
 
     def _unread(self, level: int, lags: _Lags, rejected: int) -> list[int]:
@@ -225,17 +255,20 @@ class _Chain:
             return accept
         return self.shifted(level, place)
 
-    def _draft(self, lags: _Lags, log: _Log) -> dict[tuple[int, _Lags], Floats]:
+    def _draft(self, lags: _Lags, log: _Log, again: bool) -> dict[tuple[int, _Lags], Floats]:
         wanted = self.wanted(self.levels - 1)
         given = wanted
         if self.proposals is not None:
             given = np.minimum(wanted, self.proposals.counts)
         spent = np.zeros(self.places)
+        sizes: dict[int, Floats] = {}
         for tokens in np.unique(wanted[wanted > 0]).tolist():
-            spent[wanted == tokens] = self.seconds.draft(tokens, lags[1])
+            spent[wanted == tokens] = self.seconds.draft(tokens, lags[1], again=again)
+            if self.batch > 1:
+                sizes[tokens] = (wanted == tokens).astype(np.float64)
         asked = (wanted > 0).astype(np.float64)
         if asked.any():
-            log[(0,)] = _Steps(self.levels, asked, spent, np.zeros(self.places))
+            log[(0,)] = _Steps(self.levels, asked, spent, np.zeros(self.places), sizes)
         ready: dict[tuple[int, _Lags], Floats] = {}
         for tokens in np.unique(given).tolist():
             here = given == tokens
@@ -260,14 +293,18 @@ class _Chain:
                 going = probability * ~full
                 if going.max() <= _TINY:
                     continue
-                outcomes, inner = self.block(level + 1, below)
+                outcomes, inner = self.block(level + 1, below, blocks > 0)
                 for place, step in inner.items():
-                    new = [going * self.ahead(values, pending) for values in step[1:]]
+                    new = [going * self.ahead(values, pending) for values in step[1:4]]
                     path = (blocks, *place)
                     old = log.get(path)
+                    sizes = {} if old is None else old.sizes
                     if old is not None:
-                        new = [a + b for a, b in zip(new, old[1:], strict=True)]
-                    log[path] = _Steps(step.level, new[0], new[1], new[2])
+                        new = [a + b for a, b in zip(new, old[1:4], strict=True)]
+                    for size, values in step.sizes.items():
+                        chance = going * self.ahead(values, pending)
+                        sizes[size] = sizes.get(size, 0.0) + chance
+                    log[path] = _Steps(step.level, new[0], new[1], new[2], sizes)
                 for (emitted, unread), chance in outcomes.items():
                     moved = going * self.ahead(chance, pending)
                     if moved.max() > _TINY:
@@ -291,11 +328,15 @@ def expectation(
         rounds: ``rounds[i]`` bounds the blocks that level i+1 waits for; 0: no bound. For every
             level above the lowest that verifies.
         acceptance: of every level that verifies.
-        seconds: of one step of a batch of `batch` rows.
-        batch: rows, which wait for each other: a step takes its time if any row takes part in it.
+        seconds: of one step.
+        batch: rows. Texts are taken so many at a time, in their order, the first ones again where
+            the last batch is short of some. Rows wait for each other: a step is taken if any row
+            has a part in it, in the time of the row with the most tokens, and the target's rounds
+            are those of all. Rows that are complete leave the caches once they are a quarter of
+            them, as the engine has it (of their expected number). What rows accept is independent.
 
     Raises:
-        ValueError: another number of rounds, or of acceptances.
+        ValueError: another number of rounds, or of acceptances; or no row.
     """
     count = len(windows)
     if len(acceptance.levels) != count:
@@ -305,84 +346,168 @@ def expectation(
         )
     if count and len(rounds) != count - 1:
         raise ValueError(f"rounds: expected {count - 1} numbers, given {list(rounds)}")
+    if batch < 1:
+        raise ValueError(f"batch: expected 1 or more, given {batch}")
     if count == 0:
         return _alone(acceptance, seconds, batch)
-    chain = _Chain(windows, (*rounds, 0), acceptance, seconds)
+    chain = _Chain(windows, (*rounds, 0), acceptance, seconds, batch)
     begin: _Lags = (1,) * count
     known: dict[_Lags, tuple[_Outcomes, _Log]] = {}
     todo = [begin]
     while todo:
         lags = todo.pop()
         if lags not in known:
-            known[lags] = chain.block(1, (1, *lags))
+            known[lags] = chain.block(1, (1, *lags), False)
             todo += [unread[1:] for _, unread in known[lags][0]]
     order = list(known)
-    visits = _visits(chain, known, order)
-    starts = _starts(chain)
+    starts = _starts(chain.remaining)
     texts = len(starts)
+    by_round = None if batch == 1 else _visits_by_round(chain, known, order)
+    if by_round is None:
+        visits = _visits(chain, known, order)
+    else:
+        visits = np.concatenate([own.sum(0) for own in by_round])
     rounds_by_text = np.add.reduceat(visits.sum(1), starts)
     steps, spent = np.zeros((texts, count + 1)), np.zeros((texts, count + 1))
     verified = np.zeros(count)
     total = float(visits.sum())
-    parts: dict[tuple[int, ...], list[float]] = {}
     tokens = np.zeros(texts)
     for at, lags in enumerate(order):
         weight = visits[:, at]
         outcomes, log = known[lags]
         for (emitted, _), chance in outcomes.items():
             tokens += emitted * np.add.reduceat(weight * chance, starts)
-        for place, step in log.items():
+        for step in log.values():
             steps[:, step.level - 1] += np.add.reduceat(weight * step.part, starts)
-            own = np.add.reduceat(weight * step.seconds, starts)
-            spent[:, step.level - 1] += own
+            spent[:, step.level - 1] += np.add.reduceat(weight * step.seconds, starts)
             if step.level <= count:
                 verified[step.level - 1] += float(weight @ step.verified) / total
-            entry = parts.setdefault(place, [0.0, 0.0])
-            entry[0] += float(weight @ step.part) / total
-            entry[1] += float(own.sum()) / total
-    round_seconds = sum(
-        cost / part * (1 - (1 - min(part, 1.0)) ** batch)
-        for part, cost in parts.values()
-        if part > 0
+    if by_round is None:
+        return Expectation(rounds_by_text, tokens, steps, steps, spent, verified)
+    rows = batches(texts, batch)
+    logs = [known[lags][1] for lags in order]
+    together = [_together(chain, logs, [(starts[x], by_round[x]) for x in own]) for own in rows]
+    return Expectation(
+        rounds_by_text[rows].sum(1),
+        tokens[rows].sum(1),
+        steps[rows].sum(1),
+        np.array([done for done, _ in together]),
+        np.array([cost for _, cost in together]),
+        verified,
     )
-    return Expectation(rounds_by_text, tokens, steps, spent, round_seconds, verified, batch)
+
+
+def batches(texts: int, batch: int) -> _Ints:
+    """``[G, batch]``, the texts of every batch: so many at a time in their order, and the first
+    ones again where the last batch is short of some."""
+    return np.arange(-(-texts // batch) * batch).reshape(-1, batch) % texts
 
 
 def _alone(acceptance: Acceptance, seconds: PassSeconds, batch: int) -> Expectation:
-    each = seconds.verify(1, 0, 1)
-    tokens = np.ones(1)
+    lengths = np.ones(1, np.int64)
     if acceptance.remaining is not None:
-        remaining = acceptance.remaining
-        tokens = remaining[np.append(True, remaining[1:] >= remaining[:-1])].astype(np.float64)
+        lengths = acceptance.remaining[_starts(acceptance.remaining)]
+    lengths = lengths[batches(len(lengths), batch)]
+    active = (lengths[:, :, None] > np.arange(lengths.max())).sum(1)
+    spent = [
+        sum(seconds.verify(1, 0, 1, rows) for rows in _slots(own[own > 0], batch)) for own in active
+    ]
+    tokens, rounds = lengths.sum(1).astype(np.float64), (active > 0).sum(1).astype(np.float64)
     steps = tokens[:, None]
-    return Expectation(tokens, tokens, steps, steps * each, each, np.zeros(0), batch)
+    return Expectation(
+        tokens, tokens, steps, rounds[:, None], np.array(spent)[:, None], np.zeros(0)
+    )
 
 
-def _starts(chain: _Chain) -> _Ints:
-    if chain.remaining is None:
+def _slots(active: Iterable[float], batch: int) -> list[int]:
+    """Rows in the caches by round, out of how many are not complete (`Engine.leave`)."""
+    found, now = [], batch
+    for some in active:
+        if 4 * some <= 3 * now:
+            now = max(1, round(some))
+        found.append(now)
+    return found
+
+
+def _together(
+    chain: _Chain, logs: Sequence[_Log], rows: Sequence[tuple[int, Floats]]
+) -> tuple[Floats, Floats]:
+    """``[n]`` each, steps of a batch and seconds spent in them.
+
+    Args:
+        logs: by lags.
+        rows: where the text begins, and ``[R, P, S]`` visits by round, position in it and lags.
+    """
+    most = max(len(visits) for _, visits in rows)
+    active = np.zeros(most)
+    for _, visits in rows:
+        active[: len(visits)] += visits.sum((1, 2))
+    most = int((active > _UNLIKELY).sum())
+    slots = np.array(_slots(active[:most], chain.batch))
+    done, spent = np.zeros(chain.levels), np.zeros(chain.levels)
+    for path, step in {path: step for log in logs for path, step in log.items()}.items():
+        sizes = sorted({size for log in logs if path in log for size in log[path].sizes})
+        # The probability that no row has a larger part in the step than each size; first: none.
+        below = np.ones((most, len(sizes) + 1))
+        for start, visits in rows:
+            count, places = min(most, len(visits)), slice(start, start + visits.shape[1])
+            parts = np.zeros((count, len(sizes)))
+            for at, log in enumerate(logs):
+                own = log[path].sizes if path in log else {}
+                for column, size in enumerate(sizes):
+                    if size in own:
+                        parts[:, column] += visits[:count, :, at] @ own[size][places]
+            reach = np.cumsum(parts, 1)
+            nothing = np.maximum(0.0, 1 - reach[:, -1:])
+            below[:count] *= np.concatenate([nothing, nothing + reach], 1)
+        largest = np.diff(below, axis=1)
+        costs = {
+            rows: [chain.cost(path, step.level, size, rows) for size in sizes]
+            for rows in set(slots.tolist())
+        }
+        done[step.level - 1] += largest.sum()
+        table = np.array([costs[rows] for rows in slots.tolist()])
+        spent[step.level - 1] += float((largest * table).sum())
+    return done, spent
+
+
+def _starts(remaining: _Ints | None) -> _Ints:
+    if remaining is None:
         return np.zeros(1, np.int64)
-    longer = chain.remaining[1:] >= chain.remaining[:-1]
-    return np.flatnonzero(np.append(True, longer))
+    return np.flatnonzero(np.append(True, remaining[1:] >= remaining[:-1]))
+
+
+def _moves(
+    chain: _Chain, known: dict[_Lags, tuple[_Outcomes, _Log]], order: Sequence[_Lags]
+) -> Floats:
+    """``[P, S, E, S]``, the probability that a round commits e + 1 tokens and leaves these lags."""
+    number = {lags: at for at, lags in enumerate(order)}
+    most = max(emitted for outcomes, _ in known.values() for emitted, _ in outcomes)
+    moves = np.zeros((chain.places, len(order), most, len(order)))
+    for lags, (outcomes, _) in known.items():
+        for (emitted, unread), chance in outcomes.items():
+            moves[:, number[lags], emitted - 1, number[unread[1:]]] += chance
+    return moves
+
+
+def _stationary(moves: Floats) -> Floats:
+    """``[1, S]``, of the lags of an endless text."""
+    table = moves[0].sum(1)
+    size = len(table)
+    system = np.vstack([table.T - np.eye(size), np.ones(size)])
+    solved: Floats = np.linalg.lstsq(system, np.append(np.zeros(size), 1.0), rcond=None)[0]
+    return solved[None]
 
 
 def _visits(
     chain: _Chain, known: dict[_Lags, tuple[_Outcomes, _Log]], order: Sequence[_Lags]
 ) -> Floats:
     """``[P, S]``, the expected number of rounds that begin at a position with these lags."""
-    number = {lags: at for at, lags in enumerate(order)}
-    size = len(order)
-    most = max(emitted for outcomes, _ in known.values() for emitted, _ in outcomes)
-    moves = np.zeros((chain.places, size, most, size))
-    for lags, (outcomes, _) in known.items():
-        for (emitted, unread), chance in outcomes.items():
-            moves[:, number[lags], emitted - 1, number[unread[1:]]] += chance
+    moves = _moves(chain, known, order)
     if chain.remaining is None:
-        # Stationary distribution of the lags.
-        table = moves[0].sum(1)
-        system = np.vstack([table.T - np.eye(size), np.ones(size)])
-        solved: Floats = np.linalg.lstsq(system, np.append(np.zeros(size), 1.0), rcond=None)[0]
-        return solved[None]
-    begins = set(_starts(chain).tolist())
+        return _stationary(moves)
+    begins = set(_starts(chain.remaining).tolist())
+    _, size, most, _ = moves.shape
     mass = np.zeros((chain.places + most, size))
     flat = moves.reshape(chain.places, size, most * size)
     for place in range(chain.places):
@@ -391,6 +516,31 @@ def _visits(
             mass[place, 0] = 1.0  # nothing but the last token of the prompt is unread
         mass[place + 1 : place + 1 + most] += (mass[place] @ flat[place]).reshape(most, size)
     return mass[: chain.places]
+
+
+def _visits_by_round(
+    chain: _Chain, known: dict[_Lags, tuple[_Outcomes, _Log]], order: Sequence[_Lags]
+) -> list[Floats]:
+    """``[R, P, S]`` of each text: the probability that its round r begins at a position with these
+    lags; of an endless one, of any round."""
+    moves = _moves(chain, known, order)
+    if chain.remaining is None:
+        return [_stationary(moves)[None]]
+    _, size, most, _ = moves.shape
+    flat = moves.reshape(chain.places, size, most * size)
+    starts = _starts(chain.remaining)
+    found = []
+    for start, length in zip(starts, chain.remaining[starts].tolist(), strict=True):
+        mass = np.zeros((length + most, length, size))
+        mass[0, 0, 0] = 1.0
+        for place in range(length):
+            last = place + 1  # rounds that can have begun here
+            went = (mass[place, :last] @ flat[start + place]).reshape(last, most, size)
+            room = min(length - 1, last)
+            ahead = slice(place + 1, place + 1 + most)
+            mass[ahead, 1 : room + 1] += went[:room].transpose(1, 0, 2)
+        found.append(np.ascontiguousarray(mass[:length].transpose(1, 0, 2)))
+    return found
 
 
 def cascade_improvement(

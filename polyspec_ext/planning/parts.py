@@ -1,0 +1,75 @@
+"""What a plan is made for: requests, and the elements that chains can be made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import arguments
+
+TEMPERATURE_MAX = 2.0**120
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user will ask for, as `Chain.generate` takes it.
+
+    Attributes:
+        batch: prompts of a call.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    eos_token_id: int | Sequence[int] | None = None
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        arguments.integer("max_new_tokens", self.max_new_tokens)
+        if self.max_new_tokens < 2:
+            raise ValueError(
+                f"max_new_tokens: expected an integer >= 2, given {self.max_new_tokens}"
+            )
+        arguments.real("temperature", self.temperature, TEMPERATURE_MAX)
+        if arguments.integer("batch", self.batch) < 1:
+            raise ValueError(f"batch: expected an integer >= 1, given {self.batch}")
+
+    def options(self, number: int = 0) -> dict[str, Any]:
+        """As arguments of `Chain.generate`. Calls that are measured have seeds of their own, by
+        `number`: with one and the same their texts would tell less."""
+        own = {name: value for name, value in self.__dict__.items() if name != "batch"}
+        return {**own, "seed": (self.seed + number) % 2**64}
+
+
+@dataclass(frozen=True)
+class Part:
+    """An element of the chains that are compared.
+
+    Attributes:
+        thing: a `Level`, or a drafter.
+        name: for people.
+        model: whether it is a level; a drafter can only be the last.
+    """
+
+    thing: Any
+    name: str
+    model: bool
+
+    @property
+    def trees(self) -> bool:
+        """Whether it drafts trees, whose verification takes other times than a chain's."""
+        return bool(getattr(getattr(self.thing, "capabilities", None), "trees", False)) and not (
+            self.model
+        )
+
+    def drafts_below(self, above: Part, target: Part) -> bool:
+        """Whether it can stand below a part. A drafter that reads hidden states was made for the
+        target's: it drafts for that, or for a copy in its cache."""
+        own = getattr(self.thing, "capabilities", None)
+        if self.model or not getattr(own, "hidden_layers", ()):
+            return True
+        return above == target or not getattr(above.thing, "reads_apart", True)

@@ -1,0 +1,294 @@
+"""Chains at work, timed: every step where it happens, what a text costs before its first step, and
+the chain's own time.
+
+Between two passes of one level another has used the caches of the processor, so the first step of a
+level after those above it have run takes longer than the steps behind it: both are kept apart
+(`StepTime.again`), in chains of three levels where there are as many.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..policies.base import RoundReport, StepReport
+from .parts import Part, Request
+from .theory import batches
+
+Clock = Callable[[], float]
+WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # of the lowest level, whose steps are timed
+MOST = WINDOWS[-1]
+_BLOCKS = 2  # from below, in a round of a chain of three levels
+_ENOUGH = 16  # rounds of every window
+_FIXED = 4  # the window of a chain whose own time is measured
+
+
+class StepTime(NamedTuple):
+    """One step.
+
+    Attributes:
+        part: that ran; `below`: the next one of its chain, of the last one itself.
+        tokens: verified, or asked for; of several rows the most.
+        seconds: of all rows.
+        rows: in the caches.
+        again: as `theory.PassSeconds` has it: not the part's first step since the target has run.
+        begins: it is the part's first of a text.
+    """
+
+    part: int
+    below: int
+    tokens: int
+    seconds: float
+    rows: int
+    again: bool
+    begins: bool
+
+
+class Verified(NamedTuple):
+    """One verification of one row."""
+
+    tokens: int
+    accepted: int
+
+
+class Round(NamedTuple):
+    """One round of the target that no policy looked at: seconds by part, and the rest."""
+
+    levels: tuple[float, ...]
+    own: float
+    rows: int
+    begins: bool
+
+
+@dataclass
+class Text:
+    """What a call costs beside its rounds, in seconds.
+
+    Attributes:
+        prompt: tokens of the longest.
+        prefill: by part.
+        outside: neither prefill nor rounds.
+    """
+
+    prompt: int
+    prefill: dict[int, float]
+    outside: float
+
+
+def slots_after(slots: int, active: int) -> int:
+    """Rows in the caches, of which so many are not complete (`Engine.leave`)."""
+    return active if 4 * active <= 3 * slots else slots
+
+
+class _Turns:
+    """A policy that goes through windows in turns, whatever comes of them, and keeps what it is
+    told."""
+
+    def __init__(self, parts: Sequence[Part], chain: Sequence[int], batch: int) -> None:
+        self.parts, self.chain, self.batch = parts, chain, batch
+        self.turn = 0
+        self.steps: list[StepTime] = []
+        self.verified: dict[tuple[int, int], list[Verified]] = {
+            pair: [] for pair in itertools.pairwise(chain)
+        }
+        self.begin()
+
+    def begin(self) -> None:
+        """Another call."""
+        self._begun: set[int] = set()
+        self._slots, self._told, self._before, self._last = self.batch, 0, 0, -1
+
+    def next(self, report: RoundReport) -> Sequence[int]:
+        if report.request <= self._last or self._last < 0:
+            self.turn += 1
+            self._before, self._told = self._told, 0
+            if self._before:
+                self._slots = slots_after(self._slots, self._before)
+        self._told, self._last = self._told + 1, report.request
+        if report.steps:
+            self._keep(report)
+        order = [*WINDOWS[::2], *WINDOWS[1::2]]
+        window = order[(self.turn - 1) % len(order)]
+        return [*[_BLOCKS * (window + 1)] * (len(self.chain) - 2), window]
+
+    def _keep(self, report: RoundReport) -> None:
+        first = report.request not in self._begun
+        self._begun.add(report.request)
+        seen: dict[int, int] = {}
+        for step in report.steps:
+            number = seen[step.level] = seen.get(step.level, 0) + 1
+            drafted = step.level == len(self.chain)
+            part = self.chain[step.level - 1]
+            below = self.chain[min(step.level, len(self.chain) - 1)]
+            if not drafted:
+                self.verified[part, below].append(Verified(step.tokens, step.accepted))
+            if step.repeated or not step.seconds:
+                continue
+            self.steps.append(
+                StepTime(
+                    part,
+                    below,
+                    self._size(step, report.windows[-1], drafted),
+                    step.seconds,
+                    self._slots,
+                    number > 1,
+                    first and number == 1,
+                )
+            )
+
+    def _size(self, step: StepReport, window: int, drafted: bool) -> int:
+        # What a drafter without a model was asked for is more than it had to propose.
+        model = self.parts[self.chain[-1]].model
+        return window if drafted and not model else step.width
+
+
+@dataclass
+class Run:
+    """Calls of one chain: of the target alone, of a chain with one window (`fixed`), whose rounds
+    are timed as wholes, or of one whose windows take turns, whose steps are.
+
+    Args:
+        make: `Chain`.
+    """
+
+    make: Callable[..., Any]
+    parts: Sequence[Part]
+    chain: tuple[int, ...]
+    request: Request
+    clock: Clock
+    fixed: bool = False
+    rounds: list[Round] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        things = [self.parts[n].thing for n in self.chain]
+        self.turns: _Turns | None = None
+        if len(self.chain) == 1:
+            self._ready = self.make(things)
+        elif self.fixed:
+            self._ready = self.make(things, [_FIXED] * (len(things) - 1))
+        else:
+            self.turns = _Turns(self.parts, self.chain, self.request.batch)
+            windows = [_BLOCKS * (MOST + 1)] * (len(things) - 2)
+            self._ready = self.make(things, [*windows, MOST], policy=self.turns)
+
+    @property
+    def enough(self) -> bool:
+        """Whether a prompt need not be asked a second time."""
+        if self.turns is None:
+            return len(self.chain) > 1 and len(self.rounds) >= 4 * _ENOUGH
+        return self.turns.turn >= _ENOUGH * len(WINDOWS)
+
+    def warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Passes of every size, untimed: some are made when they first run."""
+        tokens = 4 if self.turns is None else min(sum(WINDOWS), self.request.max_new_tokens)
+        options = {**self.request.options(), "max_new_tokens": tokens}
+        self._ready.generate([list(one) for one in prompts], **options)
+        if self.turns is not None:
+            self.turns.steps.clear()
+            for own in self.turns.verified.values():
+                own.clear()
+            self.turns.turn = 0
+
+    def call(self, prompts: Sequence[Sequence[int]], number: int) -> list[list[int]]:
+        """Continue prompts, timed; the new tokens of each."""
+        if self.turns is not None:
+            self.turns.begin()
+        began = self.clock()
+        batch = self._ready.batch([list(one) for one in prompts], **self.request.options(number))
+        stats, last = batch.stats, [0.0] * (len(self.chain) + 1)
+        slots, begins = len(prompts), True
+        while True:
+            active = sum(not row.ended for row in batch.rows)
+            slots = slots_after(slots, active)
+            if not batch.advance():
+                break
+            now = [*(level.seconds for level in stats.levels), stats.decode_seconds]
+            *levels, whole = (b - a for a, b in zip(last, now, strict=True))
+            if self.turns is None:
+                self.rounds.append(Round(tuple(levels), whole - sum(levels), slots, begins))
+            last, begins = now, False
+        spent = self.clock() - began
+        prefill = [level.prefill_seconds for level in stats.levels]
+        self.texts.append(
+            Text(
+                max(map(len, prompts)),
+                dict(zip(self.chain, prefill, strict=True)),
+                max(0.0, spent - sum(prefill) - stats.decode_seconds),
+            )
+        )
+        return [
+            list(row.tokens[len(prompt) :]) for row, prompt in zip(batch.rows, prompts, strict=True)
+        ]
+
+
+def timed_chains(parts: Sequence[Part]) -> list[tuple[int, ...]]:
+    """Chains whose steps are timed: the target with the next model, with every model and the one
+    below that, and with every drafter; and with the last model and a drafter, since that model
+    verifies as well."""
+    models = [n for n, part in enumerate(parts) if part.model]
+    drafters = [n for n, part in enumerate(parts) if not part.model]
+    found: list[tuple[int, ...]] = [(0, n) for n in models[1:2]]
+    found += [(0, *pair) for pair in itertools.pairwise(models[1:])]
+    found += [(0, n) for n in drafters]
+    if len(models) > 1:
+        below = [n for n in drafters if parts[n].drafts_below(parts[models[-1]], parts[0])]
+        found += [(0, models[-1], n) for n in below[:1]]
+    return found
+
+
+def timed_runs(
+    make: Callable[..., Any], parts: Sequence[Part], request: Request, clock: Clock
+) -> list[Run]:
+    """The target alone, a chain with one window, and those of `timed_chains`."""
+    chains = timed_chains(parts)
+    runs = [Run(make, parts, (0,), request, clock)]
+    if chains:
+        runs.append(Run(make, parts, chains[0], request, clock, fixed=True))
+    return runs + [Run(make, parts, chain, request, clock) for chain in chains]
+
+
+def in_turns(
+    runs: Sequence[Run], prompts: Sequence[Sequence[int]], batch: int, limit: float, clock: Clock
+) -> list[tuple[list[int], list[int]]]:
+    """All runs continue one batch of prompts after the other, so that a change in the machine's
+    load meets all; as many as there is time for, again and again while rounds are missing.
+
+    Returns:
+        The prompts that were asked and the target's continuations.
+    """
+    groups = [[prompts[n] for n in own] for own in batches(len(prompts), batch).tolist()]
+    for run in runs:
+        run.warm_up(groups[0])
+    texts: list[tuple[list[int], list[int]]] = []
+    began = clock()
+    for number in range(3 * len(groups)):
+        again = number >= len(groups)
+        if (texts and clock() - began > limit) or (again and all(run.enough for run in runs[1:])):
+            break
+        group = groups[number % len(groups)]
+        new = runs[0].call(group, number)
+        if not again:
+            fresh = range(number * batch, min((number + 1) * batch, len(prompts)))
+            texts += [
+                (list(prompt), own)
+                for prompt, own, _ in zip(group, new, fresh, strict=False)
+                if own
+            ]
+        for run in runs[1:]:
+            if not (again and run.enough):
+                run.call(group, number)
+    if not any(not one.begins for one in runs[0].rounds):
+        raise ValueError(
+            "prompts: expected one that the target continues with two tokens or more, given none"
+        )
+    return texts
+
+
+def all_steps(runs: Iterable[Run]) -> Iterator[StepTime]:
+    """Of all chains whose windows took turns."""
+    for run in runs:
+        if run.turns is not None:
+            yield from run.turns.steps
