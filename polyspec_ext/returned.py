@@ -27,7 +27,7 @@ def require_logits(
             f"{name}: expected forward to return float32, bfloat16 or float16 logits, given "
             f"{kind_of(logits)}"
         )
-    if tuple(logits.shape) != (batch, keep, vocab_size):
+    if logits.shape != (batch, keep, vocab_size):
         raise ValueError(
             f"{name}: expected forward to return logits of shape [B, keep, vocab_size] = "
             f"[{batch}, {keep}, {vocab_size}], given {list(logits.shape)}"
@@ -37,6 +37,8 @@ def require_logits(
             f"{name}: expected forward to return logits on the level's device, {device}, given "
             f"{logits.device}"
         )
+    if logits.layout == torch.strided and logits.is_contiguous():
+        return
     if logits.layout != torch.strided:
         raise ValueError(
             f"{name}: expected forward to return dense logits, given layout {logits.layout}"

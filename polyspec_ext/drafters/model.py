@@ -33,6 +33,7 @@ class DraftModel(LevelAdapter):
         super().__init__(level)
         if vocab_size is not None:
             self.vocab_size = min(vocab_size, self.vocab_size)
+        self._cuts = self.vocab_size < level.vocab_size
         self.num_forward_passes = 0
         self._sample = sample
 
@@ -51,7 +52,7 @@ class DraftModel(LevelAdapter):
         """
         parameters = inputs.parameters.on(self.device).values()
         loop = _OnDevice(inputs) if inputs.eos is None else _OnHost(inputs)
-        positions, rounds = loop.positions, loop.rounds
+        positions, level, rounds = loop.positions, inputs.level, loop.rounds
         samples: list[ops.SampleResult] = []
         rows: RowBuffer | None = None
         places: Sequence[torch.Tensor] = ()
@@ -59,13 +60,12 @@ class DraftModel(LevelAdapter):
         for i in range(inputs.most):
             counts, first = loop.counts(i)
             logits = self.forward(InputBlock(tokens, 1, counts, first)).logits
-            self.num_forward_passes += 1
-            if logits.shape[-1] > self.vocab_size:
+            if self._cuts:
                 logits = logits[..., : self.vocab_size]
             if inputs.processors is not None:
                 logits = loop.processed(logits)
             behind = logits.select(1, 0)
-            drawn = self._sample(behind, *parameters, positions[i], inputs.level, rounds)
+            drawn = self._sample(behind, *parameters, positions[i], level, rounds)
             samples.append(drawn)
             if inputs.wants_rows:
                 if rows is None:
@@ -76,6 +76,7 @@ class DraftModel(LevelAdapter):
             if loop.ended(i, drawn):
                 break
             tokens = loop.known(drawn.tokens).unsqueeze(1)
+        self.num_forward_passes += len(samples)
         if rows is not None:
             assert rows.statistics is not None
             own = rows.statistics
@@ -141,7 +142,8 @@ class _OnHost:
     """Which rows take part in each pass: those that have not drawn all their tokens, or an EOS."""
 
     def __init__(self, inputs: DraftInput) -> None:
-        self._inputs = inputs
+        assert inputs.eos is not None
+        self._inputs, self._eos = inputs, inputs.eos
         self._width = inputs.tokens.shape[1]
         self._read = [int(n) for n in inputs.counts]
         self._left = [int(n) for n in inputs.lengths]
@@ -167,17 +169,16 @@ class _OnHost:
         return (None, None) if all(self._left) else ([min(n, 1) for n in self._left], None)
 
     def ended(self, place: int, drawn: ops.SampleResult) -> bool:
-        inputs = self._inputs
-        assert inputs.eos is not None
+        eos, left, own = self._eos, self._left, self._drawn
         tokens: list[int] = drawn.tokens.tolist()
         self._unknown = min(tokens) < 0
         if self._unknown:
             self._raise(drawn, place)
-        for b, (left, token) in enumerate(zip(self._left, tokens, strict=True)):
-            if left:
-                self._drawn[b].append(token)
-                self._left[b] = 0 if token in inputs.eos[b] else left - 1
-        return not any(self._left)
+        for b, token in enumerate(tokens):
+            if left[b]:
+                own[b].append(token)
+                left[b] = 0 if token in eos[b] else left[b] - 1
+        return not any(left)
 
     def known(self, tokens: torch.Tensor) -> torch.Tensor:
         """Ids to read: a row without a part may have drawn none."""

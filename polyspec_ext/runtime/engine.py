@@ -228,10 +228,8 @@ class Engine:
 
     def _plan(self, active: Sequence[Row]) -> RoundPlan:
         """Of the largest windows of all rows."""
-        windows, rounds = (
-            tuple(map(max, zip(*{table[row.slot] for row in active}, strict=True)))
-            for table in (self._windows, self._rounds)
-        )
+        forms = {(self._windows[row.slot], self._rounds[row.slot]) for row in active}
+        windows, rounds = map(_largest, zip(*forms, strict=True))
         room = max(row.room for row in active)
         # The last token of a text needs no draft, and no window is filled past the end of all
         # texts: in powers of two, so that few plans differ.
@@ -289,25 +287,24 @@ class Engine:
 
     def _prepare_buffers(self, plan: RoundPlan, apart: bool) -> _Buffers:
         """The state rows, where this round's steps are."""
-        slots = self._slots
-        device = torch.device("cpu") if apart else self.config.device
+        slots, now = self._slots, self._buffers
         count = 1 if apart else len(plan.steps or ())
         longest = max(row.committed for row in slots)
-        eos = max(1, *[len(own) for own in self._eos])
-        now = self._buffers
-        least = (len(slots), count, longest + plan.ahead + 1, eos)
-        if now is not None and now.apart == apart and now.state.fits(*least):
+        least = longest + plan.ahead + 1
+        # (The batch and its EOS ids are as they were.)
+        if now is not None and now.apart == apart and now.state.fits(count, least):
             return now
         # The whole text as far as is known, up to a size that is asked for on trust only.
         capacity = longest + min(max(row.room for row in slots), _TRUSTED) + plan.ahead
-        form = (len(slots), count, capacity, eos)
+        eos = max(1, *[len(own) for own in self._eos])
         self._forget_buffers()
         key = (apart, len(slots), count, eos, self._parameters.greedy)
         made = self._kept.pop(key, None)
-        if made is None or not made.state.fits(*form):
+        if made is None or not made.state.fits(count, capacity):
             room = _CAPACITY
             while room < capacity:
                 room *= 2
+            device = torch.device("cpu") if apart else self.config.device
             state = StateRows(self._count, len(slots), count, room, eos, device)
             made = _Buffers(state, apart)
         self._kept[key] = made
@@ -841,6 +838,11 @@ class _Buffers:
         """All of it that captured steps use."""
         rows = [t for own in self.rows.values() if own is not None for t in own if t is not None]
         return Place(self, [*self.state.tensors, *self.parameters.tensors, *rows])
+
+
+def _largest(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The largest of each place."""
+    return sizes[0] if len(sizes) == 1 else tuple(map(max, zip(*sizes, strict=True)))
 
 
 def _moved(rows: RowBuffer | None, device: torch.device) -> RowBuffer | None:

@@ -164,9 +164,9 @@ def test_rows_are_written_as_the_operators_read_them() -> None:
     assert step.plan.tolist()[1:3] == [step.counts, step.first]
     assert state.eos.tolist() == [[4, 9], [-1, -1], [2, -1]]
     assert state.text(0).tolist() == [5, 6, 7]
-    assert state.fits(3, 1, 40, 2)
-    for form in ((2, 1, 40, 2), (3, 2, 40, 2), (3, 1, 41, 2), (3, 1, 40, 3)):
-        assert not state.fits(*form)
+    assert state.fits(1, 40)
+    assert not state.fits(2, 40)
+    assert not state.fits(1, 41)
 
 
 def entered(state: StateRows, tokens: list[int], *given: Any, **options: Any) -> Any:
