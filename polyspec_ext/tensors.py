@@ -28,9 +28,13 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=tensor.device.type == device.type == "cuda")
 
 
-def signed(seed: int) -> int:
-    """The 64 bits of an unsigned seed as torch holds them."""
-    return seed - 2**64 if seed >= 2**63 else seed
+_DTYPES = {
+    "temperature": torch.float32,
+    "top_k": torch.int64,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "seed": torch.int64,
+}
 
 
 class Parameters:
@@ -50,18 +54,26 @@ class Parameters:
         """temperature, top_k, top_p, min_p and seed, in this order. Made once per device."""
         if device not in self._made:
             made: dict[str, Any] = {}
-            for name in ("temperature", "top_k", "top_p", "min_p"):
-                values = [getattr(one, name) for one in self.sampling]
-                dtype = torch.int64 if name == "top_k" else torch.float32
+            for name in _DTYPES:
+                values = self.values(name)
                 same = len(set(values)) == 1
-                made[name] = values[0] if same else on_device(values, dtype, device)
-            bits = [signed(seed) for seed in self.seeds]
-            made["seed"] = self.seeds[0] if len(bits) == 1 else on_device(bits, torch.int64, device)
+                made[name] = values[0] if same else self.column(name, device)
             self._made[device] = made
         return self._made[device]
 
+    def values(self, name: str) -> list[Any]:
+        """Of one of them, by row."""
+        return self.seeds if name == "seed" else [getattr(one, name) for one in self.sampling]
 
-class FixedParameters:
+    def column(self, name: str, device: torch.device) -> torch.Tensor:
+        """The same, ``[B]``; of a seed the 64 bits as torch holds them."""
+        values = self.values(name)
+        if name == "seed":
+            values = [seed - 2**64 if seed >= 2**63 else seed for seed in values]
+        return on_device(values, _DTYPES[name], device)
+
+
+class FixedParameters(Parameters):
     """`Parameters` of B rows at one place on a device, where captured graphs read them anew.
 
     Args:
@@ -70,19 +82,10 @@ class FixedParameters:
     """
 
     def __init__(self, batch: int, device: torch.device) -> None:
-        self.sampling: list[Sampling] = []
-        self.seeds: list[int] = []
-        self.greedy = False
+        super().__init__([], [])
         self._written: Parameters | None = None
-        self._tensors: dict[str, torch.Tensor] = {
-            name: torch.zeros(batch, dtype=dtype, device=device)
-            for name, dtype in (
-                ("temperature", torch.float32),
-                ("top_k", torch.int64),
-                ("top_p", torch.float32),
-                ("min_p", torch.float32),
-                ("seed", torch.int64),
-            )
+        self._tensors = {
+            name: torch.zeros(batch, dtype=dtype, device=device) for name, dtype in _DTYPES.items()
         }
 
     def write(self, parameters: Parameters) -> None:
@@ -92,10 +95,7 @@ class FixedParameters:
         self._written, self.greedy = parameters, parameters.greedy
         self.sampling, self.seeds = parameters.sampling, parameters.seeds
         for name, own in self._tensors.items():
-            values: list[Any] = [signed(seed) for seed in self.seeds]
-            if name != "seed":
-                values = [getattr(one, name) for one in self.sampling]
-            own.copy_(on_device(values, own.dtype, own.device), non_blocking=True)
+            own.copy_(parameters.column(name, own.device), non_blocking=True)
 
     def on(self, device: torch.device) -> dict[str, Any]:
         """As of `Parameters`; each ``[B]``."""

@@ -10,7 +10,7 @@ import torch
 
 from ..levels.base import Counts, LevelCapabilities, PromptBatch
 from ..sampling import Sampling
-from ..tensors import FixedParameters, Parameters
+from ..tensors import Parameters
 
 if TYPE_CHECKING:
     from ..sampling import LogitsProcessors
@@ -106,7 +106,7 @@ class DraftInput:
     positions: Counts
     rounds: Counts
     level: int
-    parameters: Parameters | FixedParameters
+    parameters: Parameters
     wants_rows: bool
     requests: Sequence[int]
     rows: RowBuffer | None = None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..drafters.base import RowBuffer
-from ..tensors import FixedParameters, Parameters
+from ..tensors import Parameters
 from .config import ChainConfig
 from .trees import Tree
 
@@ -32,7 +32,7 @@ def verify(
     logits: torch.Tensor,
     tokens: torch.Tensor,
     rows: RowBuffer | None,
-    parameters: Parameters | FixedParameters,
+    parameters: Parameters,
     *,
     lengths: torch.Tensor | None,
     positions: torch.Tensor | int,
@@ -76,7 +76,7 @@ def verify_tree(
     logits: torch.Tensor,
     tree: Tree,
     rows: RowBuffer | None,
-    parameters: Parameters | FixedParameters,
+    parameters: Parameters,
     *,
     depth: int,
     positions: torch.Tensor | int,
