@@ -153,7 +153,7 @@ def ablation(texts: list[Text], costs: Costs, chain: Sequence[str], start: list[
 
     return {
         "online, history": {h: speed("online", history=h) for h in (4, 16, 32, 64, 128, 256)},
-        "joint, forgetting": {f: speed("joint", forgetting=f) for f in (0.8, 0.9, 0.95, 0.98, 1.0)},
+        "joint, forgetting": {f: speed("joint", forgetting=f) for f in (0.7, 0.8, 0.9, 0.95, 1.0)},
         "without a guard": {name: speed(name, guard=False) for name in ("online", "joint")},
     }
 

@@ -158,7 +158,7 @@ class Joint(Adaptive):
     """
 
     name, _kind = "joint", PolicyKind.JOINT
-    forgetting: float = 0.95
+    forgetting: float = 0.9
     max_acceptance: float = 0.98
 
 

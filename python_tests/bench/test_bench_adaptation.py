@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from polyspec_ext import cli, policies, tiny
 from polyspec_ext.bench import adaptation
 from polyspec_ext.bench.drafter_ablation import DRAFTERS, Field
 from polyspec_ext.bench.replay import Costs, Members, Trace, oracle, replay, replay_choice
-from polyspec_ext.bench.traces import HELD_OUT, LOOKUP, TUNING, Traces, record
+from polyspec_ext.bench.traces import BRANCH, HELD_OUT, LOOKUP, TUNING, Text, Traces, record
 
 PROMPTS = [[0, 45, 300, 17, 5, 99], [0, 800, 12]]
 CHAINS = [
@@ -75,6 +78,38 @@ def test_oracle_is_never_slower(traces: Traces) -> None:
     best = max(replay(own, costs, None, windows).speed for windows in choices)
     assert oracle(own, costs, choices).speed >= best
     assert oracle(own, costs, [[2]]).speed == pytest.approx(replay(own, costs, None, [2]).speed)
+
+
+def agreeing(chance: random.Random, outer: float, inner: float, size: int = 128) -> Text:
+    """A text on which the target agrees with the middle, and that with the drafter, at so many
+    places, independently."""
+    middle, under = ([chance.random() < a for _ in range(size)] for a in (outer, inner))
+    drafter = [a and b for a, b in zip(middle, under, strict=True)]
+    wrong = [place for place, agrees in enumerate(middle) if not agrees]
+    branches = {place: [chance.random() < inner for _ in range(BRANCH)] for place in wrong}
+    return Text([0], list(range(size)), drafter, middle, under, branches, 1.0)
+
+
+def test_joint_is_as_good_as_online_and_better_on_three_levels() -> None:
+    times = [{1: 9.0, 8: 9.6, 33: 12.0}, {1: 2.8, 33: 3.4}, {1: 1.2, 33: 1.4}]
+    gains: dict[int, list[float]] = {2: [], 3: []}
+    for seed, (outer, inner) in itertools.product(
+        range(3), ((0.9, 0.72), (0.8, 0.8), (0.95, 0.6), (0.7, 0.5))
+    ):
+        chance = random.Random(seed)
+        texts = [agreeing(chance, outer, inner) for _ in range(24)]
+        for chain, start in ((("target", "drafter"), [4]), (tiny.LEVELS, [8, 3])):
+            count = len(chain)
+            traces = [Trace(text, chain) for text in texts]
+            costs = Costs([times[0], *times[4 - count :]])
+            online, joint = (
+                replay(traces, costs, adaptation.policy_of(name, count), start).speed
+                for name in ("online", "joint")
+            )
+            gains[count].append(joint / online)
+    assert min(*gains[2], *gains[3]) > 0.99
+    assert statistics.fmean(gains[2]) > 0.998
+    assert statistics.fmean(gains[3]) > 1.003
 
 
 def test_halves_have_no_text_in_common(traces: Traces) -> None:

@@ -82,7 +82,7 @@ struct PolicyOptions {
   std::vector<int64_t> max_windows;  // [n-1] never exceeded; empty: 16 for the drafter, else 32
   int64_t history = 64;              // kOnline: verifications looked at, >= 1
   double max_acceptance = 0.98;      // kOnline, kJoint: in (0, 1)
-  double forgetting = 0.95;          // kJoint: in (0, 1]
+  double forgetting = 0.9;           // kJoint: in (0, 1]
   int64_t ngram = 3;                 // kCachedFsm: in [1, 8]
   double learning_rate = 0.2;        // kQLearning: in (0, 1]
   double discount = 0.5;             // kQLearning: in [0, 1)

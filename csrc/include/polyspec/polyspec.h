@@ -554,7 +554,7 @@ static inline polyspec_policy_options polyspec_policy_options_default(void) {
   out.kind = POLYSPEC_POLICY_JOINT;
   out.history = 64;
   out.max_acceptance = 0.98;
-  out.forgetting = 0.95;
+  out.forgetting = 0.9;
   out.ngram = 3;
   out.learning_rate = 0.2;
   out.discount = 0.5;

@@ -17,9 +17,9 @@ namespace {
 constexpr size_t kPositions = 32;  // later ones count as the last
 constexpr double kUnknown = 0.7;   // acceptance before anything was verified
 constexpr double kUnknownWeight = 10;
-constexpr double kSharedWeight = 8;   // of all rows in a row's estimate, in tokens
+constexpr double kSharedWeight = 30;  // of all rows in a row's estimate, in tokens
 constexpr double kPooledWeight = 48;  // of all positions in a position's
-constexpr double kSlower = 8;         // of a level's estimates of all rows, and of its positions
+constexpr double kSlower = 20;        // of a level's estimates of all rows, and of its positions
 constexpr double kIdle = 0.97;        // a round in which a level verified nothing
 
 double odds(double p) { return p / (1 - p); }
@@ -257,9 +257,9 @@ class Joint final : public AdaptivePolicy {
 
   // Candidates of a level that the one above tries; of longer chains fewer.
   static constexpr size_t kKept = 17, kKeptDeep = 6;
-  static constexpr double kWorthwhile = 0.99;  // of the seconds per token of the windows in use
-  static constexpr int32_t kDearer = 2;        // numbers of rounds beyond the best that are tried
-  static constexpr double kNegligible = 1e-7;  // probability of a length
+  static constexpr double kWorthwhile = 0.997;  // of the seconds per token of the windows in use
+  static constexpr int32_t kDearer = 2;         // numbers of rounds beyond the best that are tried
+  static constexpr double kNegligible = 1e-7;   // probability of a length
   std::vector<Row> rows_;
   std::vector<Shared> shared_;  // [n-1]
   // Room for a choice.
