@@ -61,6 +61,10 @@ class Chain:
             the window if all is accepted, ceil(window[i] / (window[i+1] + 1)). Bounded rounds have
             the rows of a batch keep step, and let a CUDA device do a round of the target without
             host synchronisation.
+        tail: tokens that the drafter adds at most, from three levels on, to those that the target
+            is about to verify and the level below it has verified; no more than a draft has. They
+            cost drafting and no verification of their own: the target verifies each against the
+            drafter's distribution. Not with a drafter of trees.
         rule: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2024), on every level.
         dtype, device: for models loaded here. float32, bfloat16 or float16; by default float32 on
             the CPU and the checkpoint's own elsewhere. CPU or CUDA; by default the CPU.
@@ -89,7 +93,7 @@ class Chain:
         levels: those that verify, as `Level` objects.
         drafter: the lowest level; None where the target decodes alone.
         vocab_sizes: ids that each level of a model may draw are below them.
-        window, rounds, rule: as above, with what was chosen by default.
+        window, rounds, tail, rule: as above, with what was chosen by default.
 
     Raises:
         TypeError: an argument, or an element of `levels`, is none of the above.
@@ -104,6 +108,7 @@ class Chain:
         window: Sequence[int] | None = None,
         *,
         rounds: Sequence[int] | None = None,
+        tail: int = 0,
         rule: str = "token",
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
@@ -130,6 +135,12 @@ class Chain:
         if rounds is None:
             rounds = default_rounds(self.window)
         self.rounds = arguments.sizes("rounds", rounds, max(count - 2, 0), count)
+        self.tail = arguments.integer("tail", tail, arguments.SIZE_MAX)
+        if self.tail and count < 3:
+            raise ValueError(
+                f"tail: expected 0 for {count} levels, since no level verifies between drafter and "
+                f"target, given {self.tail}"
+            )
         validate.rule(rule)
         self.rule = rule
         dtype, device = arguments.dtype("dtype", dtype), arguments.device("device", device)
@@ -248,6 +259,7 @@ class Chain:
             self.rule,
             levels[0].device,
             self._operators,
+            self.tail,
         )
         devices = {level.device for level in levels}
         if drafter is not None:
@@ -283,7 +295,8 @@ class Chain:
         elif self.drafter is not None:
             lines.append(f"{type(self.drafter).__name__}, no model")
         shown = [f"  {name}: {line}" for name, line in zip(self.names, lines, strict=True)]
-        settings = f"  window={self.window}, rounds={self.rounds}, rule={self.rule!r}"
+        tail = f", tail={self.tail}" if self.tail else ""
+        settings = f"  window={self.window}, rounds={self.rounds}{tail}, rule={self.rule!r}"
         return "\n".join(["Chain(", *shown, settings, ")"])
 
     def stream(

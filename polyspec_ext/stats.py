@@ -39,6 +39,8 @@ class LevelStats:
         num_emitted_tokens: tokens handed up, or committed by the target; corrections and bonus
             tokens included.
         num_proposed_tokens: tokens drawn by a drafter.
+        num_tail_tokens: of num_draft_tokens, those of tails (``Chain(tail=)``), which no level but
+            the drafter had seen; num_accepted_tail_tokens: of these, accepted.
         num_accepted_tokens_per_pos: [i] = number of blocks whose token i was accepted.
         acceptance_histogram: [a] = number of blocks of which exactly a tokens were accepted.
         draft_length_histogram: [m] = number of blocks of exactly m tokens; blocks end early at an
@@ -59,12 +61,14 @@ class LevelStats:
     num_accepted_tokens: int = 0
     num_emitted_tokens: int = 0
     num_proposed_tokens: int = 0
+    num_tail_tokens: int = 0
+    num_accepted_tail_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
     draft_length_histogram: list[int] = field(default_factory=list)
     emitted_per_verification: list[int] = field(default_factory=list)
 
-    def verified(self, drafted: int, accepted: int, emitted: int) -> None:
-        """Count one verification of `drafted` tokens."""
+    def verified(self, drafted: int, accepted: int, emitted: int, of_tail: int = 0) -> None:
+        """Count one verification of `drafted` tokens, the last `of_tail` of them of a tail."""
         self.num_verifications += 1
         self.num_emitted_tokens += emitted
         self.emitted_per_verification.append(emitted)
@@ -73,6 +77,8 @@ class LevelStats:
         self.num_drafts += 1
         self.num_draft_tokens += drafted
         self.num_accepted_tokens += accepted
+        self.num_tail_tokens += of_tail
+        self.num_accepted_tail_tokens += max(0, accepted - (drafted - of_tail))
         histogram, lengths = self.acceptance_histogram, self.draft_length_histogram
         if len(histogram) <= drafted:
             more = [0] * (drafted + 1 - len(histogram))
@@ -211,10 +217,18 @@ class StatsRecorder:
         if row is not self._total:
             row.levels[-1].num_proposed_tokens += tokens
 
-    def verified(self, row: Stats, index: int, drafted: int, accepted: int, emitted: int) -> None:
-        self._total.levels[index].verified(drafted, accepted, emitted)
+    def verified(
+        self,
+        row: Stats,
+        index: int,
+        drafted: int,
+        accepted: int,
+        emitted: int,
+        of_tail: int = 0,
+    ) -> None:
+        self._total.levels[index].verified(drafted, accepted, emitted, of_tail)
         if row is not self._total:
-            row.levels[index].verified(drafted, accepted, emitted)
+            row.levels[index].verified(drafted, accepted, emitted, of_tail)
 
     def prefilled(self, rows: Sequence[Stats], index: int, seconds: float) -> None:
         for stats in self._of(rows):

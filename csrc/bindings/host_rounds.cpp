@@ -30,11 +30,12 @@ void require(const polyspec::Result& result) {
 // A step that is due for some rows of the batch.
 struct HostStep {
   int32_t level = 0;
-  int64_t most = 0;                                                // the largest of `lengths`
-  std::vector<int64_t> group;                                      // rows with a part
-  std::vector<int64_t> counts, first, lengths, positions, rounds;  // [b] each, see SchedulePlan
-  Array<int64_t> input_ids;                                        // [b, t]
-  Array<int64_t> plan;                                             // [kPlanRows, b]
+  int64_t most = 0;            // the largest of `lengths`
+  std::vector<int64_t> group;  // rows with a part
+  // [b] each, see SchedulePlan
+  std::vector<int64_t> counts, first, lengths, positions, rounds, of_tail;
+  Array<int64_t> input_ids;  // [b, t]
+  Array<int64_t> plan;       // [kPlanRows, b]
 };
 
 using Entry = std::array<int64_t, RoundShape::kPerStep>;
@@ -97,6 +98,7 @@ class HostRounds {
     step.lengths = row_of(polyspec::kPlanLengths);
     step.positions = row_of(polyspec::kPlanPositions);
     step.rounds = row_of(polyspec::kPlanRounds);
+    step.of_tail = row_of(polyspec::kPlanOfTail);
     step.most = *std::max_element(step.lengths.begin(), step.lengths.end());
     return step;
   }
@@ -165,7 +167,7 @@ void bind_host_rounds(py::module_& m) {
   py::class_<HostStep>(m, "HostStep",
                        "A step that is due (polyspec/round_state.hpp): `level`, `group` the rows "
                        "with a part, `most` the largest of `lengths`, and by row what "
-                       "`ops.schedule.Plan` names; `input_ids` [B, T] and `plan` [6, B] int64.")
+                       "`ops.schedule.Plan` names; `input_ids` [B, T] and `plan` [7, B] int64.")
       .def_readonly("level", &HostStep::level)
       .def_readonly("most", &HostStep::most)
       .def_readonly("group", &HostStep::group)
@@ -174,6 +176,7 @@ void bind_host_rounds(py::module_& m) {
       .def_readonly("lengths", &HostStep::lengths)
       .def_readonly("positions", &HostStep::positions)
       .def_readonly("rounds", &HostStep::rounds)
+      .def_readonly("of_tail", &HostStep::of_tail)
       .def_readonly("input_ids", &HostStep::input_ids)
       .def_readonly("plan", &HostStep::plan);
 

@@ -58,16 +58,26 @@ py::dict status_bits() {
 
 // The words of a state row that Python writes and reads.
 void name_words(py::class_<RoundShape>& shape) {
-  const std::pair<const char*, int64_t> names[] = {
-      {"TOTAL", RoundShape::kTotal},       {"ROOM", RoundShape::kRoom},
-      {"STOPPED", RoundShape::kStopped},   {"STEP", RoundShape::kStep},
-      {"CACHED", RoundShape::kCached},     {"ROUND", RoundShape::kRound},
-      {"WINDOW", RoundShape::kWindow},     {"BOUND", RoundShape::kBound},
-      {"PENDING", RoundShape::kPending},   {"BLOCKS", RoundShape::kBlocks},
-      {"CLOSED", RoundShape::kClosed},     {"COUNT", RoundShape::kCount},
-      {"POSITION", RoundShape::kPosition}, {"ACCEPTED", RoundShape::kAccepted},
-      {"EMITTED", RoundShape::kEmitted},   {"ENDED", RoundShape::kEnded},
-      {"STATUS", RoundShape::kStatus},     {"PER_STEP", RoundShape::kPerStep}};
+  const std::pair<const char*, int64_t> names[] = {{"TOTAL", RoundShape::kTotal},
+                                                   {"ROOM", RoundShape::kRoom},
+                                                   {"STOPPED", RoundShape::kStopped},
+                                                   {"STEP", RoundShape::kStep},
+                                                   {"TAIL_WINDOW", RoundShape::kTailWindow},
+                                                   {"CACHED", RoundShape::kCached},
+                                                   {"ROUND", RoundShape::kRound},
+                                                   {"WINDOW", RoundShape::kWindow},
+                                                   {"BOUND", RoundShape::kBound},
+                                                   {"PENDING", RoundShape::kPending},
+                                                   {"BLOCKS", RoundShape::kBlocks},
+                                                   {"CLOSED", RoundShape::kClosed},
+                                                   {"COUNT", RoundShape::kCount},
+                                                   {"POSITION", RoundShape::kPosition},
+                                                   {"ACCEPTED", RoundShape::kAccepted},
+                                                   {"EMITTED", RoundShape::kEmitted},
+                                                   {"ENDED", RoundShape::kEnded},
+                                                   {"STATUS", RoundShape::kStatus},
+                                                   {"OF_TAIL", RoundShape::kOfTail},
+                                                   {"PER_STEP", RoundShape::kPerStep}};
   for (const auto& [name, value] : names) shape.attr(name) = value;
 }
 
@@ -87,6 +97,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("kind", &Step::kind)
       .def_readonly("level", &Step::level)
       .def_readonly("count", &Step::count)
+      .def_readonly("of_tail", &Step::of_tail)
       .def("__repr__", &step_repr);
 
   py::class_<Scheduler>(
@@ -101,10 +112,13 @@ PYBIND11_MODULE(_C, m) {
            py::arg("eos") = false, "Tells what the step that `next` named has brought.")
       .def("set_windows", &Scheduler::set_windows, py::arg("windows"),
            "Changes the windows from the next step on.")
+      .def("set_tail", &Scheduler::set_tail, py::arg("tail"),
+           "Tokens that level n drafts at most before level 1 verifies; 0: none.")
       .def("pending", &Scheduler::pending, py::arg("level"), "Tokens waiting for level 1 ... n-1.")
       .def_property_readonly("levels", &Scheduler::levels)
       .def_property_readonly("windows", &Scheduler::windows)
       .def_property_readonly("rounds", &Scheduler::rounds)
+      .def_property_readonly("tail", &Scheduler::tail)
       .def_property_readonly("committed", &Scheduler::committed)
       .def_property_readonly("done", &Scheduler::done);
 

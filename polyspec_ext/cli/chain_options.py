@@ -46,6 +46,14 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         "that verifies; 0: no bound (default: as many as fill its window if all is accepted)",
     )
     group.add_argument(
+        "--tail",
+        type=options.COUNT_OR_NONE,
+        default=0,
+        metavar="T",
+        help="tokens that the drafter adds, unverified, to those that the target is about to "
+        "verify (default: %(default)s)",
+    )
+    group.add_argument(
         "--rule",
         choices=("token", "block"),
         default="token",
@@ -121,7 +129,7 @@ def build_chain(args: argparse.Namespace) -> Chain:
             f"--dtype: expected a torch dtype such as float32 or bfloat16, given {args.dtype!r}"
         )
     chosen: dict[str, Any] = {"rule": args.rule, "dtype": dtype, "device": args.device}
-    chosen.update(compile=args.compile, rounds=args.rounds, policy=args.policy)
+    chosen.update(compile=args.compile, rounds=args.rounds, tail=args.tail, policy=args.policy)
     packs: dict[str, Any] = {"auto": "auto", "on": True, "off": False}
     if args.target is None:
         if args.middle or args.drafter:

@@ -30,6 +30,8 @@ class Plan(NamedTuple):
         lengths: tokens to draft or to verify.
         positions: absolute position of the first of these.
         rounds: key the draws.
+        of_tail: tokens of a tail among `lengths`: all or none of a draft; of those that the target
+            verifies the last ones.
     """
 
     part: torch.Tensor
@@ -38,6 +40,7 @@ class Plan(NamedTuple):
     lengths: torch.Tensor
     positions: torch.Tensor
     rounds: torch.Tensor
+    of_tail: torch.Tensor
 
 
 def due(state: torch.Tensor, shape: RoundShape) -> torch.Tensor:
@@ -61,7 +64,7 @@ def next_step(
         width: tokens per row that the level reads at most, T.
 
     Returns:
-        input_ids ``[B, T]`` int64, ids at the front of each row, then 0; and the table ``[6, B]``
+        input_ids ``[B, T]`` int64, ids at the front of each row, then 0; and the table ``[7, B]``
         of which `Plan` names the rows.
     """
     input_ids, plan = _next(state, shape.levels, shape.steps, level, width)
@@ -92,8 +95,8 @@ def report(
 
     Returns:
         slots ``[B, W]`` int64, where each emitted token stands among those that are pending for
-        the level above, `padding` for the others; and kept ``[n, B]`` int64, tokens that each
-        level's cache may keep.
+        the level above (those of a tail: for the target), `padding` for the others; and kept
+        ``[n, B]`` int64, tokens that each level's cache may keep.
     """
     slots, kept = _report(
         state, shape.levels, shape.steps, level, plan, tokens, counts, status, eos, padding

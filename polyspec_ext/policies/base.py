@@ -11,7 +11,8 @@ class StepReport(NamedTuple):
 
     Attributes:
         level: 1 ... n; n drafted, the others verified.
-        tokens: verified or drafted in this row; of a tree, the depth of its paths.
+        tokens: verified or drafted in this row, without the tail of a block; of a tree, the depth
+            of its paths.
         accepted: of those verified.
         width: the most tokens of any row in the step, which its time depends on.
         batch: rows that took part.

@@ -21,7 +21,8 @@ class RoundRecorder(StatsRecorder):
         self._number = {id(stats): number for number, stats in enumerate(rows)}
         self._levels = len(total.levels)
         self._steps: list[list[StepReport]] = [[] for _ in rows]
-        self._open: list[tuple[int, int, int]] = []  # request, tokens, accepted
+        # Request, tokens and accepted ones without a tail, tokens with it.
+        self._open: list[tuple[int, int, int, int]] = []
 
     def take(self, request: int) -> Sequence[StepReport]:
         """The steps of a row since the last call."""
@@ -30,18 +31,28 @@ class RoundRecorder(StatsRecorder):
 
     def proposed(self, row: Stats, tokens: int) -> None:
         super().proposed(row, tokens)
-        self._open.append((self._number[id(row)], tokens, 0))
+        self._open.append((self._number[id(row)], tokens, 0, tokens))
 
-    def verified(self, row: Stats, index: int, drafted: int, accepted: int, emitted: int) -> None:
-        super().verified(row, index, drafted, accepted, emitted)
-        self._open.append((self._number[id(row)], drafted, accepted))
+    def verified(
+        self,
+        row: Stats,
+        index: int,
+        drafted: int,
+        accepted: int,
+        emitted: int,
+        of_tail: int = 0,
+    ) -> None:
+        super().verified(row, index, drafted, accepted, emitted, of_tail)
+        # A tail's tokens say nothing of the level below, whose acceptance policies estimate.
+        own = drafted - of_tail
+        self._open.append((self._number[id(row)], own, min(accepted, own), drafted))
 
     def spent(self, rows: Sequence[Stats], index: int, seconds: float, passes: int) -> None:
         super().spent(rows, index, seconds, passes)
         # (A pass that only reads what a level has missed is no step.)
         level = index + 1 if index >= 0 else self._levels
-        width, batch = max((one[1] for one in self._open), default=0), len(self._open)
-        for place, (request, tokens, accepted) in enumerate(self._open):
+        width, batch = max((one[3] for one in self._open), default=0), len(self._open)
+        for place, (request, tokens, accepted, _) in enumerate(self._open):
             step = StepReport(level, tokens, accepted, width, batch, seconds, place > 0)
             self._steps[request].append(step)
         self._open.clear()

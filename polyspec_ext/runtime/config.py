@@ -37,6 +37,7 @@ class ChainConfig:
             above it does not have.
         windows: tokens that level i waits for, i = 1 ... n-1.
         rounds: blocks that level i waits for at most, i = 1 ... n-1; 0: no bound.
+        tail: tokens that the drafter adds at most, unverified, to those that the target verifies.
         rule: "token" or "block".
         device: of the target.
         operators: draw the tokens.
@@ -49,6 +50,7 @@ class ChainConfig:
     rule: str
     device: torch.device
     operators: Operators = Operators()
+    tail: int = 0
 
     @property
     def levels(self) -> int:

@@ -87,6 +87,10 @@ class Engine:
                 )
         if drafter is not None and drafter.capabilities.trees:
             self._require_trees(drafter)
+            if config.tail:
+                raise ValueError(
+                    f"tail: expected 0 with {drafter.name}, which drafts trees, given {config.tail}"
+                )
         reason = self._needs_host()
         if sync_each_step is False and reason is not None:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
@@ -236,7 +240,7 @@ class Engine:
         useful = max(_USEFUL, 1 << room.bit_length()) if room > 1 else 0
         if max(windows, default=0) > useful:
             windows = tuple(min(window, useful) for window in windows)
-        return round_plan(windows, rounds)
+        return round_plan(windows, rounds, self.config.tail)
 
     def _prepare_caches(self, plan: RoundPlan, active: Sequence[Row]) -> None:
         """Every level of the round has read the rows up to the few tokens that its first step
@@ -262,7 +266,7 @@ class Engine:
                 self._note_held(number)
         for number in plan.asked:
             held = self._held[number - 1]
-            if max(row.committed - held[row.slot] for row in active) > number:
+            if max(row.committed - held[row.slot] for row in active) > plan.lag(number):
                 began = time.perf_counter()
                 with named(names, number - 1, slots):
                     self._held[number - 1] = read_rest(self._parts[number - 1], slots, held)
@@ -314,7 +318,7 @@ class Engine:
             [Progress(held[b], done[b]) for held, done in zip(self._held, self._done, strict=True)]
             for b in range(len(slots))
         ]
-        made.state.write(slots, progress, self._windows, self._rounds)
+        made.state.write(slots, progress, self._windows, self._rounds, self.config.tail)
         if not apart:
             made.parameters.write(self._parameters)
         self._buffers = made
@@ -335,6 +339,7 @@ class Engine:
 
     def _step_by_step(self, buffers: _Buffers) -> Committed:
         state = buffers.state
+        buffers.known = True
         while True:
             step = state.next()
             if step is None:
@@ -379,18 +384,40 @@ class Engine:
                 self._note_told(step.group)
             tree = buffers.tree = self._pending_tree(block, step)
         if tree is None:
-            entries, kept, _ = state.enter(step, block.tokens, block.counts, block.status)
+            entries, kept, place = state.enter(
+                step, block.tokens, block.counts, block.status, buffers.most[0]
+            )
         else:
             entries, kept, _ = state.enter(step, tree.longest, tree.depths, None, ends=False)
         self._raise_for_entries(number, entries, step.group)
         buffers.rows[number - 1] = block.rows
         buffers.pending[number - 1] = _moved(block.rows, self._parts[number - 2].device)
+        if self.config.tail and any(step.of_tail) and not self._parameters.greedy:
+            self._hand_up_tail(buffers, block, torch.from_numpy(step.plan), place)
         self._held[number - 1] = kept[number - 1]
         for slot, row in zip(step.group, rows, strict=True):
             drawn = entries[slot].emitted if tree is None else tree.counts[slot]
             self._recorder.proposed(row.stats, drawn)
         seconds = time.perf_counter() - began
         self._spent(rows, number, seconds, drafter.num_forward_passes - passes)
+
+    def _hand_up_tail(
+        self, buffers: _Buffers, block: DraftBlock, table: torch.Tensor, place: torch.Tensor
+    ) -> None:
+        """What a tail was drawn from is kept behind what the tokens in front of it were drawn from,
+        for the target. Other drafts of the step stay where the drafter has put them.
+
+        Args:
+            table: of which `Plan` names the rows; `place`: slots of `StateRows.report`.
+        """
+        old = buffers.rows.get(1)
+        if old is None:  # nothing is pending for the target, of any row
+            return
+        tail = Plan(*table.unbind()).of_tail[:, None] > 0
+        place = place.where(tail, old.logits.shape[1] - 1)
+        rows, known = steps.hand_up_tail(old, block.tokens, block.rows, place)
+        buffers.rows[1], buffers.known = rows, buffers.known and known
+        buffers.pending[1] = _moved(buffers.handed_up(1), self._parts[0].device)
 
     def _note_told(self, group: Sequence[int]) -> None:
         """The drafter knows all states of these rows; those of others are told again."""
@@ -438,8 +465,10 @@ class Engine:
         held = self._held[number - 1]
         for slot, row in zip(step.group, rows, strict=True):
             held[slot] += counts[slot]
-            _, _, accepted, emitted, _, _ = entries[slot]
-            self._recorder.verified(row.stats, number - 1, lengths[slot], accepted, emitted)
+            _, _, accepted, emitted, _, _, of_tail = entries[slot]
+            self._recorder.verified(
+                row.stats, number - 1, lengths[slot], accepted, emitted, of_tail
+            )
         self._rollback(state, number, kept, path)
         committed: Committed = []
         if number == 1:
@@ -548,16 +577,16 @@ class Engine:
         statistics: torch.Tensor,
         place: torch.Tensor,
         length: int,
-    ) -> RowBuffer:
+    ) -> RowBuffer | None:
         number = step.level
         active = [row.slot for row in self._slots if not row.ended]
         once = all(self._rounds[slot][number - 2] == 1 for slot in active)
-        if once and len(step.group) == len(active):
+        if once and len(step.group) == len(active) and not (number == 2 and self.config.tail):
             # The level does not run again before they are verified, and nothing else is pending.
             return RowBuffer(logits, statistics)
         where, old = place.to(logits.device), buffers.rows.get(number - 1)
-        rows = buffers.rows[number - 1] = steps.hand_up(old, logits, statistics, where, length)
-        return rows
+        buffers.rows[number - 1] = steps.hand_up(old, logits, statistics, where, length)
+        return buffers.handed_up(number - 1)
 
     def _keep_hidden(
         self,
@@ -644,9 +673,12 @@ class Engine:
         graphs = None if any(span is None for span in spans.values()) else self.graphs
         clock = Clock(config.device)
         outputs: tuple[torch.Tensor | None, ...] = ()
-        for number in plan.steps:
+        for place, number in enumerate(plan.steps):
             draft = number == self._count
-            step = partial(self._draft_at_once, plan, buffers)
+            most = plan.drafts_at(place) if draft else plan.most[number - 1]
+            # A first draft is no row's tail; a later one may be, where a window is full early.
+            tail = draft and plan.tail > 0 and place > 0
+            step = partial(self._draft_at_once, plan, buffers, most, tail)
             if not draft:
                 step = partial(self._verify_at_once, plan, buffers, number)
             with named(config.names, number - 1, slots):
@@ -656,7 +688,8 @@ class Engine:
                     # The levels below are cut as well, so the graph depends on where they are.
                     touched = [span for at, span in spans.items() if at >= number]
                     kind = "a draft" if draft else f"the verification of {config.names[number - 1]}"
-                    key = [number, plan.windows, plan.most, config.rule, buffers.place(), *touched]
+                    sizes = [number, plan.windows, plan.most, most, tail]
+                    key = [*sizes, config.rule, buffers.place(), *touched]
                     outputs = graphs.run(kind, key, step)
             clock.tick()
         packed, logits = outputs
@@ -664,7 +697,9 @@ class Engine:
         assert logits is not None
         return self._read(plan, buffers, packed, logits, clock)
 
-    def _draft_at_once(self, plan: RoundPlan, buffers: _Buffers) -> tuple[torch.Tensor | None, ...]:
+    def _draft_at_once(
+        self, plan: RoundPlan, buffers: _Buffers, most: int, tail: bool
+    ) -> tuple[torch.Tensor | None, ...]:
         drafter, number, state = self._drafter, self._count, buffers.state
         assert drafter is not None
         input_ids, table = state.next_step(number, plan.width(number))
@@ -675,7 +710,7 @@ class Engine:
                 self._known(input_ids, drafter),
                 fields.counts,
                 fields.lengths,
-                plan.drafts,
+                most,
                 fields.positions,
                 fields.rounds,
                 number,
@@ -688,10 +723,14 @@ class Engine:
         self._require_chain(block)
         assert block.status is not None
         # What the drafter has read too much goes with the verification that follows.
-        state.report(number, table, block.tokens, block.counts, block.status, plan.drafts)
+        place, _ = state.report(
+            number, table, block.tokens, block.counts, block.status, plan.most[0]
+        )
         if wants:
             assert block.rows is not None
             buffers.rows[number - 1] = block.rows
+            if tail:
+                self._hand_up_tail(buffers, block, table, place)
         return ()
 
     def _verify_at_once(
@@ -709,7 +748,7 @@ class Engine:
             number,
             logits,
             steps.pending_tokens(input_ids, fields.first, most),
-            None if greedy or most == 0 else buffers.rows.get(number),
+            None if greedy or most == 0 else buffers.handed_up(number),
             buffers.parameters,
             lengths=fields.lengths,
             positions=fields.positions,
@@ -750,10 +789,15 @@ class Engine:
                     self._recorder.proposed(stats, entry.emitted)
                 else:
                     self._recorder.verified(
-                        stats, number - 1, entry.tokens, entry.accepted, entry.emitted
+                        stats,
+                        number - 1,
+                        entry.tokens,
+                        entry.accepted,
+                        entry.emitted,
+                        entry.of_tail,
                     )
             rows = [slots[slot] for slot in group]
-            self._spent(rows, number, seconds[place], plan.drafts if draft else 1)
+            self._spent(rows, number, seconds[place], plan.drafts_at(place) if draft else 1)
         self._take_progress(record.progress)
         for number in plan.asked:
             self._on_device(number).note_lengths(self._held[number - 1])
@@ -833,6 +877,13 @@ class _Buffers:
         # memory to keep that in, which may be another level's own logits instead.
         self.pending: dict[int, RowBuffer | None] = {}
         self.rows: dict[int, RowBuffer | None] = {}
+        # Whether the statistics of all rows that are pending for the target are known.
+        self.known = True
+
+    def handed_up(self, number: int) -> RowBuffer | None:
+        """Rows of the tokens that are pending for level `number`, in the memory to keep them in."""
+        rows = self.rows.get(number)
+        return rows if rows is None or number > 1 or self.known else rows._replace(statistics=None)
 
     def place(self) -> Place:
         """All of it that captured steps use."""

@@ -17,12 +17,14 @@ class RoundPlan(NamedTuple):
             depends on the tokens, as a level waits for its window however many blocks that takes.
         most: tokens that can be pending for level 1 ... n-1.
         asked: the levels with a part in the round, from 1 on.
+        tail: of those pending for level 1, tokens that the last draft of the round may add.
     """
 
     windows: tuple[int, ...]
     steps: tuple[int, ...] | None
     most: tuple[int, ...]
     asked: tuple[int, ...]
+    tail: int = 0
 
     @property
     def levels(self) -> int:
@@ -33,21 +35,31 @@ class RoundPlan(NamedTuple):
         """Tokens of one draft."""
         return self.windows[-1]
 
+    def drafts_at(self, place: int) -> int:
+        """Tokens of the draft that is the step at `place`."""
+        assert self.steps is not None
+        return self.tail if self.tail and place == len(self.steps) - 2 else self.drafts
+
     @property
     def ahead(self) -> int:
         """Tokens by which a text can run ahead of what is committed."""
         return self.levels + sum(self.most) + self.drafts + 1
 
+    def lag(self, level: int) -> int:
+        """Committed tokens that `level` has not read at most where a round begins: the last that it
+        emitted itself, the bonus of every level above it, and a tail, which only the target and the
+        drafter have read."""
+        return level + (self.tail if 1 < level < self.levels else 0)
+
     def width(self, level: int) -> int:
-        """Tokens that `level` reads at most in one step of a round that it began without a lag:
-        those pending for it, the last that it emitted itself, and the bonus of every level above
-        it."""
-        return level + (self.most[level - 1] if level < self.levels else 0)
+        """Tokens that `level` reads at most in one step of a round that it began with no larger
+        lag: that, and those pending for it."""
+        return self.lag(level) + (self.most[level - 1] if level < self.levels else 0)
 
 
 @functools.lru_cache(maxsize=1024)
-def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...]) -> RoundPlan:
-    """The round of a chain with these windows and rounds (`ChainConfig`)."""
+def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int = 0) -> RoundPlan:
+    """The round of a chain with these windows, rounds and tail (`ChainConfig`)."""
     count = len(windows)
     most = [0] * count
     bounded = True
@@ -69,9 +81,13 @@ def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...]) -> RoundPlan:
             most[level - 1] = min(bound * block, most[level - 1])
         return below * max(bound, 1)
 
-    steps = (*gather(1), 1)
+    gathered = gather(1)
+    # As the state rows have it (round_state.hpp): a tail has no more tokens than a draft.
+    tail = min(tail, windows[-1]) if gathered and count > 1 else 0
+    most[0] += tail
+    steps = (*gathered, *([count + 1] if tail else []), 1)
     asked = tuple(sorted(set(steps)))
-    return RoundPlan(windows, steps if bounded else None, tuple(most), asked)
+    return RoundPlan(windows, steps if bounded else None, tuple(most), asked, tail)
 
 
 def default_rounds(windows: Sequence[int]) -> list[int]:

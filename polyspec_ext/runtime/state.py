@@ -26,6 +26,7 @@ class Entry(NamedTuple):
         emitted: tokens drafted, or handed up by a verification.
         ended: 1 if the last of these ends the text.
         status: status bits.
+        of_tail: tokens of a tail among `tokens`.
     """
 
     tokens: int
@@ -34,6 +35,7 @@ class Entry(NamedTuple):
     emitted: int
     ended: int
     status: int
+    of_tail: int
 
 
 class Progress(NamedTuple):
@@ -91,12 +93,14 @@ class StateRows:
         progress: Sequence[Sequence[Progress]],
         windows: Sequence[Sequence[int]],
         rounds: Sequence[Sequence[int]],
+        tail: int = 0,
     ) -> None:
         """Begin with these rows; nothing is pending.
 
         Args:
             progress: by row and level.
             windows, rounds: by row, of level 1 ... n-1.
+            tail: tokens of a tail at most, of every row.
         """
         shape = self.shape
         table = torch.zeros(self.batch, shape.words, dtype=torch.int64)
@@ -104,6 +108,7 @@ class StateRows:
         for b, row in enumerate(rows):
             words = host[b]
             words[shape.TOTAL], words[shape.ROOM] = len(row.tokens), row.room
+            words[shape.TAIL_WINDOW] = tail
             for at, (cached, done) in zip(self._levels, progress[b], strict=True):
                 words[at + shape.CACHED], words[at + shape.ROUND] = cached, done
             for at, window, bound in zip(self._levels, windows[b], rounds[b], strict=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ..drafters.base import RowBuffer
 from ..tensors import Parameters
@@ -142,16 +143,59 @@ def hand_up(
         # Windows may change: one that only grows is never again where an earlier graph wrote it.
         or buffer.logits.shape[1] <= length
         or (buffer.logits.shape[0], buffer.logits.shape[2]) != (batch, vocab)
-        or buffer.logits.dtype != logits.dtype
+        or torch.promote_types(buffer.logits.dtype, logits.dtype) != buffer.logits.dtype
         or buffer.logits.device != logits.device
     ):
         # Zeros: what no row fills is handed to the operator as well, and must be harmless.
         buffer = RowBuffer(
             logits.new_zeros(batch, length + 1, vocab), statistics.new_zeros(batch, length + 1, 2)
         )
-    assert buffer.statistics is not None
-    # Row by row: `scatter_` would go element by element.
-    at = (torch.arange(batch, device=slots.device)[:, None], slots)
-    buffer.logits.index_put_(at, logits)
-    buffer.statistics.index_put_(at, statistics)
+    _put(buffer, slots, logits, statistics)
     return buffer
+
+
+def hand_up_tail(
+    buffer: RowBuffer, tokens: torch.Tensor, rows: RowBuffer | None, slots: torch.Tensor
+) -> tuple[RowBuffer, bool]:
+    """`hand_up` of the rows that a drafter drew a tail from, behind those of the level below the
+    target.
+
+    Args:
+        buffer: of that level; what stands in it stays.
+        tokens: ``[B, W]``, drafted.
+        rows: ``[B, at least W, Vd]``; None: the proposals are deterministic.
+        slots: as of `hand_up`.
+
+    Returns:
+        `buffer`, or one of a wider type that takes its place; and whether it has the statistics of
+        these rows.
+    """
+    width, vocab = tokens.shape[1], buffer.logits.shape[2]
+    device = buffer.logits.device
+    if rows is None:
+        logits = buffer.logits.new_full((*tokens.shape, vocab), -float("inf"))
+        ids = tokens.to(device).clamp_min(0)[..., None]
+        statistics, logits = None, logits.scatter_(2, ids, 0.0)
+    else:
+        logits, statistics = rows
+        logits = logits[:, :width].to(device)
+        if logits.shape[2] < vocab:  # the distribution of these rows is of fewer masses
+            padding = (0, vocab - logits.shape[2])
+            logits, statistics = F.pad(logits, padding, value=-float("inf")), None
+    dtype = torch.promote_types(buffer.logits.dtype, logits.dtype)
+    if dtype != buffer.logits.dtype:  # nothing of either is rounded
+        buffer = RowBuffer(buffer.logits.to(dtype), buffer.statistics)
+    statistics = None if statistics is None else statistics[:, :width].to(device)
+    _put(buffer, slots.to(device), logits, statistics)
+    return buffer, statistics is not None
+
+
+def _put(
+    buffer: RowBuffer, slots: torch.Tensor, logits: torch.Tensor, statistics: torch.Tensor | None
+) -> None:
+    # Row by row: `scatter_` would go element by element.
+    at = (torch.arange(len(slots), device=slots.device)[:, None], slots)
+    buffer.logits.index_put_(at, logits.to(buffer.logits.dtype))
+    if statistics is not None:
+        assert buffer.statistics is not None
+        buffer.statistics.index_put_(at, statistics)

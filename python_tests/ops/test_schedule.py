@@ -49,13 +49,13 @@ def test_a_draft() -> None:
     due, input_ids, table, slots, kept = draft(state)
     assert due.tolist() == [[3, 0], [2, 0]]
     plan = Plan(*table.tolist())
-    assert plan == Plan([1, 0], [1, 0], [0, 0], [2, 0], [3, 3], [0, 0])
+    assert plan == Plan([1, 0], [1, 0], [0, 0], [2, 0], [3, 3], [0, 0], [0, 0])
     assert input_ids.tolist() == [[7, 0, 0], [0, 0, 0]]
     assert slots.tolist() == [[0, 1], [2, 2]]
     assert kept.tolist() == [[2, 2], [2, 2], [4, 2]]
     assert state[0, SHAPE.text_at : SHAPE.text_at + 5].tolist() == [5, 6, 7, 1, 2]
     log = state[:, SHAPE.log_at : SHAPE.log_at + SHAPE.PER_STEP].tolist()
-    assert log == [[2, 3, 0, 2, 0, 0], [-1, 0, 0, 0, 0, 0]]
+    assert log == [[2, 3, 0, 2, 0, 0, 0], [-1, 0, 0, 0, 0, 0, 0]]
     assert schedule.due(state, SHAPE).tolist() == [[2, 0], [2, 0]]
 
 
@@ -83,7 +83,7 @@ def test_one_graph_under_compile() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"state": torch.zeros(2, 7, dtype=torch.int64)}, "state: expected at least 49 columns"),
+        ({"state": torch.zeros(2, 7, dtype=torch.int64)}, "state: expected at least 55 columns"),
         ({"state": torch.zeros(7, dtype=torch.int64)}, "state: expected 2 dimensions, got 1"),
         ({"state": rows(2).to(torch.int32)}, "state: expected int64"),
         ({"levels": 1}, "levels: expected 2 to 65535, got 1"),
@@ -115,7 +115,7 @@ def test_a_report_of_another_form_is_refused() -> None:
     for arguments, message in (
         ((table, tokens[:1], None, status, eos), "tokens: expected size 2"),
         ((table, tokens[0], None, status, eos), "tokens: expected 2 dimensions"),
-        ((table[:3], tokens, None, status, eos), "plan: expected size 6"),
+        ((table[:3], tokens, None, status, eos), "plan: expected size 7"),
         ((table, tokens, None, status[:, 0], eos), "status: expected 2 dimensions"),
         ((table, tokens, counts[:1], status, eos), "counts: expected size 2"),
         ((table, tokens, counts.int(), status, eos), "counts: expected int64"),
@@ -181,8 +181,8 @@ def test_a_step_by_hand() -> None:
     entries, kept, slots = entered(state, [3, 9], None, None, 2)
     assert kept[2] == [4, 0, 0]
     assert slots.tolist() == [[0, 1], [2, 2], [2, 2]]
-    idle = Entry(-1, 0, 0, 0, 0, 0)
-    assert entries == [Entry(2, 3, 0, 2, 1, 0), idle, idle]
+    idle = Entry(-1, 0, 0, 0, 0, 0, 0)
+    assert entries == [Entry(2, 3, 0, 2, 1, 0, 0), idle, idle]
     assert state.text(0).tolist() == [5, 6, 7, 3, 9]
     step = state.next()
     assert step is not None
@@ -213,7 +213,7 @@ def test_a_step_is_what_the_operators_say() -> None:
 def test_tokens_that_end_no_text() -> None:
     """Of a tree, one path of which stands for the others."""
     entries, _, _ = entered(written(), [9, 9], None, None, ends=False)
-    assert entries[0] == Entry(2, 3, 0, 2, 0, 0)
+    assert entries[0] == Entry(2, 3, 0, 2, 0, 0, 0)
 
 
 def test_windows_and_lengths_change_between_steps() -> None:

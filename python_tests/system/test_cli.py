@@ -111,6 +111,7 @@ def test_generate_with_a_chain_of_ones_own(
         ["--middle", middle, "--drafter", drafter, "--window", "4,2", "--rule", "block"],
         ["--middle", middle, "--middle", drafter, "--drafter", drafter, "--window", "3,2,1"],
         ["--middle", middle, "--drafter", drafter, "--window", "9,2", "--rounds", "3"],
+        ["--middle", middle, "--drafter", drafter, "--window", "4,2", "--tail", "2"],
         ["--drafter", "prompt-lookup"],
     ]
     for options in chains:
@@ -164,6 +165,7 @@ def test_several_prompts_are_one_batch_with_values_for_each(
         (["--window", "4"], "--window: expected 2 integers >= 0 for 3 levels, given [4]"),
         (["--window", "4,a"], "--window: expected an integer >= 0, or several with commas"),
         (["--rounds", "4,1"], "--rounds: expected 1 integers >= 0 for 3 levels, given [4, 1]"),
+        (["--tail", "-1"], "--tail: expected an integer >= 0, given '-1'"),
         (["--drafter", "x"], "expected a --target"),
         (["--dtype", "float99"], "--dtype: expected a torch dtype"),
         (["--dtype", "int8"], "--dtype: expected torch.float32"),

@@ -17,7 +17,8 @@
 //
 // Words of a row, int64. Positions count from the beginning of the text.
 //   header  kTotal tokens of the text, kRoom tokens that the target may still emit, kStopped 1
-//           after an error, kStep steps entered in the log
+//           after an error, kStep steps entered in the log, kTailWindow tokens of a tail at most,
+//           kTailPending tokens of the tail among those that are pending for the target
 //   levels  n times: kCached leading tokens of the text in the level's cache, kRound rounds it has
 //           done (they key its draws); and but for the drafter, kWindow tokens it waits for, kBound
 //           blocks it waits for at most (0: no bound), and, of what is pending for it, kPending
@@ -25,8 +26,13 @@
 //           text
 //   log     by step: kCount tokens to draft or to verify, -1 for a row without a part; kPosition of
 //           the first of them; kAccepted; kEmitted, cut behind an EOS; kEnded 1 if the last of them
-//           ends the text; kStatus
+//           ends the text; kStatus; kOfTail, how many of kCount belong to a tail
 //   text    prompt, committed tokens, then what is pending for level 1, for level 2, and so on
+//
+// A tail (n >= 3): before the target verifies its pending tokens, which level 2 has verified, level
+// n drafts up to kTailWindow more behind them, no more than a draft has (kWindow of level n-1) nor
+// than there is room for, unless the last of them ends the text. The target verifies all of them in
+// one pass, each against the distribution that it was drawn from: of the tail that of level n.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +45,9 @@
 namespace polyspec {
 
 struct RoundShape {
-  enum Header : int64_t { kTotal, kRoom, kStopped, kStep, kHeader };
+  enum Header : int64_t { kTotal, kRoom, kStopped, kStep, kTailWindow, kTailPending, kHeader };
   enum Level : int64_t { kCached, kRound, kWindow, kBound, kPending, kBlocks, kClosed, kPerLevel };
-  enum Log : int64_t { kCount, kPosition, kAccepted, kEmitted, kEnded, kStatus, kPerStep };
+  enum Log : int64_t { kCount, kPosition, kAccepted, kEmitted, kEnded, kStatus, kOfTail, kPerStep };
 
   int32_t levels = 0;    // n in [2, 2^16)
   int64_t steps = 0;     // s >= 0, steps that the log has room for
@@ -75,6 +81,7 @@ enum SchedulePlan : int64_t {
   kPlanLengths,    // tokens to draft or to verify
   kPlanPositions,  // absolute position of the first of these
   kPlanRounds,     // keys the draws
+  kPlanOfTail,     // of the tokens to draft or to verify, those of a tail: all or none of a draft
   kPlanRows,
 };
 
@@ -99,8 +106,8 @@ struct ScheduleReportParams {
   const int32_t* status = nullptr;  // [b] of the verification, [b, w] of the draft's tokens
   int64_t num_eos = 0;              // e >= 0
   const int64_t* eos = nullptr;     // [b, e] ids that end a row's text; -1 is none
-  // [b, w] where each emitted token stands among those that are pending for the level above, and
-  // `padding` for the others.
+  // [b, w] where each emitted token stands among those that are pending for the level above, those
+  // of a tail for the target, and `padding` for the others.
   int64_t* slots = nullptr;
   int64_t padding = 0;
   // [n, b] tokens that each level's cache may keep; may be nullptr.

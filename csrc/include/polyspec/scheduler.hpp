@@ -14,6 +14,8 @@
 // Level i is ready when pending_i >= want_i, when rounds[i-1] blocks have come from below, or when
 // its pending tokens cannot grow: the last one ends the text, or the drafter had no more to
 // propose. A block may overshoot its window, since a level hands up all it emits.
+//
+// With a tail, level n drafts once more before level 1 verifies (round_state.hpp).
 #pragma once
 
 #include <cstdint>
@@ -34,6 +36,9 @@ struct Step {
   Kind kind = Kind::kDone;
   int32_t level = 0;  // 1 ... n
   int64_t count = 0;
+  // How many of them belong to a tail: all or none of a draft, whose tokens are then pending for
+  // level 1, and of those that level 1 verifies the last ones.
+  int64_t of_tail = 0;
 };
 
 class POLYSPEC_API Scheduler {
@@ -72,10 +77,16 @@ class POLYSPEC_API Scheduler {
   // a negative one.
   void set_windows(std::vector<int64_t> windows);
 
+  // Tokens of a tail at most, from the next one on; 0, as it is at first, is none. Throws
+  // std::invalid_argument for a negative number, or for a tail of a chain of two levels.
+  void set_tail(int64_t tail);
+
   int32_t levels() const { return shape_.levels; }
   const std::vector<int64_t>& windows() const { return windows_; }
   const std::vector<int64_t>& rounds() const { return rounds_; }
-  // Tokens waiting to be verified by level 1 ... n-1. Throws std::out_of_range for any other level.
+  int64_t tail() const { return words_[RoundShape::kTailWindow]; }
+  // Tokens waiting to be verified by level 1 ... n-1, for level 1 a tail's as well. Throws
+  // std::out_of_range for any other level.
   int64_t pending(int32_t level) const;
   int64_t committed() const { return committed_; }  // tokens the target has emitted
   bool done() const { return words_[RoundShape::kRoom] == 0; }

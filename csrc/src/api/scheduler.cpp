@@ -61,12 +61,13 @@ void Scheduler::start(int64_t max_new_tokens) {
     own[RoundShape::kPending] = own[RoundShape::kBlocks] = own[RoundShape::kClosed] = 0;
   }
   words_[RoundShape::kRoom] = max_new_tokens;
+  words_[RoundShape::kTailPending] = 0;
   committed_ = 0;
 }
 
 Step Scheduler::next() const {
   Step step;
-  step.level = core::due_level(shape_, words_.data(), &step.count);
+  step.level = core::due_level(shape_, words_.data(), &step.count, &step.of_tail);
   if (step.level > 0) step.kind = step.level == levels() ? Step::Kind::kDraft : Step::Kind::kVerify;
   return step;
 }
@@ -91,7 +92,7 @@ void Scheduler::report(int32_t level, int64_t emitted, bool eos) {
   }
   if (eos && emitted == 0)
     throw std::logic_error("an EOS must be among the emitted tokens, got none");
-  core::advance(shape_, words_.data(), level, step.count, emitted, eos);
+  core::advance(shape_, words_.data(), level, step.count, step.of_tail, emitted, eos);
   if (level == 1) committed_ += emitted;
 }
 
@@ -105,6 +106,14 @@ void Scheduler::set_windows(std::vector<int64_t> windows) {
   for (size_t i = 0; i < windows_.size(); ++i) {
     words_[shape_.level_at(static_cast<int32_t>(i) + 1) + RoundShape::kWindow] = windows_[i];
   }
+}
+
+void Scheduler::set_tail(int64_t tail) {
+  if (tail < 0) throw std::invalid_argument("tail must be >= 0, got " + std::to_string(tail));
+  if (tail > 0 && levels() == 2)
+    throw std::invalid_argument("a tail needs three levels, got 2 with a tail of " +
+                                std::to_string(tail));
+  words_[RoundShape::kTailWindow] = tail;
 }
 
 int64_t Scheduler::pending(int32_t level) const {

@@ -9,9 +9,23 @@ namespace polyspec::POLYSPEC_CORE {
 
 using Shape = RoundShape;
 
-// The level whose step is due, 0 when the row is done, and how many tokens it drafts or verifies.
-POLYSPEC_FN int32_t due_level(const Shape& shape, const int64_t* words, int64_t* count) {
-  *count = 0;
+// The tail that level n drafts before the target verifies what it has; 0: none, or not any more.
+POLYSPEC_FN int64_t tail_length(const Shape& shape, const int64_t* words) {
+  const int64_t* target = words + shape.level_at(1);
+  // One that is there already has closed what is pending.
+  if (shape.levels == 2 || target[Shape::kPending] == 0 || target[Shape::kClosed] != 0) return 0;
+  const int64_t draft = words[shape.level_at(shape.levels - 1) + Shape::kWindow];
+  int64_t length = words[Shape::kRoom] - 1 - target[Shape::kPending];
+  if (length > draft) length = draft;
+  if (length > words[Shape::kTailWindow]) length = words[Shape::kTailWindow];
+  return length > 0 ? length : 0;
+}
+
+// The level whose step is due, 0 when the row is done, how many tokens it drafts or verifies, and
+// how many of these belong to a tail.
+POLYSPEC_FN int32_t due_level(const Shape& shape, const int64_t* words, int64_t* count,
+                              int64_t* of_tail) {
+  *count = *of_tail = 0;
   int64_t room = words[Shape::kRoom];
   if (words[Shape::kStopped] != 0 || room <= 0) return 0;
   // The lowest level whose round has begun. A level above it must not run: its verification would
@@ -30,8 +44,10 @@ POLYSPEC_FN int32_t due_level(const Shape& shape, const int64_t* words, int64_t*
     const bool full = own[Shape::kPending] >= want ||
                       (own[Shape::kBound] > 0 && own[Shape::kBlocks] >= own[Shape::kBound]);
     if (level >= lowest && (full || own[Shape::kClosed] != 0)) {
-      *count = own[Shape::kPending];
-      return level;
+      const int64_t tail = level == 1 ? tail_length(shape, words) : 0;
+      *count = tail > 0 ? tail : own[Shape::kPending];
+      *of_tail = tail > 0 || level > 1 ? tail : words[Shape::kTailPending];
+      return tail > 0 ? shape.levels : level;
     }
     wanted = want - own[Shape::kPending];
     room -= 1 + own[Shape::kPending];
@@ -40,15 +56,23 @@ POLYSPEC_FN int32_t due_level(const Shape& shape, const int64_t* words, int64_t*
   return shape.levels;
 }
 
-// The step of `level` over `count` tokens has emitted so many.
+// The step of `level` over `count` tokens, `of_tail` of them of a tail, has emitted so many.
 POLYSPEC_FN void advance(const Shape& shape, int64_t* words, int32_t level, int64_t count,
-                         int64_t emitted, bool ended) {
+                         int64_t of_tail, int64_t emitted, bool ended) {
   int64_t* own = words + shape.level_at(level);
   const bool draft = level == shape.levels;
   own[Shape::kRound] += 1;
   if (!draft) own[Shape::kPending] = own[Shape::kBlocks] = own[Shape::kClosed] = 0;
   if (level == 1) {
     words[Shape::kRoom] = ended ? 0 : words[Shape::kRoom] - emitted;
+    words[Shape::kTailPending] = 0;
+    return;
+  }
+  if (draft && of_tail > 0) {
+    int64_t* target = words + shape.level_at(1);
+    target[Shape::kPending] += emitted;
+    target[Shape::kClosed] = ended ? 2 : 1;
+    words[Shape::kTailPending] = emitted;
     return;
   }
   int64_t* above = words + shape.level_at(level - 1);
@@ -59,8 +83,8 @@ POLYSPEC_FN void advance(const Shape& shape, int64_t* words, int32_t level, int6
 }
 
 POLYSPEC_FN void due_row(const ScheduleDueParams& p, int64_t row) {
-  int64_t count = 0;
-  p.due[row] = due_level(p.in.shape, p.in.state + row * p.in.shape.words(), &count);
+  int64_t count = 0, of_tail = 0;
+  p.due[row] = due_level(p.in.shape, p.in.state + row * p.in.shape.words(), &count, &of_tail);
   p.due[p.in.batch + row] = count;
 }
 
@@ -70,8 +94,8 @@ POLYSPEC_FN void next_row(const ScheduleNextParams& p, int64_t row) {
   const int64_t* own = words + shape.level_at(p.level);
   const int64_t* text = words + shape.text_at();
   const int64_t total = words[Shape::kTotal], unread = total - own[Shape::kCached];
-  int64_t count = 0;
-  const bool due = due_level(shape, words, &count) == p.level;
+  int64_t count = 0, of_tail = 0;
+  const bool due = due_level(shape, words, &count, &of_tail) == p.level;
   const bool part = due && unread >= 1 && unread <= p.width;
   const int64_t pending = p.level == shape.levels ? 0 : count;  // of the tokens of the text
   int64_t* input_ids = p.input_ids + row * p.width;
@@ -86,6 +110,7 @@ POLYSPEC_FN void next_row(const ScheduleNextParams& p, int64_t row) {
   plan[kPlanLengths * batch] = part ? count : 0;
   plan[kPlanPositions * batch] = total - (part ? pending : 0);
   plan[kPlanRounds * batch] = own[Shape::kRound];
+  plan[kPlanOfTail * batch] = part ? of_tail : 0;
 }
 
 POLYSPEC_FN bool ends_text(const ScheduleReportParams& p, int64_t row, int64_t token) {
@@ -109,6 +134,7 @@ POLYSPEC_FN void report_step(const ScheduleReportParams& p, int64_t row) {
   }
   const bool draft = p.level == shape.levels;
   const int64_t count = p.plan[kPlanLengths * p.in.batch + row];
+  const int64_t of_tail = p.plan[kPlanOfTail * p.in.batch + row];
   const int64_t start = words[Shape::kTotal] - (draft ? 0 : count);
   const int64_t given = p.counts == nullptr ? count : p.counts[row];
   const bool impossible = given < 0 || given > count;
@@ -138,6 +164,7 @@ POLYSPEC_FN void report_step(const ScheduleReportParams& p, int64_t row) {
   log[Shape::kEmitted] = emitted;
   log[Shape::kEnded] = ended;
   log[Shape::kStatus] = errors != 0 || draft ? errors : p.status[row];
+  log[Shape::kOfTail] = of_tail;
   if (errors != 0) {
     words[Shape::kStopped] = 1;
     return;
@@ -157,10 +184,11 @@ POLYSPEC_FN void report_step(const ScheduleReportParams& p, int64_t row) {
     }
   }
   if (p.level > 1) {
-    const int64_t pending = words[shape.level_at(p.level - 1) + Shape::kPending];
+    const int32_t above = draft && of_tail > 0 ? 1 : p.level - 1;
+    const int64_t pending = words[shape.level_at(above) + Shape::kPending];
     for (int64_t i = 0; i < emitted; ++i) slots[i] = pending + i;
   }
-  advance(shape, words, p.level, count, emitted, ended);
+  advance(shape, words, p.level, count, of_tail, emitted, ended);
 }
 
 POLYSPEC_FN void report_row(const ScheduleReportParams& p, int64_t row) {

@@ -26,7 +26,7 @@ constexpr int64_t kVocab = 7, kNumEos = 2;
 // How often the random requests came to what is tested here.
 struct Seen {
   int64_t target_rounds = 0, drafts = 0, verifications = 0, idle = 0, too_wide = 0;
-  int64_t wandered = 0, short_drafts = 0, ended = 0, notes = 0, failed = 0;
+  int64_t wandered = 0, short_drafts = 0, ended = 0, notes = 0, failed = 0, tails = 0;
 } seen;
 
 // One row, by absolute positions. Level i is at index i - 1.
@@ -51,7 +51,7 @@ struct Row {
 
   Scheduler scheduler;
   std::vector<int64_t> windows, rounds;
-  int64_t room;
+  int64_t room, tail = 0;  // pending for the target
   std::vector<int64_t> text, cached, draw_rounds, pending, blocks, closed, eos;
   std::vector<Entry> log;  // of this round of the target
   bool stopped = false;
@@ -71,11 +71,13 @@ class Batch {
     int64_t capacity = 1;
     for (const Row& row : rows_) capacity = std::max(capacity, row.size() + row.room);
     state_ = std::make_unique<StateRows>(n_, rows, capacity + random_.below(3),
-                                         steps_of(1) + 1 + random_.below(3));
+                                         steps_of(1) + 2 + random_.below(3));
     for (int64_t b = 0; b < rows; ++b) {
       const Row& row = rows_[b];
       state_->begin(b, row.room, row.text, row.cached, row.draw_rounds);
       state_->set_windows(b, row.windows, row.rounds);
+      if (n_ == 2 || random_.chance(0.4)) continue;
+      rows_[b].scheduler.set_tail(state_->header(b, Shape::kTailWindow) = random_.below(6));
     }
   }
 
@@ -126,10 +128,11 @@ class Batch {
   void round() {
     ++seen.target_rounds;
     clear_logs();
-    const int64_t steps = steps_of(1) + 1;
+    const int64_t steps = steps_of(1) + 1 + (n_ > 2);
     std::vector<int64_t> sizes;
     for (const Row& row : rows_) sizes.push_back(row.scheduler.committed());
     gather(1);
+    if (n_ > 2) step(n_);
     step(1);
     for (int64_t b = 0; b < batch(); ++b) {
       Row& row = rows_[b];
@@ -177,6 +180,8 @@ class Batch {
     plan.first = unread - waiting - 1;
     CHECK(plan.first >= 0);
     plan.length = count;
+    plan.of_tail = row.scheduler.next().of_tail;
+    CHECK_EQ(level == n_ ? plan.of_tail > 0 ? count : 0 : level == 1 ? row.tail : 0, plan.of_tail);
     plan.position = row.size() - waiting;
     std::copy(row.text.begin() + row.cached[own], row.text.end(), plan.input_ids.begin());
     return plan;
@@ -270,6 +275,8 @@ class Batch {
       return;
     }
     const bool draft = level == n_;
+    const int64_t of_tail = row.scheduler.next().of_tail;
+    seen.tails += draft && of_tail > 0;
     ++(draft ? seen.drafts : seen.verifications);
     const size_t own = static_cast<size_t>(level - 1);
     const int64_t start = row.size() - (draft ? 0 : count);
@@ -288,11 +295,11 @@ class Batch {
     if (error != 0) {
       ++seen.failed;
       row.stopped = true;
-      row.log.push_back({count, start, draft ? 0 : came.counts[b], e, 0, error});
+      row.log.push_back({count, start, draft ? 0 : came.counts[b], e, 0, error, of_tail});
       return;
     }
     const int64_t accepted = draft ? 0 : std::min(came.counts[b], e);
-    row.log.push_back({count, start, accepted, e, eos, draft ? 0 : came.status[b]});
+    row.log.push_back({count, start, accepted, e, eos, draft ? 0 : came.status[b], of_tail});
     seen.ended += eos;
     seen.short_drafts += draft && e < count;
     row.text.resize(static_cast<size_t>(start));
@@ -309,19 +316,24 @@ class Batch {
     row.scheduler.report(level, e, eos);
     if (level == 1) {
       row.room = row.scheduler.done() ? 0 : row.room - e;
+      row.tail = 0;
       return;
     }
-    for (int64_t i = 0; i < e; ++i) (*place)[i] = row.pending[own - 1] + i;
-    row.pending[own - 1] += e;
-    row.blocks[own - 1] += 1;
-    row.closed[own - 1] = eos ? 2 : draft && e < count;
-    CHECK_EQ(row.scheduler.pending(level - 1), row.pending[own - 1]);
+    const bool tail = draft && of_tail > 0;
+    const size_t above = tail ? 0 : own - 1;
+    for (int64_t i = 0; i < e; ++i) (*place)[i] = row.pending[above] + i;
+    row.pending[above] += e;
+    row.blocks[above] += !tail;
+    row.closed[above] = eos ? 2 : tail || (draft && e < count);
+    if (tail) row.tail = e;
+    CHECK_EQ(row.scheduler.pending(static_cast<int32_t>(above) + 1), row.pending[above]);
   }
 
   void check_line(const Row& row, int64_t b) {
     CHECK_EQ(row.stopped ? 1 : 0, state_->header(b, Shape::kStopped));
     CHECK_EQ(row.size(), state_->header(b, Shape::kTotal));
     CHECK_EQ(row.room, state_->header(b, Shape::kRoom));
+    CHECK_EQ(row.tail, state_->header(b, Shape::kTailPending));
     for (int32_t i = 1; i <= n_; ++i) {
       CHECK_EQ(row.cached[i - 1], state_->level(b, i, Shape::kCached));
       CHECK_EQ(row.draw_rounds[i - 1], state_->level(b, i, Shape::kRound));
@@ -351,15 +363,16 @@ int main() {
   std::printf(
       "%lld rounds of the target, %lld steps apart, %lld drafts, %lld verifications, %lld times "
       "idle, %lld "
-      "too wide, %lld short, %lld ended, %lld notes, %lld errors\n",
+      "too wide, %lld short, %lld ended, %lld notes, %lld errors, %lld tails\n",
       static_cast<long long>(seen.target_rounds), static_cast<long long>(seen.wandered),
       static_cast<long long>(seen.drafts), static_cast<long long>(seen.verifications),
       static_cast<long long>(seen.idle), static_cast<long long>(seen.too_wide),
       static_cast<long long>(seen.short_drafts), static_cast<long long>(seen.ended),
-      static_cast<long long>(seen.notes), static_cast<long long>(seen.failed));
+      static_cast<long long>(seen.notes), static_cast<long long>(seen.failed),
+      static_cast<long long>(seen.tails));
   for (const int64_t times :
        {seen.wandered, seen.drafts, seen.verifications, seen.idle, seen.too_wide, seen.short_drafts,
-        seen.ended, seen.notes, seen.failed}) {
+        seen.ended, seen.notes, seen.failed, seen.tails}) {
     CHECK(times >= 100);
   }
   return 0;

@@ -37,6 +37,7 @@ class RandomRows {
     line[Shape::kRoom] = random.below(12);
     line[Shape::kStopped] = random.chance(0.05);
     line[Shape::kStep] = random.below(shape.steps + 1);
+    line[Shape::kTailWindow] = random.chance(0.5) ? 0 : random.below(5);
     int64_t left = total;  // what is pending lies in the text, too
     for (int32_t level = 1; level <= shape.levels; ++level) {
       int64_t* own = line + shape.level_at(level);
@@ -47,6 +48,7 @@ class RandomRows {
       own[Shape::kPending] =
           level == shape.levels ? 0 : random.below(std::min<int64_t>(left, 4) + 1);
       left -= own[Shape::kPending];
+      if (level == 1) line[Shape::kTailPending] = random.below(own[Shape::kPending] + 1);
       own[Shape::kBlocks] = random.below(3);
       own[Shape::kClosed] = random.chance(0.1) ? 1 + random.below(2) : 0;
     }
@@ -115,6 +117,7 @@ class ScheduleReportCase {
       const int64_t length = random_.below(std::min<int64_t>(draft ? 6 : total, 6) + 1);
       plan[polyspec::kPlanPart * batch + row] = random_.chance(0.8);
       plan[polyspec::kPlanLengths * batch + row] = length;
+      plan[polyspec::kPlanOfTail * batch + row] = random_.chance(0.5) ? 0 : length;
       for (int64_t i = 0; i < width_; ++i)
         tokens.push_back(random_.chance(0.05) ? -1 : random_.below(9));
       for (int64_t i = 0; i < (draft ? width_ : 1); ++i)

@@ -28,6 +28,7 @@ class Scheduler {
     rows_->begin(0, max_new_tokens, {kToken}, std::vector<int64_t>(levels, 0),
                  std::vector<int64_t>(levels, 0));
     rows_->set_windows(0, scheduler_.windows(), scheduler_.rounds());
+    rows_->header(0, state_rows::Shape::kTailWindow) = scheduler_.tail();
   }
   Step next() const {
     const Step step = scheduler_.next();
@@ -39,6 +40,7 @@ class Scheduler {
     return step;
   }
   void report(int32_t level, int64_t emitted, bool eos = false) {
+    const Step step = scheduler_.next();
     scheduler_.report(level, emitted, eos);  // refuses what cannot be; the row stays as it is then
     state_rows::Came came;
     came.width = emitted + 1;
@@ -51,9 +53,16 @@ class Scheduler {
     rows_->header(0, state_rows::Shape::kStep) = 0;
     const int64_t unread = rows_->header(0, state_rows::Shape::kTotal) -
                            rows_->level(0, level, state_rows::Shape::kCached);
-    CHECK_EQ(int64_t{1}, rows_->next(level, unread)[0].part);
+    const state_rows::Planned plan = rows_->next(level, unread)[0];
+    CHECK_EQ(int64_t{1}, plan.part);
+    CHECK_EQ(step.of_tail, plan.of_tail);
     rows_->report(level, came);
+    CHECK_EQ(step.of_tail, rows_->log(0, 0).of_tail);
     CHECK_EQ(int64_t{0}, rows_->header(0, state_rows::Shape::kStopped));
+  }
+  void set_tail(int64_t tail) {
+    scheduler_.set_tail(tail);
+    if (rows_ != nullptr) rows_->header(0, state_rows::Shape::kTailWindow) = tail;
   }
   void set_windows(std::vector<int64_t> windows) {
     scheduler_.set_windows(std::move(windows));

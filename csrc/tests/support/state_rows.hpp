@@ -45,11 +45,12 @@ class Guarded {
 struct Planned {
   int64_t part, count, first, length, position, round;
   std::vector<int64_t> input_ids;  // [width]
+  int64_t of_tail = 0;
 
   bool operator==(const Planned& other) const {
     return part == other.part && count == other.count && first == other.first &&
            length == other.length && position == other.position && round == other.round &&
-           input_ids == other.input_ids;
+           input_ids == other.input_ids && of_tail == other.of_tail;
   }
 };
 
@@ -65,10 +66,12 @@ struct Came {
 // One entry of a row's log.
 struct Entry {
   int64_t count, position, accepted, emitted, ended, status;
+  int64_t of_tail = 0;
 
   bool operator==(const Entry& other) const {
     return count == other.count && position == other.position && accepted == other.accepted &&
-           emitted == other.emitted && ended == other.ended && status == other.status;
+           emitted == other.emitted && ended == other.ended && status == other.status &&
+           of_tail == other.of_tail;
   }
 };
 constexpr Entry kIdle{-1, 0, 0, 0, 0, 0};
@@ -94,7 +97,8 @@ class StateRows {
     const int64_t at = line(row) + params_.shape.log_at() + step * Shape::kPerStep;
     return {state_[at + Shape::kCount],    state_[at + Shape::kPosition],
             state_[at + Shape::kAccepted], state_[at + Shape::kEmitted],
-            state_[at + Shape::kEnded],    state_[at + Shape::kStatus]};
+            state_[at + Shape::kEnded],    state_[at + Shape::kStatus],
+            state_[at + Shape::kOfTail]};
   }
 
   // Begins a row: `cached` and `rounds` by level, nothing pending, no step entered.
@@ -103,6 +107,7 @@ class StateRows {
     header(row, Shape::kTotal) = static_cast<int64_t>(tokens.size());
     header(row, Shape::kRoom) = room;
     header(row, Shape::kStopped) = header(row, Shape::kStep) = 0;
+    header(row, Shape::kTailWindow) = header(row, Shape::kTailPending) = 0;
     for (int32_t i = 1; i <= params_.shape.levels; ++i) {
       level(row, i, Shape::kCached) = cached[static_cast<size_t>(i - 1)];
       level(row, i, Shape::kRound) = rounds[static_cast<size_t>(i - 1)];
@@ -160,7 +165,8 @@ class StateRows {
                       at(polyspec::kPlanLengths),
                       at(polyspec::kPlanPositions),
                       at(polyspec::kPlanRounds),
-                      {}};
+                      {},
+                      at(polyspec::kPlanOfTail)};
       for (int64_t i = 0; i < width; ++i) planned.input_ids.push_back(input_ids[row * width + i]);
       rows.push_back(planned);
     }
