@@ -1,4 +1,9 @@
-"""A model's short passes through `torch.compile`, which takes transformers' Python out of them."""
+"""A model's short passes through `torch.compile`, which takes transformers' Python out of them.
+
+What is compiled are few kinds of passes, all of one row: of one token and of several, with hidden
+states and without. All of them are compiled when the first one is asked for. A pass that would need
+yet another kind runs as without compilation, since compiling it takes longer than any text.
+"""
 
 from __future__ import annotations
 
@@ -10,44 +15,79 @@ from typing import Any
 import torch
 
 LONGEST = 32  # tokens per row; longer passes spend their time in matrices, not in Python
+WIDTHS = (1, 3)  # tokens of the passes with which every kind is compiled
+# Tokens that stand before a pass, at the least: 0 and 1 would be cases of their own.
+CONTEXT = 2
 # The dimension of each argument that counts the tokens.
 _TOKENS = {"input_ids": 1, "position_ids": 1, "attention_mask": 2}
 _numbers = itertools.count()
 
 
-def compiled(model: Any) -> Callable[..., Any]:
-    """`model.forward`, compiled when it is called, with sizes left open.
+class CompiledPasses:
+    """A model's passes of one row.
 
     Dynamo keeps what it compiles by code object. All models of `transformers` share a few, and
     would look through, and use up, each other's entries, so every model gets its own copy.
-    """
-    method = model.forward
-    function = getattr(method, "__func__", None)
-    if isinstance(function, types.FunctionType):
-        code = function.__code__
-        own = types.FunctionType(
-            code.replace(co_name=f"{code.co_name}_{next(_numbers)}"),
-            function.__globals__,
-            function.__name__,
-            function.__defaults__,
-            function.__closure__,
-        )
-        own.__kwdefaults__ = function.__kwdefaults__
-        method = types.MethodType(own, model)
-    # Guards on every module and parameter would cost more than a small model's pass. Without them a
-    # change of the model behind its first passes is not seen.
-    options: dict[str, Any] = {
-        "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe
-    }
-    call: Callable[..., Any] = torch.compile(method, dynamic=True, options=options)
-    mark: Callable[..., None] = torch._dynamo.maybe_mark_dynamic
 
-    def run(**arguments: Any) -> Any:
+    Args:
+        model: changes of it behind the first passes are not seen: guards on every module and
+            parameter would cost more than a small model's pass.
+    """
+
+    def __init__(self, model: Any) -> None:
+        method = model.forward
+        function = getattr(method, "__func__", None)
+        if isinstance(function, types.FunctionType):
+            code = function.__code__
+            own = types.FunctionType(
+                code.replace(co_name=f"{code.co_name}_{next(_numbers)}"),
+                function.__globals__,
+                function.__name__,
+                function.__defaults__,
+                function.__closure__,
+            )
+            own.__kwdefaults__ = function.__kwdefaults__
+            method = types.MethodType(own, model)
+        options: dict[str, Any] = {
+            "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe
+        }
+        self._compile: Callable[..., Any] = torch.compile(method, dynamic=True, options=options)
+        self._run: Callable[..., Any] = torch._dynamo.run(method)
+
+    def compile(self, **arguments: Any) -> Any:
+        """A pass of a kind that may not have been compiled. Arguments: the model's."""
+        arguments = _alike(arguments)
         # Else a number of tokens that happens to be the number of heads would be taken for it.
         if arguments["input_ids"].shape[1] > 1:
+            mark: Callable[..., None] = torch._dynamo.maybe_mark_dynamic
             for name, dimension in _TOKENS.items():
-                if arguments.get(name) is not None:
-                    mark(arguments[name], dimension)
-        return call(**arguments)
+                for tensor in _tensors(arguments.get(name)):
+                    mark(tensor, dimension)
+        return self._compile(**arguments)
 
-    return run
+    def __call__(self, **arguments: Any) -> Any:
+        """A pass; compiled if it is of a kind that was."""
+        return self._run(**_alike(arguments))
+
+
+def _alike(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments as tensors of the inference mode with strides of their own: tensors from
+    elsewhere, and those that are a part of a larger one, would each be a kind of their own."""
+    changed = dict(arguments)
+    for name in _TOKENS:
+        given = arguments.get(name)
+        if isinstance(given, dict):
+            changed[name] = {kind: _own(tensor) for kind, tensor in given.items()}
+        elif given is not None:
+            changed[name] = _own(given)
+    return changed
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _tensors(given: Any) -> list[torch.Tensor]:
+    if given is None:
+        return []
+    return list(given.values()) if isinstance(given, dict) else [given]

@@ -12,9 +12,8 @@ import torch
 
 from ..kv_cache import factory as caches
 from ..tensors import Place
-from . import checkpoint
+from . import checkpoint, compiled
 from .base import Counts, Hidden, InputBlock, LevelOutput, PromptBatch
-from .compiled import LONGEST, compiled
 from .cpu_packed import packed
 from .head import gather, gathering
 from .hidden import HiddenStates
@@ -67,10 +66,10 @@ class HuggingFaceLevel:
             on others every pass takes longer: `Chain(pack="auto")` measures. They take their
             memory again, later changes to the model's are not seen, and logits may round
             differently.
-        compile: decode through `torch.compile`. The first passes of each kind (one token, several)
-            take seconds to minutes; logits may round differently.
-            Rows out of step, prompts, passes that give hidden states, and rounds that a CUDA device
-            does alone are read as without it.
+        compile: decode one row through `torch.compile` (`levels.compiled`). The first pass, and the
+            first that gives hidden states, take seconds to minutes, no later one does; logits may
+            round differently. Batches, prompts and rounds that a CUDA device does alone are read as
+            without it.
         cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
 
     Attributes:
@@ -142,8 +141,10 @@ class HuggingFaceLevel:
         caches.require_croppable(self._cache, self.name)
         self._rolls = caches.is_rollback(self._cache)
         self._chunk = min(prefill_chunk, caches.longest_pass(self._cache))
-        self._decode = self._runs
         self.pack, self.compile = pack, compile
+        self._compiled: compiled.CompiledPasses | None = None
+        # Whether passes that give the hidden states of these layers are compiled.
+        self._kinds: dict[tuple[int, ...], bool] = {}
         self.choice: object | None = None
         self._reserved = 0
         self._member: Member | None = None
@@ -154,12 +155,8 @@ class HuggingFaceLevel:
         self.supports_batches = self.one_at_a_time is None
         self.no_trees: str | None = None
         self._probe(new_cache, wanted=placed and masked)
-        # Whether the model returns the hidden states of these layers, by what was asked for.
-        self._returned: dict[tuple[int, ...], bool] = {}
-        self._decode_states = self._runs
         if compile:
-            # One each: Dynamo compiles a function for no more than a few kinds of arguments.
-            self._decode, self._decode_states = compiled(self._runs), compiled(self._runs)
+            self._compiled = compiled.CompiledPasses(self._runs)
         if shares_cache_with is not None:
             if new_cache is not None or streaming is not None or cache_options:
                 raise ValueError(
@@ -392,40 +389,99 @@ class HuggingFaceLevel:
         whole = block.parents is not None or isinstance(block.counts, torch.Tensor)
         if width > self._chunk and not whole:
             return self._long(block)
-        return self._pass(block, self._decode if width <= LONGEST else None)
+        if self._is_compiled(block):
+            return self._compiled_pass(block)
+        return self._pass(block)
 
-    def _pass(self, block: InputBlock, decode: Callable[..., Any] | None = None) -> LevelOutput:
-        """One pass of the model, through `decode` where that serves."""
-        tokens, keep, counts, layers = block.tokens, block.keep, block.counts, block.hidden_layers
+    def _inputs(self, block: InputBlock) -> dict[str, Any]:
+        """Arguments of a pass of the model, whose cache is prepared for it."""
+        tokens, counts = block.tokens, block.counts
         longest = tokens.shape[1]
         arguments = self._arguments
         if self.supports_batches:
             arguments = {**arguments, **self._cache.inputs(longest, counts, parents=block.parents)}
         elif counts is not None and any(count != longest for count in counts):
             raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
-        rows = _logits_rows(block)
+        return {**arguments, "input_ids": tokens, "past_key_values": self._cache}
+
+    def _pass(self, block: InputBlock) -> LevelOutput:
+        """One pass of the model."""
+        arguments, rows = self._inputs(block), _logits_rows(block)
         if self._slices:
-            arguments["logits_to_keep"] = keep if rows is None else 0
-        arguments = {**arguments, "input_ids": tokens, "past_key_values": self._cache}
-        shaped = rows is None and not isinstance(counts, torch.Tensor)
-        # Compiled passes run no hooks: what the model itself returns serves where it is the same.
-        compilable = self.compile and decode is not None and shaped and bool(layers)
+            arguments["logits_to_keep"] = block.keep if rows is None else 0
         hidden: dict[int, torch.Tensor] | None = None
-        if shaped and not layers:
-            out = (decode or self._runs)(**arguments)
-        elif compilable and self._returned.get(layers):
-            out = self._decode_states(**arguments, output_hidden_states=True)
-            hidden = {layer: out.hidden_states[layer] for layer in layers}
+        if rows is None and not block.hidden_layers:
+            out = self._runs(**arguments)
         else:
-            check = compilable and layers not in self._returned
-            with self._states.taken(layers) as hidden, gathering(self._head, rows):
-                out = self._runs(**arguments, **({"output_hidden_states": True} if check else {}))
-            if check:
-                self._returned[layers] = self._states.returned(hidden, out)
-        logits: torch.Tensor = out.logits
-        if logits.shape[1] != keep:
-            logits = logits[:, -keep:] if rows is None else gather(logits, rows)
+            with self._states.taken(block.hidden_layers) as hidden, gathering(self._head, rows):
+                out = self._runs(**arguments)
+        logits = out.logits
+        if logits.shape[1] != block.keep:
+            logits = logits[:, -block.keep :] if rows is None else gather(logits, rows)
         return LevelOutput(logits, hidden or None)
+
+    # ---- compiled passes -------------------------------------------------------------------------
+
+    def _is_compiled(self, block: InputBlock) -> bool:
+        """Whether a pass goes through `torch.compile`. Asked for the first time, all are made."""
+        rows, width = block.tokens.shape
+        counts, layers = block.counts, block.hidden_layers
+        if self._compiled is None or rows > 1 or width > compiled.LONGEST:
+            return False
+        if isinstance(counts, torch.Tensor) or (counts is not None and counts[0] != width):
+            return False
+        if self._rolls:
+            held = self._cache.rows.host
+            if held is None or held[0] < compiled.CONTEXT:
+                return False
+        if layers not in self._kinds:
+            self._kinds[layers] = self._compile(layers)
+        return self._kinds[layers]
+
+    def _compiled_pass(self, block: InputBlock) -> LevelOutput:
+        assert self._compiled is not None
+        layers, rows = block.hidden_layers, _logits_rows(block)
+        out = self._compiled(**self._compiled_inputs(block))
+        logits = out.logits[:, -block.keep :] if rows is None else gather(out.logits, rows)
+        hidden = {layer: out.hidden_states[layer] for layer in layers} if layers else None
+        return LevelOutput(logits, hidden)
+
+    def _compiled_inputs(self, block: InputBlock) -> dict[str, Any]:
+        """How many logits are wanted, and of which layers the states, makes no kind of its own."""
+        arguments = self._inputs(block)
+        if self._slices:
+            arguments["logits_to_keep"] = 0
+        if block.hidden_layers:
+            arguments["output_hidden_states"] = True
+        return arguments
+
+    def _compile(self, layers: tuple[int, ...]) -> bool:
+        """Compiles every kind of pass that gives these hidden states, over a cache of its own.
+        Returns whether it can be: compiled passes run no hooks, so what the model itself returns
+        has to be the same."""
+        assert self._compiled is not None
+        context = 2 * compiled.CONTEXT
+        ids = torch.arange(context + max(compiled.WIDTHS), device=self.device) % self.vocab_size
+        kept, self._cache = self._cache, self._make(1, len(ids))
+        try:
+            self._pass(InputBlock(ids[None, :context], 1))
+            if layers:
+                block = InputBlock(ids[None, context:], 1, hidden_layers=layers)
+                with self._states.taken(layers) as hidden:
+                    out = self._runs(**self._compiled_inputs(block))
+                self._cut([context])
+                if not self._states.returned(hidden, out):
+                    return False
+            if any(done and bool(layers) == bool(other) for other, done in self._kinds.items()):
+                return True
+            for width in compiled.WIDTHS:
+                tokens = ids[None, context : context + width]
+                block = InputBlock(tokens, width, hidden_layers=layers)
+                self._compiled.compile(**self._compiled_inputs(block))
+                self._cut([context])
+        finally:
+            self._cache = kept
+        return True
 
     def _long(self, block: InputBlock) -> LevelOutput:
         """A pass of more tokens than go in one: in pieces, whose logits are put together."""
@@ -459,14 +515,17 @@ class HuggingFaceLevel:
                 return self.rollback(lengths)
         if self._member is not None:
             return self._member.rollback(lengths)
+        return self._cut(lengths)
+
+    def _cut(self, lengths: Sequence[int]) -> None:
+        """Keep so many tokens in the cache at hand."""
         if self._rolls:
             self._cache.rollback(lengths)
-            return None
+            return
         # A negative count removes that many; every 5.x release of transformers understands it so.
         excess = self._cache.get_seq_length() - lengths[0]
         if excess > 0:
             self._cache.crop(-excess)
-        return None
 
     def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> None:
         """See `BatchedLevel.keep_path`."""

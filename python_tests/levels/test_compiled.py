@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compiled_passes import short_passes_in_python
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
+from polyspec_ext.levels import compiled
 from polyspec_ext.levels.base import InputBlock
 
 
@@ -17,14 +19,14 @@ def _nothing_compiled_before() -> None:
     torch._dynamo.utils.counters.clear()
 
 
-def model(seed: int) -> LlamaForCausalLM:
+def model(seed: int, heads: int = 2) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=40,
-        hidden_size=32,
+        hidden_size=16 * heads,
         intermediate_size=48,
         num_hidden_layers=1,
-        num_attention_heads=2,
+        num_attention_heads=heads,
         max_position_embeddings=1024,
     )
     return LlamaForCausalLM(config).eval()
@@ -35,24 +37,31 @@ def test_compiled_passes_give_the_same_tokens_in_few_graphs() -> None:
     graphs = torch._dynamo.utils.counters["stats"]
     models = [model(0), model(1)]
     plain = ps.Chain(models, [3], check_vocabulary=False)
-    chain = ps.Chain(models, [3], check_vocabulary=False, compile=True)
-    chain.generate([1, 2, 3], 40, eos_token_id=[])
+    levels = [ps.HuggingFaceLevel(one, compile=True) for one in models]
+    chain = ps.Chain(levels, [3], check_vocabulary=False)
+    chain.generate([1, 2, 3], 5, eos_token_id=[])
     made = graphs["unique_graphs"]
-    # Other lengths and another capacity, the same graphs.
-    for prompt in ([4, 5], [7] * 50, [3, 1, 4, 1, 5, 9], [7] * 300):
-        wanted = plain.generate(prompt, 60, eos_token_id=[]).sequences
-        assert chain.generate(prompt, 60, eos_token_id=[]).sequences.equal(wanted)
-    assert 0 < made <= 10
-    assert graphs["unique_graphs"] - made <= 2, graphs
-    # Rows out of step are read as without it.
+    assert made == 4  # of one token and of several, of each model
+    # Other lengths and capacities, texts that end within a window: the same graphs, and nothing
+    # but the prompts without.
+    for prompt in ([4, 5, 6], [7] * 50, [3, 1, 4, 1, 5, 9], [7] * 300, [8] * 700, [7] * 255):
+        for count in (1, 2, 60):
+            wanted = plain.generate(prompt, count, eos_token_id=[]).sequences
+            with short_passes_in_python(levels) as passes:
+                got = chain.generate(prompt, count, eos_token_id=[])
+            assert got.sequences.equal(wanted)
+            assert max(passes) <= (len(prompt) <= compiled.LONGEST)
+    assert graphs["unique_graphs"] == made, graphs
+    # Batches are read as without it.
     wanted = plain.generate([[1, 2], [3]], [20, 30], 1.0, seed=3, eos_token_id=[]).sequences
     got = chain.generate([[1, 2], [3]], [20, 30], 1.0, seed=3, eos_token_id=[]).sequences
     assert got.equal(wanted)
+    assert graphs["unique_graphs"] == made, graphs
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_hidden_states_of_compiled_passes() -> None:
-    """The same as of others, and compiled from the second pass on; trees as well."""
+    """The same as of others; trees and single tokens as well."""
     plain = ps.HuggingFaceLevel(model(2))
     level = ps.HuggingFaceLevel(model(2), compile=True)
     graphs = torch._dynamo.utils.counters["stats"]
@@ -60,11 +69,14 @@ def test_hidden_states_of_compiled_passes() -> None:
     chain = {"tokens": torch.tensor([[3, 1, 2]]), "keep": 3}
     parents = torch.tensor([[-1, 0, 0]])
     for asked in ((0,), (-1,), (0, -1)):
-        for more in ({}, {}, {"parents": parents}, {}):
-            block = InputBlock(**chain, hidden_layers=asked, **more)
+        for more in ({}, {"parents": parents}, {"tokens": torch.tensor([[3]]), "keep": 1}):
+            block = InputBlock(**{**chain, **more}, hidden_layers=asked)
             for own in (plain, level):
                 own.prefill(prompt)
-            wanted, found = (own.forward_block(block) for own in (plain, level))
+            wanted = plain.forward_block(block)
+            with short_passes_in_python([level]) as passes:
+                found = level.forward_block(block)
+            assert passes == [0]
             torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=1e-5)
             assert found.hidden is not None
             assert list(found.hidden) == list(asked)
@@ -72,7 +84,7 @@ def test_hidden_states_of_compiled_passes() -> None:
                 torch.testing.assert_close(
                     found.hidden[layer], wanted.hidden[layer], rtol=0, atol=1e-5
                 )
-    assert 0 < graphs["unique_graphs"] <= 12, graphs
+    assert graphs["unique_graphs"] == 2, graphs
     # Behind the last layer, in front of the norm: returned by no model, read by a hook.
     made = graphs["unique_graphs"]
     for _ in range(2):
@@ -86,13 +98,16 @@ def test_hidden_states_of_compiled_passes() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_as_many_tokens_as_heads_are_no_case_of_their_own() -> None:
-    """The first pass of several tokens has two, as many as the model has heads."""
+    """The model has three, as many as the pass with which several tokens are compiled."""
     graphs = torch._dynamo.utils.counters["stats"]
-    level = ps.HuggingFaceLevel(model(2), compile=True)
+    level = ps.HuggingFaceLevel(model(2, heads=compiled.WIDTHS[1]), compile=True)
     tokens = torch.arange(1, 9)[None]
     level.prefill(tokens)
-    made = graphs["unique_graphs"]
-    for count in (2, 3, 5):
-        level.forward(tokens[:, :count], 1)
+    level.forward(tokens[:, :2], 1)
+    assert graphs["unique_graphs"] == len(compiled.WIDTHS)
+    for count in (1, 2, 3, 5, 8):
         level.rollback([8])
-    assert graphs["unique_graphs"] - made == 1
+        with short_passes_in_python([level]) as passes:
+            level.forward(tokens[:, :count], 1)
+        assert passes == [0]
+    assert graphs["unique_graphs"] == len(compiled.WIDTHS)

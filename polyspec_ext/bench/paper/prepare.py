@@ -3,8 +3,7 @@ often the levels agree with the target, and what memory gives."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,13 +11,14 @@ import torch
 
 from polyspec_ext.bench import chains, timing
 from polyspec_ext.bench.generation_calls import Request
+from polyspec_ext.bench.measuring import device_clock
 from polyspec_ext.bench.paper.methods import PLANNED, Call, Method, with_windows
-from polyspec_ext.bench.paper.parts import TARGET, W4, WORDS, Parts, weight_bytes
+from polyspec_ext.bench.paper.parts import TARGET, W4, Parts, weight_bytes
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planned import plan
 from polyspec_ext.planning import pass_seconds
 
-_PREDICTED = ("chain", PLANNED)
+_PREDICTED = ("chain", "eagle", PLANNED)
 _KINDS = (*_PREDICTED, "adaptive")  # which have windows of the planner's
 WIDTHS = (1, 4, 8, 12, 16)  # tokens of the passes that are timed
 
@@ -41,18 +41,21 @@ def planned(
     temperature: float,
     seconds: float,
 ) -> Planned:
-    """Plans once for all levels of the methods that the planner can predict: chains of models, and
-    of models with a drafter without hidden states below. Heads, policies and cascades keep their
-    windows; a chain's policy begins with the windows of that chain.
+    """Plans once for all levels of the methods: chains of models, heads and other drafters.
+    Cascades keep their windows; a chain's policy begins with the windows of that chain, and the
+    window of a head's trees is their depth.
 
     Args:
         prompts: such as will be asked.
         seconds: that the planner may measure.
     """
-    known = [TARGET, W4, *parts.places.models, *WORDS]
+    known = [TARGET, W4, *parts.places.models, *parts.places.drafters]
     some = [method for method in methods if method.kind in _KINDS]
     if not some:
         return Planned(list(methods))
+    for method in some:
+        if method.kind != PLANNED:  # what is compiled shall not be while it is measured
+            Call(method, parts).answer(Request([prompts[0]], 8, temperature, [0]))
     names = [name for name in known if any(name in method.levels for method in some)]
     found = plan(
         [parts.thing(name) for name in names],
@@ -70,7 +73,9 @@ def planned(
         if method.kind == PLANNED:
             one = found.recommended
             label = f"planned: {' <- '.join(one.levels)}"
-            method = replace(method, label=label, levels=tuple(one.levels))
+            shape = parts.places.tree_of(one.levels[-1])
+            tree = None if shape is None else shape.to_dict()
+            method = replace(method, label=label, levels=tuple(one.levels), tree=tree)
         if one is not None and method.kind in _KINDS:
             method = with_windows(method, one.windows, one.rounds, one.rule)
         if one is not None and (method.baseline or method.kind in _PREDICTED):
@@ -102,10 +107,12 @@ def surroundings(
     used = _models(methods, parts)
     levels: dict[str, HuggingFaceLevel] = {TARGET: parts.target}
     levels |= {name: parts.apart(name) for name in used}
-    times = pass_seconds(list(levels.values()), WIDTHS, limit=2.0, clock=_clock(parts))
+    # (On the CPU it is the measurement's own choice.)
+    clock = None if parts.on_cpu else device_clock(torch.device(parts.device))
+    times = pass_seconds(list(levels.values()), WIDTHS, limit=2.0, clock=clock)
     baseline = next(call for call in calls if call.method.baseline)
     texts = {
-        n: baseline.texts(Request([prompt], max_new_tokens, 0.0, [seed]))[0]
+        n: baseline.answer(Request([prompt], max_new_tokens, 0.0, [seed])).texts[0]
         for n, prompt in enumerate(prompts)
     }
     model, overlaps = parts.eager.model, {}
@@ -113,7 +120,7 @@ def surroundings(
         other = levels[name].model
         if other.config.vocab_size == model.config.vocab_size:
             overlaps[name] = chains.overlap(model, other, list(prompts), texts)
-    clock: Any = timing.CpuClock() if parts.on_cpu else timing.CudaClock()
+    copying: timing.Clock = timing.CpuClock() if parts.on_cpu else timing.CudaClock()
     return {
         "pass_seconds": {
             name: {str(width): value for width, value in own.items()}
@@ -122,20 +129,8 @@ def surroundings(
         "overlap": overlaps,
         "weight_bytes": {name: weight_bytes(level.model) for name, level in levels.items()},
         "copy_bandwidth_bytes_per_second": 1e9
-        * timing.copy_bandwidth(clock, "cpu" if parts.on_cpu else "cuda"),
+        * timing.copy_bandwidth(copying, "cpu" if parts.on_cpu else "cuda"),
     }
-
-
-def _clock(parts: Parts) -> Callable[[], float] | None:
-    """Of passes; on CUDA they are over when the device is."""
-    if parts.on_cpu:
-        return None
-
-    def clock() -> float:
-        torch.cuda.synchronize(parts.device)
-        return time.perf_counter()
-
-    return clock
 
 
 def _models(methods: Sequence[Method], parts: Parts) -> list[str]:
