@@ -112,18 +112,17 @@ class Engine:
 
     def _needs_host(self) -> str | None:
         """Why the host has to read what comes of each step; None: it need not."""
-        if self._drafter is None:
-            return "a target alone has no drafts"
         devices = {part.device for part in self._parts}
         if len(devices) > 1:
             return f"levels lie on {', '.join(sorted(map(str, devices)))}"
         for part in self._parts:
             if not part.capabilities.keeps_lengths:
                 return f"{part.name} keeps its lengths on the host"
-        if self._layers:
-            return f"{self._drafter.name} wants hidden states"
-        if self._drafter.capabilities.trees:
-            return f"{self._drafter.name} drafts trees"
+        drafter = self._drafter
+        if drafter is not None and self._layers:
+            return f"{drafter.name} wants hidden states"
+        if drafter is not None and drafter.capabilities.trees:
+            return f"{drafter.name} drafts trees"
         if round_plan(self.config.windows, self.config.rounds).steps is None:
             return "rounds are not bounded"
         return None

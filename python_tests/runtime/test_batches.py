@@ -306,7 +306,6 @@ def test_what_must_be_read_between_steps_is_named() -> None:
         ([target, PromptLookup()], [3], [], "prompt lookup keeps its lengths on the host"),
         ([target, *make(1)], [3], [], "toy 11 keeps its lengths on the host"),
         ([target, other, third], [4, 2], [0], "rounds are not bounded"),
-        ([target], [], [], "a target alone has no drafts"),
     ):
         with pytest.raises(ValueError, match=rf"^sync_each_step: .*{reason}, given False"):
             ps.Chain(levels, window, rounds=rounds, sync_each_step=False)
