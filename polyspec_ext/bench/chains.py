@@ -1,5 +1,6 @@
 """``bench chains``: every chain of two to four levels below the shipped target, or below the same
-target grown, beside plain decoding of it, in turns within one run.
+target grown, up to the width and depth of a published model, beside plain decoding of it, in turns
+within one run.
 
 A level stands below those that cost more. What stands in the table: how often each level was asked
 (N passes), how much of its drafts it took (L), what share of the time (T) and how fast the whole
@@ -13,26 +14,33 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import math
-import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from polyspec_ext import progress, tiny
 from polyspec_ext.bench import machine
-from polyspec_ext.bench.differences import first_difference, surprise
-from polyspec_ext.bench.generation import ASSISTED, GENERATE, Contender, measure, ratios
-from polyspec_ext.bench.generation_calls import Request, chain_call, generate_call
+from polyspec_ext.bench.differences import verdict
+from polyspec_ext.bench.generation_calls import (
+    ASSISTED,
+    GENERATE,
+    Request,
+    chain_call,
+    generate_call,
+)
+from polyspec_ext.bench.measuring import Contender, device_clock, measure, ratios
+from polyspec_ext.bench.memory import require_memory
+from polyspec_ext.bench.published_shapes import SHAPES, growth_of
 from polyspec_ext.chain import Chain
 from polyspec_ext.drafters import DynamicTree, Eagle, PromptLookup
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planning import Switch, pass_seconds
 from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
-from polyspec_ext.stats import Stats, merge
+from polyspec_ext.stats import merge
 
 SCHEMA = 1  # of the JSON report
 TARGET, W4, MIDDLE, DRAFTER, NGRAM = "target", "W4 copy", "middle", "drafter", "n-gram"
@@ -51,8 +59,6 @@ WINDOWS: dict[int, tuple[tuple[int, ...], ...]] = {
 # EAGLE-2's tree has so many tokens that the level above still reads them in nearly the time of one.
 SHAPE = DynamicTree(top_k=4, total_tokens=12)
 WIDTHS = (1, 4, 8, 12)
-# A text that is not the target's own would be so many deviations off only once in 3 million runs.
-Z_LIMIT = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +67,9 @@ class Settings:
 
     Attributes:
         prompts, questions: see `machine.questions`.
-        times: how much the target is grown.
+        times: how much the target is grown; shape: or the published shape that it is grown to, by
+            name.
+        device: where all of it is: "cpu", or "cuda", in bfloat16.
         levels: most of a chain; chains: only these, each by its levels below the target.
         w4: directory where the 4-bit copy is kept; None: made anew.
         head: "eagle2" or "eagle3".
@@ -75,6 +83,8 @@ class Settings:
     max_new_tokens: int = 96
     questions: Path | None = None
     times: int = 4
+    shape: str | None = None
+    device: str = "cpu"
     levels: int = 4
     chains: Sequence[tuple[str, ...]] | None = None
     w4: Path | None = None
@@ -83,6 +93,24 @@ class Settings:
     temperature: Sequence[float] = (0.0, 1.0)
     seed: int = 0
     threads: int | None = None
+
+    @property
+    def on_cpu(self) -> bool:
+        return torch.device(self.device).type == "cpu"
+
+    def growth(self) -> dict[str, int]:
+        """Arguments of `tiny.grown`.
+
+        Raises:
+            ValueError: the shipped target cannot become as large, or there is no room for it.
+        """
+        if self.shape is None:
+            return {"times": self.times}
+        with torch.device("meta"):
+            own = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny.path(TARGET)))
+        shape = SHAPES[self.shape]
+        require_memory(shape, torch.bfloat16, torch.device(self.device).type)
+        return growth_of(shape, own)
 
 
 def calibration_texts(model: Any, tokenizer: Any) -> list[torch.Tensor]:
@@ -101,7 +129,10 @@ def calibration_texts(model: Any, tokenizer: Any) -> list[torch.Tensor]:
 
 
 def packed(model: Any, **options: Any) -> HuggingFaceLevel:
-    """A level with packed weights, or without where the processor packs none of that type."""
+    """A level with packed weights, or without where the processor packs none of that type, and on
+    CUDA."""
+    if model.device.type != "cpu":
+        return HuggingFaceLevel(model, **options)
     try:
         return HuggingFaceLevel(model, pack=True, **options)
     except ValueError:
@@ -120,18 +151,29 @@ def w4_copy(model: Any, folder: Path | None, texts: Callable[[], list[torch.Tens
     return copy
 
 
-def faster_target(times: int) -> tuple[HuggingFaceLevel, dict[str, dict[int, float]]]:
-    """The target in the data type whose passes of one and of several tokens are faster here, and
-    the seconds of both."""
+def faster_target(
+    device: str = "cpu", **growth: int
+) -> tuple[HuggingFaceLevel, dict[str, dict[int, float]]]:
+    """The target, grown by these arguments of `tiny.grown`, in the data type whose passes of one
+    and of several tokens are faster here (on CUDA: in bfloat16), and the seconds of all that were
+    tried."""
+    on_cpu = torch.device(device).type == "cpu"
+    dtypes = (torch.float32, torch.bfloat16) if on_cpu else (torch.bfloat16,)
     candidates = {
-        str(dtype).removeprefix("torch."): packed(tiny.grown(times, dtype=dtype), name=TARGET)
-        for dtype in (torch.float32, torch.bfloat16)
+        str(dtype).removeprefix("torch."): packed(
+            tiny.grown(dtype=dtype, device=device, **growth), name=TARGET
+        )
+        for dtype in dtypes
     }
-    seconds = dict(
-        zip(candidates, pass_seconds(list(candidates.values()), WIDTHS, limit=3.0), strict=True)
-    )
+    seconds = dict(zip(candidates, _seconds(list(candidates.values())), strict=True))
     best = min(seconds, key=lambda name: seconds[name][1] + seconds[name][8])
     return candidates[best], seconds
+
+
+def _seconds(levels: Sequence[HuggingFaceLevel]) -> list[dict[int, float]]:
+    """Of passes of `WIDTHS` tokens. On the CPU the clock is `pass_seconds`'s own choice."""
+    clock = None if levels[0].device.type == "cpu" else device_clock(levels[0].device)
+    return pass_seconds(levels, WIDTHS, limit=3.0, clock=clock)
 
 
 def faster(
@@ -141,16 +183,19 @@ def faster(
     levels = [make(how) for how in (False, True) if compile in (how, "auto")]
     if compile:
         pass_seconds(levels, WIDTHS, repeats=1)  # compiles
-    seconds = pass_seconds(levels, WIDTHS, limit=3.0)
+    seconds = _seconds(levels)
     pairs = zip(levels, seconds, strict=True)
     return min(pairs, key=lambda pair: pair[1][1] + pair[1][8])
 
 
 def parts_of(args: Settings, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """What stands in the chains, by kind, and the milliseconds of their passes."""
-    target, seconds = faster_target(args.times)
+    growth = args.growth()
+    target, seconds = faster_target(args.device, **growth)
 
-    def texts() -> list[torch.Tensor]:
+    def texts() -> list[torch.Tensor] | None:
+        if args.shape is not None:  # of which a calibration takes longer than all else
+            return None
         # The target as it is shipped says the same, and sooner.
         return calibration_texts(tiny.levels([TARGET], pack=False)[TARGET].model, tokenizer)
 
@@ -167,13 +212,16 @@ def parts_of(args: Settings, tokenizer: Any) -> tuple[dict[str, Any], dict[str, 
     # One level each for all chains: they take turns.
     parts: dict[str, Any] = {TARGET: target}
     parts[W4] = packed(copy, name=W4, shares_cache_with=target, compile=apart.compile)
-    small_levels = tiny.levels(compile=args.compile)
+    if args.on_cpu:
+        small_levels = tiny.levels(compile=args.compile)
+    else:
+        small_levels = tiny.levels(dtype=target.model.dtype, device=args.device)
     parts[MIDDLE], parts[DRAFTER] = small_levels["middle"], small_levels["drafter"]
     parts[NGRAM] = PromptLookup()
     dtype = small_levels[DRAFTER].model.dtype
     with tempfile.TemporaryDirectory() as folder:
         try:
-            place = tiny.grown_head(args.head, args.times, folder)
+            place = tiny.grown_head(args.head, growth["times"], folder)
         except FileNotFoundError as error:  # models that somebody trained without a head
             progress.note(f"{args.head}: left out: {error}")
         else:
@@ -181,7 +229,7 @@ def parts_of(args: Settings, tokenizer: Any) -> tuple[dict[str, Any], dict[str, 
                 parts[name] = Eagle.from_pretrained(
                     place, target, tree=tree, dtype=dtype, name=name
                 )
-    small = pass_seconds([parts[MIDDLE], parts[DRAFTER]], WIDTHS, limit=3.0)
+    small = _seconds([parts[MIDDLE], parts[DRAFTER]])
     shown |= {
         name + (", compiled" if parts[name].compile else ""): times
         for name, times in zip((MIDDLE, DRAFTER), small, strict=True)
@@ -204,11 +252,11 @@ def tuned(
     """The fastest of the windows on one prompt."""
 
     def seconds(window: tuple[int, ...]) -> float:
-        kept: list[Stats] = []
-        call = chain_call(Chain([parts[name] for name in names], list(window)), kept)
+        call = chain_call(Chain([parts[name] for name in names], list(window)))
         for _ in range(2):
-            call(Request([prompt], tokens, 0.0, [0]))
-        return 1 / kept[-1].tokens_per_second
+            stats = call(Request([prompt], tokens, 0.0, [0])).stats
+        assert stats is not None
+        return 1 / stats.tokens_per_second
 
     fastest: tuple[int, ...] = min(WINDOWS[len(names)], key=seconds)
     return list(fastest)
@@ -230,29 +278,12 @@ def overlap(model: Any, other: Any, prompts: list[list[int]], texts: dict[int, l
     return total / count
 
 
-def verdict(
-    one: Contender, plain: Contender, prompts: list[list[int]], model: Any, temperature: float
-) -> str:
-    """Greedy: how many texts are plain decoding's. Sampled: how far the texts' likelihood is from
-    its mean under the target, in deviations."""
-    if temperature == 0:
-        found = [
-            first_difference(model, prompt, plain.texts[n], one.texts[n])
-            for n, prompt in enumerate(prompts)
-        ]
-        parted = [d["gap"] for d in found if d is not None]
-        text = f"{len(prompts) - len(parted)} of {len(prompts)} texts"
-        return f"{text}, parted at gaps <= {max(parted):.1e}" if parted else text
-    sums = [surprise(model, p, one.texts[n]) for n, p in enumerate(prompts) if one.texts[n]]
-    z = sum(s for s, _ in sums) / math.sqrt(max(sum(v for _, v in sums), 1e-12))
-    return f"{z:+.1f} deviations" + ("" if abs(z) < Z_LIMIT else ", NOT the target's")
-
-
 def rows_of(
     made: list[Contender], prompts: list[list[int]], model: Any, temperature: float
 ) -> list[dict[str, Any]]:
     rows = []
     for one in made:
+        found = verdict(model, prompts, made[0].texts, one.texts, temperature)
         stats = merge(one.stats) if one.stats else None  # transformers tells nothing
         levels = () if stats is None else stats.levels
         tokens = max(1, sum(one.tokens.values()))
@@ -261,9 +292,11 @@ def rows_of(
             {
                 "label": one.label,
                 "window": one.window,
-                "tokens_per_second": statistics.median(one.rates()),
+                "tokens_per_second": one.rate(),
                 "x_plain": ratios(one, made[0]),
-                "verdict": verdict(one, made[0], prompts, model, temperature),
+                "decoding_tokens_per_second": one.decoding_rate(),
+                "lossless": found.lossless,
+                "verdict": str(found),
                 # By level: L_i, its mean acceptance length; F_i, passes per token; T_i, seconds
                 # of a pass.
                 "levels": [
@@ -284,8 +317,6 @@ def rows_of(
 
 def report_of(args: Settings) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
-    from transformers import AutoTokenizer
-
     if args.threads:
         torch.set_num_threads(args.threads)
     asked, source = machine.questions(args.prompts, args.questions)
@@ -319,6 +350,7 @@ def report_of(args: Settings) -> dict[str, Any]:
                 max_new_tokens=args.max_new_tokens,
                 temperature=temperature,
                 seed=args.seed,
+                clock=device_clock(model.device),
                 tick=bar.update,
             )
         if not overlaps:
@@ -332,13 +364,14 @@ def report_of(args: Settings) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "command": "bench chains",
-        "machine": machine.describe("cpu"),
+        "machine": machine.describe(args.device),
         "settings": {
             "prompts": len(prompts),
             "source": source,
             "repeats": args.repeats,
             "max_new_tokens": args.max_new_tokens,
-            "times": args.times,
+            "times": args.times if args.shape is None else None,
+            "shape": args.shape,
             "parameters": sum(p.numel() for p in model.parameters()),
             "dtype": str(model.dtype).removeprefix("torch."),
             "seed": args.seed,
@@ -351,12 +384,9 @@ def report_of(args: Settings) -> dict[str, Any]:
 
 
 def _contender(names: tuple[str, ...], window: list[int], parts: dict[str, Any]) -> Contender:
-    kept: list[Stats] = []
-    call: Callable[[Request], Any] = chain_call(
-        Chain([parts[name] for name in names], window), kept
-    )
+    call = chain_call(Chain([parts[name] for name in names], window))
     label = " <- ".join(names) if len(names) > 1 else "plain decoding"
-    return Contender(label, "chain", names, 1, call, window, stats=kept)
+    return Contender(label, "chain", names, call, window=window)
 
 
 def _transformers(parts: dict[str, Any]) -> list[Contender]:
@@ -366,9 +396,20 @@ def _transformers(parts: dict[str, Any]) -> list[Contender]:
     alone = generate_call(target.model, eos)
     assisted = generate_call(target.model, eos, drafter)
     return [
-        Contender(GENERATE, GENERATE, (TARGET,), 1, alone),
-        Contender(f"{ASSISTED}: {DRAFTER}", ASSISTED, (TARGET, DRAFTER), 1, assisted),
+        Contender(GENERATE, GENERATE, (TARGET,), alone),
+        Contender(f"{ASSISTED}: {DRAFTER}", ASSISTED, (TARGET, DRAFTER), assisted),
     ]
+
+
+def _target(settings: dict[str, Any]) -> str:
+    """What it is, in words."""
+    if settings["shape"] is None:
+        return f"the shipped one grown {settings['times']} times"
+    return (
+        f"a trained small model at the cost of {settings['shape']}: the shipped one, grown to its "
+        "width and depth, with the same distribution; its vocabulary stays the small one, and its "
+        "4-bit copy is not calibrated"
+    )
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -377,13 +418,14 @@ def markdown(report: dict[str, Any]) -> str:
     busy = "" if load is None else f", load average {load:.1f} before"
     lines = [
         f"# Chains below a target of {settings['parameters'] / 1e6:.0f} million parameters, "
-        f"{where['cpu']}",
+        f"{where['device_name']}",
         "",
         f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}{busy}. The "
-        f"target is the shipped one grown {settings['times']} times, in {settings['dtype']}; "
+        f"target is {_target(settings)}, in {settings['dtype']}; "
         f"{settings['prompts']} questions ({settings['source']}), up to "
         f"{settings['max_new_tokens']} new tokens, median of {settings['repeats']} repeats in "
-        "turns, prefill included. Windows: the fastest of a few on the first question.",
+        "turns, prefill included; decoding: without it. Windows: the fastest of a few on the first "
+        "question.",
         "",
         "| ms of a pass | "
         + " | ".join(f"{n} token{'s' * (n > 1)}" for n in report["pass_ms"]["tokens"])
@@ -403,17 +445,18 @@ def markdown(report: dict[str, Any]) -> str:
             "L: mean acceptance length; F: passes per token; T: ms of a pass with its "
             "verification; by level, the target first.",
             "",
-            "| chain | window | tokens/s | x plain | L | F | T | engine | lossless |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "| chain | window | tokens/s | x plain | decoding | L | F | T | engine | lossless |",
+            "|---" * 10 + "|",
         ]
         for row in result["rows"]:
-            levels = row["levels"]
+            levels, decoding = row["levels"], row["decoding_tokens_per_second"]
             lengths = [x["acceptance_length"] for x in levels if x["acceptance_length"] is not None]
             cells = [
                 row["label"],
                 ",".join(map(str, row["window"])) or "-",
                 f"{row['tokens_per_second']:.1f}",
                 f"{row['x_plain']['median']:.2f}",
+                "-" if decoding is None else f"{decoding:.1f}",
                 ", ".join(f"{x:.2f}" for x in lengths) or "-",
                 ", ".join(f"{x['passes_per_token']:.2f}" for x in levels) or "-",
                 ", ".join(f"{x['ms']:.1f}" for x in levels) or "-",
@@ -425,14 +468,16 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The subcommand. Returns 1 where sampled texts are not the target's."""
+    """The subcommand. Returns 1 where texts are not the target's own."""
     names = [each.name for each in dataclasses.fields(Settings)]
     report = report_of(Settings(**{name: getattr(args, name) for name in names}))
-    print(json.dumps(report, indent=1) if args.json else markdown(report))
+    text = json.dumps(report, indent=1)
+    if args.json_file:
+        Path(args.json_file).write_text(text + "\n", encoding="utf-8")
+    print(text if args.json else markdown(report))
     return 0 if is_lossless(report) else 1
 
 
 def is_lossless(report: dict[str, Any]) -> bool:
-    """Whether no sampled texts are another distribution's."""
-    rows = (row for result in report["results"] for row in result["rows"])
-    return not any("NOT" in row["verdict"] for row in rows)
+    """Whether all texts are the target's own, but for ties of rounding."""
+    return all(row["lossless"] for result in report["results"] for row in result["rows"])

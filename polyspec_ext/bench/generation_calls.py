@@ -1,4 +1,4 @@
-"""The calls that ``bench generate`` times: our chains, and transformers' ``generate``."""
+"""The calls that are measured: our chains, and transformers' ``generate``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,7 +14,7 @@ from polyspec_ext.chain import Chain
 from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.stats import Stats
 
-Texts = list[list[int]]  # new tokens of each prompt
+GENERATE, ASSISTED = "transformers generate", "transformers assisted"  # their labels
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,34 @@ class Request:
     seeds: list[int]  # one for each prompt
 
 
-def chain_call(chain: Chain, keep: list[Stats]) -> Callable[[Request], Texts]:
-    """Our own chain, which keeps its statistics in `keep`."""
+class Answer(NamedTuple):
+    """New tokens of each prompt, up to and including an EOS, and what the engine counted (None for
+    transformers)."""
 
-    def call(request: Request) -> Texts:
+    texts: list[list[int]]
+    stats: Stats | None = None
+
+
+Decode = Callable[[Request], Answer]
+
+
+def chain_call(chain: Chain) -> Decode:
+    """Our own chain."""
+
+    def call(request: Request) -> Answer:
         out = chain.generate(
             request.prompts if len(request.prompts) > 1 else request.prompts[0],
             request.max_new_tokens,
             request.temperature,
             seed=request.seeds,
         )
-        keep.append(out.stats)
         rows = out.sequences.tolist()
         widths = [len(prompt) for prompt in request.prompts]
         if len(rows) > 1:  # ragged prompts stand at the front of their rows
             news = [one.num_new_tokens for one in out.requests]
-            return [
-                row[width : width + new] for row, width, new in zip(rows, widths, news, strict=True)
-            ]
-        return [rows[0][widths[0] :]]
+            ends = zip(rows, widths, news, strict=True)
+            return Answer([row[width : width + new] for row, width, new in ends], out.stats)
+        return Answer([rows[0][widths[0] :]], out.stats)
 
     return call
 
@@ -56,7 +65,7 @@ def generate_call(
     assistant: Any = None,
     constant: int | None = None,
     static: bool = False,
-) -> Callable[[Request], Texts]:
+) -> Decode:
     """transformers' ``generate``, with an assistant model or without.
 
     Args:
@@ -64,7 +73,7 @@ def generate_call(
         static: a static cache, over which transformers compiles the passes on CUDA.
     """
 
-    def call(request: Request) -> Texts:
+    def call(request: Request) -> Answer:
         # (Some checkpoints bring a penalty along, which is part of no distribution here.)
         options: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.0}
         if request.temperature > 0:
@@ -88,12 +97,12 @@ def generate_call(
             rows = target.generate(
                 ids, attention_mask=mask, max_new_tokens=request.max_new_tokens, **options
             )
-        return [cut_at_eos(row[width:], eos) for row in rows.tolist()]
+        return Answer([cut_at_eos(row[width:], eos) for row in rows.tolist()])
 
     if assistant is None:
         return call
 
-    def assisted(request: Request) -> Texts:
+    def assisted(request: Request) -> Answer:
         with _assistant_settings(assistant, constant):
             return call(request)
 

@@ -31,17 +31,17 @@ def markdown(report: Report) -> str:
     lines += [f"- {name}: {choice}" for name, choice in report["choices"].items()]
     lines.append("")
     for result in report["results"]:
-        lines += [*_result(result, settings["prompts"]), ""]
+        lines += [*_result(result), ""]
     return "\n".join(lines).rstrip()
 
 
-def _result(result: Report, prompts: int) -> Iterator[str]:
+def _result(result: Report) -> Iterator[str]:
     greedy = result["temperature"] == 0
     yield f"## Temperature {result['temperature']:g}{' (greedy)' if greedy else ''}"
     yield ""
-    last = [" text as plain decoding |", "---|"] if greedy else ["", ""]
-    yield "| | window | batch | tokens/s | range | x plain | range | decoding |" + last[0]
-    yield "|---|---|---|---|---|---|---|---|" + last[1]
+    own = "text as plain decoding" if greedy else "likelihood under the target"
+    yield f"| | window | batch | tokens/s | range | x plain | range | decoding | {own} |"
+    yield "|---" * 9 + "|"
     for row in result["rows"]:
         rate, times = row["tokens_per_second"], row["x_plain"]
         decoding = row["decoding_tokens_per_second"]
@@ -54,9 +54,8 @@ def _result(result: Report, prompts: int) -> Iterator[str]:
             f"{times['median']:.2f}",
             f"{times['low']:.2f} to {times['high']:.2f}",
             "-" if decoding is None else f"{decoding:.1f}",
+            row["verdict"],
         ]
-        if greedy:
-            cells.append(_equal(row["differences"], prompts))
         yield "| " + " | ".join(cells) + " |"
     yield ""
     for target in result["targets"]:
@@ -66,13 +65,3 @@ def _result(result: Report, prompts: int) -> Iterator[str]:
             f"{target['high']:.2f}), {word}"
             + ("" if "decoding" not in target else f"; decoding alone {target['decoding']:.2f}x")
         )
-
-
-def _equal(differences: list[dict[str, Any]], prompts: int) -> str:
-    ties = sum(d["tie"] for d in differences)
-    text = f"{prompts - len(differences)} of {prompts}"
-    if ties:
-        text += f", {ties} part at a tie"
-    if len(differences) > ties:
-        text += f", **{len(differences) - ties} differ**"
-    return text

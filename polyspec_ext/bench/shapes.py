@@ -21,7 +21,9 @@ import torch
 import polyspec_ext as ps
 from polyspec_ext import progress
 from polyspec_ext.bench import machine, timing
+from polyspec_ext.bench.memory import memory_free, require_memory
 from polyspec_ext.bench.paper.parts import weight_bytes
+from polyspec_ext.bench.published_shapes import SHAPES, Shape, config_of
 from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork
 from polyspec_ext.drafters.eagle.passes import HeadPasses
 from polyspec_ext.drafters.trees import DynamicTree
@@ -51,128 +53,7 @@ TWO = tuple((n,) for n in range(1, 9))
 THREE = tuple((m, n) for m in (4, 8, 12, 16, 20) for n in (2, 4, 6))
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A published model's sizes.
-
-    Attributes:
-        kind: "llama" or "qwen2" (biases of q, k and v).
-        rope_theta: of the rotary positions.
-    """
-
-    name: str
-    hidden: int
-    inner: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocab: int
-    kind: str = "llama"
-    rope_theta: float = 10000.0
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def layer_weights(self) -> int:
-        """Of the matrices of a layer."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        return attention + 3 * self.hidden * self.inner
-
-
-SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape("llama2-7b", 4096, 11008, 32, 32, 32, 32000),
-        Shape("vicuna-7b", 4096, 11008, 32, 32, 32, 32000),
-        Shape("vicuna-13b", 5120, 13824, 40, 40, 40, 32000),
-        Shape("llama2-70b", 8192, 28672, 80, 64, 8, 32000),
-        Shape("llama3-8b", 4096, 14336, 32, 32, 8, 128256, rope_theta=500000.0),
-        Shape("qwen2-7b", 3584, 18944, 28, 28, 4, 152064, kind="qwen2", rope_theta=1e6),
-    )
-}
-
-
-# ---- memory ------------------------------------------------------------------------------------
-
-
-def memory_needed(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, float]:
-    """Bytes by what they are for: on the device, and "on the host" (in CUDA's case the 4-bit
-    numbers pass through it)."""
-    size, matrices = dtype.itemsize, shape.layers * shape.layer_weights
-    ends = 2 * shape.vocab * shape.hidden
-    largest = shape.hidden * max(2 * shape.inner, 3 * shape.hidden)
-    found = {
-        "target": size * float(matrices + ends),
-        "W4 copy": matrices * (0.5 + 4 / GROUP) * 1.1,
-        "EAGLE-2 head": size * float(shape.layer_weights + 2 * shape.hidden**2),
-        "caches": 4.0 * shape.layers * shape.kv_heads * shape.head_dim * size * 2 * LONG,
-        "quantisation": 24.0 * largest,
-        "operators": 2.0 * timing.MIB * (1024 if device == "cuda" else 128) + 5e8,
-    }
-    if device == "cpu":
-        found["packed weights"] = size * float(matrices + ends // 2)
-        found["4-bit numbers"] = 1.2 * matrices
-    else:
-        found["on the host"] = 1.2 * matrices + 4.0 * largest
-    return found
-
-
-def memory_free(device: str) -> float:
-    """Bytes that can be had on the device ("cpu": the host)."""
-    if device == "cuda":
-        return float(torch.cuda.mem_get_info()[0])
-    place = Path("/proc/meminfo")
-    if place.is_file():
-        for line in place.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024.0 * int(line.split()[1])
-    return float("inf")  # not told
-
-
-def require_memory(
-    shape: Shape,
-    dtype: torch.dtype,
-    device: str,
-    free: Callable[[str], float] = memory_free,
-) -> None:
-    """
-    Raises:
-        ValueError: there is not enough; names what is needed for what, and what there is.
-    """
-    needed = memory_needed(shape, dtype, device)
-    host = needed.pop("on the host", 0.0)
-    for place, parts in ((device, needed), ("cpu", {"4-bit numbers": host})):
-        total, there = sum(parts.values()), free(place)
-        if total > there:
-            words = ", ".join(f"{name} {GB * size:.1f}" for name, size in parts.items())
-            raise ValueError(
-                f"memory: expected {GB * total:.1f} GB free on {place} for {shape.layers} layers "
-                f"of {shape.name} ({words}), given {GB * there:.1f} GB; --layers N measures fewer "
-                "and extrapolates"
-            )
-
-
 # ---- models of random weights -------------------------------------------------------------------
-
-
-def config_of(shape: Shape) -> Any:
-    """The configuration of transformers' model of a shape."""
-    from transformers import LlamaConfig, Qwen2Config
-
-    make = {"llama": LlamaConfig, "qwen2": Qwen2Config}[shape.kind]
-    return make(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        vocab_size=shape.vocab,
-        max_position_embeddings=4096,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        tie_word_embeddings=False,
-    )
 
 
 def random_model(shape: Shape, dtype: torch.dtype, device: str) -> Any:
@@ -411,7 +292,8 @@ def measure(
     if layers is not None and not 1 <= layers <= shape.layers:
         raise ValueError(f"layers: expected an integer in [1, {shape.layers}], given {layers}")
     part = replace(shape, layers=layers or shape.layers)
-    require_memory(part, dtype, device, free)
+    hint = "; --layers N measures fewer and extrapolates"
+    require_memory(part, dtype, device, free, hint)
     widths = sorted({1, *(widths or WIDTHS[device])})
     with progress.bar(total=3, desc="models", leave=False) as bar:
         model = random_model(part, dtype, device)

@@ -17,10 +17,7 @@ import hashlib
 import json
 import os
 import shutil
-import statistics
 import sys
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +28,15 @@ from transformers import AutoTokenizer
 from .. import progress, tiny
 from ..bench import chains as grown_chains
 from ..bench import machine
-from ..bench.differences import first_difference
+from ..bench.differences import verdict
+from ..bench.generation_calls import chain_call, generate_call
 from ..bench.machine import QUESTIONS
+from ..bench.measuring import Contender, measure
 from ..chain import Chain
 from ..levels import HuggingFaceLevel
 from ..planning import default_store
 from ..quantization import FORMAT
-from ..stats import Stats, merge
+from ..stats import merge
 from . import chain_options, options
 
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
@@ -53,31 +52,6 @@ GROWN = (
     (grown_chains.W4, grown_chains.MIDDLE),
     (grown_chains.W4, grown_chains.NGRAM),
 )
-
-
-@dataclass
-class Entry:
-    """One configuration and what it measured."""
-
-    label: str
-    levels: tuple[str, ...]
-    chain: Chain | None  # None: transformers' generate
-    window: list[int] = field(default_factory=list)
-    seconds: dict[tuple[int, int], float] = field(
-        default_factory=dict
-    )  # (question, repeat) -> prefill + decoding
-    new_tokens: dict[int, int] = field(default_factory=dict)  # question -> tokens
-    texts: dict[int, list[int]] = field(default_factory=dict)
-    stats: list[Stats] = field(default_factory=list)
-
-    def tokens_per_second(self) -> float:
-        """Over all questions, each with the median of its repeats; prefill and decoding
-        together."""
-        medians = [
-            statistics.median(s for (q, _), s in self.seconds.items() if q == n)
-            for n in self.new_tokens
-        ]
-        return sum(self.new_tokens.values()) / sum(medians)
 
 
 def add_command(commands: Any) -> None:
@@ -126,7 +100,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print. Returns 1 where greedy output differs by more than a tie."""
+    """Measure and print. Returns 1 where texts are not the target's own."""
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.prompts > len(QUESTIONS):
@@ -138,10 +112,12 @@ def run(args: argparse.Namespace) -> int:
     levels = tiny.levels()
     target = levels["target"]
     prompts = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in QUESTIONS[: args.prompts]]
-    entries = [Entry(GENERATE, ("target",), None)]
+    eos = frozenset(target.eos_token_ids)
+    entries: list[Contender] = []
 
     def plain(level: HuggingFaceLevel, how: str) -> None:
-        entries.append(Entry(PLAIN + how, ("target",), Chain([level])))
+        call = chain_call(Chain([level]))
+        entries.append(Contender(PLAIN + how, PLAIN, ("target",), call))
 
     def chains(parts: dict[str, HuggingFaceLevel], how: str) -> None:
         for label, names, window in (
@@ -152,9 +128,12 @@ def run(args: argparse.Namespace) -> int:
             chosen = list(tiny.WINDOWS[names]) if window is None else window
             rounds = tiny.ROUNDS.get(names) if window is None else None
             chain = Chain([parts[name] for name in names], chosen, rounds=rounds)
-            entries.append(Entry(label + how, names, chain, chosen))
+            call = chain_call(chain)
+            entries.append(Contender(label + how, "chain", names, call, window=chosen))
 
     plain(target, "")
+    alone = generate_call(target.model, eos)
+    entries.append(Contender(GENERATE, GENERATE, ("target",), alone))
     with contextlib.suppress(ValueError):  # where nothing can be packed
         other = HuggingFaceLevel(target.model, pack=not target.pack)
         plain(other, ", packed" if other.pack else ", weights as torch keeps them")
@@ -171,13 +150,18 @@ def run(args: argparse.Namespace) -> int:
             plain(compiled["target"], COMPILED)
         if any(level.compile for level in compiled.values()):
             chains(compiled, COMPILED)
-    total = len(entries) * len(prompts) * (args.repeats + 1)
+    total = len(entries) * len(prompts) * args.repeats
     with progress.bar(total=total, desc="measuring", leave=False) as bar:
-        for repeat in range(-1, args.repeats):  # the first round only warms up
-            for number, prompt in enumerate(prompts):
-                for e in entries:
-                    _measure(e, number, repeat, prompt, target.model, args)
-                    bar.update()
+        measure(
+            entries,
+            prompts,
+            repeats=args.repeats,
+            max_new_tokens=args.max_new_tokens,
+            temperature=args.temperature,
+            seed=args.seed,
+            warm_up=args.max_new_tokens,
+            tick=bar.update,
+        )
     result = _report(entries, prompts, target.model, args)
     result["choices"] = choices
     if args.grown:
@@ -205,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
         _print(result, entries[-1], tokenizer)
         if args.grown:
             print("\n" + grown_chains.markdown(result["grown"]))
-    same = all(row["differences"] == row["ties"] for row in result["configurations"])
+    same = all(row["lossless"] for row in result["configurations"])
     if args.grown:
         same = same and grown_chains.is_lossless(result["grown"])
     return 0 if same else 1
@@ -228,65 +212,28 @@ def _compiler() -> str | None:
     )
 
 
-def _measure(
-    e: Entry, number: int, repeat: int, prompt: list[int], target: Any, args: argparse.Namespace
-) -> None:
-    began = time.perf_counter()
-    if e.chain is not None:
-        out = e.chain.generate(prompt, args.max_new_tokens, args.temperature, seed=args.seed)
-        seconds = time.perf_counter() - began
-        text = out.sequences[0, len(prompt) :].tolist()
-        if repeat >= 0:
-            e.stats.append(out.stats)
-    else:
-        ids = torch.tensor([prompt])
-        options: dict[str, Any] = {"do_sample": False}
-        if args.temperature > 0:
-            torch.manual_seed(args.seed)
-            options = {"do_sample": True, "temperature": args.temperature, "top_k": 0, "top_p": 1.0}
-        with torch.inference_mode():
-            row = target.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=args.max_new_tokens,
-                **options,
-            )
-        seconds = time.perf_counter() - began
-        text = row[0, len(prompt) :].tolist()
-    if repeat >= 0:
-        e.seconds[number, repeat] = seconds
-        e.texts[number], e.new_tokens[number] = text, len(text)
-
-
 def _report(
-    entries: list[Entry], prompts: list[list[int]], target: Any, args: argparse.Namespace
+    entries: list[Contender], prompts: list[list[int]], target: Any, args: argparse.Namespace
 ) -> dict[str, Any]:
-    bases = {e.label: e for e in entries}
+    theirs = next(e for e in entries if e.kind == GENERATE)
     alone = [e for e in entries if len(e.levels) == 1]
-    fastest = max(alone, key=Entry.tokens_per_second)
-    ours = max((e for e in alone if e.stats), key=_decoding)
+    fastest = max(alone, key=Contender.rate)
+    decoding = max(e.decoding_rate() or 0.0 for e in alone)
     rows = []
     for e in entries:
-        differences: list[dict[str, Any]] = []
-        if args.temperature == 0:
-            found = [
-                first_difference(target, p, bases[PLAIN].texts[n], e.texts[n])
-                for n, p in enumerate(prompts)
-            ]
-            differences = [d | {"prompt": n} for n, d in enumerate(found) if d is not None]
-        rate = e.tokens_per_second()
+        found = verdict(target, prompts, entries[0].texts, e.texts, args.temperature)
+        rate, own = e.rate(), e.decoding_rate()
         rows.append(
             {
                 "label": e.label,
                 "window": e.window,
                 "tokens_per_second": rate,
-                "ratio": rate / fastest.tokens_per_second(),
-                "ratio_to_generate": rate / bases[GENERATE].tokens_per_second(),
-                "decoding_ratio": _decoding(e) / _decoding(ours) if e.stats else None,
-                "new_tokens": sum(e.new_tokens.values()),
-                "differences": len(differences),
-                "ties": sum(d["tie"] for d in differences),
-                "first_differences": differences,
+                "ratio": rate / fastest.rate(),
+                "ratio_to_generate": rate / theirs.rate(),
+                "decoding_ratio": None if own is None else own / decoding,
+                "new_tokens": sum(map(len, e.texts.values())),
+                "lossless": found.lossless,
+                "verdict": str(found),
                 "stats": merge(e.stats).to_dict() if e.stats else None,
             }
         )
@@ -301,12 +248,7 @@ def _report(
     }
 
 
-def _decoding(e: Entry) -> float:
-    """Tokens per second without the prefill, which transformers does not tell apart."""
-    return merge(e.stats).tokens_per_second
-
-
-def _print(result: dict[str, Any], shown: Entry, tokenizer: Any) -> None:
+def _print(result: dict[str, Any], shown: Contender, tokenizer: Any) -> None:
     for number, text in shown.texts.items():
         print(
             "Question: "
@@ -317,22 +259,14 @@ def _print(result: dict[str, Any], shown: Entry, tokenizer: Any) -> None:
     print(
         f"{'configuration':{WIDTH}} {'window':>6} {'tokens/s':>9} {'ratio':>6} {'decoding':>8} "
         f"{'/generate':>9}  "
-        f"{'same text as plain' if greedy else ''}"
+        f"{'same text as plain' if greedy else 'likelihood under the target'}"
     )
     for row in result["configurations"]:
         window = ",".join(map(str, row["window"])) or "-"
         line = f"{row['label']:{WIDTH}} {window:>6} {row['tokens_per_second']:9.1f}"
         alone = row["decoding_ratio"]
         line += f" {row['ratio']:5.2f}x {'-' if alone is None else f'{alone:.2f}x':>8}"
-        line += f" {row['ratio_to_generate']:8.2f}x"
-        if greedy:
-            same = result["prompts"] - row["differences"]
-            line += f"  {same} of {result['prompts']}"
-            for d in row["first_differences"]:
-                kind = "tie" if d["tie"] else "DIFFERENT"
-                line += f"; prompt {d['prompt'] + 1}, token {d['place'] + 1}: {kind}, "
-                line += f"gap of the top two logits {d['gap']:.1e}"
-        print(line)
+        print(f"{line} {row['ratio_to_generate']:8.2f}x  {row['verdict']}")
     print(
         f"\n{'per level':{WIDTH}} forward passes   ms/pass  mean acceptance length  acceptance rate"
     )

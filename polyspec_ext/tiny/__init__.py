@@ -125,7 +125,15 @@ def chain(
     return Chain(list(made.values()), window, **options)
 
 
-def grown(times: int = 4, *, dtype: torch.dtype | None = None) -> Any:
+def grown(
+    times: int = 4,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    layers: int | None = None,
+    intermediate_size: int | None = None,
+    key_value_heads: int | None = None,
+) -> Any:
     """The shipped target with hidden and intermediate widths and heads `times` as wide and the same
     distribution to rounding: 114 million parameters at 4, 449 million at 8. It is made in memory,
     in seconds; it costs what a model of that size costs and says what the target says.
@@ -133,13 +141,16 @@ def grown(times: int = 4, *, dtype: torch.dtype | None = None) -> Any:
     Args:
         times: >= 1.
         dtype: of the model; None: float32.
+        device: where it is made; None: the CPU.
+        layers, intermediate_size, key_value_heads: more than that, or fewer heads
+            (`growth.grown_model`); None: `times` those of the target, and its layers.
     """
     from ..levels import load
     from .growth import grown_model
 
     with progress.loading(shown=False):
-        model = load(path("target"), dtype).model
-    return grown_model(model, times)
+        model = load(path("target"), dtype, device).model
+    return grown_model(model, times, layers, intermediate_size, key_value_heads)
 
 
 def grown_head(name: str, times: int, folder: str | Path) -> Path:

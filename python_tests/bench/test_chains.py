@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.bench import chains, int4
-from polyspec_ext.bench.differences import surprise
+from polyspec_ext.bench import chains, int4, memory
+from polyspec_ext.bench.differences import Z_LIMIT, verdict
 from polyspec_ext.bench.ggml import Ggml
+from polyspec_ext.bench.published_shapes import SHAPES, Shape, growth_of
 from polyspec_ext.cli.entry import main
 
 
@@ -39,13 +41,16 @@ def test_texts_of_another_distribution_are_seen() -> None:
 
     def deviations(model: Any, temperature: float) -> float:
         rows = ps.Chain([model]).generate([prompt] * 8, 30, temperature, seed=3, eos_token_id=[])
-        found = [surprise(target, prompt, row.tolist()) for row in rows.sequences[:, 4:]]
-        total, variance = map(sum, zip(*found, strict=True))
-        return float(total / variance**0.5)
+        texts = dict(enumerate(rows.sequences[:, 4:].tolist()))
+        found = verdict(target, [prompt] * 8, {}, texts, 1.0)
+        assert found.deviations is not None
+        assert found.lossless == (abs(found.deviations) < Z_LIMIT)
+        assert ("NOT the target's" in str(found)) != found.lossless
+        return found.deviations
 
     assert abs(deviations(target, 1.0)) < 4
-    assert deviations(target, 0.6) > chains.Z_LIMIT
-    assert deviations(drafter, 1.0) < -chains.Z_LIMIT
+    assert deviations(target, 0.6) > Z_LIMIT
+    assert deviations(drafter, 1.0) < -Z_LIMIT
 
 
 def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +80,57 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert labels == ["target <- EAGLE tree", "target <- n-gram"]
     assert main([*command, "--chains", "drafter,W4 copy"]) == 2
     assert "expected chains among" in capsys.readouterr().err
+
+
+def test_a_trained_chain_at_a_published_shape(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A small one here: twice as wide, 12 layers, one pair of key heads."""
+    small = Shape("llama2-7b", 512, 1300, 12, 4, 1, 32000)
+    monkeypatch.setitem(SHAPES, small.name, small)
+    made: list[Any] = []
+    grown = tiny.grown
+
+    def watched(*args: Any, **options: Any) -> Any:
+        made.append(grown(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(tiny, "grown", watched)
+    command = [
+        "bench", "chains", "--shape", small.name, "--prompts", "1", "--repeats", "1",
+        "--max-new-tokens", "6", "--temperature", "0", "--chains",
+        "EAGLE tree;W4 copy;W4 copy,EAGLE tree;W4 copy,drafter",
+    ]  # fmt: skip
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "a trained small model at the cost of llama2-7b" in text
+    assert "| target <- W4 copy <- EAGLE tree |" in text
+    for model in made:
+        config = model.config
+        assert config.hidden_size == small.hidden
+        assert config.intermediate_size == small.inner
+        assert config.num_hidden_layers == small.layers
+        assert config.num_key_value_heads * config.head_dim == small.kv_heads * small.head_dim
+    with pytest.raises(ValueError, match="hidden: expected a multiple of 256"):
+        growth_of(replace(small, hidden=500), made[0])
+    monkeypatch.undo()
+    # What all others need to be grown to.
+    own = tiny.grown(1)
+    for shape in SHAPES.values():
+        if shape.kind == "llama":
+            growth = growth_of(shape, own)
+            assert growth["times"] * 256 == shape.hidden
+            heads = 4 * growth["times"]
+            assert heads * own.config.head_dim == shape.heads * shape.head_dim
+            assert heads % growth["key_value_heads"] == 0
+
+
+def test_a_shape_that_has_no_room(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory.require_memory, "__defaults__", (lambda _: 8e9, ""))
+    assert main(["bench", "chains", "--shape", "llama2-70b"]) == 2
+    assert "free on cpu for 80 layers of llama2-70b" in capsys.readouterr().err
 
 
 def test_a_run_of_products(capsys: pytest.CaptureFixture[str]) -> None:

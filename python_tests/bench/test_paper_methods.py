@@ -97,7 +97,7 @@ def test_every_method_counts_up_to_the_eos(parts: Parts) -> None:
     prompt = tokenizer(tiny.prompt_of("Tom has 3 bags of 8 apples. How many?")).input_ids
     request = Request([prompt], 16, 0.0, [0])
     made = [Call(one, parts) for one in read_keys(ALL, shipped())]
-    (whole,) = made[0].texts(request)
+    (whole,) = made[0].answer(request).texts
     assert len(whole) == 16
     config = parts.eager.model.generation_config
     # An id that the text has further on, so that drafts go beyond it.
@@ -107,14 +107,15 @@ def test_every_method_counts_up_to_the_eos(parts: Parts) -> None:
         cut = whole[: whole.index(end) + 1]
         for method in read_keys(ALL, shipped()):
             call = Call(method, parts)
-            assert call.texts(request) == [cut], method.name
-            if call.stats is None:
+            answer = call.answer(request)
+            assert answer.texts == [cut], method.name
+            if answer.stats is None:
                 assert method.kind in ("generate", "assisted")
                 continue
-            assert call.stats.num_new_tokens == len(cut)
-            names = [level.name for level in call.stats.levels]
+            assert answer.stats.num_new_tokens == len(cut)
+            names = [level.name for level in answer.stats.levels]
             assert names == list(method.levels)
-            assert sum(call.stats.levels[0].emitted_per_verification) == len(cut)
+            assert sum(answer.stats.levels[0].emitted_per_verification) == len(cut)
 
 
 def test_sampled_turns_are_the_targets_own(parts: Parts, tmp_path: Path) -> None:
@@ -147,7 +148,9 @@ def test_sampled_turns_are_the_targets_own(parts: Parts, tmp_path: Path) -> None
 
 
 def test_windows_are_the_planners(parts: Parts) -> None:
-    keys = ("plain", "drafter", "joint:middle+drafter", "cascade:middle+drafter", "planned")
+    keys = (
+        "plain", "drafter", "eagle2", "joint:middle+drafter", "cascade:middle+drafter", "planned",
+    )  # fmt: skip
     prompt = parts.tokenizer(tiny.prompt_of("How many legs have 2 cows?")).input_ids
     found = prepare.planned(
         read_keys(keys, shipped()),
@@ -159,7 +162,11 @@ def test_windows_are_the_planners(parts: Parts) -> None:
     )
     made = {one.name: one for one in found.methods}
     assert tuple(made) == keys
-    assert set(found.prediction) == {"plain", "drafter", "planned"}
+    assert set(found.prediction) == {"plain", "drafter", "eagle2", "planned"}
+    # The window of trees is how deep they are.
+    tree = made["eagle2"].tree
+    assert tree is not None
+    assert made["eagle2"].windows == (tree["depth"],)
     for name, given in found.prediction.items():
         assert given["tokens_per_second"] > 0
         assert tuple(given["windows"]) == (made[name].windows or ())
@@ -170,7 +177,7 @@ def test_windows_are_the_planners(parts: Parts) -> None:
     # Those of a cascade are its own.
     assert made["cascade:middle+drafter"].rounds == (2,)
     call = Call(made["planned"], parts)
-    assert len(call.texts(Request([prompt], 6, 0.0, [0]))[0]) <= 6
+    assert len(call.answer(Request([prompt], 6, 0.0, [0])).texts[0]) <= 6
 
 
 def test_chains_are_compiled_as_their_baseline_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +187,7 @@ def test_chains_are_compiled_as_their_baseline_is(monkeypatch: pytest.MonkeyPatc
     prompt = parts.tokenizer(tiny.prompt_of("How many legs have 2 cows?")).input_ids
     keys = ("plain", "plain-compiled", "drafter")
     made = read_keys(keys, shipped(), compile=True)
-    texts = [Call(method, parts).texts(Request([prompt], 6, 0.0, [0])) for method in made]
+    texts = [Call(method, parts).answer(Request([prompt], 6, 0.0, [0])).texts for method in made]
     assert texts == texts[:1] * 3
     assert parts.target is parts.compiled
     assert parts.target.model is parts.eager.model
@@ -197,7 +204,7 @@ def test_a_target_that_is_grown_says_the_same() -> None:
     request = Request([prompt], 12, 0.0, [0])
     assert grown.eager.model.config.hidden_size == 2 * small.eager.model.config.hidden_size
     texts = [
-        Call(method, parts).texts(request)
+        Call(method, parts).answer(request).texts
         for parts in (small, grown)
         for method in read_keys(("plain", "eagle2"), parts.places)
     ]

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from compiled_passes import short_passes_in_python
 
 from polyspec_ext import tiny
-from polyspec_ext.bench.paper import methods, prepare, record, report
+from polyspec_ext.bench.paper import methods, parts, prepare, record, report
 from polyspec_ext.cli.entry import main
 
 # Five questions in Spec-Bench's format, of five tasks, one of them with two turns.
@@ -144,14 +146,67 @@ def test_a_killed_run_goes_on(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Methods in the order in which they are called from now on."""
     called: list[str] = []
-    real = methods.Call.texts
+    real = methods.Call.answer
 
-    def texts(self: methods.Call, request: Any) -> Any:
+    def answer(self: methods.Call, request: Any) -> Any:
         called.append(self.method.name)
         return real(self, request)
 
-    monkeypatch.setattr(methods.Call, "texts", texts)
+    monkeypatch.setattr(methods.Call, "answer", answer)
     return called
+
+
+@pytest.mark.usefixtures("bare")
+def test_nothing_is_compiled_behind_the_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On prompts of very different lengths, in two turns; and all short passes are compiled."""
+    place = tmp_path / "question.jsonl"
+    said = "Ann has 12 red and 7 green apples, and Tom has 3 more than both of them. "
+    rows = [
+        {"question_id": n, "category": "qa", "turns": [said * times + "How many?", said * 2]}
+        for n, times in enumerate((2, 30, 4, 12))
+    ]
+    place.write_text("\n".join(map(json.dumps, rows)))
+    # What is traced and guarded is the same whatever makes code of it.
+    compile_ = torch.compile
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", lambda f, **more: compile_(f, backend="eager", **more))
+    keys = ["plain-compiled", "drafter", "eagle2"]
+    called: list[str] = []
+    graphs: list[int] = []
+    python: list[int] = []
+    real = methods.Call.answer
+
+    def answer(self: methods.Call, request: Any) -> Any:
+        called.append(self.method.name)
+        if len(called) <= len(keys):
+            return real(self, request)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        with short_passes_in_python(made[-1:]) as passes:
+            found = real(self, request)
+        python.extend(passes)
+        return found
+
+    made: list[Any] = []
+    compiled_target = parts.Parts.compiled.fget  # type: ignore[attr-defined]
+
+    def noted(self: parts.Parts) -> Any:
+        made.append(compiled_target(self))
+        return made[-1]
+
+    monkeypatch.setattr(parts.Parts, "compiled", property(noted))
+    monkeypatch.setattr(methods.Call, "answer", answer)
+    folder = tmp_path / "run"
+    words = ["bench", "paper", "--output", str(folder), "--questions", str(place)]
+    words += ["--max-new-tokens", "20", "--plan-seconds", "0", "--methods", ",".join(keys)]
+    assert main(words) == 0
+    assert all(turn.ok for turn in record.read_run(folder).turns)
+    assert len(graphs) == 2 * len(rows) * len(keys)
+    # Of one token and of several: of the target with hidden states and without, and of the drafter.
+    assert set(graphs) == {graphs[0]}
+    assert graphs[0] == torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert set(python) == {0}
 
 
 @pytest.mark.parametrize(
@@ -198,15 +253,15 @@ def failing(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[[methods.Call, Any], bool]
 ) -> list[list[int]]:
     """Calls for which `wrong` holds raise; the prompts of the others that follow."""
-    real, prompts = methods.Call.texts, []
+    real, prompts = methods.Call.answer, []
 
-    def texts(self: methods.Call, request: Any) -> Any:
+    def answer(self: methods.Call, request: Any) -> Any:
         if wrong(self, request):
             raise RuntimeError("no memory\nleft")
         prompts.append(request.prompts[0])
         return real(self, request)
 
-    monkeypatch.setattr(methods.Call, "texts", texts)
+    monkeypatch.setattr(methods.Call, "answer", answer)
     return prompts
 
 
@@ -259,21 +314,21 @@ def test_where_the_baseline_fails_nothing_is_said_of_the_others(
 def test_later_turns_have_the_methods_own_answers(
     tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = methods.Call.texts
+    real = methods.Call.answer
 
-    def texts(self: methods.Call, request: Any) -> Any:
+    def answer(self: methods.Call, request: Any) -> Any:
         new = real(self, request)
-        return [[75, 76, 77]] if self.method.name == "drafter" else new
+        return new._replace(texts=[[75, 76, 77]]) if self.method.name == "drafter" else new
 
-    monkeypatch.setattr(methods.Call, "texts", texts)
+    monkeypatch.setattr(methods.Call, "answer", answer)
     prompts: dict[tuple[str, int], list[int]] = {}
-    watched = methods.Call.texts
+    watched = methods.Call.answer
 
     def note(self: methods.Call, request: Any) -> Any:
         prompts[self.method.name, request.seeds[0]] = request.prompts[0]
         return watched(self, request)
 
-    monkeypatch.setattr(methods.Call, "texts", note)
+    monkeypatch.setattr(methods.Call, "answer", note)
     folder = tmp_path / "run"
     assert main(command(folder, questions)) == 0
     from transformers import AutoTokenizer

@@ -11,12 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from polyspec_ext.bench import shapes
+from polyspec_ext.bench import memory, shapes
+from polyspec_ext.bench.published_shapes import SHAPES, Shape, config_of
 from polyspec_ext.cli import main
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planning.measure import Times
 
-TINY = shapes.Shape("tiny", 64, 128, 4, 4, 2, 160)
+TINY = Shape("tiny", 64, 128, 4, 4, 2, 160)
 GIB = 2.0**30
 # As the models' publishers have them.
 PARAMETERS = {
@@ -33,11 +34,11 @@ def plenty(device: str) -> float:
     return 1e15
 
 
-@pytest.mark.parametrize("name", list(shapes.SHAPES))
+@pytest.mark.parametrize("name", list(SHAPES))
 def test_shapes_are_the_published_ones(name: str) -> None:
-    shape = shapes.SHAPES[name]
+    shape = SHAPES[name]
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shapes.config_of(shape))
+        model = AutoModelForCausalLM.from_config(config_of(shape))
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
     matrices = sum(p.numel() for n, p in model.named_parameters() if p.dim() > 1 and "layers" in n)
     assert matrices == shape.layers * shape.layer_weights
@@ -46,24 +47,24 @@ def test_shapes_are_the_published_ones(name: str) -> None:
 def test_memory_comes_first() -> None:
     """Refused before anything is made, with what is needed and what there is."""
     h200 = 139 * GIB
-    shapes.require_memory(shapes.SHAPES["llama2-7b"], torch.bfloat16, "cuda", lambda _: h200)
+    memory.require_memory(SHAPES["llama2-7b"], torch.bfloat16, "cuda", lambda _: h200)
     with pytest.raises(ValueError, match=r"expected \d+\.\d GB free on cuda for 80 layers of "):
-        shapes.measure(shapes.SHAPES["llama2-70b"], device="cuda", free=lambda _: h200, widths=(1,))
+        shapes.measure(SHAPES["llama2-70b"], device="cuda", free=lambda _: h200, widths=(1,))
     with pytest.raises(ValueError, match=r"free on cpu.*target \d+\.\d.*given 8\.0 GB"):
-        shapes.measure(shapes.SHAPES["llama2-7b"], free=lambda _: 8e9)
+        shapes.measure(SHAPES["llama2-7b"], free=lambda _: 8e9)
     # What passes through the host counts there.
     room = {"cuda": h200, "cpu": 2e9}
     with pytest.raises(ValueError, match="free on cpu for 32 layers"):
-        shapes.require_memory(shapes.SHAPES["llama2-7b"], torch.bfloat16, "cuda", room.__getitem__)
+        memory.require_memory(SHAPES["llama2-7b"], torch.bfloat16, "cuda", room.__getitem__)
 
 
-@pytest.mark.parametrize("name", list(shapes.SHAPES))
+@pytest.mark.parametrize("name", list(SHAPES))
 def test_memory_is_no_less_than_the_weights(name: str) -> None:
-    for layers in (2, shapes.SHAPES[name].layers):
-        shape = replace(shapes.SHAPES[name], layers=layers)
-        needed = shapes.memory_needed(shape, torch.bfloat16, "cpu")
+    for layers in (2, SHAPES[name].layers):
+        shape = replace(SHAPES[name], layers=layers)
+        needed = memory.memory_needed(shape, torch.bfloat16, "cpu")
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(shapes.config_of(shape))
+            model = AutoModelForCausalLM.from_config(config_of(shape))
         count = sum(p.numel() for p in model.parameters())
         assert needed["target"] == pytest.approx(2 * count, rel=1e-3)
         assert needed["W4 copy"] > shape.layers * shape.layer_weights / 2
@@ -194,7 +195,7 @@ def test_three_levels_are_those_of_a_simulation() -> None:
 def test_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
-    monkeypatch.setitem(shapes.SHAPES, "llama2-7b", replace(TINY, hidden=128))
+    monkeypatch.setitem(SHAPES, "llama2-7b", replace(TINY, hidden=128))
     monkeypatch.setattr(shapes, "THREE", ((4, 2),))
     monkeypatch.setattr(shapes, "LONG", 80)
     file = tmp_path / "shapes.json"
@@ -218,4 +219,4 @@ def test_the_command(
     assert "--device: expected cpu" in capsys.readouterr().err
     assert main(["bench", "shapes", "--shape", "gpt"]) == 2
     error = capsys.readouterr().err
-    assert all(name in error for name in shapes.SHAPES)
+    assert all(name in error for name in SHAPES)

@@ -1,10 +1,11 @@
-"""Shipped EAGLE heads for the grown target."""
+"""The target grown to any shape, and shipped EAGLE heads for it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
@@ -19,13 +20,55 @@ def require_same(wanted: Output, found: Output) -> None:
     assert ours == theirs
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("times", "more"),
+    [
+        (1, {"key_value_heads": 4}),
+        (2, {"layers": 12}),
+        (2, {"intermediate_size": 1400}),
+        (2, {"key_value_heads": 2}),
+        (3, {"layers": 11, "intermediate_size": 2000, "key_value_heads": 12}),
+    ],
+)
+def test_more_of_everything_says_the_same(times: int, more: dict[str, int]) -> None:
+    small, made = tiny.grown(1), tiny.grown(times, **more)
+    config = made.config
+    assert config.hidden_size == times * small.config.hidden_size
+    assert config.num_hidden_layers == more.get("layers", 10)
+    assert config.intermediate_size == more.get("intermediate_size", 640 * times)
+    assert config.num_key_value_heads == more.get("key_value_heads", 2 * times)
+    ids = torch.tensor([[0, *range(5, 45)]])
+    wanted, found = (model(input_ids=ids).logits for model in (small, made))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+    # Layers that were added have weights like any other's, and add nothing to the states.
+    for number, layer in enumerate(made.model.layers):
+        for name, weight in layer.named_parameters():
+            output = name in ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+            assert bool(weight.any()) == (number < 10 or not output), name
+
+
+@pytest.mark.parametrize(
+    ("more", "wrong"),
+    [
+        ({"layers": 9}, "num_hidden_layers: expected >= 10, given 9"),
+        ({"intermediate_size": 1279}, "intermediate_size: expected >= 1280, given 1279"),
+        ({"key_value_heads": 3}, "key_value_heads: expected a multiple of 2 that divides 8"),
+        ({"key_value_heads": 16}, "key_value_heads: expected a multiple of 2 that divides 8"),
+    ],
+)
+def test_no_less_than_there_is(more: dict[str, int], wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        tiny.grown(2, **more)
+
+
+@pytest.mark.parametrize(("times", "layers"), [(1, None), (2, None), (1, 14)])
 @pytest.mark.parametrize("name", tiny.HEADS)
 def test_a_grown_head_drafts_what_the_shipped_one_does(
-    name: str, times: int, tmp_path: Path
+    name: str, times: int, layers: int | None, tmp_path: Path
 ) -> None:
     """The same drafts, so the same tokens accepted at the same places, for sampled texts too."""
-    target, grown = tiny.grown(1), tiny.grown(times)
+    target, grown = tiny.grown(1), tiny.grown(times, layers=layers)
     place = tiny.grown_head(name, times, tmp_path)
     own = ps.Chain([target, ps.Eagle.from_pretrained(tiny.path(name), target)], [4])
     wide = ps.Chain([grown, ps.Eagle.from_pretrained(place, grown)], [4])

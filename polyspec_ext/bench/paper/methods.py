@@ -7,17 +7,22 @@ target with + between, the dearest first, and what chooses their windows in fron
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from polyspec_ext import tiny
-from polyspec_ext.bench.generation_calls import Request, Texts, chain_call, generate_call
+from polyspec_ext.bench.generation_calls import (
+    Answer,
+    Decode,
+    Request,
+    chain_call,
+    generate_call,
+)
 from polyspec_ext.bench.paper.parts import AS_CHAIN, HEADS, TARGET, W4, WORDS, Parts, Places
 from polyspec_ext.chain import Chain
 from polyspec_ext.policies import POLICIES
 from polyspec_ext.runtime.plan import default_rounds
-from polyspec_ext.stats import Stats
 
 PLAIN, COMPILED = "plain", "plain-compiled"
 GENERATE, STATIC, ASSISTED = "generate", "generate-static", "assisted"
@@ -110,7 +115,8 @@ def _method(key: str, places: Places, on_cpu: bool) -> Method:
     if key == PLAIN:
         return Method(key, "plain decoding, eager", "plain", (TARGET,))
     if key == COMPILED:
-        return Method(key, "plain decoding, compiled", "plain", (TARGET,))
+        how = "compiled" if on_cpu else "captured"
+        return Method(key, f"plain decoding, {how}", "plain", (TARGET,))
     if key == GENERATE:
         return Method(key, "transformers generate", "generate", (TARGET,))
     if key == STATIC and not on_cpu:
@@ -195,19 +201,18 @@ def with_windows(
     method: Method, windows: Sequence[int], rounds: Sequence[int], rule: str
 ) -> Method:
     """A chain's with others, such as a planner found."""
-    return replace(method, windows=tuple(windows), rounds=tuple(rounds), rule=rule)
+    tree = None if method.tree is None else {**method.tree, "depth": windows[-1]}
+    return replace(method, windows=tuple(windows), rounds=tuple(rounds), rule=rule, tree=tree)
 
 
 class Call:
-    """A method ready to decode: `texts` is what is timed, `stats` what the engine counted of the
-    last call (None for transformers)."""
+    """A method ready to decode."""
 
     def __init__(self, method: Method, parts: Parts) -> None:
         self.method = method
-        self._kept: list[Stats] = []
-        self._texts = self._make(parts)
+        self._decode = self._make(parts)
 
-    def _make(self, parts: Parts) -> Callable[[Request], Texts]:
+    def _make(self, parts: Parts) -> Decode:
         method = self.method
         eos = frozenset(parts.eager.eos_token_ids)
         if method.kind == "generate":
@@ -215,9 +220,9 @@ class Call:
         if method.kind == ASSISTED:
             return generate_call(parts.eager.model, eos, parts.assistant(method.levels[1]))
         if method.name == PLAIN:
-            return chain_call(Chain([parts.eager]), self._kept)
-        if method.name == COMPILED:
-            return chain_call(Chain([parts.compiled]), self._kept)
+            return chain_call(Chain([parts.eager], graphs=None if parts.on_cpu else False))
+        if method.name == COMPILED:  # where chains' steps are captured, its own are as well
+            return chain_call(Chain([parts.target]))
         chain = Chain(
             [parts.thing(name) for name in method.levels],
             method.windows,
@@ -225,13 +230,8 @@ class Call:
             rule=method.rule,
             policy=method.policy,
         )
-        return chain_call(chain, self._kept)
+        return chain_call(chain)
 
-    def texts(self, request: Request) -> Texts:
-        """New tokens of each prompt, up to and including an EOS."""
-        self._kept.clear()
-        return self._texts(request)
-
-    @property
-    def stats(self) -> Stats | None:
-        return self._kept[-1] if self._kept else None
+    def answer(self, request: Request) -> Answer:
+        """What is timed."""
+        return self._decode(request)

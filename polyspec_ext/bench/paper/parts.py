@@ -166,8 +166,8 @@ class Parts:
         place = self.places.target
         if place is None and self.places.times > 1:
             if self.dtype is None and self.on_cpu:
-                return chains.faster_target(self.places.times)[0]
-            model = tiny.grown(self.places.times, dtype=self.dtype).to(self.device)
+                return chains.faster_target(times=self.places.times)[0]
+            model = tiny.grown(self.places.times, dtype=self.dtype, device=self.device)
             return level_for(model, _WIDTHS, pack="auto", compile=False, name="--target")
         place = place or tiny.path(TARGET)
         with progress.loading():

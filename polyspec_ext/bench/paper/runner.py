@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from polyspec_ext.bench.differences import first_difference, surprise
-from polyspec_ext.bench.generation_calls import Request
+from polyspec_ext.bench.generation_calls import Answer, Request
+from polyspec_ext.bench.measuring import Clock, Step, device_clock, interleaved, timed
 from polyspec_ext.bench.paper.conversation import Conversation, Prompt
 from polyspec_ext.bench.paper.methods import Call
 from polyspec_ext.bench.paper.questions import Question
@@ -59,7 +57,7 @@ class Runner:
         eos: ids that end a text.
         writer: has what is done already, and takes what is measured.
         tick: called after every turn of a method.
-        clock: seconds from any origin.
+        clock: seconds from any origin; None: wall time of the model's device.
     """
 
     def __init__(
@@ -73,21 +71,31 @@ class Runner:
         writer: TurnWriter,
         *,
         tick: Callable[[], object] = lambda: None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Clock | None = None,
     ) -> None:
         self._first = next(call for call in calls if call.method.baseline)
         self._others = [call for call in calls if call is not self._first]
         self._questions, self._conversation = questions, conversation
         self._asked, self._model, self._eos = asked, model, eos
-        self._writer, self._tick, self._clock = writer, tick, clock
+        self._writer, self._tick = writer, tick
+        self._clock = clock or device_clock(model.device)
         self._done: Mapping[Key, Turn] = {turn.key: turn for turn in writer.turns}
+        # Of the question at hand: everybody's answers, and the baseline's prompt and text.
+        self._answers: dict[str, Answers] = {}
+        self._reference: tuple[list[int], list[int]] | None = None
 
     def run(self) -> None:
         """All that is not done yet."""
         self._warm_up()
-        for repeat in range(self._asked.repeats):
-            for place, question in enumerate(self._questions):
-                self._ask(question, place, repeat)
+        everybody = [self._first, *self._others]
+        tasks = [len(question.turns) for question in self._questions]
+        for step, call in interleaved(everybody, tasks, self._asked.repeats):
+            if call is self._first:
+                self._reference = None
+                if step.turn == 0:
+                    self._answers = {each.method.name: Answers() for each in everybody}
+            self._take_turn(step, call)
+            self._tick()
 
     def _warm_up(self) -> None:
         """The first question, before anything is timed. What fails here fails again, and is
@@ -100,61 +108,45 @@ class Runner:
             except Exception:
                 continue
 
-    def _ask(self, question: Question, place: int, repeat: int) -> None:
-        answers = {call.method.name: Answers() for call in (self._first, *self._others)}
-        for turn in range(len(question.turns)):
-            # The baseline is the first, since the others' texts are compared with its own.
-            shift = (place + turn + repeat) % max(1, len(self._others))
-            order = [self._first, *self._others[shift:], *self._others[:shift]]
-            number = repeat * len(self._questions) + place
-            seed = (self._asked.seed + number * _MOST_TURNS + turn) % 2**64
-            reference: tuple[list[int], list[int]] | None = None
-            for call in order:
-                own = answers[call.method.name]
-                prompt = None
-                if not own.failed:
-                    prompt = self._conversation.prompt(question.turns[: turn + 1], own.said)
-                done = self._done.get((question.question_id, turn, call.method.name, repeat))
-                if done is None:
-                    done = self._measure(call, question, turn, repeat, prompt, seed, reference)
-                    self._writer.add(done)
-                if prompt is not None and done.ok and done.tokens is not None:
-                    own.said.append(self._conversation.answer(done.tokens))
-                    if call is self._first:
-                        reference = (prompt.ids, done.tokens)
-                else:
-                    own.failed = True
-                self._tick()
+    def _take_turn(self, step: Step, call: Call) -> None:
+        question, own = self._questions[step.task], self._answers[call.method.name]
+        prompt = None
+        if not own.failed:
+            prompt = self._conversation.prompt(question.turns[: step.turn + 1], own.said)
+        done = self._done.get((question.question_id, step.turn, call.method.name, step.repeat))
+        if done is None:
+            done = self._measure(call, question, step, prompt)
+            self._writer.add(done)
+        if prompt is None or not done.ok or done.tokens is None:
+            own.failed = True
+            return
+        own.said.append(self._conversation.answer(done.tokens))
+        if call is self._first:
+            self._reference = (prompt.ids, done.tokens)
 
-    def _measure(
-        self,
-        call: Call,
-        question: Question,
-        turn: int,
-        repeat: int,
-        prompt: Prompt | None,
-        seed: int,
-        reference: tuple[list[int], list[int]] | None,
-    ) -> Turn:
+    def _measure(self, call: Call, question: Question, step: Step, prompt: Prompt | None) -> Turn:
         about: dict[str, Any] = {
             "question_id": question.question_id,
             "category": question.category,
             "task": question.task,
-            "turn": turn,
+            "turn": step.turn,
             "method": call.method.name,
-            "repeat": repeat,
+            "repeat": step.repeat,
         }
         if prompt is None:
             return Turn(**about, status=FAILED, error=TURN_BEFORE)
+        number = step.repeat * len(self._questions) + step.task
+        seed = (self._asked.seed + number * _MOST_TURNS + step.turn) % 2**64
         try:
-            tokens, seconds = self._decode(call, prompt.ids, seed)
+            answer, seconds = self._decode(call, prompt.ids, seed)
+            (tokens,) = answer.texts
             if not tokens:
                 raise RuntimeError("expected at least one new token, given none")
-            lossless = self._lossless(call, prompt.ids, tokens, reference)
+            lossless = self._lossless(call, prompt.ids, tokens)
         except Exception as error:  # whatever a method runs into is its own
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             return Turn(**about, status=FAILED, error=reason)
-        stats = call.stats
+        stats = answer.stats
         levels = [] if stats is None else zip(call.method.levels, stats.levels, strict=True)
         return Turn(
             **about,
@@ -178,34 +170,20 @@ class Runner:
             cut=prompt.cut,
         )
 
-    def _decode(self, call: Call, prompt: list[int], seed: int) -> tuple[list[int], float]:
+    def _decode(self, call: Call, prompt: list[int], seed: int) -> tuple[Answer, float]:
         asked = self._asked
         request = Request([prompt], asked.max_new_tokens, asked.temperature, [seed])
-        self._synchronize()
-        began = self._clock()
-        (tokens,) = call.texts(request)
-        self._synchronize()
-        return tokens, self._clock() - began
+        return timed(call.answer, request, self._clock)
 
-    def _synchronize(self) -> None:
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
-
-    def _lossless(
-        self,
-        call: Call,
-        prompt: list[int],
-        tokens: list[int],
-        reference: tuple[list[int], list[int]] | None,
-    ) -> dict[str, Any] | None:
+    def _lossless(self, call: Call, prompt: list[int], tokens: list[int]) -> dict[str, Any] | None:
         if self._asked.temperature > 0:
             total, variance = surprise(self._model, prompt, tokens, self._asked.temperature)
             return {"surprise": total, "variance": variance}
         if call is self._first:
             return {"identical": True, "at": None, "gap": None}
-        if reference is None or reference[0] != prompt:
+        if self._reference is None or self._reference[0] != prompt:
             return None
-        found = first_difference(self._model, prompt, reference[1], tokens)
+        found = first_difference(self._model, prompt, self._reference[1], tokens)
         if found is None:
             return {"identical": True, "at": None, "gap": None}
         return {"identical": False, "at": found["place"], "gap": found["gap"]}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import tiny
+from ...bench.published_shapes import SHAPES
 from .. import options
 
 
@@ -21,6 +22,7 @@ def add_command(kinds: Any) -> None:
         "within one run. Prints Markdown, or JSON.",
     )
     options.add_json(sub)
+    sub.add_argument("--json-file", metavar="FILE", help="also write the JSON to FILE")
     options.add_count(sub, "--prompts", 4, "questions")
     options.add_count(sub, "--repeats", 3, "")
     options.add_count(sub, "--max-new-tokens", 96, "")
@@ -31,7 +33,15 @@ def add_command(kinds: Any) -> None:
         help='JSON lines with "question" (default: GSM8K\'s test split where it lies beside the '
         "repository, else built-in ones)",
     )
-    options.add_count(sub, "--times", 4, "how much the target is grown; 1: as it is shipped")
+    size = sub.add_mutually_exclusive_group()
+    options.add_count(size, "--times", 4, "how much the target is grown; 1: as it is shipped")
+    size.add_argument(
+        "--shape",
+        choices=tuple(SHAPES),
+        help="grow the target to the width and depth of this published model instead, with the "
+        "same distribution: a trained small model at the shape's cost",
+    )
+    options.add_device(sub)
     options.add_count(sub, "--levels", 4, "most levels of a chain")
     sub.add_argument(
         "--chains",

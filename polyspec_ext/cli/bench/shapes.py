@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ...bench.published_shapes import SHAPES
 from .. import options
-
-_SHAPES = ("llama2-7b", "llama3-8b", "qwen2-7b", "vicuna-7b", "vicuna-13b", "llama2-70b")
 
 
 def add_command(kinds: Any) -> None:
@@ -20,7 +19,7 @@ def add_command(kinds: Any) -> None:
         "predicts from them the speedups that given acceptances would have. Random weights say "
         "nothing about acceptance. Prints Markdown, or JSON.",
     )
-    sub.add_argument("--shape", choices=_SHAPES, required=True)
+    sub.add_argument("--shape", choices=tuple(SHAPES), required=True)
     options.add_device(sub)
     options.add_json(sub)
     sub.add_argument("--json-file", metavar="FILE", help="also write the JSON to FILE")

@@ -10,16 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyspec_ext.bench.differences import largest_tie
+
 from ..record import Turn
 
 Key = tuple[Any, int, int]  # question, turn, repeat
 Turns = Mapping[Key, Turn]  # of one method, those that did not fail
 
 SAMPLES, SEED, CONFIDENCE = 2000, 0, 0.95
-# Two largest logits of the target that are closer than this count as a tie: float32 as
-# `bench.differences` has it, the others twice the spacing of numbers between 16 and 32, where the
-# largest logits of language models lie.
-TIES = {"float32": 1e-4, "float16": 2 * 2**-6, "bfloat16": 2 * 2**-3}
 
 
 class Interval(NamedTuple):
@@ -171,7 +169,7 @@ class Greedy(NamedTuple):
 
     Attributes:
         identical: as many are the same.
-        tied: part where the target's two largest logits are a tie (`TIES`).
+        tied: part where the target's two largest logits are a tie (`differences.TIES`).
         other: part elsewhere.
         gap: the largest gap at a first difference.
         unknown: have nothing to be compared with.
@@ -190,7 +188,7 @@ def greedy_texts(turns: Turns, dtype: str) -> Greedy:
     Args:
         dtype: of the target, for what is a tie.
     """
-    tie = TIES.get(dtype, TIES["float32"])
+    tie = largest_tie(dtype)
     identical = tied = other = unknown = 0
     gaps = []
     for turn in turns.values():

@@ -1,0 +1,163 @@
+"""The loop in which generations are measured: everybody answers every prompt in turns, in an order
+that rotates, so that a change in the machine's load meets all of them.
+
+``bench generate``, ``bench chains``, ``bench paper`` and the demo share it. Everybody's tokens are
+counted alike, up to and including the EOS, over wall time from the prompt to the last token,
+prefill included; chains tell their prefill apart.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from polyspec_ext.bench.generation_calls import Answer, Decode, Request
+from polyspec_ext.stats import Stats, merge
+
+Clock = Callable[[], float]
+T = TypeVar("T")
+
+
+class Step(NamedTuple):
+    """Whose turn it is, and what with: by number, a repeat, a task and a turn of it."""
+
+    repeat: int
+    task: int
+    turn: int
+
+
+def interleaved(
+    everybody: Sequence[T], tasks: Sequence[int], repeats: int
+) -> Iterator[tuple[Step, T]]:
+    """Everybody at every turn. The first comes first, since the others are compared with it; the
+    others rotate.
+
+    Args:
+        tasks: turns of each.
+    """
+    first, others = everybody[:1], everybody[1:]
+    for repeat in range(repeats):
+        for task, turns in enumerate(tasks):
+            for turn in range(turns):
+                shift = (task + turn + repeat) % max(1, len(others))
+                for one in (*first, *others[shift:], *others[:shift]):
+                    yield Step(repeat, task, turn), one
+
+
+def device_clock(device: torch.device) -> Clock:
+    """Seconds of wall time, told when the device has done all that was started on it."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
+
+
+def timed(decode: Decode, request: Request, clock: Clock) -> tuple[Answer, float]:
+    """What is answered, and the seconds that it took."""
+    began = clock()
+    answer = decode(request)
+    return answer, clock() - began
+
+
+@dataclass
+class Contender:
+    """One way to generate, and what it measured.
+
+    Attributes:
+        label: for tables.
+        kind: for whoever makes them.
+        levels: names of the models, target first.
+        batch: prompts per call.
+        window: of a chain.
+        seconds: by (repeat, first prompt of a call); tokens: the same.
+        texts: by prompt, of the last repeat.
+        stats: of every call; none of transformers.
+    """
+
+    label: str
+    kind: str
+    levels: tuple[str, ...]
+    decode: Decode
+    batch: int = 1
+    window: list[int] = field(default_factory=list)
+    seconds: dict[tuple[int, int], float] = field(default_factory=dict)
+    tokens: dict[tuple[int, int], int] = field(default_factory=dict)
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    stats: list[Stats] = field(default_factory=list)
+
+    def rates(self) -> list[float]:
+        """Tokens per second of every repeat."""
+        return [
+            sum(n for (r, _), n in self.tokens.items() if r == repeat)
+            / sum(s for (r, _), s in self.seconds.items() if r == repeat)
+            for repeat in sorted({repeat for repeat, _ in self.seconds})
+        ]
+
+    def rate(self) -> float:
+        """Tokens per second: median over the repeats."""
+        return statistics.median(self.rates())
+
+    def decoding_rate(self) -> float | None:
+        """Tokens per second of wall time without the prefill, over all repeats; None for
+        transformers."""
+        return merge(self.stats).tokens_per_second if self.stats else None
+
+
+def ratios(a: Contender, b: Contender) -> dict[str, float]:
+    """Rate of `a` over that of `b`, repeat by repeat: median, lowest and highest."""
+    each = [x / y for x, y in zip(a.rates(), b.rates(), strict=True)]
+    return {"median": statistics.median(each), "low": min(each), "high": max(each)}
+
+
+def measure(
+    made: Sequence[Contender],
+    prompts: Sequence[list[int]],
+    *,
+    repeats: int,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    warm_up: int = 8,
+    clock: Clock = time.perf_counter,
+    tick: Callable[[int], object] = lambda n: None,
+) -> None:
+    """Those that take one prompt have their turns at every prompt, the others at every group of
+    prompts.
+
+    Args:
+        seed: of the first prompt's first repeat. A prompt has one seed however it is run.
+        warm_up: new tokens of a first call of each, which does not count.
+        tick: called with the number of prompts that were answered.
+    """
+
+    def request(numbers: Sequence[int], repeat: int, tokens: int) -> Request:
+        seeds = [seed + repeat * len(prompts) + n for n in numbers]
+        return Request([prompts[n] for n in numbers], tokens, temperature, seeds)
+
+    for one in made:
+        one.decode(request(range(min(one.batch, len(prompts))), 0, warm_up))
+    for size in sorted({one.batch for one in made}):
+        some = [one for one in made if one.batch == size]
+        groups = [
+            range(begin, min(begin + size, len(prompts))) for begin in range(0, len(prompts), size)
+        ]
+        for step, one in interleaved(some, [1] * len(groups), repeats):
+            numbers = groups[step.task]
+            answer, seconds = timed(
+                one.decode, request(numbers, step.repeat, max_new_tokens), clock
+            )
+            one.seconds[step.repeat, numbers[0]] = seconds
+            one.tokens[step.repeat, numbers[0]] = sum(map(len, answer.texts))
+            one.texts.update(zip(numbers, answer.texts, strict=True))
+            if answer.stats is not None:
+                one.stats.append(answer.stats)
+            tick(len(numbers))

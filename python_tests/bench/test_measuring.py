@@ -1,0 +1,102 @@
+"""The measuring loop that the generation benchmarks share, and its verdict on texts."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from polyspec_ext.bench.differences import Verdict, verdict
+from polyspec_ext.bench.generation_calls import Answer, Request
+from polyspec_ext.bench.measuring import Contender, Step, interleaved, measure, ratios
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_everybody_has_every_turn_once_and_the_first_is_first(count: int) -> None:
+    everybody, tasks = "abcd"[:count], [2, 1, 1]
+    found = list(interleaved(everybody, tasks, 3))
+    steps = [
+        Step(r, task, turn) for r in range(3) for task in range(3) for turn in range(tasks[task])
+    ]
+    assert [step for step, _ in found] == [step for step in steps for _ in everybody]
+    rounds = [found[n : n + count] for n in range(0, len(found), count)]
+    orders = ["".join(one for _, one in each) for each in rounds]
+    assert all(order[0] == "a" and sorted(order) == sorted(everybody) for order in orders)
+    # Each of the others is the next as often as any other, but for one.
+    second = [order[1] for order in orders if count > 1]
+    counts = [second.count(one) for one in everybody[1:]]
+    assert max(counts, default=0) - min(counts, default=0) <= 1
+
+
+def test_what_is_measured() -> None:
+    """Every prompt once per repeat, alone or in groups, each with a seed of its own, and not the
+    warm-up; rates are tokens over seconds of a repeat."""
+    seconds = itertools.count()
+    asked: dict[str, list[Request]] = {"one": [], "two": []}
+
+    def decode(name: str) -> Any:
+        def call(request: Request) -> Answer:
+            asked[name].append(request)
+            texts = [[prompt[0]] * request.max_new_tokens for prompt in request.prompts]
+            return Answer(texts)
+
+        return call
+
+    made = [
+        Contender("one", "", (), decode("one")),
+        Contender("two", "", (), decode("two"), batch=2),
+    ]
+    ticks: list[int] = []
+    measure(
+        made,
+        [[5], [6], [7]],
+        repeats=2,
+        max_new_tokens=4,
+        temperature=0.5,
+        seed=10,
+        warm_up=1,
+        clock=lambda: float(next(seconds)),
+        tick=ticks.append,
+    )
+    assert [request.max_new_tokens for request in asked["one"]] == [1, *[4] * 6]
+    assert [request.seeds for request in asked["one"][1:]] == [[n] for n in range(10, 16)]
+    assert [request.seeds for request in asked["two"][1:]] == [[10, 11], [12], [13, 14], [15]]
+    assert made[0].texts == made[1].texts == {0: [5] * 4, 1: [6] * 4, 2: [7] * 4}
+    assert sum(ticks) == 2 * 3 * 2
+    # A second per call: 12 tokens a repeat in three calls, and in two.
+    assert made[0].rates() == [4.0, 4.0]
+    assert made[1].rates() == [6.0, 6.0]
+    assert ratios(made[1], made[0])["median"] == 1.5
+    assert made[0].decoding_rate() is None
+
+
+class Scores:
+    """A model whose next logits are the same everywhere."""
+
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self, logits: list[float]) -> None:
+        self.logits = torch.tensor(logits)
+
+    def __call__(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        return SimpleNamespace(logits=self.logits.expand(1, input_ids.shape[1], -1))
+
+
+def test_greedy_texts_part_at_ties_alone() -> None:
+    plain, other = {0: [0, 0], 1: [0, 0]}, {0: [0, 0], 1: [0, 1]}
+    tied = verdict(Scores([1.0, 1.0 - 5e-5]), [[2], [2]], plain, other, 0)
+    assert tied.lossless
+    assert str(tied).startswith("1 of 2, 1 part at a tie")
+    assert [(d["prompt"], d["place"]) for d in tied.differences] == [(1, 1)]
+    apart = verdict(Scores([1.0, 0.9]), [[2], [2]], plain, other, 0)
+    assert not apart.lossless
+    assert "1 DIFFER" in str(apart)
+    same = verdict(Scores([1.0, 0.9]), [[2], [2]], plain, plain, 0)
+    assert same == Verdict(2, [])
+    # What is a tie depends on the data type.
+    half = Scores([1.0, 0.9])
+    half.dtype = torch.bfloat16
+    assert verdict(half, [[2], [2]], plain, other, 0).lossless
