@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import saved_chain
 import torch
 from compiled_passes import short_passes_in_python
 
@@ -168,11 +169,13 @@ def test_nothing_is_compiled_behind_the_warm_up(
         for n, times in enumerate((2, 30, 4, 12))
     ]
     place.write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setenv("POLYSPEC_TINY", str(saved_chain.save(tmp_path / "tiny")))
     # What is traced and guarded is the same whatever makes code of it.
     compile_ = torch.compile
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     monkeypatch.setattr(torch, "compile", lambda f, **more: compile_(f, backend="eager", **more))
-    keys = ["plain-compiled", "drafter", "eagle2"]
+    keys = ["plain-compiled", "drafter", "middle+drafter"]
     called: list[str] = []
     graphs: list[int] = []
     python: list[int] = []
@@ -203,9 +206,9 @@ def test_nothing_is_compiled_behind_the_warm_up(
     assert main(words) == 0
     assert all(turn.ok for turn in record.read_run(folder).turns)
     assert len(graphs) == 2 * len(rows) * len(keys)
-    # Of one token and of several: of the target with hidden states and without, and of the drafter.
-    assert set(graphs) == {graphs[0]}
-    assert graphs[0] == torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    # Of one token and of several, of each model.
+    assert set(graphs) == {2 * len(tiny.LEVELS)}
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs[0]
     assert set(python) == {0}
 
 

@@ -69,6 +69,9 @@ def test_hidden_states_of_compiled_passes() -> None:
     chain = {"tokens": torch.tensor([[3, 1, 2]]), "keep": 3}
     parents = torch.tensor([[-1, 0, 0]])
     for asked in ((0,), (-1,), (0, -1)):
+        # The first pass finds out whether the model returns these states, and compiles.
+        level.prefill(prompt)
+        level.forward_block(InputBlock(**chain, hidden_layers=asked))
         for more in ({}, {"parents": parents}, {"tokens": torch.tensor([[3]]), "keep": 1}):
             block = InputBlock(**{**chain, **more}, hidden_layers=asked)
             for own in (plain, level):
