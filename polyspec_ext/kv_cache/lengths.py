@@ -15,6 +15,7 @@ class Rows:
     """Lengths of a batch's rows, on the device, with what the host knows about them.
 
     Attributes:
+        batch: rows, B.
         lengths: [B] int64, tokens of each row, those of the forward pass in progress included.
         base: [B] int64, the lengths before that pass.
         counts: [B] int64, its new tokens per row, or None: `new` each.
@@ -47,6 +48,8 @@ class Rows:
     def resize(self, batch: int) -> None:
         """So many rows, whose lengths and status lie where those of the largest batch so far began:
         a captured graph finds them there again. A reset follows."""
+        # (Not read off a tensor: compiled passes would be made for that tensor's kind.)
+        self.batch = batch
         if batch > self._most:
             self._most = batch
             with torch.inference_mode(False):  # so that they can be written in that mode or not
@@ -70,10 +73,6 @@ class Rows:
         self.span = 0
         self.grow = True
         self.seen: set[int] = set()
-
-    @property
-    def batch(self) -> int:
-        return int(self._lengths.shape[0])
 
     @property
     def lengths(self) -> torch.Tensor:
