@@ -33,7 +33,7 @@ class Times(NamedTuple):
     """Seconds of a step by its number of tokens.
 
     Attributes:
-        seconds: means.
+        seconds: means, which do not fall as tokens become more.
         error: relative standard error of one of them, typically.
     """
 
@@ -307,7 +307,23 @@ def _times(samples: Mapping[int, Sequence[float]]) -> Times:
         if len(own) > 2:
             spread = statistics.median(abs(one - middle) for one in own) * 1.4826
             errors.append(1.25 * spread / middle / len(own) ** 0.5 if middle else 0.0)
-    return Times(means, statistics.median(errors) if errors else 0.1)
+    counts = {tokens: len(own) for tokens, own in samples.items()}
+    return Times(rising(means, counts), statistics.median(errors) if errors else 0.1)
+
+
+def rising(means: Mapping[int, float], counts: Mapping[int, int]) -> dict[int, float]:
+    """The nearest values, by counts, that do not fall as tokens become more (isotonic regression,
+    pooling adjacent violators). A pass could be padded, so where more tokens took less the
+    difference is chance, and the best of many windows would be chosen by it."""
+    pools: list[tuple[float, int, list[int]]] = []  # mean, count, numbers of tokens
+    for tokens in sorted(means):
+        mean, count, some = means[tokens], counts[tokens], [tokens]
+        while pools and pools[-1][0] > mean:
+            other, more, before = pools.pop()
+            mean = (mean * count + other * more) / (count + more)
+            count, some = count + more, before + some
+        pools.append((mean, count, some))
+    return {tokens: mean for mean, _, some in pools for tokens in some}
 
 
 # ---- acceptances ---------------------------------------------------------------------------------

@@ -203,6 +203,15 @@ def test_first_steps_behind_a_larger_level_are_timed_apart(clock: Clock) -> None
     assert mine.seconds / mine.steps == pytest.approx(theirs.seconds / theirs.steps, rel=0.02)
 
 
+def test_more_tokens_take_no_less() -> None:
+    found = measure.rising(
+        {1: 3.0, 4: 1.0, 2: 2.0, 8: 7.0, 16: 6.0}, {1: 1, 2: 1, 4: 2, 8: 3, 16: 1}
+    )
+    assert found == pytest.approx({1: 1.75, 2: 1.75, 4: 1.75, 8: 6.75, 16: 6.75})
+    straight = {n: float(n) for n in range(5)}
+    assert measure.rising(straight, dict.fromkeys(straight, 1)) == straight
+
+
 def test_the_chains_own_time_is_not_the_policys(clock: Clock) -> None:
     """Steps are timed in chains whose windows a policy changes, and its time is nobody's."""
 
