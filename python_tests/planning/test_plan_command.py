@@ -39,8 +39,9 @@ def test_json_names_every_candidate(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_models_of_ones_own(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     models = ("--target", str(folder / "target"), "--draft", str(folder / "drafter"))
-    assert cli.main(["plan", "3 + 4 =", *models, *FEW, "--theorem"]) == 0
+    assert cli.main(["plan", "3 + 4 =", *models, *FEW, "--theorem", "--batch", "2"]) == 0
     out = capsys.readouterr().out
+    assert "temperature 0, batch 2;" in out
     assert out.startswith(("recommended: target, drafter", "do not speculate: target alone"))
     assert "target alone" in out
 
