@@ -32,16 +32,60 @@ _BUILT_WITH_CUDA = bool(_C.build_info()["cuda"])
 Place = tuple[int, torch.device]  # batch and device, which every tensor of a call shares
 
 
+class Form(NamedTuple):
+    """What the arguments of a verification are called.
+
+    Attributes:
+        letter: most draft tokens of a request.
+        most: the argument that gives `letter` with offsets; lengths: the one that gives each
+            request's own without them.
+        drafted: what draft tokens are called.
+        rows, tokens: shapes of the target's logits and of the draft tokens.
+        ragged_rows, ragged_tokens: with offsets.
+    """
+
+    letter: str
+    most: str
+    lengths: str
+    drafted: str
+    rows: str
+    tokens: str
+    ragged_rows: str
+    ragged_tokens: str
+
+
+BLOCK = Form(
+    "K",
+    "draft_len",
+    "draft_lengths",
+    "draft tokens",
+    "[B, K+1, V]",
+    "[B, K]",
+    "[N, V] (with offsets)",
+    "[N]",
+)
+TREE = Form(
+    "N",
+    "nodes",
+    "counts",
+    "nodes",
+    "[B, N+1, V]",
+    "[B, N]",
+    "[M, V] (with offsets)",
+    "[M]",
+)
+
+
 class Layout(NamedTuple):
     """How the rows and tokens of a verification lie.
 
     Attributes:
         place: of the requests.
-        rows: most rows of the target that a request has, K+1.
+        rows: most rows of the target that a request has: its most draft tokens and one.
         vocab: of the target.
         tokens: shape of the draft tokens.
         text: the same for messages.
-        offsets: [B+1] int64, where each request's rows begin; None: [B, K+1, V].
+        offsets: [B+1] int64, where each request's rows begin; None: side by side.
     """
 
     place: Place
@@ -107,30 +151,32 @@ def _require_backend(name: str, device: torch.device) -> None:
         raise ValueError(f"{name}: expected a tensor on cpu or cuda, given one on {device}")
 
 
-def layout(target_logits: Any, offsets: Any, draft_len: Any, draft_lengths: Any) -> Layout:
-    """Checks the target's logits, [B, K+1, V], or [N, V] with offsets; gives the layout."""
+def layout(form: Form, target_logits: Any, offsets: Any, most: Any, lengths: Any) -> Layout:
+    """Checks the target's logits, ``form.rows``, or ``form.ragged_rows``; gives the layout."""
+    letter = form.letter
     if offsets is None:
-        place = logits("target_logits", target_logits, "[B, K+1, V]", 3)
+        place = logits("target_logits", target_logits, form.rows, 3)
         batch, rows, vocab = target_logits.shape
         if rows < 1:
             raise ValueError(
-                f"target_logits: expected K+1 >= 1 rows, given {list(target_logits.shape)}"
+                f"target_logits: expected {letter}+1 >= 1 rows, given {list(target_logits.shape)}"
             )
-        if draft_len is not None and draft_len != rows - 1:
-            raise ValueError(f"draft_len: expected K = {rows - 1} or None, given {draft_len}")
-        return Layout(place, rows, vocab, (batch, rows - 1), "[B, K]", None)
-    total, device = logits("target_logits", target_logits, "[N, V] (with offsets)", 2)
+        if most is not None and most != rows - 1:
+            raise ValueError(f"{form.most}: expected {letter} = {rows - 1} or None, given {most}")
+        return Layout(place, rows, vocab, (batch, rows - 1), form.tokens, None)
+    count, device = logits("target_logits", target_logits, form.ragged_rows, 2)
     if not isinstance(offsets, torch.Tensor) or offsets.dim() != 1 or offsets.shape[0] < 1:
         given = list(offsets.shape) if isinstance(offsets, torch.Tensor) else kind_of(offsets)
         raise ValueError(f"offsets: expected an integer tensor [B+1], given {given}")
     batch = offsets.shape[0] - 1
     offsets = table("offsets", offsets, (batch, device), (batch + 1,), "[B+1]", torch.int64)
-    if draft_len is None:
-        raise ValueError("draft_len: expected the most draft tokens of a request, given None")
-    most, _ = integer("draft_len", draft_len, (batch, device))
-    if draft_lengths is not None:
-        raise ValueError("draft_lengths: expected None with offsets, given a tensor")
-    return Layout((batch, device), most + 1, target_logits.shape[1], (total,), "[N]", offsets)
+    if most is None:
+        raise ValueError(f"{form.most}: expected the most {form.drafted} of a request, given None")
+    limit, _ = integer(form.most, most, (batch, device))
+    if lengths is not None:
+        raise ValueError(f"{form.lengths}: expected None with offsets, given a tensor")
+    vocab = target_logits.shape[1]
+    return Layout((batch, device), limit + 1, vocab, (count,), form.ragged_tokens, offsets)
 
 
 def holders(slots: Any, place: Place, *values: Any) -> tuple[torch.Tensor | None, Place]:

@@ -95,6 +95,46 @@ void set_draw(polyspec::DrawParams* draw, const Batch& place, int64_t seed, cons
   draw->bits = data_of<uint64_t>(draws, "draws", place, {place.batch, count});
 }
 
+// The target's rows of a verification: [B, most+1, V], or with offsets [N, V], `most` being given.
+// `letter` is that of `most` in messages.
+template <class Params>
+Batch set_rows(const Tensor& target_logits, const OptTensor& offsets, const char* letter,
+               int64_t* most, Params* params) {
+  Batch place(target_logits);
+  if (offsets.has_value()) {
+    STD_TORCH_CHECK(target_logits.dim() == 2 && target_logits.size(1) >= 1,
+                    "target_logits: expected shape [N, V] with V >= 1");
+    STD_TORCH_CHECK(offsets->dim() == 1 && offsets->size(0) >= 1, "offsets: expected shape [B+1]");
+    STD_TORCH_CHECK(*most >= 0, letter, ": expected at least 0, got ", *most);
+    params->offsets = data_of<int64_t>(offsets, "offsets", place, {offsets->size(0)});
+    params->num_rows = target_logits.size(0);
+    params->target_stride[1] = target_logits.stride(0);
+    place.batch = place.holders = offsets->size(0) - 1;
+  } else {
+    STD_TORCH_CHECK(
+        target_logits.dim() == 3 && target_logits.size(1) >= 1 && target_logits.size(2) >= 1,
+        "target_logits: expected shape [B, ", letter, "+1, V] with V >= 1");
+    params->target_stride[0] = target_logits.stride(0);
+    params->target_stride[1] = target_logits.stride(1);
+    *most = target_logits.size(1) - 1;
+  }
+  expect_unit_stride(target_logits, "target_logits");
+  params->batch = place.batch;
+  params->vocab = target_logits.size(target_logits.dim() - 1);
+  params->target_dtype = logits_dtype(target_logits, "target_logits");
+  params->target_logits = target_logits.const_data_ptr();
+  return place;
+}
+
+// Where the requests' parameters lie.
+template <class Params>
+void set_slots(const OptTensor& slots, int64_t num_slots, Batch* place, Params* params) {
+  params->slots = data_of<int64_t>(slots, "slots", *place, {place->batch});
+  if (!slots.has_value()) return;
+  STD_TORCH_CHECK(num_slots >= 0, "num_slots: expected at least 0, got ", num_slots);
+  params->num_slots = place->holders = num_slots;
+}
+
 using Sampled = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using VerifiedAndCut = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
@@ -149,34 +189,13 @@ Verification prepare(const Tensor& target_logits, const Tensor& draft_tokens,
                      const OptTensor& rounds, int64_t level, int64_t rule, const OptTensor& draws,
                      const OptTensor& draft_rows, const OptTensor& slots, int64_t num_slots,
                      const OptTensor& offsets, int64_t draft_len) {
-  Batch place(target_logits);
   polyspec::VerifyParams params;
-  const bool ragged = offsets.has_value();
-  if (ragged) {
-    STD_TORCH_CHECK(target_logits.dim() == 2 && target_logits.size(1) >= 1,
-                    "target_logits: expected shape [N, V] with V >= 1");
-    STD_TORCH_CHECK(offsets->dim() == 1 && offsets->size(0) >= 1, "offsets: expected shape [B+1]");
-    STD_TORCH_CHECK(draft_len >= 0, "draft_len: expected at least 0, got ", draft_len);
-    STD_TORCH_CHECK(!draft_lengths.has_value(), "draft_lengths: expected none with offsets");
-    params.offsets = data_of<int64_t>(offsets, "offsets", place, {offsets->size(0)});
-    params.num_rows = target_logits.size(0);
-    params.target_stride[1] = target_logits.stride(0);
-    place.batch = place.holders = offsets->size(0) - 1;
-  } else {
-    STD_TORCH_CHECK(
-        target_logits.dim() == 3 && target_logits.size(1) >= 1 && target_logits.size(2) >= 1,
-        "target_logits: expected shape [B, K+1, V] with V >= 1");
-    params.target_stride[0] = target_logits.stride(0);
-    params.target_stride[1] = target_logits.stride(1);
-    draft_len = target_logits.size(1) - 1;
-  }
-  expect_unit_stride(target_logits, "target_logits");
-  const int64_t vocab = target_logits.size(target_logits.dim() - 1);
-  params.batch = place.batch;
+  Batch place = set_rows(target_logits, offsets, "K", &draft_len, &params);
+  STD_TORCH_CHECK(!(params.offsets != nullptr && draft_lengths.has_value()),
+                  "draft_lengths: expected none with offsets");
+  const bool ragged = params.offsets != nullptr;
+  const int64_t vocab = params.vocab;
   params.draft_len = draft_len;
-  params.vocab = vocab;
-  params.target_dtype = logits_dtype(target_logits, "target_logits");
-  params.target_logits = target_logits.const_data_ptr();
 
   // Draft tokens and, alike, the rows that they were drawn from.
   const auto by_token = [&](const Tensor& table, const char* name, int64_t* stride) {
@@ -219,11 +238,7 @@ Verification prepare(const Tensor& target_logits, const Tensor& draft_tokens,
     params.target_to_draft = data_of<int32_t>(target_to_draft, "target_to_draft", place, {vocab});
   }
   params.draft_lengths = data_of<int64_t>(draft_lengths, "draft_lengths", place, {place.batch});
-  params.slots = data_of<int64_t>(slots, "slots", place, {place.batch});
-  if (slots.has_value()) {
-    STD_TORCH_CHECK(num_slots >= 0, "num_slots: expected at least 0, got ", num_slots);
-    params.num_slots = place.holders = num_slots;
-  }
+  set_slots(slots, num_slots, &place, &params);
   STD_TORCH_CHECK(rule == 0 || rule == 1, "rule: expected 0 (token) or 1 (block), got ", rule);
   set_sampling(&params.sampling, place, temperature, temperatures, top_k, top_ks, top_p, top_ps,
                min_p, min_ps);
@@ -308,30 +323,27 @@ VerifiedTree verify_tree(const Tensor& target_logits, const Tensor& draft_tokens
                          double min_p, const OptTensor& min_ps, int64_t seed,
                          const OptTensor& seeds, int64_t position, const OptTensor& positions,
                          int64_t round, const OptTensor& rounds, int64_t level,
-                         const OptTensor& draws, const OptTensor& eos, int64_t room,
-                         const OptTensor& rooms) {
-  STD_TORCH_CHECK(
-      target_logits.dim() == 3 && target_logits.size(1) >= 1 && target_logits.size(2) >= 1,
-      "target_logits: expected shape [B, N+1, V] with V >= 1");
-  expect_unit_stride(target_logits, "target_logits");
-  const Batch place(target_logits);
-  const int64_t nodes = target_logits.size(1) - 1;
-  const int64_t vocab = target_logits.size(2);
-  STD_TORCH_CHECK(depth >= 0 && depth <= nodes, "depth: expected 0 to ", nodes, ", got ", depth);
-
+                         const OptTensor& draws, const OptTensor& slots, int64_t num_slots,
+                         const OptTensor& offsets, int64_t nodes, const OptTensor& eos,
+                         int64_t room, const OptTensor& rooms) {
   polyspec::VerifyTreeParams params;
-  params.batch = place.batch;
+  Batch place = set_rows(target_logits, offsets, "N", &nodes, &params);
+  STD_TORCH_CHECK(!(params.offsets != nullptr && counts.has_value()),
+                  "counts: expected none with offsets");
+  STD_TORCH_CHECK(depth >= 0 && depth <= nodes, "depth: expected 0 to ", nodes, ", got ", depth);
+  const int64_t vocab = params.vocab;
   params.nodes = nodes;
   params.depth = depth;
-  params.vocab = vocab;
-  params.target_dtype = logits_dtype(target_logits, "target_logits");
-  params.target_logits = target_logits.const_data_ptr();
-  params.target_stride[0] = target_logits.stride(0);
-  params.target_stride[1] = target_logits.stride(1);
-  params.draft_tokens = data_of<int64_t>(draft_tokens, "draft_tokens", place, {place.batch, nodes});
-  params.parents = data_of<int64_t>(parents, "parents", place, {place.batch, nodes});
+
+  // By node, or by row of the target, which are one more.
+  const auto table = [&](const OptTensor& values, const char* name, int64_t width) {
+    if (params.offsets != nullptr) return data_of<int64_t>(values, name, place, {params.num_rows});
+    return data_of<int64_t>(values, name, place, {place.batch, width});
+  };
+  params.draft_tokens = table(draft_tokens, "draft_tokens", nodes);
+  params.parents = table(parents, "parents", nodes);
+  params.draft_rows = table(draft_rows, "draft_rows", nodes + 1);
   params.counts = data_of<int64_t>(counts, "counts", place, {place.batch});
-  params.draft_rows = data_of<int64_t>(draft_rows, "draft_rows", place, {place.batch, nodes + 1});
   if (draft_logits.has_value()) {
     const Tensor& draft = *draft_logits;
     STD_TORCH_CHECK(draft.dim() == 2 && draft.size(1) >= 1 && draft.size(1) <= vocab,
@@ -347,6 +359,7 @@ VerifiedTree verify_tree(const Tensor& target_logits, const Tensor& draft_tokens
         data_of<int64_t>(draft_statistics, "draft_statistics", place, {params.num_draft_rows, 2}));
     params.target_to_draft = data_of<int32_t>(target_to_draft, "target_to_draft", place, {vocab});
   }
+  set_slots(slots, num_slots, &place, &params);
   set_sampling(&params.sampling, place, temperature, temperatures, top_k, top_ks, top_p, top_ps,
                min_p, min_ps);
   set_draw(&params.draw, place, seed, seeds, position, positions, round, rounds, level, draws,
@@ -410,7 +423,8 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "Tensor? target_to_draft, float temperature, Tensor? temperatures, int top_k, "
       "Tensor? top_ks, float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, "
       "Tensor? seeds, int position, Tensor? positions, int round, Tensor? rounds, int level, "
-      "Tensor? draws, Tensor? eos, int room, Tensor? rooms) "
+      "Tensor? draws, Tensor? slots, int num_slots, Tensor? offsets, int nodes, Tensor? eos, "
+      "int room, Tensor? rooms) "
       "-> (Tensor tokens, Tensor num_accepted, Tensor path, Tensor rows, Tensor logprobs, "
       "Tensor status, Tensor distributions, Tensor ends)");
 }

@@ -295,7 +295,7 @@ def verify(
         ValueError: a shape, stride, device or range is wrong; names expected and given.
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
-    layout = _checks.layout(target_logits, offsets, draft_len, draft_lengths)
+    layout = _checks.layout(_checks.BLOCK, target_logits, offsets, draft_len, draft_lengths)
     place, rows, vocab, shape, text, offsets = layout
     batch = place[0]
     draft_tokens = _checks.table("draft_tokens", draft_tokens, place, shape, text, torch.int64)

@@ -61,6 +61,9 @@ def verify_tree(
     draft_rows: torch.Tensor | None = None,
     draft_statistics: torch.Tensor | None = None,
     target_to_draft: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    nodes: int | None = None,
     temperature: Real = 1.0,
     top_k: Int = 0,
     top_p: Real = 1.0,
@@ -96,6 +99,13 @@ def verify_tree(
             target were drawn from; -1: they are deterministic. Needed with ``draft_logits``.
         draft_statistics: [R, 2] int64, as for ``verify``.
         target_to_draft: [V] integers, draft id of each target id or -1.
+        slots: [B] integers, as for ``verify``: parameters lie at them, [S].
+        offsets: [B+1] integers: the target's rows of all requests follow one another,
+            ``target_logits`` [M, V], request i having rows offsets[i] ... offsets[i+1]-1: one more
+            than nodes. ``draft_tokens``, ``parents`` (and ``draft_rows``) are [M] then: entry
+            offsets[i]+j is node j (row j) of request i, whose last entry is no node. ``counts`` is
+            None. Any arrangement gives the same results, bit for bit.
+        nodes: N, the most nodes of a request, with ``offsets``.
         temperature, top_k, top_p, min_p, seed, position, level, round: as for ``verify``;
             ``position`` is that of the tree's first nodes.
         draws: [B, N+D+1] int64, 64 uniform bits each in place of Philox: the test of each node,
@@ -108,19 +118,16 @@ def verify_tree(
         PolyspecError: CUDA logits in a build without CUDA kernels.
 
     What is no tree (a parent that does not come before its node, equal deterministic siblings, a
-    path longer than D) is an error of its request (``BAD_TREE``), a draft row out of range too
-    (``BAD_INDEX``).
+    path longer than D) is an error of its request (``BAD_TREE``), a draft row, slot or offset out
+    of range too (``BAD_INDEX``), and more nodes than N (``BAD_LENGTH``).
     """
-    place = _checks.logits("target_logits", target_logits, "[B, N+1, V]", 3)
-    batch = place[0]
-    _, rows, vocab = target_logits.shape
-    if not 1 <= rows <= _checks.NODE_MAX + 1:
-        raise ValueError(
-            f"target_logits: expected N+1 rows, N < 2**14, given {list(target_logits.shape)}"
-        )
-    nodes, ints = (batch, rows - 1), torch.int64
-    draft_tokens = _checks.table("draft_tokens", draft_tokens, place, nodes, "[B, N]", ints)
-    parents = _checks.table("parents", parents, place, nodes, "[B, N]", ints)
+    layout = _checks.layout(_checks.TREE, target_logits, offsets, nodes, counts)
+    place, rows, vocab, shape, text, offsets = layout
+    if rows > _checks.NODE_MAX + 1:
+        raise ValueError(f"target_logits: expected N+1 rows, N < 2**14, given N = {rows - 1}")
+    batch, ints = place[0], torch.int64
+    draft_tokens = _checks.table("draft_tokens", draft_tokens, place, shape, text, ints)
+    parents = _checks.table("parents", parents, place, shape, text, ints)
     if counts is not None:
         counts = _checks.table("counts", counts, place, (batch,), "[B]", ints)
     most, _ = _checks.integer("depth", rows - 1 if depth is None else depth, place, rows - 1)
@@ -128,9 +135,13 @@ def verify_tree(
         given = "draft_rows" if draft_logits is None else "draft_logits"
         raise ValueError(f"draft_logits, draft_rows: expected both or none, given {given} only")
     if draft_rows is not None:
-        draft_rows = _checks.table("draft_rows", draft_rows, place, (batch, rows), "[B, N+1]", ints)
+        by_row, form = ((batch, rows), "[B, N+1]") if offsets is None else (shape, text)
+        draft_rows = _checks.table("draft_rows", draft_rows, place, by_row, form, ints)
     draft_statistics, target_to_draft = _checks.drafted(
         draft_logits, draft_statistics, target_to_draft, place, vocab, None
+    )
+    slots, held = _checks.holders(
+        slots, place, temperature, top_k, top_p, min_p, seed, position, round, room
     )
     *outputs, ends = _verify_tree(
         target_logits,
@@ -142,13 +153,20 @@ def verify_tree(
         draft_rows,
         draft_statistics,
         target_to_draft,
-        *_checks.per_request(place, temperature, top_k, top_p, min_p, seed, position, round),
+        *_checks.per_request(held, temperature, top_k, top_p, min_p, seed, position, round),
         _checks.level(level),
         _checks.draws(draws, place, rows + most, "[B, N+D+1]"),
-        None if eos is None else _checks.ids("eos", eos, place),
-        *_checks.integer("room", _checks.INT64_MAX if room is None else room, place),
+        slots,
+        held[0],
+        offsets,
+        rows - 1,
+        None if eos is None else _checks.ids("eos", eos, held),
+        *_checks.integer("room", _checks.INT64_MAX if room is None else room, held),
     )
     return TreeVerifyResult(*outputs, *ends.unbind(0))
+
+
+_OFFSETS = 22  # of the operator's arguments behind the depth
 
 
 def _verify_tree_fake(
@@ -157,9 +175,10 @@ def _verify_tree_fake(
     parents: object,
     counts: object,
     depth: int,
-    *_: Any,
+    *rest: Any,
 ) -> tuple[torch.Tensor, ...]:
-    batch = target_logits.shape[0]
+    offsets = rest[_OFFSETS]
+    batch = target_logits.shape[0] if offsets is None else offsets.shape[0] - 1
 
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return target_logits.new_empty(shape, dtype=dtype)

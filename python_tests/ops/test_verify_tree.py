@@ -177,6 +177,91 @@ def test_faults_are_of_their_request(tree: dict[str, Any]) -> None:
     assert shallow.path.shape == (B, 0)
 
 
+def ragged(call: dict[str, Any]) -> dict[str, Any]:
+    """The target's rows without gaps, each request's nodes at the places of its rows."""
+    counts = call["counts"]
+    mask = torch.arange(N + 1, device=counts.device) <= counts[:, None]
+    made = {**call, "counts": None, "target_logits": call["target_logits"][mask], "nodes": N}
+    made["offsets"] = torch.nn.functional.pad((counts + 1).cumsum(0), (1, 0))
+    made["draft_rows"] = call["draft_rows"][mask]
+    for name in ("draft_tokens", "parents"):
+        made[name] = torch.nn.functional.pad(call[name], (0, 1), value=-9)[mask]
+    return made
+
+
+def slotted(call: dict[str, Any]) -> dict[str, Any]:
+    slots = torch.randperm(B + 3, device=call["seed"].device)[:B]
+    made = {**call, "slots": slots}
+    for name in ("temperature", "seed", "position", "room", "eos"):
+        if isinstance(call.get(name), torch.Tensor):
+            made[name] = call[name].new_full((B + 3, *call[name].shape[1:]), -1)
+            made[name][slots] = call[name]
+    return made
+
+
+WAYS = [(ragged,), (slotted,), (ragged, slotted)]
+
+
+@pytest.mark.parametrize("ways", WAYS, ids=lambda ways: "-".join(way.__name__ for way in ways))
+def test_same_bits_however_the_rows_lie(tree: dict[str, Any], ways: Any) -> None:
+    each = torch.arange(B, device=tree["seed"].device)
+    stood = 0
+    for seed in range(20):
+        call = {**tree, "seed": each + 10 * seed, "position": 7 * each}
+        call["temperature"] = 0.6 + 0.1 * each
+        if seed % 2:
+            call |= {"room": each, "eos": call["draft_tokens"][:, :2]}
+        expected = ps.verify_tree(**call)
+        stood += int(expected.num_accepted.sum())
+        for way in ways:
+            call = way(call)
+        assert equal(ps.verify_tree(**call), expected)
+    assert stood > 20
+
+
+def test_indices_out_of_range_are_of_their_request(tree: dict[str, Any]) -> None:
+    for way, name, bad in [
+        (slotted, "slots", [-1, B + 3, 2**62]),
+        (ragged, "offsets", [-1, 10**6, -(2**62)]),
+    ]:
+        call = way(tree)
+        good = ps.verify_tree(**call)
+        for value in bad:
+            index = call[name].clone()
+            index[-1] = value
+            wrong = ps.verify_tree(**{**call, name: index})
+            assert wrong.status[-1] == ps.Status.BAD_INDEX
+            assert wrong.tokens[-1].tolist() == [-1] * 4
+            assert equal([t[:-1] for t in wrong], [t[:-1] for t in good])
+    few = ps.verify_tree(**{**ragged(tree), "nodes": 4})
+    assert few.status.tolist() == [ps.Status.BAD_LENGTH] * 3 + [0, 0, ps.Status.BAD_LENGTH]
+
+
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [
+        ({"offsets": [0, 1]}, ["offsets", "[B+1]", "list"]),
+        ({"nodes": None}, ["nodes", "most nodes", "None"]),
+        ({"nodes": 2**14}, ["N < 2**14", "16384"]),
+        ({"counts": torch.zeros(B).long()}, ["counts", "None with offsets"]),
+        ({"parents": torch.zeros(B, N).long()}, ["parents", "[M]"]),
+        ({"draft_rows": torch.zeros(B, N + 1).long()}, ["draft_rows", "[M]"]),
+        ({"offsets": None}, ["target_logits", "[B, N+1, V]"]),
+        ({"slots": torch.zeros(B).long()}, ["slots", "[S]", "none"]),
+        ({"slots": torch.zeros(B - 1).long(), "seed": torch.zeros(9).long()}, ["slots", "[B]"]),
+    ],
+)
+def test_wrong_indices_are_named(
+    tree: dict[str, Any], change: dict[str, Any], texts: list[str]
+) -> None:
+    device = tree["seed"].device
+    change = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in change.items()}
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        ps.verify_tree(**{**ragged(tree), "seed": 0, **change})
+    for text in texts:
+        assert text in str(raised.value), raised.value
+
+
 @pytest.mark.parametrize(
     ("name", "value", "error", "texts"),
     [
@@ -185,6 +270,7 @@ def test_faults_are_of_their_request(tree: dict[str, Any]) -> None:
         ("parents", torch.zeros(B, N), TypeError, ["integer"]),
         ("counts", torch.zeros(N).long(), ValueError, ["[B]"]),
         ("depth", N + 1, ValueError, ["[0, 7]", "8"]),
+        ("nodes", N + 1, ValueError, ["N = 7", "8"]),
         ("draft_rows", None, ValueError, ["both or none"]),
         ("draft_rows", torch.zeros(B, N).long(), ValueError, ["[B, N+1]"]),
         ("draft_logits", torch.randn(2, V + 1), ValueError, ["Vd <= V = 40", "41"]),
@@ -220,4 +306,10 @@ def test_opcheck_compile_and_fake(tree: dict[str, Any]) -> None:
     compiled = torch.compile(
         lambda **c: tuple(ps.verify_tree(**c)), fullgraph=True, backend="eager"
     )
-    assert equal(compiled(**tree), ps.verify_tree(**tree))
+    for given in (tree, slotted(ragged(tree))):
+        assert equal(compiled(**given), ps.verify_tree(**given))
+    whole = {**call, "counts": torch.full_like(tree["counts"], N), "draft_rows": tree["draft_rows"]}
+    elsewhere = {**slotted(ragged(whole)), "draft_rows": None}
+    (arguments,) = arguments_of(operator, lambda: ps.verify_tree(**elsewhere))
+    assert ps.verify_tree(**elsewhere).num_accepted.tolist() == [3] * B
+    torch.library.opcheck(operator, arguments)

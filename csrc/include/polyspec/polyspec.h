@@ -364,7 +364,19 @@ typedef struct polyspec_verify_tree_params {
   int64_t* cache_lengths;
   int64_t* next_ids;
   int64_t* next_positions;
+
+  /* Rows and parameters that do not lie side by side: as in polyspec_verify_params. */
+  const int64_t* offsets; /* [b+1] into target_logits [num_rows, v], draft_tokens, parents and
+                             draft_rows [num_rows], or NULL. Request i has rows offsets[i] ...
+                             offsets[i+1]-1 and one node fewer, at the same places; not with counts
+                           */
+  int64_t num_rows;
+  const int64_t* slots; /* [b] in [0, num_slots), or NULL */
+  int64_t num_slots;
 } polyspec_verify_tree_params;
+
+/* The size of an earlier release that is read: all fields before `offsets`. */
+#define POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE offsetof(polyspec_verify_tree_params, offsets)
 
 /* Verifies b trees; the emitted tokens have the target's distribution. stream NULL: the CPU,
  * serially. */

@@ -29,6 +29,10 @@ namespace polyspec {
 //   temperature 0: the walk follows the argmax, and draft rows are not read.
 // Either way the emitted tokens have exactly the target's distribution.
 //
+// As for `verify`, draft rows lie in a pool, parameters may lie at slots, and the target's rows may
+// follow one another by offsets; the results are, bit for bit, those of the same rows laid out as
+// [b, n+1, v].
+//
 // The arithmetic is that of verify.hpp, in float64 and in this order: s_1 = 1; for j >= 1, m the
 // integer masses trunc(2^S max(0, m_p(x) (1 / M_p) - m_q(x) (s_j / M_q))) and M their sum,
 //   r_j(x)/q(x) = (m(x) M_q) / (m_q(x) M),  s_{j+1} = s_j + M / 2^S.
@@ -46,11 +50,15 @@ struct VerifyTreeParams {
   int64_t draft_vocab = 0;  // vd, in [1, v]; ids past it have q = 0. Ignored without draft logits
 
   DType target_dtype = DType::kFloat32;
-  const void* target_logits = nullptr;  // [b, n+1, v], unit stride along v
-  int64_t target_stride[2] = {0, 0};    // elements per request, per row
+  // [b, n+1, v], or [num_rows, v] with `offsets`; unit stride along v
+  const void* target_logits = nullptr;
+  int64_t target_stride[2] = {0, 0};  // elements per request (not with `offsets`), per row
 
-  const int64_t* draft_tokens = nullptr;  // [b, n] contiguous, target ids
-  // [b, n] contiguous: the parent's node, -1 for the root; a node's is smaller than the node.
+  // [b, n] contiguous, target ids; or [num_rows] with `offsets`: entry offsets[i] + j is node j of
+  // request i.
+  const int64_t* draft_tokens = nullptr;
+  // Laid out as draft_tokens: the parent's node, -1 for the root; a node's is smaller than the
+  // node.
   const int64_t* parents = nullptr;
   const int64_t* counts = nullptr;  // [b] nodes in [0, n], or nullptr: n for every request
 
@@ -59,12 +67,22 @@ struct VerifyTreeParams {
   const void* draft_logits = nullptr;
   int64_t draft_stride = 0;  // elements per row
   int64_t num_draft_rows = 0;
-  // [b, n+1] contiguous: the pool's row that the children behind a row of the target were drawn
-  // from, all of them; -1: they are deterministic. Not read where there are no children. nullptr
-  // without a pool.
+  // [b, n+1] contiguous, or [num_rows] with `offsets`: the pool's row that the children behind a
+  // row of the target were drawn from, all of them; -1: they are deterministic. Not read where
+  // there are no children. nullptr without a pool.
   const int64_t* draft_rows = nullptr;
   const RowStatistics* draft_statistics = nullptr;  // [num_draft_rows], or nullptr: computed here
   const int32_t* target_to_draft = nullptr;  // [v] draft id of each target id, -1: none, or nullptr
+
+  // [b+1]: request i has the target's rows offsets[i] ... offsets[i+1]-1, one more than nodes, of
+  // which there may be at most n (kStatusBadLength). An offset that is not in [0, num_rows] is
+  // kStatusBadIndex. nullptr: requests lie target_stride[0] apart. Not with counts.
+  const int64_t* offsets = nullptr;
+  int64_t num_rows = 0;
+
+  // [b] in [0, num_slots): as for `verify`. draw.bits stay [b, n+d+1].
+  const int64_t* slots = nullptr;
+  int64_t num_slots = 0;
 
   SamplingParams sampling;  // the same for both distributions (contract C1)
   // position: that of the tree's first nodes. bits: [b, n+d+1], the test of node i, then the token

@@ -234,7 +234,8 @@ polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
   return guarded(__func__, [&, function = __func__]() -> polyspec_code {
     polyspec_verify_tree_params in = polyspec_verify_tree_params_default();
     Common common;
-    polyspec_code code = read_struct(function, params, {}, &in);
+    polyspec_code code =
+        read_struct(function, params, {POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE}, &in);
     if (code == POLYSPEC_OK) code = read_common(function, in.sampling, in.draw, stream, &common);
     if (code != POLYSPEC_OK) return code;
 
@@ -257,6 +258,10 @@ polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
     p.draft_rows = in.draft_rows;
     p.draft_statistics = as_statistics(in.draft_statistics);
     p.target_to_draft = in.target_to_draft;
+    p.offsets = in.offsets;
+    p.num_rows = in.num_rows;
+    p.slots = in.slots;
+    p.num_slots = in.num_slots;
     p.sampling = common.sampling;
     p.draw = common.draw;
     p.tokens = in.tokens;

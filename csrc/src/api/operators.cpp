@@ -41,6 +41,18 @@ Result check(const CutParams& cut, int64_t batch) {
   return {};
 }
 
+// Ragged requests and parameters at slots, of verify and verify_tree. The operators' own lengths
+// are not for ragged requests.
+template <class Params>
+Result check_layout(const Params& p, bool has_lengths, const char* no_lengths) {
+  if (p.offsets != nullptr) {
+    if (p.num_rows < 0) return invalid("num_rows must be >= 0");
+    if (has_lengths) return invalid(no_lengths);
+  }
+  if (p.slots != nullptr && p.num_slots < 0) return invalid("num_slots must be >= 0");
+  return {};
+}
+
 Result check(const VerifyTreeParams& p) {
   if (p.batch < 0) return invalid("batch must be >= 0");
   if (p.nodes < 0 || p.nodes >= kDrawNodes) return invalid("nodes must be in [0, 2^14)");
@@ -55,6 +67,8 @@ Result check(const VerifyTreeParams& p) {
     if (p.num_draft_rows > 0 && (p.draft_vocab < 1 || p.draft_vocab > p.vocab))
       return invalid("draft_vocab must be in [1, vocab]");
   }
+  const Result layout = check_layout(p, p.counts != nullptr, "counts must be null with offsets");
+  if (!layout.ok()) return layout;
   if (p.batch > 0 &&
       (p.target_logits == nullptr || p.tokens == nullptr || p.num_accepted == nullptr ||
        p.rows == nullptr || p.logprobs == nullptr || p.status == nullptr)) {
@@ -86,11 +100,9 @@ Result check(const VerifyParams& p) {
     if (p.num_draft_rows > 0 && p.draft_logits == nullptr)
       return invalid("draft_logits must not be null when draft_rows are given");
   }
-  if (p.offsets != nullptr) {
-    if (p.num_rows < 0) return invalid("num_rows must be >= 0");
-    if (p.draft_lengths != nullptr) return invalid("draft_lengths must be null with offsets");
-  }
-  if (p.slots != nullptr && p.num_slots < 0) return invalid("num_slots must be >= 0");
+  const Result layout =
+      check_layout(p, p.draft_lengths != nullptr, "draft_lengths must be null with offsets");
+  if (!layout.ok()) return layout;
   if (p.batch > 0 && (p.target_logits == nullptr || p.tokens == nullptr ||
                       p.num_accepted == nullptr || p.logprobs == nullptr || p.status == nullptr)) {
     return invalid("target_logits, tokens, num_accepted, logprobs and status must not be null");

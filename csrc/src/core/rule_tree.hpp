@@ -13,24 +13,23 @@ template <class T>
 struct Tree {
   const VerifyTreeParams& params;
   int64_t request;
-  int64_t slot;   // of its parameters: the request
-  int64_t count;  // nodes
+  int64_t slot = 0;   // of its parameters
+  int64_t count = 0;  // nodes
   int64_t room = INT64_MAX;
+  int64_t target_at = 0;  // where its own begin: target logits, nodes, draft rows' ids
+  int64_t nodes_at = 0;
+  int64_t ids_at = 0;
   Filter filter{};
   Draws draws{};
 
   POLYSPEC_FN Tree(const VerifyTreeParams& params, int64_t request)
-      : params(params),
-        request(request),
-        slot(request),
-        count(params.counts != nullptr ? params.counts[request] : params.nodes) {}
+      : params(params), request(request) {}
 
   POLYSPEC_FN Row<T> target_row(int64_t i) const {
-    return row_at<T>(params.target_logits,
-                     request * params.target_stride[0] + i * params.target_stride[1], params.vocab);
+    return row_at<T>(params.target_logits, target_at + i * params.target_stride[1], params.vocab);
   }
   POLYSPEC_FN int64_t row_id(int64_t i) const {
-    return params.draft_rows != nullptr ? params.draft_rows[request * (params.nodes + 1) + i] : -1;
+    return params.draft_rows != nullptr ? params.draft_rows[ids_at + i] : -1;
   }
   POLYSPEC_FN bool deterministic(int64_t i) const { return row_id(i) == -1; }
   POLYSPEC_FN bool draft_row_exists(int64_t i) const {
@@ -43,12 +42,8 @@ struct Tree {
   POLYSPEC_FN const RowStatistics& statistics_at(int64_t i) const {
     return params.draft_statistics[row_id(i)];
   }
-  POLYSPEC_FN int64_t token(int64_t node) const {
-    return params.draft_tokens[request * params.nodes + node];
-  }
-  POLYSPEC_FN int64_t parent(int64_t node) const {
-    return params.parents[request * params.nodes + node];
-  }
+  POLYSPEC_FN int64_t token(int64_t node) const { return params.draft_tokens[nodes_at + node]; }
+  POLYSPEC_FN int64_t parent(int64_t node) const { return params.parents[nodes_at + node]; }
   POLYSPEC_FN bool valid(int64_t node) const {
     return token(node) >= 0 && token(node) < params.vocab;
   }

@@ -1,46 +1,29 @@
 // polyspec::verify for one request, over any thread group.
 #pragma once
 
-#include "core/cuts.hpp"
+#include "core/open_request.hpp"
 #include "core/rule_block.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 
-// Finds a request's rows, draft tokens and length; error bits or 0.
-template <class T>
-POLYSPEC_FN int32_t find_rows(Block<T>* block) {
-  const VerifyParams& params = block->params;
-  const int64_t request = block->request;
-  if (params.offsets != nullptr) {
-    const int64_t first = params.offsets[request];
-    const int64_t end = params.offsets[request + 1];
-    if (first < 0 || first > params.num_rows || end < 0 || end > params.num_rows)
-      return kStatusBadIndex;
-    block->target_at = first * params.target_stride[1];
-    block->tokens_at = block->ids_at = first;
-    block->length = end - first - 1;
-  } else {
-    block->target_at = request * params.target_stride[0];
-    block->tokens_at = request * params.draft_tokens_stride;
-    block->ids_at = request * params.draft_rows_stride;
-    block->length =
-        params.draft_lengths != nullptr ? params.draft_lengths[request] : params.draft_len;
-  }
-  return block->length < 0 || block->length > params.draft_len ? kStatusBadLength : 0;
-}
-
-// Reads a request's parameters and finds its rows; error bits or 0.
+// Reads a request's parameters and finds its rows, draft tokens and length; error bits or 0.
 template <class T>
 POLYSPEC_FN int32_t open_block(Block<T>* block) {
   const VerifyParams& params = block->params;
   const int64_t request = block->request;
-  block->slot = params.slots != nullptr ? params.slots[request] : request;
-  if (params.slots != nullptr && (block->slot < 0 || block->slot >= params.num_slots))
-    return kStatusBadIndex;
-  block->room = room_for(params.cut, block->slot);
-  return find_rows(block) | read_filter(params.sampling, block->slot, &block->filter) |
-         read_draws(params.draw, request, block->slot, params.draft_len + 1, &block->draws) |
-         (block->room < 0 ? kStatusBadParameter : 0);
+  Extent extent;
+  const int32_t error =
+      open_request(block, params.draft_lengths, params.draft_len, params.draft_len + 1, &extent);
+  if (params.offsets != nullptr) {
+    block->target_at = extent.first * params.target_stride[1];
+    block->tokens_at = block->ids_at = extent.first;
+  } else {
+    block->target_at = request * params.target_stride[0];
+    block->tokens_at = request * params.draft_tokens_stride;
+    block->ids_at = request * params.draft_rows_stride;
+  }
+  block->length = extent.length;
+  return error;
 }
 
 // T is the element type of the target's logits. Collective; rank 0 writes the outputs.

@@ -129,6 +129,7 @@ int main(int argc, char** argv) {
     test_cluster<cases::SampleCase, 64>(seed, 2, "sample");
     test_cta<cases::TreeCase, 64>(seed, "verify_tree");
     test_cluster<cases::TreeCase, 32>(seed, 2, "verify_tree");
+    test_cta<cases::IndexedTreeCase, 64>(seed, "indexed verify_tree");
     test_cluster<cases::VerifyCase, 32>(seed, 1 << (seed % 4), "verify");
   }
   test_cta<cases::VerifyCase, 384>(0, "verify");

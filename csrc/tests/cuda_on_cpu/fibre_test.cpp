@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
     test<cases::VerifyCase>(seed, 0, "verify");
     test<cases::IndexedVerifyCase>(seed, 0, "indexed verify");
     test<cases::TreeCase>(seed, 0, "verify_tree");
+    test<cases::IndexedTreeCase>(seed, 0, "indexed verify_tree");
   }
   // More than 2^20 tokens: tiles of 2048.
   test<cases::SampleCase>(1, 1050000, "sample");

@@ -7,8 +7,8 @@
 #include "cuda/launch.hpp"
 #include "support/check.hpp"
 #include "support/random_indexed.hpp"
+#include "support/random_indexed_tree.hpp"
 #include "support/random_schedule.hpp"
-#include "support/random_tree.hpp"
 
 #ifdef POLYSPEC_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -250,6 +250,7 @@ int main(int argc, char** argv) {
       compare<cases::VerifyCase>(seed, 0, streams[0], "verify");
       compare<cases::IndexedVerifyCase>(seed, 0, streams[0], "indexed verify");
       compare<cases::TreeCase>(seed, 0, streams[0], "verify_tree");
+      compare<cases::IndexedTreeCase>(seed, 0, streams[0], "indexed verify_tree");
     }
     for (const int64_t vocab : {int64_t{50257}, int64_t{128256}, int64_t{1050000}}) {
       for (uint64_t seed = 0; seed < 3; ++seed) {

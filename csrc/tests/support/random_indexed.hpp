@@ -3,9 +3,7 @@
 // gets from the rectangular call.
 #pragma once
 
-#include <algorithm>
-#include <numeric>
-
+#include "support/random_slots.hpp"
 #include "support/random_verify.hpp"
 
 namespace cases {
@@ -28,7 +26,7 @@ class IndexedVerifyCase {
     find_lengths();
     if ((kinds & 1) != 0) pack_target();
     if ((kinds & 2) != 0) pool_draft_rows();
-    if ((kinds & 4) != 0) scatter_parameters();
+    if ((kinds & 4) != 0) slots_.emplace_back(random_, inputs, from_, wild);
   }
 
   VerifyParams params(const unsigned char* in, unsigned char* out) const {
@@ -52,18 +50,7 @@ class IndexedVerifyCase {
       Knobs::point(in, ids_, &p.draft_rows);
       Knobs::point(in, pool_statistics_, &p.draft_statistics);
     }
-    if (slots_ == kNone) return p;
-    Knobs::point(in, slots_, &p.slots);
-    p.num_slots = num_slots_;
-    repoint(in, temperature_, &p.sampling.temperature.data);
-    repoint(in, top_k_, &p.sampling.top_k.data);
-    repoint(in, top_p_, &p.sampling.top_p.data);
-    repoint(in, min_p_, &p.sampling.min_p.data);
-    repoint(in, seed_, &p.draw.seed.data);
-    repoint(in, position_, &p.draw.position.data);
-    repoint(in, round_, &p.draw.round.data);
-    repoint(in, room_, &p.cut.room.data);
-    repoint(in, eos_, &p.cut.eos);
+    for (const RandomSlots& slots : slots_) slots.apply(in, &p);
     return p;
   }
 
@@ -156,53 +143,14 @@ class IndexedVerifyCase {
     ids_ = inputs.put(ids);
   }
 
-  void scatter_parameters() {
-    num_slots_ = batch + random_.below(4);
-    std::vector<int64_t> slots(static_cast<size_t>(num_slots_));
-    std::iota(slots.begin(), slots.end(), 0);
-    for (size_t i = slots.size(); i > 1; --i)
-      std::swap(slots[i - 1], slots[static_cast<size_t>(random_.below(static_cast<int64_t>(i)))]);
-    slots.resize(static_cast<size_t>(batch));
-    temperature_ = scatter(slots, from_.sampling.temperature.data, 1);
-    top_k_ = scatter(slots, from_.sampling.top_k.data, 1);
-    top_p_ = scatter(slots, from_.sampling.top_p.data, 1);
-    min_p_ = scatter(slots, from_.sampling.min_p.data, 1);
-    seed_ = scatter(slots, from_.draw.seed.data, 1);
-    position_ = scatter(slots, from_.draw.position.data, 1);
-    round_ = scatter(slots, from_.draw.round.data, 1);
-    room_ = scatter(slots, from_.cut.room.data, 1);
-    if (from_.cut.eos_stride != 0) eos_ = scatter(slots, from_.cut.eos, from_.cut.eos_count);
-    const int64_t odd[] = {-1, num_slots_, INT64_MIN, INT64_MAX};
-    if (wild && random_.chance(0.5))
-      slots[static_cast<size_t>(random_.below(batch))] = random_.one_of(odd);
-    slots_ = inputs.put(slots);
-  }
-
-  template <class T>
-  size_t scatter(const std::vector<int64_t>& slots, const T* each, int64_t width) {
-    if (each == nullptr) return kNone;
-    std::vector<T> all(static_cast<size_t>(num_slots_ * width), static_cast<T>(77));
-    for (int64_t b = 0; b < batch; ++b) {
-      std::copy(each + b * width, each + (b + 1) * width,
-                all.begin() + slots[static_cast<size_t>(b)] * width);
-    }
-    return inputs.put(all);
-  }
-
-  template <class T>
-  static void repoint(const unsigned char* in, size_t at, const T** pointer) {
-    if (at != kNone) Knobs::point(in, at, pointer);
-  }
-
   Random random_;
   VerifyParams from_;  // over the memory of `rectangular`
   std::vector<int64_t> lengths_, first_;
   int64_t num_rows_ = 0, target_stride_ = 0;
-  int64_t pool_rows_ = 0, pool_stride_ = 0, ids_stride_ = 0, num_slots_ = 0;
+  int64_t pool_rows_ = 0, pool_stride_ = 0, ids_stride_ = 0;
   size_t target_ = kNone, tokens_ = kNone, offsets_ = kNone;
-  size_t pool_ = kNone, pool_statistics_ = kNone, ids_ = kNone, slots_ = kNone;
-  size_t temperature_ = kNone, top_k_ = kNone, top_p_ = kNone, min_p_ = kNone;
-  size_t seed_ = kNone, position_ = kNone, round_ = kNone, room_ = kNone, eos_ = kNone;
+  size_t pool_ = kNone, pool_statistics_ = kNone, ids_ = kNone;
+  std::vector<RandomSlots> slots_;  // one, or none
 };
 
 }  // namespace cases

@@ -10,7 +10,7 @@
 #include "cuda_on_cpu/fibre/fibre_machine.hpp"
 #include "support/check.hpp"
 #include "support/random_indexed.hpp"
-#include "support/random_tree.hpp"
+#include "support/random_indexed_tree.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 
