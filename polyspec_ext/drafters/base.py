@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -29,18 +29,33 @@ class HiddenStates(NamedTuple):
         positions: ``[B]``, absolute position of each row's first token of the pass.
         counts: ``[B]``, tokens whose states stand: those that it had to catch up with, and the
             accepted ones; 0 for a row without a part.
+
+    In rounds without host synchronisation the last two are int64 tensors, and the states of several
+    passes come as those of one.
     """
 
     level: int
     layers: dict[int, torch.Tensor]
-    positions: list[int]
-    counts: list[int]
+    positions: Any
+    counts: Any
 
     def select(self, rows: Sequence[int]) -> HiddenStates:
         """Of these rows, in that order."""
         layers = {layer: states[list(rows)] for layer, states in self.layers.items()}
         positions, counts = ([own[row] for row in rows] for own in (self.positions, self.counts))
         return HiddenStates(self.level, layers, positions, counts)
+
+
+class TreeSize(NamedTuple):
+    """What a tree takes.
+
+    Attributes:
+        nodes: that the level above reads.
+        read: nodes that the drafter reads itself, at most.
+    """
+
+    nodes: int
+    read: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +68,13 @@ class DrafterCapabilities(LevelCapabilities):
             tensors.
         trees: its blocks may be trees; the level above it must read them.
         hidden_layers: layers of the verifiers whose hidden states it wants.
+        tree_size: from the levels asked for to the size of a row's tree, where that depends on
+            nothing else and every block is a tree; None: it may.
     """
 
     batches: bool = True
     hidden_layers: tuple[int, ...] = ()
+    tree_size: Callable[[int], TreeSize] | None = None
 
 
 class RowBuffer(NamedTuple):
@@ -96,7 +114,8 @@ class DraftInput:
         hidden: the verifiers' states since a row's last draft, oldest first: with the first draft
             the prompt's, from position 0 on. A later one is the better where both have a token: the
             target's are told behind each of its passes, and replace those of levels below it. Rows
-            without a part are told again.
+            without a part are told again. Where `text` is None they are one, and `tokens` begin
+            with the first token whose state is told.
     """
 
     tokens: torch.Tensor
@@ -134,6 +153,8 @@ class DraftBlock:
             `counts` are its nodes, and `rows` ``[B, N+1, Vd]``: row 0 is what the children of the
             root were drawn from, each independently of the others, and row i+1 those of node i;
             `status` is None.
+        drawn: ``[B, N+1]`` bool, of a tree with `rows`: whether the children behind each were drawn
+            from it; elsewhere they are deterministic. None: all were.
     """
 
     tokens: torch.Tensor
@@ -141,6 +162,7 @@ class DraftBlock:
     status: torch.Tensor | None = None
     rows: RowBuffer | None = None
     parents: torch.Tensor | None = None
+    drawn: torch.Tensor | None = None
 
 
 @runtime_checkable
@@ -200,9 +222,9 @@ class Context:
 
     Attributes:
         tokens: prompt, committed and pending tokens, oldest first. Read it, never change it.
-        valid: the first `valid` tokens are those of the previous call and its proposal; what a
-            drafter remembers of later ones is void. 0 on the first call of a request: forget
-            everything.
+        valid: the first `valid` tokens are those of the previous call and its proposal, if that
+            was a chain; what a drafter remembers of later ones is void. 0 on the first call of a
+            request: forget everything.
         sampling: the request's parameters. A proposal with logits must be drawn from the
             distribution they give.
         seed: keys the draws, with the absolute position, `level` and `round` (contract C3).
@@ -227,15 +249,20 @@ class Proposal:
     """Tokens for the level above to verify.
 
     Attributes:
-        tokens: at most the k asked for, a sequence or a tensor ``[n]``. Fewer, or none, is fine
-            where the number does not depend on the values of sampled tokens (contract C2); nothing
-            sampled may be dropped.
+        tokens: at most the k asked for, a sequence or a tensor ``[n]``; of a tree any number, its
+            paths at most k long. Fewer, or none, is fine where the number does not depend on the
+            values of sampled tokens (contract C2); nothing sampled may be dropped.
         logits: ``[1, len(tokens), Vd]``, the row each token was drawn from, before temperature and
             filters, with Vd at most the vocabulary of the level above; read until the next call of
             `propose`, of this drafter or a fork of it. None: the proposal is deterministic, its
             distribution one-hot. One call may differ from the next in this, and in dtype and width.
-        parents: for trees: the index of each token's parent, -1 for the root. None: a chain.
-        statistics: ``[1, len(tokens), 2]`` int64, the row statistics that `ps.sample` returned
+            Of a tree ``[1, len(tokens) + 1, Vd]``: row 0 is what the children of the root were
+            drawn from, each independently of the others, and row i+1 those of node i. Without,
+            siblings differ.
+        parents: of a tree, which a drafter with ``trees = True`` may propose: the index of each
+            token's parent, below its own, -1 for the root; the nodes of one parent in the order in
+            which they are tried. None: a chain.
+        statistics: ``[1, rows of logits, 2]`` int64, the row statistics that `ps.sample` returned
             beside the tokens, which saves the verifier from reading the rows again. None: it reads
             them.
     """
@@ -249,9 +276,10 @@ class Proposal:
 @runtime_checkable
 class Drafter(Protocol):
     """Anything that proposes tokens for one text. Optional attributes: `name`,
-    `num_forward_passes`, and ``fork()``, which gives another of the same kind for another request:
-    without it a chain with this drafter takes one prompt at a time."""
+    `num_forward_passes`, ``trees = True`` where its proposals may be trees, and ``fork()``, which
+    gives another of the same kind for another request: without it a chain with this drafter takes
+    one prompt at a time."""
 
     def propose(self, context: Context, k: int) -> Proposal:
-        """At most `k` >= 1 tokens to follow ``context.tokens``."""
+        """At most `k` >= 1 tokens to follow ``context.tokens``, or a tree of at most `k` levels."""
         ...

@@ -124,7 +124,8 @@ def _state(inputs: DraftInput, row: int) -> torch.Tensor | None:
     assert inputs.text is not None, "texts are told step by step"
     place = inputs.text(row).shape[0] - 2
     for told in reversed(inputs.hidden):
-        begin = told.positions[row]
+        begin = int(told.positions[row])
         if begin <= place < begin + told.counts[row]:
-            return told.layers[LAST][row, place - begin]
+            state: torch.Tensor = told.layers[LAST][row, place - begin]
+            return state
     return None

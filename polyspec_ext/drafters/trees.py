@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from .base import TreeSize
 
 # From the tokens [B, n] of some nodes, the states [B, n, H] behind their parents, their depth (1:
 # children of the root) and what each sees [B or 1, n, m] (`ancestors`), to the states and the
@@ -46,7 +48,7 @@ class Tree(Protocol):
         depth: int,
         expand: Expand,
     ) -> Nodes:
-        """A tree below the root of each row.
+        """A tree below the root of each row, of `size` for its own length.
 
         Args:
             logits: ``[B, V]``, behind the root.
@@ -55,6 +57,10 @@ class Tree(Protocol):
             depth: the largest of `lengths`; the host knows it.
             expand: reads a level of nodes.
         """
+        ...
+
+    def size(self, depth: int, vocab_size: int) -> TreeSize:
+        """Of a tree that is at most so deep, where there are so many tokens to choose from."""
         ...
 
 
@@ -123,6 +129,12 @@ class DynamicTree:
             self.total_tokens - 1,
         )
 
+    def size(self, depth: int, vocab_size: int) -> TreeSize:
+        """See `Tree.size`."""
+        k = min(self.top_k, vocab_size)
+        found = k + (depth - 1) * k * k
+        return TreeSize(min(found, self.total_tokens - 1), (depth - 1) * k)
+
 
 def _likeliest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The k likeliest tokens behind each row and their log-probabilities, none above 0; of a row
@@ -190,6 +202,7 @@ class StaticTree:
         self.parents = [index.get(path[:-1], -1) for path in known]
         self.depths = [len(path) for path in known]
         self.ranks = [path[-1] for path in known]
+        self._tables: dict[tuple[tuple[str, int], torch.device], torch.Tensor] = {}
 
     def __repr__(self) -> str:
         return f"StaticTree({len(self.paths)} nodes, depth {self.depths[-1]})"
@@ -222,15 +235,22 @@ class StaticTree:
             given = torch.stack([tokens[i] for i in level], 1)
             above = torch.stack([behind[self.parents[i]] for i in level], 1)
             seen = [[other in self._line(i) for other in read] for i in level]
-            ancestors = torch.tensor(seen).to(device, non_blocking=True)[None]
+            ancestors = self._kept(("ancestors", at), seen, device)[None]
             out, logits = expand(given, above, at, ancestors)
             ranked = self._ranked(logits, level)
             for j, i in enumerate(level):
                 likely[i], behind[i] = ranked[:, j], out[:, j]
-        parents = torch.tensor(self.parents[: len(tokens)]).to(device, non_blocking=True)
-        depths = torch.tensor(self.depths[: len(tokens)]).to(device, non_blocking=True)
+        count = len(tokens)
+        parents = self._kept(("parents", count), self.parents[:count], device)
+        depths = self._kept(("depths", count), self.depths[:count], device)
         counts = (depths <= lengths[:, None]).sum(1)
         return Nodes(torch.stack(tokens, 1), parents.expand(batch, -1), counts)
+
+    def size(self, depth: int, vocab_size: int) -> TreeSize:
+        """See `Tree.size`."""
+        inner = set(self.parents)
+        read = sum(1 for node, own in enumerate(self.depths) if own < depth and node in inner)
+        return TreeSize(sum(own <= depth for own in self.depths), read)
 
     def _ranked(self, logits: torch.Tensor, level: Sequence[int]) -> torch.Tensor:
         """``[B, n, R]``, the likeliest tokens behind some nodes."""
@@ -242,6 +262,12 @@ class StaticTree:
                 f"paths: expected ranks below the vocabulary's {logits.shape[-1]}, given {most}"
             )
         return logits.float().topk(most + 1).indices
+
+    def _kept(self, name: tuple[str, int], values: Any, device: torch.device) -> torch.Tensor:
+        """A table of the tree's, copied to a device once: captured steps copy nothing."""
+        if (name, device) not in self._tables:
+            self._tables[name, device] = torch.tensor(values).to(device)
+        return self._tables[name, device]
 
     def _line(self, node: int) -> set[int]:
         """A node and its ancestors."""

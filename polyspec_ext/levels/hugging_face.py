@@ -533,7 +533,7 @@ class HuggingFaceLevel:
             with torch.inference_mode():
                 return self.keep_path(begin, path, lengths)
         if self._member is not None:
-            return self._member.keep_path(list(begin), path, list(lengths))
+            return self._member.keep_path(begin, path, lengths)
         self._cache.keep_path(begin, path, lengths)
         return None
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..kv_cache.lengths import round_up
-from .base import Hidden, InputBlock, LevelOutput, PromptBatch
+from .base import Counts, Hidden, InputBlock, LevelOutput, PromptBatch
 
 
 def require_same_shape(model: Any, other: Any, name: str) -> None:
@@ -336,9 +336,11 @@ class Member:
         self.lengths = [s + n for s, n in zip(start, rest, strict=True)]
         return out
 
-    def keep_path(self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]) -> None:
+    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> None:
         """The tree lies behind what any level above has read, so only this level's move."""
         self.level.cache.keep_path(begin, path, lengths)
+        if isinstance(lengths, torch.Tensor):
+            return self.keep(lengths)
         if self.rank == 0:
             for row, at, nodes in zip(self.shared.record or (), begin, path.tolist(), strict=False):
                 row[at:] = [row[at + node] for node in nodes if node >= 0]

@@ -17,12 +17,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import torch
 
-from ..drafters.base import BatchedDrafter, DraftBlock, DraftInput, HiddenStates, RowBuffer
+from ..drafters.base import (
+    BatchedDrafter,
+    DraftBlock,
+    DraftInput,
+    HiddenStates,
+    RowBuffer,
+    TreeSize,
+)
 from ..errors import ERROR_BITS, RequestError, named
 from ..levels.base import BatchedLevel, DeviceLengths, InputBlock
 from ..ops.schedule import HostStep, Plan
@@ -37,7 +45,8 @@ from .prefill import Part, prefill, read_rest
 from .request import Row
 from .state import Entry, Progress, StateRows
 from .streams import Clock, SideStreams
-from .trees import Tree, pending_tree, tree_pass
+from .told import StatesWindow, reach_of
+from .trees import Tree, TreePass, pending_tree, require_tree, tree_pass
 
 # Called with a row's number and the target's logits [e, V], processed, behind which its e committed
 # tokens were emitted. They stand until it returns.
@@ -118,11 +127,9 @@ class Engine:
         for part in self._parts:
             if not part.capabilities.keeps_lengths:
                 return f"{part.name} keeps its lengths on the host"
-        drafter = self._drafter
-        if drafter is not None and self._layers:
-            return f"{drafter.name} wants hidden states"
-        if drafter is not None and drafter.capabilities.trees:
-            return f"{drafter.name} drafts trees"
+        can = None if self._drafter is None else self._drafter.capabilities
+        if can is not None and can.trees and can.tree_size is None:
+            return f"{self.config.names[-1]} drafts trees of any size"
         if round_plan(self.config.windows, self.config.rounds).steps is None:
             return "rounds are not bounded"
         return None
@@ -222,7 +229,7 @@ class Engine:
         plan = self._plan(active)
         apart = self._steps_apart or self._processors is not None or plan.steps is None
         self._prepare_caches(plan, active)
-        apart = apart or not self._can_stay(plan, active)
+        apart = apart or not self._can_stay(plan, active) or not self._can_tell(plan, active)
         buffers = self._prepare_buffers(plan, apart)
         if apart:
             buffers.most = plan.most
@@ -252,7 +259,7 @@ class Engine:
                 fresh,
                 names,
                 slots,
-                plan.ahead,
+                plan.ahead + self._size(plan).nodes,
                 self._streams,
                 self._recorder,
                 self._layers,
@@ -283,6 +290,29 @@ class Engine:
             for part in parts
         )
 
+    def _size(self, plan: RoundPlan) -> TreeSize:
+        """Of the trees of a round."""
+        size = None if self._drafter is None else self._drafter.capabilities.tree_size
+        return TreeSize(0, 0) if size is None or not plan.drafts else size(plan.drafts)
+
+    def _told_width(self, plan: RoundPlan) -> int:
+        """Tokens of a row whose states can wait for the drafter, where every row drafts in every
+        round: what can be pending, behind what the level that lags most has to read."""
+        return self._count - 1 + max(plan.most)
+
+    def _can_tell(self, plan: RoundPlan, active: Sequence[Row]) -> bool:
+        """Whether the states that the drafter waits for have room without the host."""
+        if not self._layers:
+            return True
+        each = {self._windows[row.slot] for row in active}
+        if self._count not in plan.asked or len(each) > 1:
+            return False  # of rows that do not draft they would be more and more
+        now = self._buffers
+        if now is not None and not now.apart:
+            return True
+        known = all(any(own.counts[row.slot] for own in self._hidden) for row in active)
+        return known and reach_of(self._hidden, len(self._slots)) <= self._told_width(plan)
+
     def _note_held(self, number: int) -> None:
         if self._buffers is not None:
             for slot, have in enumerate(self._held[number - 1]):
@@ -294,8 +324,14 @@ class Engine:
         count = 1 if apart else len(plan.steps or ())
         longest = max(row.committed for row in slots)
         least = longest + plan.ahead + 1
+        told = self._told_width(plan) if self._layers and not apart else 0
         # (The batch and its EOS ids are as they were.)
-        if now is not None and now.apart == apart and now.state.fits(count, least):
+        if (
+            now is not None
+            and now.apart == apart
+            and now.state.fits(count, least)
+            and (now.told is None or now.told.width >= told)
+        ):
             return now
         # The whole text as far as is known, up to a size that is asked for on trust only.
         capacity = longest + min(max(row.room for row in slots), _TRUSTED) + plan.ahead
@@ -320,13 +356,21 @@ class Engine:
         made.state.write(slots, progress, self._windows, self._rounds, self.config.tail)
         if not apart:
             made.parameters.write(self._parameters)
+        if told:
+            if made.told is None or made.told.width < told:
+                made.told = StatesWindow(len(slots), told, self.config.device)
+            made.told.write(self._hidden)
+            self._hidden = []
         self._buffers = made
         return made
 
     def _forget_buffers(self) -> None:
         """What the state rows alone know is kept by the host; a round's record has told it all."""
-        if self._buffers is not None and self._buffers.apart:
-            self._take_progress(self._buffers.state.progress())
+        now = self._buffers
+        if now is not None and now.apart:
+            self._take_progress(now.state.progress())
+        elif now is not None and now.told is not None:
+            self._hidden = now.told.taken()
         self._buffers = None
 
     def _take_progress(self, progress: Sequence[Sequence[Progress]]) -> None:
@@ -394,8 +438,9 @@ class Engine:
         if self.config.tail and any(step.of_tail) and not self._parameters.greedy:
             self._hand_up_tail(buffers, block, torch.from_numpy(step.plan), place)
         self._held[number - 1] = kept[number - 1]
+        nodes = [] if tree is None else tree.counts.tolist()
         for slot, row in zip(step.group, rows, strict=True):
-            drawn = entries[slot].emitted if tree is None else tree.counts[slot]
+            drawn = entries[slot].emitted if tree is None else nodes[slot]
             self._recorder.proposed(row.stats, drawn)
         seconds = time.perf_counter() - began
         self._spent(rows, number, seconds, drafter.num_forward_passes - passes)
@@ -431,7 +476,14 @@ class Engine:
             return None
         self._require_chain(block)
         names, vocab_sizes = self.config.names, self.config.vocab_sizes
-        return pending_tree(names[-1], block, step.lengths, vocab_sizes[-2])
+        require_tree(names[-1], block, step.lengths, vocab_sizes[-2])
+        on_cpu = replace(
+            block,
+            tokens=block.tokens.cpu(),
+            parents=block.parents.cpu(),
+            counts=None if block.counts is None else block.counts.cpu(),
+        )
+        return pending_tree(on_cpu, torch.tensor(step.lengths), step.most)
 
     def _require_chain(self, block: DraftBlock) -> None:
         assert self._drafter is not None
@@ -530,12 +582,14 @@ class Engine:
         and where the tree begins in each row's cache, and the path."""
         number, slots = step.level, self._slots
         level, held = self._levels[number - 1], self._held[number - 1]
-        given = tree_pass(step, tree)
+        read, path = torch.tensor(step.counts), torch.tensor(step.lengths)
+        lag = max(n - own for n, own in zip(step.counts, step.lengths, strict=True))
+        given = tree_pass(torch.from_numpy(step.input_ids), read, path, tree, lag)
         block = InputBlock(
             self._known(given.tokens, level),
             tree.tokens.shape[1] + 1,
-            given.counts,
-            given.first,
+            given.counts.tolist(),
+            given.first.tolist(),
             given.parents.to(level.device),
             self._layers,
         )
@@ -554,19 +608,9 @@ class Engine:
             positions=step.positions[0] if len(slots) == 1 else table[0],
             rounds=step.rounds[0] if len(slots) == 1 else table[1],
         )
-        drawn = r.rows.clamp_min(0)[..., None]
-        logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
-        if hidden is not None:
-            hidden = {
-                layer: given.in_text_order(states, r.path.to(states.device))
-                for layer, states in hidden.items()
-            }
-        return (
-            logits,
-            hidden,
-            r,
-            ([h + lag for h, lag in zip(held, given.lags, strict=True)], r.path),
-        )
+        logits, hidden = _along(given, logits, hidden, r)
+        begin = [h + lag for h, lag in zip(held, given.lags.tolist(), strict=True)]
+        return logits, hidden, r, (begin, r.path)
 
     def _handed_up(
         self,
@@ -652,7 +696,7 @@ class Engine:
         for slot in step.group:
             text, number = state.text(slot), self._slots[slot].number
             root = text[: len(text) - step.lengths[slot]]
-            for node in range(-1, tree.counts[slot]):
+            for node in range(-1, int(tree.counts[slot])):
                 prefix = torch.cat([root, root.new_tensor(tree.path_to(slot, node))])
                 own = logits[slot, node + 1 : node + 2]
                 changed[slot, node + 1 : node + 2] = self._processors.apply(
@@ -666,9 +710,11 @@ class Engine:
         assert plan.steps is not None
         slots, config = self._slots, self.config
         limit = max(row.committed + (0 if row.ended else plan.ahead) for row in slots)
+        size = self._size(plan)
         spans: dict[int, Hashable | None] = {}
         for number in plan.asked:
-            spans[number] = self._on_device(number).reserve_span(limit)
+            more = size.read if number == self._count else size.nodes
+            spans[number] = self._on_device(number).reserve_span(limit + more)
         graphs = None if any(span is None for span in spans.values()) else self.graphs
         clock = Clock(config.device)
         outputs: tuple[torch.Tensor | None, ...] = ()
@@ -701,7 +747,15 @@ class Engine:
     ) -> tuple[torch.Tensor | None, ...]:
         drafter, number, state = self._drafter, self._count, buffers.state
         assert drafter is not None
-        input_ids, table = state.next_step(number, plan.width(number))
+        width, told = plan.width(number), buffers.told
+        if told is not None:
+            # From the first token on whose state is told, and the one that was emitted last.
+            width = max(width, told.width + 1)
+            unread = torch.where(told.counts > 0, told.begin, torch.iinfo(torch.int64).max)
+            with state.read_again(number, unread):
+                input_ids, table = state.next_step(number, width)
+        else:
+            input_ids, table = state.next_step(number, width)
         fields = Plan(*table.unbind())
         wants = not buffers.parameters.greedy
         block = drafter.draft(
@@ -717,16 +771,27 @@ class Engine:
                 wants,
                 (),
                 rows=buffers.rows.get(number - 1),
+                hidden=() if told is None else (told.told(),),
             )
         )
-        self._require_chain(block)
-        assert block.status is not None
+        if told is not None:
+            told.forget(fields.part)
         # What the drafter has read too much goes with the verification that follows.
-        place, _ = state.report(
-            number, table, block.tokens, block.counts, block.status, plan.most[0]
-        )
+        if drafter.capabilities.tree_size is None:
+            self._require_chain(block)
+            assert block.status is not None
+            assert block.rows is not None or not wants
+            buffers.tree = None
+            place, _ = state.report(
+                number, table, block.tokens, block.counts, block.status, plan.most[0]
+            )
+        else:
+            tree = buffers.keep_tree(pending_tree(block, fields.lengths, most))
+            status = torch.zeros_like(tree.longest, dtype=torch.int32)
+            place, _ = state.report(
+                number, table, tree.longest, tree.depths, status, most, ends=False
+            )
         if wants:
-            assert block.rows is not None
             buffers.rows[number - 1] = block.rows
             if tail:
                 self._hand_up_tail(buffers, block, table, place)
@@ -738,26 +803,62 @@ class Engine:
         state, most = buffers.state, plan.most[number - 1]
         input_ids, table = state.next_step(number, plan.width(number))
         fields = Plan(*table.unbind())
-        given = self._known(input_ids, self._levels[number - 1])
-        block = InputBlock(given, most + 1, fields.counts, fields.first)
-        logits, _ = self._forward(number, block)
-        greedy = buffers.parameters.greedy
-        r = steps.verify(
-            self.config,
-            number,
-            logits,
-            steps.pending_tokens(input_ids, fields.first, most),
-            None if greedy or most == 0 else buffers.handed_up(number),
-            buffers.parameters,
-            lengths=fields.lengths,
-            positions=fields.positions,
-            rounds=fields.rounds,
-        )
+        level, greedy = self._levels[number - 1], buffers.parameters.greedy
+        rows = None if greedy or most == 0 else buffers.handed_up(number)
+        lags = fields.counts - fields.lengths
+        tree = buffers.tree if number == self._count - 1 and plan.drafts else None
+        if tree is None:
+            given = self._known(input_ids, level)
+            block = InputBlock(
+                given, most + 1, fields.counts, fields.first, hidden_layers=self._layers
+            )
+            logits, hidden = self._forward(number, block)
+            r = steps.verify(
+                self.config,
+                number,
+                logits,
+                steps.pending_tokens(input_ids, fields.first, most),
+                rows,
+                buffers.parameters,
+                lengths=fields.lengths,
+                positions=fields.positions,
+                rounds=fields.rounds,
+            )
+        else:
+            lag = input_ids.shape[1] - most
+            read = tree_pass(input_ids, fields.counts, fields.lengths, tree, lag)
+            block = InputBlock(
+                self._known(read.tokens, level),
+                tree.tokens.shape[1] + 1,
+                read.counts,
+                read.first,
+                read.parents,
+                self._layers,
+            )
+            logits, hidden = self._forward(number, block)
+            r = steps.verify_tree(
+                self.config,
+                number,
+                logits,
+                tree,
+                rows,
+                buffers.parameters,
+                depth=min(most, tree.tokens.shape[1]),
+                positions=fields.positions,
+                rounds=fields.rounds,
+            )
+            logits, hidden = _along(read, logits, hidden, r)
         length = plan.most[number - 2] if number > 1 else 0
         place, kept = state.report(number, table, r.tokens, r.num_accepted, r.status, length)
         for below in plan.asked:
-            if below >= number:
+            if below == number and tree is not None:
+                level.keep_path(fields.positions, r.path, kept[below - 1])
+            elif below >= number:
                 self._parts[below - 1].rollback(kept[below - 1])
+        if buffers.told is not None and hidden is not None:
+            begin = fields.positions - lags
+            stand = torch.where(fields.part > 0, kept[number - 1] - begin, 0)
+            buffers.told.add(number, hidden, begin, stand)
         if number == 1:
             return state.record(r.tokens, r.logprobs), logits
         if not greedy:
@@ -777,6 +878,7 @@ class Engine:
         assert plan.steps is not None
         slots = self._slots
         record, seconds = buffers.state.read(packed), clock.seconds()
+        size = None if self._drafter is None else self._drafter.capabilities.tree_size
         for place, number in enumerate(plan.steps):
             entries = [own[place] for own in record.entries]
             group = [slot for slot, entry in enumerate(entries) if entry.tokens >= 0]
@@ -785,7 +887,8 @@ class Engine:
             for slot in group:
                 entry, stats = entries[slot], slots[slot].stats
                 if draft:
-                    self._recorder.proposed(stats, entry.emitted)
+                    nodes = entry.emitted if size is None else size(entry.tokens).nodes
+                    self._recorder.proposed(stats, nodes)
                 else:
                     self._recorder.verified(
                         stats,
@@ -871,6 +974,7 @@ class _Buffers:
         self.state, self.apart = state, apart
         self.most: Sequence[int] = ()  # of the round's plan, step by step
         self.tree: Tree | None = None  # pending for the level above the drafter
+        self.told: StatesWindow | None = None  # without host synchronisation
         self.parameters = FixedParameters(state.batch, state.device)
         # By the level that will verify them: what the pending tokens were drawn from, and the
         # memory to keep that in, which may be another level's own logits instead.
@@ -884,10 +988,43 @@ class _Buffers:
         rows = self.rows.get(number)
         return rows if rows is None or number > 1 or self.known else rows._replace(statistics=None)
 
+    def keep_tree(self, tree: Tree) -> Tree:
+        """`tree`, pending from now on, where the last one was if that is of its shape: captured
+        steps find it there."""
+        now = self.tree
+        forms = [[None if one is None else one.shape for one in each] for each in (now or (), tree)]
+        if now is None or forms[0] != forms[1]:
+            drawn = None if tree.drawn is None else tree.drawn.clone()  # the drafter's own
+            self.tree = tree._replace(drawn=drawn)
+            return self.tree
+        for own, new in zip(now, tree, strict=True):
+            if own is not None and new is not None:
+                own.copy_(new)
+        return now
+
     def place(self) -> Place:
         """All of it that captured steps use."""
-        rows = [t for own in self.rows.values() if own is not None for t in own if t is not None]
-        return Place(self, [*self.state.tensors, *self.parameters.tensors, *rows])
+        tuples = [*self.rows.values(), self.tree]
+        rows = [t for own in tuples if own is not None for t in own if t is not None]
+        told = [] if self.told is None else self.told.tensors
+        return Place(self, [*self.state.tensors, *self.parameters.tensors, *rows, *told])
+
+
+def _along(
+    read: TreePass,
+    logits: torch.Tensor,
+    hidden: Mapping[int, torch.Tensor] | None,
+    result: Any,
+) -> tuple[torch.Tensor, Mapping[int, torch.Tensor] | None]:
+    """Logits and hidden states of a pass over a tree, of the path that stands, in text order."""
+    drawn = result.rows.clamp_min(0)[..., None]
+    logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
+    if hidden is not None:
+        hidden = {
+            layer: read.in_text_order(states, result.path.to(states.device))
+            for layer, states in hidden.items()
+        }
+    return logits, hidden
 
 
 def _largest(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -5,7 +5,8 @@ round, and what the host is told of a round comes in one copy (`record`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -192,11 +193,27 @@ class StateRows:
         counts: torch.Tensor | None,
         status: torch.Tensor,
         padding: int,
+        ends: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `schedule.report`."""
+        """See `schedule.report`.
+
+        Args:
+            ends: whether a token may end a text.
+        """
+        eos = self.eos if ends else self.eos[:, :0]
         return schedule.report(
-            self.words, self.shape, level, plan, tokens, counts, status, self.eos, padding
+            self.words, self.shape, level, plan, tokens, counts, status, eos, padding
         )
+
+    @contextmanager
+    def read_again(self, level: int, positions: torch.Tensor) -> Iterator[None]:
+        """Meanwhile `level` has read the first ``positions[b]`` tokens of row b at most, ``[B]``
+        int64: `next_step` gives the others."""
+        cached = self.words[:, self._levels[level - 1] + self.shape.CACHED]
+        before = cached.clone()
+        cached.copy_(torch.minimum(cached, positions))
+        yield
+        cached.copy_(before)
 
     def record(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
         """All that the host is told of a round, ``[B, N]`` int64.

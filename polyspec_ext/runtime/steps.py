@@ -87,8 +87,8 @@ def verify_tree(
 
     Args:
         logits: ``[B, N + 1, V]``, its own: row 0 behind the root, row i + 1 behind node i.
-        rows: ``[B, N + 1, Vd]``, what the children behind each of these were drawn from; None: they
-            are deterministic.
+        rows: ``[B, N + 1, Vd]``, what the children behind each of these were drawn from, where
+            `tree.drawn` does not say otherwise; None: they are deterministic.
         depth: the most nodes that a path may have, D.
         positions, rounds: as of `verify`.
 
@@ -105,13 +105,15 @@ def verify_tree(
         # Row i of a request's own, one request behind the other.
         pool = rows.logits.reshape(-1, rows.logits.shape[2])
         ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)
+        if tree.drawn is not None:
+            ids = torch.where(tree.drawn.to(device), ids, -1)
         statistics = None if rows.statistics is None else rows.statistics.reshape(-1, 2)
     return config.operators.verify_tree(
         logits,
         tree.tokens.to(device),
         tree.parents.to(device),
         pool,
-        counts=torch.tensor(tree.counts, device=device),
+        counts=tree.counts.to(device),
         draft_rows=ids,
         draft_statistics=statistics,
         depth=depth,

@@ -1,7 +1,10 @@
-"""A tree of draft tokens on its way from the drafter to the level above it, step by step.
+"""A tree of draft tokens on its way from the drafter to the level above it.
 
 A state row counts what is pending by the depth that a path can have: its text holds one of the
 longest paths until the verification says which one stands. The nodes themselves are kept here.
+
+All but `require_tree` is tensor code whose shapes do not depend on the trees, and waits for no
+device.
 """
 
 from __future__ import annotations
@@ -11,28 +14,28 @@ from typing import NamedTuple
 
 import torch
 
-from ..drafters.base import DraftBlock, RowBuffer
-from ..ops.schedule import HostStep
+from ..drafters.base import DraftBlock
+from ..kv_cache.masks import ancestors
 
 
 class Tree(NamedTuple):
     """The trees of a batch that are pending.
 
     Attributes:
-        tokens, parents: ``[B, N]`` int64 on the CPU, as of `DraftBlock`; what lies behind a row's
-            own nodes is 0 and -1.
-        counts: nodes by row.
-        rows: what the nodes were drawn from (`DraftBlock.rows`); None: they are deterministic.
+        tokens, parents: ``[B, N]`` int64, as of `DraftBlock`; what lies behind a row's own nodes is
+            0 and -1.
+        counts: ``[B]`` int64, nodes of each row.
         longest: ``[B, D]`` int64, tokens of a longest path, then -1.
         depths: ``[B]`` int64, its length.
+        drawn: as of `DraftBlock`.
     """
 
     tokens: torch.Tensor
     parents: torch.Tensor
-    counts: list[int]
-    rows: RowBuffer | None
+    counts: torch.Tensor
     longest: torch.Tensor
     depths: torch.Tensor
+    drawn: torch.Tensor | None
 
     def path_to(self, row: int, node: int) -> list[int]:
         """Tokens from the root's child to `node`."""
@@ -43,8 +46,8 @@ class Tree(NamedTuple):
         return path[::-1]
 
 
-def pending_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_size: int) -> Tree:
-    """The trees of a draft, if the level above can verify them.
+def require_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_size: int) -> None:
+    """Refuse what the level above cannot verify. Reads the tree on the host.
 
     Args:
         name: of the drafter, for messages.
@@ -66,31 +69,20 @@ def pending_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_siz
             f"{name}: expected draft logits of a tree of shape [B, N+1, Vd] = "
             f"[{batch}, {nodes + 1}, Vd], given {list(block.rows.logits.shape)}"
         )
-    tokens, parents = block.tokens.tolist(), block.parents.tolist()
     counts = [nodes] * batch if block.counts is None else block.counts.tolist()
-    counts = [count if length else 0 for count, length in zip(counts, lengths, strict=True)]
-    longest: list[list[int]] = []
-    for own, above, count, most in zip(tokens, parents, counts, lengths, strict=True):
+    for tokens, parents, count, most in zip(
+        block.tokens.tolist(), block.parents.tolist(), counts, lengths, strict=True
+    ):
         if not 0 <= count <= nodes:
             raise ValueError(f"{name}: expected 0 to {nodes} nodes, given {count}")
-        longest.append(_longest_path(name, own[:count], above[:count], most, vocab_size))
-    depths = [len(path) for path in longest]
-    width = max(1, *depths)
-    known = torch.arange(nodes) < torch.tensor(counts)[:, None]
-    return Tree(
-        block.tokens.cpu().where(known, 0),
-        block.parents.cpu().where(known, -1),
-        counts,
-        block.rows,
-        torch.tensor([path + [-1] * (width - len(path)) for path in longest]),
-        torch.tensor(depths),
-    )
+        if most:
+            _require_nodes(name, tokens[:count], parents[:count], most, vocab_size)
 
 
-def _longest_path(
+def _require_nodes(
     name: str, tokens: Sequence[int], parents: Sequence[int], most: int, vocab_size: int
-) -> list[int]:
-    paths: list[list[int]] = []
+) -> None:
+    depths: list[int] = []
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if not 0 <= token < vocab_size:
             raise ValueError(f"{name}: expected token ids in [0, {vocab_size}), given {token}")
@@ -98,11 +90,39 @@ def _longest_path(
             raise ValueError(
                 f"{name}: expected the parent of node {node} in [-1, {node}), given {parent}"
             )
-        paths.append([*(paths[parent] if parent >= 0 else []), token])
-    longest = max(paths, key=len, default=[])
-    if len(longest) > most:
-        raise ValueError(f"{name}: expected a tree of at most {most} levels, given {len(longest)}")
-    return longest
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    deepest = max(depths, default=0)
+    if deepest > most:
+        raise ValueError(f"{name}: expected a tree of at most {most} levels, given {deepest}")
+
+
+def pending_tree(block: DraftBlock, lengths: torch.Tensor, most: int) -> Tree:
+    """The trees of a draft.
+
+    Args:
+        lengths: ``[B]`` int64 on the block's device, nodes that a path may have; 0: the row has no
+            part.
+        most: D, the largest of these.
+    """
+    assert block.parents is not None
+    (batch, nodes), device = block.tokens.shape, block.tokens.device
+    index = torch.arange(nodes, device=device)
+    counts = torch.full_like(lengths, nodes) if block.counts is None else block.counts
+    counts = torch.where(lengths > 0, counts, 0)
+    known = index < counts[:, None]
+    tokens = torch.where(known, block.tokens, 0)
+    parents = torch.where(known, block.parents, -1)
+    longest = tokens.new_full((batch, most + 1), -1)
+    depths = torch.zeros_like(counts)
+    if nodes:
+        seen = ancestors(parents)
+        depth = torch.where(known, seen.sum(-1), 0)
+        last = (depth * nodes - index).argmax(1, keepdim=True)  # of equal depths the first
+        depths = depth.gather(1, last)[:, 0]
+        line = seen.gather(1, last[..., None].expand(-1, -1, nodes))[:, 0] & known
+        # Behind the last column stands what is not on the path.
+        longest.scatter_(1, torch.where(line, depth - 1, most).clamp_max(most), tokens)
+    return Tree(tokens, parents, counts, longest[:, :most].contiguous(), depths, block.drawn)
 
 
 class TreePass(NamedTuple):
@@ -110,43 +130,56 @@ class TreePass(NamedTuple):
 
     Attributes:
         tokens, parents: ``[B, T]`` int64, as of `InputBlock`.
-        counts: tokens of each row; lags: of these, those in front of the tree.
+        counts: ``[B]`` int64, tokens of each row; lags: of these, those in front of the tree.
+        lag: no row lags by more.
     """
 
     tokens: torch.Tensor
     parents: torch.Tensor
-    counts: list[int]
-    lags: list[int]
+    counts: torch.Tensor
+    lags: torch.Tensor
+    lag: int
 
     @property
-    def first(self) -> list[int]:
+    def first(self) -> torch.Tensor:
         """The token behind whose logits the tree begins, by row."""
-        return [max(lag - 1, 0) for lag in self.lags]
+        return (self.lags - 1).clamp_min(0)
 
     def in_text_order(self, states: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
-        """``[B, max(lags) + D, H]``: of what was read, ``[B, T, H]``, the lag and the path.
+        """``[B, lag + D, H]``: of what was read, ``[B, T, H]``, the lag and the path.
 
         Args:
             path: ``[B, D]`` nodes, then -1.
         """
-        lags = torch.tensor(self.lags, device=states.device)[:, None]
-        reach = torch.arange(max(self.lags) + path.shape[1], device=states.device)[None]
+        lags = self.lags.to(states.device)[:, None]
+        reach = torch.arange(self.lag + path.shape[1], device=states.device)[None]
         nodes = path.gather(1, (reach - lags).clamp(0, path.shape[1] - 1)) if path.shape[1] else 0
         at = torch.where(reach < lags, reach, lags + nodes).clamp(0, states.shape[1] - 1)
         return states.gather(1, at[..., None].expand(-1, -1, states.shape[2]))
 
 
-def tree_pass(step: HostStep, tree: Tree) -> TreePass:
-    """The pass that verifies `tree`."""
-    lags = [count - length for count, length in zip(step.counts, step.lengths, strict=True)]
-    counts = [lag + nodes for lag, nodes in zip(lags, tree.counts, strict=True)]
-    width = max(counts)
-    tokens = torch.zeros(len(lags), width, dtype=torch.int64)
-    parents = torch.arange(-1, width - 1).repeat(len(lags), 1)
-    given = torch.from_numpy(step.input_ids)
-    for row, (lag, nodes) in enumerate(zip(lags, tree.counts, strict=True)):
-        tokens[row, :lag] = given[row, :lag]
-        tokens[row, lag : lag + nodes] = tree.tokens[row, :nodes]
+def tree_pass(
+    input_ids: torch.Tensor, counts: torch.Tensor, lengths: torch.Tensor, tree: Tree, lag: int
+) -> TreePass:
+    """The pass that verifies `tree`.
+
+    Args:
+        input_ids: ``[B, T]`` int64, what the level has not read of each text, with one of the
+            longest paths of its tree.
+        counts: ``[B]`` int64, tokens of each row; lengths: of these, those of the path.
+        lag: no row has more tokens in front of the path.
+    """
+    nodes, device = tree.tokens.shape[1], input_ids.device
+    lags = counts - lengths
+    own = torch.where(counts > 0, tree.counts, 0)[:, None]
+    reach = torch.arange(lag + nodes, device=device)
+    place = reach - lags[:, None]  # the node that stands there
+    inside = (place >= 0) & (place < own)
+    given = input_ids[:, reach.clamp_max(input_ids.shape[1] - 1)]
+    at = place.clamp(0, max(nodes - 1, 0))
+    tokens, parents = torch.where(place < 0, given, 0), (reach - 1).expand_as(given)
+    if nodes:
+        tokens = torch.where(inside, tree.tokens.gather(1, at), tokens)
         # The root's children follow the last token of the lag.
-        parents[row, lag : lag + nodes] = tree.parents[row, :nodes] + lag
-    return TreePass(tokens, parents, counts, lags)
+        parents = torch.where(inside, tree.parents.gather(1, at) + lags[:, None], parents)
+    return TreePass(tokens, parents, lags + own[:, 0], lags, lag)

@@ -4,20 +4,17 @@ rounds step by step, and nothing in them reads a value on the host."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from captured_chains import PROMPTS, level, make, models
-from torch.utils._python_dispatch import TorchDispatchMode
+from device_rounds import Unseeing, counted, same, watched
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.kv_cache.lengths import Rows
-from polyspec_ext.runtime.state import Record, StateRows
-from polyspec_ext.stats import LevelStats
 from polyspec_ext.tensors import Place
 
 
@@ -28,34 +25,6 @@ def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:
         levels = [level(i, 3 - min(i, 2), f"level {i}") for i in range(len(window) + 1)]
         made.append(ps.Chain(levels, window, sync_each_step=sync, **options))
     return made[0], made[1]
-
-
-@contextmanager
-def counted() -> Iterator[list[Record]]:
-    """The rounds without synchronisation meanwhile, as the host reads them."""
-    seen: list[Record] = []
-    read = StateRows.read
-
-    def watched(self: StateRows, record: torch.Tensor) -> Record:
-        seen.append(read(self, record))
-        return seen[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StateRows, "read", watched)
-        yield seen
-
-
-def same(a: ps.Output, b: ps.Output) -> None:
-    assert a.sequences.equal(b.sequences)
-    for mine, theirs in zip(a.logprobs, b.logprobs, strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-4)
-    for mine, theirs in zip([a.stats, *a.requests], [b.stats, *b.requests], strict=True):
-        assert mine.num_new_tokens == theirs.num_new_tokens
-        for x, y in zip(mine.levels, theirs.levels, strict=True):
-            for name in LevelStats.__slots__:
-                # A pass that no row needs is still done, and a draft is not cut short.
-                if "seconds" not in name and name != "num_forward_passes":
-                    assert getattr(x, name) == getattr(y, name), name
 
 
 WINDOWS = [[3], [1], [4, 2], [6, 3], [1, 1], [0, 3], [3, 0], [4, 3, 2], [2, 0, 3]]
@@ -186,58 +155,33 @@ def test_caches_hold_what_they_hold_step_by_step(window: list[int]) -> None:
 # ---- the host does not look ----------------------------------------------------------------------
 
 
-class Unseeing(TorchDispatchMode):
-    """Refuses what reads a tensor's value on the host."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "nonzero", "equal", "item", "is_nonzero"), name
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("window", [[3], [4, 2], [4, 3, 2]], ids=str)
-def test_one_look_per_round(
-    window: list[int], temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_look_per_round(window: list[int], temperature: float) -> None:
     _, alone = chains(window)
-    inside, looks, reads = False, 0, 0
-    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
-        real: Callable[..., Any] = getattr(torch.Tensor, name)
+    with watched(alone) as seen:
+        batch = alone.batch(PROMPTS, 20, temperature, seed=1, eos_token_id=[])
+        while batch.advance():
+            pass
+    assert seen.looks == 0
+    assert seen.reads == batch.stats.levels[0].num_forward_passes > 3
 
-        def watched(self: torch.Tensor, *a: Any, real: Callable[..., Any] = real, **k: Any) -> Any:
-            nonlocal looks
-            looks += inside
-            return real(self, *a, **k)
 
-        monkeypatch.setattr(torch.Tensor, name, watched)
+def test_a_look_is_seen() -> None:
+    _, alone = chains([3])
     engine: Any = alone.engine
-    run, read = engine._at_once, StateRows.read
+    run = engine._at_once
 
-    def blind(*arguments: Any) -> Any:
-        nonlocal inside
-        inside = True
-        with Unseeing():
-            return run(*arguments)
+    def looking(*arguments: Any) -> Any:
+        torch.ones(1).tolist()
+        return run(*arguments)
 
-    def reading(self: StateRows, record: torch.Tensor) -> Record:
-        nonlocal inside, reads
-        inside, reads = False, reads + 1
-        assert record.dtype == torch.int64
-        return read(self, record)
-
-    monkeypatch.setattr(engine, "_at_once", blind)
-    monkeypatch.setattr(StateRows, "read", reading)
-    batch = alone.batch(PROMPTS, 20, temperature, seed=1, eos_token_id=[])
-    while batch.advance():
-        assert not inside
-    assert looks == 0
-    assert reads == batch.stats.levels[0].num_forward_passes > 3
+    engine._at_once = looking
+    with watched(alone) as seen:
+        alone.generate(PROMPTS[0], 9, eos_token_id=[])
+    assert seen.looks == seen.reads > 0
     with Unseeing(), pytest.raises(AssertionError, match="_local_scalar_dense"):
-        torch.ones(1).item()  # the check sees what it must
-    inside = True
-    torch.ones(1).tolist()
-    assert looks > 0
+        torch.ones(1).item()
 
 
 # ---- what the host has to see --------------------------------------------------------------------

@@ -7,7 +7,7 @@ each of its passes. Pairs made of the head's own states are dropped when a draft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from ... import arguments
 from ...levels import HuggingFaceLevel
 from ...levels.base import Counts, PromptBatch
 from ...tensors import padded
-from ..base import DraftBlock, DrafterCapabilities, DraftInput
+from ..base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from ..model import DraftModel
 from ..trees import Tree
 from .load import load_head
@@ -93,7 +93,15 @@ class Eagle:
             reads_apart=True,
             hidden_layers=self._head.config.hidden_layers,
             trees=self.tree is not None,
+            tree_size=None if self.tree is None else self._tree_size,
+            # A chain is drawn by `DraftModel`, which the host follows here.
+            keeps_lengths=self.tree is not None,
+            device_lengths=self.tree is not None and self._head.stays,
         )
+
+    def _tree_size(self, depth: int) -> TreeSize:
+        assert self.tree is not None
+        return self.tree.size(depth, self._head.num_ids)
 
     @torch.inference_mode()
     def prefill(self, prompts: PromptBatch) -> None:
@@ -106,7 +114,10 @@ class Eagle:
     @torch.inference_mode()
     def rollback(self, lengths: Counts) -> Counts:
         # A pair ends with a token: n tokens have n - 1 of them.
-        self._head.keep([max(int(n) - 1, 0) for n in lengths])
+        if isinstance(lengths, torch.Tensor):
+            self._head.keep(lengths - 1)
+        else:
+            self._head.keep([max(n - 1, 0) for n in lengths])
         return lengths
 
     @torch.inference_mode()
@@ -114,9 +125,17 @@ class Eagle:
         self._head.select(rows)
 
     @torch.inference_mode()
+    def reserve_span(self, tokens: int) -> Hashable | None:
+        """See `DeviceLengths`."""
+        return self._head.reach(tokens)
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        """The device knows the pairs, which are not the tokens."""
+
+    @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """See `BatchedDrafter.draft`."""
-        states = self._read_pairs(inputs)
+        states = self._read_told(inputs) if inputs.text is None else self._read_pairs(inputs)
         if self.tree is None:
             self._level.begin(states)
             return self._chain.draft(inputs)
@@ -137,6 +156,19 @@ class Eagle:
         nodes = tree.grow(head.logits(states)[:, 0], states, lengths, inputs.most, expand)
         tokens = head.tokens_of_target(nodes.tokens)
         return DraftBlock(tokens, nodes.counts, parents=nodes.parents)
+
+    def _read_told(self, inputs: DraftInput) -> torch.Tensor:
+        """`_read_pairs` where the host knows no text: what is told is all that is new."""
+        (told,), head = inputs.hidden, self._head
+        assert isinstance(inputs.counts, torch.Tensor)
+        layers = [told.layers[layer] for layer in head.config.hidden_layers]
+        features = torch.cat(layers, -1) if len(layers) > 1 else layers[0]
+        width = features.shape[1]
+        part = inputs.counts > 0
+        head.keep(torch.where(part, told.positions, torch.iinfo(torch.int64).max))
+        # Pair t is the state behind token t, and token t + 1.
+        tokens = inputs.tokens[:, 1 : width + 1].clamp(0, head.vocab_size - 1)
+        return head.extend(tokens, features, (inputs.counts - 1).clamp(0, width))
 
     def _read_pairs(self, inputs: DraftInput) -> torch.Tensor:
         """Reads all pairs whose states are new, and gives the state behind each row's last."""

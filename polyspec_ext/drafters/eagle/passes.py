@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 from ...kv_cache import RollbackCache
 from ...kv_cache import masks as cache_masks
+from ...levels.base import Counts
+from ...tensors import Place
 from .network import EagleNetwork
 
 _STEP = 256  # pairs per row that the cache grows by
@@ -44,11 +46,34 @@ class HeadPasses:
         self.device, self.dtype = weight.device, weight.dtype
         self._head_dtype: torch.dtype = getattr(getattr(head, "weight", None), "dtype", self.dtype)
         self.config = network.config
-        self.pairs: list[int] = []
+        self._pairs: list[int] = []
         self._cache: RollbackCache | None = None
+        # In rounds without host synchronisation: the pairs, while the host does not know them.
+        self._stand = torch.zeros(0, dtype=torch.int64)
+        self._ahead = False
+        self._weights: Place | None = None  # None: to be asked anew, since a batch begins
+
+    @property
+    def num_ids(self) -> int:
+        """Of the draft vocabulary."""
+        return self.vocab_size if self.ids is None else len(self.ids)
+
+    @property
+    def pairs(self) -> list[int]:
+        """Pairs of each row. Waits for the device behind a round without host synchronisation."""
+        if self._ahead:
+            self._ahead = False
+            self._pairs = self._stand.tolist()
+            self.cache.rows.note(self._pairs)
+        return self._pairs
+
+    @pairs.setter
+    def pairs(self, pairs: list[int]) -> None:
+        self._pairs = pairs
 
     def begin(self, batch: int, capacity: int) -> None:
         """An empty cache of so many rows."""
+        self._ahead, self._weights = False, None
         self.pairs = [0] * batch
         cache = self._cache
         if cache is None or not cache.refit(batch):
@@ -67,8 +92,37 @@ class HeadPasses:
         assert self._cache is not None, "prefill comes first"
         return self._cache
 
-    def keep(self, pairs: Sequence[int]) -> None:
+    @property
+    def stays(self) -> bool:
+        """Whether the pairs can stay on the device in the batch at hand."""
+        return self._cache is not None and self._cache.in_one_place
+
+    def reach(self, tokens: int) -> Place | None:
+        """A round begins in which no row gets longer than `tokens`, the head's own states among
+        them. Returns all that passes use beside their inputs meanwhile; None: the cache has to
+        grow first."""
+        cache = self.cache
+        if not self._ahead:
+            if self._stand.shape[0] != len(self._pairs) or self._stand.device != self.device:
+                self._stand = torch.zeros(len(self._pairs), dtype=torch.int64, device=self.device)
+            self._stand.copy_(torch.tensor(self._pairs), non_blocking=True)
+            self._ahead = True
+        cache.rows.reach(tokens)
+        if tokens > cache.room:
+            return None
+        if self._weights is None:
+            parts = (self.network, self._embed, self._head)
+            weights = [x for part in parts for x in (*part.parameters(), *part.buffers())]
+            self._weights = Place(self.network, weights)
+        form = (cache.rows.capacity, cache.rows.span_of(tokens), self._weights)
+        return Place(cache, [*cache.tensors, self._stand], form)
+
+    def keep(self, pairs: Counts) -> None:
         """Only the first ``pairs[b]`` of row b stay, and none made of the head's own states."""
+        if isinstance(pairs, torch.Tensor):
+            torch.minimum(self._stand, pairs.clamp_min(0), out=self._stand)
+            self.cache.rollback(self._stand)
+            return
         self.pairs = [min(had, n) for had, n in zip(self.pairs, pairs, strict=True)]
         self.cache.rollback(self.pairs)
 
@@ -78,9 +132,7 @@ class HeadPasses:
         if list(rows) != list(range(self.cache.batch_size)):
             self.cache.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
 
-    def extend(
-        self, tokens: torch.Tensor, features: torch.Tensor, counts: Sequence[int]
-    ) -> torch.Tensor:
+    def extend(self, tokens: torch.Tensor, features: torch.Tensor, counts: Counts) -> torch.Tensor:
         """Append pairs behind those that stand.
 
         Args:
@@ -92,9 +144,8 @@ class HeadPasses:
             ``[B, 1, H]``, the state behind each row's last pair.
         """
         states = self.network.fuse(features.to(self.device, self.dtype))
-        begin, width = self.pairs, tokens.shape[1]
-        rows = self.cache.rows
-        even = min(counts) == width
+        rows, width = self.cache.rows, tokens.shape[1]
+        even = not isinstance(counts, torch.Tensor) and min(counts) == width
         rows.begin(width, None if even else counts)
         positions = cache_masks.query_positions(rows.base, rows.counts, width)
         mask = None
@@ -102,10 +153,13 @@ class HeadPasses:
             slots = torch.arange(rows.span, device=self.device)[None]
             mask = cache_masks.visible_slots(positions, slots)
         out = self._pass(tokens, states, positions, mask)
-        self.pairs = [had + n for had, n in zip(begin, counts, strict=True)]
+        if isinstance(counts, torch.Tensor):
+            self._stand.add_(counts)
+        else:
+            self.pairs = [had + n for had, n in zip(self.pairs, counts, strict=True)]
         if even:
             return out[:, -1:]
-        last = torch.tensor(counts, device=self.device).sub_(1).clamp_(min=0)
+        last = torch.as_tensor(counts, device=self.device).sub(1).clamp_(min=0)
         return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
 
     def step(

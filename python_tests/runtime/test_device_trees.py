@@ -1,0 +1,163 @@
+"""Rounds with trees and hidden states without host synchronisation, run on the CPU: their tokens
+and counts are those of rounds step by step, nothing in them reads a value on the host, and their
+steps are captured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from captured_chains import PROMPTS, level
+from device_rounds import counted, same, watched
+from eagle_heads import Variant, save, weights_of
+from recorder import Recorder
+
+import polyspec_ext as ps
+from polyspec_ext.kv_cache import RollbackCache
+from polyspec_ext.runtime.graphs import Graphs
+
+FIRST = Variant("first", hidden=32, vocab=40, own_head=False)
+THIRD = Variant(
+    "third", version=3, hidden=32, vocab=40, draft_vocab=30, own_head=True, aux=(0, 1, 2)
+)
+DYNAMIC = ps.DynamicTree(3, 9)
+STATIC = ps.StaticTree([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
+
+
+def chain_of(
+    place: Path,
+    window: list[int],
+    tree: Any = DYNAMIC,
+    shared: bool = False,
+    captured: Any = None,
+    sync: bool | None = False,
+    **options: Any,
+) -> ps.Chain:
+    """Levels of one size, and an EAGLE head that was not trained."""
+    levels: list[Any] = [level(0, 3, "level 0", captured is not None)]
+    for i in range(1, len(window)):
+        more = level(i, 3, f"level {i}", captured is not None)
+        if shared:  # the target's weights, a little off
+            with torch.no_grad():
+                own = more.model.state_dict()
+                for name, value in levels[0].model.state_dict().items():
+                    own[name].copy_(value + 0.02 * own[name])
+            more = ps.HuggingFaceLevel(more.model, name=more.name, shares_cache_with=levels[0])
+        levels.append(more)
+    drafter = ps.Eagle.from_pretrained(place, levels[0], tree=tree)
+    if captured is not None:
+        options["graphs"] = captured
+    return ps.Chain([*levels, drafter], window, sync_each_step=sync, **options)
+
+
+@pytest.fixture(params=[FIRST, THIRD], ids=lambda v: v.name)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return save(request.param, weights_of(request.param, 3), tmp_path)
+
+
+def passes_without_the_host(out: ps.Output, rounds: list[Any]) -> None:
+    """All but the first, where prompts are long or no cache is allocated yet, and the last, which
+    has nothing to draft."""
+    assert len(rounds) >= out.stats.levels[0].num_forward_passes - 2 > 3
+
+
+WINDOWS = [[3], [1], [4, 2], [6, 3], [3, 2, 2]]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_the_tokens_are_those_of_rounds_step_by_step(place: Path, window: list[int]) -> None:
+    for tree in (DYNAMIC, STATIC):
+        followed, alone = (chain_of(place, window, tree, sync=sync) for sync in (None, False))
+        some = [7, 11]
+        for count, temperature, eos in [(1, 1.0, []), (3, 0.0, some), (3, 1.0, some)]:
+            options: dict[str, Any] = {
+                "temperature": [temperature * (1 + 0.2 * i) for i in range(count)],
+                "top_k": [0, 7, 30][:count],
+                "seed": 5 + count,
+                "max_new_tokens": [40, 23, 31][:count],
+                "eos_token_id": eos,
+            }
+            with counted() as rounds:
+                wanted = followed.generate(PROMPTS[:count], **options)
+            assert not rounds
+            with counted() as rounds:
+                got = alone.generate(PROMPTS[:count], **options)
+            same(got, wanted)
+            passes_without_the_host(got, rounds)
+
+
+def test_a_copy_in_the_target_s_cache(place: Path) -> None:
+    followed, alone = (chain_of(place, [5, 3], shared=True, sync=sync) for sync in (None, False))
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "eos_token_id": []}
+    with counted() as rounds:
+        got = alone.generate(PROMPTS, 40, **options)
+    same(got, followed.generate(PROMPTS, 40, **options))
+    passes_without_the_host(got, rounds)
+    assert got.stats.levels[0].num_accepted_tokens > 20
+
+
+@pytest.mark.parametrize("window", [[3], [6, 3]], ids=str)
+def test_one_look_per_round(place: Path, window: list[int]) -> None:
+    alone = chain_of(place, window)
+    with watched(alone) as seen:
+        batch = alone.batch(PROMPTS, 20, 1.0, seed=1, eos_token_id=[])
+        while batch.advance():
+            pass
+    assert seen.looks == 0
+    assert seen.reads == batch.stats.levels[0].num_forward_passes - 2 > 3
+
+
+@pytest.mark.parametrize("window", [[3], [6, 3]], ids=str)
+def test_its_steps_are_captured(
+    place: Path, window: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replayed by a recorder that stands in for CUDA graphs: operators on the memory that they were
+    captured with, and nothing else."""
+
+    class OnADevice(RollbackCache):
+        """Lengths are written at once and in place, and attention reads few numbers of slots."""
+
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **{**options, "bucket": 32})
+            self.rows.on_cpu = False
+
+    monkeypatch.setattr("polyspec_ext.drafters.eagle.passes.RollbackCache", OnADevice)
+    followed = chain_of(place, window, sync=None)
+    graphs = Graphs(Recorder(), progress=False)
+    captured = chain_of(place, window, captured=graphs)
+    for count, temperature in ((3, 1.0), (1, 0.0), (3, 0.7)):
+        options: dict[str, Any] = {"temperature": temperature, "seed": 4, "eos_token_id": []}
+        got = captured.generate(PROMPTS[:count], 50, **options)
+        same(got, followed.generate(PROMPTS[:count], 50, **options))
+    assert graphs.num_replays > 4 * graphs.num_captures > 0
+
+
+def test_rounds_that_the_host_follows_in_between(place: Path) -> None:
+    """Windows of a row's own: what is not told yet goes to the host, and comes back."""
+    texts = []
+    for sync in (None, False):
+        chain = chain_of(place, [6, 3], sync=sync)
+        batch = chain.batch(PROMPTS, 60, 1.0, seed=6, eos_token_id=[])
+        with counted() as rounds:
+            for number in range(12):
+                if number in (4, 8):
+                    with torch.inference_mode():
+                        chain.engine.set_windows(1, [6, 3] if number == 8 else [3, 2])
+                batch.advance()
+        if sync is False:
+            assert len(rounds) in (7, 8)
+        texts.append([row.tokens for row in batch.rows])
+    assert texts[0] == texts[1]
+
+
+def test_rows_that_leave(place: Path) -> None:
+    prompts = [*PROMPTS, [1, 2], [3, 4, 4]]
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 2, "eos_token_id": []}
+    limits = [5, 40, 6, 30, 4]
+    followed, alone = (chain_of(place, [4], sync=sync) for sync in (None, False))
+    with counted() as rounds:
+        got = alone.generate(prompts, limits, **options)
+    same(got, followed.generate(prompts, limits, **options))
+    assert rounds

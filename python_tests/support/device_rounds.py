@@ -1,0 +1,99 @@
+"""Rounds without host synchronisation, watched: what the host reads of them, and whether it reads
+anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import polyspec_ext as ps
+from polyspec_ext.runtime.state import Record, StateRows
+from polyspec_ext.stats import LevelStats
+
+
+@contextmanager
+def counted() -> Iterator[list[Record]]:
+    """The rounds without synchronisation meanwhile, as the host reads them."""
+    seen: list[Record] = []
+    read = StateRows.read
+
+    def watched(self: StateRows, record: torch.Tensor) -> Record:
+        seen.append(read(self, record))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StateRows, "read", watched)
+        yield seen
+
+
+def same(a: ps.Output, b: ps.Output) -> None:
+    assert a.sequences.equal(b.sequences)
+    for mine, theirs in zip(a.logprobs, b.logprobs, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    for mine, theirs in zip([a.stats, *a.requests], [b.stats, *b.requests], strict=True):
+        assert mine.num_new_tokens == theirs.num_new_tokens
+        for x, y in zip(mine.levels, theirs.levels, strict=True):
+            for name in LevelStats.__slots__:
+                # A pass that no row needs is still done, and a draft is not cut short.
+                if "seconds" not in name and name != "num_forward_passes":
+                    assert getattr(x, name) == getattr(y, name), name
+
+
+class Unseeing(TorchDispatchMode):
+    """Refuses what reads a tensor's value on the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "equal", "item", "is_nonzero"), name
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class Seen:
+    """Rounds that the host has read, and how often it has looked at a tensor in them before."""
+
+    reads: int = 0
+    looks: int = 0
+
+
+@contextmanager
+def watched(chain: ps.Chain) -> Iterator[Seen]:
+    """Counts what the host sees of the chain's rounds without synchronisation meanwhile, and
+    refuses operators that give it a value."""
+    seen, inside = Seen(), False
+    engine: Any = chain.engine
+    run, read = engine._at_once, StateRows.read
+
+    def blind(*arguments: Any) -> Any:
+        nonlocal inside
+        inside = True
+        with Unseeing():
+            return run(*arguments)
+
+    def reading(self: StateRows, record: torch.Tensor) -> Record:
+        nonlocal inside
+        inside, seen.reads = False, seen.reads + 1
+        assert record.dtype == torch.int64
+        return read(self, record)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (
+            "tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"
+        ):  # fmt: skip
+            real: Callable[..., Any] = getattr(torch.Tensor, name)
+
+            def looked(self: Any, *a: Any, real: Callable[..., Any] = real, **k: Any) -> Any:
+                seen.looks += inside
+                return real(self, *a, **k)
+
+            patch.setattr(torch.Tensor, name, looked)
+        patch.setattr(engine, "_at_once", blind)
+        patch.setattr(StateRows, "read", reading)
+        yield seen
+    assert not inside
