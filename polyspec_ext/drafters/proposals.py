@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,12 +48,13 @@ class ProposalDrafter:
         self.max_length: int | None = None
         self.vocab_size, self._target_vocab_size = vocab_size, target_vocab_size
         self._level = level
+        self._trees = bool(getattr(drafter, "trees", False))
         self._drafters: list[Drafter] = []
         self._contexts: list[Context] = []
 
     @property
     def capabilities(self) -> DrafterCapabilities:
-        return DrafterCapabilities(batches=hasattr(self.drafter, "fork"))
+        return DrafterCapabilities(batches=hasattr(self.drafter, "fork"), trees=self._trees)
 
     @property
     def one_at_a_time(self) -> str:
@@ -106,14 +107,19 @@ class ProposalDrafter:
         """
         assert inputs.eos is not None
         rounds = [int(n) for n in inputs.rounds]
-        proposals: list[tuple[list[int], Proposal] | None] = []
+        proposals: list[Proposed | None] = []
         for b, (row, count) in enumerate(zip(inputs.tokens.tolist(), inputs.counts, strict=True)):
             length = int(inputs.lengths[b])
             if length == 0:
                 proposals.append(None)
                 continue
             context = self._contexts[b]
-            context.tokens += row[: int(count)]
+            if self._trees:
+                # Behind a tree the text goes on along the path that stood.
+                assert inputs.text is not None
+                context.tokens[:] = inputs.text(b).tolist()
+            else:
+                context.tokens += row[: int(count)]
             context.round, context.eos = rounds[b], inputs.eos[b]
             context.sampling, context.seed = (
                 inputs.parameters.sampling[b],
@@ -127,73 +133,106 @@ class ProposalDrafter:
                     f"{self.name}: expected propose to leave context.tokens as they are, {before} "
                     f"ids, given {len(context.tokens)}"
                 )
-            tokens = proposed_tokens(
+            proposed = checked(
                 proposal,
                 length,
                 name=self.name,
                 vocab_size=self.vocab_size,
                 target_vocab_size=self._target_vocab_size,
+                trees=self._trees,
             )
-            tokens = cut_at_eos(tokens, context.eos)
-            if len(self._contexts) > 1 and proposal.logits is not None:
+            if proposed.parents is None:
+                proposed = proposed._replace(tokens=cut_at_eos(proposed.tokens, context.eos))
+                # The last token of a text is given again with the next draft.
+                context.tokens += proposed.tokens
+                context.tokens.pop()
+            if len(self._contexts) > 1 and proposed.logits is not None:
                 # Another row's drafter may write its rows in the same buffer.
-                statistics = None if proposal.statistics is None else proposal.statistics.clone()
-                proposal = Proposal(tokens, proposal.logits.clone(), statistics=statistics)
-            # The last token of a text is given again with the next draft.
-            context.tokens += tokens
-            context.tokens.pop()
+                known = proposed.statistics
+                known = None if known is None else known.clone()
+                proposed = proposed._replace(logits=proposed.logits.clone(), statistics=known)
             context.valid = len(context.tokens)
-            proposals.append((tokens, proposal))
+            proposals.append(proposed)
         return self._block(proposals, inputs)
 
-    def _block(
-        self, proposals: Sequence[tuple[list[int], Proposal] | None], inputs: DraftInput
-    ) -> DraftBlock:
-        lists = [[] if own is None else own[0] for own in proposals]
-        width = max(1, *map(len, lists))
-        tokens = on_device(
-            [row + [-1] * (width - len(row)) for row in lists], torch.int64, self.device
+    def _block(self, proposals: Sequence[Proposed | None], inputs: DraftInput) -> DraftBlock:
+        given = [Proposed([]) if own is None else own for own in proposals]
+        width = max(1, *(len(own.tokens) for own in given))
+        sampled = inputs.wants_rows and any(own.tokens and own.logits is not None for own in given)
+        tree = any(own.parents for own in given)
+        parents = drawn = None
+        if tree:
+            above = [
+                range(-1, len(own.tokens) - 1) if own.parents is None else own.parents
+                for own in given
+            ]
+            parents = self._padded(above, width)
+            from_rows = [[own.logits is not None] * (width + 1) for own in given]
+            drawn = on_device(from_rows, torch.bool, self.device) if sampled else None
+        return DraftBlock(
+            self._padded([own.tokens for own in given], width),
+            on_device([len(own.tokens) for own in given], torch.int64, self.device),
+            rows=_rows(given, width, self.vocab_size, tree) if sampled else None,
+            parents=parents,
+            drawn=drawn,
         )
-        counts = on_device([len(row) for row in lists], torch.int64, self.device)
-        sampled = any(own and own[0] and own[1].logits is not None for own in proposals)
-        rows = None
-        if inputs.wants_rows and sampled:
-            rows = _rows(proposals, width, self.vocab_size)
-        return DraftBlock(tokens, counts, rows=rows)
+
+    def _padded(self, rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
+        lists = [[*row, *[-1] * (width - len(row))] for row in rows]
+        return on_device(lists, torch.int64, self.device)
 
 
-def _rows(
-    proposals: Sequence[tuple[list[int], Proposal] | None], width: int, vocab_size: int
-) -> RowBuffer:
-    """The rows of logits that the tokens were drawn from, side by side; of a deterministic proposal
-    they are one-hot."""
-    if len(proposals) == 1 and proposals[0] is not None:
-        one = proposals[0][1]
+class Proposed(NamedTuple):
+    """A proposal that the level above can verify.
+
+    Attributes:
+        tokens: ids.
+        parents: of a tree, as of `Proposal`.
+        logits, statistics: as of `Proposal`.
+    """
+
+    tokens: list[int]
+    parents: list[int] | None = None
+    logits: torch.Tensor | None = None
+    statistics: torch.Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits that it needs."""
+        return len(self.tokens) + (self.parents is not None)
+
+
+def _rows(proposals: Sequence[Proposed], width: int, vocab_size: int, tree: bool) -> RowBuffer:
+    """The rows of logits that the tokens were drawn from, side by side; of a chain that is
+    deterministic among chains they are one-hot."""
+    if len(proposals) == 1:
+        one = proposals[0]
         assert one.logits is not None
         logits = one.logits if one.logits.stride(2) == 1 else one.logits.contiguous()
         return RowBuffer(logits, one.statistics)
-    given = [own[1] for own in proposals if own is not None and own[1].logits is not None]
-    rows = [proposal.logits for proposal in given if proposal.logits is not None]
+    given = [own for own in proposals if own.logits is not None]
+    rows = [own.logits for own in given if own.logits is not None]
     dtypes = {own.dtype for own in rows}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     even = len({own.shape[2] for own in rows}) == 1 and len(rows) == len(proposals)
     vocab = rows[0].shape[2] if even else vocab_size
     device = rows[0].device
     # What no row fills is handed to the operator as well, and must be harmless.
-    logits = torch.zeros(len(proposals), width, vocab, dtype=dtype, device=device)
-    statistics = torch.zeros(len(proposals), width, 2, dtype=torch.int64, device=device)
-    known = even and all(proposal.statistics is not None for proposal in given)
+    shape = (len(proposals), width + tree)
+    logits = torch.zeros(*shape, vocab, dtype=dtype, device=device)
+    statistics = torch.zeros(*shape, 2, dtype=torch.int64, device=device)
+    known = even and all(own.statistics is not None for own in given)
     for b, own in enumerate(proposals):
-        if own is None or not own[0]:
+        count = own.rows
+        if not own.tokens or (own.logits is None and tree):
             continue
-        tokens, proposal = own
-        logits[b, : len(tokens)] = -float("inf")  # what a smaller vocabulary lacks is never drawn
-        if proposal.logits is None:
-            logits[b, range(len(tokens)), tokens] = 0
+        logits[b, :count] = -float("inf")  # what a smaller vocabulary lacks is never drawn
+        if own.logits is None:
+            logits[b, range(count), own.tokens] = 0
             continue
-        logits[b, : len(tokens), : proposal.logits.shape[2]] = proposal.logits[0, : len(tokens)]
-        if known and proposal.statistics is not None:
-            statistics[b, : len(tokens)] = proposal.statistics[0, : len(tokens)]
+        logits[b, :count, : own.logits.shape[2]] = own.logits[0, :count]
+        if known and own.statistics is not None:
+            statistics[b, :count] = own.statistics[0, :count]
     return RowBuffer(logits, statistics if known else None)
 
 
@@ -203,41 +242,92 @@ def cut_at_eos(tokens: Sequence[int], eos: frozenset[int]) -> list[int]:
     return list(tokens[:end])
 
 
-def proposed_tokens(
-    proposal: Any, count: int, *, name: str, vocab_size: int, target_vocab_size: int
-) -> list[int]:
-    """The tokens of a proposal, if it is one that the level above can verify.
+def checked(
+    proposal: Any,
+    count: int,
+    *,
+    name: str,
+    vocab_size: int,
+    target_vocab_size: int,
+    trees: bool = False,
+) -> Proposed:
+    """A proposal, if it is one that the level above can verify.
 
     Args:
         proposal: whatever the drafter returned.
-        count: tokens asked for.
+        count: tokens asked for, or levels of a tree.
         name: of the drafter, for messages.
         vocab_size: ids of the level above are below it.
         target_vocab_size: ids of the target are below it. A deterministic proposal ends before an
             id that only levels further up have.
+        trees: whether it may be a tree.
 
     Raises:
         TypeError: no Proposal, ids that are no integers, logits or statistics of another kind.
-        ValueError: too many tokens, an id out of range, or rows that do not fit.
-        NotImplementedError: a tree.
+        ValueError: too many tokens, an id out of range, what is no tree, or rows that do not fit.
     """
     if not isinstance(proposal, Proposal):
         raise TypeError(f"{name}: expected propose to return a Proposal, given {kind_of(proposal)}")
+    tokens, parents = _ids(name, "token ids", proposal.tokens), None
     if proposal.parents is not None:
-        raise NotImplementedError(
-            f"{name}: expected a chain of tokens, given a tree; trees are not verified yet"
-        )
-    tokens = _ids(name, proposal.tokens)
-    if len(tokens) > count:
+        parents = _ids(name, "parents", proposal.parents)
+        _require_tree(name, tokens, parents, count, trees, proposal.logits is None)
+    elif len(tokens) > count:
         raise ValueError(f"{name}: expected at most {count} tokens, given {len(tokens)}")
+    made = Proposed(tokens, parents, proposal.logits, proposal.statistics)
     if proposal.logits is not None:
-        width = _require_rows(name, proposal.logits, proposal.statistics, len(tokens), vocab_size)
+        width = _require_rows(name, proposal.logits, proposal.statistics, made.rows, vocab_size)
         _require_below(name, tokens, width)
-        return tokens
+        return made
     if proposal.statistics is not None:
         raise ValueError(f"{name}: expected no draft statistics without draft logits, given both")
     _require_below(name, tokens, target_vocab_size)
-    return list(itertools.takewhile(vocab_size.__gt__, tokens))
+    if parents is None:
+        return Proposed(list(itertools.takewhile(vocab_size.__gt__, tokens)))
+    return _known_nodes(tokens, parents, vocab_size)
+
+
+def _require_tree(
+    name: str,
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    most: int,
+    trees: bool,
+    deterministic: bool,
+) -> None:
+    if not trees:
+        raise ValueError(
+            f"{name}: expected a chain of tokens from a drafter without `trees = True`, given a "
+            "tree"
+        )
+    if len(parents) != len(tokens):
+        raise ValueError(
+            f"{name}: expected as many parents as tokens, {len(tokens)}, given {len(parents)}"
+        )
+    depths: list[int] = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(
+                f"{name}: expected the parent of node {node} in [-1, {node}), given {parent}"
+            )
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    if max(depths, default=0) > most:
+        raise ValueError(f"{name}: expected a tree of at most {most} levels, given {max(depths)}")
+    if deterministic and len(set(zip(parents, tokens, strict=True))) < len(tokens):
+        raise ValueError(
+            f"{name}: expected the children of a node to differ where there are no draft logits, "
+            f"given parents {list(parents)} of tokens {list(tokens)}"
+        )
+
+
+def _known_nodes(tokens: Sequence[int], parents: Sequence[int], vocab_size: int) -> Proposed:
+    """The nodes whose ids and ancestors' ids are below `vocab_size`."""
+    place = {-1: -1}
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if token < vocab_size and parent in place:
+            place[node] = len(place) - 1
+    kept = [node for node in place if node >= 0]
+    return Proposed([tokens[node] for node in kept], [place[parents[node]] for node in kept])
 
 
 def _require_below(name: str, tokens: Sequence[int], limit: int) -> None:
@@ -283,24 +373,24 @@ def _require_statistics(name: str, statistics: Any, count: int) -> None:
         )
 
 
-def _ids(name: str, tokens: Any) -> list[int]:
-    """Token ids as Python has them, ``[n]``."""
+def _ids(name: str, what: str, tokens: Any) -> list[int]:
+    """Token ids or other indices as Python has them, ``[n]``."""
     if isinstance(tokens, torch.Tensor):
         if tokens.dtype not in INT_DTYPES:
-            raise TypeError(f"{name}: expected integer token ids, given {kind_of(tokens)}")
+            raise TypeError(f"{name}: expected integer {what}, given {kind_of(tokens)}")
         if tokens.dim() != 1 or tokens.is_meta:
             raise ValueError(
-                f"{name}: expected token ids of shape [n], given {list(tokens.shape)} on "
+                f"{name}: expected {what} of shape [n], given {list(tokens.shape)} on "
                 f"{tokens.device}"
             )
         ids: list[int] = tokens.tolist()
         return ids
     if not isinstance(tokens, Sequence) and not hasattr(tokens, "__array__"):
-        raise TypeError(f"{name}: expected a sequence of token ids, given {kind_of(tokens)}")
-    return [_id(name, token) for token in tokens]
+        raise TypeError(f"{name}: expected a sequence of {what}, given {kind_of(tokens)}")
+    return [_id(name, what, token) for token in tokens]
 
 
-def _id(name: str, token: Any) -> int:
+def _id(name: str, what: str, token: Any) -> int:
     if type(token) is int:
         return token
     if not isinstance(token, bool):
@@ -308,4 +398,4 @@ def _id(name: str, token: Any) -> int:
             return operator.index(token)
         except TypeError:
             pass
-    raise TypeError(f"{name}: expected integer token ids, given {kind_of(token)} among them")
+    raise TypeError(f"{name}: expected integer {what}, given {kind_of(token)} among them")

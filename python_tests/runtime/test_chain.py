@@ -341,7 +341,7 @@ def test_bad_proposals() -> None:
         ValueError, match=r"expected draft logits of shape \[1, 2, Vd\], given \[1, 1, 3\]"
     ):
         proposing([0, 1], torch.zeros(1, 1, 3)).generate([0], 9)
-    with pytest.raises(NotImplementedError, match="given a tree"):
+    with pytest.raises(ValueError, match="given a tree"):
         proposing([0, 1], None, [-1, -1]).generate([0], 9)
 
 
