@@ -20,7 +20,8 @@ class HiddenStates(NamedTuple):
     """Hidden states of one pass of a verifier, of the tokens that it read and that stand: the
     target's of the prompts (all tokens but the last), or those of a verification. Every committed
     token but the last has a state of the target's, and every token of a text but the last one of
-    some verifier.
+    some verifier, unless a verifier's have another width than the drafter wants: those are not
+    told.
 
     Attributes:
         level: that read them; 1 is the target.
@@ -68,6 +69,7 @@ class DrafterCapabilities(LevelCapabilities):
             tensors.
         trees: its blocks may be trees; the level above it must read them.
         hidden_layers: layers of the verifiers whose hidden states it wants.
+        hidden_size: width of these states; None: any.
         tree_size: from the levels asked for to the size of a row's tree, where that depends on
             nothing else and every block is a tree; None: it may.
     """

@@ -80,6 +80,7 @@ class LevelCapabilities:
         trees: it can read a block whose tokens have parents.
         keeps_lengths: its lengths can stay on the device for a whole round, given the right cache
             (`device_lengths`): it has the methods of `DeviceLengths`.
+        hidden_size: width of its hidden states; None: not told.
     """
 
     batches: bool = False
@@ -88,6 +89,7 @@ class LevelCapabilities:
     hidden_states: bool = False
     trees: bool = False
     keeps_lengths: bool = False
+    hidden_size: int | None = None
 
 
 # States of a pass, ``[B, T, H]`` by layer. Layer k is the state after k decoder layers, 0 that of
@@ -249,8 +251,9 @@ class LevelAdapter:
 
     What the four methods of `Level` do not say, a level takes as the engine gives it: prompts and
     blocks with more than tokens by `prefill_batch` and `forward_block`, which are as `prefill` and
-    `forward` of `BatchedLevel`, and `keep_path`. It says so by `supports_hidden_states` and
-    `supports_trees`, and by `reads_encoder_input` that its prompts need `PromptBatch.encoded`.
+    `forward` of `BatchedLevel`, and `keep_path`. It says so by `supports_hidden_states` (and
+    `hidden_size`) and `supports_trees`, and by `reads_encoder_input` that its prompts need
+    `PromptBatch.encoded`.
 
     Args:
         level: of one sequence, or of batches.
@@ -275,6 +278,7 @@ class LevelAdapter:
             device_lengths=bool(getattr(self.level, "stays", False)),
             reads_apart=bool(getattr(self.level, "reads_apart", False)),
             hidden_states=bool(getattr(self.level, "supports_hidden_states", False)),
+            hidden_size=getattr(self.level, "hidden_size", None),
             trees=bool(getattr(self.level, "supports_trees", False)),
             keeps_lengths=all(hasattr(self.level, name) for name in _ON_DEVICE),
         )

@@ -120,7 +120,7 @@ class HuggingFaceLevel:
         self._runs = packed(model, self.name) if pack else model
         self._head = self._runs.get_output_embeddings()
         self._states = HiddenStates(self._runs)
-        self._width = int(text_config.hidden_size)
+        self.hidden_size = int(text_config.hidden_size)
         out_features = getattr(self._head, "out_features", None)
         self._vocab_size = int(out_features or text_config.vocab_size)
         longest = getattr(text_config, "max_position_embeddings", None)
@@ -310,7 +310,7 @@ class HuggingFaceLevel:
         for layer in layers:
             states = hidden.get(layer)
             if states is None:
-                states = torch.zeros(rows, 0, self._width, dtype=self.model.dtype)
+                states = torch.zeros(rows, 0, self.hidden_size, dtype=self.model.dtype)
                 states = states.to(self.device)
             missing = width - states.shape[1]
             whole[layer] = (

@@ -87,13 +87,8 @@ class Engine:
         self._parts: list[Part] = [*levels, *([] if drafter is None else [drafter])]
         self._count = len(config.windows) + 1
         self._layers = () if drafter is None else drafter.capabilities.hidden_layers
-        for level in levels if self._layers else ():
-            if not level.capabilities.hidden_states:
-                assert drafter is not None
-                raise ValueError(
-                    f"{level.name}: expected a level that gives hidden states, as "
-                    f"{drafter.name} wants them, given one that does not"
-                )
+        # Those whose hidden states the drafter is told.
+        self._telling = set() if drafter is None else self._levels_telling(drafter)
         if drafter is not None and drafter.capabilities.trees:
             self._require_trees(drafter)
             if config.tail:
@@ -109,6 +104,30 @@ class Engine:
         self._streams = SideStreams()
         self._kept: dict[Hashable, _Buffers] = {}
         self._slots: list[Row] = []
+
+    def _levels_telling(self, drafter: BatchedDrafter) -> set[int]:
+        wanted = drafter.capabilities
+        found = set()
+        for number, level in enumerate(self._levels if wanted.hidden_layers else (), 1):
+            can = level.capabilities
+            if not can.hidden_states:
+                raise ValueError(
+                    f"{level.name}: expected a level that gives hidden states, as "
+                    f"{drafter.name} wants them, given one that does not"
+                )
+            sizes = {wanted.hidden_size, can.hidden_size} - {None}
+            if len(sizes) < 2:
+                found.add(number)
+            elif number == 1:
+                raise ValueError(
+                    f"{level.name}: expected hidden states of {wanted.hidden_size} values, as "
+                    f"{drafter.name} reads them, given {can.hidden_size}"
+                )
+        return found
+
+    def _layers_of(self, number: int) -> tuple[int, ...]:
+        """Layers of a level whose hidden states the drafter is told."""
+        return self._layers if number in self._telling else ()
 
     def _require_trees(self, drafter: BatchedDrafter) -> None:
         above = self._levels[-1]
@@ -130,6 +149,8 @@ class Engine:
         can = None if self._drafter is None else self._drafter.capabilities
         if can is not None and can.trees and can.tree_size is None:
             return f"{self.config.names[-1]} drafts trees of any size"
+        if self._layers and len(self._telling) < len(self._levels):
+            return f"{self.config.names[-1]} reads hidden states that not every level gives"
         if round_plan(self.config.windows, self.config.rounds).steps is None:
             return "rounds are not bounded"
         return None
@@ -543,7 +564,9 @@ class Engine:
         # Whether the logits wanted stand behind the last tokens, alike in all rows.
         begin = width - most - 1
         last = min(counts) == width and step.first.count(begin) == len(slots)
-        block = InputBlock(self._known(input_ids, level), most + 1, hidden_layers=self._layers)
+        block = InputBlock(
+            self._known(input_ids, level), most + 1, hidden_layers=self._layers_of(number)
+        )
         if not last:
             block.counts, block.first = counts, step.first
         logits, hidden = self._forward(number, block)
@@ -591,7 +614,7 @@ class Engine:
             given.counts.tolist(),
             given.first.tolist(),
             given.parents.to(level.device),
-            self._layers,
+            self._layers_of(number),
         )
         logits, hidden = self._forward(number, block)
         if self._processors is not None:
@@ -810,7 +833,7 @@ class Engine:
         if tree is None:
             given = self._known(input_ids, level)
             block = InputBlock(
-                given, most + 1, fields.counts, fields.first, hidden_layers=self._layers
+                given, most + 1, fields.counts, fields.first, hidden_layers=self._layers_of(number)
             )
             logits, hidden = self._forward(number, block)
             r = steps.verify(
@@ -833,7 +856,7 @@ class Engine:
                 read.counts,
                 read.first,
                 read.parents,
-                self._layers,
+                self._layers_of(number),
             )
             logits, hidden = self._forward(number, block)
             r = steps.verify_tree(

@@ -11,6 +11,7 @@ from eagle_heads import Reference, Variant, save, weights_of
 from recomputed import RecomputedLevel
 from small_models import make, plain_greedy, rough
 from told import draft_input, prompts, told
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext.runtime.config import Operators
@@ -25,6 +26,15 @@ PROMPTS = [[3, 9, 27, 17], [5, 6], [8, 1, 2, 3, 4, 5, 6], [11]]
 @pytest.fixture(scope="module")
 def target() -> Any:
     return make("llama", 4, vocab=64)
+
+
+def wide() -> Any:
+    """A model whose hidden states have another width than the target's."""
+    torch.manual_seed(1)
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=96, **sizes)
+    ).eval()
 
 
 class Told(ps.Eagle):
@@ -182,3 +192,75 @@ def test_greedy_trees_give_the_targets_text(
         assert out.sequences[b][: len(prompt) + length].tolist() == plain_greedy(
             target, prompt, length
         )
+
+
+@pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
+def test_behind_tokens_whose_states_are_not_told(v: Variant, target: Any, tmp_path: Path) -> None:
+    """What a level of another width accepted is read behind the head's own states; once another
+    verifier has read it, behind that one's."""
+    weights = weights_of(v, 4)
+    drafter = ps.Eagle.from_pretrained(save(v, weights, tmp_path), target)
+    reference = Reference(
+        v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
+    )
+    layers = drafter.capabilities.hidden_layers
+    generator = torch.Generator().manual_seed(3)
+
+    def states(count: int) -> torch.Tensor:
+        return torch.randn(count, 32 * len(layers), generator=generator)
+
+    known = [states(4), states(2)]
+    texts = [[3, 9, 27, 17, 4], [5, 6, 40]]
+    drafter.prefill(prompts(2))
+
+    def check(hidden: list[Any]) -> None:
+        block = drafter.draft(draft_input(texts, [2, 1], hidden))
+        assert block.rows is not None
+        for b, text in enumerate(texts):
+            pairs: list[Any] = [
+                (token, reference.fused(f))
+                for token, f in zip(text[1:], known[b].double(), strict=False)
+            ]
+            for token in text[len(pairs) + 1 :]:
+                pairs.append((token, reference.behind(pairs)[1]))
+            wanted = reference.behind(pairs)[0].nan_to_num(0, 0, 0)
+            found = block.rows.logits[b, 0].double().nan_to_num(0, 0, 0)
+            assert (found - wanted).abs().max() < 1e-3
+
+    check([told(layers, known, [0, 0])])
+    texts = [[*texts[0], 7, 12], [*texts[1], 8]]
+    check([])
+    texts = [[*texts[0], 1], [*texts[1], 2, 30, 31]]
+    check([])
+    drafter.rollback([len(texts[0]) - 1, len(texts[1])])
+    texts = [[*texts[0][:-1], 9], [*texts[1], 4]]
+    new = [states(3), states(2)]
+    hidden = told(layers, new, [4, 2], level=2)
+    known = [torch.cat(both) for both in zip(known, new, strict=True)]
+    check([hidden])
+
+
+@pytest.mark.parametrize("tree", [None, ps.DynamicTree(4, 12)], ids=["chain", "tree"])
+def test_four_models(tree: Any, target: Any, tmp_path: Path) -> None:
+    """The target, its 4-bit copy in the same cache, a 4-bit copy of a model of another width, and
+    an EAGLE head of the target."""
+    small = wide()
+    assert small.config.hidden_size != target.config.hidden_size
+    owner = ps.HuggingFaceLevel(target, name="target")
+    copy = ps.Level(ps.quantize_w4(target, 32), name="w4", shares_cache_with=owner)
+    below = ps.HuggingFaceLevel(ps.quantize_w4(small, 32), name="small w4")
+    drafter = ps.Eagle.from_pretrained(
+        save(FIRST, weights_of(FIRST, 4), tmp_path), target, tree=tree
+    )
+    chain = ps.Chain([owner, copy, below, drafter], [6, 4, 3])
+    out = chain.generate(PROMPTS, max_new_tokens=14, eos_token_id=[])
+    for b, prompt in enumerate(PROMPTS):
+        own = out.sequences[b][: len(prompt) + 14].tolist()
+        assert own == plain_greedy(target, prompt, 14)
+    assert all(level.num_forward_passes > 0 for level in out.stats.levels)
+
+
+def test_a_target_of_another_width_is_named(target: Any, tmp_path: Path) -> None:
+    drafter = ps.Eagle.from_pretrained(save(FIRST, weights_of(FIRST, 4), tmp_path), target)
+    with pytest.raises(ValueError, match=r"^small: expected hidden states of 32 values.*given 64$"):
+        ps.Chain([ps.HuggingFaceLevel(wide(), name="small"), drafter])

@@ -3,6 +3,10 @@
 What it reads of a text are pairs of a token and the state behind the token before it, from
 whichever verifier read that last. The target's states replace those of the levels below it after
 each of its passes. Pairs made of the head's own states are dropped when a draft ends.
+
+A verifier whose states have another width (a smaller model between the target and the head) tells
+none: the head reads what that one accepted behind its own states, until another verifier has read
+it.
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ class Eagle:
         self.max_length: int | None = head.config.layer.max_position_embeddings
         self._level = _HeadLevel(head, name)
         self._chain = DraftModel(self._level)
-        self._tree_passes = 0
+        self._own_passes = 0  # beside those of `_chain`
+        self._states = torch.empty(0)  # [B, 1, H], behind each row's last pair
 
     @classmethod
     def from_pretrained(
@@ -84,7 +89,7 @@ class Eagle:
 
     @property
     def num_forward_passes(self) -> int:
-        return self._chain.num_forward_passes + self._tree_passes
+        return self._chain.num_forward_passes + self._own_passes
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -92,6 +97,7 @@ class Eagle:
             batches=True,
             reads_apart=True,
             hidden_layers=self._head.config.hidden_layers,
+            hidden_size=self._head.config.target_hidden_size,
             trees=self.tree is not None,
             tree_size=None if self.tree is None else self._tree_size,
             # A chain is drawn by `DraftModel`, which the host follows here.
@@ -107,6 +113,7 @@ class Eagle:
     def prefill(self, prompts: PromptBatch) -> None:
         # The prompts' states come with the first draft.
         self._head.begin(prompts.tokens.shape[0], prompts.capacity)
+        self._states = self._head.no_states(prompts.tokens.shape[0])
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         """Nothing is read without the states, which come with the next draft."""
@@ -123,6 +130,7 @@ class Eagle:
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
         self._head.select(rows)
+        self._states = self._states[list(rows)]
 
     @torch.inference_mode()
     def reserve_span(self, tokens: int) -> Hashable | None:
@@ -147,12 +155,12 @@ class Eagle:
         def expand(
             tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            self._tree_passes += 1
+            self._own_passes += 1
             out = head.step(head.tokens_of_target(tokens), above, depth, ancestors)
             return out, head.logits(out)
 
         lengths = torch.as_tensor(inputs.lengths, device=self.device)
-        self._tree_passes += 1
+        self._own_passes += 1
         nodes = tree.grow(head.logits(states)[:, 0], states, lengths, inputs.most, expand)
         tokens = head.tokens_of_target(nodes.tokens)
         return DraftBlock(tokens, nodes.counts, parents=nodes.parents)
@@ -171,40 +179,65 @@ class Eagle:
         return head.extend(tokens, features, (inputs.counts - 1).clamp(0, width))
 
     def _read_pairs(self, inputs: DraftInput) -> torch.Tensor:
-        """Reads all pairs whose states are new, and gives the state behind each row's last."""
+        """Reads all pairs that are new, and gives the state behind each row's last."""
         assert inputs.text is not None, "texts are told step by step"
         head, batch = self._head, len(inputs.lengths)
         asked = [b for b in range(batch) if int(inputs.lengths[b]) or int(inputs.counts[b])]
         begin = list(head.pairs)
-        ends = list(head.pairs)
-        rows: list[list[int]] = [[] for _ in range(batch)]
+        known: list[list[int]] = [[] for _ in range(batch)]  # tokens of pairs with a told state
+        unknown: list[list[int]] = [[] for _ in range(batch)]
         for b in asked:
             text: list[int] = inputs.text(b).tolist()
-            told = [own.positions[b] for own in inputs.hidden if own.counts[b]]
-            # The last pair is always made: the draft begins with the state behind it.
-            ends[b] = max(len(text) - 1, 1)
-            begin[b] = max(min([begin[b], ends[b] - 1, *told]), 0)
-            # A text of one token has no pair; it is read behind a state of zeros.
-            rows[b] = text[begin[b] + 1 :] or text
+            told = [own for own in inputs.hidden if own.counts[b]]
+            end = len(text) - 1
+            if end == 0:  # no pair yet: the token is read behind a state of zeros
+                begin[b], known[b] = 0, text
+                continue
+            begin[b] = min([begin[b], end, *(own.positions[b] for own in told)])
+            # (States behind the last token are none of a pair yet.)
+            last = min(max((own.positions[b] + own.counts[b] for own in told), default=0), end)
+            last = max(last, begin[b])
+            known[b], unknown[b] = text[begin[b] + 1 : last + 1], text[last + 1 :]
         head.keep(begin)
-        tokens, counts = padded(rows, self.device)
-        features = torch.zeros(
-            batch, tokens.shape[1], head.config.feature_size, dtype=head.dtype, device=self.device
-        )
-        for own in inputs.hidden:
-            layers = [own.layers[layer] for layer in head.config.hidden_layers]
-            for b in asked:
-                # (States behind the last token are none of a pair yet.)
-                first, last = own.positions[b], min(own.positions[b] + own.counts[b], ends[b])
-                if last > first:
-                    part = [layer[b, : last - first] for layer in layers]
-                    known = torch.cat(part, -1) if len(part) > 1 else part[0]
-                    features[b, first - begin[b] : last - begin[b]] = known
-        states = head.extend(tokens.clamp(0, head.vocab_size - 1), features, counts)
+        if any(known):
+            self._read_known(inputs, begin, known)
+        for place in range(max(map(len, unknown))):
+            counts = [int(len(own) > place) for own in unknown]
+            tokens = [own[place : place + 1] or [0] for own in unknown]
+            ids = torch.tensor(tokens, device=self.device).clamp(0, head.vocab_size - 1)
+            self._own_passes += 1
+            self._note(head.follow(ids, self._states, counts), counts)
         for b in asked:
             if inputs.text(b).shape[0] == 1:
                 head.pairs[b] = 0
-        return states
+        return self._states
+
+    def _read_known(self, inputs: DraftInput, begin: list[int], rows: list[list[int]]) -> None:
+        """Reads the pairs of `rows` from `begin` on, whose states are told."""
+        head = self._head
+        tokens, counts = padded(rows, self.device)
+        features = torch.zeros(
+            *tokens.shape, head.config.feature_size, dtype=head.dtype, device=self.device
+        )
+        for own in inputs.hidden:
+            layers = [own.layers[layer] for layer in head.config.hidden_layers]
+            for b, count in enumerate(counts):
+                first = own.positions[b]
+                last = min(first + own.counts[b], begin[b] + count)
+                if last > first:
+                    part = [layer[b, : last - first] for layer in layers]
+                    states = torch.cat(part, -1) if len(part) > 1 else part[0]
+                    features[b, first - begin[b] : last - begin[b]] = states
+        ids = tokens.clamp(0, head.vocab_size - 1)
+        self._note(head.extend(ids, features, counts), counts)
+
+    def _note(self, states: torch.Tensor, counts: Sequence[int]) -> None:
+        """The states behind the last pairs of those rows that have read any."""
+        if all(counts):
+            self._states = states
+        else:
+            read = torch.tensor(counts, device=self.device)[:, None, None] > 0
+            self._states = torch.where(read, states, self._states)
 
 
 class _HeadLevel:

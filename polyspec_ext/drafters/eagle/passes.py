@@ -143,7 +143,18 @@ class HeadPasses:
         Returns:
             ``[B, 1, H]``, the state behind each row's last pair.
         """
-        states = self.network.fuse(features.to(self.device, self.dtype))
+        return self._append(tokens, self.network.fuse(features.to(self.device, self.dtype)), counts)
+
+    def follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts) -> torch.Tensor:
+        """The same behind this head's own `states`, ``[B, W, H]``."""
+        return self._append(tokens, self.network.carried(states), counts)
+
+    def no_states(self, batch: int) -> torch.Tensor:
+        """Zeros, ``[B, 1, H]``."""
+        size = self.config.layer.hidden_size
+        return torch.zeros(batch, 1, size, dtype=self.dtype, device=self.device)
+
+    def _append(self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts) -> torch.Tensor:
         rows, width = self.cache.rows, tokens.shape[1]
         even = not isinstance(counts, torch.Tensor) and min(counts) == width
         rows.begin(width, None if even else counts)
