@@ -26,7 +26,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "polyspec_grouped"
-_FEW = 16  # tokens of a row
+# Tokens of a row; a compiled pass (`compiled.LONGEST`) must not branch on their number.
+_FEW = 32
 _latest: tuple[torch.Tensor, tuple[int, ...], torch.Tensor] | None = None
 # Arguments that mean more than a mask; none of them comes with the models this is used for so far.
 _MORE = ("position_bias", "cache", "s_aux", "softcap", "head_mask")
