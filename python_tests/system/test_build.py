@@ -452,7 +452,7 @@ def test_shared_library_has_a_version_and_exports_the_public_interface(
     declared = re.compile(r"^POLYSPEC_API [\w *:<>]*?(\w+)\(", re.MULTILINE)
     public_functions = {name for text in headers for name in declared.findall(text)}
     assert {"polyspec_verify", "verify", "append", "schedule_next"} <= public_functions
-    members = {"Scheduler", "start", "next", "report", "set_windows", "pending"}
+    members = {"Scheduler", "start", "next", "report", "set_windows", "set_tail", "pending"}
     expected = {n if n.startswith("polyspec_") else f"polyspec::{n}" for n in public_functions}
     expected |= {f"polyspec::Scheduler::{name}" for name in members}
     listed = run("nm", "-DC", "--defined-only", library).stdout.splitlines()
