@@ -68,17 +68,20 @@ class Shared:
         record: what the owner has read, by row, while a member has not begun; None: not kept.
         early: what the owner has read for a member that began first, by row; its own prefill finds
             it done.
+        joined: the owner has been prefilled itself in this batch.
     """
 
     def __init__(self, owner: Any) -> None:
         self.members: list[Member] = []
         self.record: list[list[int]] | None = None
         self.early: list[list[int]] | None = None
+        self.joined = False
         self.selected: list[list[int]] = []
         self.owner = Member(self, owner)
 
     def _forget(self, rows: int) -> None:
         self.record = self.early = None
+        self.joined = False
         self.selected = []
         for member in self.members:
             member.lengths, member.ready, member.moves = [0] * rows, False, 0
@@ -238,6 +241,7 @@ class Member:
                 done = limits
             else:  # a member that was first has had it read for us
                 done = [min(len(e), n) for e, n in zip(early, limits, strict=True)]
+            shared.joined = True
             if shared.record is not None:
                 shared.record = rows
         else:
@@ -259,6 +263,8 @@ class Member:
         self.ready, self.moves = True, len(shared.selected)
         if all(member.ready for member in shared.members):
             shared.record = None
+            if shared.joined:  # else it would find the next batch's prompts read
+                shared.early = None
         return self.level.padded_states(hidden, layers, tokens) if layers else None
 
     def _read_rest(

@@ -83,6 +83,23 @@ def test_one_memory() -> None:
     assert len({id(level.cache) for level in [*apart.levels, apart.drafter.level]}) == 3  # type: ignore[union-attr]
 
 
+def test_the_same_prompt_is_read_again() -> None:
+    """What a batch with the copy has left behind is nobody's later."""
+    target = make("llama")
+    owner = HuggingFaceLevel(target)
+    copy = HuggingFaceLevel(rough(target), shares_cache_with=owner)
+    read: list[int] = []
+
+    def note(model: Any, positional: Any, given: dict[str, Any]) -> None:
+        read.append(given["input_ids"].shape[1])
+
+    target.register_forward_pre_hook(note, with_kwargs=True)
+    for levels in ([owner, copy], [owner]):
+        read.clear()
+        ps.Chain(levels).generate(PROMPT, max_new_tokens=3, eos_token_id=[])
+        assert read[0] == len(PROMPT) - 1
+
+
 def test_a_model_finds_the_level_made_for_it() -> None:
     target = make("llama")
     draft = ps.Level(rough(target), shares_cache_with=target)
