@@ -39,8 +39,9 @@ class LevelStats:
         num_emitted_tokens: tokens handed up, or committed by the target; corrections and bonus
             tokens included.
         num_proposed_tokens: tokens drawn by a drafter.
-        num_tail_tokens: of num_draft_tokens, those of tails (``Chain(tail=)``), which no level but
-            the drafter had seen; num_accepted_tail_tokens: of these, accepted.
+        num_tails: blocks verified that ended in a tail (``Chain(tail=)``).
+        num_tail_tokens: of num_draft_tokens, those of tails, which no level but the drafter had
+            seen; num_accepted_tail_tokens: of these, accepted.
         num_accepted_tokens_per_pos: [i] = number of blocks whose token i was accepted.
         acceptance_histogram: [a] = number of blocks of which exactly a tokens were accepted.
         draft_length_histogram: [m] = number of blocks of exactly m tokens; blocks end early at an
@@ -61,6 +62,7 @@ class LevelStats:
     num_accepted_tokens: int = 0
     num_emitted_tokens: int = 0
     num_proposed_tokens: int = 0
+    num_tails: int = 0
     num_tail_tokens: int = 0
     num_accepted_tail_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
@@ -77,6 +79,7 @@ class LevelStats:
         self.num_drafts += 1
         self.num_draft_tokens += drafted
         self.num_accepted_tokens += accepted
+        self.num_tails += of_tail > 0
         self.num_tail_tokens += of_tail
         self.num_accepted_tail_tokens += max(0, accepted - (drafted - of_tail))
         histogram, lengths = self.acceptance_histogram, self.draft_length_histogram

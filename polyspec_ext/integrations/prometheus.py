@@ -38,6 +38,7 @@ _LEVEL = (
     ("num_accepted_tokens", "Draft tokens accepted."),
     ("num_emitted_tokens", "Tokens handed up, or committed by the target."),
     ("num_proposed_tokens", "Tokens drawn by the drafter."),
+    ("num_tails", "Blocks verified that ended in a tail."),
     ("num_tail_tokens", "Draft tokens verified that only the drafter had seen before."),
     ("num_accepted_tail_tokens", "Of these, accepted."),
 )

@@ -95,9 +95,12 @@ class Measured:
         pairs = list(itertools.pairwise(parts))
         proposals = self.proposals.get(pairs[-1]) if pairs else None
         none = np.zeros(len(self.remaining))
-        return Acceptance(
-            tuple(self.accept.get(pair, none) for pair in pairs), self.remaining, proposals
-        )
+        own = tuple(self.accept.get(pair, none) for pair in pairs)
+        if len(pairs) < 2:
+            return Acceptance(own, self.remaining, proposals)
+        ends = parts[0], parts[-1]
+        tail = self.proposals[ends] if ends in self.proposals else self.accept.get(ends)
+        return Acceptance(own, self.remaining, proposals, tail)
 
     def rate(self, upper: int, lower: int) -> float:
         """Share of tokens that part `upper` accepts from `lower`, for people: of a drafter that is

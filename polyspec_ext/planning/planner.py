@@ -34,7 +34,7 @@ from .search import (
 from .store import Store, default_store
 from .theory import batches
 
-SCHEMA = 2  # of what is kept
+SCHEMA = 3  # of what is kept
 RUNNERS_UP = 3  # beside the recommendation and plain decoding, with `verify`
 _WIDTHS = (1, 4, 6)  # of a pass, by which packing is chosen before windows are known
 Make = Callable[..., Any]
@@ -80,7 +80,7 @@ class Plan:
         return self.make(
             [self.parts[n].thing for n in one.parts],
             list(one.windows),
-            **{"rounds": list(one.rounds), "rule": one.rule, **options},
+            **{"rounds": list(one.rounds), "rule": one.rule, "tail": one.tail, **options},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -389,7 +389,7 @@ def kept(
     try:
         assert value is not None
         things = [parts[int(n)].thing for n in value["parts"]]
-        options = {"rounds": value["rounds"], "rule": value["rule"]}
+        options = {name: value[name] for name in ("rounds", "rule", "tail")}
         return make(things, value["windows"], **options)
     except (AssertionError, TypeError, ValueError, KeyError, IndexError):
         pass
@@ -397,8 +397,8 @@ def kept(
     found = plan(make, things, rows, request, pack=pack, compile=compile, limit=limit)
     best = found.recommended
     numbers = [things.index(found.parts[n].thing) for n in best.parts]
-    fields = {"windows": list(best.windows), "rounds": list(best.rounds), "rule": best.rule}
-    store.put(key, {"parts": numbers, **fields})
+    fields = {"windows": list(best.windows), "rounds": list(best.rounds)}
+    store.put(key, {"parts": numbers, **fields, "rule": best.rule, "tail": best.tail})
     return found.chain()
 
 
@@ -416,6 +416,7 @@ def _described(one: Candidate) -> str:
     if not one.windows:
         return f"{one.levels[0]} alone"
     text = f"{', '.join(one.levels)}; window {','.join(map(str, one.windows))}"
+    text += f" tail {one.tail}" if one.tail else ""
     return text + (f" rounds {','.join(map(str, one.rounds))}" if one.rounds else "")
 
 
@@ -502,7 +503,7 @@ def _word(inserted: bool) -> str:
 
 
 def _plain(one: Candidate) -> dict[str, Any]:
-    fields = ("levels", "windows", "rounds", "rule", "predicted_tokens_per_second",
+    fields = ("levels", "windows", "rounds", "tail", "rule", "predicted_tokens_per_second",
               "predicted_decode_tokens_per_second", "uncertainty", "measured_tokens_per_second",
               "measured_decode_tokens_per_second", "measured_length")  # fmt: skip
     values = {name: getattr(one, name) for name in fields}

@@ -63,7 +63,8 @@ def expected_work(found: Expectation, own: float, own_round: float) -> Work:
     outside[0] += own_round * float(found.batch_steps[:, 0].sum()) / tokens
     verified = found.verified * float(found.rounds.sum()) / tokens
     count = len(steps)
-    drafted = [*verified, verified[-1] if len(verified) else 0.0]
+    of_tails = found.tail * float(found.rounds.sum()) / tokens
+    drafted = [*verified, verified[-1] + of_tails if len(verified) else 0.0]
     lengths = [found.emitted(level) for level in range(1, max(count, 2))]
     levels = [
         LevelWork(float(step), float(many), length, float(spent))
@@ -81,7 +82,9 @@ def observed_work(stats: Stats) -> Work:
     levels = []
     for number, level in enumerate(stats.levels):
         lowest = number > 0 and number == len(stats.levels) - 1
-        steps = stats.levels[number - 1].num_drafts if lowest else level.num_verifications
+        steps = level.num_verifications
+        if lowest:
+            steps = stats.levels[number - 1].num_drafts + stats.levels[0].num_tails
         many = level.num_proposed_tokens if lowest else level.num_draft_tokens
         length = math.nan if lowest else level.num_emitted_tokens / max(steps, 1)
         levels.append(LevelWork(steps / tokens, many / tokens, length, level.seconds / tokens))
@@ -95,7 +98,7 @@ class Candidate:
     Attributes:
         parts: numbers of its parts, target first.
         levels: their names.
-        windows, rounds, rule: as `Chain` takes them.
+        windows, rounds, rule, tail: as `Chain` takes them.
         predicted_tokens_per_second: of whole calls, prefills and all: what `Chain.generate` gives.
         predicted_decode_tokens_per_second: of decoding alone, as `Stats.tokens_per_second`.
         uncertainty: relative; twice the standard error of the prediction from the texts' and the
@@ -114,6 +117,7 @@ class Candidate:
     uncertainty: float
     length: float
     rule: str = "token"
+    tail: int = 0
     measured_tokens_per_second: float | None = None
     measured_decode_tokens_per_second: float | None = None
     measured_length: float | None = None
@@ -147,7 +151,8 @@ def candidates(measured: Measured, parts: Sequence[Part]) -> list[Candidate]:
     found = []
     for chain in chains(parts):
         windows, rounds = best_windows(measured, chain)
-        found.append(candidate(measured, parts, chain, windows, rounds))
+        tail = 0 if parts[chain[-1]].trees else best_tail(measured, chain, windows, rounds)
+        found.append(candidate(measured, parts, chain, windows, rounds, tail))
     return sorted(found, key=lambda one: -one.predicted_tokens_per_second)
 
 
@@ -157,10 +162,11 @@ def candidate(
     chain: tuple[int, ...],
     windows: tuple[int, ...],
     rounds: tuple[int, ...],
+    tail: int = 0,
 ) -> Candidate:
     """The prediction for one chain."""
     names = tuple(parts[n].name for n in chain)
-    found = predict(measured, chain, windows, rounds)
+    found = predict(measured, chain, windows, rounds, tail=tail)
     return Candidate(
         chain,
         names,
@@ -170,6 +176,7 @@ def candidate(
         found.tokens_per_second,
         _uncertainty(measured, chain, found),
         found.length,
+        tail=tail,
         work=expected_work(found, measured.own, measured.own_round) if windows else None,
     )
 
@@ -197,6 +204,7 @@ def predict(
     factors: Mapping[int, float] | None = None,
     rejected: Mapping[tuple[int, int], float] | None = None,
     places: int | None = None,
+    tail: int = 0,
 ) -> Expectation:
     """What the renewal model expects of a chain on the measured texts.
 
@@ -204,6 +212,7 @@ def predict(
         factors: of parts' times, as `MeasuredSeconds` has them.
         rejected: by pair of parts, the factor of the probability of a rejection.
         places: only the texts within the first so many positions, whole batches of them.
+        tail: as `Chain` takes it.
     """
     acceptance = measured.acceptance(chain)
     if rejected:
@@ -216,11 +225,16 @@ def predict(
         if proposals is not None:
             changed = _scaled(proposals.accept, rejected.get(pairs[-1], 1.0))
             proposals = Proposals(changed, proposals.counts)
-        acceptance = Acceptance(levels, acceptance.remaining, proposals)
+        of_tail, factor = acceptance.tail, rejected.get((chain[0], chain[-1]), 1.0)
+        if isinstance(of_tail, Proposals):
+            of_tail = Proposals(_scaled(of_tail.accept, factor), of_tail.counts)
+        elif of_tail is not None:
+            of_tail = _scaled(of_tail, factor)
+        acceptance = Acceptance(levels, acceptance.remaining, proposals, of_tail)
     if places is not None:
         acceptance = _first(acceptance, places, measured.batch)
     seconds = MeasuredSeconds(measured, chain, factors or {})
-    return expectation(windows, rounds, acceptance, seconds, measured.batch)
+    return expectation(windows, rounds, acceptance, seconds, measured.batch, tail)
 
 
 def _scaled(accept: Floats, factor: float) -> Floats:
@@ -239,7 +253,12 @@ def _first(acceptance: Acceptance, places: int, batch: int) -> Acceptance:
     proposals = acceptance.proposals
     if proposals is not None:
         proposals = Proposals(proposals.accept[:cut], proposals.counts[:cut])
-    return Acceptance(tuple(a[:cut] for a in acceptance.levels), remaining[:cut], proposals)
+    tail = acceptance.tail
+    if isinstance(tail, Proposals):
+        tail = Proposals(tail.accept[:cut], tail.counts[:cut])
+    elif tail is not None:
+        tail = tail[:cut]
+    return Acceptance(tuple(a[:cut] for a in acceptance.levels), remaining[:cut], proposals, tail)
 
 
 def best_windows(
@@ -280,6 +299,19 @@ def best_windows(
                 if rate(windows, choice) > best:
                     extra, best, moved = choice, rate(windows, choice), True
     return max(known, key=known.__getitem__)
+
+
+def best_tail(
+    measured: Measured, chain: Sequence[int], windows: Sequence[int], rounds: Sequence[int]
+) -> int:
+    """Tokens of a tail with the most tokens per second, for a drafter of chains; 0: none pays."""
+    if len(windows) < 2:
+        return 0
+    rates = [
+        predict(measured, chain, windows, rounds, places=_PLACES, tail=tail).tokens_per_second
+        for tail in range(windows[-1] + 1)
+    ]
+    return int(np.argmax(rates))
 
 
 def _rounds(windows: Sequence[int], extra: Sequence[int | None]) -> tuple[int, ...]:
@@ -339,8 +371,8 @@ def insertions(measured: Measured, found: Sequence[Candidate]) -> list[Insertion
         place = len(one.parts) - 2
         kept = (*one.parts[:place], one.parts[-1])
         base = by_parts[kept]
-        after = predict(measured, one.parts, one.windows, one.rounds)
-        before = predict(measured, base.parts, base.windows, base.rounds)
+        after = predict(measured, one.parts, one.windows, one.rounds, tail=one.tail)
+        before = predict(measured, base.parts, base.windows, base.rounds, tail=base.tail)
         lengths = before.emitted(place), after.emitted(place), after.emitted(place + 1)
         above, new, below = one.parts[place - 1 :]
         window = one.windows[place]
@@ -388,7 +420,8 @@ def sensitivities(
     for n in sorted(used):
         quantities.append((f"seconds of {parts[n].name}", {n: 1.0}, {}))
     quantities.append(("own seconds per step", {-1: 1.0}, {}))
-    for pair in itertools.pairwise(best.parts):
+    pairs = list(itertools.pairwise(best.parts))
+    for pair in [*pairs, *([(best.parts[0], best.parts[-1])] if best.tail else [])]:
         a, b = (parts[n].name for n in pair)
         quantities.append((f"share of {b}'s tokens that {a} rejects", {}, {pair: 1.0}))
     return [
@@ -409,7 +442,7 @@ def _sensitivity(
         factors = dict.fromkeys(times, factor)
         changed = dict.fromkeys(rejected, factor)
         found = predict(
-            measured, one.parts, one.windows, one.rounds, factors, changed, places=_PLACES
+            measured, one.parts, one.windows, one.rounds, factors, changed, _PLACES, one.tail
         )
         return whole_rate(measured, one.parts, found, factors)
 

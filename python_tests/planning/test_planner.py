@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -247,6 +248,80 @@ def test_windows_are_the_best_of_all(clock: Clock) -> None:
             assert rival <= best * 1.005
 
 
+def tailed(clock: Clock, middle: float = 0.07) -> list[Any]:
+    """A middle that takes nearly as long as the target, and a drafter that is worth no less."""
+    return [
+        Slow(clock, "target", 0.1, 0.0),
+        Slow(clock, "small", 0.002, 0.5),
+        Slow(clock, "middle", middle, 0.35),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["model", "prompt lookup"])
+def test_tails_are_predicted_as_they_run(clock: Clock, kind: str) -> None:
+    given = tailed(clock)
+    if kind != "model":
+        given[1] = ps.PromptLookup()
+    plan = ps.plan(given, PROMPTS, 60, seconds=1e9)
+    (three,) = [one for one in plan.candidates if len(one.parts) == 3]
+    some = [
+        search.candidate(plan.measured, plan.parts, three.parts, (4, 3), (0,), tail)
+        for tail in range(4)
+    ]
+    ran = planner.run(plan, some, PROMPTS, 1)
+    for one in ran:
+        assert one.error is not None
+        assert one.work is not None
+        assert one.measured_work is not None
+        assert one.length == pytest.approx(one.measured_length, rel=0.06), one
+        assert abs(one.error) < 0.06, one
+        if kind != "model":  # what a lookup proposes behind a rejected token is not the text's
+            continue
+        for mine, theirs in zip(one.work.levels, one.measured_work.levels, strict=True):
+            assert mine.tokens == pytest.approx(theirs.tokens, rel=0.1), one
+            assert mine.steps == pytest.approx(theirs.steps, rel=0.1), one
+    if kind == "model":  # at these places the target accepts nothing that is looked up
+        assert some[0].length < some[-1].length
+
+
+def test_a_tail_is_chosen_where_it_pays(clock: Clock) -> None:
+    plan = ps.plan(tailed(clock), PROMPTS, 60, seconds=1e9)
+    (three,) = [one for one in plan.candidates if len(one.parts) == 3]
+    found = plan.measured
+    rates = [
+        search.predict(found, three.parts, three.windows, three.rounds, tail=tail).tokens_per_second
+        for tail in range(three.windows[-1] + 1)
+    ]
+    assert three.tail == max(range(len(rates)), key=rates.__getitem__) > 0
+    assert three.predicted_decode_tokens_per_second == pytest.approx(max(rates))
+    assert plan.chain(three).tail == three.tail
+    windows = ",".join(map(str, three.windows))
+    assert f"window {windows} tail {three.tail} rounds" in str(plan)
+    report = json.loads(json.dumps(plan.to_dict()))
+    assert [one["tail"] for one in report["candidates"]] == [one.tail for one in plan.candidates]
+
+
+def test_trees_have_no_tail(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, small, middle = (Part(level, level.name, True) for level in levels(clock))
+    tree = Part(TreeDrafter(ToyLevel(12, 0), (2, 2)), "tree", False)
+
+    def windows(_: Any, chain: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (2,) * (len(chain) - 1), (0,) * (len(chain) - 2)
+
+    def candidate(*given: Any) -> Any:
+        return SimpleNamespace(parts=given[2], tail=given[5], predicted_tokens_per_second=0.0)
+
+    monkeypatch.setattr(search, "best_windows", windows)
+    monkeypatch.setattr(search, "best_tail", lambda *_: 1)
+    monkeypatch.setattr(search, "candidate", candidate)
+    measured = measure.Measured(None)
+    tails = {
+        one.parts: one.tail for one in search.candidates(measured, [target, middle, small, tree])
+    }
+    assert tails[0, 1, 2] == 1
+    assert tails[0, 1, 3] == tails[0, 1, 2, 3] == 0
+
+
 def test_plain_decoding_wins_where_drafts_are_dear(clock: Clock) -> None:
     target = Slow(clock, "target", 0.1, 0.0)
     plan = ps.plan([target, Slow(clock, "as slow", 0.09, 3.0)], PROMPTS, 40, seconds=1e9)
@@ -275,7 +350,9 @@ def test_sensitivity_is_where_the_verdict_turns(clock: Clock) -> None:
                     search.whole_rate(
                         plan.measured,
                         c.parts,
-                        search.predict(plan.measured, c.parts, c.windows, c.rounds, {part: by}),
+                        search.predict(
+                            plan.measured, c.parts, c.windows, c.rounds, {part: by}, tail=c.tail
+                        ),
                         {part: by},
                     )
                     for c in (best, other)
@@ -465,6 +542,12 @@ def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.Monkey
 
     store = Store(tmp_path)
     monkeypatch.setattr(planner, "default_store", lambda: store)
+
+    def with_a_tail(measured: measure.Measured, parts: Sequence[Part]) -> list[search.Candidate]:
+        others = [one for one in search.candidates(measured, parts) if len(one.parts) < 3]
+        return [search.candidate(measured, parts, (0, 1, 2), (4, 2), (0,), 2), *others]
+
+    monkeypatch.setattr(planner, "candidates", with_a_tail)
     first = ps.Chain.planned(levels(clock), PROMPTS, 60, seconds=1e9)
 
     def again(*_: Any, **__: Any) -> Any:
@@ -473,12 +556,9 @@ def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(planner, "measure", again)
         second = ps.Chain.planned(levels(clock), PROMPTS, 60)
-        assert (second.names, second.window, second.rounds, second.rule) == (
-            first.names,
-            first.window,
-            first.rounds,
-            first.rule,
-        )
+        for name in ("names", "window", "rounds", "rule", "tail"):
+            assert getattr(second, name) == getattr(first, name), name
+        assert second.tail == 2
         with pytest.raises(AssertionError, match="measured again"):
             ps.Chain.planned(levels(clock), PROMPTS, 61)
     assert ps.plan(levels(clock), PROMPTS, 60, seconds=1e9).recommended.windows == tuple(

@@ -42,6 +42,7 @@ class Step(NamedTuple):
     level: int
     rows: tuple[tuple[int, int], ...]
     again: bool
+    of_tail: int = 0  # of the tokens of all rows
 
     def seconds(self, of: theory.PassSeconds, batch: int = 1) -> float:
         """Of a batch, the time of the row with the most to read."""
@@ -62,7 +63,11 @@ class Rows:
     differ only in what they have said are one."""
 
     def __init__(
-        self, windows: Sequence[int], rounds: Sequence[int], *texts: theory.Acceptance
+        self,
+        windows: Sequence[int],
+        rounds: Sequence[int],
+        *texts: theory.Acceptance,
+        tail: int = 0,
     ) -> None:
         self.levels, self.texts = len(windows) + 1, texts
         lengths = [len(text.remaining) for text in texts if text.remaining is not None]
@@ -72,7 +77,7 @@ class Rows:
             SimpleNamespace(tokens=[0] * PROMPT, room=length, eos=frozenset()) for length in lengths
         ]
         progress = [[Progress(PROMPT - 1, 0)] * self.levels] * batch
-        self.state.write(rows, progress, [windows] * batch, [[*rounds, 0]] * batch)
+        self.state.write(rows, progress, [windows] * batch, [[*rounds, 0]] * batch, tail)
 
     def steps(self) -> Iterator[tuple[float, Step]]:
         """Every step with its probability."""
@@ -92,13 +97,16 @@ class Rows:
             else:
                 rows = tuple((length, count - length) for length, count in sizes)
             again = level not in behind and level > 1
-            yield weight, Step(0 if draft else level, rows, again)
+            yield weight, Step(0 if draft else level, rows, again, sum(step.of_tail))
             below = range(level + 1, self.levels + 1)
             if 1 < level == self.levels - 1:
+                # A tail is drafted for the target, and only the levels between have run then.
                 below = range(0)  # the drafter, which drafts for this level
             after = (behind - {level}) | set(below)
             options = [
-                self._outcomes(row, level, step.positions[row] - PROMPT, step.lengths[row])
+                self._outcomes(
+                    row, level, step.positions[row] - PROMPT, step.lengths[row], step.of_tail[row]
+                )
                 if row in step.group
                 else [(0, 1.0)]
                 for row in range(len(self.texts))
@@ -121,13 +129,21 @@ class Rows:
             words[:, shape.level_at(level) + shape.ROUND] = 0
         return (behind, *words[:, : shape.log_at].flatten().tolist())
 
-    def _outcomes(self, row: int, level: int, place: int, length: int) -> list[tuple[int, float]]:
-        proposals = self.texts[row].proposals
+    def _outcomes(
+        self, row: int, level: int, place: int, length: int, of_tail: int
+    ) -> list[tuple[int, float]]:
+        proposals, tail = self.texts[row].proposals, self.texts[row].tail
         if level == self.levels:
-            return [(length if proposals is None else min(length, proposals.counts[place]), 1.0)]
-        accept = self.texts[row].levels[level - 1][place : place + length]
+            given = tail if of_tail else proposals
+            most = given.counts[place] if isinstance(given, theory.Proposals) else length
+            return [(min(length, most), 1.0)]
+        end = place + length - of_tail
+        accept = self.texts[row].levels[level - 1][place:end]
         if level == self.levels - 1 and proposals is not None:
             accept = proposals.accept[place, :length]
+        if of_tail:
+            more = tail[end:] if isinstance(tail, np.ndarray) else tail.accept[end]
+            accept = np.concatenate([accept, more[:of_tail]])
         chances = theory.accepted_distribution(accept.tolist())
         return [(j, p) for j, p in enumerate(chances.tolist()) if p > 0]
 
@@ -138,42 +154,59 @@ def random_acceptance(levels: int, length: int, *, proposals: bool = False) -> t
     if proposals:
         given = theory.Proposals(rng.random((length, 8)), rng.integers(0, 5, length))
     accept = tuple(0.3 + 0.7 * rng.random(length) for _ in range(levels - 1))
-    return theory.Acceptance(accept, np.arange(length, 0, -1), given)
+    tail: Any = 0.3 + 0.7 * rng.random(length)
+    if proposals:
+        tail = theory.Proposals(rng.random((length, 8)), rng.integers(0, 4, length))
+    return theory.Acceptance(accept, np.arange(length, 0, -1), given, tail)
 
 
 @pytest.mark.parametrize(
-    ("windows", "rounds"),
+    ("windows", "rounds", "tail"),
     [
-        ((4,), ()),
-        ((0,), ()),
-        ((3, 2), (0,)),
-        ((5, 3), (2,)),
-        ((5, 3), (3,)),
-        ((2, 4), (1,)),
-        ((4, 0), (0,)),
-        ((0, 3), (1,)),
-        ((6, 3, 2), (2, 2)),
-        ((5, 2, 3), (0, 1)),
-        ((4, 3, 1), (0, 0)),
+        ((4,), (), 0),
+        ((0,), (), 0),
+        ((3, 2), (0,), 0),
+        ((5, 3), (2,), 0),
+        ((5, 3), (3,), 0),
+        ((2, 4), (1,), 0),
+        ((4, 0), (0,), 0),
+        ((0, 3), (1,), 0),
+        ((6, 3, 2), (2, 2), 0),
+        ((5, 2, 3), (0, 1), 0),
+        ((4, 3, 1), (0, 0), 0),
+        ((3, 2), (0,), 1),
+        ((3, 2), (0,), 2),
+        ((2, 4), (1,), 3),
+        ((5, 3), (2,), 9),
+        ((1, 1), (0,), 1),
+        ((4, 0), (0,), 2),
+        ((0, 3), (1,), 2),
+        ((4, 3, 2), (2, 2), 1),
+        ((2, 2, 2), (0, 0), 2),
     ],
 )
 @pytest.mark.parametrize("proposals", [False, True])
 def test_steps_are_those_of_the_state_rows(
-    windows: tuple[int, ...], rounds: tuple[int, ...], proposals: bool
+    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, proposals: bool
 ) -> None:
     """Every step to the end of a text, with what it reads, and acceptances that differ from place
     to place."""
     length = 9 if len(windows) < 3 else 7
     acceptance = random_acceptance(len(windows) + 1, length, proposals=proposals)
     seconds = RandomSeconds()
-    found = theory.expectation(windows, rounds, acceptance, seconds)
+    found = theory.expectation(windows, rounds, acceptance, seconds, tail=tail)
     steps, spent = np.zeros(len(windows) + 1), 0.0
-    for weight, step in Rows(windows, rounds, acceptance).steps():
+    verified, of_tails = np.zeros(len(windows) + 1), 0.0
+    for weight, step in Rows(windows, rounds, acceptance, tail=tail).steps():
         steps[step.level - 1] += weight  # a draft's is the last
         spent += weight * step.seconds(seconds)
+        verified[step.level - 1] += weight * step.rows[0][0]
+        of_tails += weight * step.of_tail if step.level == 1 else 0.0
     assert found.tokens == pytest.approx([length])
     assert found.steps[0] == pytest.approx(steps, abs=1e-12)
     assert found.rounds[0] == pytest.approx(steps[0], abs=1e-12)
+    assert found.verified * steps[0] == pytest.approx(verified[:-1], abs=1e-12)
+    assert found.tail * steps[0] == pytest.approx(of_tails, abs=1e-12)
     # A level that is not asked falls behind as long as the text, which four levels may do at its
     # end; the model stops counting.
     if 0 not in windows:
@@ -198,19 +231,25 @@ def test_texts_one_behind_the_other_are_apart() -> None:
         assert found.rounds[at] == pytest.approx(alone.rounds[0])
 
 
-@pytest.mark.parametrize(("windows", "rounds"), [((4,), ()), ((5, 3), (2,)), ((5, 2, 2), (2, 0))])
+@pytest.mark.parametrize(
+    ("windows", "rounds", "tail"),
+    [((4,), (), 0), ((5, 3), (2,), 0), ((5, 2, 2), (2, 0), 0), ((4, 2), (0,), 2)],
+)
 def test_an_endless_text_is_the_limit_of_long_ones(
-    windows: tuple[int, ...], rounds: tuple[int, ...]
+    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int
 ) -> None:
     accept = (0.8, 0.7, 0.6)[: len(windows)]
     seconds = RandomSeconds()
-    endless = theory.expectation(windows, rounds, theory.Acceptance.constant(*accept), seconds)
+    everywhere = theory.Acceptance.constant(*accept, tail=0.5)
+    endless = theory.expectation(windows, rounds, everywhere, seconds, tail=tail)
 
     def spent(length: int) -> float:
         long = theory.Acceptance(
-            tuple(np.full(length, a) for a in accept), np.arange(length, 0, -1)
+            tuple(np.full(length, a) for a in accept),
+            np.arange(length, 0, -1),
+            tail=np.full(length, 0.5),
         )
-        return float(theory.expectation(windows, rounds, long, seconds).seconds.sum())
+        return float(theory.expectation(windows, rounds, long, seconds, tail=tail).seconds.sum())
 
     each = (spent(700) - spent(400)) / 300
     assert 1 / endless.tokens_per_second == pytest.approx(each, rel=1e-9)
@@ -238,28 +277,33 @@ def cut(text: theory.Acceptance, length: int) -> theory.Acceptance:
     """Its last tokens."""
     assert text.remaining is not None
     at = len(text.remaining) - length
-    given = text.proposals
-    if given is not None:
-        given = theory.Proposals(given.accept[at:], given.counts[at:])
-    return theory.Acceptance(tuple(a[at:] for a in text.levels), text.remaining[at:], given)
+
+    def last(given: Any) -> Any:
+        if isinstance(given, theory.Proposals):
+            return theory.Proposals(given.accept[at:], given.counts[at:])
+        return None if given is None else given[at:]
+
+    levels = tuple(a[at:] for a in text.levels)
+    return theory.Acceptance(levels, text.remaining[at:], last(text.proposals), last(text.tail))
 
 
 def behind(one: theory.Acceptance, other: theory.Acceptance) -> theory.Acceptance:
     """Both texts."""
     assert one.remaining is not None
     assert other.remaining is not None
-    given = one.proposals
-    if given is not None:
-        assert other.proposals is not None
-        given = theory.Proposals(
-            np.concatenate([given.accept, other.proposals.accept]),
-            np.concatenate([given.counts, other.proposals.counts]),
-        )
+
+    def both(first: Any, second: Any) -> Any:
+        if isinstance(first, theory.Proposals):
+            pairs = zip(first, second, strict=True)
+            return theory.Proposals(*(np.concatenate(pair) for pair in pairs))
+        return None if first is None else np.concatenate([first, second])
+
     levels = zip(one.levels, other.levels, strict=True)
     return theory.Acceptance(
         tuple(np.concatenate(pair) for pair in levels),
         np.concatenate([one.remaining, other.remaining]),
-        given,
+        both(one.proposals, other.proposals),
+        both(one.tail, other.tail),
     )
 
 
@@ -277,27 +321,30 @@ class SameSeconds(RandomSeconds):
 
 
 @pytest.mark.parametrize(
-    ("windows", "rounds"),
+    ("windows", "rounds", "tail"),
     [
-        ((3,), ()),
-        ((3, 2), (0,)),
-        ((4, 2), (2,)),
-        ((2, 3), (1,)),
-        ((3, 2, 1), (2, 2)),
-        ((3, 1, 1), (0, 0)),
+        ((3,), (), 0),
+        ((3, 2), (0,), 0),
+        ((4, 2), (2,), 0),
+        ((2, 3), (1,), 0),
+        ((3, 2, 1), (2, 2), 0),
+        ((3, 1, 1), (0, 0), 0),
+        ((3, 2), (0,), 1),
+        ((2, 2), (2,), 2),
+        ((2, 1, 1), (2, 2), 1),
     ],
 )
 @pytest.mark.parametrize("proposals", [False, True])
 def test_batches_take_the_steps_of_the_state_rows(
-    windows: tuple[int, ...], rounds: tuple[int, ...], proposals: bool
+    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, proposals: bool
 ) -> None:
     """Two rows that accept differently, of different lengths: every step that either has a part in,
     in the time of the row with the most to read."""
     whole, seconds = random_acceptance(len(windows) + 1, 7, proposals=proposals), SameSeconds()
     texts = cut(whole, 5), cut(whole, 4)
-    found = theory.expectation(windows, rounds, behind(*texts), seconds, batch=2)
+    found = theory.expectation(windows, rounds, behind(*texts), seconds, 2, tail)
     steps, own, spent = np.zeros(len(windows) + 1), np.zeros(len(windows) + 1), 0.0
-    for weight, step in Rows(windows, rounds, *texts).steps():
+    for weight, step in Rows(windows, rounds, *texts, tail=tail).steps():
         steps[step.level - 1] += weight
         own[step.level - 1] += weight * len(step.rows)
         spent += weight * step.seconds(seconds, 2)
@@ -417,5 +464,12 @@ def test_what_does_not_fit() -> None:
         theory.expectation((2, 2), (1,), theory.Acceptance.constant(0.5), seconds)
     with pytest.raises(ValueError, match="rounds: expected 0 numbers"):
         theory.expectation((2,), (1,), theory.Acceptance.constant(0.5), seconds)
+    one, two = theory.Acceptance.constant(0.5), theory.Acceptance.constant(0.5, 0.5)
+    with pytest.raises(ValueError, match="tail: expected 0 for 2 levels, given 1"):
+        theory.expectation((2,), (), one, seconds, tail=1)
+    with pytest.raises(ValueError, match="tail: expected 0 or more for 3 levels, given -1"):
+        theory.expectation((2, 2), (0,), two, seconds, tail=-1)
+    with pytest.raises(ValueError, match="acceptance: expected that of a tail as well, given none"):
+        theory.expectation((2, 2), (0,), two, seconds, tail=1)
     with pytest.raises(ValueError, match="batch: expected 1 or more, given 0"):
         theory.expectation((2,), (), theory.Acceptance.constant(0.5), seconds, batch=0)

@@ -5,7 +5,8 @@ The chain is the engine's (`runtime.plan`, ``polyspec/round_state.hpp``): level 
 window is full or its bounded number of blocks has come; a verification of m tokens that accepts j
 hands j + 1 up; what is pending can overshoot the window; and what a level above rejects is lost. A
 level reads, beside the tokens that are pending for it, those that it has not read yet (``unread``):
-its own last token and the bonus of every level above it.
+its own last token, the bonus of every level above it, and a tail, which level n adds to what is
+pending for the target and the levels between do not verify.
 
 Acceptances may be one number per level (an endless text, its steady state), or be given at every
 position of recorded texts. Along a text drawn from the target's distribution p, a token that was
@@ -93,16 +94,20 @@ class Acceptance:
         remaining: ``[P]``, tokens left of each text from position p on, p itself included; texts
             stand one behind the other. None: endless.
         proposals: takes the place of the last of `levels`.
+        tail: how likely level 1 accepts what level n proposes, ``[P]`` as `levels` have it or as
+            `proposals` do. None: for chains without a tail.
     """
 
     levels: tuple[Floats, ...]
     remaining: _Ints | None = None
     proposals: Proposals | None = None
+    tail: Floats | Proposals | None = None
 
     @classmethod
-    def constant(cls, *levels: float) -> Acceptance:
-        """The same everywhere: a_1 ... a_{n-1}."""
-        return cls(tuple(np.array([a], np.float64) for a in levels))
+    def constant(cls, *levels: float, tail: float | None = None) -> Acceptance:
+        """The same everywhere: a_1 ... a_{n-1}, and that of a tail."""
+        own = None if tail is None else np.array([tail], np.float64)
+        return cls(tuple(np.array([a], np.float64) for a in levels), tail=own)
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ class Expectation:
             one row they are the row's.
         seconds: ``[G, n]``, spent in them.
         verified: ``[n - 1]``, tokens verified per round of a row by level 1 ... n-1.
+        tail: of these, tokens of a tail, by level 1.
     """
 
     rounds: Floats
@@ -126,6 +132,7 @@ class Expectation:
     batch_steps: Floats
     seconds: Floats
     verified: Floats
+    tail: float = 0.0
 
     @property
     def length(self) -> float:
@@ -147,7 +154,8 @@ class Expectation:
         if level == 1:
             return self.length
         counts = self.steps.sum(0)
-        above = float(self.verified[level - 2] * self.rounds.sum())
+        pending = self.verified[level - 2] - (self.tail if level == 2 else 0.0)
+        above = float(pending * self.rounds.sum())
         return above / float(counts[level - 1]) if counts[level - 1] else float("nan")
 
 
@@ -155,13 +163,15 @@ class _Steps(NamedTuple):
     level: int
     part: Floats  # [P] probability that it is done
     seconds: Floats  # [P] expected
-    verified: Floats  # [P] expected tokens
+    verified: Floats  # [P] expected tokens; of a draft, those of a tail
     # [P] probability by what its time depends on (`_Chain.cost`); kept for batches only
     sizes: dict[int, Floats]
 
 
 _Outcomes = dict[tuple[int, _Lags], Floats]
 _Log = dict[tuple[int, ...], _Steps]
+# By tokens pending, how many of these are of a tail, and the lags of the levels below.
+_Ready = dict[tuple[int, int, _Lags], Floats]
 
 
 class _Chain:
@@ -172,11 +182,14 @@ class _Chain:
         acceptance: Acceptance,
         seconds: PassSeconds,
         batch: int,
+        tail: int,
     ) -> None:
         self.windows, self.rounds, self.seconds = windows, rounds, seconds
         self.batch = batch
         self.levels = len(windows) + 1
         self.accept, self.proposals = acceptance.levels, acceptance.proposals
+        self.tail = min(tail, windows[-1])
+        self.accept_tail = acceptance.tail
         self.remaining = acceptance.remaining
         self.places = 1 if self.remaining is None else len(self.remaining)
         self.block = functools.cache(self._block)
@@ -217,7 +230,7 @@ class _Chain:
         outcomes: _Outcomes = {}
         part, spent, verified = (np.zeros(self.places) for _ in range(3))
         sizes: dict[int, Floats] = {}
-        for (pending, below), probability in ready.items():
+        for (pending, of_tail, below), probability in ready.items():
             if self.batch > 1:
                 size = pending + lags[0] - 1
                 sizes[size] = sizes.get(size, 0.0) + probability
@@ -228,7 +241,9 @@ class _Chain:
             reach = probability
             for j in range(pending + 1):
                 last = j == pending
-                passed = np.zeros(self.places) if last else reach * self._accepts(level, j)
+                passed = np.zeros(self.places)
+                if not last:
+                    passed = reach * self._accepts(level, j, pending - of_tail)
                 stopped = reach - passed
                 if stopped.max() > _TINY:
                     unread = (1, *self._unread(level, below, pending - j))
@@ -241,21 +256,29 @@ class _Chain:
         return outcomes, log
 
     def _unread(self, level: int, lags: _Lags, rejected: int) -> list[int]:
-        """Of the levels below `level`, behind a verification. A level further behind than its
-        number has not been asked for a while, and reads the rest before it is (`Engine`)."""
+        """Of the levels below `level`, behind a verification. A level further behind than a round
+        without it leaves it (`RoundPlan.lag`) has not been asked for a while, and reads the rest
+        before it is (`Engine`)."""
         numbers = range(level + 1, self.levels + 1)
         return [
-            min(max(1, lag + 1 - rejected), number)
+            min(max(1, lag + 1 - rejected), number + (self.tail if number < self.levels else 0))
             for number, lag in zip(numbers, lags, strict=True)
         ]
 
-    def _accepts(self, level: int, place: int) -> Floats:
+    def _accepts(self, level: int, place: int, pending: int) -> Floats:
+        """Of the token at `place` of a block, which begins a tail behind `pending` tokens."""
+        if place >= pending:
+            tail = self.accept_tail
+            if isinstance(tail, Proposals):
+                return self.ahead(tail.accept[:, place - pending], pending)
+            assert tail is not None
+            return self.ahead(tail, place)
         if level == self.levels - 1 and self.proposals is not None:
             accept: Floats = self.proposals.accept[:, place]
             return accept
         return self.shifted(level, place)
 
-    def _draft(self, lags: _Lags, log: _Log, again: bool) -> dict[tuple[int, _Lags], Floats]:
+    def _draft(self, lags: _Lags, log: _Log, again: bool) -> _Ready:
         wanted = self.wanted(self.levels - 1)
         given = wanted
         if self.proposals is not None:
@@ -269,42 +292,73 @@ class _Chain:
         asked = (wanted > 0).astype(np.float64)
         if asked.any():
             log[(0,)] = _Steps(self.levels, asked, spent, np.zeros(self.places), sizes)
-        ready: dict[tuple[int, _Lags], Floats] = {}
+        ready: _Ready = {}
         for tokens in np.unique(given).tolist():
             here = given == tokens
             for lag, which in ((1, here & (wanted > 0)), (lags[1], here & (wanted == 0))):
                 if which.any():
-                    now = ready.get((tokens, (lag,)), 0.0)
-                    ready[tokens, (lag,)] = now + which.astype(np.float64)
+                    _add(ready, (tokens, 0, (lag,)), which.astype(np.float64))
         return ready
 
-    def _gather(self, level: int, lags: _Lags, log: _Log) -> dict[tuple[int, _Lags], Floats]:
+    def _draft_tail(
+        self, blocks: int, pending: int, lags: _Lags, chance: Floats, log: _Log, ready: _Ready
+    ) -> None:
+        """Level n adds a tail to the tokens that so many blocks have made pending for level 1.
+
+        Args:
+            lags: of the levels below level 1.
+            chance: ``[P]``, that a tail is due.
+        """
+        wanted = np.full(self.places, self.tail if pending else 0)
+        if self.remaining is not None:
+            wanted = np.clip(self.remaining - 1 - pending, 0, wanted)
+        given = wanted
+        if isinstance(self.accept_tail, Proposals):
+            counts = self.ahead(self.accept_tail.counts.astype(np.float64), pending)
+            given = np.minimum(wanted, counts.astype(np.int64))
+        for tokens, count in np.unique(np.stack([wanted, given]), axis=1).T.tolist():
+            part = chance * ((wanted == tokens) & (given == count))
+            if part.max() <= _TINY:
+                continue
+            if tokens == 0:
+                _add(ready, (pending, 0, lags), part)
+                continue
+            # Rows whose window is not full yet draft their next block meanwhile.
+            path = (blocks, *[0] * (self.levels - 2))
+            spent = part * self.seconds.draft(tokens, lags[-1], again=self.levels == 3)
+            sizes = {tokens: part} if self.batch > 1 else {}
+            _log_steps(log, path, _Steps(self.levels, part, spent, part * count, sizes))
+            behind = (*(lag + count for lag in lags[:-1]), 1)
+            _add(ready, (pending + count, count, behind), part)
+
+    def _gather(self, level: int, lags: _Lags, log: _Log) -> _Ready:
         wanted, bound = self.wanted(level), self.rounds[level - 1]
         states: dict[tuple[int, _Lags], Floats] = {(0, lags[1:]): np.ones(self.places)}
-        ready: dict[tuple[int, _Lags], Floats] = {}
+        ready: _Ready = {}
         blocks = 0
         while states:
             more: dict[tuple[int, _Lags], Floats] = {}
             for (pending, below), probability in states.items():
                 full = (pending >= wanted) | (bound > 0 and blocks >= bound)
                 done = probability * full
-                if done.max() > _TINY:
-                    ready[pending, below] = ready.get((pending, below), 0.0) + done
+                if done.max() > _TINY and level == 1 and self.tail:
+                    self._draft_tail(blocks, pending, below, done, log, ready)
+                elif done.max() > _TINY:
+                    _add(ready, (pending, 0, below), done)
                 going = probability * ~full
                 if going.max() <= _TINY:
                     continue
                 outcomes, inner = self.block(level + 1, below, blocks > 0)
                 for place, step in inner.items():
-                    new = [going * self.ahead(values, pending) for values in step[1:4]]
+                    part, spent, verified = (
+                        going * self.ahead(values, pending) for values in step[1:4]
+                    )
+                    sizes = {
+                        size: going * self.ahead(values, pending)
+                        for size, values in step.sizes.items()
+                    }
                     path = (blocks, *place)
-                    old = log.get(path)
-                    sizes = {} if old is None else old.sizes
-                    if old is not None:
-                        new = [a + b for a, b in zip(new, old[1:4], strict=True)]
-                    for size, values in step.sizes.items():
-                        chance = going * self.ahead(values, pending)
-                        sizes[size] = sizes.get(size, 0.0) + chance
-                    log[path] = _Steps(step.level, new[0], new[1], new[2], sizes)
+                    _log_steps(log, path, _Steps(step.level, part, spent, verified, sizes))
                 for (emitted, unread), chance in outcomes.items():
                     moved = going * self.ahead(chance, pending)
                     if moved.max() > _TINY:
@@ -314,12 +368,30 @@ class _Chain:
         return ready
 
 
+def _add(ready: _Ready, key: tuple[int, int, _Lags], chance: Floats) -> None:
+    ready[key] = ready.get(key, 0.0) + chance
+
+
+def _log_steps(log: _Log, path: tuple[int, ...], step: _Steps) -> None:
+    """Adds a step to those that are known at its place of a round."""
+    old = log.get(path)
+    if old is None:
+        log[path] = step
+        return
+    part, spent, verified = (a + b for a, b in zip(step[1:4], old[1:4], strict=True))
+    sizes = dict(old.sizes)
+    for size, chance in step.sizes.items():
+        sizes[size] = sizes.get(size, 0.0) + chance
+    log[path] = _Steps(step.level, part, spent, verified, sizes)
+
+
 def expectation(
     windows: Sequence[int],
     rounds: Sequence[int],
     acceptance: Acceptance,
     seconds: PassSeconds,
     batch: int = 1,
+    tail: int = 0,
 ) -> Expectation:
     """Expected tokens, steps and seconds of a chain.
 
@@ -334,9 +406,11 @@ def expectation(
             has a part in it, in the time of the row with the most tokens, and the target's rounds
             are those of all. Rows that are complete leave the caches once they are a quarter of
             them, as the engine has it (of their expected number). What rows accept is independent.
+        tail: tokens that level n adds at most to those that the target verifies, as `Chain` has it.
 
     Raises:
-        ValueError: another number of rounds, or of acceptances; or no row.
+        ValueError: another number of rounds, or of acceptances; no row; or a tail of a chain that
+            can have none, or whose acceptance is not given.
     """
     count = len(windows)
     if len(acceptance.levels) != count:
@@ -348,9 +422,17 @@ def expectation(
         raise ValueError(f"rounds: expected {count - 1} numbers, given {list(rounds)}")
     if batch < 1:
         raise ValueError(f"batch: expected 1 or more, given {batch}")
+    if tail < 0 or (tail and count < 2):
+        raise ValueError(
+            f"tail: expected {'0 or more' if count > 1 else 0} for {count + 1} levels, given {tail}"
+        )
+    if tail and acceptance.tail is None:
+        raise ValueError(
+            f"acceptance: expected that of a tail as well, given none, for tail {tail}"
+        )
     if count == 0:
         return _alone(acceptance, seconds, batch)
-    chain = _Chain(windows, (*rounds, 0), acceptance, seconds, batch)
+    chain = _Chain(windows, (*rounds, 0), acceptance, seconds, batch, tail)
     begin: _Lags = (1,) * count
     known: dict[_Lags, tuple[_Outcomes, _Log]] = {}
     todo = [begin]
@@ -369,7 +451,7 @@ def expectation(
         visits = np.concatenate([own.sum(0) for own in by_round])
     rounds_by_text = np.add.reduceat(visits.sum(1), starts)
     steps, spent = np.zeros((texts, count + 1)), np.zeros((texts, count + 1))
-    verified = np.zeros(count)
+    verified = np.zeros(count + 1)  # the last: of tails
     total = float(visits.sum())
     tokens = np.zeros(texts)
     for at, lags in enumerate(order):
@@ -380,10 +462,10 @@ def expectation(
         for step in log.values():
             steps[:, step.level - 1] += np.add.reduceat(weight * step.part, starts)
             spent[:, step.level - 1] += np.add.reduceat(weight * step.seconds, starts)
-            if step.level <= count:
-                verified[step.level - 1] += float(weight @ step.verified) / total
+            verified[step.level - 1] += float(weight @ step.verified) / total
+    of_tails = float(verified[-1])
     if by_round is None:
-        return Expectation(rounds_by_text, tokens, steps, steps, spent, verified)
+        return Expectation(rounds_by_text, tokens, steps, steps, spent, verified[:-1], of_tails)
     rows = batches(texts, batch)
     logs = [known[lags][1] for lags in order]
     together = [_together(chain, logs, [(starts[x], by_round[x]) for x in own]) for own in rows]
@@ -393,7 +475,8 @@ def expectation(
         steps[rows].sum(1),
         np.array([done for done, _ in together]),
         np.array([cost for _, cost in together]),
-        verified,
+        verified[:-1],
+        of_tails,
     )
 
 
