@@ -37,6 +37,7 @@ from ..levels import HuggingFaceLevel
 from ..planning import default_store
 from ..quantization import FORMAT
 from ..stats import merge
+from ..tiny import growth
 from . import chain_options, options
 
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
@@ -202,7 +203,7 @@ def _copy_folder(times: int) -> Path | None:
     if not folder.is_absolute():
         return None
     made_of = hashlib.sha256((tiny.path("target") / "model.safetensors").read_bytes())
-    return folder / "w4" / f"{FORMAT}-{made_of.hexdigest()[:16]}-{times}"
+    return folder / "w4" / f"{FORMAT}-{made_of.hexdigest()[:16]}-{growth.LAYOUT}-{times}"
 
 
 def _compiler() -> str | None:

@@ -4,6 +4,7 @@ batched drafter of the same trees drafts; what is no tree is named."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -126,16 +127,9 @@ def test_trees_and_chains_in_one_batch(drawn: bool) -> None:
     prompts, limits, temperatures = [PROMPT, [1], [1, 1, 0]], [2, 2, 4], [1.0, 1.0, 0.0]
     for number in range(2):
         chance.only(number)
-
-        def text(number: int = number) -> list[int]:
-            out = chain.generate(
-                prompts, limits, temperature=temperatures, seed=[0, 1, 2], eos_token_id=[]
-            )
-            begin = len(prompts[number])
-            own: list[int] = out.sequences[number, begin : begin + limits[number]].tolist()
-            return own
-
-        found = toy.chain_distribution(chance, text)
+        found = toy.chain_distribution(
+            chance, partial(toy.text_of, chain, number, prompts, limits, temperatures)
+        )
         exact = toy.text_distribution(level.table, prompts[number], limits[number])
         assert toy.total_variation(found, exact) < 1e-12
 

@@ -5,6 +5,7 @@ text keeps the target's distribution, by enumeration of every draw, and mistakes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -163,16 +164,9 @@ def test_rows_that_differ_in_parameters_and_lengths(stays: bool, rule: str) -> N
     prompts, limits, temperatures = [[0, 1], [1], [1, 1, 0]], [3, 3, 5], [1.0, 0.5, 0.0]
     for number in range(3):
         enumerator.only(number)
-
-        def text(number: int = number) -> list[int]:
-            out = chain.generate(
-                prompts, limits, temperature=temperatures, seed=[0, 1, 2], eos_token_id=[]
-            )
-            begin = len(prompts[number])
-            own: list[int] = out.sequences[number, begin : begin + limits[number]].tolist()
-            return own
-
-        found = toy.chain_distribution(enumerator, text)
+        found = toy.chain_distribution(
+            enumerator, partial(toy.text_of, chain, number, prompts, limits, temperatures)
+        )
         exact = toy.text_distribution(
             made[0], prompts[number], limits[number], temperature=temperatures[number]
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -102,16 +103,9 @@ def test_batches_of_ragged_trees(count: int) -> None:
     temperatures = [1.0, 1.0, 0.0]
     for number in range(2):
         chance.only(number)
-
-        def text(number: int = number) -> list[int]:
-            out = chain.generate(
-                prompts, limits, temperature=temperatures, seed=[0, 1, 2], eos_token_id=[]
-            )
-            begin = len(prompts[number])
-            own: list[int] = out.sequences[number, begin : begin + limits[number]].tolist()
-            return own
-
-        found = toy.chain_distribution(chance, text)
+        found = toy.chain_distribution(
+            chance, partial(toy.text_of, chain, number, prompts, limits, temperatures)
+        )
         exact = toy.text_distribution(levels[0].table, prompts[number], limits[number])
         assert toy.total_variation(found, exact) < 1e-12
     assert {level for level, _, _ in drafter.told} == set(range(1, count + 1))

@@ -341,6 +341,22 @@ def chain_distribution(
     return texts
 
 
+def text_of(
+    chain: Any,
+    number: int,
+    prompts: Sequence[list[int]],
+    limits: Sequence[int],
+    temperatures: Sequence[float],
+) -> list[int]:
+    """The new tokens of one request of a batch, each of which has a seed of its own."""
+    out = chain.generate(
+        prompts, limits, temperature=temperatures, seed=list(range(len(prompts))), eos_token_id=[]
+    )
+    begin = len(prompts[number])
+    own: list[int] = out.sequences[number, begin : begin + limits[number]].tolist()
+    return own
+
+
 def all_windows(levels: int, largest: int) -> list[tuple[int, ...]]:
     return list(itertools.product(range(1, largest + 1), repeat=levels - 1))
 
