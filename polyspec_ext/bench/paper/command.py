@@ -23,7 +23,7 @@ from polyspec_ext.bench.paper.parts import EAGLE2, EAGLE3, HYDRA, Parts, Places,
 from polyspec_ext.bench.paper.questions import Question
 from polyspec_ext.bench.paper.runner import Asked, Runner
 
-_LOOKED_AT = 6  # questions, one of each task, that windows and overlaps are found out on
+_LOOKED_AT = 12  # questions, two of each task, that windows and overlaps are found out on
 BAD_INPUT, SOME_FAILED = 2, 1
 
 
