@@ -3,8 +3,8 @@ target grown, up to the width and depth of a published model, beside plain decod
 within one run.
 
 A level stands below those that cost more. What stands in the table: how often each level was asked
-(N passes), how much of its drafts it took (L), what share of the time (T) and how fast the whole
-was; chains that lose stay in.
+(N passes), how much of its drafts it took (L), what share of the time (T), how fast the whole was
+and how fast the planner, which chose the windows, had said; chains that lose stay in.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from polyspec_ext.bench.differences import verdict
 from polyspec_ext.bench.generation_calls import (
     ASSISTED,
     GENERATE,
-    Request,
     chain_call,
     generate_call,
 )
@@ -38,24 +37,18 @@ from polyspec_ext.bench.published_shapes import SHAPES, growth_of
 from polyspec_ext.chain import Chain
 from polyspec_ext.drafters import DynamicTree, Eagle, PromptLookup
 from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.planned import plan
 from polyspec_ext.planning import Switch, pass_seconds
 from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
 from polyspec_ext.stats import merge
 
-SCHEMA = 1  # of the JSON report
+SCHEMA = 2  # of the JSON report
 TARGET, W4, MIDDLE, DRAFTER, NGRAM = "target", "W4 copy", "middle", "drafter", "n-gram"
 EAGLE, TREE = "EAGLE", "EAGLE tree"
 # Below the target, the dearest first: a chain is a part of it in that order.
 KINDS = (W4, MIDDLE, DRAFTER, NGRAM)
 # Below these an EAGLE head drafts: they have the states that it reads.
 READ = ((TARGET,), (TARGET, W4))
-# Windows tried for a chain, by its levels; the fastest on one prompt is measured.
-WINDOWS: dict[int, tuple[tuple[int, ...], ...]] = {
-    2: ((4,), (7,), (11,)),
-    3: ((7, 3), (11, 3), (11, 5)),
-    4: ((11, 5, 2), (11, 6, 3)),
-    5: ((11, 6, 4, 2),),
-}
 # EAGLE-2's tree has so many tokens that the level above still reads them in nearly the time of one.
 SHAPE = DynamicTree(top_k=4, total_tokens=12)
 WIDTHS = (1, 4, 8, 12)
@@ -74,6 +67,7 @@ class Settings:
         w4: directory where the 4-bit copy is kept; None: made anew.
         head: "eagle2" or "eagle3".
         compile: whether the models decode through torch.compile; "auto": where that is faster.
+        plan_seconds: that the planner may measure for each temperature; 0: it does not.
         temperature: one table each.
         threads: of torch; None: its own choice.
     """
@@ -90,6 +84,7 @@ class Settings:
     w4: Path | None = None
     head: str = tiny.HEADS[0]
     compile: Switch = False
+    plan_seconds: int = 60
     temperature: Sequence[float] = (0.0, 1.0)
     seed: int = 0
     threads: int | None = None
@@ -246,20 +241,53 @@ def combinations(most: int) -> list[tuple[str, ...]]:
     ] + [(*above, head) for above in READ if len(above) < most for head in (EAGLE, TREE)]
 
 
-def tuned(
-    names: tuple[str, ...], parts: dict[str, Any], prompt: list[int], tokens: int
-) -> list[int]:
-    """The fastest of the windows on one prompt."""
+def contenders(
+    asked_for: Sequence[tuple[str, ...]],
+    parts: dict[str, Any],
+    prompts: list[list[int]],
+    args: Settings,
+    temperature: float,
+) -> list[Contender]:
+    """Plain decoding, and each chain with the windows, rounds and tail that the planner found for
+    it, and what it predicts; with those that `Chain` takes by itself where it plans none so long,
+    or has no time to."""
+    used = [TARGET, *(n for n in parts if n != TARGET and any(n in one for one in asked_for))]
+    made = [_contender((TARGET,), Chain([parts[TARGET]]))]
+    planned: dict[frozenset[str], Contender] = {}
+    if args.plan_seconds:
+        found = plan(
+            [parts[name] for name in used],
+            prompts,
+            args.max_new_tokens,
+            temperature,
+            seed=args.seed,
+            pack=False,
+            seconds=args.plan_seconds,
+        )
+        for one in found.candidates:
+            things = [found.parts[number].thing for number in one.parts]
+            levels = tuple(next(n for n in used if parts[n] is thing) for thing in things)
+            planned[frozenset(levels)] = _contender(levels, found.chain(one))
+            planned[frozenset(levels)].predicted = one.predicted_tokens_per_second
+        made[0].predicted = found.plain.predicted_tokens_per_second
+    for names in asked_for:
+        known = planned.get(frozenset(names))
+        made.append(known or _contender(names, Chain([parts[name] for name in names])))
+    return made
 
-    def seconds(window: tuple[int, ...]) -> float:
-        call = chain_call(Chain([parts[name] for name in names], list(window)))
-        for _ in range(2):
-            stats = call(Request([prompt], tokens, 0.0, [0])).stats
-        assert stats is not None
-        return 1 / stats.tokens_per_second
 
-    fastest: tuple[int, ...] = min(WINDOWS[len(names)], key=seconds)
-    return list(fastest)
+def _contender(names: tuple[str, ...], chain: Chain) -> Contender:
+    label = " <- ".join(names) if len(names) > 1 else "plain decoding"
+    return Contender(
+        label,
+        "chain",
+        names,
+        chain_call(chain),
+        window=list(chain.window),
+        rounds=list(chain.rounds),
+        tail=chain.tail,
+        rule=chain.rule,
+    )
 
 
 @torch.inference_mode()
@@ -292,6 +320,10 @@ def rows_of(
             {
                 "label": one.label,
                 "window": one.window,
+                "rounds": one.rounds,
+                "tail": one.tail,
+                "rule": one.rule,
+                "predicted_tokens_per_second": one.predicted,
                 "tokens_per_second": one.rate(),
                 "x_plain": ratios(one, made[0]),
                 "decoding_tokens_per_second": one.decoding_rate(),
@@ -328,16 +360,12 @@ def report_of(args: Settings) -> dict[str, Any]:
     asked_for = combinations(args.levels)
     if args.chains:
         asked_for = [(TARGET, *below) for below in args.chains]
-    chosen = [
-        (names, tuned(names, parts, prompts[0], args.max_new_tokens))
-        for names in progress.bar(asked_for, desc="windows", leave=False)
-        if set(names) <= set(parts)
-    ]
+    asked_for = [names for names in asked_for if set(names) <= set(parts)]
     results = []
     overlaps: dict[str, float] = {}
     for temperature in args.temperature:
-        made = [_contender((TARGET,), [], parts), *_transformers(parts)]
-        made += [_contender(names, window, parts) for names, window in chosen]
+        alone, *below = contenders(asked_for, parts, prompts, args, temperature)
+        made = [alone, *_transformers(parts), *below]
         with progress.bar(
             total=len(made) * len(prompts) * args.repeats,
             desc=f"temperature {temperature:g}",
@@ -375,18 +403,13 @@ def report_of(args: Settings) -> dict[str, Any]:
             "parameters": sum(p.numel() for p in model.parameters()),
             "dtype": str(model.dtype).removeprefix("torch."),
             "seed": args.seed,
+            "plan_seconds": args.plan_seconds,
         },
         "overlap": overlaps,
         "pass_ms": {"tokens": list(WIDTHS), **times},
         "load": {"before": before, "after": machine.load_average()},
         "results": results,
     }
-
-
-def _contender(names: tuple[str, ...], window: list[int], parts: dict[str, Any]) -> Contender:
-    call = chain_call(Chain([parts[name] for name in names], window))
-    label = " <- ".join(names) if len(names) > 1 else "plain decoding"
-    return Contender(label, "chain", names, call, window=window)
 
 
 def _transformers(parts: dict[str, Any]) -> list[Contender]:
@@ -412,6 +435,24 @@ def _target(settings: dict[str, Any]) -> str:
     )
 
 
+def _windows(settings: dict[str, Any]) -> str:
+    if not settings["plan_seconds"]:
+        return "Windows: the engine's own choice."
+    return (
+        f"Windows and tails (+): the planner's, from at most {settings['plan_seconds']} seconds of "
+        "measuring on these questions, with what it predicts."
+    )
+
+
+def _window(row: dict[str, Any]) -> str:
+    text = ",".join(map(str, row["window"])) or "-"
+    return f"{text} + {row['tail']}" if row["tail"] else text
+
+
+def _rate(tokens_per_second: float | None) -> str:
+    return "-" if tokens_per_second is None else f"{tokens_per_second:.1f}"
+
+
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
     where, settings, load = report["machine"], report["settings"], report["load"]["before"]
@@ -424,8 +465,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"target is {_target(settings)}, in {settings['dtype']}; "
         f"{settings['prompts']} questions ({settings['source']}), up to "
         f"{settings['max_new_tokens']} new tokens, median of {settings['repeats']} repeats in "
-        "turns, prefill included; decoding: without it. Windows: the fastest of a few on the first "
-        "question.",
+        f"turns, prefill included; decoding: without it. {_windows(settings)}",
         "",
         "| ms of a pass | "
         + " | ".join(f"{n} token{'s' * (n > 1)}" for n in report["pass_ms"]["tokens"])
@@ -445,18 +485,20 @@ def markdown(report: dict[str, Any]) -> str:
             "L: mean acceptance length; F: passes per token; T: ms of a pass with its "
             "verification; by level, the target first.",
             "",
-            "| chain | window | tokens/s | x plain | decoding | L | F | T | engine | lossless |",
-            "|---" * 10 + "|",
+            "| chain | window | predicted | tokens/s | x plain | decoding | L | F | T | engine | "
+            "lossless |",
+            "|---" * 11 + "|",
         ]
         for row in result["rows"]:
-            levels, decoding = row["levels"], row["decoding_tokens_per_second"]
+            levels = row["levels"]
             lengths = [x["acceptance_length"] for x in levels if x["acceptance_length"] is not None]
             cells = [
                 row["label"],
-                ",".join(map(str, row["window"])) or "-",
+                _window(row),
+                _rate(row["predicted_tokens_per_second"]),
                 f"{row['tokens_per_second']:.1f}",
                 f"{row['x_plain']['median']:.2f}",
-                "-" if decoding is None else f"{decoding:.1f}",
+                _rate(row["decoding_tokens_per_second"]),
                 ", ".join(f"{x:.2f}" for x in lengths) or "-",
                 ", ".join(f"{x['passes_per_token']:.2f}" for x in levels) or "-",
                 ", ".join(f"{x['ms']:.1f}" for x in levels) or "-",

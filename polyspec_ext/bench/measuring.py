@@ -77,7 +77,8 @@ class Contender:
         kind: for whoever makes them.
         levels: names of the models, target first.
         batch: prompts per call.
-        window: of a chain.
+        window, rounds, tail, rule: of a chain.
+        predicted: tokens per second that were expected; None: nobody asked.
         seconds: by (repeat, first prompt of a call); tokens: the same.
         texts: by prompt, of the last repeat.
         stats: of every call; none of transformers.
@@ -89,6 +90,10 @@ class Contender:
     decode: Decode
     batch: int = 1
     window: list[int] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    tail: int = 0
+    rule: str = "token"
+    predicted: float | None = None
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
     texts: dict[int, list[int]] = field(default_factory=dict)

@@ -29,9 +29,6 @@ def test_every_chain_in_the_order_of_cost() -> None:
     assert ("target", "drafter", "W4 copy") not in names
     assert len(chains.combinations(4)) == 4 + 6 + 4 + 4
     assert len(chains.combinations(2)) == 4 + 2
-    assert all(len(one) in chains.WINDOWS for one in chains.combinations(5))
-    for count, windows in chains.WINDOWS.items():
-        assert all(len(window) == count - 1 for window in windows)
 
 
 def test_texts_of_another_distribution_are_seen() -> None:
@@ -57,6 +54,7 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     command = [
         "bench", "chains", "--times", "1", "--levels", "2", "--prompts", "1", "--repeats", "1",
         "--max-new-tokens", "6", "--temperature", "0", "--json", "--w4", str(tmp_path),
+        "--plan-seconds", "0",
     ]  # fmt: skip
     # A copy that lies there is not calibrated anew.
     ps.save_w4(ps.quantize_w4(tiny.grown(1)), tmp_path)
@@ -70,14 +68,20 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert labels[1:3] == ["transformers generate", "transformers assisted: drafter"]
     assert len(rows) == 1 + 2 + 4 + 2
     assert all("1 of 1" in row["verdict"] or "parted" in row["verdict"] for row in rows)
+    assert [row["window"] for row in rows[3:]] == [[4]] * 6
+    assert all(row["predicted_tokens_per_second"] is None for row in rows)
     assert "| target <- EAGLE tree |" in chains.markdown(report)
-    # Some of them, grown: the head grows along.
+    # Some of them, grown: the head grows along. Windows are the planner's now.
     some = [*command, "--times", "2", "--chains", "EAGLE tree;n-gram", "--temperature", "1"]
+    some += ["--plan-seconds", "1"]
     ps.save_w4(ps.quantize_w4(tiny.grown(2)), tmp_path)
     assert main(some) == 0
-    rows = json.loads(capsys.readouterr().out)["results"][0]["rows"]
+    report = json.loads(capsys.readouterr().out)
+    rows = report["results"][0]["rows"]
     labels = [row["label"] for row in rows[3:]]
     assert labels == ["target <- EAGLE tree", "target <- n-gram"]
+    assert all(row["predicted_tokens_per_second"] > 0 for row in (rows[0], *rows[3:]))
+    assert "at most 1 seconds of measuring" in chains.markdown(report)
     assert main([*command, "--chains", "drafter,W4 copy"]) == 2
     assert "expected chains among" in capsys.readouterr().err
 
@@ -98,7 +102,7 @@ def test_a_trained_chain_at_a_published_shape(
     monkeypatch.setattr(tiny, "grown", watched)
     command = [
         "bench", "chains", "--shape", small.name, "--prompts", "1", "--repeats", "1",
-        "--max-new-tokens", "6", "--temperature", "0", "--chains",
+        "--max-new-tokens", "6", "--temperature", "0", "--plan-seconds", "0", "--chains",
         "EAGLE tree;W4 copy;W4 copy,EAGLE tree;W4 copy,drafter",
     ]  # fmt: skip
     assert main(command) == 0

@@ -64,6 +64,14 @@ def add_command(kinds: Any) -> None:
         "(needs a C++ compiler and minutes)",
     )
     sub.add_argument(
+        "--plan-seconds",
+        type=options.COUNT_OR_NONE,
+        default=60,
+        metavar="S",
+        help="that the planner may measure, for each temperature, to find windows; 0: windows that "
+        "double from level to level (default: %(default)s)",
+    )
+    sub.add_argument(
         "--w4",
         type=Path,
         metavar="DIR",
