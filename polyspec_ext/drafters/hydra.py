@@ -44,7 +44,7 @@ class HydraHeads(LastStateHeads):
     ) -> None:
         super().__init__()
         self._embed = [embed]  # not a part of this module
-        self.vocab_size = vocab_size
+        self.hidden_size, self.vocab_size = hidden_size, vocab_size
         heads = {int(k.split(".")[1]) for k in tensors if _numbered(k, "hydra_lm_head")}
         self.count = max(heads, default=-1) + 1
         if self.count == 0:
@@ -80,6 +80,9 @@ class HydraHeads(LastStateHeads):
     def logits(self, states: torch.Tensor, place: int) -> torch.Tensor:
         out: torch.Tensor = self.hydra_lm_head[place](self.hydra_mlp[place](states))
         return out
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*super().tensors(), *self._embed[0].parameters(), *self._embed[0].buffers()]
 
 
 class Block(nn.Module):

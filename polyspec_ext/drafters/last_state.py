@@ -6,21 +6,23 @@ emitted from it. Proposals are trees of the likeliest tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
 from ..levels.base import Counts, PromptBatch
-from .base import DraftBlock, DrafterCapabilities, DraftInput
+from ..tensors import Place
+from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .trees import Tree
 
 LAST = -1  # the last hidden state of a model, after its final norm
 
 
 class LastStateHeads(torch.nn.Module):
-    """Heads that draft ``count`` tokens ahead."""
+    """Heads that draft ``count`` tokens ahead, from states of ``hidden_size`` values."""
 
     count: int
+    hidden_size: int
     vocab_size: int
 
     def root(self, state: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
@@ -36,6 +38,10 @@ class LastStateHeads(torch.nn.Module):
     def logits(self, states: torch.Tensor, place: int) -> torch.Tensor:
         """Of head `place`, ``[B, n, V]``."""
         raise NotImplementedError
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All memory that the heads read."""
+        return [*self.parameters(), *self.buffers()]
 
 
 class LastStateDrafter:
@@ -62,7 +68,19 @@ class LastStateDrafter:
 
     @property
     def capabilities(self) -> DrafterCapabilities:
-        return DrafterCapabilities(reads_apart=True, hidden_layers=(LAST,), trees=True)
+        return DrafterCapabilities(
+            device_lengths=True,
+            reads_apart=True,
+            keeps_lengths=True,
+            hidden_layers=(LAST,),
+            hidden_size=self._heads.hidden_size,
+            trees=True,
+            tree_size=self._tree_size,
+        )
+
+    def _tree_size(self, depth: int) -> TreeSize:
+        size = self.tree.size(min(depth, self._heads.count), self.vocab_size)
+        return size._replace(read=0)  # there is no cache to hold them
 
     def prefill(self, prompts: PromptBatch) -> None:
         """Nothing is remembered."""
@@ -76,28 +94,23 @@ class LastStateDrafter:
     def select(self, rows: Sequence[int]) -> None:
         """Nothing is remembered."""
 
+    def reserve_span(self, tokens: int) -> Hashable:
+        """See `DeviceLengths`."""
+        return Place(self._heads, self._heads.tensors())
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        """Nothing is remembered."""
+
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """See `BatchedDrafter.draft`. A text of one token has no state, and gets no draft."""
-        heads, lengths = self._heads, [int(n) for n in inputs.lengths]
-        found: list[torch.Tensor | None] = []
-        for b, length in enumerate(lengths):
-            found.append(_state(inputs, b) if length else None)
-        known = next((state for state in found if state is not None), None)
-        if known is None:
-            return DraftBlock(
-                torch.zeros(len(lengths), 1, dtype=torch.int64, device=self.device),
-                torch.zeros(len(lengths), dtype=torch.int64, device=self.device),
-                parents=torch.full((len(lengths), 1), -1, device=self.device),
-            )
-        zeros = torch.zeros_like(known)
-        rows = torch.stack([zeros if state is None else state for state in found])
-        state = rows[:, None].to(self.device, self._dtype)
-        deep = [
-            min(n, heads.count) if own is not None else 0
-            for n, own in zip(lengths, found, strict=True)
-        ]
-        last = (torch.as_tensor(inputs.counts, device=self.device) - 1).clamp_min(0)
+        heads = self._heads
+        lengths, counts, positions = (
+            torch.as_tensor(given, device=self.device)
+            for given in (inputs.lengths, inputs.counts, inputs.positions)
+        )
+        state, known = self._state(inputs, positions - 2)
+        last = (counts - 1).clamp_min(0)
         token = inputs.tokens.gather(1, last[:, None]).clamp(0, self.vocab_size - 1)
         states = heads.root(state, token)
 
@@ -112,20 +125,28 @@ class LastStateDrafter:
         nodes = self.tree.grow(
             heads.logits(states, 0)[:, 0],
             states,
-            torch.as_tensor(deep, device=self.device),
-            max(deep),
+            torch.where(known, lengths, 0).clamp(max=heads.count),
+            min(inputs.most, heads.count),
             expand,
         )
         return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)
 
-
-def _state(inputs: DraftInput, row: int) -> torch.Tensor | None:
-    """``[H]``, behind the token before the last of a text: the latest told."""
-    assert inputs.text is not None, "texts are told step by step"
-    place = inputs.text(row).shape[0] - 2
-    for told in reversed(inputs.hidden):
-        begin = int(told.positions[row])
-        if begin <= place < begin + told.counts[row]:
-            state: torch.Tensor = told.layers[LAST][row, place - begin]
-            return state
-    return None
+    def _state(self, inputs: DraftInput, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The state behind the token at ``places[b]`` of each text, the latest told, ``[B, 1, H]``;
+        and ``[B]`` bool, whether one was."""
+        batch, size = places.shape[0], self._heads.hidden_size
+        state = torch.zeros(batch, 1, size, dtype=self._dtype, device=self.device)
+        known = torch.zeros(batch, dtype=torch.bool, device=self.device)
+        for told in inputs.hidden:
+            begin, counts = (
+                torch.as_tensor(given, device=self.device)
+                for given in (told.positions, told.counts)
+            )
+            at, layer = places - begin, told.layers[LAST]
+            if not layer.shape[1]:  # of prompts of one token
+                continue
+            has = (at >= 0) & (at < counts)
+            index = at.clamp(0, layer.shape[1] - 1)[:, None, None].expand(-1, 1, size)
+            own = layer.gather(1, index.to(layer.device)).to(self.device, self._dtype)
+            state, known = torch.where(has[:, None, None], own, state), known | has
+        return state, known

@@ -38,7 +38,7 @@ class MedusaHeads(LastStateHeads):
 
     def __init__(self, count: int, blocks: int, hidden_size: int, vocab_size: int) -> None:
         super().__init__()
-        self.count, self.vocab_size = count, vocab_size
+        self.count, self.hidden_size, self.vocab_size = count, hidden_size, vocab_size
         self.heads = nn.ModuleList(
             nn.Sequential(
                 *[Block(hidden_size) for _ in range(blocks)],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from last_state_heads import hydra as weights
+from last_state_heads import save_hydra as save
 from small_models import make
 from told import draft_input, told
 
@@ -21,34 +22,6 @@ TEXTS = [[3, 9, 27, 17], [5, 6], [8]]
 @pytest.fixture(scope="module")
 def target() -> Any:
     return make("llama", 2, vocab=V)
-
-
-def weights(count: int = 3, blocks: int = 1, bias: bool = True) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    found = {}
-    for i in range(count):
-        wide = (i + 2) * HIDDEN
-        for key in ("linear", "res_connection"):
-            found[f"hydra_mlp.{i}.0.{key}.weight"] = (
-                torch.randn(HIDDEN, wide, generator=generator) / 6
-            )
-            found[f"hydra_mlp.{i}.0.{key}.bias"] = torch.randn(HIDDEN, generator=generator)
-        for j in range(1, blocks):
-            found[f"hydra_mlp.{i}.{j}.linear.weight"] = (
-                torch.randn(HIDDEN, HIDDEN, generator=generator) / 6
-            )
-            found[f"hydra_mlp.{i}.{j}.linear.bias"] = torch.randn(HIDDEN, generator=generator)
-        found[f"hydra_lm_head.{i}.weight"] = torch.randn(V, HIDDEN, generator=generator)
-        if bias:
-            found[f"hydra_lm_head.{i}.bias"] = torch.randn(V, generator=generator)
-    return found
-
-
-def save(found: dict[str, Any], place: Path, form: str = "mlp") -> Path:
-    place.mkdir(exist_ok=True)
-    torch.save(found, place / "hydra_lm_head.pt")
-    (place / "config.json").write_text(json.dumps({"hydra_head_arch": form}))
-    return place
 
 
 def plain(found: dict[str, torch.Tensor], head: int, blocks: int, x: torch.Tensor) -> torch.Tensor:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_models import make
+from last_state_heads import medusa as weights
+from last_state_heads import save_medusa as save
+from small_models import make, plain_greedy
 from told import draft_input, told
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 
@@ -21,25 +23,6 @@ TEXTS = [[3, 9, 27, 17], [5, 6], [8]]
 @pytest.fixture(scope="module")
 def target() -> Any:
     return make("llama", 2, vocab=V)
-
-
-def weights(count: int = 3, blocks: int = 1) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    found = {}
-    for i in range(count):
-        own = torch.randn(HIDDEN, HIDDEN, generator=generator) / 6
-        bias = torch.randn(HIDDEN, generator=generator)
-        for j in range(blocks):  # one block, whose keys repeat
-            found[f"{i}.{j}.linear.weight"], found[f"{i}.{j}.linear.bias"] = own, bias
-        found[f"{i}.{blocks}.weight"] = torch.randn(V, HIDDEN, generator=generator)
-    return found
-
-
-def save(found: dict[str, Any], place: Path) -> Path:
-    place.mkdir(exist_ok=True)
-    torch.save(found, place / "medusa_lm_head.pt")
-    (place / "config.json").write_text(json.dumps({"medusa_num_heads": 5}))
-    return place
 
 
 def plain(found: dict[str, torch.Tensor], head: int, blocks: int, x: torch.Tensor) -> torch.Tensor:
@@ -86,6 +69,25 @@ def test_no_deeper_than_there_are_heads(target: Any, tmp_path: Path) -> None:
     block = medusa.draft(draft_input([[3]], [5], []))
     assert block.counts is not None
     assert block.counts.tolist() == [0]
+
+
+def test_below_a_model_of_another_width(target: Any, tmp_path: Path) -> None:
+    """What that one accepted has no state: there is no draft until the target has verified it."""
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    torch.manual_seed(1)
+    wide = LlamaForCausalLM(
+        LlamaConfig(vocab_size=V, hidden_size=64, intermediate_size=96, **sizes)
+    ).eval()
+    medusa = ps.Medusa.from_pretrained(save(weights(), tmp_path), target)
+    levels = [ps.HuggingFaceLevel(target), ps.HuggingFaceLevel(wide)]
+    chain = ps.Chain([*levels, medusa], [4, 2])
+    out = chain.generate(TEXTS, 10, eos_token_id=[])
+    for b, prompt in enumerate(TEXTS):
+        own = out.sequences[b][: len(prompt) + 10].tolist()
+        assert own == plain_greedy(target, prompt, 10)
+    assert out.stats.levels[2].num_proposed_tokens > 0
+    with pytest.raises(ValueError, match=r"^small: expected hidden states of 32 values.*given 64$"):
+        ps.Chain([ps.HuggingFaceLevel(wide, name="small"), medusa])
 
 
 class _Code:

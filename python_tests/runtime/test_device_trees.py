@@ -1,17 +1,19 @@
 """Rounds with trees and hidden states without host synchronisation, run on the CPU: their tokens
 and counts are those of rounds step by step, nothing in them reads a value on the host, and their
-steps are captured."""
+steps are captured. EAGLE's heads, as trees and as a chain, Medusa's and Hydra's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from captured_chains import PROMPTS, level
 from device_rounds import counted, same, watched
 from eagle_heads import Variant, save, weights_of
+from last_state_heads import hydra, medusa, save_hydra, save_medusa
 from recorder import Recorder
 
 import polyspec_ext as ps
@@ -27,16 +29,46 @@ DYNAMIC = ps.DynamicTree(3, 9)
 STATIC = ps.StaticTree([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
 
 
+class Heads(NamedTuple):
+    """Heads that were not trained.
+
+    Attributes:
+        drafter: from the target and the tree to the drafter.
+        trees: that they draft; None: a chain.
+    """
+
+    drafter: Callable[[Any, Any], Any]
+    trees: Sequence[Any]
+
+
+KINDS = ["first tree", "third tree", "first chain", "third chain", "medusa", "hydra"]
+
+
+@pytest.fixture(params=KINDS)
+def heads(request: pytest.FixtureRequest, tmp_path: Path) -> Heads:
+    kind = str(request.param)
+    if kind == "medusa":
+        place = save_medusa(medusa(vocab=40), tmp_path)
+        return Heads(lambda of, tree: ps.Medusa.from_pretrained(place, of, tree=tree), [DYNAMIC])
+    if kind == "hydra":
+        place = save_hydra(hydra(vocab=40), tmp_path)
+        return Heads(lambda of, tree: ps.Hydra.from_pretrained(place, of, tree=tree), [STATIC])
+    variant = FIRST if kind.startswith("first") else THIRD
+    place = save(variant, weights_of(variant, 3), tmp_path)
+    trees = [None] if kind.endswith("chain") else [DYNAMIC, STATIC]
+    return Heads(lambda of, tree: ps.Eagle.from_pretrained(place, of, tree=tree), trees)
+
+
 def chain_of(
-    place: Path,
+    heads: Heads,
     window: list[int],
-    tree: Any = DYNAMIC,
+    tree: Any = ...,
     shared: bool = False,
     captured: Any = None,
     sync: bool | None = False,
     **options: Any,
 ) -> ps.Chain:
-    """Levels of one size, and an EAGLE head that was not trained."""
+    """Levels of one size, and a drafter; `tree`: its first by default."""
     levels: list[Any] = [level(0, 3, "level 0", captured is not None, **SHARP)]
     for i in range(1, len(window)):
         more = level(i, 3, f"level {i}", captured is not None, **SHARP)
@@ -47,15 +79,10 @@ def chain_of(
                     own[name].copy_(value + 0.02 * own[name])
             more = ps.HuggingFaceLevel(more.model, name=more.name, shares_cache_with=levels[0])
         levels.append(more)
-    drafter = ps.Eagle.from_pretrained(place, levels[0], tree=tree)
+    drafter = heads.drafter(levels[0], heads.trees[0] if tree is ... else tree)
     if captured is not None:
         options["graphs"] = captured
     return ps.Chain([*levels, drafter], window, sync_each_step=sync, **options)
-
-
-@pytest.fixture(params=[FIRST, THIRD], ids=lambda v: v.name)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return save(request.param, weights_of(request.param, 3), tmp_path)
 
 
 def passes_without_the_host(out: ps.Output, rounds: list[Any]) -> None:
@@ -68,9 +95,9 @@ WINDOWS = [[3], [1], [4, 2], [6, 3], [3, 2, 2]]
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_the_tokens_are_those_of_rounds_step_by_step(place: Path, window: list[int]) -> None:
-    for tree in (DYNAMIC, STATIC):
-        followed, alone = (chain_of(place, window, tree, sync=sync) for sync in (None, False))
+def test_the_tokens_are_those_of_rounds_step_by_step(heads: Heads, window: list[int]) -> None:
+    for tree in heads.trees:
+        followed, alone = (chain_of(heads, window, tree, sync=sync) for sync in (None, False))
         some = [7, 11]
         for count, temperature, eos in [(1, 1.0, []), (3, 0.0, some), (3, 1.0, some)]:
             options: dict[str, Any] = {
@@ -89,8 +116,8 @@ def test_the_tokens_are_those_of_rounds_step_by_step(place: Path, window: list[i
             passes_without_the_host(got, rounds)
 
 
-def test_a_copy_in_the_target_s_cache(place: Path) -> None:
-    followed, alone = (chain_of(place, [5, 3], shared=True, sync=sync) for sync in (None, False))
+def test_a_copy_in_the_target_s_cache(heads: Heads) -> None:
+    followed, alone = (chain_of(heads, [5, 3], shared=True, sync=sync) for sync in (None, False))
     options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "eos_token_id": []}
     with counted() as rounds:
         got = alone.generate(PROMPTS, 40, **options)
@@ -99,9 +126,21 @@ def test_a_copy_in_the_target_s_cache(place: Path) -> None:
     assert got.stats.levels[0].num_accepted_tokens > 20
 
 
+@pytest.mark.parametrize("heads", ["first chain", "third chain"], indirect=True)
+@pytest.mark.parametrize(("window", "tail"), [([4, 2], 1), ([4, 3, 2], 2)], ids=str)
+def test_a_tail(heads: Heads, window: list[int], tail: int) -> None:
+    followed, alone = (chain_of(heads, window, sync=sync, tail=tail) for sync in (None, False))
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 4, "eos_token_id": [7, 11]}
+    with counted() as rounds:
+        got = alone.generate(PROMPTS, [40, 23, 31], **options)
+    same(got, followed.generate(PROMPTS, [40, 23, 31], **options))
+    passes_without_the_host(got, rounds)
+    assert got.stats.levels[0].num_tail_tokens > 20
+
+
 @pytest.mark.parametrize("window", [[3], [6, 3]], ids=str)
-def test_one_look_per_round(place: Path, window: list[int]) -> None:
-    alone = chain_of(place, window)
+def test_one_look_per_round(heads: Heads, window: list[int]) -> None:
+    alone = chain_of(heads, window)
     with watched(alone) as seen:
         batch = alone.batch(PROMPTS, 20, 1.0, seed=1, eos_token_id=[])
         while batch.advance():
@@ -112,7 +151,7 @@ def test_one_look_per_round(place: Path, window: list[int]) -> None:
 
 @pytest.mark.parametrize("window", [[3], [6, 3]], ids=str)
 def test_its_steps_are_captured(
-    place: Path, window: list[int], monkeypatch: pytest.MonkeyPatch
+    heads: Heads, window: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replayed by a recorder that stands in for CUDA graphs: operators on the memory that they were
     captured with, and nothing else."""
@@ -125,9 +164,9 @@ def test_its_steps_are_captured(
             self.rows.on_cpu = False
 
     monkeypatch.setattr("polyspec_ext.drafters.eagle.passes.RollbackCache", OnADevice)
-    followed = chain_of(place, window, sync=None)
+    followed = chain_of(heads, window, sync=None)
     graphs = Graphs(Recorder(), progress=False)
-    captured = chain_of(place, window, captured=graphs)
+    captured = chain_of(heads, window, captured=graphs)
     for count, temperature in ((3, 1.0), (1, 0.0), (3, 0.7)):
         options: dict[str, Any] = {"temperature": temperature, "seed": 4, "eos_token_id": []}
         got = captured.generate(PROMPTS[:count], 50, **options)
@@ -135,11 +174,11 @@ def test_its_steps_are_captured(
     assert graphs.num_replays > 4 * graphs.num_captures > 0
 
 
-def test_rounds_that_the_host_follows_in_between(place: Path) -> None:
+def test_rounds_that_the_host_follows_in_between(heads: Heads) -> None:
     """Windows of a row's own: what is not told yet goes to the host, and comes back."""
     texts = []
     for sync in (None, False):
-        chain = chain_of(place, [6, 3], sync=sync)
+        chain = chain_of(heads, [6, 3], sync=sync)
         batch = chain.batch(PROMPTS, 60, 1.0, seed=6, eos_token_id=[])
         with counted() as rounds:
             for number in range(12):
@@ -155,11 +194,11 @@ def test_rounds_that_the_host_follows_in_between(place: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_rows_that_leave(place: Path) -> None:
+def test_rows_that_leave(heads: Heads) -> None:
     prompts = [*PROMPTS, [1, 2], [3, 4, 4]]
     options: dict[str, Any] = {"temperature": 1.0, "seed": 2, "eos_token_id": []}
     limits = [5, 40, 6, 30, 4]
-    followed, alone = (chain_of(place, [4], sync=sync) for sync in (None, False))
+    followed, alone = (chain_of(heads, [4], sync=sync) for sync in (None, False))
     with counted() as rounds:
         got = alone.generate(prompts, limits, **options)
     same(got, followed.generate(prompts, limits, **options))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,14 +21,15 @@ from polyspec_ext.runtime.config import Operators
 
 class TreeLevel:
     """A batched level that reads trees. Its cache holds tokens as they were read; the logits of a
-    token follow from its ancestors alone. A hidden state is the token and its position.
+    token follow from its ancestors alone. A hidden state is the token and its position, then zeros.
 
     Args:
         seed: of the table.
+        size: of a hidden state.
     """
 
-    def __init__(self, vocab_size: int, seed: int, name: str | None = None) -> None:
-        self.table = ToyLevel(vocab_size, seed)
+    def __init__(self, vocab_size: int, seed: int, name: str | None = None, size: int = 2) -> None:
+        self.table, self.size = ToyLevel(vocab_size, seed), size
         self.name, self.vocab_size = name or f"level {seed}", vocab_size
         self.max_length, self.device = None, torch.device("cpu")
         self.caches: list[list[int]] = []
@@ -43,7 +45,8 @@ class TreeLevel:
             row[:count] for row, count in zip(prompts.tokens.tolist(), counts, strict=True)
         ]
         places = torch.arange(prompts.tokens.shape[1]).expand_as(prompts.tokens)
-        states = torch.stack([prompts.tokens, places], 2).float()
+        states = torch.zeros(*prompts.tokens.shape, self.size)
+        states[..., 0], states[..., 1] = prompts.tokens, places
         return dict.fromkeys(prompts.hidden_layers, states)
 
     def forward(self, block: InputBlock) -> LevelOutput:
@@ -53,14 +56,15 @@ class TreeLevel:
         chain = torch.arange(-1, width - 1).expand(batch, width)
         parents = (chain if block.parents is None else block.parents).tolist()
         logits = torch.full((batch, block.keep, self.vocab_size), math.nan)
-        states = torch.full((batch, width, 2), -1.0)
+        states = torch.full((batch, width, self.size), -1.0)
         for b, row in enumerate(block.tokens.tolist()):
             texts: list[list[int]] = []
             for j in range(counts[b]):
                 assert -1 <= parents[b][j] < j
                 before = self.caches[b] if parents[b][j] < 0 else texts[parents[b][j]]
                 texts.append([*before, row[j]])
-                states[b, j] = torch.tensor([row[j], len(before)])
+                own = [row[j], len(before), *[0] * (self.size - 2)]
+                states[b, j] = torch.tensor(own)
                 if 0 <= j - first[b] < block.keep:
                     logits[b, j - first[b]] = self.table.row(texts[-1])
             self.caches[b] = [*self.caches[b], *row[: counts[b]]]
@@ -80,6 +84,9 @@ class TreeLevel:
 
     def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
         for b, cache in enumerate(self.caches):
+            if lengths[b] < begin[b]:  # without a part, or stopped
+                del cache[lengths[b] :]
+                continue
             nodes = [int(begin[b]) + node for node in path[b].tolist() if node >= 0]
             assert nodes == sorted(set(nodes))
             kept = [cache[at] for at in nodes]
@@ -92,6 +99,25 @@ class TreeLevel:
 
     def select(self, rows: Sequence[int]) -> None:
         self.caches = [self.caches[row] for row in rows]
+
+
+class StayingTrees(TreeLevel):
+    """The same level as on a device: a chain may leave its lengths there for a round of the
+    target."""
+
+    @property
+    def capabilities(self) -> LevelCapabilities:
+        return replace(
+            super().capabilities, device_lengths=True, keeps_lengths=True, hidden_size=self.size
+        )
+
+    def reserve_span(self, tokens: int) -> int:
+        assert max(map(len, self.caches)) <= tokens
+        return tokens
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        """What the host is told is what is there."""
+        assert [len(cache) for cache in self.caches] == list(lengths)
 
 
 class TreeDrafter:

@@ -11,15 +11,15 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import arguments
+from ... import arguments, ops
 from ...levels import HuggingFaceLevel
-from ...levels.base import Counts, PromptBatch
+from ...levels.base import Counts, InputBlock, LevelOutput, PromptBatch
 from ...tensors import padded
 from ..base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from ..model import DraftModel
@@ -41,14 +41,21 @@ class Eagle:
         head: the network, and what it borrows from the target.
         tree: `DynamicTree()`, a `StaticTree`, or None for a chain.
         name: for messages and statistics.
+        sample: `ps.sample`, or what stands in for it.
     """
 
-    def __init__(self, head: HeadPasses, tree: Tree | None = None, name: str = "eagle") -> None:
+    def __init__(
+        self,
+        head: HeadPasses,
+        tree: Tree | None = None,
+        name: str = "eagle",
+        sample: Callable[..., Any] = ops.sample,
+    ) -> None:
         self._head, self.tree, self.name = head, tree, name
         self.vocab_size, self.device = head.vocab_size, head.device
         self.max_length: int | None = head.config.layer.max_position_embeddings
         self._level = _HeadLevel(head, name)
-        self._chain = DraftModel(self._level)
+        self._chain = DraftModel(self._level, sample=sample)
         self._own_passes = 0  # beside those of `_chain`
         self._states = torch.empty(0)  # [B, 1, H], behind each row's last pair
 
@@ -100,9 +107,8 @@ class Eagle:
             hidden_size=self._head.config.target_hidden_size,
             trees=self.tree is not None,
             tree_size=None if self.tree is None else self._tree_size,
-            # A chain is drawn by `DraftModel`, which the host follows here.
-            keeps_lengths=self.tree is not None,
-            device_lengths=self.tree is not None and self._head.stays,
+            keeps_lengths=True,
+            device_lengths=self._head.stays,
         )
 
     def _tree_size(self, depth: int) -> TreeSize:
@@ -250,10 +256,10 @@ class _HeadLevel:
         self._head, self.name = head, name
         self.vocab_size, self.device = head.vocab_size, head.device
         self._states = torch.empty(0)
-        self._depth = 0
+        self._reads = False
 
     def begin(self, states: torch.Tensor) -> None:
-        self._states, self._depth = states, 0
+        self._states, self._reads = states, False
 
     def prefill(self, tokens: torch.Tensor) -> None:
         raise NotImplementedError(f"{self.name} reads with its drafts")
@@ -262,13 +268,18 @@ class _HeadLevel:
         self,
         tokens: torch.Tensor,
         keep: int,
-        counts: Sequence[int] | None = None,
-        first: Sequence[int] | None = None,
+        counts: Counts | None = None,
+        first: Counts | None = None,
     ) -> torch.Tensor:
-        if self._depth:
-            self._states = self._head.step(tokens, self._states, self._depth)
-        self._depth += 1
-        return self._head.of_target(self._head.logits(self._states))
+        head = self._head
+        if self._reads:
+            own = [1] * len(tokens) if counts is None else counts
+            self._states = head.follow(tokens, self._states, own, stays=False)
+        self._reads = True
+        return head.of_target(head.logits(self._states))
+
+    def forward_block(self, block: InputBlock) -> LevelOutput:
+        return LevelOutput(self.forward(block.tokens, block.keep, block.counts))
 
     def rollback(self, lengths: Sequence[int]) -> None:
         raise NotImplementedError(f"{self.name} is rolled back by its drafter")

@@ -145,16 +145,24 @@ class HeadPasses:
         """
         return self._append(tokens, self.network.fuse(features.to(self.device, self.dtype)), counts)
 
-    def follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts) -> torch.Tensor:
-        """The same behind this head's own `states`, ``[B, W, H]``."""
-        return self._append(tokens, self.network.carried(states), counts)
+    def follow(
+        self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts, stays: bool = True
+    ) -> torch.Tensor:
+        """The same behind this head's own `states`, ``[B, W, H]``.
+
+        Args:
+            stays: the pairs stand until `keep` cuts them; else until its next call.
+        """
+        return self._append(tokens, self.network.carried(states), counts, stays)
 
     def no_states(self, batch: int) -> torch.Tensor:
         """Zeros, ``[B, 1, H]``."""
         size = self.config.layer.hidden_size
         return torch.zeros(batch, 1, size, dtype=self.dtype, device=self.device)
 
-    def _append(self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts) -> torch.Tensor:
+    def _append(
+        self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts, stays: bool = True
+    ) -> torch.Tensor:
         rows, width = self.cache.rows, tokens.shape[1]
         even = not isinstance(counts, torch.Tensor) and min(counts) == width
         rows.begin(width, None if even else counts)
@@ -164,9 +172,9 @@ class HeadPasses:
             slots = torch.arange(rows.span, device=self.device)[None]
             mask = cache_masks.visible_slots(positions, slots)
         out = self._pass(tokens, states, positions, mask)
-        if isinstance(counts, torch.Tensor):
+        if stays and isinstance(counts, torch.Tensor):
             self._stand.add_(counts)
-        else:
+        elif stays:
             self.pairs = [had + n for had, n in zip(self.pairs, counts, strict=True)]
         if even:
             return out[:, -1:]
@@ -174,32 +182,24 @@ class HeadPasses:
         return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
 
     def step(
-        self,
-        tokens: torch.Tensor,
-        states: torch.Tensor,
-        depth: int,
-        ancestors: torch.Tensor | None = None,
+        self, tokens: torch.Tensor, states: torch.Tensor, depth: int, ancestors: torch.Tensor
     ) -> torch.Tensor:
-        """One more level of a draft.
+        """One more level of a tree, which stands until the next call of `keep`.
 
         Args:
             tokens: ``[B, n]`` int64, the nodes of depth `depth` (1: children of the root).
             states: ``[B, n, H]``, of this head, behind the parent of each.
             ancestors: ``[B or 1, n, m]`` bool: which of the m pairs behind those that stand each
-                node sees; the last n of them are the nodes themselves. None: all, in a chain.
+                node sees; the last n of them are the nodes themselves.
 
         Returns:
             ``[B, n, H]``, behind each.
         """
         rows, (batch, width) = self.cache.rows, tokens.shape
         rows.begin(width, None)
-        if ancestors is None:
-            ancestors = torch.ones(1, 1, depth, dtype=torch.bool, device=self.device)
-        # Of the rows' own lengths, which the device may know alone: `depth` levels came before.
+        # Of the rows' own lengths, which the device may know alone.
         stand = rows.lengths - ancestors.shape[2]
-        mask = None
-        if width > 1 or rows.ragged or rows.span != rows.bound:
-            mask = cache_masks.tree_slots(stand, ancestors.expand(batch, -1, -1), rows.span)
+        mask = cache_masks.tree_slots(stand, ancestors.expand(batch, -1, -1), rows.span)
         positions = (stand + depth - 1)[:, None].expand(-1, width)
         return self._pass(tokens, self.network.carried(states), positions, mask)
 

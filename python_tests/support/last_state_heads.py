@@ -1,0 +1,59 @@
+"""Medusa's and Hydra's heads with random weights in their published formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Weights = dict[str, torch.Tensor]
+
+
+def medusa(count: int = 3, blocks: int = 1, hidden: int = 32, vocab: int = 64) -> Weights:
+    generator = torch.Generator().manual_seed(3)
+    found = {}
+    for i in range(count):
+        own = torch.randn(hidden, hidden, generator=generator) / 6
+        bias = torch.randn(hidden, generator=generator)
+        for j in range(blocks):  # one block, whose keys repeat
+            found[f"{i}.{j}.linear.weight"], found[f"{i}.{j}.linear.bias"] = own, bias
+        found[f"{i}.{blocks}.weight"] = torch.randn(vocab, hidden, generator=generator)
+    return found
+
+
+def save_medusa(found: dict[str, Any], place: Path) -> Path:
+    place.mkdir(exist_ok=True)
+    torch.save(found, place / "medusa_lm_head.pt")
+    (place / "config.json").write_text(json.dumps({"medusa_num_heads": 5}))
+    return place
+
+
+def hydra(
+    count: int = 3, blocks: int = 1, bias: bool = True, hidden: int = 32, vocab: int = 64
+) -> Weights:
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    found = {}
+    for i in range(count):
+        for key in ("linear", "res_connection"):
+            found[f"hydra_mlp.{i}.0.{key}.weight"] = normal(hidden, (i + 2) * hidden) / 6
+            found[f"hydra_mlp.{i}.0.{key}.bias"] = normal(hidden)
+        for j in range(1, blocks):
+            found[f"hydra_mlp.{i}.{j}.linear.weight"] = normal(hidden, hidden) / 6
+            found[f"hydra_mlp.{i}.{j}.linear.bias"] = normal(hidden)
+        found[f"hydra_lm_head.{i}.weight"] = normal(vocab, hidden)
+        if bias:
+            found[f"hydra_lm_head.{i}.bias"] = normal(vocab)
+    return found
+
+
+def save_hydra(found: dict[str, Any], place: Path, form: str = "mlp") -> Path:
+    place.mkdir(exist_ok=True)
+    torch.save(found, place / "hydra_lm_head.pt")
+    (place / "config.json").write_text(json.dumps({"hydra_head_arch": form}))
+    return place
