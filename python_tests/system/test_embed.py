@@ -200,6 +200,22 @@ def test_equal_models_accept_everything(program: Path, text: Path, rule: str) ->
     assert drafter.emitted == drafter.forward_passes == 40
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_tail(program: Path, text: Path, prompt: str, rule: str) -> None:
+    """Two tokens of the drafter's behind the six that the middle hands up; all drafts are kept."""
+    flags = ["--orders", "4,4,4", "--windows", "6,2", "--tail", 2, "--rule", rule]
+    top, middle, drafter = generate(program, text, *flags, "--tokens", 72).levels
+    assert (top.verifications, top.proposed, top.accepted, top.emitted) == (8, 64, 64, 72)
+    assert (middle.verifications, middle.proposed, middle.accepted) == (16, 32, 32)
+    assert drafter.emitted == drafter.forward_passes == 48
+    flags = ["--tail", 2, "--rule", rule]
+    for policy in ([], ["--policy", "joint"]):
+        report = generate(program, text, *flags, *policy, "--temperature", 0)
+        assert "identical tokens" in report.output
+    flags += ["--windows", "2,1", "--prompt", prompt, "--trials", 8000, "--seed", 5]
+    assert "distributions: chain and plain agree" in generate(program, text, *flags).output
+
+
 def test_counts_add_up(program: Path, text: Path) -> None:
     report = generate(program, text, "--tokens", 500, "--seed", 11)
     top, middle, drafter = report.levels
@@ -249,6 +265,8 @@ def test_help(program: Path) -> None:
         (["{text}", "--policy", "best"], "--policy: expected online, fsm"),
         (["{text}", "--windows", "3"], "3 levels and 1 windows"),
         (["{text}", "--windows", "3,-1"], "got -1"),
+        (["{text}", "--tail", "-1"], "tail must be >= 0, got -1"),
+        (["{text}", "--orders", "4,2", "--windows", "3", "--tail", "1"], "a tail needs three"),
         (["{text}", "--prompt", "\x01"], "byte 0x01 does not occur"),
         (
             ["{text}", "--temperature", "-1"],

@@ -29,6 +29,7 @@ std::vector<int64_t> Chain::generate(const std::vector<int64_t>& prompt, const S
   stats_.assign(levels_.size(), {});
   for (Level* level : levels_) level->rollback(0);  // nothing is left of an earlier text
 
+  scheduler_.set_tail(settings.tail);
   scheduler_.start(settings.max_new_tokens);
   steps_.clear();
   choose_windows(prompt);
@@ -39,15 +40,18 @@ std::vector<int64_t> Chain::generate(const std::vector<int64_t>& prompt, const S
     const auto began = std::chrono::steady_clock::now();
     const int64_t before = stats_[static_cast<size_t>(step.level - 1)].accepted;
     const int64_t emitted = step.kind == polyspec::Step::Kind::kDraft
-                                ? draft(step.count, settings, &eos)
+                                ? draft(step, settings, &eos)
                                 : verify(step.level, settings, &eos);
     scheduler_.report(step.level, emitted, eos);
     if (policy_ == nullptr) continue;
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - began;
     const bool drafted = step.kind == polyspec::Step::Kind::kDraft;
-    const int64_t tokens = drafted ? emitted : step.count;
-    const int64_t accepted = stats_[static_cast<size_t>(step.level - 1)].accepted - before;
-    steps_.push_back({step.level, tokens, accepted, tokens, 1, spent.count(), false});
+    const int64_t width = drafted ? emitted : step.count;
+    // A tail's tokens say nothing of the level below, whose acceptance policies estimate.
+    const int64_t tokens = drafted ? emitted : step.count - step.of_tail;
+    const int64_t stands = stats_[static_cast<size_t>(step.level - 1)].accepted - before;
+    const int64_t accepted = std::min(stands, tokens);
+    steps_.push_back({step.level, tokens, accepted, width, 1, spent.count(), false});
     if (step.level == 1) choose_windows({tokens_.end() - emitted, tokens_.end()});
   }
   return {tokens_.begin() + static_cast<int64_t>(prompt.size()), tokens_.end()};
@@ -69,17 +73,17 @@ void Chain::choose_windows(const std::vector<int64_t>& told) {
   steps_.clear();
 }
 
-// The last level proposes up to `count` tokens for the level above, fewer if one of them ends the
-// text.
-int64_t Chain::draft(int64_t count, const Settings& settings, bool* eos) {
+// The last level proposes up to `step.count` tokens for the level above, or of a tail for level 1;
+// fewer if one of them ends the text.
+int64_t Chain::draft(const polyspec::Step& step, const Settings& settings, bool* eos) {
   const int32_t level = scheduler_.levels();
-  Pending& block = pending_.back();
+  Pending& block = step.of_tail > 0 ? pending_.front() : pending_.back();
   polyspec::SampleParams p;
   p.batch = 1;
   p.vocab = vocab_;
   p.sampling = settings.sampling;
   int64_t drawn = 0;
-  while (drawn < count && !*eos) {
+  while (drawn < step.count && !*eos) {
     const int64_t position = static_cast<int64_t>(tokens_.size());
     block.logits.resize(static_cast<size_t>((block.count + 1) * vocab_));
     block.statistics.resize(static_cast<size_t>(block.count + 1));
@@ -133,7 +137,7 @@ int64_t Chain::verify(int32_t level, const Settings& settings, bool* eos) {
   p.target_logits = logits_.data();
   p.target_stride[0] = rows * vocab_;
   p.target_stride[1] = vocab_;
-  if (block.count > 0) {  // q: the rows of the level just below, and of no other
+  if (block.count > 0) {  // q: the rows of the level that drew each token, and of no other
     p.draft_logits = block.logits.data();
     p.draft_stride[0] = block.count * vocab_;
     p.draft_stride[1] = vocab_;

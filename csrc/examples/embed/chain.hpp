@@ -35,6 +35,7 @@ class Level {
 struct Settings {
   int64_t max_new_tokens = 256;
   int64_t eos = -1;  // the token that ends the text; -1: none
+  int64_t tail = 0;  // tokens that the drafter adds, unverified, to those that the target verifies
   polyspec::SamplingParams
       sampling;  // one distribution for all levels, or the chain is not lossless
   uint64_t seed = 0;
@@ -66,14 +67,15 @@ class Chain {
   void set_policy(std::unique_ptr<polyspec::WindowPolicy> policy) { policy_ = std::move(policy); }
 
   // The new tokens after `prompt`, the EOS included. Throws std::runtime_error when a row of logits
-  // has no distribution or a parameter is out of range, naming level and position.
+  // has no distribution or a parameter is out of range, naming level and position; and
+  // std::invalid_argument for a negative tail, or one of a chain of two levels.
   std::vector<int64_t> generate(const std::vector<int64_t>& prompt, const Settings& settings);
 
   const std::vector<LevelStats>& stats() const { return stats_; }  // [n] of the last generate()
 
  private:
-  // What a level has emitted and the level above has still to verify. The tokens themselves stand
-  // in tokens_.
+  // What a level has emitted and the level above has still to verify, or level 1, behind what level
+  // 2 has emitted, of a tail. The tokens themselves stand in tokens_.
   struct Pending {
     int64_t count = 0;
     std::vector<float> logits;  // [count, v]: the rows the tokens were drawn from, not copies of q
@@ -83,7 +85,7 @@ class Chain {
 
   int64_t first_pending(
       int32_t level) const;  // index in tokens_ of the first token `level` has to verify
-  int64_t draft(int64_t count, const Settings& settings, bool* eos);
+  int64_t draft(const polyspec::Step& step, const Settings& settings, bool* eos);
   int64_t verify(int32_t level, const Settings& settings, bool* eos);
   void choose_windows(const std::vector<int64_t>& told);
   polyspec::DrawParams draw_key(int32_t level, int64_t position, const Settings& settings);

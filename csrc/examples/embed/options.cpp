@@ -16,6 +16,7 @@ const char* const kHelp =
     "\n"
     "  --orders N,N,...   orders of the models, target first, 1 to 8 each     [5,3,2]\n"
     "  --windows W,W,...  tokens that each level but the last waits for       [8,3]\n"
+    "  --tail N           unverified tokens that the drafter adds for the target       [0]\n"
     "  --policy NAME      online, fsm, cached-fsm, q-learning or joint: chooses the windows    "
     "[none]\n"
     "  --rule NAME        token or block: how drafted blocks are verified       [token]\n"
@@ -79,6 +80,7 @@ Options parse_options(int argc, char** argv) {
       {"--orders", [&](const std::string& v) { out.orders = to_list(v); }},
       {"--windows", [&](const std::string& v) { out.windows = to_list(v); }},
       {"--prompt", [&](const std::string& v) { out.prompt = v; }},
+      {"--tail", [&](const std::string& v) { settings.tail = to_integer(v); }},
       {"--tokens", [&](const std::string& v) { settings.max_new_tokens = to_integer(v); }},
       {"--trials", [&](const std::string& v) { out.trials = to_integer(v); }},
       {"--temperature",

@@ -397,7 +397,12 @@ typedef struct polyspec_step {
   int32_t kind;       /* POLYSPEC_STEP_* */
   int32_t level;      /* 1 ... n */
   int64_t count;      /* tokens to draft, >= 1, or pending tokens to verify, >= 0 */
+  int64_t of_tail;    /* of these, tokens of a tail: all or none of a draft, which are then pending
+                         for level 1, and of those that level 1 verifies the last ones */
 } polyspec_step;
+
+/* The size of an earlier release that is written: all fields before `of_tail`. */
+#define POLYSPEC_STEP_WITHOUT_TAIL_SIZE offsetof(polyspec_step, of_tail)
 
 /* windows: [num_windows], n - 1 numbers >= 0: windows[i-1] tokens is what level i waits for. */
 POLYSPEC_API polyspec_code polyspec_scheduler_create(const int64_t* windows, int32_t num_windows,
@@ -429,17 +434,24 @@ POLYSPEC_API polyspec_code polyspec_scheduler_set_windows(polyspec_scheduler* sc
                                                           const int64_t* windows,
                                                           int32_t num_windows);
 
+/* With a tail, level n drafts up to `tail` tokens more before level 1 verifies what level 2 has
+ * handed up; level 1 verifies them as well, each against the distribution of level n that it was
+ * drawn from. It holds from the next one on; 0, as at creation, is none. A chain of two levels has
+ * none. */
+POLYSPEC_API polyspec_code polyspec_scheduler_set_tail(polyspec_scheduler* scheduler, int64_t tail);
+
 /* windows: [num_windows] out, num_windows = n - 1. */
 POLYSPEC_API polyspec_code polyspec_scheduler_get_windows(const polyspec_scheduler* scheduler,
                                                           int64_t* windows, int32_t num_windows);
 
-/* Tokens that wait for level 1 ... n-1; tokens that the target has emitted; 1 when nothing is left
- * to do; the number n of levels. They answer -1 for a NULL scheduler or a level without pending
- * tokens of its own. */
+/* Tokens that wait for level 1 ... n-1, for level 1 a tail's as well; tokens that the target has
+ * emitted; 1 when nothing is left to do; the number n of levels; tokens of a tail at most. They
+ * answer -1 for a NULL scheduler or a level without pending tokens of its own. */
 POLYSPEC_API int64_t polyspec_scheduler_pending(const polyspec_scheduler* scheduler, int32_t level);
 POLYSPEC_API int64_t polyspec_scheduler_committed(const polyspec_scheduler* scheduler);
 POLYSPEC_API int32_t polyspec_scheduler_done(const polyspec_scheduler* scheduler);
 POLYSPEC_API int32_t polyspec_scheduler_levels(const polyspec_scheduler* scheduler);
+POLYSPEC_API int64_t polyspec_scheduler_tail(const polyspec_scheduler* scheduler);
 
 /* ---- Window policies
  * -------------------------------------------------------------------------------------- */

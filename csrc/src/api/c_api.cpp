@@ -377,12 +377,12 @@ polyspec_code polyspec_scheduler_start(polyspec_scheduler* scheduler, int64_t ma
 polyspec_code polyspec_scheduler_next(const polyspec_scheduler* scheduler, polyspec_step* step) {
   return guarded(__func__, [&, function = __func__]() -> polyspec_code {
     require(scheduler, "the scheduler is NULL");
-    const polyspec_code code = check_size(function, step, {});
+    const polyspec_code code = check_size(function, step, {POLYSPEC_STEP_WITHOUT_TAIL_SIZE});
     if (code != POLYSPEC_OK) return code;
     const polyspec::Step next = scheduler->machine.next();
-    step->kind = static_cast<int32_t>(next.kind);
-    step->level = next.level;
-    step->count = next.count;
+    const polyspec_step made = {step->struct_size, static_cast<int32_t>(next.kind), next.level,
+                                next.count, next.of_tail};
+    std::memcpy(step, &made, std::min(step->struct_size, sizeof made));
     return POLYSPEC_OK;
   });
 }
@@ -401,6 +401,14 @@ polyspec_code polyspec_scheduler_set_windows(polyspec_scheduler* scheduler, cons
   return guarded(__func__, [&] {
     require(scheduler, "the scheduler is NULL");
     scheduler->machine.set_windows(read_windows(windows, num_windows));
+    return POLYSPEC_OK;
+  });
+}
+
+polyspec_code polyspec_scheduler_set_tail(polyspec_scheduler* scheduler, int64_t tail) {
+  return guarded(__func__, [&] {
+    require(scheduler, "the scheduler is NULL");
+    scheduler->machine.set_tail(tail);
     return POLYSPEC_OK;
   });
 }
@@ -434,4 +442,8 @@ int32_t polyspec_scheduler_done(const polyspec_scheduler* scheduler) {
 
 int32_t polyspec_scheduler_levels(const polyspec_scheduler* scheduler) {
   return scheduler == nullptr ? -1 : scheduler->machine.levels();
+}
+
+int64_t polyspec_scheduler_tail(const polyspec_scheduler* scheduler) {
+  return scheduler == nullptr ? -1 : scheduler->machine.tail();
 }
