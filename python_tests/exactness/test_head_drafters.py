@@ -72,6 +72,10 @@ def distance(
         own: list[int] = out.sequences[0, len(PROMPT) :].tolist()
         return own
 
+    # The first text finds no cache allocated, and its logits are rounded otherwise.
+    chance.only(-1)
+    text()
+    chance.only(None)
     with counted() as rounds:
         found = toy.chain_distribution(chance, text)
     assert bool(rounds) == (sync is False)
@@ -80,7 +84,7 @@ def distance(
 
 
 # Vocabulary, windows, new tokens.
-SHAPES = [(3, [2], 3), (2, [2, 1], 4)]
+SHAPES = [(2, [2], 3), (2, [2, 1], 3)]
 
 
 @pytest.mark.parametrize("sync", [None, False], ids=["step by step", "at once"])

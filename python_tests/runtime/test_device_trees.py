@@ -14,7 +14,7 @@ from captured_chains import PROMPTS, level
 from device_rounds import counted, same, watched
 from eagle_heads import Variant, save, weights_of
 from last_state_heads import hydra, medusa, save_hydra, save_medusa
-from recorder import Recorder
+from recorder import Recorder, addresses, keys_of_captures
 
 import polyspec_ext as ps
 from polyspec_ext.kv_cache import RollbackCache
@@ -41,10 +41,13 @@ class Heads(NamedTuple):
     trees: Sequence[Any]
 
 
-KINDS = ["first tree", "third tree", "first chain", "third chain", "medusa", "hydra"]
+def some(*kinds: str) -> Any:
+    return pytest.mark.parametrize("heads", kinds, indirect=True)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(
+    params=["first tree", "third tree", "first chain", "third chain", "medusa", "hydra"]
+)
 def heads(request: pytest.FixtureRequest, tmp_path: Path) -> Heads:
     kind = str(request.param)
     if kind == "medusa":
@@ -91,15 +94,28 @@ def passes_without_the_host(out: ps.Output, rounds: list[Any]) -> None:
     assert len(rounds) >= out.stats.levels[0].num_forward_passes - 2 > 1
 
 
-WINDOWS = [[3], [1], [4, 2], [6, 3], [3, 2, 2]]
+CASES = [
+    ("first tree", [3]),
+    ("first tree", [1]),
+    ("first tree", [6, 3]),
+    ("first tree", [3, 2, 2]),
+    ("third tree", [4, 2]),
+    ("first chain", [1]),
+    ("first chain", [6, 3]),
+    ("third chain", [3]),
+    ("third chain", [3, 2, 2]),
+    ("medusa", [3]),
+    ("medusa", [6, 3]),
+    ("hydra", [1]),
+    ("hydra", [4, 2]),
+]
 
 
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize(("heads", "window"), CASES, indirect=["heads"], ids=str)
 def test_the_tokens_are_those_of_rounds_step_by_step(heads: Heads, window: list[int]) -> None:
     for tree in heads.trees:
         followed, alone = (chain_of(heads, window, tree, sync=sync) for sync in (None, False))
-        some = [7, 11]
-        for count, temperature, eos in [(1, 1.0, []), (3, 0.0, some), (3, 1.0, some)]:
+        for count, temperature, eos in [(1, 1.0, []), (3, 0.0, [7, 11]), (3, 1.0, [7, 11])]:
             options: dict[str, Any] = {
                 "temperature": [temperature * (1 + 0.2 * i) for i in range(count)],
                 "top_k": [0, 7, 30][:count],
@@ -116,6 +132,7 @@ def test_the_tokens_are_those_of_rounds_step_by_step(heads: Heads, window: list[
             passes_without_the_host(got, rounds)
 
 
+@some("first tree", "first chain", "hydra")
 def test_a_copy_in_the_target_s_cache(heads: Heads) -> None:
     followed, alone = (chain_of(heads, [5, 3], shared=True, sync=sync) for sync in (None, False))
     options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "eos_token_id": []}
@@ -126,7 +143,7 @@ def test_a_copy_in_the_target_s_cache(heads: Heads) -> None:
     assert got.stats.levels[0].num_accepted_tokens > 20
 
 
-@pytest.mark.parametrize("heads", ["first chain", "third chain"], indirect=True)
+@some("third chain")
 @pytest.mark.parametrize(("window", "tail"), [([4, 2], 1), ([4, 3, 2], 2)], ids=str)
 def test_a_tail(heads: Heads, window: list[int], tail: int) -> None:
     followed, alone = (chain_of(heads, window, sync=sync, tail=tail) for sync in (None, False))
@@ -138,9 +155,8 @@ def test_a_tail(heads: Heads, window: list[int], tail: int) -> None:
     assert got.stats.levels[0].num_tail_tokens > 20
 
 
-@pytest.mark.parametrize("window", [[3], [6, 3]], ids=str)
-def test_one_look_per_round(heads: Heads, window: list[int]) -> None:
-    alone = chain_of(heads, window)
+def test_one_look_per_round(heads: Heads) -> None:
+    alone = chain_of(heads, [6, 3])
     with watched(alone) as seen:
         batch = alone.batch(PROMPTS, 20, 1.0, seed=1, eos_token_id=[])
         while batch.advance():
@@ -149,10 +165,7 @@ def test_one_look_per_round(heads: Heads, window: list[int]) -> None:
     assert seen.reads >= batch.stats.levels[0].num_forward_passes - 2 > 3
 
 
-@pytest.mark.parametrize("window", [[3], [6, 3]], ids=str)
-def test_its_steps_are_captured(
-    heads: Heads, window: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_steps_are_captured(heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replayed by a recorder that stands in for CUDA graphs: operators on the memory that they were
     captured with, and nothing else."""
 
@@ -164,16 +177,24 @@ def test_its_steps_are_captured(
             self.rows.on_cpu = False
 
     monkeypatch.setattr("polyspec_ext.drafters.eagle.passes.RollbackCache", OnADevice)
-    followed = chain_of(heads, window, sync=None)
-    graphs = Graphs(Recorder(), progress=False)
-    captured = chain_of(heads, window, captured=graphs)
-    for count, temperature in ((3, 1.0), (1, 0.0), (3, 0.7)):
-        options: dict[str, Any] = {"temperature": temperature, "seed": 4, "eos_token_id": []}
-        got = captured.generate(PROMPTS[:count], 50, **options)
-        same(got, followed.generate(PROMPTS[:count], 50, **options))
+    followed = chain_of(heads, [6, 3], sync=None)
+    recorder = Recorder()
+    graphs = Graphs(recorder, progress=False)
+    captured = chain_of(heads, [6, 3], captured=graphs)
+    with keys_of_captures(graphs, recorder) as seen:
+        for count, temperature in ((3, 1.0), (1, 0.0), (3, 0.7)):
+            options: dict[str, Any] = {"temperature": temperature, "seed": 4, "eos_token_id": []}
+            got = captured.generate(PROMPTS[:count], 50, **options)
+            same(got, followed.generate(PROMPTS[:count], 50, **options))
     assert graphs.num_replays > 4 * graphs.num_captures > 0
+    # Weights, states and logits that the steps use are named; tables of indices stay for good.
+    for key, recording in seen:
+        used = [one for one in recording.outside.values() if one.is_floating_point()]
+        assert {one.untyped_storage().data_ptr() for one in used} <= addresses(key)
+        assert used
 
 
+@some("first tree", "third chain", "medusa")
 def test_rounds_that_the_host_follows_in_between(heads: Heads) -> None:
     """Windows of a row's own: what is not told yet goes to the host, and comes back."""
     texts = []
@@ -194,6 +215,7 @@ def test_rounds_that_the_host_follows_in_between(heads: Heads) -> None:
     assert texts[0] == texts[1]
 
 
+@some("third tree", "first chain", "hydra")
 def test_rows_that_leave(heads: Heads) -> None:
     prompts = [*PROMPTS, [1, 2], [3, 4, 4]]
     options: dict[str, Any] = {"temperature": 1.0, "seed": 2, "eos_token_id": []}

@@ -230,7 +230,7 @@ class Eagle:
             for b, count in enumerate(counts):
                 first = own.positions[b]
                 last = min(first + own.counts[b], begin[b] + count)
-                if last > first:
+                if count and last > first:  # rows that do not draft are told again
                     part = [layer[b, : last - first] for layer in layers]
                     states = torch.cat(part, -1) if len(part) > 1 else part[0]
                     features[b, first - begin[b] : last - begin[b]] = states
