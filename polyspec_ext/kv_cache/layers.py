@@ -143,7 +143,8 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         rows = self.rows
         if tree is not None:
-            return cache_masks.tree_slots(rows.base, tree, rows.span, self.window)
+            base = rows.base if rows.at is None else rows.at
+            return cache_masks.tree_slots(base, tree, rows.span, self.window)
         slots = torch.arange(rows.span, device=queries.device)[None, :]
         return cache_masks.visible_slots(queries, slots, self.window)
 

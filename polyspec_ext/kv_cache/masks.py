@@ -8,6 +8,7 @@ value elsewhere. `transformers` hands a 4-D mask through to eager and sdpa atten
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 
 def query_positions(base: torch.Tensor, counts: torch.Tensor | None, tokens: int) -> torch.Tensor:
@@ -64,38 +65,42 @@ def visible_slots(
     return seen
 
 
-def ancestors(parents: torch.Tensor) -> torch.Tensor:
+def ancestors(parents: torch.Tensor, depth: int | None = None) -> torch.Tensor:
     """Which nodes lie on the path from the root to each node, itself included, ``[B, T, T]`` bool:
     [b, i, j] says that node j is i or an ancestor of i.
 
     Args:
         parents: [B, T] int64, each node's parent, below its own index; -1: the root.
+        depth: no path that matters has more nodes; None: T.
     """
     batch, nodes = parents.shape
     # The root as one node more, which is its own parent.
-    above = torch.where(parents < 0, nodes, parents.clamp(max=nodes))
-    above = torch.nn.functional.pad(above, (0, 1), value=nodes)
-    seen = torch.eye(nodes + 1, dtype=torch.bool, device=parents.device).expand(batch, -1, -1)
-    for _ in range((nodes - 1).bit_length()):  # twice as far with each step
-        seen = seen | seen.gather(1, above[..., None].expand(-1, -1, nodes + 1))
-        above = above.gather(1, above)
-    return seen[:, :nodes, :nodes]
+    above = F.pad(torch.where(parents < 0, nodes, parents.clamp(max=nodes)), (0, 1), value=nodes)
+    path = [torch.arange(nodes, device=parents.device).expand(batch, -1)]
+    for _ in range(1, nodes if depth is None else min(depth, nodes)):
+        path.append(above.gather(1, path[-1]))
+    seen = torch.zeros(batch, nodes, nodes + 1, dtype=torch.bool, device=parents.device)
+    return seen.scatter_(2, torch.stack(path, 2), True)[..., :nodes]
 
 
 def tree_slots(
-    base: torch.Tensor, tree: torch.Tensor, capacity: int, window: int | None = None
+    base: torch.Tensor | int, tree: torch.Tensor, capacity: int, window: int | None = None
 ) -> torch.Tensor:
     """Which slots each node of a tree sees: what lies in front of the tree, its ancestors and
     itself. ``[B, T, N]`` bool.
 
     Args:
-        base: [B] int64, tokens in front; node i lies in slot ``base[b] + i``.
+        base: [B] int64, tokens in front; node i lies in slot ``base[b] + i``. Or that of all rows.
         tree: [B, T, M] bool (`ancestors`); of the M nodes in the cache the T at hand, which may be
             fewer where there is no window.
         window: a node sees no more than the `window` latest tokens of its own text, itself
             included; None: all.
     """
     count, nodes = tree.shape[1:]
+    if isinstance(base, int):
+        if base + nodes == capacity and window is None:
+            return F.pad(tree, (base, 0), value=True)
+        base = torch.full((len(tree),), base, device=tree.device)
     slots = torch.arange(capacity, device=base.device)
     node = slots[None, :] - base[:, None]
     inside = (node >= 0) & (node < nodes)

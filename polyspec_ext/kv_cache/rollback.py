@@ -211,6 +211,7 @@ class RollbackCache(Cache):  # type: ignore[misc]
         counts: Sequence[int] | torch.Tensor | None = None,
         *,
         parents: torch.Tensor | None = None,
+        depth: int | None = None,
     ) -> dict[str, Any]:
         """Prepare a forward pass of ``[B, tokens]`` ids, and give its attention mask and positions.
 
@@ -221,6 +222,7 @@ class RollbackCache(Cache):  # type: ignore[misc]
             parents: [B, T] or [T] int64, of tokens that form a tree: the index of each one's parent
                 among them, below its own, -1 where it follows what the row holds. Their positions
                 are those in the text that leads to them. `keep_path` comes next.
+            depth: no path of the tree has more tokens; None: T.
 
         Returns:
             Keyword arguments of the model: attention_mask, ``[B or 1, 1, T, N]`` in the cache's
@@ -245,7 +247,7 @@ class RollbackCache(Cache):  # type: ignore[misc]
         tree = None
         if parents is not None:
             parents = parents.to(rows.base.device).expand(self.batch_size, tokens)
-            tree = cache_masks.ancestors(parents)
+            tree = cache_masks.ancestors(parents, depth)
             # Padding stays below the positions of its row's tokens.
             positions = torch.minimum(rows.base[:, None] + tree.sum(-1) - 1, positions[:, -1:])
         masks: dict[tuple[int | None, ...], torch.Tensor] = {}

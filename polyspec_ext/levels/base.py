@@ -144,6 +144,7 @@ class InputBlock:
             are then those of a tree, behind a chain of what it has not read yet; they stay in the
             cache as they are until `keep_path`.
         hidden_layers: layers whose hidden states are wanted (`Hidden`).
+        depth: with `parents`, no path among the tokens of a row is longer; None: T.
     """
 
     tokens: torch.Tensor
@@ -152,6 +153,7 @@ class InputBlock:
     first: Counts | None = None
     parents: torch.Tensor | None = None
     hidden_layers: tuple[int, ...] = ()
+    depth: int | None = None
 
 
 class LevelOutput(NamedTuple):

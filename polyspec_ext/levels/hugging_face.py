@@ -399,7 +399,8 @@ class HuggingFaceLevel:
         longest = tokens.shape[1]
         arguments = self._arguments
         if self.supports_batches:
-            arguments = {**arguments, **self._cache.inputs(longest, counts, parents=block.parents)}
+            tree = {"parents": block.parents, "depth": block.depth}
+            arguments = {**arguments, **self._cache.inputs(longest, counts, **tree)}
         elif counts is not None and any(count != longest for count in counts):
             raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
         return {**arguments, "input_ids": tokens, "past_key_values": self._cache}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -215,7 +216,7 @@ class Member:
                 saved = _SavedOnDevice(cache, start, have + skip, width)
         cache.rows.put(start)
         out: LevelOutput = self.level.run(
-            InputBlock(tokens, block.keep, counts, first, parents, block.hidden_layers)
+            replace(block, tokens=tokens, counts=counts, first=first, parents=parents)
         )
         if saved is not None:
             saved.put_back()
@@ -327,13 +328,12 @@ class Member:
         last = all(p == wide - keep for p in places)
         with self._keeping(start, end if asked != skip else start):
             out: LevelOutput = self.level.run(
-                InputBlock(
-                    tokens,
-                    keep,
-                    None if in_step else rest,
-                    None if last else places,
-                    parents,
-                    block.hidden_layers,
+                replace(
+                    block,
+                    tokens=tokens,
+                    counts=None if in_step else rest,
+                    first=None if last else places,
+                    parents=parents,
                 )
             )
         if self.rank == 0 and self.shared.record is not None:

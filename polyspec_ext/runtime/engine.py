@@ -615,6 +615,7 @@ class Engine:
             given.first.tolist(),
             given.parents.to(level.device),
             self._layers_of(number),
+            given.lag + step.most,
         )
         logits, hidden = self._forward(number, block)
         if self._processors is not None:
@@ -857,6 +858,7 @@ class Engine:
                 read.first,
                 read.parents,
                 self._layers_of(number),
+                lag + most,
             )
             logits, hidden = self._forward(number, block)
             r = steps.verify_tree(

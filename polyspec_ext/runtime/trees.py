@@ -115,7 +115,7 @@ def pending_tree(block: DraftBlock, lengths: torch.Tensor, most: int) -> Tree:
     longest = tokens.new_full((batch, most + 1), -1)
     depths = torch.zeros_like(counts)
     if nodes:
-        seen = ancestors(parents)
+        seen = ancestors(parents, most)
         depth = torch.where(known, seen.sum(-1), 0)
         last = (depth * nodes - index).argmax(1, keepdim=True)  # of equal depths the first
         depths = depth.gather(1, last)[:, 0]
