@@ -100,31 +100,35 @@ class DynamicTree:
         k = min(self.top_k, logits.shape[-1])
         eye = torch.eye(k, dtype=torch.bool, device=device).expand(batch, -1, -1)
         scores, tokens = _likeliest(logits, k)
+        # Of all nodes found, level by level, and which of these are read.
         found_tokens, found_scores = [tokens], [scores]
-        found_parents = [torch.full_like(tokens, -1)]
-        # The level at hand: which of all nodes found its nodes are, and what they see.
-        index = torch.arange(k, device=device).expand(batch, -1)
+        read = [torch.arange(k, device=device).expand(batch, -1)][: depth - 1]
         ancestors, states = eye, states.expand(-1, k, -1)
         for level in range(1, depth):
             states, logits = expand(tokens, states, level, ancestors)
             gains, below = _likeliest(logits, k)
-            below_scores = (scores[..., None] + gains).flatten(1)
-            found = k + (level - 1) * k * k
-            found_tokens.append(below.flatten(1))
+            below, below_scores = below.flatten(1), (scores[..., None] + gains).flatten(1)
+            found_tokens.append(below)
             found_scores.append(below_scores)
-            found_parents.append(index[..., None].expand(-1, -1, k).flatten(1))
+            if level + 1 == depth:
+                break
             scores, chosen = below_scores.topk(k)
-            parent = chosen // k
-            tokens, index = below.flatten(1).gather(1, chosen), found + chosen
-            states = states.gather(1, parent[..., None].expand(-1, -1, states.shape[2]))
-            seen = ancestors.gather(1, parent[..., None].expand(-1, -1, ancestors.shape[2]))
+            read.append(chosen + (k + (level - 1) * k * k))
+            parent = (chosen // k)[..., None]
+            tokens = below.gather(1, chosen)
+            states = states.gather(1, parent.expand(-1, -1, states.shape[2]))
+            seen = ancestors.gather(1, parent.expand(-1, -1, ancestors.shape[2]))
             ancestors = torch.cat([seen, eye], 2)
+        # Each of those that are read has k children.
+        parents = [torch.full_like(found_tokens[0], -1)]
+        if read:
+            parents.append(torch.cat(read, 1)[..., None].expand(-1, -1, k).flatten(1))
         # So many nodes are not too deep for a row.
         within = torch.where(lengths > 0, k + (lengths - 1) * k * k, 0)
         return _rerank(
             torch.cat(found_tokens, 1),
             torch.cat(found_scores, 1),
-            torch.cat(found_parents, 1),
+            torch.cat(parents, 1),
             within,
             self.total_tokens - 1,
         )
@@ -140,7 +144,8 @@ def _likeliest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
     """The k likeliest tokens behind each row and their log-probabilities, none above 0; of a row
     without a distribution any tokens, with probability 0."""
     scores, tokens = logits.float().log_softmax(-1).topk(k)
-    return torch.where(scores.isnan(), -float("inf"), scores).clamp_max(0), tokens
+    none = -float("inf")
+    return scores.nan_to_num_(none, 0.0, none).clamp_max_(0), tokens
 
 
 def _rerank(

@@ -83,7 +83,7 @@ class EagleNetwork(nn.Module):
         Args:
             embeds: ``[B, T, H]``, of the tokens.
             states: ``[B, T, H]``, behind the token before each.
-            positions: ``[B or 1, T]`` int64, of the pairs.
+            positions: ``[B or 1, T or 1]`` int64, of the pairs.
             attention: over these and earlier pairs.
 
         Returns:
@@ -119,6 +119,7 @@ class EagleNetwork(nn.Module):
         if self._rotary is None or self._rotary.inv_freq.device != like.device:
             self._rotary = LlamaRotaryEmbedding(self.config.layer).to(like.device)
         cos, sin = self._rotary(like, positions)
+        sin[..., : sin.shape[-1] // 2].neg_()
         return cos[:, None], sin[:, None]
 
 
@@ -199,6 +200,6 @@ class Mlp(nn.Module):
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """``[B, H, T, D]`` under rotary positions, halves paired as in Llama."""
-    low, high = x.chunk(2, -1)
-    return x * cos + torch.cat([-high, low], -1) * sin
+    """``[B, H, T, D]`` under rotary positions, halves paired as in Llama; `sin` has the sign of
+    the half that its products are added to."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

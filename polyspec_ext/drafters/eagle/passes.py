@@ -113,6 +113,7 @@ class HeadPasses:
         if self._weights is None:
             parts = (self.network, self._embed, self._head)
             weights = [x for part in parts for x in (*part.parameters(), *part.buffers())]
+            weights += [] if self.ids is None else [self.ids]
             self._weights = Place(self.network, weights)
         form = (cache.rows.capacity, cache.rows.span_of(tokens), self._weights)
         return Place(cache, [*cache.tensors, self._stand], form)
@@ -196,11 +197,17 @@ class HeadPasses:
             ``[B, n, H]``, behind each.
         """
         rows, (batch, width) = self.cache.rows, tokens.shape
+        nodes = ancestors.shape[2]
         rows.begin(width, None)
-        # Of the rows' own lengths, which the device may know alone.
-        stand = rows.lengths - ancestors.shape[2]
-        mask = cache_masks.tree_slots(stand, ancestors.expand(batch, -1, -1), rows.span)
-        positions = (stand + depth - 1)[:, None].expand(-1, width)
+        if rows.at is not None:
+            begin = rows.at + width - nodes
+            mask = cache_masks.tree_slots(begin, ancestors, rows.span)
+            positions = torch.full((1, 1), begin + depth - 1, device=self.device)
+        else:
+            # Of the rows' own lengths, which the device may know alone.
+            stand = rows.lengths - nodes
+            mask = cache_masks.tree_slots(stand, ancestors.expand(batch, -1, -1), rows.span)
+            positions = (stand + depth - 1)[:, None]
         return self._pass(tokens, self.network.carried(states), positions, mask)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
