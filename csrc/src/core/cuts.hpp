@@ -2,7 +2,7 @@
 // begins with. Integers of one thread: the cost is that of reading a few tokens back.
 #pragma once
 
-#include "core/rule_token.hpp"
+#include "core/verify_parts.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 

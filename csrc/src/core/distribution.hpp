@@ -133,21 +133,26 @@ POLYSPEC_FN int32_t row_statistics(Group& group, const RowType& row, const Filte
   if (filter.top_k > 0 && filter.top_k < row.n) {
     statistics->threshold = select_from_top(group, row, One{}, static_cast<uint64_t>(filter.top_k));
   }
-  if (filter.top_p < 1.0f) {
+  // What top-k has left is added up for top-p, and what that and min-p leave once more: one loop,
+  // since inlined the sum is the most of a kernel's code.
+  POLYSPEC_ROLLED
+  for (bool last = !(filter.top_p < 1.0f);; last = true) {
+    if (last && filter.min_p > 0.0f) {
+      // p(x) >= min_p * max p  <=>  z_x >= max + T log(min_p)
+      const double share = static_cast<double>(filter.min_p);
+      const double edge = static_cast<double>(statistics->max) +
+                          static_cast<double>(filter.temperature) * portable_log(share);
+      const float threshold = static_cast<float>(edge);
+      statistics->threshold = threshold > statistics->threshold ? threshold : statistics->threshold;
+    }
     const TokenMass<RowType> kept = token_mass(row, *statistics, filter, head);
     const uint64_t total = sum_tiles(group, row.n, kept);
+    if (last) {
+      statistics->mass = total;
+      return 0;
+    }
     statistics->threshold = select_from_top(group, row, kept, share_of(filter.top_p, total));
   }
-  if (filter.min_p > 0.0f) {
-    // p(x) >= min_p * max p  <=>  z_x >= max + T log(min_p)
-    const double share = static_cast<double>(filter.min_p);
-    const double edge = static_cast<double>(statistics->max) +
-                        static_cast<double>(filter.temperature) * portable_log(share);
-    const float threshold = static_cast<float>(edge);
-    statistics->threshold = threshold > statistics->threshold ? threshold : statistics->threshold;
-  }
-  statistics->mass = sum_tiles(group, row.n, token_mass(row, *statistics, filter, head));
-  return 0;
 }
 
 // log p of a token with logit z.

@@ -2,7 +2,7 @@
 // knows them all, walks the block. For few requests on a large processor.
 //
 // What is found out is a RowRecord. KnownRows<Group> is a group that looks a row's distribution up
-// where another would reduce the row; the rules themselves (verify_token.hpp, verify_block.hpp) are
+// where another would reduce the row; the rules themselves (block_rules.hpp) are
 // the same.
 #pragma once
 

@@ -2,7 +2,7 @@
 // from a draft distribution by the recursive residual (verify_tree.hpp has both in words).
 #pragma once
 
-#include "core/rule_token.hpp"
+#include "core/verify_parts.hpp"
 #include "polyspec/verify_tree.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
@@ -121,37 +121,16 @@ struct Step {
   Emission emission{};
 };
 
-// The row's own token, drawn or its argmax, and the child that it is. Collective.
-template <class T, class Group>
-POLYSPEC_FN Step step_by_draw(Group& group, const Tree<T>& tree, int64_t row, int64_t depth) {
-  Step step;
-  if (tree.filter.greedy()) {
-    step.status = target_argmax(group, tree, row, &step.emission);
-  } else {
-    RowStatistics p_statistics;
-    step.status = target_statistics(group, tree, row, &p_statistics);
-    if (step.status == 0)
-      step.emission = emit_from_row(group, tree, row, p_statistics, tree.emit_draw(depth));
-  }
-  if (step.status != 0) return step;
-  const int64_t token = step.emission.token;
-  const int64_t child =
-      next_child(group, tree, row, row - 1, [&](int64_t i) { return tree.token(i) == token; });
-  if (child < tree.count) step.child = child;
-  return step;
-}
-
-// The children one after the other, each against what the ones before it have left. Collective.
+// The children one after the other, `child` the first of them, each against what the ones before it
+// have left of the row's distribution. Collective.
 template <class T, class Group>
 POLYSPEC_FN Step step_by_residual(Group& group, const Tree<T>& tree, int64_t row, int64_t depth,
-                                  int64_t child) {
+                                  int64_t child, const RowStatistics& p_statistics) {
   const VerifyTreeParams& params = tree.params;
   const double unit = mass_unit(head_room(params.vocab));
   Step step;
-  RowStatistics p_statistics;
   RowStatistics q_statistics;
-  step.status = target_statistics(group, tree, row, &p_statistics);
-  if (step.status == 0) step.status = draft_statistics(group, tree, row, &q_statistics);
+  step.status = draft_statistics(group, tree, row, &q_statistics);
   if (step.status != 0) return step;
   ResidualWeight<T> weight = residual_weight(tree, row, -1, p_statistics, q_statistics, 1.0, 1.0);
   double scale = 1.0;  // s_j, once the first child is rejected
@@ -187,6 +166,30 @@ POLYSPEC_FN Step step_by_residual(Group& group, const Tree<T>& tree, int64_t row
   return step;
 }
 
+// The row's own token, drawn or its argmax, and the child that it is; or, where `first` is not -1,
+// the children by the residual, that one first. Collective.
+template <class T, class Group>
+POLYSPEC_FN Step step_from(Group& group, const Tree<T>& tree, int64_t row, int64_t depth,
+                           int64_t first) {
+  Step step;
+  if (tree.filter.greedy()) {
+    step.status = target_argmax(group, tree, row, &step.emission);
+  } else {
+    RowStatistics p_statistics;
+    step.status = target_statistics(group, tree, row, &p_statistics);
+    if (step.status == 0 && first >= 0)
+      return step_by_residual(group, tree, row, depth, first, p_statistics);
+    if (step.status == 0)
+      step.emission = emit_from_row(group, tree, row, p_statistics, tree.emit_draw(depth));
+  }
+  if (step.status != 0) return step;
+  const int64_t token = step.emission.token;
+  const int64_t child =
+      next_child(group, tree, row, row - 1, [&](int64_t i) { return tree.token(i) == token; });
+  if (child < tree.count) step.child = child;
+  return step;
+}
+
 // Walks the tree; rank 0 writes the path and all tokens but those behind the last, and pads. The
 // outcome's emission is already written. Collective.
 template <class T, class Group>
@@ -200,8 +203,7 @@ POLYSPEC_FN Outcome walk_tree(Group& group, const Tree<T>& tree) {
     if (outcome.status != 0) break;
     const int64_t first = next_child(group, tree, row, row - 1, [](int64_t) { return true; });
     const bool drawn = tree.filter.greedy() || first == tree.count || tree.deterministic(row);
-    const Step step = drawn ? step_by_draw(group, tree, row, depth)
-                            : step_by_residual(group, tree, row, depth, first);
+    const Step step = step_from(group, tree, row, depth, drawn ? -1 : first);
     outcome.status = step.status;
     outcome.last = step.emission;
     if ((step.status & kErrorMask) != 0) break;

@@ -65,6 +65,7 @@ POLYSPEC_FN float select_from_top(Group& group, const AnyRowType& row, const Wei
                                   uint64_t need) {
   uint32_t prefix = 0;
   uint32_t mask = 0;
+  POLYSPEC_ROLLED
   for (int i = 0; i < 3; ++i) {
     const Digit digit{prefix, mask, i == 0 ? 21 : i == 1 ? 10 : 0, i < 2 ? 2047u : 1023u};
     group.clear_bins();

@@ -71,6 +71,16 @@ struct Block {
   }
 };
 
+// What became of a block or tree: the tokens accepted, and the emission behind them unless status
+// has an error.
+struct Outcome {
+  int64_t accepted = 0;
+  int32_t status = 0;
+  Emission last{};
+};
+
+constexpr int32_t kErrorMask = kStatusNotes - 1;
+
 // Draft id of a target token, -1 where the draft cannot propose it.
 template <class Params>
 POLYSPEC_FN int64_t draft_id(const Params& params, int64_t token) {

@@ -1,8 +1,8 @@
 // polyspec::verify for one request, over any thread group.
 #pragma once
 
+#include "core/block_rules.hpp"
 #include "core/open_request.hpp"
-#include "core/rule_block.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 
@@ -33,13 +33,7 @@ POLYSPEC_FN void verify_request(Group& group, const VerifyParams& params, int64_
   Outcome outcome;
   outcome.status = open_block(&block);
   if (outcome.status == 0 && block.room > 0) {
-    if (block.filter.greedy()) {
-      outcome = verify_greedy(group, block);
-    } else if (params.rule == Rule::kToken) {
-      outcome = verify_token(group, block);
-    } else {
-      outcome = verify_block(group, block);
-    }
+    outcome = block.filter.greedy() ? verify_greedy(group, block) : verify_sampled(group, block);
   }
   if (group.rank() != 0) return;
   int64_t emitted = 0;

@@ -1,0 +1,102 @@
+// The rules for one request's block of draft tokens. At temperature 0 both distributions are
+// one-hot, and either rule is "keep what equals the argmax": draft rows are not read at all.
+//
+// The token rule (Leviathan et al. 2023, arXiv 2211.17192) stops at the first i with
+// u_i >= p(y_i)/q(y_i); later rows are not read. The block rule (Sun et al. 2024, arXiv 2403.10444)
+// verifies the block as a whole, and its longest prefix i with u_i < h_i stands:
+//
+//   p_0 = 1, p_i = min(1, p_{i-1} p(y_i)/q(y_i)),  S_i = sum_x max(p_i p(x) - q(x), 0),
+//   h_i = S_i / (S_i + 1 - p_i),  h_m = p_m.
+//
+// Either is one sweep over the rows, and one for both: S_i belongs to row i, whose distributions
+// the ratio of the next token needs anyway. p_i = 0 ends the sweep, since every later h is 0 too.
+#pragma once
+
+#include "core/verify_parts.hpp"
+
+namespace polyspec::POLYSPEC_CORE {
+
+template <class T, class Group>
+POLYSPEC_FN Outcome verify_greedy(Group& group, const Block<T>& block) {
+  Outcome outcome;
+  for (int64_t i = 0;; ++i) {
+    outcome.accepted = i;
+    outcome.status = target_argmax(group, block, i, &outcome.last);
+    if (outcome.status != 0 || i == block.length) return outcome;
+    const int64_t y = block.token(i);
+    if (y < 0 || y >= block.params.vocab) {
+      outcome.status = kStatusTokenOutOfRange;
+      return outcome;
+    }
+    if (y != outcome.last.token) return outcome;
+    if (group.rank() == 0) block.write(i, y, 0.0f, outcome.last.statistics);
+  }
+}
+
+// The token rule or the block rule, not for greedy requests. Rank 0 writes the tokens of the rows
+// that were read, provisionally under the block rule: the caller blanks what does not stand.
+// Collective.
+template <class T, class Group>
+POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
+  const VerifyParams& params = block.params;
+  const bool whole = params.rule == Rule::kBlock;
+  const int head = head_room(params.vocab);
+  Outcome outcome;
+  RowStatistics kept_p{0.0f, 0.0f,
+                       1};  // the distributions of the row that the kept prefix ends before
+  RowStatistics kept_q{0.0f, 0.0f, 1};
+  double kept_scale = 1.0;
+  double scale = 1.0;  // p_i; 1 under the token rule
+  for (int64_t i = 0; i == 0 || scale > 0.0; ++i) {
+    const bool behind = i == block.length;  // all draft tokens
+    if (behind && whole && i > 0 && !(block.accept_draw(i - 1) < scale)) break;
+    RowStatistics p_statistics;
+    RowStatistics q_statistics{0.0f, 0.0f, 1};
+    int32_t error = target_statistics(group, block, i, &p_statistics);
+    if (error == 0 && behind) {
+      outcome.accepted = i;
+      outcome.last = emit_from_row(group, block, i, p_statistics, block.emit_draw(i));
+      return outcome;
+    }
+    double ratio = 0.0;
+    int64_t y = -1;
+    if (error == 0) {
+      y = block.token(i);
+      if (y < 0 || y >= params.vocab) error = kStatusTokenOutOfRange;
+    }
+    if (error == 0 && !block.deterministic(i))
+      error = draft_statistics(group, block, i, &q_statistics);
+    if (error == 0) error = acceptance_ratio(block, i, y, p_statistics, q_statistics, &ratio);
+    if (error != 0) {
+      outcome.accepted = i;
+      outcome.status = error;
+      return outcome;
+    }
+    bool ends_here = i == 0 || !whole;  // so far, the kept prefix: the empty one always stands
+    if (!ends_here) {
+      const uint64_t total =
+          sum_tiles(group, params.vocab,
+                    residual_weight(block, i, y, p_statistics, q_statistics, scale, 1.0));
+      const double s = static_cast<double>(total) / mass_unit(head);
+      const double h = s > 0.0 ? s / (s + (1.0 - scale)) : 0.0;  // s = 0: nothing to draw here
+      ends_here = block.accept_draw(i - 1) < h;
+    }
+    if (ends_here) {
+      outcome.accepted = i;
+      kept_p = p_statistics;
+      kept_q = q_statistics;
+      kept_scale = scale;
+    }
+    if (!whole && !(block.accept_draw(i) < ratio)) break;
+    if (group.rank() == 0) {
+      block.write(i, y, log_probability(block.target_row(i)[y], p_statistics, block.filter, head),
+                  p_statistics);
+    }
+    if (whole) scale = scale * ratio < 1.0 ? scale * ratio : 1.0;
+  }
+  outcome.last =
+      emit_correction(group, block, outcome.accepted, kept_p, kept_q, kept_scale, &outcome.status);
+  return outcome;
+}
+
+}  // namespace polyspec::POLYSPEC_CORE
