@@ -36,6 +36,10 @@ foreach(source IN LISTS polyspec_tests)
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
 endforeach()
 
+# The longest first: begun last it would run alone in the end.
+set_tests_properties(enumeration_test PROPERTIES COST 20)
+set_tests_properties(cta_group_test last_block_test fibre_test int4_test PROPERTIES COST 10)
+
 if("avx2" IN_LIST isas)
   target_compile_options(cpu_masses_test PRIVATE ${isa_avx2})
 endif()
