@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from polyspec_ext import tiny
 from polyspec_ext.bench.differences import first_difference
 from polyspec_ext.bench.machine import QUESTIONS
 
+TOKENS = 96
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_test.jsonl"
 
 
@@ -26,28 +29,47 @@ def questions(count: int) -> list[str]:
     return own[:count]
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("levels", [("target", "drafter"), tiny.LEVELS], ids="-".join)
-def test_greedy_equals_plain_decoding(
-    levels: tuple[str, ...], rule: str, capsys: pytest.CaptureFixture[str], shipped: None
-) -> None:
-    """A first difference passes only as a tie: the two largest logits closer than 1e-4. Ties are
-    counted and printed."""
-    count, new_tokens = (50, 96) if rule == "token" else (5, 96)
+@dataclass
+class Plain:
+    """What transformers makes of the prompts with the target alone."""
+
+    model: Any
+    prompts: list[list[int]]
+    texts: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def plain(shipped: None) -> Plain:
+    """Decoded once for all chains."""
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
-    chain = tiny.chain(levels, rule=rule)
-    model = chain.levels[0].model  # type: ignore[attr-defined]
-    ties = []
-    for number, question in enumerate(questions(count)):
-        prompt = tokenizer(tiny.prompt_of(question))["input_ids"]
+    model = AutoModelForCausalLM.from_pretrained(str(tiny.path("target")), dtype=torch.float32)
+    prompts = [tokenizer(tiny.prompt_of(question))["input_ids"] for question in questions(50)]
+    texts = []
+    for prompt in prompts:
         ids = torch.tensor([prompt])
         with torch.inference_mode():
             row = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False
             )
-        plain = row[0, len(prompt) :].tolist()
-        text = chain.generate(prompt, new_tokens).sequences[0, len(prompt) :].tolist()
-        difference = first_difference(model, prompt, plain, text)
+        texts.append(row[0, len(prompt) :].tolist())
+    return Plain(model, prompts, texts)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("levels", [("target", "drafter"), tiny.LEVELS], ids="-".join)
+def test_greedy_equals_plain_decoding(
+    levels: tuple[str, ...], rule: str, capsys: pytest.CaptureFixture[str], plain: Plain
+) -> None:
+    """A first difference passes only as a tie: the two largest logits closer than 1e-4. Ties are
+    counted and printed."""
+    count = 5 if rule == "block" else 50 if levels == tiny.LEVELS else 10
+    chain = tiny.chain(levels, rule=rule)
+    ties = []
+    for number, (prompt, wanted) in enumerate(
+        zip(plain.prompts[:count], plain.texts[:count], strict=True)
+    ):
+        text = chain.generate(prompt, TOKENS).sequences[0, len(prompt) :].tolist()
+        difference = first_difference(plain.model, prompt, wanted, text)
         if difference is not None:
             assert difference["tie"], (
                 f"prompt {number}, token {difference['place']}: gap {difference['gap']:.3e}"
@@ -73,7 +95,7 @@ def test_a_difference_that_is_no_tie_is_seen(shipped: None) -> None:
     assert not found["tie"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def shipped() -> None:
     for level in tiny.LEVELS:
         if not (tiny.root() / level / "config.json").exists():
