@@ -1,9 +1,8 @@
-"""The build: stubs that match the module, an installed package, what a missing tool says."""
+"""The build: stubs that match the module, the source distribution, what a missing tool says."""
 
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import os
 import re
@@ -11,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -324,139 +322,6 @@ def test_source_distribution_can_be_configured(tmp_path: Path) -> None:
     options += ["-DPOLYSPEC_BUILD_TESTS=ON", "-DPOLYSPEC_BUILD_EXAMPLES=ON"]
     done = run(CMAKE, "-S", source, "-B", tmp_path / "build", *options, POLYSPEC_CUDA="OFF")
     assert done.returncode == 0, done.stderr
-
-
-CONSUMER = """
-cmake_minimum_required(VERSION 3.24)
-project(consumer LANGUAGES CXX)
-find_package(polyspec {version} REQUIRED)
-add_executable(consumer main.cpp)
-target_link_libraries(consumer PRIVATE polyspec::polyspec)
-"""
-MAIN = """
-#include <cstdio>
-#include "polyspec/verify.hpp"
-int main() {
-  const float logits[4] = {0, 1, 5, 2};
-  int64_t token = -1;
-  float logprob = 0;
-  int32_t status = -1;
-  polyspec::SampleParams params;
-  params.batch = 1;
-  params.vocab = 4;
-  params.logits = logits;
-  params.sampling.temperature.value = 0.0f;
-  params.tokens = &token;
-  params.logprobs = &logprob;
-  params.status = &status;
-  if (!polyspec::sample(params).ok()) return 1;
-  std::printf("%d %d", static_cast<int>(token), status);
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Where the library is installed, "static" or "shared"; built when first asked for. The prefix
-    is moved after the installation: nothing in it may name a place."""
-    if CMAKE is None:
-        pytest.skip("needs cmake")
-    folder = tmp_path_factory.mktemp("library")
-
-    @functools.cache
-    def install(kind: str) -> Path:
-        build = folder / f"build-{kind}"
-        shared = "ON" if kind == "shared" else "OFF"
-        options = ["-DCMAKE_BUILD_TYPE=Debug", f"-DBUILD_SHARED_LIBS={shared}"]
-        options += ["-DCMAKE_INSTALL_LIBDIR=lib"]
-        done = run(CMAKE, "-S", ROOT, "-B", build, *options, POLYSPEC_CUDA="OFF")
-        assert done.returncode == 0, done.stderr
-        assert run(CMAKE, "--build", build, "--parallel", 2).returncode == 0
-        assert run(CMAKE, "--install", build, "--prefix", folder / "first").returncode == 0
-        return (folder / "first").rename(folder / kind)
-
-    return install
-
-
-def test_installed_prefix_serves_a_torch_free_program(
-    tmp_path: Path, prefix: Callable[[str], Path]
-) -> None:
-    installed = prefix("static")
-    public_headers = {p.name for p in (ROOT / "csrc" / "include" / "polyspec").iterdir()}
-    assert {p.name for p in (installed / "include" / "polyspec").iterdir()} == public_headers
-
-    consumer = tmp_path / "consumer"
-    consumer.mkdir()
-    (consumer / "main.cpp").write_text(MAIN)
-
-    def configure(version: str) -> subprocess.CompletedProcess[str]:
-        (consumer / "CMakeLists.txt").write_text(CONSUMER.format(version=version))
-        shutil.rmtree(consumer / "out", ignore_errors=True)
-        where = f"-DCMAKE_PREFIX_PATH={installed}"
-        return run(CMAKE, "-S", consumer, "-B", consumer / "out", where)
-
-    major, minor = ps.__version__.split(".")[:2]
-    assert configure(f"{major}.{int(minor) + 1}").returncode != 0
-    assert configure(f"{major}.{minor}").returncode == 0
-    built = run(CMAKE, "--build", consumer / "out")
-    assert built.returncode == 0, built.stdout + built.stderr
-    assert run(consumer / "out" / "consumer").stdout == "2 0"
-
-
-@pytest.mark.skipif(
-    shutil.which("pkg-config") is None or shutil.which("cc") is None, reason="needs pkg-config, cc"
-)
-@pytest.mark.parametrize("kind", ["static", "shared"])
-def test_pkg_config_serves_a_c_program(
-    kind: str, tmp_path: Path, prefix: Callable[[str], Path]
-) -> None:
-    """The C test, by README's line; the C compiler does not know that C++ is inside."""
-    libraries = prefix(kind) / "lib"
-    path = {"PKG_CONFIG_PATH": str(libraries / "pkgconfig")}
-    asked = ["--static"] if kind == "static" else []
-    flags = run("pkg-config", "--cflags", "--libs", *asked, "polyspec", **path)
-    assert flags.returncode == 0, flags.stderr
-    assert run("pkg-config", "--modversion", "polyspec", **path).stdout.strip() == ps.__version__
-    source = ROOT / "csrc" / "tests" / "api" / "c_api_test.c"
-    words = flags.stdout.split()
-    built = run(
-        "cc",
-        "-std=c99",
-        "-I",
-        ROOT / "csrc" / "tests",
-        source,
-        "-o",
-        tmp_path / "program",
-        *words,
-        "-lm",
-    )
-    assert built.returncode == 0, built.stderr
-    done = run(tmp_path / "program", LD_LIBRARY_PATH=str(libraries))
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.skipif(
-    shutil.which("nm") is None or shutil.which("readelf") is None, reason="needs nm, readelf"
-)
-def test_shared_library_has_a_version_and_exports_the_public_interface(
-    prefix: Callable[[str], Path],
-) -> None:
-    installed = prefix("shared")
-    library = installed / "lib" / "libpolyspec.so"
-    assert library.resolve().name == f"libpolyspec.so.{ps.__version__}"
-    soname = f"libpolyspec.so.{'.'.join(ps.__version__.split('.')[:2])}"
-    assert f"[{soname}]" in run("readelf", "-d", library).stdout
-    assert (installed / "lib" / soname).exists()
-
-    headers = [h.read_text() for h in (installed / "include" / "polyspec").glob("*.h*")]
-    declared = re.compile(r"^POLYSPEC_API [\w *:<>]*?(\w+)\(", re.MULTILINE)
-    public_functions = {name for text in headers for name in declared.findall(text)}
-    assert {"polyspec_verify", "verify", "append", "schedule_next"} <= public_functions
-    members = {"Scheduler", "start", "next", "report", "set_windows", "set_tail", "pending"}
-    expected = {n if n.startswith("polyspec_") else f"polyspec::{n}" for n in public_functions}
-    expected |= {f"polyspec::Scheduler::{name}" for name in members}
-    listed = run("nm", "-DC", "--defined-only", library).stdout.splitlines()
-    assert {line.split(" ", 2)[2].split("(")[0] for line in listed} == expected
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")

@@ -3,15 +3,20 @@
 Nothing of the source tree is on the include path of what is built here, and no torch.
 """
 
+import functools
 import os
 import random
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+import polyspec_ext as ps
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "csrc" / "examples" / "embed"
@@ -22,15 +27,16 @@ def first_tool(variable: str, *names: str) -> str | None:
     return os.environ.get(variable) or next(filter(None, map(shutil.which, names)), None)
 
 
-CMAKE = shutil.which("cmake")
+TOOLS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+CMAKE = shutil.which("cmake", path=TOOLS)
 CXX = first_tool("CXX", "c++", "g++", "clang++")
 CC = first_tool("CC", "cc", "gcc", "clang")
 pytestmark = pytest.mark.skipif(not (CMAKE and CXX), reason="needs cmake and a C++ compiler")
 
 
-def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+def run(*command: object, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
     words = [str(word) for word in command]
-    env = os.environ | {"POLYSPEC_CUDA": "OFF"}
+    env = {**os.environ, "PATH": TOOLS, "POLYSPEC_CUDA": "OFF", **variables}
     done = subprocess.run(words, capture_output=True, text=True, errors="replace", env=env)
     if check and done.returncode != 0:
         pytest.fail(f"{' '.join(words)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
@@ -38,18 +44,33 @@ def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str
 
 
 def cmake_build(source: Path, build: Path, *options: str) -> None:
-    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    generator = ["-G", "Ninja"] if shutil.which("ninja", path=TOOLS) else []
     run(CMAKE, "-S", source, "-B", build, *generator, "-DCMAKE_BUILD_TYPE=Release", *options)
     run(CMAKE, "--build", build, "--parallel", "2")
 
 
 @pytest.fixture(scope="module")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An installation of the library, static and without CUDA."""
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Where the library is installed without CUDA, "static" or "shared"; built when first asked
+    for. The prefix is moved after the installation: nothing in it may name a place."""
     folder = tmp_path_factory.mktemp("polyspec")
-    cmake_build(ROOT, folder / "build", "-DCMAKE_INSTALL_LIBDIR=lib")
-    run(CMAKE, "--install", folder / "build", "--prefix", folder / "prefix")
-    return folder / "prefix"
+
+    @functools.cache
+    def install(kind: str) -> Path:
+        build = folder / f"build-{kind}"
+        options = ["-DCMAKE_INSTALL_LIBDIR=lib"]
+        if kind == "shared":
+            options += ["-DBUILD_SHARED_LIBS=ON", "-DCMAKE_BUILD_TYPE=Debug"]
+        cmake_build(ROOT, build, *options)
+        run(CMAKE, "--install", build, "--prefix", folder / "first")
+        return (folder / "first").rename(folder / kind)
+
+    return install
+
+
+@pytest.fixture(scope="module")
+def prefix(installed: Callable[[str], Path]) -> Path:
+    return installed("static")
 
 
 @pytest.fixture(scope="module")
@@ -331,6 +352,100 @@ def test_c_interface(prefix: Path, tmp_path: Path) -> None:
         *library,
     )
     assert "all passed" in run(tmp_path / "c_api").stdout
+
+
+CONSUMER = """
+cmake_minimum_required(VERSION 3.24)
+project(consumer LANGUAGES CXX)
+find_package(polyspec {version} REQUIRED)
+add_executable(consumer main.cpp)
+target_link_libraries(consumer PRIVATE polyspec::polyspec)
+"""
+MAIN = """
+#include <cstdio>
+#include "polyspec/verify.hpp"
+int main() {
+  const float logits[4] = {0, 1, 5, 2};
+  int64_t token = -1;
+  float logprob = 0;
+  int32_t status = -1;
+  polyspec::SampleParams params;
+  params.batch = 1;
+  params.vocab = 4;
+  params.logits = logits;
+  params.sampling.temperature.value = 0.0f;
+  params.tokens = &token;
+  params.logprobs = &logprob;
+  params.status = &status;
+  if (!polyspec::sample(params).ok()) return 1;
+  std::printf("%d %d", static_cast<int>(token), status);
+}
+"""
+
+
+def test_the_package_is_found_and_of_its_version_only(tmp_path: Path, prefix: Path) -> None:
+    public_headers = {p.name for p in (ROOT / "csrc" / "include" / "polyspec").iterdir()}
+    assert {p.name for p in (prefix / "include" / "polyspec").iterdir()} == public_headers
+
+    consumer = tmp_path / "consumer"
+    consumer.mkdir()
+    (consumer / "main.cpp").write_text(MAIN)
+
+    def configure(version: str) -> subprocess.CompletedProcess[str]:
+        (consumer / "CMakeLists.txt").write_text(CONSUMER.format(version=version))
+        shutil.rmtree(consumer / "out", ignore_errors=True)
+        where = f"-DCMAKE_PREFIX_PATH={prefix}"
+        return run(CMAKE, "-S", consumer, "-B", consumer / "out", where, check=False)
+
+    major, minor = ps.__version__.split(".")[:2]
+    assert configure(f"{major}.{int(minor) + 1}").returncode != 0
+    assert configure(f"{major}.{minor}").returncode == 0
+    run(CMAKE, "--build", consumer / "out")
+    assert run(consumer / "out" / "consumer").stdout == "2 0"
+
+
+@pytest.mark.skipif(
+    shutil.which("pkg-config") is None or shutil.which("cc") is None, reason="needs pkg-config, cc"
+)
+@pytest.mark.parametrize("kind", ["static", "shared"])
+def test_pkg_config_serves_a_c_program(
+    kind: str, tmp_path: Path, installed: Callable[[str], Path]
+) -> None:
+    """The C test, by README's line; the C compiler does not know that C++ is inside."""
+    libraries = installed(kind) / "lib"
+    path = {"PKG_CONFIG_PATH": str(libraries / "pkgconfig")}
+    asked = ["--static"] if kind == "static" else []
+    flags = run("pkg-config", "--cflags", "--libs", *asked, "polyspec", **path)
+    assert run("pkg-config", "--modversion", "polyspec", **path).stdout.strip() == ps.__version__
+    source = ROOT / "csrc" / "tests" / "api" / "c_api_test.c"
+    words = flags.stdout.split()
+    includes = ["-I", ROOT / "csrc" / "tests"]
+    run("cc", "-std=c99", *includes, source, "-o", tmp_path / "program", *words, "-lm")
+    run(tmp_path / "program", LD_LIBRARY_PATH=str(libraries))
+
+
+@pytest.mark.skipif(
+    shutil.which("nm") is None or shutil.which("readelf") is None, reason="needs nm, readelf"
+)
+def test_shared_library_has_a_version_and_exports_the_public_interface(
+    installed: Callable[[str], Path],
+) -> None:
+    prefix = installed("shared")
+    library = prefix / "lib" / "libpolyspec.so"
+    assert library.resolve().name == f"libpolyspec.so.{ps.__version__}"
+    soname = f"libpolyspec.so.{'.'.join(ps.__version__.split('.')[:2])}"
+    assert f"[{soname}]" in run("readelf", "-d", library).stdout
+    assert (prefix / "lib" / soname).exists()
+
+    headers = [h.read_text() for h in (prefix / "include" / "polyspec").glob("*.h*")]
+    declared = re.compile(r"^POLYSPEC_API [\w *:<>]*?(\w+)\(", re.MULTILINE)
+    public_functions = {name for text in headers for name in declared.findall(text)}
+    assert {"polyspec_verify", "verify", "append", "schedule_next"} <= public_functions
+    members = {"Scheduler", "start", "next", "report", "set_windows", "set_tail", "pending"}
+    expected = {n if n.startswith("polyspec_") else f"polyspec::{n}" for n in public_functions}
+    expected |= {f"polyspec::Scheduler::{name}" for name in members}
+    listed = run("nm", "-DC", "--defined-only", library).stdout.splitlines()
+    assert {line.split(" ", 2)[2].split("(")[0] for line in listed} == expected
 
 
 def test_microbenchmark(prefix: Path) -> None:
