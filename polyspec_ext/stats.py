@@ -24,7 +24,7 @@ class LevelStats:
     """One level's share of a request.
 
     A *draft* is one block handed to this level for verification. The drafter verifies nothing: its
-    draft counts stay 0 and `num_proposed_tokens` holds what it drew.
+    draft counts stay 0; `num_proposals` and `num_proposed_tokens` tell what it was asked and drew.
 
     Attributes:
         name: what messages call the level.
@@ -38,6 +38,7 @@ class LevelStats:
         num_accepted_tokens: of these, accepted (and not behind an EOS).
         num_emitted_tokens: tokens handed up, or committed by the target; corrections and bonus
             tokens included.
+        num_proposals: times that a drafter was asked, also where it had nothing to propose.
         num_proposed_tokens: tokens drawn by a drafter.
         num_tails: blocks verified that ended in a tail (``Chain(tail=)``).
         num_tail_tokens: of num_draft_tokens, those of tails, which no level but the drafter had
@@ -61,6 +62,7 @@ class LevelStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_emitted_tokens: int = 0
+    num_proposals: int = 0
     num_proposed_tokens: int = 0
     num_tails: int = 0
     num_tail_tokens: int = 0
@@ -216,9 +218,10 @@ class StatsRecorder:
             row.num_new_tokens += tokens
 
     def proposed(self, row: Stats, tokens: int) -> None:
-        self._total.levels[-1].num_proposed_tokens += tokens
-        if row is not self._total:
-            row.levels[-1].num_proposed_tokens += tokens
+        for stats in self._of([row]):
+            level = stats.levels[-1]
+            level.num_proposals += 1
+            level.num_proposed_tokens += tokens
 
     def verified(
         self,

@@ -37,6 +37,7 @@ _LEVEL = (
     ("num_draft_tokens", "Draft tokens verified."),
     ("num_accepted_tokens", "Draft tokens accepted."),
     ("num_emitted_tokens", "Tokens handed up, or committed by the target."),
+    ("num_proposals", "Times that the drafter was asked."),
     ("num_proposed_tokens", "Tokens drawn by the drafter."),
     ("num_tails", "Blocks verified that ended in a tail."),
     ("num_tail_tokens", "Draft tokens verified that only the drafter had seen before."),

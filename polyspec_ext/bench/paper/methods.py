@@ -46,7 +46,7 @@ class Method:
         kind: "plain", "generate", "assisted", "chain" (of levels and drafters without hidden
             states), "eagle" (a head alone below the target), "adaptive", "planned" or "cascade".
         levels: names, target first; for "assisted" the target and its assistant.
-        windows, rounds, rule: of the chain (`Chain`); None where it has none.
+        windows, rounds, rule, tail: of the chain (`Chain`); None where it has none.
         tree: of a head that drafts trees.
         policy: that chooses the windows.
         baseline: whether speedups are over it.
@@ -59,6 +59,7 @@ class Method:
     windows: tuple[int, ...] | None = None
     rounds: tuple[int, ...] | None = None
     rule: str = "token"
+    tail: int = 0
     tree: dict[str, int] | None = None
     policy: str | None = None
     baseline: bool = False
@@ -198,11 +199,12 @@ def _cascade(made: Method) -> Method:
 
 
 def with_windows(
-    method: Method, windows: Sequence[int], rounds: Sequence[int], rule: str
+    method: Method, windows: Sequence[int], rounds: Sequence[int], rule: str, tail: int = 0
 ) -> Method:
     """A chain's with others, such as a planner found."""
     tree = None if method.tree is None else {**method.tree, "depth": windows[-1]}
-    return replace(method, windows=tuple(windows), rounds=tuple(rounds), rule=rule, tree=tree)
+    given = {"windows": tuple(windows), "rounds": tuple(rounds), "rule": rule, "tail": tail}
+    return replace(method, **given, tree=tree)
 
 
 class Call:
@@ -228,6 +230,7 @@ class Call:
             method.windows,
             rounds=method.rounds,
             rule=method.rule,
+            tail=method.tail,
             policy=method.policy,
         )
         return chain_call(chain)

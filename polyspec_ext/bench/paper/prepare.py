@@ -77,7 +77,7 @@ def planned(
             tree = None if shape is None else shape.to_dict()
             method = replace(method, label=label, levels=tuple(one.levels), tree=tree)
         if one is not None and method.kind in _KINDS:
-            method = with_windows(method, one.windows, one.rounds, one.rule)
+            method = with_windows(method, one.windows, one.rounds, one.rule, one.tail)
         if one is not None and (method.baseline or method.kind in _PREDICTED):
             made.prediction[method.name] = {
                 "tokens_per_second": one.predicted_decode_tokens_per_second,
