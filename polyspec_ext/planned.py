@@ -38,9 +38,11 @@ def plan(
     Measured are the seconds of every level's prefills and of its steps by their number of tokens,
     in chains at work, the chain's own time, and how likely each level accepts what each other
     proposes along the target's texts; the renewal model (`planning.theory`) then predicts every
-    chain, with the windows and rounds that suit it best. Rates are of whole calls, so that a level
-    whose prefill costs more than it gains in `max_new_tokens` is left out; those of decoding alone
-    stand beside them. Where the request samples, the rule is chosen by running both.
+    chain, with the windows, rounds and tail that suit it best. The fastest by that are then run for
+    a moment, beside the target alone, and what their steps take there is what predictions go by.
+    Rates are of whole calls, so that a level whose prefill costs more than it gains in
+    `max_new_tokens` is left out; those of decoding alone stand beside them. Where the request
+    samples, the rule is chosen by running both.
 
     Args:
         levels: as `Chain` takes them, but with as many candidates between target and drafter as one

@@ -26,14 +26,15 @@ from .runs import MOST, Clock, Run, Verified, all_steps, in_turns, timed_runs
 from .theory import Acceptance, Proposals, batches
 from .theory.lengths import Floats
 
-_FAR = 2.0  # times the median: something else had the processor, which no step is charged with
+_FAR = 2.0  # times the median: something else had the processor, which all steps are charged with
+OWN = -1  # the chain itself, where its time stands among those of parts
 
 
 class Times(NamedTuple):
     """Seconds of a step by its number of tokens.
 
     Attributes:
-        seconds: means, which do not fall as tokens become more.
+        seconds: means, which do not fall as tokens become more. All that was measured is in them.
         error: relative standard error of one of them, typically.
     """
 
@@ -50,12 +51,20 @@ class Times(NamedTuple):
         return float(np.interp(tokens, known, [self.seconds[n] for n in known]))
 
 
+class Trial(NamedTuple):
+    """Seconds that a part spent in a chain that was run, and those that the tables of steps expect
+    for as many steps; per token of the text."""
+
+    measured: float
+    expected: float
+
+
 @dataclass
 class Measured:
     """All of it, for parts numbered from the target's 0.
 
     Attributes:
-        remaining: ``[P]``, as `theory.Acceptance` has it.
+        remaining, room: ``[P]``, as `theory.Acceptance` has it.
         prompts: tokens of each text's prompt.
         batch: rows of a call, which all times are of.
         accept: ``[P]`` by (upper, lower) part.
@@ -65,15 +74,18 @@ class Measured:
         draft: by part and `StepTime.again`, seconds by tokens asked for.
         fewer_rows: by part and number of rows below `batch`, the factor of its times.
         prefill: by part, seconds by tokens of the longest prompt of a call.
-        first: by part, seconds that its first step of a text takes beyond others.
+        first: by part, seconds that its first step of a text takes beyond others; by `OWN`, those
+            of the first round that are of no level.
         own: seconds outside the levels for each step of a chain.
         own_round: and for each round beside that.
-        own_call: and for each call.
+        own_call: and for each call, before its first round.
+        trials: of chains that were run with windows of their own (`Trial`), by their parts.
         texts: number of texts.
         spent: seconds that all of this took.
     """
 
     remaining: Any
+    room: Any = None
     prompts: list[int] = field(default_factory=list)
     batch: int = 1
     accept: dict[tuple[int, int], Floats] = field(default_factory=dict)
@@ -87,6 +99,7 @@ class Measured:
     own: float = 0.0
     own_round: float = 0.0
     own_call: float = 0.0
+    trials: dict[tuple[int, ...], dict[int, Trial]] = field(default_factory=dict)
     texts: int = 0
     spent: float = 0.0
 
@@ -96,11 +109,11 @@ class Measured:
         proposals = self.proposals.get(pairs[-1]) if pairs else None
         none = np.zeros(len(self.remaining))
         own = tuple(self.accept.get(pair, none) for pair in pairs)
-        if len(pairs) < 2:
-            return Acceptance(own, self.remaining, proposals)
-        ends = parts[0], parts[-1]
-        tail = self.proposals[ends] if ends in self.proposals else self.accept.get(ends)
-        return Acceptance(own, self.remaining, proposals, tail)
+        tail: Proposals | Floats | None = None
+        if len(pairs) > 1:
+            ends = parts[0], parts[-1]
+            tail = self.proposals[ends] if ends in self.proposals else self.accept.get(ends)
+        return Acceptance(own, self.remaining, proposals, tail, self.room)
 
     def rate(self, upper: int, lower: int) -> float:
         """Share of tokens that part `upper` accepts from `lower`, for people: of a drafter that is
@@ -112,24 +125,16 @@ class Measured:
         has = table.counts > 0
         return float(table.accept[has, 0].mean()) if has.any() else 0.0
 
-    def beginning(self, parts: Sequence[int], factors: Mapping[int, float] | None = None) -> Floats:
-        """``[G]``, seconds of each call of a chain that are not of its steps as they are later on:
-        prefill, first steps, and its own.
-
-        Args:
-            factors: as `MeasuredSeconds` has them.
-        """
-        scale = factors or {}
-        rows = np.array(self.prompts)[batches(self.texts, self.batch)]
-        found = [
-            self.own_call * scale.get(-1, 1.0)
-            + sum(
-                (self.prefill[n].at(longest) + self.first.get(n, 0.0)) * scale.get(n, 1.0)
-                for n in parts
-            )
-            for longest in rows.max(1).tolist()
-        ]
-        return np.array(found)
+    def correction(self, parts: Sequence[int], part: int) -> float:
+        """Of the times of a part in the chain of `parts`: what steps took in a chain at work over
+        what the tables say. Where that chain was not run, as in those that were run with the part;
+        else as all parts there."""
+        own = self.trials.get(tuple(parts), {})
+        some = [own[part]] if part in own else []
+        some = some or [one[part] for one in self.trials.values() if part in one]
+        some = some or [one for trials in self.trials.values() for one in trials.values()]
+        expected = sum(one.expected for one in some)
+        return sum(one.measured for one in some) / expected if expected > 0 else 1.0
 
 
 @dataclass
@@ -137,12 +142,20 @@ class MeasuredSeconds:
     """Steps of the chain of `parts`, as `theory.PassSeconds`.
 
     Attributes:
-        factors: of every part's times, and of `own` behind them (-1); to see what depends on them.
+        factors: of every part's times, and of `OWN`; to see what depends on them.
+        scale: these, and `Measured.correction`.
     """
 
     measured: Measured
     parts: Sequence[int]
     factors: Mapping[int, float] = field(default_factory=dict)
+    scale: dict[int, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scale = {
+            n: self.measured.correction(self.parts, n) * self.factors.get(n, 1.0)
+            for n in (*self.parts, OWN)
+        }
 
     def verify(
         self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
@@ -155,16 +168,40 @@ class MeasuredSeconds:
             table = found.verify.get((part, again)) or found.verify[part, False]
             seconds = table.at(pending + unread - 1)
         own = found.own + (found.own_round if level == 1 else 0.0)
-        return self._of(part, seconds, rows) + own * self.factors.get(-1, 1.0)
+        return self._of(part, seconds, rows) + own * self.scale[OWN]
 
     def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
         found, part = self.measured, self.parts[-1]
         table = found.draft.get((part, again)) or found.draft[part, False]
-        own = found.own * self.factors.get(-1, 1.0)
-        return self._of(part, table.at(tokens), rows) + own
+        return self._of(part, table.at(tokens), rows) + found.own * self.scale[OWN]
+
+    def first(self) -> Floats:
+        """``[n]``, seconds that the first steps of a call take beyond others; those of the chain
+        itself are the target's."""
+        found = np.array([self.measured.first.get(n, 0.0) * self.scale[n] for n in self.parts])
+        found[0] += self.measured.first.get(OWN, 0.0) * self.scale[OWN]
+        return found
+
+    def before(self) -> Floats:
+        """``[G]``, seconds of each call before its first round."""
+        found = self.measured
+        rows = np.array(found.prompts)[batches(found.texts, found.batch)]
+        return np.array(
+            [
+                found.own_call * self.scale[OWN]
+                + sum(found.prefill[n].at(longest) * self.scale[n] for n in self.parts)
+                for longest in rows.max(1).tolist()
+            ]
+        )
+
+    def outside(self, rounds: float, steps: float, calls: int) -> float:
+        """Seconds of the chain itself while it decodes, of so many rounds, steps and calls."""
+        found = self.measured
+        own = found.own * steps + found.own_round * rounds + found.first.get(OWN, 0.0) * calls
+        return own * self.scale[OWN]
 
     def _of(self, part: int, seconds: float, rows: int) -> float:
-        seconds *= self.factors.get(part, 1.0)
+        seconds *= self.scale[part]
         fewer = self.measured.fewer_rows.get(part)
         if fewer and rows < self.measured.batch:
             known = sorted([*fewer, self.measured.batch])
@@ -196,8 +233,10 @@ def measure(
     pairs = [(a, b) for a, b in itertools.combinations(range(len(parts)), 2) if parts[a].model]
     runs = timed_runs(make, parts, request, clock)
     texts = in_turns(runs, prompts, request.batch, 0.8 * limit, clock)
+    most = request.max_new_tokens
     found = Measured(
         np.concatenate([np.arange(len(new), 0, -1) for _, new in texts]),
+        np.concatenate([np.arange(most, most - len(new), -1) for _, new in texts]),
         [len(prompt) for prompt, _ in texts],
         request.batch,
         texts=len(texts),
@@ -289,14 +328,13 @@ def _own(found: Measured, runs: Sequence[Run]) -> None:
     if len(each) > 1:
         found.own = each[1] - each[0] if each[1] > each[0] else each[1] / 2
         found.own_round = max(0.0, each[0] - found.own)
-    begins = [
+    found.first[OWN] = statistics.median(
         one.own - usual
         for run, usual in zip(free, each, strict=True)
         for one in run.rounds
         if one.begins
-    ]
-    outside = [text.outside for run in free for text in run.texts]
-    found.own_call = statistics.median(begins) + statistics.median(outside)
+    )
+    found.own_call = statistics.median(text.outside for run in free for text in run.texts)
 
 
 _Samples = dict[int, list[float]]
@@ -311,7 +349,12 @@ def _times(samples: Mapping[int, Sequence[float]]) -> Times:
             spread = statistics.median(abs(one - middle) for one in own) * 1.4826
             errors.append(1.25 * spread / middle / len(own) ** 0.5 if middle else 0.0)
     counts = {tokens: len(own) for tokens, own in samples.items()}
-    return Times(rising(means, counts), statistics.median(errors) if errors else 0.1)
+    means = rising(means, counts)
+    # What was far from the others comes at any step, so all pay for it alike.
+    whole = sum(map(sum, samples.values()))
+    usual = sum(counts[tokens] * mean for tokens, mean in means.items())
+    seconds = {tokens: mean * whole / usual if usual else mean for tokens, mean in means.items()}
+    return Times(seconds, statistics.median(errors) if errors else 0.1)
 
 
 def rising(means: Mapping[int, float], counts: Mapping[int, int]) -> dict[int, float]:

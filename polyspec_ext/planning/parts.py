@@ -60,6 +60,11 @@ class Part:
     model: bool
 
     @property
+    def choice(self) -> Any:
+        """How it was found to run fastest (`Choice`); None where there was nothing to choose."""
+        return getattr(self.thing, "choice", None)
+
+    @property
     def trees(self) -> bool:
         """Whether it drafts trees, whose verification takes other times than a chain's."""
         return bool(getattr(getattr(self.thing, "capabilities", None), "trees", False)) and not (

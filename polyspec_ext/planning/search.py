@@ -5,21 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..stats import Stats
-from .measure import Measured, MeasuredSeconds
+from .measure import OWN, Measured, MeasuredSeconds
 from .parts import Part
 from .runs import MOST
 from .theory import Acceptance, Expectation, InsertionTest, Proposals, expectation, insertion_test
-from .theory.lengths import Floats
 
 _PLACES = 400  # of texts that windows are chosen on
 LONGEST = 4  # levels of a chain: the windows of longer ones take minutes to choose
-_TRIALS = 60  # windows tried for one chain
+_TRIALS = 80  # settings tried for one chain
 _EXTRA = (0, 1, None)  # rounds beyond those that fill a window; None: unbounded
 
 
@@ -54,13 +53,14 @@ class Work(NamedTuple):
         return {"levels": levels, "own": self.own}
 
 
-def expected_work(found: Expectation, own: float, own_round: float) -> Work:
-    """Of a prediction. own, own_round: seconds of the chain itself that every step's seconds
-    contain, and the target's beside that."""
+def expected_work(found: Expectation, times: MeasuredSeconds) -> Work:
+    """Of a prediction with these times."""
     tokens = float(found.tokens.sum())
     steps, seconds = found.steps.sum(0) / tokens, found.seconds.sum(0) / tokens
-    outside = own * found.batch_steps.sum(0) / tokens
-    outside[0] += own_round * float(found.batch_steps[:, 0].sum()) / tokens
+    each = found.batch_steps.sum(0).tolist()
+    outside = np.array([times.outside(0, count, 0) for count in each])
+    outside[0] = times.outside(each[0], each[0], len(found.tokens))
+    outside /= tokens
     verified = found.verified * float(found.rounds.sum()) / tokens
     count = len(steps)
     of_tails = found.tail * float(found.rounds.sum()) / tokens
@@ -76,15 +76,12 @@ def expected_work(found: Expectation, own: float, own_round: float) -> Work:
 
 
 def observed_work(stats: Stats) -> Work:
-    """Of requests that were run. Drafts of the lowest level are those that were verified: one that
-    proposed nothing is not among them, though its seconds are."""
+    """Of requests that were run."""
     tokens = stats.num_new_tokens
     levels = []
     for number, level in enumerate(stats.levels):
         lowest = number > 0 and number == len(stats.levels) - 1
-        steps = level.num_verifications
-        if lowest:
-            steps = stats.levels[number - 1].num_drafts + stats.levels[0].num_tails
+        steps = level.num_proposals if lowest else level.num_verifications
         many = level.num_proposed_tokens if lowest else level.num_draft_tokens
         length = math.nan if lowest else level.num_emitted_tokens / max(steps, 1)
         levels.append(LevelWork(steps / tokens, many / tokens, length, level.seconds / tokens))
@@ -105,7 +102,7 @@ class Candidate:
             times' spread.
         measured_tokens_per_second, measured_decode_tokens_per_second: where it was run.
         length: tokens per round of the target; `measured_length` where it was run.
-        work: what each level does; `measured_work` where it was run. None: the target alone.
+        work: what each level does; `measured_work` where it was run.
     """
 
     parts: tuple[int, ...]
@@ -116,12 +113,12 @@ class Candidate:
     predicted_decode_tokens_per_second: float
     uncertainty: float
     length: float
+    work: Work
     rule: str = "token"
     tail: int = 0
     measured_tokens_per_second: float | None = None
     measured_decode_tokens_per_second: float | None = None
     measured_length: float | None = None
-    work: Work | None = None
     measured_work: Work | None = None
 
     @property
@@ -150,9 +147,13 @@ def candidates(measured: Measured, parts: Sequence[Part]) -> list[Candidate]:
     """Each chain with the windows that suit it best, the fastest first."""
     found = []
     for chain in chains(parts):
-        windows, rounds = best_windows(measured, chain)
-        tail = 0 if parts[chain[-1]].trees else best_tail(measured, chain, windows, rounds)
-        found.append(candidate(measured, parts, chain, windows, rounds, tail))
+        setting = best_setting(measured, chain, tails=not parts[chain[-1]].trees)
+        found.append(candidate(measured, parts, chain, *setting))
+    return fastest_first(found)
+
+
+def fastest_first(found: Sequence[Candidate]) -> list[Candidate]:
+    """By prediction."""
     return sorted(found, key=lambda one: -one.predicted_tokens_per_second)
 
 
@@ -176,8 +177,8 @@ def candidate(
         found.tokens_per_second,
         _uncertainty(measured, chain, found),
         found.length,
+        expected_work(found, MeasuredSeconds(measured, chain)),
         tail=tail,
-        work=expected_work(found, measured.own, measured.own_round) if windows else None,
     )
 
 
@@ -192,7 +193,7 @@ def whole_rate(
     Args:
         factors: as `MeasuredSeconds` has them.
     """
-    before = measured.beginning(chain, factors)[: len(found.tokens)]
+    before = MeasuredSeconds(measured, chain, factors or {}).before()[: len(found.tokens)]
     return float(found.tokens.sum() / (found.seconds.sum() + before.sum()))
 
 
@@ -206,7 +207,8 @@ def predict(
     places: int | None = None,
     tail: int = 0,
 ) -> Expectation:
-    """What the renewal model expects of a chain on the measured texts.
+    """What the renewal model expects of a chain on the measured texts, the first steps of a call
+    included.
 
     Args:
         factors: of parts' times, as `MeasuredSeconds` has them.
@@ -217,29 +219,25 @@ def predict(
     acceptance = measured.acceptance(chain)
     if rejected:
         pairs = list(itertools.pairwise(chain))
-        levels = tuple(
-            _scaled(own, rejected.get(pair, 1.0))
-            for pair, own in zip(pairs, acceptance.levels, strict=True)
+        factor = [rejected.get(pair, 1.0) for pair in pairs]
+        of_tail = rejected.get((chain[0], chain[-1]), 1.0)
+        acceptance = replace(
+            acceptance,
+            levels=tuple(map(_scaled, acceptance.levels, factor)),
+            proposals=_scaled(acceptance.proposals, factor[-1]) if pairs else None,
+            tail=_scaled(acceptance.tail, of_tail),
         )
-        proposals = acceptance.proposals
-        if proposals is not None:
-            changed = _scaled(proposals.accept, rejected.get(pairs[-1], 1.0))
-            proposals = Proposals(changed, proposals.counts)
-        of_tail, factor = acceptance.tail, rejected.get((chain[0], chain[-1]), 1.0)
-        if isinstance(of_tail, Proposals):
-            of_tail = Proposals(_scaled(of_tail.accept, factor), of_tail.counts)
-        elif of_tail is not None:
-            of_tail = _scaled(of_tail, factor)
-        acceptance = Acceptance(levels, acceptance.remaining, proposals, of_tail)
     if places is not None:
         acceptance = _first(acceptance, places, measured.batch)
     seconds = MeasuredSeconds(measured, chain, factors or {})
-    return expectation(windows, rounds, acceptance, seconds, measured.batch, tail)
+    found = expectation(windows, rounds, acceptance, seconds, measured.batch, tail)
+    return replace(found, seconds=found.seconds + seconds.first())
 
 
-def _scaled(accept: Floats, factor: float) -> Floats:
-    changed: Floats = np.clip(1 - (1 - accept) * factor, 0, 1)
-    return changed
+def _scaled(accept: Any, factor: float) -> Any:
+    if isinstance(accept, Proposals):
+        return Proposals(_scaled(accept.accept, factor), accept.counts)
+    return None if accept is None else np.clip(1 - (1 - accept) * factor, 0, 1)
 
 
 def _first(acceptance: Acceptance, places: int, batch: int) -> Acceptance:
@@ -250,68 +248,69 @@ def _first(acceptance: Acceptance, places: int, batch: int) -> Acceptance:
     begins = np.flatnonzero(np.append(True, remaining[1:] >= remaining[:-1]))
     texts = -(-int(np.searchsorted(begins, places // 2)) // batch) * batch
     cut = int(begins[texts]) if texts < len(begins) else len(remaining)
-    proposals = acceptance.proposals
-    if proposals is not None:
-        proposals = Proposals(proposals.accept[:cut], proposals.counts[:cut])
-    tail = acceptance.tail
-    if isinstance(tail, Proposals):
-        tail = Proposals(tail.accept[:cut], tail.counts[:cut])
-    elif tail is not None:
-        tail = tail[:cut]
-    return Acceptance(tuple(a[:cut] for a in acceptance.levels), remaining[:cut], proposals, tail)
+
+    def first(given: Any) -> Any:
+        if isinstance(given, Proposals):
+            return Proposals(given.accept[:cut], given.counts[:cut])
+        return None if given is None else given[:cut]
+
+    return Acceptance(
+        tuple(map(first, acceptance.levels)),
+        *(first(own) for own in (remaining, acceptance.proposals, acceptance.tail)),
+        first(acceptance.room),
+    )
 
 
-def best_windows(
-    measured: Measured, chain: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Windows and rounds with the most tokens per second; of two levels by trying all, of more by
-    changing one after another until none helps."""
+class Setting(NamedTuple):
+    """Of a chain, as `Chain` takes it."""
+
+    windows: tuple[int, ...]
+    rounds: tuple[int, ...]
+    tail: int = 0
+
+
+def best_setting(measured: Measured, chain: Sequence[int], *, tails: bool = True) -> Setting:
+    """The setting with the most tokens per second; of two levels by trying all windows, of more by
+    changing one number after another until none helps.
+
+    Args:
+        tails: whether the chain may have one; a drafter of trees has none.
+    """
     count = len(chain) - 1
     if count == 0:
-        return (), ()
-    known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
+        return Setting((), ())
+    known: dict[Setting, float] = {}
 
-    def rate(windows: tuple[int, ...], extra: tuple[int | None, ...]) -> float:
-        rounds = _rounds(windows, extra)
-        if (windows, rounds) not in known:
-            found = predict(measured, chain, windows, rounds, places=_PLACES)
-            known[windows, rounds] = found.tokens_per_second
-        return known[windows, rounds]
+    def rate(sizes: Sequence[int], extra: Sequence[int | None]) -> float:
+        *windows, tail = sizes
+        one = Setting(tuple(windows), _rounds(windows, extra), min(tail, windows[-1]))
+        if one not in known:
+            found = predict(measured, chain, one.windows, one.rounds, places=_PLACES, tail=one.tail)
+            known[one] = found.tokens_per_second
+        return known[one]
 
     if count == 1:
         for window in range(1, MOST + 1):
-            rate((window,), ())
-    else:
-        windows = tuple(min(3 * 2**i, MOST) for i in reversed(range(count)))
-        extra: tuple[int | None, ...] = (1,) * (count - 1)
-        best, moved = rate(windows, extra), True
-        while moved and len(known) < _TRIALS:
-            moved = False
-            for place, step in itertools.product(range(count), (1, -1, 3, -3)):
-                size = windows[place] + step
-                if not 1 <= size <= MOST:
-                    continue
-                other = (*windows[:place], size, *windows[place + 1 :])
-                if rate(other, extra) > best:
-                    windows, best, moved = other, rate(other, extra), True
-            for place, more in itertools.product(range(count - 1), _EXTRA):
-                choice = (*extra[:place], more, *extra[place + 1 :])
-                if rate(windows, choice) > best:
-                    extra, best, moved = choice, rate(windows, choice), True
+            rate((window, 0), ())
+        return max(known, key=known.__getitem__)
+    sizes = (*(min(3 * 2**i, MOST) for i in reversed(range(count))), 0)  # windows, and the tail
+    extra: tuple[int | None, ...] = (1,) * (count - 1)
+    best, moved = rate(sizes, extra), True
+    while moved and len(known) < _TRIALS:
+        moved = False
+        for place, step in itertools.product(range(count + tails), (1, -1, 3, -3)):
+            size = sizes[place] + step
+            least, most = (1, MOST) if place < count else (0, sizes[count - 1])
+            if not least <= size <= most:
+                continue
+            other = (*sizes[:place], size, *sizes[place + 1 :])
+            if rate(other, extra) > best:
+                sizes, best, moved = other, rate(other, extra), True
+        for place, more in itertools.product(range(count - 1), _EXTRA):
+            choice = (*extra[:place], more, *extra[place + 1 :])
+            if rate(sizes, choice) > best:
+                extra, best, moved = choice, rate(sizes, choice), True
     return max(known, key=known.__getitem__)
-
-
-def best_tail(
-    measured: Measured, chain: Sequence[int], windows: Sequence[int], rounds: Sequence[int]
-) -> int:
-    """Tokens of a tail with the most tokens per second, for a drafter of chains; 0: none pays."""
-    if len(windows) < 2:
-        return 0
-    rates = [
-        predict(measured, chain, windows, rounds, places=_PLACES, tail=tail).tokens_per_second
-        for tail in range(windows[-1] + 1)
-    ]
-    return int(np.argmax(rates))
 
 
 def _rounds(windows: Sequence[int], extra: Sequence[int | None]) -> tuple[int, ...]:
@@ -325,7 +324,8 @@ def _rounds(windows: Sequence[int], extra: Sequence[int | None]) -> tuple[int, .
 def _uncertainty(measured: Measured, chain: Sequence[int], found: Expectation) -> float:
     """Relative, twice the standard error: texts drawn again, and the spread of the times."""
     generator = np.random.default_rng(0)
-    spent, count = found.seconds.sum(1) + measured.beginning(chain), len(found.tokens)
+    spent = found.seconds.sum(1) + MeasuredSeconds(measured, chain).before()
+    count = len(found.tokens)
     picks = generator.integers(0, count, (200, count))
     rates = found.tokens[picks].sum(1) / spent[picks].sum(1)
     by_text = float(rates.std() / rates.mean()) if count > 1 else 0.1
@@ -377,10 +377,11 @@ def insertions(measured: Measured, found: Sequence[Candidate]) -> list[Insertion
         above, new, below = one.parts[place - 1 :]
         window = one.windows[place]
         pending = after.verified[place - 1] / (after.steps.sum(0)[place - 1] / after.rounds.sum())
+        scale = MeasuredSeconds(measured, one.parts).scale
         seconds = (
-            measured.verify[above, False].at(round(pending)),
-            measured.verify[new, False].at(window),
-            measured.draft[below, False].at(window) / window,
+            measured.verify[above, False].at(round(pending)) * scale[above],
+            measured.verify[new, False].at(window) * scale[new],
+            measured.draft[below, False].at(window) * scale[below] / window,
         )
         test = insertion_test(*seconds, *lengths, beta=float(window))
         names = one.levels[place], one.levels[place - 1], one.levels[-1]
@@ -419,7 +420,7 @@ def sensitivities(
     used = {n for one in (best, *others) for n in one.parts}
     for n in sorted(used):
         quantities.append((f"seconds of {parts[n].name}", {n: 1.0}, {}))
-    quantities.append(("own seconds per step", {-1: 1.0}, {}))
+    quantities.append(("own seconds per step", {OWN: 1.0}, {}))
     pairs = list(itertools.pairwise(best.parts))
     for pair in [*pairs, *([(best.parts[0], best.parts[-1])] if best.tail else [])]:
         a, b = (parts[n].name for n in pair)

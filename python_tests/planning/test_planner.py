@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from toy import ToyLevel, distribution
@@ -198,7 +199,6 @@ def test_first_steps_behind_a_larger_level_are_timed_apart(clock: Clock) -> None
     (three,) = [one for one in plan.candidates if len(one.parts) == 3]
     three = search.candidate(plan.measured, plan.parts, three.parts, (12, 2), (0,))
     (ran,) = planner.run(plan, [three], PROMPTS, 1)
-    assert ran.work is not None
     assert ran.measured_work is not None
     mine, theirs = (work.levels[1] for work in (ran.work, ran.measured_work))
     assert mine.seconds / mine.steps == pytest.approx(theirs.seconds / theirs.steps, rel=0.02)
@@ -239,8 +239,8 @@ def test_windows_are_the_best_of_all(clock: Clock) -> None:
     parts = [Part(level, level.name, True) for level in (target, middle, small)]
     found = measure.measure(ps.Chain, parts, PROMPTS, Request(60), limit=1e9)
     for chain in ((0, 1), (0, 2), (0, 1, 2)):
-        windows, rounds = search.best_windows(found, chain)
-        best = search.predict(found, chain, windows, rounds).tokens_per_second
+        windows, rounds, tail = search.best_setting(found, chain)
+        best = search.predict(found, chain, windows, rounds, tail=tail).tokens_per_second
         for size, inner in itertools.product((1, 3, 5, 8, 12), (1, 2, 4)):
             other = (size, inner)[: len(windows)]
             bound = tuple(-(-a // (b + 1)) for a, b in itertools.pairwise(other))
@@ -271,7 +271,6 @@ def test_tails_are_predicted_as_they_run(clock: Clock, kind: str) -> None:
     ran = planner.run(plan, some, PROMPTS, 1)
     for one in ran:
         assert one.error is not None
-        assert one.work is not None
         assert one.measured_work is not None
         assert one.length == pytest.approx(one.measured_length, rel=0.06), one
         assert abs(one.error) < 0.06, one
@@ -294,6 +293,14 @@ def test_a_tail_is_chosen_where_it_pays(clock: Clock) -> None:
     ]
     assert three.tail == max(range(len(rates)), key=rates.__getitem__) > 0
     assert three.predicted_decode_tokens_per_second == pytest.approx(max(rates))
+    without = search.best_setting(found, three.parts, tails=False)
+    assert without.tail == 0
+    # Windows and tail are chosen together.
+    windows, rounds, _ = without
+    assert max(rates) > 1.01 * max(
+        search.predict(found, three.parts, windows, rounds, tail=tail).tokens_per_second
+        for tail in range(windows[-1] + 1)
+    )
     assert plan.chain(three).tail == three.tail
     windows = ",".join(map(str, three.windows))
     assert f"window {windows} tail {three.tail} rounds" in str(plan)
@@ -305,21 +312,20 @@ def test_trees_have_no_tail(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> No
     target, small, middle = (Part(level, level.name, True) for level in levels(clock))
     tree = Part(TreeDrafter(ToyLevel(12, 0), (2, 2)), "tree", False)
 
-    def windows(_: Any, chain: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return (2,) * (len(chain) - 1), (0,) * (len(chain) - 2)
+    may: dict[tuple[int, ...], bool] = {}
 
-    def candidate(*given: Any) -> Any:
-        return SimpleNamespace(parts=given[2], tail=given[5], predicted_tokens_per_second=0.0)
+    def setting(_: Any, chain: tuple[int, ...], *, tails: bool) -> search.Setting:
+        may[chain] = tails
+        return search.Setting((), ())
 
-    monkeypatch.setattr(search, "best_windows", windows)
-    monkeypatch.setattr(search, "best_tail", lambda *_: 1)
-    monkeypatch.setattr(search, "candidate", candidate)
-    measured = measure.Measured(None)
-    tails = {
-        one.parts: one.tail for one in search.candidates(measured, [target, middle, small, tree])
-    }
-    assert tails[0, 1, 2] == 1
-    assert tails[0, 1, 3] == tails[0, 1, 2, 3] == 0
+    monkeypatch.setattr(search, "best_setting", setting)
+    monkeypatch.setattr(
+        search, "candidate", lambda *_: SimpleNamespace(predicted_tokens_per_second=0.0)
+    )
+    search.candidates(measure.Measured(None), [target, middle, small, tree])
+    assert may[0, 1, 2]
+    assert not may[0, 1, 3]
+    assert not may[0, 1, 2, 3]
 
 
 def test_plain_decoding_wins_where_drafts_are_dear(clock: Clock) -> None:
@@ -525,7 +531,6 @@ def test_words_stand_for_drafters(clock: Clock) -> None:
 def test_work_of_two_levels_is_exact(clock: Clock) -> None:
     plan = ps.plan(levels(clock)[:2], PROMPTS, 60, seconds=1e9, verify=True, repeats=1)
     (one,) = [c for c in plan.candidates if c.windows]
-    assert one.work is not None
     assert one.measured_work is not None
     for mine, theirs in zip(one.work.levels, one.measured_work.levels, strict=True):
         assert mine[:2] == pytest.approx(theirs[:2])
@@ -535,6 +540,95 @@ def test_work_of_two_levels_is_exact(clock: Clock) -> None:
     (plain,) = [c for c in report["candidates"] if c["windows"]]
     assert plain["measured_work"]["levels"][1]["length"] is None
     assert "predicted and measured by level" in str(plan)
+
+
+@pytest.mark.parametrize("eos", [3, 8])
+def test_texts_that_end_with_an_eos(clock: Clock, eos: int) -> None:
+    """No level knows that the text ends before it is proposed: windows are asked for as ever."""
+    given = [*levels(clock)[:2], "prompt-lookup"]
+    plan = ps.plan(given, PROMPTS, 60, eos_token_id=eos, seconds=1e9)
+    assert len(plan.measured.remaining) < 60 * plan.measured.texts
+    for one in planner.run(plan, plan.candidates, PROMPTS, 1):
+        assert one.error is not None
+        assert one.measured_work is not None
+        assert abs(one.error) < (0.02 if len(one.parts) < 3 else 0.1), one
+        if len(one.parts) < 3:
+            assert one.length == pytest.approx(one.measured_length), one
+            for mine, theirs in zip(one.work.levels, one.measured_work.levels, strict=True):
+                assert mine.steps == pytest.approx(theirs.steps), one
+
+
+class Uneven(Slow):
+    """Whose passes take as long on average where they are `steady` and where they are not: other
+    times then, and now and then much longer."""
+
+    def __init__(self, clock: Clock, name: str, seconds: float, noise: float, seed: int) -> None:
+        super().__init__(clock, name, seconds, noise)
+        self.generator, self.steady = np.random.default_rng([seed, len(name)]), False
+
+    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        spread, far, often = 0.3, 5.0, 0.02
+        factor = 1 + spread * self.generator.uniform(-1, 1)
+        factor += far * (self.generator.random() < often)
+        if self.steady:
+            factor = 1 + far * often
+        before = self.clock.now
+        found = super().forward(tokens, keep)
+        self.clock.now += (factor - 1) * (self.clock.now - before)
+        return found
+
+
+def test_the_prediction_of_what_is_chosen_is_unbiased(clock: Clock) -> None:
+    """Times are chance, and the best of many windows is chosen by them."""
+    ratios = []
+    for seed in range(6):
+        given = [
+            Uneven(clock, "target", 0.1, 0.0, seed),
+            Uneven(clock, "small", 0.004, 1.4, seed),
+            Uneven(clock, "middle", 0.02, 0.35, seed),
+        ]
+        plan = ps.plan(given, PROMPTS, 60, seconds=1e9)
+        for level in given:
+            level.steady = True
+        (ran,) = planner.run(plan, [plan.recommended], PROMPTS, 1)
+        assert ran.measured_tokens_per_second is not None
+        ratios.append(ran.predicted_tokens_per_second / ran.measured_tokens_per_second)
+    assert float(np.mean(ratios)) == pytest.approx(1, abs=0.01), ratios
+
+
+def test_a_machine_that_changes_changes_all_predictions(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured of steps before is charged with what chains take now, and so are chains
+    that are not run."""
+
+    def slower(*given: Any, **options: Any) -> measure.Measured:
+        found = measure.measure(*given, **options)
+        for part in given[1]:
+            if part.model:
+                part.thing.seconds *= 1.25
+        return found
+
+    monkeypatch.setattr(planner, "measure", slower)
+    plan = ps.plan([*levels(clock), "prompt-lookup"], PROMPTS, 60, seconds=1e9)
+    assert 5 <= len(plan.measured.trials) < len(plan.candidates) == 8
+    assert plan.candidates[0].parts in plan.measured.trials
+    for one in planner.run(plan, plan.candidates, PROMPTS, 1):
+        assert one.error is not None
+        assert abs(one.error) < (0.02 if len(one.parts) < 3 else 0.1), one
+
+
+def test_corrections() -> None:
+    """Of a chain that was run its own; else of the part in others, else of all parts."""
+    found = measure.Measured(None)
+    assert found.correction((0, 1), 1) == 1
+    found.trials[0, 1] = {0: measure.Trial(2.0, 1.0), 1: measure.Trial(3.0, 1.0)}
+    found.trials[0, 2] = {0: measure.Trial(4.0, 4.0)}
+    assert [found.correction((0, 1), n) for n in (0, 1)] == [2, 3]
+    assert found.correction((0, 2), 0) == 1
+    assert found.correction((0, 1, 2), 0) == pytest.approx(6 / 5)
+    assert found.correction((0, 1, 2), 1) == 3
+    assert found.correction((0, 2), 2) == pytest.approx(9 / 6)
 
 
 def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

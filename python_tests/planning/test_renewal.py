@@ -18,6 +18,7 @@ from polyspec_ext.planning import theory
 from polyspec_ext.runtime.state import Progress, StateRows
 
 PROMPT = 2
+EOS = 1  # where a text has room behind its end; every level has it there
 
 
 class RandomSeconds:
@@ -71,10 +72,14 @@ class Rows:
     ) -> None:
         self.levels, self.texts = len(windows) + 1, texts
         lengths = [len(text.remaining) for text in texts if text.remaining is not None]
+        self.lengths = lengths
         batch, longest = len(lengths), max(lengths)
         self.state = StateRows(self.levels, batch, 1, 64 + longest, 1, torch.device("cpu"))
         rows: list[Any] = [
-            SimpleNamespace(tokens=[0] * PROMPT, room=length, eos=frozenset()) for length in lengths
+            SimpleNamespace(tokens=[0] * PROMPT, room=length, eos=frozenset())
+            if text.room is None
+            else SimpleNamespace(tokens=[0] * PROMPT, room=int(text.room[0]), eos=frozenset({EOS}))
+            for text, length in zip(texts, lengths, strict=True)
         ]
         progress = [[Progress(PROMPT - 1, 0)] * self.levels] * batch
         self.state.write(rows, progress, [windows] * batch, [[*rounds, 0]] * batch, tail)
@@ -115,6 +120,10 @@ class Rows:
                 self.state.words.copy_(words)
                 counts = [count for count, _ in outcome]
                 tokens = torch.zeros(len(counts), max(*counts, 0) + 1, dtype=torch.int64)
+                for row, text in enumerate(self.texts):
+                    end = self.lengths[row] - 1 - (step.positions[row] - PROMPT)
+                    if text.room is not None and 0 <= end < tokens.shape[1]:
+                        tokens[row, end] = EOS
                 status = torch.zeros(tokens.shape if draft else len(counts), dtype=torch.int32)
                 self.state.enter(step, tokens, torch.tensor(counts), status)
                 key = self._key(after)
@@ -148,7 +157,10 @@ class Rows:
         return [(j, p) for j, p in enumerate(chances.tolist()) if p > 0]
 
 
-def random_acceptance(levels: int, length: int, *, proposals: bool = False) -> theory.Acceptance:
+def random_acceptance(
+    levels: int, length: int, *, proposals: bool = False, room: int | None = None
+) -> theory.Acceptance:
+    """Of one text; room: of the request, beyond which an EOS ends it."""
     rng = np.random.default_rng(7)
     given = None
     if proposals:
@@ -157,7 +169,8 @@ def random_acceptance(levels: int, length: int, *, proposals: bool = False) -> t
     tail: Any = 0.3 + 0.7 * rng.random(length)
     if proposals:
         tail = theory.Proposals(rng.random((length, 8)), rng.integers(0, 4, length))
-    return theory.Acceptance(accept, np.arange(length, 0, -1), given, tail)
+    left = None if room is None else np.arange(room, room - length, -1)
+    return theory.Acceptance(accept, np.arange(length, 0, -1), given, tail, left)
 
 
 @pytest.mark.parametrize(
@@ -186,13 +199,15 @@ def random_acceptance(levels: int, length: int, *, proposals: bool = False) -> t
     ],
 )
 @pytest.mark.parametrize("proposals", [False, True])
+@pytest.mark.parametrize("more", [None, 1, 30])
 def test_steps_are_those_of_the_state_rows(
-    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, proposals: bool
+    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, proposals: bool, more: int | None
 ) -> None:
     """Every step to the end of a text, with what it reads, and acceptances that differ from place
-    to place."""
+    to place. more: tokens that the request allows behind an EOS, which ends the text."""
     length = 9 if len(windows) < 3 else 7
-    acceptance = random_acceptance(len(windows) + 1, length, proposals=proposals)
+    room = None if more is None else length + more
+    acceptance = random_acceptance(len(windows) + 1, length, proposals=proposals, room=room)
     seconds = RandomSeconds()
     found = theory.expectation(windows, rounds, acceptance, seconds, tail=tail)
     steps, spent = np.zeros(len(windows) + 1), 0.0

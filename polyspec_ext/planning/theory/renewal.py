@@ -9,17 +9,18 @@ its own last token, the bonus of every level above it, and a tail, which level n
 pending for the target and the levels between do not verify.
 
 Acceptances may be one number per level (an endless text, its steady state), or be given at every
-position of recorded texts. Along a text drawn from the target's distribution p, a token that was
-tested was accepted with probability min(1, q/p) at that very token, whatever windows the chain had
-(its text does not depend on them, contract C2), so such a replay is exact for two levels. For more,
-the levels below are taken to accept as they would along the same text, also behind a token that the
-target rejects.
+position of recorded texts. Where such a text ends with an EOS no block goes beyond it: a level that
+proposes another token there, and more behind it, is rejected at that place anyhow. Along a text
+drawn from the target's distribution p, a token that was tested was accepted with probability min(1,
+q/p) at that very token, whatever windows the chain had (its text does not depend on them, contract
+C2), so such a replay is exact for two levels. For more, the levels below are taken to accept as
+they would along the same text, also behind a token that the target rejects.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -96,12 +97,16 @@ class Acceptance:
         proposals: takes the place of the last of `levels`.
         tail: how likely level 1 accepts what level n proposes, ``[P]`` as `levels` have it or as
             `proposals` do. None: for chains without a tail.
+        room: ``[P]``, tokens that the request allows from position p on; more than `remaining`
+            where the text ends with an EOS, which no level knows before it is proposed. None: each
+            text is as long as its request allows.
     """
 
     levels: tuple[Floats, ...]
     remaining: _Ints | None = None
     proposals: Proposals | None = None
     tail: Floats | Proposals | None = None
+    room: _Ints | None = None
 
     @classmethod
     def constant(cls, *levels: float, tail: float | None = None) -> Acceptance:
@@ -191,6 +196,7 @@ class _Chain:
         self.tail = min(tail, windows[-1])
         self.accept_tail = acceptance.tail
         self.remaining = acceptance.remaining
+        self.room = acceptance.remaining if acceptance.room is None else acceptance.room
         self.places = 1 if self.remaining is None else len(self.remaining)
         self.block = functools.cache(self._block)
         self.shifted = functools.cache(self._shifted)
@@ -214,11 +220,15 @@ class _Chain:
 
     def wanted(self, level: int) -> _Ints:
         """``[P]``, tokens that a level waits for from its position on: its window, or as many as
-        the end of the text leaves it, a token less for itself and for every level above it."""
-        window = self.windows[level - 1]
-        if self.remaining is None:
-            return np.array([window], np.int64)
-        return np.clip(self.remaining - level, 0, window)
+        `fitting` leaves of it."""
+        return self.fitting(self.windows[level - 1], level)
+
+    def fitting(self, tokens: int, above: int, behind: int = 0) -> _Ints:
+        """``[P]``, of so many tokens behind others those that the text has room for: up to an EOS,
+        or to the last that the request allows, less one for each level above."""
+        if self.remaining is None or self.room is None:
+            return np.array([tokens], np.int64)
+        return np.clip(np.minimum(self.remaining, self.room - above) - behind, 0, tokens)
 
     def _block(self, level: int, lags: _Lags, again: bool) -> tuple[_Outcomes, _Log]:
         """Level `level` gathers and verifies once; `lags` are of the levels from it on down.
@@ -245,15 +255,27 @@ class _Chain:
                 if not last:
                     passed = reach * self._accepts(level, j, pending - of_tail)
                 stopped = reach - passed
-                if stopped.max() > _TINY:
-                    unread = (1, *self._unread(level, below, pending - j))
-                    key = (j + 1, unread)
-                    outcomes[key] = outcomes.get(key, 0.0) + stopped
+                unread = (1, *self._unread(level, below, pending - j))
+                for emitted, part_of in self._emitted(j, stopped):
+                    key = (emitted, unread)
+                    outcomes[key] = outcomes.get(key, 0.0) + part_of
                 reach = passed
                 if reach.max() <= _TINY:
                     break
         log[()] = _Steps(level, part, spent, verified, sizes)
         return outcomes, log
+
+    def _emitted(self, accepted: int, chance: Floats) -> Iterator[tuple[int, Floats]]:
+        """Tokens handed up where so many were accepted: one more, unless the last is an EOS."""
+        if chance.max() <= _TINY:
+            return
+        if self.room is self.remaining or accepted == 0:
+            yield accepted + 1, chance
+            return
+        ends = self.remaining == accepted
+        for emitted, here in ((accepted, ends), (accepted + 1, ~ends)):
+            if (chance * here).max() > _TINY:
+                yield emitted, chance * here
 
     def _unread(self, level: int, lags: _Lags, rejected: int) -> list[int]:
         """Of the levels below `level`, behind a verification. A level further behind than a round
@@ -309,9 +331,7 @@ class _Chain:
             lags: of the levels below level 1.
             chance: ``[P]``, that a tail is due.
         """
-        wanted = np.full(self.places, self.tail if pending else 0)
-        if self.remaining is not None:
-            wanted = np.clip(self.remaining - 1 - pending, 0, wanted)
+        wanted = self.fitting(self.tail if pending else 0, 1, pending)
         given = wanted
         if isinstance(self.accept_tail, Proposals):
             counts = self.ahead(self.accept_tail.counts.astype(np.float64), pending)

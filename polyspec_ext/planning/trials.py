@@ -1,0 +1,139 @@
+"""Chains at work with the windows that a search has found for them.
+
+The tables of steps are measured in chains whose windows take turns, and windows are chosen by these
+tables: what came out too fast by chance is chosen more often than what came out too slow. The
+chains that look best are therefore run for a moment, and their steps are charged with what they
+took there: by samples that have chosen nothing, behind the very levels that run before them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..stats import Stats, merge
+from .measure import OWN, Measured, Trial
+from .parts import Part, Request
+from .runs import Clock
+from .search import Candidate, candidate, fastest_first, observed_work
+from .theory import batches
+
+TRIED = 4  # of the fastest chains, beside plain decoding
+_REPEATS = 2  # of every call, if there is time
+
+_Calls = list[tuple[float, Stats]]  # seconds and statistics of each
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs candidates side by side.
+
+    Args:
+        build: a candidate's `Chain`.
+        prompts: token ids.
+        request: what is asked of each.
+        clock: seconds from any origin.
+    """
+
+    build: Callable[[Candidate], Any]
+    prompts: Sequence[Sequence[int]]
+    request: Request
+    clock: Clock
+
+    def run(
+        self, some: Sequence[Candidate], repeats: int, limit: float = float("inf")
+    ) -> list[list[_Calls]]:
+        """All calls, by candidate and repeat. The candidates take turns, so that a change in the
+        machine's load meets all; when `limit` seconds are over, none begins another call."""
+        built = [self.build(one) for one in some]
+        rows = batches(len(self.prompts), self.request.batch).tolist()
+        calls = [[list(self.prompts[n]) for n in own] for own in rows]
+        for one in built:
+            one.generate(calls[0], **{**self.request.options(), "max_new_tokens": 16})
+        found: list[list[_Calls]] = [[] for _ in built]
+        start = self.clock()
+        for turn in range(repeats * len(calls)):
+            repeat, number = divmod(turn, len(calls))
+            if turn > 0 and self.clock() - start > limit:
+                break
+            for place in range(len(built)):
+                at = (place + number + repeat) % len(built)
+                if number == 0:
+                    found[at].append([])
+                began = self.clock()
+                stats = built[at].generate(calls[number], **self.request.options(turn)).stats
+                found[at][-1].append((self.clock() - began, stats))
+        return found
+
+    def rates(self, some: Sequence[Candidate], repeats: int) -> list[Candidate]:
+        """The candidates with their tokens per second, of whole calls and of decoding: medians of
+        `repeats`."""
+        return [_rated(*own) for own in zip(some, self.run(some, repeats), strict=True)]
+
+
+def _rated(one: Candidate, repeats: Sequence[_Calls]) -> Candidate:
+    totals = [(sum(spent for spent, _ in own), _merged([own])) for own in repeats]
+    work = observed_work(_merged(repeats))
+    return replace(
+        one,
+        measured_tokens_per_second=statistics.median(
+            stats.num_new_tokens / spent for spent, stats in totals
+        ),
+        measured_decode_tokens_per_second=statistics.median(
+            stats.tokens_per_second for _, stats in totals
+        ),
+        measured_length=1 / work.levels[0].steps,
+        measured_work=work,
+    )
+
+
+def _merged(repeats: Sequence[_Calls]) -> Stats:
+    return merge([stats for own in repeats for _, stats in own])
+
+
+def corrected(
+    measured: Measured,
+    parts: Sequence[Part],
+    found: Sequence[Candidate],
+    runner: Runner,
+    limit: float,
+) -> list[Candidate]:
+    """The candidates, the fastest first, with predictions that go by trials (`Measured.trials`,
+    which are entered here) of the fastest of `found` and of plain decoding.
+
+    Args:
+        limit: seconds that the trials may take; they take longer where a single call does.
+    """
+    began = runner.clock()
+    plain = next(one for one in found if not one.windows)
+    some = list(dict.fromkeys([*found[:TRIED], plain]))
+    while some:
+        left = limit - (runner.clock() - began)
+        for one, own in zip(some, runner.run(some, _REPEATS, left), strict=True):
+            measured.trials[one.parts] = _trial(measured, parts, one, _merged(own))
+        found = fastest_first(
+            [candidate(measured, parts, c.parts, c.windows, c.rounds, c.tail) for c in found]
+        )
+        # What is recommended should have been run.
+        some = [one for one in found[:1] if one.parts not in measured.trials]
+    measured.spent += runner.clock() - began
+    return list(found)
+
+
+def _trial(
+    measured: Measured, parts: Sequence[Part], one: Candidate, stats: Stats
+) -> dict[int, Trial]:
+    """Of each part of a candidate, and of the chain itself."""
+    tables = replace(measured, trials={})
+    expected = candidate(tables, parts, one.parts, one.windows, one.rounds, one.tail).work
+    found = observed_work(stats)
+    trials = {
+        part: Trial(theirs.seconds / theirs.steps * mine.steps, mine.seconds)
+        for part, mine, theirs in zip(one.parts, expected.levels, found.levels, strict=True)
+        if mine.steps > 0 and theirs.steps > 0
+    }
+    steps = [sum(level.steps for level in work.levels) for work in (expected, found)]
+    trials[OWN] = Trial(found.own / steps[1] * steps[0], expected.own)
+    return trials
