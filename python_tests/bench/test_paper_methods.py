@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -178,6 +179,23 @@ def test_windows_are_the_planners(parts: Parts) -> None:
     assert made["cascade:middle+drafter"].rounds == (2,)
     call = Call(made["planned"], parts)
     assert len(call.answer(Request([prompt], 6, 0.0, [0])).texts[0]) <= 6
+
+
+def test_a_planned_tail_is_run(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = SimpleNamespace(
+        levels=("target", "middle", "drafter"), windows=(5, 3), rounds=(2,), rule="token", tail=2,
+        predicted_decode_tokens_per_second=1.0,
+    )  # fmt: skip
+    answer = SimpleNamespace(candidates=[one], recommended=one)
+    monkeypatch.setattr(prepare, "plan", lambda *_, **__: answer)
+    methods = read_keys(("plain", "middle+drafter"), shipped())
+    given = {"max_new_tokens": 6, "temperature": 0.0, "seconds": 1.0}
+    method = prepare.planned(methods, parts, [[1, 2]], **given).methods[1]
+    assert (method.windows, method.tail) == ((5, 3), 2)
+    prompt = parts.tokenizer(tiny.prompt_of("How many legs have 2 cows?")).input_ids
+    stats = Call(method, parts).answer(Request([prompt], 20, 0.0, [0])).stats
+    assert stats is not None
+    assert stats.levels[0].num_tails > 0
 
 
 def test_chains_are_compiled_as_their_baseline_is(monkeypatch: pytest.MonkeyPatch) -> None:

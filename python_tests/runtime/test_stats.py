@@ -62,12 +62,15 @@ def test_the_recorder_enters_a_row_and_its_batch() -> None:
     recorder.verified(rows[1], 0, 1, 1, 2)
     recorder.committed(rows[0], 3)
     recorder.proposed(rows[1], 4)
+    recorder.proposed(rows[1], 0)
     recorder.spent(rows, 0, 0.5, 1)
     recorder.prefilled(rows, 1, 0.25)
     recorder.decoded(rows, 2.0)
     assert total.levels[0].draft_length_histogram == [0, 1, 0, 1]
     assert rows[0].levels[0].draft_length_histogram == [0, 0, 0, 1]
-    assert (total.num_new_tokens, total.levels[1].num_proposed_tokens) == (3, 4)
+    assert total.num_new_tokens == 3
+    for stats in (rows[1], total):
+        assert (stats.levels[1].num_proposals, stats.levels[1].num_proposed_tokens) == (2, 4)
     for stats in (*rows, total):
         assert (stats.levels[0].num_forward_passes, stats.levels[0].seconds) == (1, 0.5)
         assert (stats.decode_seconds, stats.prefill_seconds) == (2.0, 0.25)

@@ -39,7 +39,8 @@ def test_a_tail_saves_passes_of_the_level_between() -> None:
     assert (target.num_draft_tokens, target.num_accepted_tokens) == (15, 15)
     assert (target.num_tail_tokens, target.num_accepted_tail_tokens) == (6, 6)
     assert (middle.num_draft_tokens, middle.num_tail_tokens) == (6, 0)
-    assert drafter.num_proposed_tokens == 12
+    # Three blocks and three tails.
+    assert (drafter.num_proposals, drafter.num_proposed_tokens) == (6, 12)
     assert [level.num_forward_passes for level in out.stats.levels] == [4, 3, 12]
 
 
