@@ -59,6 +59,11 @@ class Trial(NamedTuple):
     expected: float
 
 
+def _over(trials: Sequence[Trial]) -> float:
+    expected = sum(one.expected for one in trials)
+    return sum(one.measured for one in trials) / expected if expected > 0 else 1.0
+
+
 @dataclass
 class Measured:
     """All of it, for parts numbered from the target's 0.
@@ -126,15 +131,14 @@ class Measured:
         return float(table.accept[has, 0].mean()) if has.any() else 0.0
 
     def correction(self, parts: Sequence[int], part: int) -> float:
-        """Of the times of a part in the chain of `parts`: what steps took in a chain at work over
-        what the tables say. Where that chain was not run, as in those that were run with the part;
-        else as all parts there."""
-        own = self.trials.get(tuple(parts), {})
-        some = [own[part]] if part in own else []
-        some = some or [one[part] for one in self.trials.values() if part in one]
-        some = some or [one for trials in self.trials.values() for one in trials.values()]
-        expected = sum(one.expected for one in some)
-        return sum(one.measured for one in some) / expected if expected > 0 else 1.0
+        """Of the times of a part in the chain of `parts`: what steps took in chains at work over
+        what the tables say. Where that chain was run, the mean of its own and of what it was in all
+        that have the part: its own is of few samples. Where none has, that of all parts."""
+        each = self.trials.values()
+        some = [one[part] for one in each if part in one]
+        some = some or [one for trials in each for one in trials.values()]
+        own = self.trials.get(tuple(parts), {}).get(part)
+        return (_over(some) + _over(some if own is None else [own])) / 2
 
 
 @dataclass
@@ -271,9 +275,9 @@ def _steps(found: Measured, parts: Sequence[Part], runs: Sequence[Run]) -> None:
     alone = [one for one in runs[0].rounds if not one.begins]
     whole = [one for one in alone if one.rows == found.batch] or alone
     verify[0, False][0] += [one.levels[0] for one in whole]
-    found.verify = {key: _times(times) for key, times in verify.items()}
-    found.verify_trees = {pair: _times(times) for pair, times in trees.items()}
-    found.draft = {key: _times(times) for key, times in draft.items()}
+    found.verify = {key: times_of(times) for key, times in verify.items()}
+    found.verify_trees = {pair: times_of(times) for pair, times in trees.items()}
+    found.draft = {key: times_of(times) for key, times in draft.items()}
     fewer: dict[int, _Samples] = defaultdict(lambda: defaultdict(list))
     for step in all_steps(runs):
         if not step.begins and step.rows < found.batch:
@@ -305,7 +309,7 @@ def _beginnings(found: Measured, parts: Sequence[Part], runs: Sequence[Run]) -> 
         for text in run.texts:
             for part, seconds in text.prefill.items():
                 prefill[part][text.prompt].append(seconds)
-    found.prefill = {part: _times(samples) for part, samples in prefill.items()}
+    found.prefill = {part: times_of(samples) for part, samples in prefill.items()}
     first: dict[int, list[float]] = defaultdict(list)
     for step in all_steps(runs):
         if step.begins and step.rows == found.batch:
@@ -340,7 +344,10 @@ def _own(found: Measured, runs: Sequence[Run]) -> None:
 _Samples = dict[int, list[float]]
 
 
-def _times(samples: Mapping[int, Sequence[float]]) -> Times:
+def times_of(samples: Mapping[int, Sequence[float]]) -> Times:
+    """Of seconds by number of tokens. What is far from the others comes at any step, so it says
+    nothing of one number of tokens, and all pay for it alike: the steps of `samples` take as long
+    by the answer as they took."""
     means, errors = {}, []
     for tokens, own in samples.items():
         middle = statistics.median(own)
@@ -350,7 +357,6 @@ def _times(samples: Mapping[int, Sequence[float]]) -> Times:
             errors.append(1.25 * spread / middle / len(own) ** 0.5 if middle else 0.0)
     counts = {tokens: len(own) for tokens, own in samples.items()}
     means = rising(means, counts)
-    # What was far from the others comes at any step, so all pay for it alike.
     whole = sum(map(sum, samples.values()))
     usual = sum(counts[tokens] * mean for tokens, mean in means.items())
     seconds = {tokens: mean * whole / usual if usual else mean for tokens, mean in means.items()}

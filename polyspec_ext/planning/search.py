@@ -256,7 +256,9 @@ def _first(acceptance: Acceptance, places: int, batch: int) -> Acceptance:
 
     return Acceptance(
         tuple(map(first, acceptance.levels)),
-        *(first(own) for own in (remaining, acceptance.proposals, acceptance.tail)),
+        first(remaining),
+        first(acceptance.proposals),
+        first(acceptance.tail),
         first(acceptance.room),
     )
 

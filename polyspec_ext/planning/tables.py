@@ -75,8 +75,8 @@ def measurements(found: Measured, parts: Sequence[Part], request: Request) -> st
     if found.trials:
         lines.append("  times of chains at work over these, by which predictions go:")
     for chain in found.trials:
-        each = [f"{parts[n].name} x{found.correction(chain, n):.2f}" for n in chain]
-        lines.append(f"    {', '.join(each)}; own x{found.correction(chain, OWN):.2f}")
+        over = [f"{parts[n].name} x{found.correction(chain, n):.2f}" for n in chain]
+        lines.append(f"    {', '.join(over)}; own x{found.correction(chain, OWN):.2f}")
     lines += [f"  {part.name}: {part.choice}" for part in parts if part.choice is not None]
     return "\n".join(lines)
 

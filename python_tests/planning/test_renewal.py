@@ -97,8 +97,9 @@ class Rows:
                 continue
             level, draft = step.level, step.level == self.levels
             sizes = [(step.lengths[row], step.counts[row]) for row in step.group]
-            if draft:
-                rows = tuple(sizes)
+            if draft:  # no further than to an EOS
+                ends = [self.lengths[row] - step.positions[row] + PROMPT for row in step.group]
+                rows = tuple((min(n, end), m) for (n, m), end in zip(sizes, ends, strict=True))
             else:
                 rows = tuple((length, count - length) for length, count in sizes)
             again = level not in behind and level > 1
@@ -199,15 +200,44 @@ def random_acceptance(
     ],
 )
 @pytest.mark.parametrize("proposals", [False, True])
-@pytest.mark.parametrize("more", [None, 1, 30])
 def test_steps_are_those_of_the_state_rows(
-    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, proposals: bool, more: int | None
+    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, proposals: bool
 ) -> None:
     """Every step to the end of a text, with what it reads, and acceptances that differ from place
-    to place. more: tokens that the request allows behind an EOS, which ends the text."""
+    to place."""
     length = 9 if len(windows) < 3 else 7
-    room = None if more is None else length + more
-    acceptance = random_acceptance(len(windows) + 1, length, proposals=proposals, room=room)
+    check_steps(
+        windows, rounds, tail, random_acceptance(len(windows) + 1, length, proposals=proposals)
+    )
+
+
+@pytest.mark.parametrize(
+    ("windows", "rounds", "tail", "more"),
+    [
+        ((4,), (), 0, 30),
+        ((5, 3), (2,), 0, 30),
+        ((5, 3), (2,), 0, 1),
+        ((3, 2), (0,), 2, 30),
+        ((2, 4), (1,), 3, 2),
+        ((4, 3, 2), (2, 2), 0, 30),
+    ],
+)
+@pytest.mark.parametrize("proposals", [False, True])
+def test_steps_up_to_an_eos(
+    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, more: int, proposals: bool
+) -> None:
+    """more: tokens that the request allows behind it."""
+    length = 9 if len(windows) < 3 else 7
+    count = len(windows) + 1
+    text = random_acceptance(count, length, proposals=proposals, room=length + more)
+    check_steps(windows, rounds, tail, text)
+
+
+def check_steps(
+    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, acceptance: theory.Acceptance
+) -> None:
+    assert acceptance.remaining is not None
+    length = len(acceptance.remaining)
     seconds = RandomSeconds()
     found = theory.expectation(windows, rounds, acceptance, seconds, tail=tail)
     steps, spent = np.zeros(len(windows) + 1), 0.0

@@ -203,8 +203,9 @@ def with_windows(
 ) -> Method:
     """A chain's with others, such as a planner found."""
     tree = None if method.tree is None else {**method.tree, "depth": windows[-1]}
-    given = {"windows": tuple(windows), "rounds": tuple(rounds), "rule": rule, "tail": tail}
-    return replace(method, **given, tree=tree)
+    return replace(
+        method, windows=tuple(windows), rounds=tuple(rounds), rule=rule, tail=tail, tree=tree
+    )
 
 
 class Call:

@@ -228,7 +228,8 @@ class _Chain:
         or to the last that the request allows, less one for each level above."""
         if self.remaining is None or self.room is None:
             return np.array([tokens], np.int64)
-        return np.clip(np.minimum(self.remaining, self.room - above) - behind, 0, tokens)
+        left: _Ints = np.minimum(self.remaining, self.room - above) - behind
+        return left.clip(0, tokens)
 
     def _block(self, level: int, lags: _Lags, again: bool) -> tuple[_Outcomes, _Log]:
         """Level `level` gathers and verifies once; `lags` are of the levels from it on down.
