@@ -177,10 +177,10 @@ def _with_rule(one: Candidate, runner: Runner) -> Candidate:
     """By the faster rule, both run. The block rule never accepts less, and costs a little more;
     what it gains depends on whole blocks of tokens, which the replay of a text does not have."""
     rules = [replace(one, rule=rule) for rule in ("token", "block")]
-    # Chosen by the first texts, predicted by others: it may have been luck.
+    # Chosen where it is faster twice, since once may be luck; predicted by the second time.
     token, block = ([merge([s for _, s in own]) for own in r] for r in runner.run(rules, 2))
     gains = [b.tokens_per_second / t.tokens_per_second for t, b in zip(token, block, strict=True)]
-    if gains[0] <= 1.02:
+    if min(gains) <= 1.02:
         return one
     decode = one.predicted_decode_tokens_per_second
     faster = decode * gains[1]

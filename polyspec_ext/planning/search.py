@@ -17,8 +17,8 @@ from .runs import MOST
 from .theory import Acceptance, Expectation, InsertionTest, Proposals, expectation, insertion_test
 
 _PLACES = 400  # of texts that windows are chosen on
-LONGEST = 4  # levels of a chain: the windows of longer ones take minutes to choose
-_TRIALS = 80  # settings tried for one chain
+LONGEST = 4  # levels of a chain: more of them are many more chains, of which few are tried
+_TRIALS = 200  # settings tried for one chain
 _EXTRA = (0, 1, None)  # rounds beyond those that fill a window; None: unbounded
 
 
@@ -230,7 +230,7 @@ def predict(
     if places is not None:
         acceptance = _first(acceptance, places, measured.batch)
     seconds = MeasuredSeconds(measured, chain, factors or {})
-    found = expectation(windows, rounds, acceptance, seconds, measured.batch, tail)
+    found = expectation(windows, rounds, acceptance, seconds, measured.batch, tail, unread=False)
     return replace(found, seconds=found.seconds + seconds.first())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -258,6 +259,43 @@ def check_steps(
         close = 1e-12 if len(windows) < 3 else 1e-2
         assert found.seconds.sum() == pytest.approx(spent, rel=close)
         assert found.round_seconds * steps[0] == pytest.approx(spent, rel=close)
+
+
+class PendingSeconds(RandomSeconds):
+    """Whatever a pass reads beside what is pending."""
+
+    def verify(
+        self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
+    ) -> float:
+        return super().verify(level, pending, 1, rows, again)
+
+    def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
+        return super().draft(tokens, 1, rows, again)
+
+
+@pytest.mark.parametrize(
+    ("windows", "rounds", "tail"),
+    [((5, 3), (2,), 0), ((4, 3), (0,), 2), ((5, 3, 2), (2, 0), 0), ((4, 3, 2), (2, 2), 2)],
+)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_steps_do_not_depend_on_what_is_unread(
+    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, batch: int
+) -> None:
+    text = random_acceptance(len(windows) + 1, 9, proposals=True, room=30)
+    exact, short = (
+        theory.expectation(windows, rounds, text, PendingSeconds(), batch, tail, unread=unread)
+        for unread in (True, False)
+    )
+    for name, mine in asdict(exact).items():
+        if (
+            name != "seconds" or batch == 1
+        ):  # of several rows, that of the one with the most to read
+            assert mine == pytest.approx(getattr(short, name)), name
+    # Where times depend on it, one is read beside what is pending.
+    seconds = RandomSeconds()
+    short = theory.expectation(windows, rounds, text, seconds, batch, tail, unread=False)
+    assert {key[2] for key in seconds.known} == {1}
+    assert short.steps == pytest.approx(exact.steps)
 
 
 def test_texts_one_behind_the_other_are_apart() -> None:

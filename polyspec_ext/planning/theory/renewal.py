@@ -188,7 +188,9 @@ class _Chain:
         seconds: PassSeconds,
         batch: int,
         tail: int,
+        unread: bool,
     ) -> None:
+        self.counts_unread = unread
         self.windows, self.rounds, self.seconds = windows, rounds, seconds
         self.batch = batch
         self.levels = len(windows) + 1
@@ -282,6 +284,8 @@ class _Chain:
         """Of the levels below `level`, behind a verification. A level further behind than a round
         without it leaves it (`RoundPlan.lag`) has not been asked for a while, and reads the rest
         before it is (`Engine`)."""
+        if not self.counts_unread:
+            return [1] * len(lags)
         numbers = range(level + 1, self.levels + 1)
         return [
             min(max(1, lag + 1 - rejected), number + (self.tail if number < self.levels else 0))
@@ -349,7 +353,7 @@ class _Chain:
             spent = part * self.seconds.draft(tokens, lags[-1], again=self.levels == 3)
             sizes = {tokens: part} if self.batch > 1 else {}
             _log_steps(log, path, _Steps(self.levels, part, spent, part * count, sizes))
-            behind = (*(lag + count for lag in lags[:-1]), 1)
+            behind = (*(lag + count for lag in lags[:-1]), 1) if self.counts_unread else lags
             _add(ready, (pending + count, count, behind), part)
 
     def _gather(self, level: int, lags: _Lags, log: _Log) -> _Ready:
@@ -413,6 +417,8 @@ def expectation(
     seconds: PassSeconds,
     batch: int = 1,
     tail: int = 0,
+    *,
+    unread: bool = True,
 ) -> Expectation:
     """Expected tokens, steps and seconds of a chain.
 
@@ -428,6 +434,9 @@ def expectation(
             are those of all. Rows that are complete leave the caches once they are a quarter of
             them, as the engine has it (of their expected number). What rows accept is independent.
         tail: tokens that level n adds at most to those that the target verifies, as `Chain` has it.
+        unread: False: every pass reads one token beside what is pending, whatever else the level
+            has not read yet. Of chains of four levels, and of those with a tail, that is found many
+            times as fast; where times are means over passes that have read more, it is right.
 
     Raises:
         ValueError: another number of rounds, or of acceptances; no row; or a tail of a chain that
@@ -453,7 +462,7 @@ def expectation(
         )
     if count == 0:
         return _alone(acceptance, seconds, batch)
-    chain = _Chain(windows, (*rounds, 0), acceptance, seconds, batch, tail)
+    chain = _Chain(windows, (*rounds, 0), acceptance, seconds, batch, tail, unread)
     begin: _Lags = (1,) * count
     known: dict[_Lags, tuple[_Outcomes, _Log]] = {}
     todo = [begin]
