@@ -21,7 +21,7 @@ import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.drafters.base import DraftBlock, DraftInput
 from polyspec_ext.levels.base import InputBlock, LevelOutput
-from polyspec_ext.planning import measure, planner, search
+from polyspec_ext.planning import measure, planner, search, trials
 from polyspec_ext.planning.parts import Part, Request
 
 PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 1, 1, 8]]
@@ -202,6 +202,33 @@ def test_first_steps_behind_a_larger_level_are_timed_apart(clock: Clock) -> None
     assert ran.measured_work is not None
     mine, theirs = (work.levels[1] for work in (ran.work, ran.measured_work))
     assert mine.seconds / mine.steps == pytest.approx(theirs.seconds / theirs.steps, rel=0.02)
+
+
+class Begins(Slow):
+    """Half a second longer in the first pass behind a prompt."""
+
+    def prefill(self, tokens: torch.Tensor) -> None:
+        super().prefill(tokens)
+        self.fresh = True
+
+    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        self.clock.now += 0.5 * self.fresh
+        self.fresh = False
+        return super().forward(tokens, keep)
+
+
+def test_first_steps_are_of_decoding(clock: Clock) -> None:
+    given = [Begins(clock, "target", 0.1, 0.0), Begins(clock, "middle", 0.02, 0.35)]
+    plan = ps.plan(given, PROMPTS, 20, seconds=1e9)
+    for one in planner.run(plan, plan.candidates, PROMPTS, 1):
+        decode = one.measured_decode_tokens_per_second
+        assert one.predicted_decode_tokens_per_second == pytest.approx(decode, rel=0.02)
+        assert one.predicted_tokens_per_second == pytest.approx(
+            one.measured_tokens_per_second, rel=0.02
+        )
+        assert one.measured_work is not None
+        for mine, theirs in zip(one.work.levels, one.measured_work.levels, strict=True):
+            assert mine.seconds == pytest.approx(theirs.seconds, rel=0.02)
 
 
 def test_more_tokens_take_no_less() -> None:
@@ -588,20 +615,36 @@ def test_the_prediction_of_what_is_chosen_is_unbiased(clock: Clock) -> None:
     assert float(np.mean(ratios)) == pytest.approx(1, abs=0.015), ratios
 
 
+def slower(monkeypatch: pytest.MonkeyPatch, factors: dict[str, float]) -> None:
+    """Levels are, once their steps have been measured."""
+
+    def measured(*given: Any, **options: Any) -> measure.Measured:
+        found = measure.measure(*given, **options)
+        for part in given[1]:
+            if part.name in factors:
+                part.thing.seconds *= factors[part.name]
+        return found
+
+    monkeypatch.setattr(planner, "measure", measured)
+
+
+def test_what_comes_first_has_been_run(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "TRIED", 1)
+    slower(monkeypatch, {"small": 20.0})
+    plan = ps.plan(levels(clock), PROMPTS, 60, seconds=1e9)
+    assert plan.recommended.levels == ("target", "middle")
+    first, *more = [parts for parts in plan.measured.trials if len(parts) > 1]
+    assert 2 in first  # the small one's chain looked best
+    assert plan.recommended.parts in more
+
+
 def test_a_machine_that_changes_changes_all_predictions(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was measured of steps before is charged with what chains take now, and so are chains
     that are not run."""
 
-    def slower(*given: Any, **options: Any) -> measure.Measured:
-        found = measure.measure(*given, **options)
-        for part in given[1]:
-            if part.model:
-                part.thing.seconds *= 1.25
-        return found
-
-    monkeypatch.setattr(planner, "measure", slower)
+    slower(monkeypatch, {"target": 1.25, "middle": 1.25, "small": 1.25})
     plan = ps.plan([*levels(clock), "prompt-lookup"], PROMPTS, 60, seconds=1e9)
     assert 5 <= len(plan.measured.trials) < len(plan.candidates) == 8
     assert plan.candidates[0].parts in plan.measured.trials
