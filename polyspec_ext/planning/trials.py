@@ -42,14 +42,18 @@ class Runner:
     request: Request
     clock: Clock
 
+    @property
+    def calls(self) -> list[list[list[int]]]:
+        """The prompts of each call."""
+        rows = batches(len(self.prompts), self.request.batch).tolist()
+        return [[list(self.prompts[n]) for n in own] for own in rows]
+
     def run(
         self, some: Sequence[Candidate], repeats: int, limit: float = float("inf")
     ) -> list[list[_Calls]]:
         """All calls, by candidate and repeat. The candidates take turns, so that a change in the
         machine's load meets all; when `limit` seconds are over, none begins another call."""
-        built = [self.build(one) for one in some]
-        rows = batches(len(self.prompts), self.request.batch).tolist()
-        calls = [[list(self.prompts[n]) for n in own] for own in rows]
+        built, calls = [self.build(one) for one in some], self.calls
         for one in built:
             one.generate(calls[0], **{**self.request.options(), "max_new_tokens": 16})
         found: list[list[_Calls]] = [[] for _ in built]
