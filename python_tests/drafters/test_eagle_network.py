@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import HiddenStates
+from polyspec_ext.drafters.eagle.load import load_head
 
 LAYERS = 8  # of the target
 
@@ -78,6 +79,37 @@ def test_variants_against_the_reference(v: Variant, tmp_path: Path) -> None:
     better = [torch.randn(n, features[0].shape[1], generator=generator) for n in (2, 3)]
     features = [torch.cat([features[0][:-2], better[0]]), torch.cat([features[1][:-2], better[1]])]
     check(told(layers, better, [9, 3]))
+
+
+@pytest.mark.parametrize("kind", ["llama3", "linear", "dynamic"])
+def test_rotations_that_were_computed_ahead(kind: str, tmp_path: Path) -> None:
+    """As far as they reach, and beyond: the longest position follows the cache. Not where they
+    depend on it."""
+    scaled = {
+        "rope_type": kind, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    v = Variant("scaled", rope_scaling=scaled)
+    network = load_head(save(v, weights_of(v, LAYERS), tmp_path), target_for(v)).network
+    generator = torch.Generator().manual_seed(1)
+    embeds, states = torch.randn(2, 1, 3, v.hidden, generator=generator)
+
+    def at(first: int) -> torch.Tensor:
+        """Attention that lets queries through: the positions show."""
+        positions = torch.arange(first, first + 3)[None]
+        with torch.no_grad():
+            out: torch.Tensor = network(embeds, states, positions, lambda layer, q, k, value: q)
+        return out
+
+    plain = {first: at(first) for first in (0, 7, 90)}
+    assert (plain[0] - plain[7]).abs().max() > 1e-3
+    with torch.inference_mode():
+        network.reach(10)
+    assert (network.rotations is None) == (kind == "dynamic")
+    assert at(7).equal(plain[7])
+    for count in (93, 20):
+        network.reach(count)
+        assert all(at(first).equal(plain[first]) for first in (0, 7, 90))
 
 
 def test_text_of_one_token(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ from .config import EagleConfig
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+_FOLLOW_LENGTH = ("dynamic", "longrope")  # kinds of rotations that depend on the longest position
+
+
 class EagleNetwork(nn.Module):
     """The layers of a head, under the tensors' published names (EAGLE-3's `midlayer` is
     `layers.0`).
@@ -54,6 +57,9 @@ class EagleNetwork(nn.Module):
         if third:
             self.norm = nn.RMSNorm(width, eps)
         self._rotary: LlamaRotaryEmbedding | None = None
+        # Cosines and sines of the positions from 0 on, [P, 2, D] (`reach`).
+        self.rotations: torch.Tensor | None
+        self.register_buffer("rotations", None, persistent=False)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """The verifier's hidden states ``[B, T, feature_size]`` as the state ``[B, T, H]`` that a
@@ -98,6 +104,20 @@ class EagleNetwork(nn.Module):
             states = layer(states, own if place == 0 else None, rotation, attention)
         return states
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def reach(self, count: int) -> None:
+        """Positions stay below `count`: what rotates queries and keys there is computed once."""
+        if self.rotations is not None and len(self.rotations) >= count:
+            return
+        kind = self.config.layer.rope_parameters["rope_type"]
+        if kind in _FOLLOW_LENGTH:
+            return
+        like = next(self.parameters())
+        self.rotations = None
+        both = self._rotation(like, torch.arange(count, device=like.device)[None])
+        self.rotations = torch.cat(both, 1)[0].transpose(0, 1).contiguous()
+
     def carried(self, states: torch.Tensor) -> torch.Tensor:
         """What of a step's states the next step of a draft reads."""
         if not self.config.norm_output:
@@ -115,6 +135,10 @@ class EagleNetwork(nn.Module):
     def _rotation(
         self, like: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        known = self.rotations
+        if known is not None and known.dtype == like.dtype:
+            cos, sin = known[positions].unbind(2)
+            return cos[:, None], sin[:, None]
         # Made here: it has no weights, and the network may have been on the meta device.
         if self._rotary is None or self._rotary.inv_freq.device != like.device:
             self._rotary = LlamaRotaryEmbedding(self.config.layer).to(like.device)

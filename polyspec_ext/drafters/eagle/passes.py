@@ -233,6 +233,7 @@ class HeadPasses:
         positions: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
+        self.network.reach(self.cache.rows.capacity)
         seen = None if mask is None else mask[:, None]
         layers: Any = self.cache.layers
 
