@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from . import arguments
+from . import _C, arguments
 from .validate import SEED_MAX
-
-_LOW = 2**32 - 1
 
 
 def row_seeds(seed: int, count: int) -> list[int]:
@@ -27,15 +25,4 @@ def row_seeds(seed: int, count: int) -> list[int]:
     """
     seed = arguments.integer("seed", seed, SEED_MAX)
     rows = range(arguments.integer("count", count))
-    return [_hashed(seed, row) if row else seed for row in rows]
-
-
-def _hashed(seed: int, row: int) -> int:
-    """`draw_bits` of polyspec/philox.hpp at position `row`, level, round and purpose 0."""
-    x0, x1, x2, x3 = row & _LOW, row >> 32, 0, 0
-    key0, key1 = seed & _LOW, seed >> 32
-    for _ in range(10):
-        a, b = 0xD2511F53 * x0, 0xCD9E8D57 * x2
-        x0, x1, x2, x3 = (b >> 32) ^ x1 ^ key0, b & _LOW, (a >> 32) ^ x3 ^ key1, a & _LOW
-        key0, key1 = (key0 + 0x9E3779B9) & _LOW, (key1 + 0xBB67AE85) & _LOW
-    return x1 << 32 | x0
+    return [_C.row_seed(seed, row) if row else seed for row in rows]

@@ -213,9 +213,8 @@ class StatsRecorder:
             stats.decode_seconds += seconds
 
     def committed(self, row: Stats, tokens: int) -> None:
-        self._total.num_new_tokens += tokens
-        if row is not self._total:
-            row.num_new_tokens += tokens
+        for stats in self._of([row]):
+            stats.num_new_tokens += tokens
 
     def proposed(self, row: Stats, tokens: int) -> None:
         for stats in self._of([row]):
@@ -232,9 +231,8 @@ class StatsRecorder:
         emitted: int,
         of_tail: int = 0,
     ) -> None:
-        self._total.levels[index].verified(drafted, accepted, emitted, of_tail)
-        if row is not self._total:
-            row.levels[index].verified(drafted, accepted, emitted, of_tail)
+        for stats in self._of([row]):
+            stats.levels[index].verified(drafted, accepted, emitted, of_tail)
 
     def prefilled(self, rows: Sequence[Stats], index: int, seconds: float) -> None:
         for stats in self._of(rows):

@@ -101,10 +101,6 @@ class FixedParameters(Parameters):
         """As of `Parameters`; each ``[B]``."""
         return self._tensors
 
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        return list(self._tensors.values())
-
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, list[int]]:
     """``[B, T]`` int64, right-padded with 0, and how many tokens each row has."""

@@ -31,9 +31,13 @@ void require(const polyspec::Result& result) {
 struct HostStep {
   int32_t level = 0;
   int64_t most = 0;            // the largest of `lengths`
+  int64_t lag = 0;             // no row has more tokens to read in front of these
+  bool last = true;            // the logits wanted stand behind the last of [t] tokens in all rows
+  bool even = true;            // all of `lengths` are `most`
+  bool tail = false;           // some row drafts a tail
   std::vector<int64_t> group;  // rows with a part
   // [b] each, see SchedulePlan
-  std::vector<int64_t> counts, first, lengths, positions, rounds, of_tail;
+  std::vector<int64_t> counts, first, lengths, positions, rounds;
   Array<int64_t> input_ids;  // [b, t]
   Array<int64_t> plan;       // [kPlanRows, b]
 };
@@ -44,6 +48,7 @@ using Entry = std::array<int64_t, RoundShape::kPerStep>;
 struct HostReport {
   std::vector<Entry> entries;              // [b], see RoundShape::Log
   std::vector<std::vector<int64_t>> kept;  // [n, b]
+  std::vector<int32_t> cut;                // levels whose cache holds more than that of some row
   Array<int64_t> slots;                    // [b, w]
 };
 
@@ -98,8 +103,13 @@ class HostRounds {
     step.lengths = row_of(polyspec::kPlanLengths);
     step.positions = row_of(polyspec::kPlanPositions);
     step.rounds = row_of(polyspec::kPlanRounds);
-    step.of_tail = row_of(polyspec::kPlanOfTail);
     step.most = *std::max_element(step.lengths.begin(), step.lengths.end());
+    for (int64_t row = 0; row < b; ++row) {
+      step.lag = std::max(step.lag, step.counts[row] - step.lengths[row]);
+      step.last &= step.counts[row] == width && step.first[row] == width - step.most - 1;
+      step.even &= step.lengths[row] == step.most;
+      step.tail |= step.level == shape_.levels && next.plan[polyspec::kPlanOfTail * b + row] > 0;
+    }
     return step;
   }
 
@@ -130,16 +140,22 @@ class HostRounds {
     HostReport made;
     made.slots = Array<int64_t>({b, width});
     report.slots = made.slots.mutable_data();
+    std::vector<std::vector<int64_t>> held = cached();
+    for (int64_t row = 0; row < b; ++row) held[step.level - 1][row] += step.counts[row];
     require(polyspec::schedule_report(report));
     made.entries.resize(b);
-    made.kept.assign(shape_.levels, std::vector<int64_t>(b));
     for (int64_t row = 0; row < b; ++row) {
       int64_t* words = this->words(row);
       words[RoundShape::kStep] = 0;
       std::copy_n(words + shape_.log_at(), made.entries[row].size(), made.entries[row].begin());
-      for (int32_t level = 1; level <= shape_.levels; ++level) {
-        made.kept[level - 1][row] = words[shape_.level_at(level) + RoundShape::kCached];
+    }
+    made.kept = cached();
+    for (int32_t level = step.level; level <= shape_.levels; ++level) {
+      bool more = false;
+      for (int64_t row = 0; row < b; ++row) {
+        more |= held[level - 1][row] > made.kept[level - 1][row];
       }
+      if (more) made.cut.push_back(level);
     }
     return made;
   }
@@ -147,6 +163,15 @@ class HostRounds {
  private:
   int64_t batch() const { return words_.shape(0); }
   int64_t* words(int64_t row) { return words_.mutable_data() + row * shape_.words(); }
+  std::vector<std::vector<int64_t>> cached() {  // [n, b]
+    std::vector<std::vector<int64_t>> made(shape_.levels, std::vector<int64_t>(batch()));
+    for (int32_t level = 1; level <= shape_.levels; ++level) {
+      for (int64_t row = 0; row < batch(); ++row) {
+        made[level - 1][row] = words(row)[shape_.level_at(level) + RoundShape::kCached];
+      }
+    }
+    return made;
+  }
   polyspec::RoundParams rounds() {
     polyspec::RoundParams params;
     params.shape = shape_;
@@ -166,24 +191,32 @@ class HostRounds {
 void bind_host_rounds(py::module_& m) {
   py::class_<HostStep>(m, "HostStep",
                        "A step that is due (polyspec/round_state.hpp): `level`, `group` the rows "
-                       "with a part, `most` the largest of `lengths`, and by row what "
-                       "`ops.schedule.Plan` names; `input_ids` [B, T] and `plan` [7, B] int64.")
+                       "with a part, and by row what `ops.schedule.Plan` names; `input_ids` [B, T] "
+                       "and `plan` [7, B] int64. Of all rows: `most`, the largest of `lengths`; "
+                       "`lag`, the most tokens in front of these; `last`, the logits wanted stand "
+                       "behind the last of T tokens in each; `even`, each of `lengths` is `most`; "
+                       "`tail`, some row drafts a tail.")
       .def_readonly("level", &HostStep::level)
       .def_readonly("most", &HostStep::most)
+      .def_readonly("lag", &HostStep::lag)
+      .def_readonly("last", &HostStep::last)
+      .def_readonly("even", &HostStep::even)
+      .def_readonly("tail", &HostStep::tail)
       .def_readonly("group", &HostStep::group)
       .def_readonly("counts", &HostStep::counts)
       .def_readonly("first", &HostStep::first)
       .def_readonly("lengths", &HostStep::lengths)
       .def_readonly("positions", &HostStep::positions)
       .def_readonly("rounds", &HostStep::rounds)
-      .def_readonly("of_tail", &HostStep::of_tail)
       .def_readonly("input_ids", &HostStep::input_ids)
       .def_readonly("plan", &HostStep::plan);
 
   py::class_<HostReport>(m, "HostReport",
                          "What a step has brought: `entries` of the log by row, `kept` tokens that "
-                         "each level's cache may keep [n, B], and `slots` [B, W] int64.")
+                         "each level's cache may keep [n, B], `cut` the levels from the step's own "
+                         "downwards whose cache holds more, and `slots` [B, W] int64.")
       .def_readonly("entries", &HostReport::entries)
+      .def_readonly("cut", &HostReport::cut)
       .def_readonly("kept", &HostReport::kept)
       .def_readonly("slots", &HostReport::slots);
 

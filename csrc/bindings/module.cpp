@@ -9,6 +9,7 @@
 
 #include "host_rounds.hpp"
 #include "policy.hpp"
+#include "polyspec/philox.hpp"
 #include "polyspec/round_state.hpp"
 #include "polyspec/scheduler.hpp"
 #include "polyspec/status.hpp"
@@ -56,6 +57,10 @@ py::dict status_bits() {
   return bits;
 }
 
+uint64_t row_seed(uint64_t seed, int64_t row) {
+  return polyspec::draw_bits(seed, row, 0, 0, polyspec::Purpose::kSample);
+}
+
 // The words of a state row that Python writes and reads.
 void name_words(py::class_<RoundShape>& shape) {
   const std::pair<const char*, int64_t> names[] = {{"TOTAL", RoundShape::kTotal},
@@ -87,6 +92,8 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "Compiled part of polyspec_ext. Import polyspec_ext instead.";
   m.def("build_info", &build_info, "What this module was built with.");
   m.def("status_bits", &status_bits, "The bits of a request's status (polyspec/status.hpp).");
+  m.def("row_seed", &row_seed, py::arg("seed"), py::arg("row"),
+        "The seed of row b >= 1 of a batch that was given one (`draw_bits`, polyspec/philox.hpp).");
 
   py::enum_<Step::Kind>(m, "StepKind", "What a step of the chain does.")
       .value("DRAFT", Step::Kind::kDraft)

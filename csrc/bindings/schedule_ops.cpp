@@ -34,16 +34,6 @@ int32_t level_of(const polyspec::RoundParams& params, int64_t level) {
 
 int64_t* words(const Tensor& tensor) { return static_cast<int64_t*>(tensor.mutable_data_ptr()); }
 
-Tensor schedule_due(const Tensor& state, int64_t levels, int64_t steps) {
-  polyspec::ScheduleDueParams params;
-  params.in = rounds(state, levels, steps);
-  const Place place(state);
-  Tensor due = empty(place, {2, params.in.batch}, aoti_torch_dtype_int64());
-  params.due = words(due);
-  run<1>(&polyspec::schedule_due, params, place);
-  return due;
-}
-
 std::tuple<Tensor, Tensor> schedule_next(const Tensor& state, int64_t levels, int64_t steps,
                                          int64_t level, int64_t width) {
   polyspec::ScheduleNextParams params;
@@ -96,7 +86,6 @@ std::tuple<Tensor, Tensor> schedule_report(const Tensor& state, int64_t levels, 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
-  m.def("schedule_due(Tensor state, int levels, int steps) -> Tensor");
   m.def(
       "schedule_next(Tensor state, int levels, int steps, int level, int width) -> (Tensor "
       "input_ids, Tensor plan)");
@@ -107,13 +96,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
-  m.impl("schedule_due", TORCH_BOX(&schedule_due));
   m.impl("schedule_next", TORCH_BOX(&schedule_next));
   m.impl("schedule_report", TORCH_BOX(&schedule_report));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
-  m.impl("schedule_due", TORCH_BOX(&schedule_due));
   m.impl("schedule_next", TORCH_BOX(&schedule_next));
   m.impl("schedule_report", TORCH_BOX(&schedule_report));
 }

@@ -1,5 +1,6 @@
-"""The operators over state rows (polyspec/round_state.hpp) as functions over torch tensors: which
-step is due for every row, what a step reads, and what came of it.
+"""The operators over state rows (polyspec/round_state.hpp) as functions over torch tensors: what a
+step reads, and what came of it. `HostRounds` does the same for rows in the host's memory, and finds
+the step that is due.
 
 Thin on purpose: shapes and kinds are checked where the pointers are taken. All work in CUDA graphs
 and under ``torch.compile``, and wait for nothing.
@@ -13,9 +14,8 @@ import torch
 
 from .._C import HostRounds, HostStep, RoundShape
 
-__all__ = ["HostRounds", "HostStep", "Plan", "RoundShape", "due", "next_step", "report"]
+__all__ = ["HostRounds", "HostStep", "Plan", "RoundShape", "next_step", "report"]
 
-_due = torch.ops.polyspec.schedule_due.default
 _next = torch.ops.polyspec.schedule_next.default
 _report = torch.ops.polyspec.schedule_report.default
 
@@ -41,17 +41,6 @@ class Plan(NamedTuple):
     positions: torch.Tensor
     rounds: torch.Tensor
     of_tail: torch.Tensor
-
-
-def due(state: torch.Tensor, shape: RoundShape) -> torch.Tensor:
-    """``[2, B]`` int64: the level whose step is due (n for a draft, 0 where a row is complete), and
-    how many tokens it drafts or verifies.
-
-    Args:
-        state: ``[B, shape.words]`` int64.
-    """
-    found: torch.Tensor = _due(state, shape.levels, shape.steps)
-    return found
 
 
 def next_step(
@@ -104,10 +93,6 @@ def report(
     return slots, kept
 
 
-def _due_fake(state: torch.Tensor, levels: int, steps: int) -> torch.Tensor:
-    return state.new_empty(2, state.shape[0])
-
-
 def _next_fake(
     state: torch.Tensor, levels: int, steps: int, level: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,14 +107,10 @@ def _report_fake(
     level: int,
     plan: torch.Tensor,
     tokens: torch.Tensor,
-    counts: torch.Tensor | None,
-    status: torch.Tensor,
-    eos: torch.Tensor,
-    padding: int,
+    *_: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return state.new_empty(tokens.shape), state.new_empty(levels, state.shape[0])
 
 
-torch.library.register_fake("polyspec::schedule_due", _due_fake)
 torch.library.register_fake("polyspec::schedule_next", _next_fake)
 torch.library.register_fake("polyspec::schedule_report", _report_fake)

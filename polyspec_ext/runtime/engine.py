@@ -27,13 +27,11 @@ from ..drafters.base import (
     BatchedDrafter,
     DraftBlock,
     DraftInput,
-    HiddenStates,
     RowBuffer,
     TreeSize,
 )
 from ..errors import ERROR_BITS, RequestError, named
 from ..levels.base import BatchedLevel, DeviceLengths, InputBlock
-from ..ops.schedule import HostStep, Plan
 from ..sampling import LogitsProcessors
 from ..stats import StatsRecorder
 from ..tensors import FixedParameters, Parameters, Place, known_ids, moved
@@ -43,9 +41,9 @@ from .graphs import Graphs
 from .plan import RoundPlan, default_rounds, round_plan
 from .prefill import Part, prefill, read_rest
 from .request import Row
-from .state import Entry, Progress, StateRows
+from .state import Entry, Report, StateRows, Step
 from .streams import Clock, SideStreams
-from .told import StatesWindow, reach_of
+from .told import StatesList, StatesWindow
 from .trees import Tree, TreePass, pending_tree, require_tree, tree_pass
 
 # Called with a row's number and the target's logits [e, V], processed, behind which its e committed
@@ -165,16 +163,13 @@ class Engine:
         observe: Observer | None,
     ) -> None:
         """The caches belong to these rows from now on."""
-        batch = len(slots)
         self._recorder = recorder
         self._processors, self._observe = processors, observe
-        config = self.config
-        self._windows = [config.windows for _ in slots]
-        self._rounds = [config.rounds for _ in slots]
-        self._held = [[0] * batch for _ in range(self._count)]  # tokens in each cache, by row
-        self._done = [[0] * batch for _ in range(self._count)]  # rounds of each level, by row
+        self._state = StateRows(self._count, len(slots))
+        for slot in range(len(slots)):
+            self._state.set_windows(slot, (*self.config.windows, *self.config.rounds))
         self._begun = [False] * self._count
-        self._hidden: list[HiddenStates] = []  # since the last draft
+        self._told = StatesList()  # hidden states since the last draft
         self._buffers: _Buffers | None = None
         self._note_slots(slots)
 
@@ -186,7 +181,7 @@ class Engine:
 
     def windows(self, slot: int) -> Sequence[int]:
         """Windows of one row."""
-        return self._windows[slot]
+        return self._state.windows()[slot][: self._count - 1]
 
     def set_windows(self, slot: int, windows: Sequence[int]) -> None:
         """Windows of one row from the next round on; rounds that are bounded follow them."""
@@ -194,17 +189,14 @@ class Engine:
         if given != self.config.windows:
             fitting = [*default_rounds(given), 0]
             rounds = tuple(bound and new for bound, new in zip(rounds, fitting, strict=True))
-        if given == self._windows[slot] and rounds == self._rounds[slot]:
-            return
-        self._windows[slot], self._rounds[slot] = given, rounds
-        if self._buffers is not None:
-            self._buffers.state.set_windows(slot, given, rounds)
+        if (*given, *rounds) != self._state.windows()[slot]:
+            self._state.set_windows(slot, (*given, *rounds))
 
     @torch.inference_mode()
     def end(self, row: Row) -> None:
         """The row takes no part from now on, if it is one of this batch."""
-        if self._buffers is not None and any(own is row for own in self._slots):
-            self._buffers.state.end(row.slot)
+        if any(own is row for own in self._slots):
+            self._state.end(row.slot)
 
     def leave(self) -> None:
         """Rows that are complete leave the caches once they are a quarter of them: what stays is
@@ -223,11 +215,8 @@ class Engine:
             if self._begun[number - 1]:
                 with named(self.config.names, number - 1, staying):
                     part.select(keep)
-        for table in (self._held, self._done):
-            table[:] = [[own[slot] for slot in keep] for own in table]
-        self._windows = [self._windows[slot] for slot in keep]
-        self._rounds = [self._rounds[slot] for slot in keep]
-        self._hidden = [told.select(keep) for told in self._hidden]
+        self._state = self._state.select(keep)
+        self._told.select(keep)
         for slot, row in enumerate(staying):
             row.slot = slot
         self._note_slots(staying)
@@ -252,15 +241,13 @@ class Engine:
         self._prepare_caches(plan, active)
         apart = apart or not self._can_stay(plan, active) or not self._can_tell(plan, active)
         buffers = self._prepare_buffers(plan, apart)
-        if apart:
-            buffers.most = plan.most
-            return self._step_by_step(buffers)
-        return self._at_once(plan, buffers)
+        return self._step_by_step(buffers) if apart else self._at_once(plan, buffers)
 
     def _plan(self, active: Sequence[Row]) -> RoundPlan:
         """Of the largest windows of all rows."""
-        forms = {(self._windows[row.slot], self._rounds[row.slot]) for row in active}
-        windows, rounds = map(_largest, zip(*forms, strict=True))
+        now = self._state.windows()
+        largest = tuple(map(max, zip(*{now[row.slot] for row in active}, strict=True)))
+        windows, rounds = largest[: self._count - 1], largest[self._count - 1 :]
         room = max(row.room for row in active)
         # The last token of a text needs no draft, and no window is filled past the end of all
         # texts: in powers of two, so that few plans differ.
@@ -272,7 +259,7 @@ class Engine:
     def _prepare_caches(self, plan: RoundPlan, active: Sequence[Row]) -> None:
         """Every level of the round has read the rows up to the few tokens that its first step
         reads."""
-        slots, names = self._slots, self.config.names
+        slots, names, state = self._slots, self.config.names, self._state
         fresh = [number for number in plan.asked if not self._begun[number - 1]]
         if fresh:
             told = prefill(
@@ -286,18 +273,16 @@ class Engine:
                 self._layers,
             )
             if told is not None:
-                self._hidden.append(told)
+                self._told.passes.append(told)
             for number in fresh:
                 self._begun[number - 1] = True
-                self._held[number - 1] = [row.committed - 1 for row in slots]
-                self._note_held(number)
+                state.set_cached(number, [row.committed - 1 for row in slots])
         for number in plan.asked:
-            held = self._held[number - 1]
+            held = state.cached(number)
             if max(row.committed - held[row.slot] for row in active) > plan.lag(number):
                 began = time.perf_counter()
                 with named(names, number - 1, slots):
-                    self._held[number - 1] = read_rest(self._parts[number - 1], slots, held)
-                self._note_held(number)
+                    state.set_cached(number, read_rest(self._parts[number - 1], slots, held))
                 self._spent(slots, number, time.perf_counter() - began, 1)
 
     def _can_stay(self, plan: RoundPlan, active: Sequence[Row]) -> bool:
@@ -325,19 +310,13 @@ class Engine:
         """Whether the states that the drafter waits for have room without the host."""
         if not self._layers:
             return True
-        each = {self._windows[row.slot] for row in active}
+        now = self._state.windows()
+        each = {now[row.slot][: self._count - 1] for row in active}
         if self._count not in plan.asked or len(each) > 1:
             return False  # of rows that do not draft they would be more and more
-        now = self._buffers
-        if now is not None and not now.apart:
+        if self._buffers is not None and not self._buffers.apart:
             return True
-        known = all(any(own.counts[row.slot] for own in self._hidden) for row in active)
-        return known and reach_of(self._hidden, len(self._slots)) <= self._told_width(plan)
-
-    def _note_held(self, number: int) -> None:
-        if self._buffers is not None:
-            for slot, have in enumerate(self._held[number - 1]):
-                self._buffers.state.set_cached(slot, number, have)
+        return self._told.fits([row.slot for row in active], self._told_width(plan))
 
     def _prepare_buffers(self, plan: RoundPlan, apart: bool) -> _Buffers:
         """The state rows, where this round's steps are."""
@@ -353,6 +332,7 @@ class Engine:
             and now.state.fits(count, least)
             and (now.told is None or now.told.width >= told)
         ):
+            now.plan = plan
             return now
         # The whole text as far as is known, up to a size that is asked for on trust only.
         capacity = longest + min(max(row.room for row in slots), _TRUSTED) + plan.ahead
@@ -366,367 +346,54 @@ class Engine:
                 room *= 2
             device = torch.device("cpu") if apart else self.config.device
             state = StateRows(self._count, len(slots), count, room, eos, device)
-            made = _Buffers(state, apart)
+            fixed = None if apart else FixedParameters(len(slots), device)
+            made = _Buffers(state, apart, plan, fixed or self._parameters)
         self._kept[key] = made
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]
-        progress = [
-            [Progress(held[b], done[b]) for held, done in zip(self._held, self._done, strict=True)]
-            for b in range(len(slots))
-        ]
-        made.state.write(slots, progress, self._windows, self._rounds, self.config.tail)
-        if not apart:
+        made.state.write(slots, self._state, self.config.tail)
+        if isinstance(made.parameters, FixedParameters):
             made.parameters.write(self._parameters)
+        else:
+            made.parameters = self._parameters
         if told:
             if made.told is None or made.told.width < told:
                 made.told = StatesWindow(len(slots), told, self.config.device)
-            made.told.write(self._hidden)
-            self._hidden = []
+            made.told.write(self._told)
+            self._told = StatesList()
+        self._state, made.plan = made.state, plan
         self._buffers = made
         return made
 
     def _forget_buffers(self) -> None:
-        """What the state rows alone know is kept by the host; a round's record has told it all."""
-        now = self._buffers
-        if now is not None and now.apart:
-            self._take_progress(now.state.progress())
-        elif now is not None and now.told is not None:
-            self._hidden = now.told.taken()
+        """The steps to come have others; where the levels stand remains (`StateRows.head`)."""
+        if self._buffers is not None and self._buffers.told is not None:
+            self._told = self._buffers.told.taken()
         self._buffers = None
-
-    def _take_progress(self, progress: Sequence[Sequence[Progress]]) -> None:
-        for slot, own in enumerate(progress):
-            for index, (cached, done) in enumerate(own):
-                self._held[index][slot], self._done[index][slot] = cached, done
 
     # ---- step by step ----------------------------------------------------------------------------
 
     def _step_by_step(self, buffers: _Buffers) -> Committed:
-        state = buffers.state
         buffers.known = True
-        while True:
-            step = state.next()
-            if step is None:
-                return []
-            if step.level == self._count:
-                self._draft(buffers, step)
+        drafter = self._drafter
+        while (step := buffers.state.next()) is not None:
+            began = time.perf_counter()
+            if drafter is not None and step.level == self._count:
+                before = drafter.num_forward_passes
+                entries = self._draft(buffers, step).entries
+                nodes = None if buffers.tree is None else buffers.tree.counts.tolist()
+                seconds = time.perf_counter() - began
+                passes = drafter.num_forward_passes - before
+                self._enter(step.level, entries, seconds, passes, nodes)
                 continue
-            committed = self._verify(buffers, step)
+            entries, logits, r = self._verify(buffers, step)
+            committed: Committed | None = None
             if step.level == 1:
+                committed = self._commit(entries, r.tokens.tolist(), r.logprobs.tolist(), logits)
+            self._enter(step.level, entries, time.perf_counter() - began, 1)
+            if committed is not None:
                 return committed
-
-    def _rows_of(self, step: HostStep) -> Sequence[Row]:
-        slots = self._slots
-        return slots if len(step.group) == len(slots) else [slots[slot] for slot in step.group]
-
-    def _draft(self, buffers: _Buffers, step: HostStep) -> None:
-        drafter, number, state = self._drafter, self._count, buffers.state
-        assert drafter is not None
-        began, passes = time.perf_counter(), drafter.num_forward_passes
-        rows = self._rows_of(step)
-        with named(self.config.names, -1, rows):
-            block = drafter.draft(
-                DraftInput(
-                    self._known(torch.from_numpy(step.input_ids), drafter),
-                    step.counts,
-                    step.lengths,
-                    step.most,
-                    step.positions,
-                    step.rounds,
-                    number,
-                    self._parameters,
-                    not self._parameters.greedy,
-                    self._requests,
-                    rows=buffers.rows.get(number - 1),
-                    eos=self._eos,
-                    processors=self._processors,
-                    text=state.text,
-                    hidden=tuple(self._hidden),
-                )
-            )
-            if self._hidden:
-                self._note_told(step.group)
-            tree = buffers.tree = self._pending_tree(block, step)
-        if tree is None:
-            entries, kept, place = state.enter(
-                step, block.tokens, block.counts, block.status, buffers.most[0]
-            )
-        else:
-            entries, kept, _ = state.enter(step, tree.longest, tree.depths, None, ends=False)
-        self._raise_for_entries(number, entries, step.group)
-        buffers.rows[number - 1] = block.rows
-        buffers.pending[number - 1] = _moved(block.rows, self._parts[number - 2].device)
-        if self.config.tail and any(step.of_tail) and not self._parameters.greedy:
-            self._hand_up_tail(buffers, block, torch.from_numpy(step.plan), place)
-        self._held[number - 1] = kept[number - 1]
-        nodes = [] if tree is None else tree.counts.tolist()
-        for slot, row in zip(step.group, rows, strict=True):
-            drawn = entries[slot].emitted if tree is None else nodes[slot]
-            self._recorder.proposed(row.stats, drawn)
-        seconds = time.perf_counter() - began
-        self._spent(rows, number, seconds, drafter.num_forward_passes - passes)
-
-    def _hand_up_tail(
-        self, buffers: _Buffers, block: DraftBlock, table: torch.Tensor, place: torch.Tensor
-    ) -> None:
-        """What a tail was drawn from is kept behind what the tokens in front of it were drawn from,
-        for the target. Other drafts of the step stay where the drafter has put them.
-
-        Args:
-            table: of which `Plan` names the rows; `place`: slots of `StateRows.report`.
-        """
-        old = buffers.rows.get(1)
-        if old is None:  # nothing is pending for the target, of any row
-            return
-        tail = Plan(*table.unbind()).of_tail[:, None] > 0
-        place = place.where(tail, old.logits.shape[1] - 1)
-        rows, known = steps.hand_up_tail(old, block.tokens, block.rows, place)
-        buffers.rows[1], buffers.known = rows, buffers.known and known
-        buffers.pending[1] = _moved(buffers.handed_up(1), self._parts[0].device)
-
-    def _note_told(self, group: Sequence[int]) -> None:
-        """The drafter knows all states of these rows; those of others are told again."""
-        done = [*group, *(row.slot for row in self._slots if row.ended)]
-        for told in self._hidden:
-            for slot in done:
-                told.counts[slot] = 0
-        self._hidden = [told for told in self._hidden if any(told.counts)]
-
-    def _pending_tree(self, block: DraftBlock, step: HostStep) -> Tree | None:
-        if block.parents is None:
-            return None
-        self._require_chain(block)
-        names, vocab_sizes = self.config.names, self.config.vocab_sizes
-        require_tree(names[-1], block, step.lengths, vocab_sizes[-2])
-        on_cpu = replace(
-            block,
-            tokens=block.tokens.cpu(),
-            parents=block.parents.cpu(),
-            counts=None if block.counts is None else block.counts.cpu(),
-        )
-        return pending_tree(on_cpu, torch.tensor(step.lengths), step.most)
-
-    def _require_chain(self, block: DraftBlock) -> None:
-        assert self._drafter is not None
-        if block.parents is not None and not self._drafter.capabilities.trees:
-            raise ValueError(
-                f"{self.config.names[-1]}: expected a chain of tokens from a drafter whose "
-                "capabilities have no `trees`, given a tree"
-            )
-
-    def _verify(self, buffers: _Buffers, step: HostStep) -> Committed:
-        number, state = step.level, buffers.state
-        began = time.perf_counter()
-        counts, lengths, rows = step.counts, step.lengths, self._rows_of(step)
-        tree = buffers.tree if number == self._count - 1 else None
-        path: tuple[list[int], torch.Tensor] | None = None
-        with named(self.config.names, number - 1, rows):
-            if tree is None:
-                logits, hidden, r = self._verify_chain(buffers, step)
-            else:
-                logits, hidden, r, path = self._verify_tree(buffers, step, tree)
-                buffers.tree = None
-        length = buffers.most[number - 2] if number > 1 else 0
-        entries, kept, place = state.enter(step, r.tokens, r.num_accepted, r.status, length)
-        self._raise_for_entries(number, entries, step.group)
-        if number > 1 and not self._parameters.greedy:
-            handed = self._handed_up(buffers, step, logits, r.statistics, place, length)
-            buffers.pending[number - 1] = _moved(handed, self._parts[number - 2].device)
-        if hidden is not None:
-            self._keep_hidden(state, step, hidden, entries)
-        held = self._held[number - 1]
-        for slot, row in zip(step.group, rows, strict=True):
-            held[slot] += counts[slot]
-            _, _, accepted, emitted, _, _, of_tail = entries[slot]
-            self._recorder.verified(
-                row.stats, number - 1, lengths[slot], accepted, emitted, of_tail
-            )
-        self._rollback(state, number, kept, path)
-        committed: Committed = []
-        if number == 1:
-            tokens, logprobs = r.tokens.tolist(), r.logprobs.tolist()
-            for slot, row in zip(step.group, rows, strict=True):
-                entry = entries[slot]
-                own = tokens[slot][: entry.emitted]
-                self._commit(row, own, logprobs[slot][: entry.emitted], logits, entry)
-                committed.append((row.number, own))
-        self._spent(rows, number, time.perf_counter() - began, 1)
-        return committed
-
-    def _verify_chain(
-        self, buffers: _Buffers, step: HostStep
-    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor] | None, Any]:
-        """Logits and hidden states of a pass, and what `verify` makes of them."""
-        number, most, counts, lengths = step.level, step.most, step.counts, step.lengths
-        level, slots = self._levels[number - 1], self._slots
-        input_ids = torch.from_numpy(step.input_ids)
-        width = input_ids.shape[1]
-        # Whether the logits wanted stand behind the last tokens, alike in all rows.
-        begin = width - most - 1
-        last = min(counts) == width and step.first.count(begin) == len(slots)
-        block = InputBlock(
-            self._known(input_ids, level), most + 1, hidden_layers=self._layers_of(number)
-        )
-        if not last:
-            block.counts, block.first = counts, step.first
-        logits, hidden = self._forward(number, block)
-        fields = None
-        if len(slots) > 1 or not last:
-            fields = Plan(*moved(torch.from_numpy(step.plan), logits.device).unbind())
-        if self._processors is not None:
-            logits = self._processed(logits, buffers.state, step.group, lengths)
-        even = lengths.count(most) == len(lengths)
-        greedy = self._parameters.greedy
-        r = steps.verify(
-            self.config,
-            number,
-            logits,
-            steps.pending_tokens(
-                input_ids.to(logits.device), None if last or fields is None else fields.first, most
-            ),
-            None if greedy or most == 0 else buffers.pending.get(number),
-            self._parameters,
-            lengths=None if even or fields is None else fields.lengths,
-            # A single row's are scalars, which cost the operator less than tensors.
-            positions=step.positions[0] if fields is None else fields.positions,
-            rounds=step.rounds[0] if fields is None else fields.rounds,
-        )
-        return logits, hidden, r
-
-    def _verify_tree(
-        self, buffers: _Buffers, step: HostStep, tree: Tree
-    ) -> tuple[
-        torch.Tensor,
-        Mapping[int, torch.Tensor] | None,
-        Any,
-        tuple[list[int], torch.Tensor],
-    ]:
-        """The same of a tree: logits and hidden states in text order along the path that stands,
-        and where the tree begins in each row's cache, and the path."""
-        number, slots = step.level, self._slots
-        level, held = self._levels[number - 1], self._held[number - 1]
-        read, path = torch.tensor(step.counts), torch.tensor(step.lengths)
-        lag = max(n - own for n, own in zip(step.counts, step.lengths, strict=True))
-        given = tree_pass(torch.from_numpy(step.input_ids), read, path, tree, lag)
-        block = InputBlock(
-            self._known(given.tokens, level),
-            tree.tokens.shape[1] + 1,
-            given.counts.tolist(),
-            given.first.tolist(),
-            given.parents.to(level.device),
-            self._layers_of(number),
-            given.lag + step.most,
-        )
-        logits, hidden = self._forward(number, block)
-        if self._processors is not None:
-            logits = self._processed_tree(logits, buffers.state, step, tree)
-        table = moved(torch.from_numpy(step.plan)[4:], logits.device)
-        r = steps.verify_tree(
-            self.config,
-            number,
-            logits,
-            tree,
-            None if self._parameters.greedy else buffers.pending.get(number),
-            self._parameters,
-            depth=step.most,
-            positions=step.positions[0] if len(slots) == 1 else table[0],
-            rounds=step.rounds[0] if len(slots) == 1 else table[1],
-        )
-        logits, hidden = _along(given, logits, hidden, r)
-        begin = [h + lag for h, lag in zip(held, given.lags.tolist(), strict=True)]
-        return logits, hidden, r, (begin, r.path)
-
-    def _handed_up(
-        self,
-        buffers: _Buffers,
-        step: HostStep,
-        logits: torch.Tensor,
-        statistics: torch.Tensor,
-        place: torch.Tensor,
-        length: int,
-    ) -> RowBuffer | None:
-        number = step.level
-        active = [row.slot for row in self._slots if not row.ended]
-        once = all(self._rounds[slot][number - 2] == 1 for slot in active)
-        if once and len(step.group) == len(active) and not (number == 2 and self.config.tail):
-            # The level does not run again before they are verified, and nothing else is pending.
-            return RowBuffer(logits, statistics)
-        where, old = place.to(logits.device), buffers.rows.get(number - 1)
-        buffers.rows[number - 1] = steps.hand_up(old, logits, statistics, where, length)
-        return buffers.handed_up(number - 1)
-
-    def _keep_hidden(
-        self,
-        state: StateRows,
-        step: HostStep,
-        hidden: Mapping[int, torch.Tensor],
-        entries: Sequence[Entry],
-    ) -> None:
-        """The states of a pass are told with the next draft, as far as their tokens stand then."""
-        rows = [slot for slot, count in enumerate(step.counts) if count]
-        for told in self._hidden:
-            for slot in rows:
-                # All but the last token, which is the level's own, stood before.
-                left = len(state.text(slot)) - 1 - told.positions[slot]
-                told.counts[slot] = max(0, min(told.counts[slot], left))
-        begin, stand = [0] * len(step.counts), [0] * len(step.counts)
-        for slot in rows:
-            begin[slot] = self._held[step.level - 1][slot]
-            stand[slot] = step.counts[slot] - step.lengths[slot] + entries[slot].accepted
-        self._hidden.append(HiddenStates(step.level, dict(hidden), begin, stand))
-
-    def _rollback(
-        self,
-        state: StateRows,
-        number: int,
-        kept: list[list[int]],
-        path: tuple[list[int], torch.Tensor] | None = None,
-    ) -> None:
-        """Caches from level `number` downwards forget what no longer stands; of a tree that level
-        `number` has read, what is not on its path."""
-        for below in range(number, self._count + 1):
-            held, wanted = self._held[below - 1], kept[below - 1]
-            tree = path if below == number else None
-            if not self._begun[below - 1] or (held == wanted and tree is None):
-                continue
-            with named(self.config.names, below - 1, self._slots):
-                if tree is None:
-                    left = self._parts[below - 1].rollback(wanted)
-                else:
-                    level, (begin, nodes) = self._levels[below - 1], tree
-                    left = level.keep_path(begin, nodes.to(level.device), wanted)
-            self._held[below - 1] = [int(n) for n in left]
-            for slot, (have, want) in enumerate(zip(self._held[below - 1], wanted, strict=True)):
-                if have < want:
-                    state.set_cached(slot, below, have)
-
-    def _processed(
-        self, logits: torch.Tensor, state: StateRows, group: Sequence[int], lengths: Sequence[int]
-    ) -> torch.Tensor:
-        assert self._processors is not None
-        changed = logits.to(torch.float32, copy=True)  # as processors give it, whatever the dtype
-        for slot in group:
-            prefix = state.text(slot).to(logits.device)
-            own = logits[slot, : lengths[slot] + 1]
-            number = self._slots[slot].number
-            changed[slot, : lengths[slot] + 1] = self._processors.apply(own, prefix, number)
-        return changed
-
-    def _processed_tree(
-        self, logits: torch.Tensor, state: StateRows, step: HostStep, tree: Tree
-    ) -> torch.Tensor:
-        assert self._processors is not None
-        changed = logits.to(torch.float32, copy=True)
-        for slot in step.group:
-            text, number = state.text(slot), self._slots[slot].number
-            root = text[: len(text) - step.lengths[slot]]
-            for node in range(-1, int(tree.counts[slot])):
-                prefix = torch.cat([root, root.new_tensor(tree.path_to(slot, node))])
-                own = logits[slot, node + 1 : node + 2]
-                changed[slot, node + 1 : node + 2] = self._processors.apply(
-                    own, prefix.to(logits.device), number
-                )
-        return changed
+        return []
 
     # ---- without host synchronisation ------------------------------------------------------------
 
@@ -747,148 +414,38 @@ class Engine:
             most = plan.drafts_at(place) if draft else plan.most[number - 1]
             # A first draft is no row's tail; a later one may be, where a window is full early.
             tail = draft and plan.tail > 0 and place > 0
-            step = partial(self._draft_at_once, plan, buffers, most, tail)
-            if not draft:
-                step = partial(self._verify_at_once, plan, buffers, number)
-            with named(config.names, number - 1, slots):
-                if graphs is None:
-                    outputs = step()
-                else:
-                    # The levels below are cut as well, so the graph depends on where they are.
-                    touched = [span for at, span in spans.items() if at >= number]
-                    kind = "a draft" if draft else f"the verification of {config.names[number - 1]}"
-                    sizes = [number, plan.windows, plan.most, most, tail]
-                    key = [*sizes, config.rule, buffers.place(), *touched]
-                    outputs = graphs.run(kind, key, step)
+            step = partial(self._step, buffers, number, most, tail)
+            if graphs is None:
+                outputs = step()
+            else:
+                # The levels below are cut as well, so the graph depends on where they are.
+                touched = [span for at, span in spans.items() if at >= number]
+                kind = "a draft" if draft else f"the verification of {config.names[number - 1]}"
+                sizes = [number, plan.windows, plan.most, most, tail]
+                key = [*sizes, config.rule, buffers.place(), *touched]
+                outputs = graphs.run(kind, key, step)
             clock.tick()
         packed, logits = outputs
         assert packed is not None
         assert logits is not None
         return self._read(plan, buffers, packed, logits, clock)
 
-    def _draft_at_once(
-        self, plan: RoundPlan, buffers: _Buffers, most: int, tail: bool
+    def _step(
+        self, buffers: _Buffers, number: int, most: int, tail: bool
     ) -> tuple[torch.Tensor | None, ...]:
-        drafter, number, state = self._drafter, self._count, buffers.state
-        assert drafter is not None
-        width, told = plan.width(number), buffers.told
-        if told is not None:
+        state, plan, told = buffers.state, buffers.plan, buffers.told
+        width = plan.width(number)
+        if number < self._count:
+            _, logits, r = self._verify(buffers, state.step(number, most, width))
+            return (state.record(r.tokens, r.logprobs), logits) if number == 1 else ()
+        if told is None:
+            step = state.step(number, most, width, tail)
+        else:
             # From the first token on whose state is told, and the one that was emitted last.
-            width = max(width, told.width + 1)
             unread = torch.where(told.counts > 0, told.begin, torch.iinfo(torch.int64).max)
             with state.read_again(number, unread):
-                input_ids, table = state.next_step(number, width)
-        else:
-            input_ids, table = state.next_step(number, width)
-        fields = Plan(*table.unbind())
-        wants = not buffers.parameters.greedy
-        block = drafter.draft(
-            DraftInput(
-                self._known(input_ids, drafter),
-                fields.counts,
-                fields.lengths,
-                most,
-                fields.positions,
-                fields.rounds,
-                number,
-                buffers.parameters,
-                wants,
-                (),
-                rows=buffers.rows.get(number - 1),
-                hidden=() if told is None else (told.told(),),
-            )
-        )
-        if told is not None:
-            told.forget(fields.part)
-        # What the drafter has read too much goes with the verification that follows.
-        if drafter.capabilities.tree_size is None:
-            self._require_chain(block)
-            assert block.status is not None
-            assert block.rows is not None or not wants
-            buffers.tree = None
-            place, _ = state.report(
-                number, table, block.tokens, block.counts, block.status, plan.most[0]
-            )
-        else:
-            tree = buffers.keep_tree(pending_tree(block, fields.lengths, most))
-            status = torch.zeros_like(tree.longest, dtype=torch.int32)
-            place, _ = state.report(
-                number, table, tree.longest, tree.depths, status, most, ends=False
-            )
-        if wants:
-            buffers.rows[number - 1] = block.rows
-            if tail:
-                self._hand_up_tail(buffers, block, table, place)
-        return ()
-
-    def _verify_at_once(
-        self, plan: RoundPlan, buffers: _Buffers, number: int
-    ) -> tuple[torch.Tensor | None, ...]:
-        state, most = buffers.state, plan.most[number - 1]
-        input_ids, table = state.next_step(number, plan.width(number))
-        fields = Plan(*table.unbind())
-        level, greedy = self._levels[number - 1], buffers.parameters.greedy
-        rows = None if greedy or most == 0 else buffers.handed_up(number)
-        lags = fields.counts - fields.lengths
-        tree = buffers.tree if number == self._count - 1 and plan.drafts else None
-        if tree is None:
-            given = self._known(input_ids, level)
-            block = InputBlock(
-                given, most + 1, fields.counts, fields.first, hidden_layers=self._layers_of(number)
-            )
-            logits, hidden = self._forward(number, block)
-            r = steps.verify(
-                self.config,
-                number,
-                logits,
-                steps.pending_tokens(input_ids, fields.first, most),
-                rows,
-                buffers.parameters,
-                lengths=fields.lengths,
-                positions=fields.positions,
-                rounds=fields.rounds,
-            )
-        else:
-            lag = input_ids.shape[1] - most
-            read = tree_pass(input_ids, fields.counts, fields.lengths, tree, lag)
-            block = InputBlock(
-                self._known(read.tokens, level),
-                tree.tokens.shape[1] + 1,
-                read.counts,
-                read.first,
-                read.parents,
-                self._layers_of(number),
-                lag + most,
-            )
-            logits, hidden = self._forward(number, block)
-            r = steps.verify_tree(
-                self.config,
-                number,
-                logits,
-                tree,
-                rows,
-                buffers.parameters,
-                depth=min(most, tree.tokens.shape[1]),
-                positions=fields.positions,
-                rounds=fields.rounds,
-            )
-            logits, hidden = _along(read, logits, hidden, r)
-        length = plan.most[number - 2] if number > 1 else 0
-        place, kept = state.report(number, table, r.tokens, r.num_accepted, r.status, length)
-        for below in plan.asked:
-            if below == number and tree is not None:
-                level.keep_path(fields.positions, r.path, kept[below - 1])
-            elif below >= number:
-                self._parts[below - 1].rollback(kept[below - 1])
-        if buffers.told is not None and hidden is not None:
-            begin = fields.positions - lags
-            stand = torch.where(fields.part > 0, kept[number - 1] - begin, 0)
-            buffers.told.add(number, hidden, begin, stand)
-        if number == 1:
-            return state.record(r.tokens, r.logprobs), logits
-        if not greedy:
-            old = buffers.rows.get(number - 1)
-            buffers.rows[number - 1] = steps.hand_up(old, logits, r.statistics, place, length)
+                step = state.step(number, most, max(width, told.width + 1), tail)
+        self._draft(buffers, step)
         return ()
 
     def _read(
@@ -901,46 +458,222 @@ class Engine:
     ) -> Committed:
         """The one place where such a round waits for the device."""
         assert plan.steps is not None
-        slots = self._slots
         record, seconds = buffers.state.read(packed), clock.seconds()
-        size = None if self._drafter is None else self._drafter.capabilities.tree_size
+        entries: list[Entry] = []
         for place, number in enumerate(plan.steps):
             entries = [own[place] for own in record.entries]
-            group = [slot for slot, entry in enumerate(entries) if entry.tokens >= 0]
-            self._raise_for_entries(number, entries, group)
-            draft = number == self._count
-            for slot in group:
-                entry, stats = entries[slot], slots[slot].stats
-                if draft:
-                    nodes = entry.emitted if size is None else size(entry.tokens).nodes
-                    self._recorder.proposed(stats, nodes)
-                else:
-                    self._recorder.verified(
-                        stats,
-                        number - 1,
-                        entry.tokens,
-                        entry.accepted,
-                        entry.emitted,
-                        entry.of_tail,
-                    )
-            rows = [slots[slot] for slot in group]
-            self._spent(rows, number, seconds[place], plan.drafts_at(place) if draft else 1)
-        self._take_progress(record.progress)
+            self._require_rows(number, entries)
+            passes = plan.drafts_at(place) if number == self._count else 1
+            self._enter(number, entries, seconds[place], passes)
         for number in plan.asked:
-            self._on_device(number).note_lengths(self._held[number - 1])
-        committed = []
-        for row in slots:
-            entry = record.entries[row.slot][len(plan.steps) - 1]
-            if entry.tokens < 0:
-                continue
-            tokens = record.tokens[row.slot][: entry.emitted]
-            logprobs = record.logprobs[row.slot][: entry.emitted]
-            self._commit(row, tokens, logprobs, logits, entry)
-            committed.append((row.number, tokens))
-        return committed
+            self._on_device(number).note_lengths(buffers.state.cached(number))
+        return self._commit(entries, record.tokens, record.logprobs, logits)
 
     def _on_device(self, number: int) -> DeviceLengths:
         return cast(DeviceLengths, self._parts[number - 1])
+
+    # ---- a draft ---------------------------------------------------------------------------------
+
+    def _draft(self, buffers: _Buffers, step: Step) -> Report:
+        drafter, number, state = self._drafter, self._count, buffers.state
+        assert drafter is not None
+        rows, host, wants = step.host or step.plan, step.host, not buffers.parameters.greedy
+        told = buffers.told or self._told
+        with named(self.config.names, number - 1, self._rows_of(step)):
+            block = drafter.draft(
+                DraftInput(
+                    self._known(step.input_ids, drafter),
+                    rows.counts,
+                    rows.lengths,
+                    step.most,
+                    rows.positions,
+                    rows.rounds,
+                    number,
+                    buffers.parameters,
+                    wants,
+                    self._requests if host else (),
+                    rows=buffers.rows.get(number - 1),
+                    eos=self._eos if host else None,
+                    processors=self._processors,
+                    text=state.text if host else None,
+                    hidden=told.told(),
+                )
+            )
+            tree = buffers.tree = self._pending_tree(buffers, block, step)
+        if self._layers:
+            part = step.plan.part
+            # Nobody tells anything of a text that is complete.
+            told.forget(part + torch.tensor([row.ended for row in self._slots]) if host else part)
+        # What the drafter has read too much goes with the verification that follows.
+        if tree is None:
+            most = buffers.plan.most[0]
+            report = state.report(step, block.tokens, block.counts, block.status, most)
+        else:
+            report = state.report(step, tree.longest, tree.depths, None, ends=False)
+        self._require_rows(number, report.entries)
+        if wants:
+            buffers.rows[number - 1] = block.rows
+            if step.tail:
+                self._hand_up_tail(buffers, block, step, report.slots)
+        return report
+
+    def _pending_tree(self, buffers: _Buffers, block: DraftBlock, step: Step) -> Tree | None:
+        assert self._drafter is not None
+        if block.parents is None:
+            return None
+        names, vocab_sizes = self.config.names, self.config.vocab_sizes
+        if not self._drafter.capabilities.trees:
+            raise ValueError(
+                f"{names[-1]}: expected a chain of tokens from a drafter whose capabilities have "
+                "no `trees`, given a tree"
+            )
+        if step.host is None:
+            return buffers.keep_tree(pending_tree(block, step.plan.lengths, step.most))
+        require_tree(names[-1], block, step.host.lengths, vocab_sizes[-2])
+        on_cpu = replace(
+            block,
+            tokens=block.tokens.cpu(),
+            parents=block.parents.cpu(),
+            counts=None if block.counts is None else block.counts.cpu(),
+        )
+        return pending_tree(on_cpu, step.plan.lengths, step.most)
+
+    def _hand_up_tail(
+        self, buffers: _Buffers, block: DraftBlock, step: Step, place: torch.Tensor
+    ) -> None:
+        """What a tail was drawn from is kept behind what the tokens in front of it were drawn from,
+        for the target. Other drafts of the step stay where the drafter has put them.
+
+        Args:
+            place: slots of `Report`.
+        """
+        old = buffers.rows.get(1)
+        if old is None:  # nothing is pending for the target, of any row
+            return
+        place = place.where(step.plan.of_tail[:, None] > 0, old.logits.shape[1] - 1)
+        rows, known = steps.hand_up_tail(old, block.tokens, block.rows, place)
+        buffers.rows[1], buffers.known = rows, buffers.known and known
+
+    # ---- a verification --------------------------------------------------------------------------
+
+    def _verify(self, buffers: _Buffers, step: Step) -> tuple[Sequence[Entry], torch.Tensor, Any]:
+        """What the step brought each row, the level's logits in text order, and `VerifyResult`."""
+        number, state, greedy = step.level, buffers.state, buffers.parameters.greedy
+        level, layers = self._levels[number - 1], self._layers_of(number)
+        tree = buffers.tree if number == self._count - 1 and step.most else None
+        with named(self.config.names, number - 1, self._rows_of(step)):
+            if tree is None:
+                given = self._known(step.input_ids, level)
+                counts, first = step.read
+                block = InputBlock(given, step.most + 1, counts, first, None, layers)
+            else:
+                own = step.plan
+                read = tree_pass(step.input_ids, own.counts, own.lengths, tree, step.lag)
+                block = InputBlock(
+                    self._known(read.tokens, level),
+                    tree.tokens.shape[1] + 1,
+                    read.counts.tolist() if step.host else read.counts,
+                    read.first.tolist() if step.host else read.first,
+                    read.parents.to(level.device),
+                    layers,
+                    step.lag + step.most,
+                )
+            logits, hidden = self._forward(number, block)
+            if self._processors is not None:
+                logits = self._processed(self._processors, logits, state, step, tree)
+            rows = None
+            if not greedy and step.most:
+                rows = _moved(buffers.handed_up(number), logits.device)
+            if tree is None:
+                r = steps.verify(self.config, step, logits, rows, buffers.parameters)
+            else:
+                r = steps.verify_tree(self.config, step, logits, tree, rows, buffers.parameters)
+                logits, hidden = _along(read, logits, hidden, r)
+        length = buffers.plan.most[number - 2] if number > 1 else 0
+        report = state.report(step, r.tokens, r.num_accepted, r.status, length)
+        self._require_rows(number, report.entries)
+        if number > 1 and not greedy:
+            self._hand_up(buffers, step, RowBuffer(logits, r.statistics), report.slots, length)
+        if hidden is not None:
+            own = step.plan
+            begin = own.positions - (own.counts - own.lengths)
+            stand = torch.as_tensor(report.kept[number - 1]) - begin
+            told = buffers.told or self._told
+            told.add(number, hidden, begin, torch.where(own.part > 0, stand, 0))
+        self._rollback(buffers, step, report, None if tree is None else r.path)
+        return report.entries, logits, r
+
+    def _hand_up(
+        self, buffers: _Buffers, step: Step, rows: RowBuffer, place: torch.Tensor, length: int
+    ) -> None:
+        above = step.level - 1
+        buffers.direct.pop(above, None)
+        if step.host is not None and not (above == 1 and self.config.tail):
+            active = [row.slot for row in self._slots if not row.ended]
+            rounds = self._state.windows()
+            once = all(rounds[slot][self._count - 2 + above] == 1 for slot in active)
+            if once and len(step.host.group) == len(active):
+                # The level does not run again before they are verified, and nothing else is
+                # pending.
+                buffers.direct[above] = rows
+                return
+        old, where = buffers.rows.get(above), place.to(rows.logits.device)
+        buffers.rows[above] = steps.hand_up(old, rows, where, length)
+
+    def _rollback(
+        self, buffers: _Buffers, step: Step, report: Report, path: torch.Tensor | None
+    ) -> None:
+        """Caches from the step's level downwards forget what no longer stands; of a tree that it
+        has read, what is not on its path."""
+        number, kept = step.level, report.kept
+        asked = buffers.plan.asked if report.cut is None else report.cut
+        if path is not None and number not in asked:
+            asked = [number, *asked]
+        for below in asked:
+            if below < number:
+                continue
+            part, wanted = self._parts[below - 1], kept[below - 1]
+            with named(self.config.names, below - 1, self._slots):
+                if below == number and path is not None:
+                    level = self._levels[below - 1]
+                    # Of a row without a part nothing moves.
+                    front = torch.minimum(step.plan.positions, torch.as_tensor(wanted))
+                    begin = front.tolist() if step.host else front
+                    left = level.keep_path(begin, path.to(level.device), wanted)
+                else:
+                    left = part.rollback(wanted)
+            if step.host is not None:
+                least = [min(int(n), have) for n, have in zip(left, wanted, strict=True)]
+                if least != wanted:
+                    buffers.state.set_cached(below, least)
+
+    def _processed(
+        self,
+        processors: LogitsProcessors,
+        logits: torch.Tensor,
+        state: StateRows,
+        step: Step,
+        tree: Tree | None,
+    ) -> torch.Tensor:
+        assert step.host is not None
+        changed = logits.to(torch.float32, copy=True)  # as processors give it, whatever the dtype
+        for slot in step.host.group:
+            text, length = state.text(slot), step.host.lengths[slot]
+            texts = [(slice(0, length + 1), text)]
+            if tree is not None:
+                root = text[: len(text) - length]
+                texts = [
+                    (
+                        slice(node + 1, node + 2),
+                        torch.cat([root, root.new_tensor(tree.path_to(slot, node))]),
+                    )
+                    for node in range(-1, int(tree.counts[slot]))
+                ]
+            for rows, prefix in texts:
+                changed[slot, rows] = processors.apply(
+                    logits[slot, rows], prefix.to(logits.device), self._slots[slot].number
+                )
+        return changed
 
     # ---- both ------------------------------------------------------------------------------------
 
@@ -958,30 +691,67 @@ class Engine:
         vocab = self.config.vocab_sizes[number - 1]
         return (logits[..., :vocab] if logits.shape[-1] > vocab else logits), hidden
 
-    def _commit(
-        self,
-        row: Row,
-        tokens: list[int],
-        logprobs: list[float],
-        logits: torch.Tensor,
-        entry: Entry,
-    ) -> None:
-        row.tokens += tokens
-        row.logprobs += logprobs
-        self._recorder.committed(row.stats, len(tokens))
-        if self._observe is not None:
-            self._observe(row.number, logits[row.slot, : len(tokens)])
-        row.ended = row.ended or bool(entry.ended) or len(row.logprobs) >= row.max_new_tokens
+    def _rows_of(self, step: Step) -> Sequence[Row]:
+        """Those with a part, as far as the host knows."""
+        slots, host = self._slots, step.host
+        if host is None or len(host.group) == len(slots):
+            return slots
+        return [slots[slot] for slot in host.group]
 
-    def _raise_for_entries(
-        self, number: int, entries: Sequence[Entry], group: Sequence[int]
-    ) -> None:
-        for slot in group:
-            entry = entries[slot]
-            if entry.status & ERROR_BITS:
+    def _require_rows(self, number: int, entries: Sequence[Entry]) -> None:
+        """Every row of logits of a step had a distribution."""
+        for slot, entry in enumerate(entries):
+            if entry.tokens >= 0 and entry.status & ERROR_BITS:
                 good = entry.emitted if number == self._count else entry.accepted
                 at = entry.position + good
                 raise RequestError(self._slots[slot].number, number, at, entry.status)
+
+    def _enter(
+        self,
+        number: int,
+        entries: Sequence[Entry],
+        seconds: float,
+        passes: int,
+        nodes: Sequence[int] | None = None,
+    ) -> None:
+        """What a step of level `number` brought, in the statistics; `nodes` of the trees of a
+        draft, by row."""
+        size = None if self._drafter is None else self._drafter.capabilities.tree_size
+        spent = []
+        for row, entry in zip(self._slots, entries, strict=True):
+            tokens, _, accepted, emitted, _, _, of_tail = entry
+            if tokens < 0:
+                continue
+            spent.append(row)
+            if number < self._count:
+                self._recorder.verified(row.stats, number - 1, tokens, accepted, emitted, of_tail)
+            elif nodes is not None:
+                self._recorder.proposed(row.stats, nodes[row.slot])
+            else:
+                self._recorder.proposed(row.stats, size(tokens).nodes if size else emitted)
+        self._spent(spent, number, seconds, passes)
+
+    def _commit(
+        self,
+        entries: Sequence[Entry],
+        tokens: Sequence[list[int]],
+        logprobs: Sequence[list[float]],
+        logits: torch.Tensor,
+    ) -> Committed:
+        """The target has emitted tokens: they stand for good."""
+        committed = []
+        for slot, (row, entry) in enumerate(zip(self._slots, entries, strict=True)):
+            if entry.tokens < 0:
+                continue
+            own = tokens[slot][: entry.emitted]
+            row.tokens += own
+            row.logprobs += logprobs[slot][: entry.emitted]
+            self._recorder.committed(row.stats, len(own))
+            if self._observe is not None:
+                self._observe(row.number, logits[slot, : len(own)])
+            row.ended = row.ended or bool(entry.ended) or len(row.logprobs) >= row.max_new_tokens
+            committed.append((row.number, own))
+        return committed
 
     def _spent(self, rows: Sequence[Row], number: int, seconds: float, passes: int) -> None:
         self._recorder.spent([row.stats for row in rows], number - 1, seconds, passes)
@@ -993,24 +763,26 @@ class _Buffers:
     Args:
         state: the state rows.
         apart: whether the host reads them after each step.
+        plan: of the round.
+        parameters: of the rows.
     """
 
-    def __init__(self, state: StateRows, apart: bool) -> None:
-        self.state, self.apart = state, apart
-        self.most: Sequence[int] = ()  # of the round's plan, step by step
+    def __init__(
+        self, state: StateRows, apart: bool, plan: RoundPlan, parameters: Parameters
+    ) -> None:
+        self.state, self.apart, self.plan, self.parameters = state, apart, plan, parameters
         self.tree: Tree | None = None  # pending for the level above the drafter
         self.told: StatesWindow | None = None  # without host synchronisation
-        self.parameters = FixedParameters(state.batch, state.device)
-        # By the level that will verify them: what the pending tokens were drawn from, and the
-        # memory to keep that in, which may be another level's own logits instead.
-        self.pending: dict[int, RowBuffer | None] = {}
+        # By the level that will verify them: what the pending tokens were drawn from, in memory
+        # that stays, or where the level below has left its logits.
         self.rows: dict[int, RowBuffer | None] = {}
+        self.direct: dict[int, RowBuffer] = {}
         # Whether the statistics of all rows that are pending for the target are known.
         self.known = True
 
     def handed_up(self, number: int) -> RowBuffer | None:
-        """Rows of the tokens that are pending for level `number`, in the memory to keep them in."""
-        rows = self.rows.get(number)
+        """Rows of the tokens that are pending for level `number`."""
+        rows = self.direct.get(number) or self.rows.get(number)
         return rows if rows is None or number > 1 or self.known else rows._replace(statistics=None)
 
     def keep_tree(self, tree: Tree) -> Tree:
@@ -1032,7 +804,8 @@ class _Buffers:
         tuples = [*self.rows.values(), self.tree]
         rows = [t for own in tuples if own is not None for t in own if t is not None]
         told = [] if self.told is None else self.told.tensors
-        return Place(self, [*self.state.tensors, *self.parameters.tensors, *rows, *told])
+        parameters = self.parameters.on(self.state.device).values()
+        return Place(self, [*self.state.tensors, *parameters, *rows, *told])
 
 
 def _along(
@@ -1050,11 +823,6 @@ def _along(
             for layer, states in hidden.items()
         }
     return logits, hidden
-
-
-def _largest(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The largest of each place."""
-    return sizes[0] if len(sizes) == 1 else tuple(map(max, zip(*sizes, strict=True)))
 
 
 def _moved(rows: RowBuffer | None, device: torch.device) -> RowBuffer | None:

@@ -9,12 +9,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from ..levels.base import Counts
 from ..ops import schedule
-from ..ops.schedule import HostRounds, HostStep, RoundShape
-from ..tensors import on_device
+from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
+from ..tensors import moved, on_device
 from .request import Row
+
+_CPU = torch.device("cpu")
 
 
 class Entry(NamedTuple):
@@ -39,15 +44,76 @@ class Entry(NamedTuple):
     of_tail: int
 
 
-class Progress(NamedTuple):
-    """Where a level stands in a row: tokens in its cache, and rounds it has done."""
+class Step(NamedTuple):
+    """One step of a round: what its level has to do in every row.
 
-    cached: int
-    round: int
+    Attributes:
+        level: n for a draft.
+        most: tokens that a row drafts or verifies at most.
+        lag: no row has more tokens to read in front of these.
+        tail: whether some row may draft a tail.
+        input_ids: ``[B, T]`` int64, tokens to read, at the front of each row.
+        table: ``[7, B]`` int64, of which `Plan` names the rows.
+        host: the same in lists, where the host reads the rows.
+    """
+
+    level: int
+    most: int
+    lag: int
+    tail: bool
+    input_ids: torch.Tensor
+    table: torch.Tensor
+    host: HostStep | None
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(*self.table.unbind())
+
+    @property
+    def read(self) -> tuple[Counts | None, Counts | None]:
+        """`counts` and `first` of the `InputBlock` of a verification."""
+        if self.host is not None and self.host.last:
+            return None, None
+        rows = self.host or self.plan
+        return rows.counts, rows.first
+
+    def keys(
+        self, device: torch.device
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | int, torch.Tensor | int]:
+        """`first`, `lengths`, `positions` and `rounds` of `Plan` on `device`. The first is None
+        where the logits wanted stand behind the last tokens of all rows, the second where all are
+        `most`."""
+        host = self.host
+        if host is not None and self.table.shape[1] == 1:
+            # A single row's are scalars, which cost the operators less than tensors.
+            return None, None, host.positions[0], host.rounds[0]
+        own = self.plan if host is None else Plan(*moved(self.table, device).unbind())
+        last, even = (False, False) if host is None else (host.last, host.even)
+        first, lengths = None if last else own.first, None if even else own.lengths
+        return first, lengths, own.positions, own.rounds
+
+
+class Report(NamedTuple):
+    """What a step has brought.
+
+    Attributes:
+        slots: ``[B, W]`` int64, where each emitted token stands among those that are pending for
+            the level above.
+        kept: ``[n, B]``, tokens that each level's cache may keep.
+        entries: by row; none where the host does not read the rows.
+        cut: the levels from the step's own downwards whose cache holds more than `kept`; None: any
+            may.
+    """
+
+    slots: torch.Tensor
+    kept: Sequence[Counts]
+    entries: Sequence[Entry] = ()
+    cut: Sequence[int] | None = None
 
 
 class StateRows:
-    """The state rows of one batch.
+    """The state rows of one batch, and the only place that says where each level stands in a row:
+    how many tokens its cache has, how many rounds it has done, its window and its bound.
 
     Args:
         levels: n.
@@ -56,20 +122,36 @@ class StateRows:
         capacity: tokens per text.
         eos: ids that end a text, at most.
         device: where the rows lie.
+
+    Attributes:
+        head: ``[B, shape.log_at]`` int64, header and levels of each row as the host knows them: the
+            rows themselves on the CPU, elsewhere as they were when it last read them.
     """
 
     def __init__(
-        self, levels: int, batch: int, steps: int, capacity: int, eos: int, device: torch.device
+        self,
+        levels: int,
+        batch: int,
+        steps: int = 1,
+        capacity: int = 0,
+        eos: int = 1,
+        device: torch.device = _CPU,
     ) -> None:
         self.shape = RoundShape(levels, steps, capacity)
         self.words = torch.zeros(batch, self.shape.words, dtype=torch.int64, device=device)
         self.eos = torch.full((batch, eos), -1, dtype=torch.int64, device=device)
-        # The same memory, on the CPU.
-        self._host = self.words.numpy() if device.type == "cpu" else None
-        self._rounds = None
-        if self._host is not None:
-            self._rounds = HostRounds(self.shape, self._host, self.eos.numpy())
-        self._levels = [self.shape.level_at(level) for level in range(1, levels + 1)]
+        shape = self.shape
+        self._levels = [shape.level_at(level) for level in range(1, levels + 1)]
+        # Windows of all levels but the drafter, then their bounds; and all that stays of a batch.
+        above, own = self._levels[:-1], (shape.CACHED, shape.ROUND)
+        self._sizes = [at + word for word in (shape.WINDOW, shape.BOUND) for at in above]
+        self._lasting = [*self._sizes, *(at + word for word in own for at in self._levels)]
+        if device.type == "cpu":  # the same memory
+            host = self.words.numpy()
+            self.head: npt.NDArray[np.int64] = host[:, : self.shape.log_at]
+            self._rounds = HostRounds(self.shape, host, self.eos.numpy())
+        else:
+            self.head = np.zeros((batch, self.shape.log_at), np.int64)
 
     @property
     def batch(self) -> int:
@@ -91,79 +173,108 @@ class StateRows:
     def write(
         self,
         rows: Sequence[Row],
-        progress: Sequence[Sequence[Progress]],
-        windows: Sequence[Sequence[int]],
-        rounds: Sequence[Sequence[int]],
+        before: StateRows,
         tail: int = 0,
     ) -> None:
         """Begin with these rows; nothing is pending.
 
         Args:
-            progress: by row and level.
-            windows, rounds: by row, of level 1 ... n-1.
+            before: where their levels stand.
             tail: tokens of a tail at most, of every row.
         """
         shape = self.shape
         table = torch.zeros(self.batch, shape.words, dtype=torch.int64)
         host = table.numpy()
+        host[:, self._lasting] = before.head[:, self._lasting]
+        host[:, shape.TAIL_WINDOW] = tail
         for b, row in enumerate(rows):
             words = host[b]
             words[shape.TOTAL], words[shape.ROOM] = len(row.tokens), row.room
-            words[shape.TAIL_WINDOW] = tail
-            for at, (cached, done) in zip(self._levels, progress[b], strict=True):
-                words[at + shape.CACHED], words[at + shape.ROUND] = cached, done
-            for at, window, bound in zip(self._levels, windows[b], rounds[b], strict=False):
-                words[at + shape.WINDOW], words[at + shape.BOUND] = window, bound
             words[shape.text_at : shape.text_at + len(row.tokens)] = row.tokens
         ends = [[*sorted(row.eos), *[-1] * (self.eos.shape[1] - len(row.eos))] for row in rows]
-        self.words.copy_(table.pin_memory() if self._host is None else table, non_blocking=True)
+        if self.device.type != "cpu":
+            self.head, table = host[:, : shape.log_at], table.pin_memory()
+        self.words.copy_(table, non_blocking=True)
         self.eos.copy_(on_device(ends, torch.int64, self.device).view_as(self.eos))
 
-    def set_windows(self, slot: int, windows: Sequence[int], rounds: Sequence[int]) -> None:
-        """Windows and rounds of one row from its next step on."""
-        shape = self.shape
-        for at, window, bound in zip(self._levels, windows, rounds, strict=False):
-            self.words[slot, at + shape.WINDOW] = window
-            self.words[slot, at + shape.BOUND] = bound
+    def select(self, rows: Sequence[int]) -> StateRows:
+        """Where the levels stand in these rows, in that order, and nothing else of them."""
+        made = StateRows(self.shape.levels, len(rows))
+        made.head[:] = self.head[list(rows)]
+        return made
 
-    def set_cached(self, slot: int, level: int, cached: int) -> None:
-        """Tokens in the cache of `level`."""
-        self.words[slot, self._levels[level - 1] + self.shape.CACHED] = cached
+    def windows(self) -> list[tuple[int, ...]]:
+        """Windows of level 1 ... n-1, then their rounds, by row."""
+        return list(map(tuple, self.head[:, self._sizes].tolist()))
+
+    def set_windows(self, slot: int, sizes: Sequence[int]) -> None:
+        """Those of one row from its next step on."""
+        self.head[slot, self._sizes] = sizes
+        if self.device.type != "cpu":
+            for word, size in zip(self._sizes, sizes, strict=True):
+                self.words[slot, word] = size
+
+    def cached(self, level: int) -> list[int]:
+        """Tokens in the cache of `level`, by row, as the host knows it."""
+        own: list[int] = self.head[:, self._levels[level - 1] + self.shape.CACHED].tolist()
+        return own
+
+    def set_cached(self, level: int, cached: Sequence[int]) -> None:
+        """So many tokens are in the cache of `level`, by row."""
+        word = self._levels[level - 1] + self.shape.CACHED
+        self.head[:, word] = cached
+        if self.device.type != "cpu":
+            self.words[:, word] = on_device(cached, torch.int64, self.device)
 
     def end(self, slot: int) -> None:
         """A row takes no part from now on."""
         self.words[slot, self.shape.ROOM] = 0
 
-    # ---- what the host reads, on the CPU ---------------------------------------------------------
+    def next(self) -> Step | None:
+        """On the CPU the step to do now: a draft, or the deepest verification that is due, so that
+        rows that lag behind find the others at the same level. None: every row is complete."""
+        own = self._rounds.next()
+        if own is None:
+            return None
+        input_ids, table = torch.from_numpy(own.input_ids), torch.from_numpy(own.plan)
+        return Step(own.level, own.most, own.lag, own.tail, input_ids, table, own)
 
-    def next(self) -> HostStep | None:
-        """The step to do now: a draft, or the deepest verification that is due, so that rows that
-        lag behind find the others at the same level. None: every row is complete."""
-        assert self._rounds is not None
-        return self._rounds.next()
+    def step(self, level: int, most: int, width: int, tail: bool = False) -> Step:
+        """A step of `level`, in which rows that are due for another one idle, without host
+        synchronisation.
 
-    def enter(
+        Args:
+            most, tail: see `Step`.
+            width: tokens that a row reads at most, T.
+        """
+        input_ids, table = schedule.next_step(self.words, self.shape, level, width)
+        return Step(level, most, width - most, tail, input_ids, table, None)
+
+    def report(
         self,
-        step: HostStep,
+        step: Step,
         tokens: torch.Tensor,
         counts: torch.Tensor | None,
         status: torch.Tensor | None,
         padding: int = 0,
         ends: bool = True,
-    ) -> tuple[list[Entry], list[list[int]], torch.Tensor]:
-        """`report` of a step that `next` gave, with tensors on any device.
+    ) -> Report:
+        """Enters what a step has brought, with tensors on any device if `next` gave it.
 
         Args:
-            status: None: nothing went wrong.
+            tokens ... padding: see `schedule.report`; `status` None: nothing went wrong in a draft.
             ends: whether a token may end a text.
-
-        Returns:
-            what the step brought, by row; tokens that each level's cache may keep, by level and
-            row; and ``[B, W]`` the slots of `report`.
         """
-        assert self._rounds is not None
+        if step.host is None:
+            if status is None:
+                status = torch.zeros_like(tokens, dtype=torch.int32)
+            eos, level = self.eos if ends else self.eos[:, :0], step.level
+            slots, kept = schedule.report(
+                self.words, self.shape, level, step.table, tokens, counts, status, eos, padding
+            )
+            return Report(slots, kept.unbind())
         made = self._rounds.report(
-            step,
+            step.host,
             tokens.cpu().numpy(),
             None if counts is None else counts.cpu().numpy(),
             None if status is None else status.cpu().numpy(),
@@ -171,44 +282,17 @@ class StateRows:
             ends,
         )
         entries = [Entry._make(own) for own in made.entries]
-        return entries, made.kept, torch.from_numpy(made.slots)
+        return Report(torch.from_numpy(made.slots), made.kept, entries, made.cut)
 
     def text(self, slot: int) -> torch.Tensor:
-        """``[N]`` int64, the row's text as it stands, pending tokens included."""
-        assert self._host is not None
+        """``[N]`` int64 on the CPU, the row's text as it stands, pending tokens included."""
         begin = self.shape.text_at
-        return self.words[slot, begin : begin + int(self._host[slot, self.shape.TOTAL])]
-
-    # ---- steps -----------------------------------------------------------------------------------
-
-    def next_step(self, level: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `schedule.next_step`."""
-        return schedule.next_step(self.words, self.shape, level, width)
-
-    def report(
-        self,
-        level: int,
-        plan: torch.Tensor,
-        tokens: torch.Tensor,
-        counts: torch.Tensor | None,
-        status: torch.Tensor,
-        padding: int,
-        ends: bool = True,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `schedule.report`.
-
-        Args:
-            ends: whether a token may end a text.
-        """
-        eos = self.eos if ends else self.eos[:, :0]
-        return schedule.report(
-            self.words, self.shape, level, plan, tokens, counts, status, eos, padding
-        )
+        return self.words[slot, begin : begin + int(self.head[slot, self.shape.TOTAL])]
 
     @contextmanager
     def read_again(self, level: int, positions: torch.Tensor) -> Iterator[None]:
         """Meanwhile `level` has read the first ``positions[b]`` tokens of row b at most, ``[B]``
-        int64: `next_step` gives the others."""
+        int64: `step` gives the others."""
         cached = self.words[:, self._levels[level - 1] + self.shape.CACHED]
         before = cached.clone()
         cached.copy_(torch.minimum(cached, positions))
@@ -231,24 +315,15 @@ class StateRows:
         shape, table = self.shape, record.cpu()
         width = (table.shape[1] - shape.text_at) // 2
         probabilities = table[:, shape.text_at + width :].to(torch.int32).view(torch.float32)
-        entries, progress = [], []
         rows: list[list[int]] = table[:, : shape.text_at + width].tolist()
-        for words in rows:
-            begins = range(shape.log_at, shape.text_at, shape.PER_STEP)
-            entries.append([Entry(*words[at : at + shape.PER_STEP]) for at in begins])
-            progress.append(
-                [Progress(words[at + shape.CACHED], words[at + shape.ROUND]) for at in self._levels]
-            )
-        tokens = [words[shape.text_at :] for words in rows]
-        return Record(entries, progress, tokens, probabilities.tolist())
-
-    def progress(self) -> list[list[Progress]]:
-        """By row and level, on the CPU."""
-        shape, table = self.shape, self.words[:, : self.shape.log_at].tolist()
-        return [
-            [Progress(words[at + shape.CACHED], words[at + shape.ROUND]) for at in self._levels]
-            for words in table
-        ]
+        if self.device.type != "cpu":
+            self.head = table.numpy()[:, : shape.log_at]
+        begins = range(shape.log_at, shape.text_at, shape.PER_STEP)
+        return Record(
+            [[Entry(*words[at : at + shape.PER_STEP]) for at in begins] for words in rows],
+            [words[shape.text_at :] for words in rows],
+            probabilities.tolist(),
+        )
 
 
 class Record(NamedTuple):
@@ -256,12 +331,10 @@ class Record(NamedTuple):
 
     Attributes:
         entries: of every step.
-        progress: by level.
         tokens: that the target has emitted; as many as its entry says.
         logprobs: of these.
     """
 
     entries: list[list[Entry]]
-    progress: list[list[Progress]]
     tokens: list[list[int]]
     logprobs: list[list[float]]

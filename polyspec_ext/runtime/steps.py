@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from ..drafters.base import RowBuffer
 from ..tensors import Parameters
 from .config import ChainConfig
+from .state import Step
 from .trees import Tree
 
 
@@ -29,34 +30,28 @@ def pending_tokens(input_ids: torch.Tensor, first: torch.Tensor | None, width: i
 
 def verify(
     config: ChainConfig,
-    number: int,
+    step: Step,
     logits: torch.Tensor,
-    tokens: torch.Tensor,
     rows: RowBuffer | None,
     parameters: Parameters,
-    *,
-    lengths: torch.Tensor | None,
-    positions: torch.Tensor | int,
-    rounds: torch.Tensor | int,
 ) -> Any:
-    """Level `number` verifies the tokens that are pending for it.
+    """A level verifies the tokens that are pending for it.
 
     Args:
-        logits: ``[B, width + 1, V]``, its own, from the token before the first pending one on.
-        tokens: ``[B, width]``.
-        rows: ``[B, at least width, Vd]``, what the tokens were drawn from; None: the proposals are
+        logits: ``[B, W + 1, V]``, its own, from the token before the first pending one on; W is the
+            step's `most`.
+        rows: ``[B, at least W, Vd]``, what the tokens were drawn from; None: the proposals are
             deterministic.
-        lengths: ``[B]``, tokens of each row; None: `width`.
-        positions, rounds: of the step's `Plan`, on the logits' device; or of a single row.
 
     Returns:
         `ops.VerifyResult`.
     """
-    width = tokens.shape[1]
+    first, lengths, positions, rounds = step.keys(logits.device)
+    tokens = pending_tokens(step.input_ids.to(logits.device), first, step.most)
     draft_logits, statistics = (None, None) if rows is None else rows
-    if draft_logits is not None and draft_logits.shape[1] > width:
-        draft_logits = draft_logits[:, :width]
-        statistics = None if statistics is None else statistics[:, :width]
+    if draft_logits is not None and draft_logits.shape[1] > step.most:
+        draft_logits = draft_logits[:, : step.most]
+        statistics = None if statistics is None else statistics[:, : step.most]
     return config.operators.verify(
         logits,
         tokens,
@@ -64,7 +59,7 @@ def verify(
         draft_lengths=lengths,
         **parameters.on(logits.device),
         position=positions,
-        level=number,
+        level=step.level,
         round=rounds,
         rule=config.rule,
         draft_statistics=statistics,
@@ -73,32 +68,27 @@ def verify(
 
 def verify_tree(
     config: ChainConfig,
-    number: int,
+    step: Step,
     logits: torch.Tensor,
     tree: Tree,
     rows: RowBuffer | None,
     parameters: Parameters,
-    *,
-    depth: int,
-    positions: torch.Tensor | int,
-    rounds: torch.Tensor | int,
 ) -> Any:
-    """Level `number` verifies the trees that are pending for it.
+    """A level verifies the trees that are pending for it.
 
     Args:
         logits: ``[B, N + 1, V]``, its own: row 0 behind the root, row i + 1 behind node i.
         rows: ``[B, N + 1, Vd]``, what the children behind each of these were drawn from, where
             `tree.drawn` does not say otherwise; None: they are deterministic.
-        depth: the most nodes that a path may have, D.
-        positions, rounds: as of `verify`.
 
     Returns:
         what `verify` returns, tokens ``[B, D + 1]``, with `path` ``[B, D]``, the nodes that stand,
         and `rows` ``[B, D + 1]``, the row of `logits` that each token was drawn from; -1 behind
-        them.
+        them. D, the most nodes that a path may have, is the step's `most`, or N.
     """
     batch, nodes = tree.tokens.shape
     device = logits.device
+    _, _, positions, rounds = step.keys(device)
     pool = None
     ids = statistics = None
     if rows is not None:
@@ -116,29 +106,27 @@ def verify_tree(
         counts=tree.counts.to(device),
         draft_rows=ids,
         draft_statistics=statistics,
-        depth=depth,
+        depth=min(step.most, nodes),
         **parameters.on(device),
         position=positions,
-        level=number,
+        level=step.level,
         round=rounds,
     )
 
 
 def hand_up(
-    buffer: RowBuffer | None,
-    logits: torch.Tensor,
-    statistics: torch.Tensor,
-    slots: torch.Tensor,
-    length: int,
+    buffer: RowBuffer | None, rows: RowBuffer, slots: torch.Tensor, length: int
 ) -> RowBuffer:
     """Keeps the rows that emitted tokens were drawn from, for the level above (contract C1).
 
     Args:
         buffer: of an earlier step, written in place where it has room.
-        logits: ``[B, W, V]``; `statistics`: ``[B, W, 2]``.
+        rows: ``[B, W, V]``, with their statistics.
         slots: ``[B, W]`` int64, where each belongs among those pending; `length` for the others.
         length: rows that can be pending.
     """
+    logits, statistics = rows
+    assert statistics is not None
     batch, _, vocab = logits.shape
     if (
         buffer is None

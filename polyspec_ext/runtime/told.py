@@ -1,13 +1,58 @@
-"""Hidden states that the drafter has not been told yet, in rounds without host synchronisation."""
+"""Hidden states that the drafter has not been told yet: pass by pass where the host reads what came
+of each step (`StatesList`), put together elsewhere (`StatesWindow`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from ..drafters.base import HiddenStates
 from ..levels.base import Hidden
+
+
+class StatesList:
+    """The states of several passes, oldest first."""
+
+    def __init__(self) -> None:
+        self.passes: list[HiddenStates] = []
+
+    def add(self, level: int, layers: Hidden, begin: torch.Tensor, counts: torch.Tensor) -> None:
+        """See `StatesWindow.add`."""
+        first, stand = begin.tolist(), counts.tolist()
+        for told in self.passes:
+            for row, count in enumerate(stand):
+                if count:
+                    left = first[row] + count - told.positions[row]
+                    told.counts[row] = max(0, min(told.counts[row], left))
+        self.passes.append(HiddenStates(level, dict(layers), first, stand))
+
+    def told(self) -> tuple[HiddenStates, ...]:
+        return tuple(self.passes)
+
+    def forget(self, part: torch.Tensor) -> None:
+        """The drafter knows the states of these rows, ``[B]`` int64 other than 0; those of others
+        are told again."""
+        known = [row for row, own in enumerate(part.tolist()) if own]
+        for told in self.passes:
+            for row in known:
+                told.counts[row] = 0
+        self.passes = [told for told in self.passes if any(told.counts)]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in that order."""
+        self.passes = [told.select(rows) for told in self.passes]
+
+    def fits(self, rows: Sequence[int], width: int) -> bool:
+        """Whether all of `rows` have states, and no row's run of tokens is longer than `width`."""
+        if not all(any(own.counts[row] for own in self.passes) for row in rows):
+            return False
+        batch = len(self.passes[0].counts)
+        for b in range(batch):
+            runs = [(own.positions[b], own.counts[b]) for own in self.passes if own.counts[b]]
+            if runs and max(map(sum, runs)) - min(begin for begin, _ in runs) > width:
+                return False
+        return True
 
 
 class StatesWindow:
@@ -35,10 +80,10 @@ class StatesWindow:
     def tensors(self) -> list[torch.Tensor]:
         return [self.begin, self.counts, *self._layers.values()]
 
-    def write(self, told: Sequence[HiddenStates]) -> None:
-        """Begin with these, oldest first."""
+    def write(self, told: StatesList) -> None:
+        """Begin with these."""
         self.counts.zero_()
-        for own in told:
+        for own in told.passes:
             begin, counts = (
                 torch.as_tensor(given, device=self.begin.device)
                 for given in (own.positions, own.counts)
@@ -73,34 +118,21 @@ class StatesWindow:
         self.counts.copy_(end - first)
         self._level = level
 
-    def told(self) -> HiddenStates:
+    def told(self) -> tuple[HiddenStates, ...]:
         """All of it, in place."""
-        return HiddenStates(self._level, self._layers, self.begin, self.counts)
+        return (HiddenStates(self._level, self._layers, self.begin, self.counts),)
 
     def forget(self, part: torch.Tensor) -> None:
         """The drafter knows the states of these rows, ``[B]`` int64 other than 0."""
         self.counts.mul_(part == 0)
 
-    def taken(self) -> list[HiddenStates]:
+    def taken(self) -> StatesList:
         """The same for the host, which waits for the device."""
-        begin, counts = self.begin.tolist(), self.counts.tolist()
-        if not any(counts):
-            return []
-        layers: Mapping[int, torch.Tensor] = self._layers
-        copies = {layer: states.clone() for layer, states in layers.items()}
-        return [HiddenStates(self._level, copies, begin, counts)]
+        made = StatesList()
+        copies = {layer: states.clone() for layer, states in self._layers.items()}
+        made.add(self._level, copies, self.begin, self.counts)
+        return made
 
 
 def _at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
-
-
-def reach_of(told: Sequence[HiddenStates], batch: int) -> int:
-    """Tokens of the longest run of a row, over all passes."""
-    longest = 0
-    for b in range(batch):
-        runs = [(int(own.positions[b]), int(own.counts[b])) for own in told if own.counts[b]]
-        if runs:
-            end = max(begin + count for begin, count in runs)
-            longest = max(longest, end - min(begin for begin, _ in runs))
-    return longest

@@ -210,18 +210,18 @@ def rows_in_the_wrong_place(patch: pytest.MonkeyPatch, made: Any) -> toy.Enumera
 
 def tail_depends_on_its_tokens(patch: pytest.MonkeyPatch, made: Any) -> toy.Enumerator:
     """A tail of an unlikely token is thrown away (contract C2)."""
-    enter = StateRows.enter
+    report = StateRows.report
 
     def wrong(
         self: StateRows, step: Any, tokens: Any, counts: Any, *given: Any, **rest: Any
     ) -> Any:
-        if step.level == 3 and any(step.of_tail):
+        if step.tail:
             drawn_from = toy.distribution(made[2].row(self.text(0).tolist()))
             if drawn_from[int(tokens[0, 0])] <= 0.5:
                 counts = torch.zeros(1, dtype=torch.int64)
-        return enter(self, step, tokens, counts, *given, **rest)
+        return report(self, step, tokens, counts, *given, **rest)
 
-    patch.setattr(StateRows, "enter", wrong)
+    patch.setattr(StateRows, "report", wrong)
     return toy.Enumerator()
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from polyspec_ext.ops import schedule
-from polyspec_ext.ops.schedule import Plan, RoundShape
+from polyspec_ext.ops.schedule import HostStep, Plan, RoundShape
 from polyspec_ext.runtime.request import Row
-from polyspec_ext.runtime.state import Entry, Progress, StateRows
+from polyspec_ext.runtime.state import Entry, Report, StateRows, Step
 from polyspec_ext.sampling import Sampling
 from polyspec_ext.stats import LevelStats, Stats
 
@@ -34,20 +34,18 @@ def rows(batch: int) -> torch.Tensor:
 
 
 def draft(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    due = schedule.due(state, SHAPE)
     input_ids, table = schedule.next_step(state, SHAPE, 3, 3)
     tokens = torch.tensor([[1, 2]] * state.shape[0])
     status = torch.zeros(state.shape[0], 2, dtype=torch.int32)
     eos = torch.full((state.shape[0], 1), 9)
     slots, kept = schedule.report(state, SHAPE, 3, table, tokens, None, status, eos, 2)
-    return due, input_ids, table, slots, kept
+    return input_ids, table, slots, kept
 
 
 def test_a_draft() -> None:
     state = rows(2)
     state[1, SHAPE.ROOM] = 0
-    due, input_ids, table, slots, kept = draft(state)
-    assert due.tolist() == [[3, 0], [2, 0]]
+    input_ids, table, slots, kept = draft(state)
     plan = Plan(*table.tolist())
     assert plan == Plan([1, 0], [1, 0], [0, 0], [2, 0], [3, 3], [0, 0], [0, 0])
     assert input_ids.tolist() == [[7, 0, 0], [0, 0, 0]]
@@ -56,13 +54,11 @@ def test_a_draft() -> None:
     assert state[0, SHAPE.text_at : SHAPE.text_at + 5].tolist() == [5, 6, 7, 1, 2]
     log = state[:, SHAPE.log_at : SHAPE.log_at + SHAPE.PER_STEP].tolist()
     assert log == [[2, 3, 0, 2, 0, 0, 0], [-1, 0, 0, 0, 0, 0, 0]]
-    assert schedule.due(state, SHAPE).tolist() == [[2, 0], [2, 0]]
 
 
 def test_opcheck() -> None:
     """Schemas (what is written to), fake tensors and tracing."""
     state, form = rows(2), (SHAPE.levels, SHAPE.steps)
-    torch.library.opcheck(torch.ops.polyspec.schedule_due, (state, *form))
     torch.library.opcheck(torch.ops.polyspec.schedule_next, (state, *form, 3, 3))
     _, table = schedule.next_step(state, SHAPE, 3, 3)
     tokens, status = torch.ones(2, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32)
@@ -99,10 +95,6 @@ def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
     given |= change
     with pytest.raises(RuntimeError, match=message):
         torch.ops.polyspec.schedule_next(**given)
-    if not {"level", "width"} & change.keys():
-        del given["level"], given["width"]
-        with pytest.raises(RuntimeError, match=message):
-            torch.ops.polyspec.schedule_due(**given)
 
 
 def test_a_report_of_another_form_is_refused() -> None:
@@ -144,24 +136,37 @@ def request(number: int, tokens: list[int], most: int, eos: set[int]) -> Row:
 
 
 def written(steps: int = 1) -> StateRows:
-    made = StateRows(3, 3, steps, 40, 2, torch.device("cpu"))
+    made = StateRows(3, 3, steps, 40, 2)
     given = [request(0, [5, 6, 7], 30, {9, 4}), request(1, [8], 0, set()), request(2, [1], 9, {2})]
-    progress = [[Progress(len(row.tokens) - 1, 3)] * 3 for row in given]
-    made.write(given, progress, [[6, 2], [6, 2], [6, 0]], [[2, 0]] * 3)
+    before = StateRows(3, 3)
+    for level in range(1, 4):
+        before.head[:, before.shape.level_at(level) + before.shape.ROUND] = 3
+        before.set_cached(level, [len(row.tokens) - 1 for row in given])
+    for slot, window in enumerate((2, 2, 0)):
+        before.set_windows(slot, [6, window, 2, 0])
+    made.write(given, before)
     return made
+
+
+def due(state: StateRows) -> tuple[Step, HostStep]:
+    """The step to do now, and what the host reads of it."""
+    step = state.next()
+    assert step is not None
+    assert step.host is not None
+    return step, step.host
 
 
 def test_rows_are_written_as_the_operators_read_them() -> None:
     state = written()
-    assert state.progress()[0] == [Progress(2, 3)] * 3
+    assert [state.cached(level) for level in range(1, 4)] == [[2, 0, 0]] * 3
     # A draft of two, a row that is complete, and one whose second level drafts alone.
-    step = state.next()
-    assert step is not None
-    assert (step.level, step.group, step.most) == (3, [0], 2)
-    assert (step.counts, step.lengths) == ([1, 0, 0], [2, 0, 0])
-    assert (step.positions[0], step.rounds) == (3, [3, 3, 3])
+    step, host = due(state)
+    assert (step.level, host.group, step.most) == (3, [0], 2)
+    assert (host.counts, host.lengths) == ([1, 0, 0], [2, 0, 0])
+    assert (host.positions[0], host.rounds) == (3, [3, 3, 3])
     assert step.input_ids.tolist() == [[7], [0], [0]]
-    assert step.plan.tolist()[1:3] == [step.counts, step.first]
+    assert step.table.tolist()[1:3] == [host.counts, host.first]
+    assert (step.lag, step.tail, host.even) == (0, False, False)
     assert state.eos.tolist() == [[4, 9], [-1, -1], [2, -1]]
     assert state.text(0).tolist() == [5, 6, 7]
     assert state.fits(1, 40)
@@ -169,75 +174,96 @@ def test_rows_are_written_as_the_operators_read_them() -> None:
     assert not state.fits(1, 41)
 
 
-def entered(state: StateRows, tokens: list[int], *given: Any, **options: Any) -> Any:
+def entered(state: StateRows, tokens: list[int], *given: Any, **options: Any) -> Report:
     """The step that is due for all rows, each of which has brought `tokens`."""
-    step = state.next()
-    assert step is not None
-    return state.enter(step, torch.tensor([tokens] * 3), *given, **options)
+    return state.report(due(state)[0], torch.tensor([tokens] * 3), *given, **options)
 
 
 def test_a_step_by_hand() -> None:
     state = written()
-    entries, kept, slots = entered(state, [3, 9], None, None, 2)
-    assert kept[2] == [4, 0, 0]
-    assert slots.tolist() == [[0, 1], [2, 2], [2, 2]]
+    made = entered(state, [3, 9], None, None, 2)
+    assert made.kept[2] == [4, 0, 0]
+    assert made.slots.tolist() == [[0, 1], [2, 2], [2, 2]]
     idle = Entry(-1, 0, 0, 0, 0, 0, 0)
-    assert entries == [Entry(2, 3, 0, 2, 1, 0, 0), idle, idle]
+    assert made.entries == [Entry(2, 3, 0, 2, 1, 0, 0), idle, idle]
     assert state.text(0).tolist() == [5, 6, 7, 3, 9]
-    step = state.next()
-    assert step is not None
-    assert (step.level, step.group, step.first) == (2, [0, 2], [0, 0, 0])
+    step, host = due(state)
+    assert (step.level, host.group, host.first) == (2, [0, 2], [0, 0, 0])
     state.end(0)
-    step = state.next()
-    assert step is not None
-    assert (step.level, step.group) == (2, [2])
+    step, host = due(state)
+    assert (step.level, host.group) == (2, [2])
     state.end(2)
     assert state.next() is None
 
 
 def test_a_step_is_what_the_operators_say() -> None:
     one, other = written(), written()
-    status = torch.zeros(3, 2, dtype=torch.int32)
-    input_ids, table = other.next_step(3, 1)
-    step = one.next()
-    assert step is not None
-    assert (step.input_ids.tolist(), step.plan.tolist()) == (input_ids.tolist(), table.tolist())
+    mine, theirs = due(one)[0], other.step(3, 2, 1)
+    for a, b in ((mine.input_ids, theirs.input_ids), (mine.table, theirs.table)):
+        assert a.equal(b)
     tokens = torch.tensor([[3, 9]] * 3)
-    _, kept, slots = one.enter(step, tokens, None, status, 7)
-    expected, all_kept = other.report(3, table, tokens, None, status, 7)
-    assert (slots.tolist(), kept) == (expected.tolist(), all_kept.tolist())
+    made = one.report(mine, tokens, None, torch.zeros(3, 2, dtype=torch.int32), 7)
+    expected = other.report(theirs, tokens, None, None, 7)
+    assert made.slots.equal(expected.slots)
+    assert list(made.kept) == [own.tolist() for own in expected.kept]
     other.words[:, other.shape.STEP] = 0
     assert torch.equal(one.words, other.words)
 
 
+def test_which_caches_are_cut() -> None:
+    """Those that hold more than what stands, from the level of the step downwards."""
+    state = written()
+    state.set_windows(2, [6, 2, 2, 0])
+    assert entered(state, [3, 8], None, None, 6).cut == []
+    full, none = torch.tensor([2, 0, 2]), torch.tensor([0, 0, 0])
+    emitted = torch.tensor([[3, 8, 1], [-1] * 3, [3, 8, 1]])
+    zeros = torch.zeros(3, dtype=torch.int32)
+    words = state.words.clone()
+    assert state.report(due(state)[0], emitted, full, zeros, 6).cut == []
+    state.words.copy_(words)
+    emitted = torch.tensor([[1, -1, -1], [-1] * 3, [1, -1, -1]])
+    made = state.report(due(state)[0], emitted, none, zeros, 6)
+    assert made.cut == [2, 3]
+    assert state.cached(2) == made.kept[1] == [3, 0, 1]
+
+
+def test_where_the_levels_stand_is_taken_on() -> None:
+    state = written()
+    entered(state, [3, 8], None, None, 6)
+    chosen = state.select([2, 0])
+    assert [chosen.cached(level) for level in range(1, 4)] == [[0, 2], [0, 2], [0, 4]]
+    again = StateRows(3, 2, 1, 40, 2)
+    rows = [request(0, [1], 9, {2}), request(1, [5, 6, 7, 3, 8], 3, set())]
+    again.write(rows, chosen)
+    assert again.windows() == [(6, 0, 2, 0), (6, 2, 2, 0)]
+    assert again.head[:, again.shape.level_at(3) + again.shape.ROUND].tolist() == [3, 4]
+    assert again.cached(3) == [0, 4]
+
+
 def test_tokens_that_end_no_text() -> None:
     """Of a tree, one path of which stands for the others."""
-    entries, _, _ = entered(written(), [9, 9], None, None, ends=False)
+    entries = entered(written(), [9, 9], None, None, ends=False).entries
     assert entries[0] == Entry(2, 3, 0, 2, 0, 0, 0)
 
 
 def test_windows_and_lengths_change_between_steps() -> None:
     state = written()
-    state.set_windows(0, [0, 2], [1, 0])
-    state.set_windows(2, [6, 3], [2, 0])
-    step = state.next()
-    assert step is not None
-    assert (step.level, step.group, step.lengths) == (3, [2], [0, 0, 3])
-    state.set_windows(2, [0, 3], [1, 0])
-    state.set_cached(0, 1, 1)
-    step = state.next()
-    assert step is not None
-    assert (step.level, step.group, step.counts) == (1, [0, 2], [2, 0, 1])
+    state.set_windows(0, [0, 2, 1, 0])
+    state.set_windows(2, [6, 3, 2, 0])
+    step, host = due(state)
+    assert (step.level, host.group, host.lengths) == (3, [2], [0, 0, 3])
+    state.set_windows(2, [0, 3, 1, 0])
+    state.set_cached(1, [1, 0, 0])
+    step, host = due(state)
+    assert (step.level, host.group, host.counts) == (1, [0, 2], [2, 0, 1])
 
 
 def test_a_row_that_stopped_takes_no_part() -> None:
     state = written()
     status = torch.tensor([[0, 1], [0, 0], [0, 0]], dtype=torch.int32)
-    entries, _, _ = entered(state, [3, -1], None, status)
+    entries = entered(state, [3, -1], None, status).entries
     assert (entries[0].status, entries[0].emitted) == (1, 1)
-    step = state.next()
-    assert step is not None
-    assert step.group == [2]
+    assert due(state)[1].group == [2]
 
 
 @pytest.mark.parametrize(
@@ -250,27 +276,22 @@ def test_a_row_that_stopped_takes_no_part() -> None:
 )
 def test_wrong_reports_are_errors(tokens: Any, counts: Any, status: Any) -> None:
     state = written()
-    step = state.next()
-    assert step is not None
     with pytest.raises(ValueError, match="expected"):
-        state.enter(step, tokens, counts, status)
+        state.report(due(state)[0], tokens, counts, status)
     assert state.next() is not None
 
 
 def test_a_record_has_all_that_the_host_is_told() -> None:
     state = written(steps=2)
-    _, table = state.next_step(3, 1)
-    zeros = torch.zeros(3, 2, dtype=torch.int32)
-    state.report(3, table, torch.tensor([[3, 9]] * 3), None, zeros, 2)
-    _, table = state.next_step(2, 4)
+    state.report(state.step(3, 2, 1), torch.tensor([[3, 9]] * 3), None, None, 2)
     tokens = torch.tensor([[3, 9, 1], [-1] * 3, [7, -1, -1]])
     counts = torch.tensor([1, 0, 0])
-    state.report(2, table, tokens, counts, torch.zeros(3, dtype=torch.int32), 6)
+    status = torch.zeros(3, dtype=torch.int32)
+    state.report(state.step(2, 3, 4), tokens, counts, status, 6)
     logprobs = torch.tensor([[-0.5, -1.5, 0.0], [0.0] * 3, [-2.25, 0.0, 0.0]])
     record = state.read(state.record(tokens, logprobs))
     assert [own[0].tokens for own in record.entries] == [2, -1, -1]
     assert [(own[1].accepted, own[1].emitted) for own in record.entries] == [(1, 2), (0, 0), (0, 1)]
-    assert record.progress == state.progress()
     assert record.tokens == tokens.tolist()
     assert record.logprobs == logprobs.tolist()
     assert state.text(0).tolist() == [5, 6, 7, 3, 9]

@@ -15,8 +15,9 @@ import torch
 from toy import Enumerator, ToyLevel, distribution, text_distribution
 
 import polyspec_ext as ps
+from polyspec_ext.ops.schedule import Plan
 from polyspec_ext.planning import theory
-from polyspec_ext.runtime.state import Progress, StateRows
+from polyspec_ext.runtime.state import StateRows
 
 PROMPT = 2
 EOS = 1  # where a text has room behind its end; every level has it there
@@ -75,15 +76,19 @@ class Rows:
         lengths = [len(text.remaining) for text in texts if text.remaining is not None]
         self.lengths = lengths
         batch, longest = len(lengths), max(lengths)
-        self.state = StateRows(self.levels, batch, 1, 64 + longest, 1, torch.device("cpu"))
+        self.state = StateRows(self.levels, batch, 1, 64 + longest)
         rows: list[Any] = [
             SimpleNamespace(tokens=[0] * PROMPT, room=length, eos=frozenset())
             if text.room is None
             else SimpleNamespace(tokens=[0] * PROMPT, room=int(text.room[0]), eos=frozenset({EOS}))
             for text, length in zip(texts, lengths, strict=True)
         ]
-        progress = [[Progress(PROMPT - 1, 0)] * self.levels] * batch
-        self.state.write(rows, progress, [windows] * batch, [[*rounds, 0]] * batch, tail)
+        before = StateRows(self.levels, batch)
+        for level in range(1, self.levels + 1):
+            before.set_cached(level, [PROMPT - 1] * batch)
+        for slot in range(batch):
+            before.set_windows(slot, [*windows, *rounds, 0])
+        self.state.write(rows, before, tail)
 
     def steps(self) -> Iterator[tuple[float, Step]]:
         """Every step with its probability."""
@@ -97,14 +102,16 @@ class Rows:
             if step is None:
                 continue
             level, draft = step.level, step.level == self.levels
-            sizes = [(step.lengths[row], step.counts[row]) for row in step.group]
+            plan = Plan(*step.table.tolist())
+            group = [row for row, part in enumerate(plan.part) if part]
+            sizes = [(plan.lengths[row], plan.counts[row]) for row in group]
             if draft:  # no further than to an EOS
-                ends = [self.lengths[row] - step.positions[row] + PROMPT for row in step.group]
+                ends = [self.lengths[row] - plan.positions[row] + PROMPT for row in group]
                 rows = tuple((min(n, end), m) for (n, m), end in zip(sizes, ends, strict=True))
             else:
                 rows = tuple((length, count - length) for length, count in sizes)
             again = level not in behind and level > 1
-            yield weight, Step(0 if draft else level, rows, again, sum(step.of_tail))
+            yield weight, Step(0 if draft else level, rows, again, sum(plan.of_tail))
             below = range(level + 1, self.levels + 1)
             if 1 < level == self.levels - 1:
                 # A tail is drafted for the target, and only the levels between have run then.
@@ -112,9 +119,9 @@ class Rows:
             after = (behind - {level}) | set(below)
             options = [
                 self._outcomes(
-                    row, level, step.positions[row] - PROMPT, step.lengths[row], step.of_tail[row]
+                    row, level, plan.positions[row] - PROMPT, plan.lengths[row], plan.of_tail[row]
                 )
-                if row in step.group
+                if row in group
                 else [(0, 1.0)]
                 for row in range(len(self.texts))
             ]
@@ -123,11 +130,11 @@ class Rows:
                 counts = [count for count, _ in outcome]
                 tokens = torch.zeros(len(counts), max(*counts, 0) + 1, dtype=torch.int64)
                 for row, text in enumerate(self.texts):
-                    end = self.lengths[row] - 1 - (step.positions[row] - PROMPT)
+                    end = self.lengths[row] - 1 - (plan.positions[row] - PROMPT)
                     if text.room is not None and 0 <= end < tokens.shape[1]:
                         tokens[row, end] = EOS
                 status = torch.zeros(tokens.shape if draft else len(counts), dtype=torch.int32)
-                self.state.enter(step, tokens, torch.tensor(counts), status)
+                self.state.report(step, tokens, torch.tensor(counts), status)
                 key = self._key(after)
                 _, _, before = todo.get(key, (None, None, 0.0))
                 chance = weight * float(np.prod([chance for _, chance in outcome]))

@@ -229,19 +229,20 @@ def test_reports() -> None:
         assert at < len(prompt) + out.requests[number].num_new_tokens
 
 
-def test_rows_do_not_see_each_others_windows() -> None:
+@EXECUTORS
+def test_rows_do_not_see_each_others_windows(at_once: bool) -> None:
+    """What a row drafts in a round is as much as it would alone, whichever row has the largest
+    windows."""
     prompts = [[1], [4, 2], [7, 7, 7]]
 
     def run(prompts: Sequence[list[int]], seeds: list[int], numbers: list[int]) -> ps.Output:
-        levels = [toy_rows.Rows(20, 11 + i, scale=1.5) for i in range(3)]
-        policy = Random(2)
+        policy = Random(2, largest=5)
         choose = policy.next
         policy.next = lambda report: choose(  # type: ignore[method-assign]
             report._replace(request=numbers[report.request])
         )
-        return ps.Chain(levels, [2, 2], policy=policy).generate(
-            prompts, 30, 1.0, seed=seeds, eos_token_id=[]
-        )
+        chain = ps.Chain(make(3, 20, at_once), [2, 2], policy=policy, sync_each_step=not at_once)
+        return chain.generate(prompts, 30, 1.0, seed=seeds, eos_token_id=[])
 
     together = run(prompts, [3, 4, 5], [0, 1, 2])
     for number, prompt in enumerate(prompts):
@@ -249,6 +250,10 @@ def test_rows_do_not_see_each_others_windows() -> None:
         assert together.logprobs[number] == alone.logprobs[0]
         length = len(prompt) + 30
         assert together.sequences[number, :length].tolist() == alone.sequences[0].tolist()
+        pairs = zip(together.requests[number].levels, alone.requests[0].levels, strict=True)
+        for mine, own in pairs:
+            assert mine.draft_length_histogram == own.draft_length_histogram
+            assert mine.emitted_per_verification == own.emitted_per_verification
 
 
 @pytest.mark.parametrize("windows", [[], [1], [1, 1, 1], [1, -1]], ids=str)
