@@ -133,7 +133,7 @@ class LevelPass:
         level.reach(self._context + self._width)
         block = InputBlock(self._tokens, self._width, self._counts, self._first)
         logits = level.forward_block(block).logits
-        level.keep(self._kept)
+        level.rollback(self._kept)
         level.passed([self._context])
         return logits
 

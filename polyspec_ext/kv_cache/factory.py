@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from .rollback import RollbackCache
 
 if TYPE_CHECKING:
-    from transformers import Cache, PreTrainedModel
-
-    from .rollback import RollbackCache
+    from transformers import PreTrainedModel
 
 # Layer types of a configuration whose state is a function of all tokens so far. "conv" layers keep
 # a short window.
@@ -43,15 +45,6 @@ def device_of(model: PreTrainedModel) -> torch.device:
     if place is None:
         place = model.device
     return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
-
-
-def full_cache() -> Cache:
-    """An empty cache that keeps every key and value of every layer."""
-    from transformers import DynamicCache
-
-    # Without a configuration no layer drops what leaves a sliding window; the model's mask hides
-    # it instead.
-    return DynamicCache()
 
 
 def require_rollback(model: PreTrainedModel, name: str) -> None:
@@ -100,11 +93,9 @@ def require_croppable(cache: Cache, name: str) -> None:
     Raises:
         ValueError: names the level, the cache and the kind of layer.
     """
-    from transformers import cache_utils
-
     # These layer types, and only these, are known to cut exactly: all keys and values are kept, in
     # order.
-    exact = (cache_utils.DynamicLayer,)
+    exact = (DynamicLayer,)
     made = getattr(cache, "layer_class_to_replicate", None)
     kinds = [type(layer) for layer in getattr(cache, "layers", ())] + (
         [made] if made is not None else []
@@ -159,8 +150,6 @@ def factory(
     Raises:
         ValueError: options that exclude each other or that the model cannot have.
     """
-    from .rollback import RollbackCache
-
     if new_cache is not None:
         if streaming is not None or options:
             raise ValueError(f"{name}: expected new_cache or options of the default, given both")
@@ -199,24 +188,13 @@ def factory(
             return Factory(
                 lambda rows, capacity: RollbackCache.for_model(model, rows, **sized(capacity)), True
             )
-    return Factory(lambda rows, capacity: full_cache(), False)
+    # Without a configuration no layer drops what leaves a sliding window; the model's mask hides it
+    # instead.
+    return Factory(lambda rows, capacity: DynamicCache(), False)
 
 
 _STEP = 256  # tokens per row that a cache grows by
 _BUCKET = 128
-
-
-def is_rollback(cache: Any) -> bool:
-    from .rollback import RollbackCache
-
-    return isinstance(cache, RollbackCache)
-
-
-def has_rings(cache: RollbackCache) -> bool:
-    """Some layer forgets old tokens, and needs the masks of `RollbackCache.inputs`."""
-    from .layers import RingLayer
-
-    return any(isinstance(layer, RingLayer) for layer in cache.layers)
 
 
 def fits(cache: RollbackCache, capacity: int) -> bool:

@@ -245,7 +245,7 @@ class DeviceLengths(Protocol):
         ...
 
 
-_ON_DEVICE = ("forward_block", "keep", "reach", "passed")  # methods of a level
+_ON_DEVICE = ("forward_block", "reach", "passed")  # methods of a level
 
 
 class LevelAdapter:
@@ -344,17 +344,16 @@ class LevelAdapter:
         return self.forward(block).hidden
 
     def rollback(self, lengths: Counts) -> Counts:
-        if isinstance(lengths, torch.Tensor):
-            self.level.keep(lengths)
-            return lengths
-        kept = self.level.rollback(list(lengths))
-        return lengths if kept is None else returned.require_kept(self.name, kept, lengths)
+        given = lengths if isinstance(lengths, torch.Tensor) else list(lengths)
+        return self._kept(self.level.rollback(given), lengths)
 
     def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
-        kept = self.level.keep_path(begin, path, lengths)
-        if kept is None or isinstance(lengths, torch.Tensor):
-            return lengths
-        return returned.require_kept(self.name, kept, lengths)
+        return self._kept(self.level.keep_path(begin, path, lengths), lengths)
+
+    def _kept(self, kept: Any, asked: Counts) -> Counts:
+        if kept is None or isinstance(asked, torch.Tensor):
+            return asked
+        return returned.require_kept(self.name, kept, asked)
 
     def select(self, rows: Sequence[int]) -> None:
         returned.call(self.name, self.level, "select", rows)

@@ -1,4 +1,4 @@
-"""What a model of `transformers` says of itself beside its weights."""
+"""What levels of `transformers` have alike: what a model says of itself beside its weights."""
 
 from __future__ import annotations
 
@@ -7,49 +7,76 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import arguments
+from ..kv_cache import factory as caches
 from ..validate import LOGITS_DTYPES
+from .describe import level_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """Ids that end a text, from the generation configuration."""
-    generation = getattr(model, "generation_config", None)
-    ids = getattr(generation, "eos_token_id", None)
-    if ids is None:
-        ids = getattr(model.config, "eos_token_id", None)
-    if ids is None:
-        return ()
-    return (ids,) if isinstance(ids, int) else tuple(ids)
+class ModelLevel:
+    """A model of `transformers` whose logits `verify` can read.
 
+    Args:
+        model: in eval mode.
+        name: for messages.
 
-def tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that lies beside the model's weights, or None. Never asks the network."""
-    place = getattr(model, "name_or_path", "")
-    if not place:
-        return None
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(place, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError):
-        return None
-
-
-def require_eval(model: PreTrainedModel, name: str) -> None:
-    """Refuse a model in training mode.
+    Attributes:
+        device: of tokens and logits.
+        vocab_size: width of the logits.
+        max_length: longest context; None: no limit.
 
     Raises:
-        ValueError: names the level.
+        ValueError: in training mode, without weights, or with logits that cannot be read; names the
+            level.
     """
-    if model.training:
-        raise ValueError(
-            f"{name}: expected a model in eval mode, given one in training mode; call model.eval()"
-        )
+
+    def __init__(self, model: PreTrainedModel, name: str) -> None:
+        self.model, self.name = model, name
+        if model.training:
+            raise ValueError(
+                f"{name}: expected a model in eval mode, given one in training mode; call "
+                "model.eval()"
+            )
+        self.device = caches.device_of(model)
+        _require_logits(model, self.device, name)
+        config = model.config.get_text_config(decoder=True)
+        outputs = getattr(model.get_output_embeddings(), "out_features", None)
+        self.vocab_size = int(outputs or config.vocab_size)
+        longest = getattr(config, "max_position_embeddings", None)
+        # Some configurations say -1 for any length.
+        self.max_length: int | None = longest if longest is not None and longest > 0 else None
+
+    def __repr__(self) -> str:
+        kinds = type(self).__name__, type(self.model).__name__
+        return f"{kinds[0]}({self.name}: {kinds[1]}, {level_line(self)})"
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text, from the generation configuration."""
+        generation = getattr(self.model, "generation_config", None)
+        ids = getattr(generation, "eos_token_id", None)
+        if ids is None:
+            ids = getattr(self.model.config, "eos_token_id", None)
+        if ids is None:
+            return ()
+        return (ids,) if isinstance(ids, int) else tuple(ids)
+
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer that lies beside the model's weights, or None. Never asks the network."""
+        place = getattr(self.model, "name_or_path", "")
+        if not place:
+            return None
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(place, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError):
+            return None
 
 
-def require_logits(model: PreTrainedModel, device: torch.device, name: str) -> None:
+def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> None:
     """Refuse a model whose logits `verify` cannot read, as far as its head tells.
 
     Raises:

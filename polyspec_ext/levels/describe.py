@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from . import Level, device_of
+from .base import device_of
 
 
-def level_line(level: Level) -> str:
+def level_line(level: Any) -> str:
     """Size, data type and place of a level's model, as in ``1.3M parameters, float32, cpu``, and
     how it runs; the class of a level that has no model of torch's."""
     model: Any = getattr(level, "model", None)

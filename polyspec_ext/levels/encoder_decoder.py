@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..kv_cache import factory as caches
-from . import checkpoint
 from .base import EncodedInput, Hidden, PromptBatch
-from .probe import relative_difference
+from .checkpoint import ModelLevel
+from .probe import failure, ids_of, relative_difference, require_continued, text_of, tolerance
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-# Difference of logits behind a cache from those of one pass, relative to their spread (`probe`).
-_TOLERANCE, _TOLERANCE_HALF = 0.02, 0.1
+    from transformers import PreTrainedModel
 
 
 def is_encoder_decoder(model: Any) -> bool:
@@ -34,7 +31,7 @@ def is_encoder_decoder(model: Any) -> bool:
     return {"input_ids", "decoder_input_ids", "encoder_outputs"} <= set(parameters)
 
 
-class EncoderDecoderLevel:
+class EncoderDecoderLevel(ModelLevel):
     """A `transformers` encoder-decoder model with a head, one text at a time.
 
     Its prompt is what the decoder begins with, usually the model's decoder start token; what the
@@ -56,22 +53,15 @@ class EncoderDecoderLevel:
     reads_apart = True
     reads_encoder_input = True
     no_trees = "an encoder-decoder model places tokens by their slot in the cache"
-    max_length: int | None = None
 
     def __init__(self, model: PreTrainedModel, *, name: str | None = None) -> None:
-        self.model, self.name = model, name or caches.name_of(model)
+        name = name or caches.name_of(model)
         if not is_encoder_decoder(model):
             raise TypeError(
-                f"{self.name}: expected an encoder-decoder model of transformers, given "
+                f"{name}: expected an encoder-decoder model of transformers, given "
                 f"{type(model).__name__}"
             )
-        checkpoint.require_eval(model, self.name)
-        self.device = caches.device_of(model)
-        checkpoint.require_logits(model, self.device, self.name)
-        head = model.get_output_embeddings()
-        self._vocab_size = int(getattr(head, "out_features", None) or model.config.vocab_size)
-        longest = getattr(model.config, "max_position_embeddings", None)
-        self.max_length = longest if longest is not None and longest > 0 else None
+        super().__init__(model, name)
         self.one_at_a_time = f"{type(model).__name__} has one length for all rows"
         self._cache: Any = None
         self._encoded: Any = None
@@ -82,27 +72,10 @@ class EncoderDecoderLevel:
         """For `copy` and `pickle`: made anew over a copy of its model."""
         return _made, (type(self), self.model, self.name)
 
-    def __repr__(self) -> str:
-        dtype = str(self.model.dtype).removeprefix("torch.")
-        return f"EncoderDecoderLevel({self.name}: {type(self.model).__name__} {dtype})"
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
     @property
     def cache(self) -> Any:
         """The cache of the text in progress."""
         return self._cache
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a text, from the generation configuration."""
-        return checkpoint.eos_token_ids(self.model)
-
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer that lies beside the model's weights, or None."""
-        return checkpoint.tokenizer(self.model)
 
     def prefill(self, tokens: torch.Tensor) -> None:
         """Refused: the encoder's input is missing (`prefill_batch`)."""
@@ -183,11 +156,11 @@ class EncoderDecoderLevel:
     @torch.inference_mode()
     def _probe(self) -> None:
         """See `levels.probe`: a text in passes that are rolled back, and in one pass."""
-        known = getattr(self.model.get_input_embeddings(), "num_embeddings", self.vocab_size)
-        known = min(known, self.vocab_size)
-        text = torch.arange(1, 13)[None] * 7919 % known
+        known = ids_of(self.model, self.vocab_size)
+        text = text_of(12, known)[None]
         wrong = (text + 1) % known
-        try:
+
+        def differ() -> tuple[float, float]:
             self.prefill_batch(PromptBatch(text[:, :3].to(self.device), encoded=EncodedInput(text)))
             given = []
             for begin, end in ((3, 6), (6, 8), (8, 9), (9, 12)):
@@ -195,23 +168,13 @@ class EncoderDecoderLevel:
                 given.append(self.forward(fed.to(self.device), fed.shape[1])[0, : end - begin])
                 self.rollback([end])
             whole = self._pass(text.to(self.device), cache=False)[0]
-        except (torch.OutOfMemoryError, MemoryError):
-            raise
-        except Exception as error:  # whatever a model may raise
-            found = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        else:
             worst = max(map(relative_difference, torch.cat(given), whole[3:]))
-            half = whole.dtype != torch.float32
-            if worst <= (_TOLERANCE_HALF if half else _TOLERANCE):
-                return
-            found = f"a relative difference of {worst:.2g}"
+            return worst, tolerance(whole.dtype)
+
+        try:
+            require_continued(failure(differ), self.model, self.name)
         finally:
             self._cache = self._encoded = self._mask = None
-        raise ValueError(
-            f"{self.name}: expected passes behind a cache that was rolled back to give the logits "
-            f"of one pass over the whole text; {type(self.model).__name__} "
-            f"({self.model.config.model_type}) does not: {found}"
-        )
 
 
 def _made(kind: type[EncoderDecoderLevel], model: Any, name: str) -> EncoderDecoderLevel:

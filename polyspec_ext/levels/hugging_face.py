@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..kv_cache import RollbackCache
 from ..kv_cache import factory as caches
+from ..kv_cache.layers import RingLayer
 from ..tensors import Place
-from . import checkpoint, compiled
+from . import compiled
 from .base import Counts, Hidden, InputBlock, LevelOutput, PromptBatch
+from .checkpoint import ModelLevel
 from .cpu_packed import packed
 from .head import gather, gathering
 from .hidden import HiddenStates
 from .prefill import read_prompts, takes_rows
-from .probe import Probe
+from .probe import Probe, require_continued
 from .shared_cache import Member, Shared, require_same_shape
 
 if TYPE_CHECKING:
-    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import Cache, PreTrainedModel
 
 
 # Attention that takes an additive mask of any pattern, which rows of different lengths need.
@@ -38,7 +41,7 @@ def level_of(model: PreTrainedModel, pack: bool = False, compile: bool = False) 
     return _owners.get(id(model)) or HuggingFaceLevel(model, pack=pack, compile=compile)
 
 
-class HuggingFaceLevel:
+class HuggingFaceLevel(ModelLevel):
     """A `transformers` causal language model with a cache that rolls back.
 
     Batches work over `RollbackCache`, which is the default where the model's layers allow it, with
@@ -102,30 +105,22 @@ class HuggingFaceLevel:
         compile: bool = False,
         **cache_options: Any,
     ) -> None:
-        self.model = model
-        self.name = name or caches.name_of(model)
+        name = name or caches.name_of(model)
         self._options = {
             "new_cache": new_cache, "streaming": streaming, "prefill_chunk": prefill_chunk,
             "pack": pack, "compile": compile, **cache_options,
         }  # fmt: skip
-        caches.require_rollback(model, self.name)
-        checkpoint.require_eval(model, self.name)
+        caches.require_rollback(model, name)
+        super().__init__(model, name)
         if prefill_chunk < 1:
             raise ValueError(f"prefill_chunk: expected >= 1, given {prefill_chunk}")
         self.prefill_chunk = prefill_chunk
-        self.device = caches.device_of(model)
-        checkpoint.require_logits(model, self.device, self.name)
         text_config = model.config.get_text_config(decoder=True)
         # What the passes run: `model` stays as it is.
         self._runs = packed(model, self.name) if pack else model
         self._head = self._runs.get_output_embeddings()
         self._states = HiddenStates(self._runs)
         self.hidden_size = int(text_config.hidden_size)
-        out_features = getattr(self._head, "out_features", None)
-        self._vocab_size = int(out_features or text_config.vocab_size)
-        longest = getattr(text_config, "max_position_embeddings", None)
-        # Some configurations say -1 for any length.
-        self.max_length: int | None = longest if longest is not None and longest > 0 else None
         parameters = inspect.signature(model.forward).parameters
         self._slices = "logits_to_keep" in parameters
         # Positions and causality follow from the cache, so the only arguments a pass over rows in
@@ -139,7 +134,7 @@ class HuggingFaceLevel:
         with torch.inference_mode():  # as every later one; compiled passes tell them apart
             self._cache: Any = self._make(1)
         caches.require_croppable(self._cache, self.name)
-        self._rolls = caches.is_rollback(self._cache)
+        self._rolls = isinstance(self._cache, RollbackCache)
         self._chunk = min(prefill_chunk, caches.longest_pass(self._cache))
         self.pack, self.compile = pack, compile
         self._compiled: compiled.CompiledPasses | None = None
@@ -152,7 +147,6 @@ class HuggingFaceLevel:
         self._weights: Place | None = None
         # Why batches are refused, or None.
         self.one_at_a_time = self._without(placed, masked)
-        self.supports_batches = self.one_at_a_time is None
         self.no_trees: str | None = None
         self._probe(new_cache, wanted=placed and masked)
         if compile:
@@ -176,7 +170,7 @@ class HuggingFaceLevel:
 
     def _probe(self, new_cache: Callable[..., Cache] | None, wanted: bool) -> None:
         """Sees whether this model continues texts behind a cache as it should (`levels.probe`)."""
-        rings = self._rolls and caches.has_rings(self._cache)
+        rings = self._rolls and any(isinstance(x, RingLayer) for x in self._cache.layers)
         # Rings forget, which is not the question here.
         make = caches.factory(
             self.model, self.name, None if rings else new_cache, None, {}, wanted=wanted
@@ -189,7 +183,6 @@ class HuggingFaceLevel:
                     f"{type(self.model).__name__} gives rows of different lengths other logits "
                     f"than each of them alone ({found})"
                 )
-                self.supports_batches = False
         if not self.supports_batches:
             self.no_trees = self.one_at_a_time
         elif not takes_rows(self._cache):
@@ -206,13 +199,7 @@ class HuggingFaceLevel:
                 f"{self.name}: expected a model that can do with a cache of a window what batches "
                 f"ask for, given one at a time: {self.one_at_a_time}"
             )
-        found = probe.single()
-        if found is not None:
-            raise ValueError(
-                f"{self.name}: expected passes behind a cache that was rolled back to give the "
-                f"logits of one pass over the whole text; {type(self.model).__name__} "
-                f"({self.model.config.model_type}) does not: {found}"
-            )
+        require_continued(probe.single(), self.model, self.name)
 
     def _share(self, other: HuggingFaceLevel | PreTrainedModel) -> None:
         owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)
@@ -235,16 +222,9 @@ class HuggingFaceLevel:
         state = {"max_length": self.max_length, "choice": self.choice}
         return _made, (type(self), self.model, {**self._options, "name": self.name}, state)
 
-    def __repr__(self) -> str:
-        words = [type(self.model).__name__, str(self.model.dtype).removeprefix("torch.")]
-        words.append(f"on {self.device}")
-        words += [word for word, on in (("packed", self.pack), ("compiled", self.compile)) if on]
-        chosen = "" if self.choice is None else f"; chosen: {self.choice}"
-        return f"HuggingFaceLevel({self.name}: {' '.join(words)}{chosen})"
-
     @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
+    def supports_batches(self) -> bool:
+        return self.one_at_a_time is None
 
     @property
     def reads_apart(self) -> bool:
@@ -265,15 +245,6 @@ class HuggingFaceLevel:
         """The cache of the batch in progress."""
         return self._cache
 
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a text, from the generation configuration."""
-        return checkpoint.eos_token_ids(self.model)
-
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer that lies beside the model's weights, or None. Never asks the network."""
-        return checkpoint.tokenizer(self.model)
-
     def reserve(self, tokens: int) -> None:
         """The longest row of the next batch will hold `tokens`: its cache is made for so many."""
         self._reserved = tokens
@@ -284,11 +255,9 @@ class HuggingFaceLevel:
         reserved, self._reserved = self._reserved, 0
         self.prefill_batch(PromptBatch(tokens, counts, reserved))
 
+    @torch.inference_mode()
     def prefill_batch(self, prompts: PromptBatch) -> Hidden | None:
         """See `BatchedLevel.prefill`."""
-        if not torch.is_inference_mode_enabled():
-            with torch.inference_mode():
-                return self.prefill_batch(prompts)
         tokens, counts, capacity, layers, _ = prompts
         if layers:
             self._states.require(layers, self.name)
@@ -306,16 +275,12 @@ class HuggingFaceLevel:
     ) -> dict[int, torch.Tensor]:
         """States of as many tokens as were given, though the rows may have fewer."""
         rows, width = tokens.shape
-        whole = {}
-        for layer in layers:
-            states = hidden.get(layer)
-            if states is None:
-                states = torch.zeros(rows, 0, self.hidden_size, dtype=self.model.dtype)
-                states = states.to(self.device)
-            missing = width - states.shape[1]
-            whole[layer] = (
-                torch.nn.functional.pad(states, (0, 0, 0, missing)) if missing else states
-            )
+        none = torch.zeros(rows, 0, self.hidden_size, dtype=self.model.dtype).to(self.device)
+        whole = {layer: hidden.get(layer, none) for layer in layers}
+        for layer, states in whole.items():
+            if states.shape[1] < width:
+                missing = (0, 0, 0, width - states.shape[1])
+                whole[layer] = torch.nn.functional.pad(states, missing)
         return whole
 
     def fresh(self, rows: int, capacity: int) -> Any:
@@ -359,11 +324,9 @@ class HuggingFaceLevel:
         `InputBlock`."""
         return self.forward_block(InputBlock(tokens, keep, counts, first)).logits
 
+    @torch.inference_mode()
     def forward_block(self, block: InputBlock) -> LevelOutput:
         """See `BatchedLevel.forward`."""
-        if not torch.is_inference_mode_enabled():
-            with torch.inference_mode():
-                return self.forward_block(block)
         if block.hidden_layers:
             self._states.require(block.hidden_layers, self.name)
         if block.parents is not None:
@@ -503,48 +466,36 @@ class HuggingFaceLevel:
         logits, hidden = torch.cat(kept, 1), _joined(states, layers) if layers else None
         if first is None:
             return LevelOutput(logits, hidden)
-        shifted = [f - begin for f in first]
-        limits = [(longest if counts is None else counts[b]) - begin for b in range(len(first))]
-        return LevelOutput(
-            gather(logits, _row_indices(shifted, limits, keep, logits.shape[1])), hidden
-        )
+        rows = _row_indices(torch.as_tensor(first) - begin, keep, logits.shape[1])
+        return LevelOutput(gather(logits, rows), hidden)
 
-    def rollback(self, lengths: Sequence[int]) -> None:
+    @torch.inference_mode()
+    def rollback(self, lengths: Counts) -> None:
         """Keep the first ``lengths[b]`` tokens of row b; never more than it has."""
-        if not torch.is_inference_mode_enabled():
-            with torch.inference_mode():
-                return self.rollback(lengths)
-        if self._member is not None:
-            return self._member.rollback(lengths)
-        return self._cut(lengths)
+        (self._cut if self._member is None else self._member.rollback)(lengths)
 
-    def _cut(self, lengths: Sequence[int]) -> None:
+    def _cut(self, lengths: Counts) -> None:
         """Keep so many tokens in the cache at hand."""
         if self._rolls:
             self._cache.rollback(lengths)
             return
         # A negative count removes that many; every 5.x release of transformers understands it so.
-        excess = self._cache.get_seq_length() - lengths[0]
+        excess = self._cache.get_seq_length() - int(lengths[0])
         if excess > 0:
             self._cache.crop(-excess)
 
+    @torch.inference_mode()
     def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> None:
         """See `BatchedLevel.keep_path`."""
-        if not torch.is_inference_mode_enabled():
-            with torch.inference_mode():
-                return self.keep_path(begin, path, lengths)
-        if self._member is not None:
-            return self._member.keep_path(begin, path, lengths)
-        self._cache.keep_path(begin, path, lengths)
-        return None
+        (self._cache if self._member is None else self._member).keep_path(begin, path, lengths)
 
+    @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
-        with torch.inference_mode():
-            if self._member is not None:
-                self._member.shared.select(self._member, list(rows))
-            elif list(rows) != list(range(self._cache.batch_size)):
-                self._cache.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
+        if self._member is not None:
+            self._member.shared.select(self._member, list(rows))
+        elif list(rows) != list(range(self._cache.batch_size)):
+            self._cache.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
 
     # ---- rounds without host synchronisation (`BatchedLevel.reserve_span`) -----------------------
 
@@ -568,13 +519,6 @@ class HuggingFaceLevel:
         lengths, ready = ([], ()) if self._member is None else self._member.reach()
         form = (cache.rows.capacity, cache.rows.span_of(tokens), ready, self._weights)
         return Place(cache, [*cache.tensors, *lengths], form)
-
-    def keep(self, lengths: torch.Tensor) -> None:
-        """Keep the first ``lengths[b]`` tokens of row b, ``[B]`` int64, read on the device only."""
-        if self._member is not None:
-            return self._member.keep(lengths)
-        self._cache.rollback(lengths)
-        return None
 
     def passed(self, lengths: Sequence[int]) -> None:
         """The rows hold so many tokens now."""
@@ -613,13 +557,11 @@ def _pieces(
 def _logits_rows(block: InputBlock) -> torch.Tensor | None:
     """``[B, keep]``: which of a pass's tokens each row of logits stands behind; None: the last."""
     longest, first = block.tokens.shape[1], block.first
-    if isinstance(first, torch.Tensor):
-        wanted = first[:, None] + torch.arange(block.keep, device=first.device)
-        return wanted.clamp_max(longest - 1)
-    if first is None or all(f == longest - block.keep for f in first):
+    if first is None:
         return None
-    assert not isinstance(block.counts, torch.Tensor)
-    return _row_indices(first, block.counts, block.keep, longest)
+    if not isinstance(first, torch.Tensor) and all(f == longest - block.keep for f in first):
+        return None
+    return _row_indices(torch.as_tensor(first), block.keep, longest)
 
 
 def _joined(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.Tensor]:
@@ -629,15 +571,6 @@ def _joined(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.T
     return {layer: torch.cat([part[layer] for part in parts], 1) for layer in layers}
 
 
-def _row_indices(
-    first: Sequence[int], counts: Sequence[int] | None, keep: int, longest: int
-) -> torch.Tensor:
-    """``[B, keep]``: which of a pass's tokens each row of logits stands behind, in bounds."""
-    ends = [longest] * len(first) if counts is None else counts
-    return torch.tensor(
-        [
-            [max(min(start + j, end - 1, longest - 1), 0) for j in range(keep)]
-            for start, end in zip(first, ends, strict=True)
-        ],
-        dtype=torch.int64,
-    )
+def _row_indices(first: torch.Tensor, keep: int, longest: int) -> torch.Tensor:
+    """``[B, keep]``: the tokens from ``first[b]`` on, in bounds of a pass of `longest`."""
+    return (first[:, None] + torch.arange(keep, device=first.device)).clamp_max(longest - 1)

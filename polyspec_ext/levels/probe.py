@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ..tensors import padded
 from .base import InputBlock, LevelOutput
+from .prefill import Reader
 
 # How far a row of logits may be from its reference, as a fraction of its own spread: this, or a
 # few times what the model's own rounding does to it when another row is read beside it, which is
 # much where activations are quantised by the pass. A wrong mask or position does more.
-_TOLERANCE = {torch.float32: 0.02}
-_TOLERANCE_HALF = 0.1
+_TOLERANCE, _TOLERANCE_HALF = 0.02, 0.1
 _TIMES, _MOST = 4.0, 0.3
 # Logits so far below the largest do not matter, and those of masked ids are not finite.
 _REACH = 60.0
@@ -38,21 +39,13 @@ class Step(NamedTuple):
     kept: tuple[int, ...]
 
 
-class Probed(Protocol):
+class Probed(Reader, Protocol):
     """What is used of a `HuggingFaceLevel`."""
 
     model: Any
-    device: torch.device
 
     @property
     def vocab_size(self) -> int: ...
-
-    @property
-    def cache(self) -> Any: ...
-
-    def adopt(self, cache: Any) -> None: ...
-
-    def read(self, tokens: torch.Tensor, counts: Sequence[int] | None) -> object: ...
 
     def run(self, block: InputBlock) -> LevelOutput: ...
 
@@ -108,21 +101,17 @@ class Probe:
     def _checked(self, differ: Callable[[], float]) -> str | None:
         if not self._informative:
             return None
-        level = self._level
-        before = level.cache
-        try:
+
+        def both() -> tuple[float, float]:
             if self._reference.numel() == 0:
                 self._refer()
-            worst = differ()
-        except (torch.OutOfMemoryError, MemoryError):
-            raise
-        except Exception as error:  # whatever a model may raise
-            return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            return differ(), self._tolerance
+
+        before = self._level.cache
+        try:
+            return failure(both)
         finally:
-            level.adopt(before)
-        if worst <= self._tolerance:
-            return None
-        return f"a relative difference of {worst:.2g}, above {self._tolerance:.2g}"
+            self._level.adopt(before)
 
     def _worst(self, prompts: tuple[int, ...], steps: Sequence[Step]) -> float:
         """The largest difference of any row of logits behind a token that was kept."""
@@ -180,23 +169,63 @@ class Probe:
     def _refer(self) -> None:
         """A text, the model's logits behind each of its tokens, and how much they may differ."""
         level, length = self._level, max(self._head + 4, _SHORTEST)
-        known = getattr(level.model.get_input_embeddings(), "num_embeddings", level.vocab_size)
-        self._ids = min(known, level.vocab_size)
-        text = torch.arange(1, length + 1) * 7919 % self._ids
-        self._text = text
+        self._ids = ids_of(level.model, level.vocab_size)
+        text = self._text = text_of(length, self._ids)
         ids = torch.stack([text, (text + 1) % self._ids]).to(level.device)
         whole, beside = (
             level.model(input_ids=rows, use_cache=False, return_dict=True).logits[0]
             for rows in (ids[:1], ids)
         )
         rounding = max(map(relative_difference, beside, whole))
-        least = _TOLERANCE.get(whole.dtype, _TOLERANCE_HALF)
-        self._reference, self._tolerance = whole, max(least, min(_TIMES * rounding, _MOST))
+        self._reference = whole
+        self._tolerance = max(tolerance(whole.dtype), min(_TIMES * rounding, _MOST))
 
     def _padded(self, rows: Sequence[list[int]]) -> torch.Tensor:
-        width = max(map(len, rows))
-        table = [row + [0] * (width - len(row)) for row in rows]
-        return torch.tensor(table, dtype=torch.int64).to(self._level.device)
+        return padded(rows, self._level.device)[0]
+
+
+def failure(differ: Callable[[], tuple[float, float]]) -> str | None:
+    """What is wrong with a model whose logits differ by the first number, where at most the second
+    is right, or that raises something; None: nothing."""
+    try:
+        worst, most = differ()
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # whatever a model may raise
+        return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    return None if worst <= most else f"a relative difference of {worst:.2g}, above {most:.2g}"
+
+
+def require_continued(found: str | None, model: Any, name: str) -> None:
+    """Refuse a model that does not continue a text behind a cache as it should.
+
+    Args:
+        found: by `failure`.
+
+    Raises:
+        ValueError: names the level.
+    """
+    if found is not None:
+        raise ValueError(
+            f"{name}: expected passes behind a cache that was rolled back to give the logits of "
+            f"one pass over the whole text; {type(model).__name__} ({model.config.model_type}) "
+            f"does not: {found}"
+        )
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Difference of logits of this type that is none."""
+    return _TOLERANCE if dtype == torch.float32 else _TOLERANCE_HALF
+
+
+def ids_of(model: Any, vocab_size: int) -> int:
+    """Ids below this are known to the model's embeddings and to its head."""
+    return min(getattr(model.get_input_embeddings(), "num_embeddings", vocab_size), vocab_size)
+
+
+def text_of(length: int, ids: int) -> torch.Tensor:
+    """A text of tokens below `ids`, ``[length]`` int64."""
+    return torch.arange(1, length + 1) * 7919 % ids
 
 
 def relative_difference(given: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -13,8 +13,8 @@ skips tokens which that one has already read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -186,43 +186,6 @@ class Member:
         """The lengths are these, as the device knows."""
         self._lengths = [int(n) for n in lengths]
 
-    def keep(self, lengths: torch.Tensor) -> None:
-        """`rollback` with ``[B]`` lengths that are read on the device only."""
-        torch.minimum(self.on_device, lengths.to(self.on_device), out=self.on_device)
-
-    def _forward_on_device(self, block: InputBlock) -> LevelOutput:
-        """`forward` with ``[B]`` counts and places that are read on the device only."""
-        counts, first, tokens = block.counts, block.first, block.tokens
-        assert isinstance(counts, torch.Tensor)
-        assert isinstance(first, torch.Tensor)
-        have, cache = self.on_device, self.level.cache
-        above = [m.on_device for m in self.shared.members[: self.rank] if m.ready]
-        start, parents = have.clone(), block.parents
-        saved = None
-        if above:
-            held = torch.stack(above).amax(0)
-            skip = torch.minimum((held - have).clamp_min(0), counts)
-            # A chain asks for logits behind the token that a level above has emitted last, or
-            # later ones, and no level has read its own last token: none of these is skipped.
-            asked = torch.zeros_like(skip) if block.hidden_layers else skip
-            start, counts, first = have + asked, counts - asked, (first - asked).clamp_min(0)
-            width = tokens.shape[1]
-            columns = asked[:, None] + torch.arange(width, device=asked.device)
-            columns = columns.clamp_max(width - 1)
-            tokens = tokens.gather(1, columns)
-            if parents is not None:
-                parents = parents.gather(1, columns) - asked[:, None]
-            if block.hidden_layers:  # of what is read once more, too, whose keys stay the owner's
-                saved = _SavedOnDevice(cache, start, have + skip, width)
-        cache.rows.put(start)
-        out: LevelOutput = self.level.run(
-            replace(block, tokens=tokens, counts=counts, first=first, parents=parents)
-        )
-        if saved is not None:
-            saved.put_back()
-        torch.add(start, counts, out=have)
-        return out
-
     def held(self) -> list[int]:
         """By row, leading tokens whose keys and values levels above have written."""
         above = [m.lengths for m in self.shared.members[: self.rank] if m.ready]
@@ -257,7 +220,8 @@ class Member:
         shared.make_room(prompts.capacity)
         if layers and hidden is None:
             # The states are this level's own, so it reads what another has read as well.
-            with self._keeping([0] * len(rows), done):
+            start, end = torch.zeros(len(rows), dtype=torch.int64), torch.tensor(done)
+            with self._keeping(start, end, max(done) if self.rank else 0):
                 hidden = self._read_rest(tokens, limits, [0] * len(rows), layers)
         else:
             self._read_rest(tokens, limits, done, ())
@@ -275,22 +239,16 @@ class Member:
         hidden: Hidden = {}
         if any(rest):
             self.level.cache.rows.place(done)
-            hidden = self.level.read(_shift(tokens, done, max(rest)), rest, layers)
+            hidden = self.level.read(_shift(tokens, torch.tensor(done), max(rest)), rest, layers)
         self.lengths = list(limits)
         return hidden
 
-    @contextmanager
-    def _keeping(self, start: list[int], end: list[int]) -> Iterator[None]:
-        """Meanwhile this level may write slots ``[start[b], end[b])`` of the levels above it: their
-        keys and values are put back."""
-        if self.rank == 0 or start == end:
-            yield
-            return
-        saved = _Saved(self.level.cache, start, end)
-        try:
-            yield
-        finally:
-            saved.put_back()
+    def _keeping(
+        self, start: torch.Tensor, end: torch.Tensor, width: int
+    ) -> AbstractContextManager[object]:
+        """Meanwhile this level may write slots ``[start[b], end[b])`` of the levels above it, at
+        most `width`: their keys and values are put back."""
+        return _Saved(self.level.cache, start, end, width) if width else nullcontext()
 
     def forward(self, block: InputBlock) -> LevelOutput:
         if not self.ready:
@@ -298,62 +256,67 @@ class Member:
                 f"{self.level.name}: expected prefill before forward; a level that shares a cache "
                 "belongs to the batch that the latest of them has begun"
             )
-        if isinstance(block.counts, torch.Tensor):
-            return self._forward_on_device(block)
-        tokens, keep, parents = block.tokens, block.keep, block.parents
-        width = tokens.shape[1]
-        limits = [width] * len(self.lengths) if block.counts is None else list(block.counts)
-        offsets = [width - keep] * len(limits) if block.first is None else list(block.first)
-        skip = [
-            min(max(held - have, 0), limit)
-            for held, have, limit in zip(self.held(), self.lengths, limits, strict=True)
-        ]
-        # Logits that stand behind a token need a query there, and so do its hidden states, even
-        # where a level above has read it. Its key and value are put back afterwards.
-        asked = [min(s, f) if f < n else s for s, f, n in zip(skip, offsets, limits, strict=True)]
-        if block.hidden_layers:
-            asked = [0] * len(limits)
-        start = [have + s for have, s in zip(self.lengths, asked, strict=True)]
-        rest = [n - s for n, s in zip(limits, asked, strict=True)]
-        wide = max(max(rest), 1)
-        if any(asked):
-            tokens = _shift(tokens, asked, wide)
-            if parents is not None:  # what is skipped lies in front of the tree
-                parents = _shift(parents, asked, wide) - torch.tensor(asked)[:, None].to(parents)
-        places = [f - s for f, s in zip(offsets, asked, strict=True)]
-        end = [h + s for h, s in zip(self.lengths, skip, strict=True)]
-        cache = self.level.cache
-        cache.rows.place(start)
-        in_step = all(n == wide for n in rest)
-        last = all(p == wide - keep for p in places)
-        with self._keeping(start, end if asked != skip else start):
-            out: LevelOutput = self.level.run(
-                replace(
-                    block,
-                    tokens=tokens,
-                    counts=None if in_step else rest,
-                    first=None if last else places,
-                    parents=parents,
-                )
-            )
+        tokens, keep, parents, layers = block.tokens, block.keep, block.parents, block.hidden_layers
+        width, cache = tokens.shape[1], self.level.cache
+        # What comes in tensors is read on the device only.
+        blind = isinstance(block.counts, torch.Tensor)
+        members = [self, *(m for m in self.shared.members[: self.rank] if m.ready)]
+        have, *above = [m.on_device if blind else torch.tensor(m.lengths) for m in members]
+        rows = len(self._lengths)
+        counts = torch.as_tensor([width] * rows if block.counts is None else block.counts)
+        first = torch.as_tensor([width - keep] * rows if block.first is None else block.first)
+        start = end = have.clone()
+        if above:
+            held = torch.stack(above).amax(0)
+            skip = torch.minimum((held - have).clamp_min(0), counts)
+            # Logits that stand behind a token need a query there, and so do its hidden states, even
+            # where a level above has read it. Its key and value are put back afterwards.
+            asked = torch.where(first < counts, torch.minimum(skip, first), skip)
+            if layers:
+                asked = torch.zeros_like(skip)
+            start, end = have + asked, have + skip
+            counts, first = counts - asked, (first - asked).clamp_min(0)
+            if blind or asked.any():
+                wide = width if blind else max(int(counts.max()), 1)
+                tokens = _shift(tokens, asked, wide)
+                if parents is not None:  # what is skipped lies in front of the tree
+                    parents = _shift(parents, asked, wide) - asked[:, None].to(parents)
+        # (A chain asks for logits behind the token that a level above has emitted last, or later
+        # ones, and no level has read its own last token: where the host is blind only hidden states
+        # have a token read again.)
+        again = bool(above and layers) if blind else not start.equal(end)
+        given = replace(block, tokens=tokens, counts=counts, first=first, parents=parents)
+        if blind:
+            cache.rows.put(start)
+        else:
+            cache.rows.place(start.tolist())
+            rest, places, wide = counts.tolist(), first.tolist(), tokens.shape[1]
+            given.counts = None if min(rest) == wide else rest
+            given.first = None if all(place == wide - keep for place in places) else places
+        with self._keeping(start, end, width if again else 0):
+            out: LevelOutput = self.level.run(given)
+        if blind:
+            torch.add(start, counts, out=have)
+            return out
         if self.rank == 0 and self.shared.record is not None:
             for row, ids, n in zip(self.shared.record, tokens.tolist(), rest, strict=True):
                 row += ids[:n]
-        self.lengths = [s + n for s, n in zip(start, rest, strict=True)]
+        self.lengths = (start + counts).tolist()
         return out
 
     def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> None:
         """The tree lies behind what any level above has read, so only this level's move."""
         self.level.cache.keep_path(begin, path, lengths)
-        if isinstance(lengths, torch.Tensor):
-            return self.keep(lengths)
-        if self.rank == 0:
-            for row, at, nodes in zip(self.shared.record or (), begin, path.tolist(), strict=False):
+        if self.rank == 0 and self.shared.record is not None:  # never with lengths on the device
+            for row, at, nodes in zip(self.shared.record, begin, path.tolist(), strict=True):
                 row[at:] = [row[at + node] for node in nodes if node >= 0]
         self.rollback(lengths)
 
-    def rollback(self, lengths: Sequence[int]) -> None:
+    def rollback(self, lengths: Counts) -> None:
         """Only this level's count: what another has written stays."""
+        if isinstance(lengths, torch.Tensor):
+            torch.minimum(self.on_device, lengths.to(self.on_device), out=self.on_device)
+            return
         self.lengths = [min(have, n) for have, n in zip(self.lengths, lengths, strict=True)]
         if self.rank == 0:
             for kept in (self.shared.record, self.shared.early):
@@ -361,52 +324,35 @@ class Member:
                     del row[n:]
 
 
-class _SavedOnDevice:
-    """`_Saved` of slots ``[start[b], end[b])``, at most `width` of them, which the host does not
-    know."""
+class _Saved:
+    """Keys and values of slots ``[start[b], end[b])``, at most `width` of them, to be put back
+    after a pass over them. The host need not know which they are."""
 
     def __init__(self, cache: Any, start: torch.Tensor, end: torch.Tensor, width: int) -> None:
+        # Behind the end the last one again, whose value is the same; of an empty row any.
         slots = start[:, None] + torch.arange(width, device=start.device)
-        self._slots, self._kept = slots, slots < end[:, None]
-        self._states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
-        self._before = [self._read(x) for x in self._states]
+        self._slots = torch.minimum(slots, end[:, None] - 1).clamp_min(0)[:, None, :, None]
+        self._kept = (start < end)[:, None, None, None]
+        self._cache = cache
+        self._before = [self._read(x) for x in self._states()]
+
+    def _states(self) -> list[torch.Tensor]:
+        """Asked for anew behind a pass, which may have had the cache grow."""
+        return [x for layer in self._cache.layers for x in (layer.keys, layer.values)]
 
     def _index(self, states: torch.Tensor) -> torch.Tensor:
-        slots = self._slots.clamp_max(states.shape[2] - 1)[:, None, :, None]
-        return slots.expand(-1, states.shape[1], -1, states.shape[3])
+        return self._slots.to(states.device).expand(-1, states.shape[1], -1, states.shape[3])
 
     def _read(self, states: torch.Tensor) -> torch.Tensor:
         return states.gather(2, self._index(states))
 
-    def put_back(self) -> None:
-        kept = self._kept[:, None, :, None]
-        for states, before in zip(self._states, self._before, strict=True):
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        for states, before in zip(self._states(), self._before, strict=True):
+            kept = self._kept.to(states.device)
             states.scatter_(2, self._index(states), torch.where(kept, before, self._read(states)))
-
-
-class _Saved:
-    """Keys and values of slots ``[start[b], end[b])``, to be put back after a pass over them."""
-
-    def __init__(self, cache: Any, start: list[int], end: list[int]) -> None:
-        self.cache = cache
-        self.rows = [
-            (
-                b,
-                slice(low, high),
-                [
-                    (layer.keys[b, :, low:high].clone(), layer.values[b, :, low:high].clone())
-                    for layer in cache.layers
-                ],
-            )
-            for b, (low, high) in enumerate(zip(start, end, strict=True))
-            if low < high
-        ]
-
-    def put_back(self) -> None:
-        for b, slots, states in self.rows:
-            for layer, (keys, values) in zip(self.cache.layers, states, strict=True):
-                layer.keys[b, :, slots] = keys
-                layer.values[b, :, slots] = values
 
 
 def _agree(early: list[list[int]], rows: list[list[int]]) -> bool:
@@ -423,9 +369,7 @@ def _within(record: list[list[int]], rows: list[list[int]]) -> bool:
     )
 
 
-def _shift(tokens: torch.Tensor, by: list[int], width: int) -> torch.Tensor:
+def _shift(tokens: torch.Tensor, by: torch.Tensor, width: int) -> torch.Tensor:
     """``tokens[b, by[b] : by[b] + width]``; what is out of range repeats the last column."""
-    if len(set(by)) == 1 and by[0] + width <= tokens.shape[1]:
-        return tokens[:, by[0] : by[0] + width]
-    columns = torch.tensor(by)[:, None] + torch.arange(width)
-    return tokens.gather(1, columns.clamp(max=tokens.shape[1] - 1).to(tokens.device))
+    columns = by[:, None] + torch.arange(width, device=by.device)
+    return tokens.gather(1, columns.clamp_max(tokens.shape[1] - 1).to(tokens.device))

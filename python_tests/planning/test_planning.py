@@ -330,7 +330,7 @@ def test_a_chain_chooses(home: Path) -> None:
     assert repr(again).count("measured earlier") == 2
     level = again.levels[0]
     assert level.pack == (choice.config == PACKED)  # type: ignore[attr-defined]
-    assert ("packed" in repr(level).split(";")[0]) == level.pack  # type: ignore[attr-defined]
+    assert ("packed" in repr(level).split(", chosen")[0]) == level.pack  # type: ignore[attr-defined]
 
 
 def test_a_draft_that_is_loaded_may_change_its_data_type(home: Path) -> None:

@@ -114,9 +114,10 @@ class Staying(Rows):
             counts, first = block.counts.tolist(), block.first.tolist()
             return LevelOutput(super().forward(block.tokens, block.keep, counts, first))
 
-    def keep(self, lengths: torch.Tensor) -> None:
+    def rollback(self, lengths: Any) -> None:
         with torch._C.DisableTorchFunction():
-            self.rollback(lengths.tolist())
+            given = lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
+            super().rollback(given)
 
     def reach(self, tokens: int) -> int:
         assert max(map(len, self.caches)) <= tokens
