@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from . import arguments, inputs, validate
-from .drafters import BatchedDrafter, Drafter, DraftModel, drafter_named, eagle
+from .drafters import BatchedDrafter, Drafter, DraftModel, element, elements
 from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt
 from .levels import (
     BatchedLevel,
     EncodedInput,
-    HuggingFaceLevel,
     Level,
     LevelAdapter,
     vocabulary,
@@ -120,14 +119,7 @@ class Chain:
         sync_each_step: bool | None = None,
         operators: Operators | None = None,
     ) -> None:
-        things = arguments.entries("levels", levels)
-        if things is None:
-            raise TypeError(
-                "levels: expected a list of models, the target first, given "
-                f"{arguments.shown(levels)}"
-            )
-        if not things:
-            raise ValueError("levels: expected at least one model, given none")
+        things = elements(levels)
         count = len(things)
         if window is None:
             window = [4 * 2**i for i in reversed(range(count - 1))]
@@ -159,22 +151,16 @@ class Chain:
         made: list[Level] = []
         widths = widths_of(self.window)
         for place, thing in enumerate(things):
-            if isinstance(thing, DraftModel):
-                thing = thing.level  # the chain makes its own, fitted to its vocabulary
-            thing = drafter_named(thing, made, f"levels[{place}]")
-            if (head := eagle.head_place(thing)) is not None:
-                thing = _eagle(head, made, dtype, f"levels[{place}]")
-            is_drafter = isinstance(thing, Drafter | BatchedDrafter)
-            is_drafter = is_drafter and not isinstance(thing, Level | type)
-            if is_drafter and 0 < place == count - 1:
+            name = f"levels[{place}]"
+            thing, drafts = element(thing, made, name, dtype)
+            if drafts and 0 < place == count - 1:
                 self.drafter = thing
-            elif is_drafter:
+            elif drafts:
                 raise TypeError(
-                    f"levels[{place}] of {count}: expected a model, given the drafter "
+                    f"{name} of {count}: expected a model, given the drafter "
                     f"{type(thing).__name__}; a drafter can only be the last of at least two"
                 )
             else:
-                name = f"levels[{place}]"
                 # A draft's dtype costs speed only; the target's is part of its distribution.
                 either = pack == "auto" and dtype is None and place > 0
                 dtypes = [dtype, torch.bfloat16] if either else [dtype]
@@ -195,9 +181,6 @@ class Chain:
         self.vocab_sizes = [level.vocab_size for level in made]
         for i in range(1, len(made)):
             self.vocab_sizes[i] = min(self.vocab_sizes[i], self.vocab_sizes[i - 1])
-        self._limits = [
-            (n, getattr(level, "max_length", None)) for n, level in zip(names, made, strict=True)
-        ]
         self._operators = operators or Operators()
         if self.drafter is None and count > 1:
             own = self.vocab_sizes.pop()
@@ -361,7 +344,7 @@ class Chain:
             for limit in arguments.per_row("max_new_tokens", max_new_tokens, count)
         ]
         for prompt, limit in zip(rows, limits, strict=True):
-            inputs.require_room(self._limits, len(prompt), limit)
+            inputs.require_room(self.names, self.engine.parts, len(prompt), limit)
         values = [
             arguments.per_row(name, value, count)
             for name, value in (
@@ -473,19 +456,6 @@ def _graphs(wanted: bool | Graphs | None, devices: set[torch.device]) -> Graphs 
             + ", ".join(sorted(map(str, devices)))
         )
     return Graphs(CudaRecorder(device))
-
-
-def _eagle(
-    place: str, made: Sequence[Level], dtype: torch.dtype | None, name: str
-) -> BatchedDrafter:
-    """An EAGLE head for the chain's target."""
-    target = made[0] if made else None
-    if not isinstance(target, HuggingFaceLevel):
-        raise ValueError(
-            f"{name}: expected the EAGLE head {place!r} below a Hugging Face model as the target, "
-            f"given {'nothing above it' if target is None else type(target).__name__}"
-        )
-    return eagle.Eagle.from_pretrained(place, target, dtype=dtype)
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -158,17 +158,19 @@ def require_batches(
             raise ValueError(f"{name}: expected one prompt, given {count}; {reason}")
 
 
-def require_room(limits: Sequence[tuple[str, int | None]], prompt: int, new: Any) -> None:
+def require_room(
+    names: Sequence[str], parts: Sequence[BatchedLevel | BatchedDrafter], prompt: int, new: int
+) -> None:
     """Refuse what no context has room for.
 
     Raises:
         ValueError: names the level.
     """
-    for name, limit in limits:
-        if limit is not None and prompt + new > limit:
+    for name, part in zip(names, parts, strict=True):
+        if part.max_length is not None and prompt + new > part.max_length:
             raise ValueError(
-                f"{name}: expected at most {limit} tokens in its context, given a prompt of "
-                f"{prompt} and max_new_tokens={new}"
+                f"{name}: expected at most {part.max_length} tokens in its context, given a prompt "
+                f"of {prompt} and max_new_tokens={new}"
             )
 
 

@@ -18,7 +18,7 @@ from .first_layers import early_exit
 from .hydra import Hydra
 from .medusa import Medusa
 from .model import DraftModel
-from .named import drafter_named
+from .named import element, elements
 from .ngram import NGramTable
 from .prompt_lookup import PromptLookup
 from .proposals import ProposalDrafter
@@ -47,6 +47,7 @@ __all__ = [
     "StaticTree",
     "SuffixMatch",
     "SwitchingDrafter",
-    "drafter_named",
     "early_exit",
+    "element",
+    "elements",
 ]

@@ -1,4 +1,4 @@
-"""The drafters that a chain knows by a word."""
+"""What the elements that a chain is given stand for: words and directories of drafters."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..arguments import shown
-from ..levels import HuggingFaceLevel
+import torch
+
+from ..arguments import entries, shown
+from ..levels import HuggingFaceLevel, Level
+from . import eagle
+from .base import BatchedDrafter, Drafter
 from .first_layers import early_exit
+from .model import DraftModel
 from .ngram import NGramTable
 from .prompt_lookup import PromptLookup
 from .suffix import SuffixMatch
@@ -17,28 +22,57 @@ _KINDS = {"prompt-lookup": PromptLookup, "suffix": SuffixMatch, "ngram": NGramTa
 _EARLY_EXIT = re.compile(r"early-exit:(\d+)")
 
 
-def drafter_named(word: Any, above: Sequence[Any], name: str) -> Any:
-    """The drafter or level that `word` stands for: "prompt-lookup", "suffix", "ngram" or
-    "early-exit:K"; anything else is returned as it is.
-
-    Args:
-        above: the chain's levels so far, target first.
-        name: of `word`, for messages.
+def elements(levels: Any) -> list[Any]:
+    """What a chain is made of, as it was given.
 
     Raises:
-        ValueError: an early exit of no model, or behind as many layers as it has not.
+        TypeError: no container.
+        ValueError: nothing is in it.
     """
-    if not isinstance(word, str):
-        return word
-    if word in _KINDS:
-        return _KINDS[word]()
-    found = _EARLY_EXIT.fullmatch(word)
-    if found is None:
-        return word
-    if not above or not isinstance(above[0], HuggingFaceLevel):
-        what = shown(above[0]) if above else "none"
-        raise ValueError(f"{name}: expected a target that is a Hugging Face model, given {what}")
-    try:
-        return early_exit(above[0], int(found[1]))
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+    things = entries("levels", levels)
+    if things is None:
+        raise TypeError(
+            f"levels: expected a list of models, the target first, given {shown(levels)}"
+        )
+    if not things:
+        raise ValueError("levels: expected at least one model, given none")
+    return things
+
+
+def element(
+    thing: Any, above: Sequence[Any], name: str, dtype: torch.dtype | None = None
+) -> tuple[Any, bool]:
+    """What one of them stands for, and whether that is a drafter without a level: a `DraftModel`
+    for its level, "prompt-lookup", "suffix", "ngram" and "early-exit:K" for those, the directory of
+    an EAGLE head ("eagle:" in front of an id on the hub) for the head; anything else for itself.
+
+    Args:
+        above: the levels so far, target first.
+        name: of `thing`, for messages.
+        dtype: of a head that is loaded here; None: the target's.
+
+    Raises:
+        ValueError: an early exit of no model, or behind as many layers as it has not; a head of no
+            model.
+    """
+    if isinstance(thing, DraftModel):
+        thing = thing.level  # a chain makes its own, fitted to its vocabulary
+    if isinstance(thing, str) and thing in _KINDS:
+        thing = _KINDS[thing]()
+    elif isinstance(thing, str) and (found := _EARLY_EXIT.fullmatch(thing)) is not None:
+        target = _target(above, f"{name}: expected a target that is a Hugging Face model")
+        try:
+            thing = early_exit(target, int(found[1]))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    elif (head := eagle.head_place(thing)) is not None:
+        wanted = f"{name}: expected the EAGLE head {head!r} below a Hugging Face model as the"
+        thing = eagle.Eagle.from_pretrained(head, _target(above, f"{wanted} target"), dtype=dtype)
+    drafts = isinstance(thing, Drafter | BatchedDrafter) and not isinstance(thing, Level | type)
+    return thing, drafts
+
+
+def _target(above: Sequence[Any], wanted: str) -> HuggingFaceLevel:
+    if above and isinstance(above[0], HuggingFaceLevel):
+        return above[0]
+    raise ValueError(f"{wanted}, given {shown(above[0]) if above else 'nothing above it'}")

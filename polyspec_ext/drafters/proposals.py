@@ -26,6 +26,7 @@ from .base import (
     Proposal,
     RowBuffer,
 )
+from .trees import require_ids, require_parents
 
 
 class ProposalDrafter:
@@ -277,11 +278,11 @@ def checked(
     made = Proposed(tokens, parents, proposal.logits, proposal.statistics)
     if proposal.logits is not None:
         width = _require_rows(name, proposal.logits, proposal.statistics, made.rows, vocab_size)
-        _require_below(name, tokens, width)
+        require_ids(name, tokens, width)
         return made
     if proposal.statistics is not None:
         raise ValueError(f"{name}: expected no draft statistics without draft logits, given both")
-    _require_below(name, tokens, target_vocab_size)
+    require_ids(name, tokens, target_vocab_size)
     if parents is None:
         return Proposed(list(itertools.takewhile(vocab_size.__gt__, tokens)))
     return _known_nodes(tokens, parents, vocab_size)
@@ -304,15 +305,7 @@ def _require_tree(
         raise ValueError(
             f"{name}: expected as many parents as tokens, {len(tokens)}, given {len(parents)}"
         )
-    depths: list[int] = []
-    for node, parent in enumerate(parents):
-        if not -1 <= parent < node:
-            raise ValueError(
-                f"{name}: expected the parent of node {node} in [-1, {node}), given {parent}"
-            )
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    if max(depths, default=0) > most:
-        raise ValueError(f"{name}: expected a tree of at most {most} levels, given {max(depths)}")
+    require_parents(name, parents, most)
     if deterministic and len(set(zip(parents, tokens, strict=True))) < len(tokens):
         raise ValueError(
             f"{name}: expected the children of a node to differ where there are no draft logits, "
@@ -328,12 +321,6 @@ def _known_nodes(tokens: Sequence[int], parents: Sequence[int], vocab_size: int)
             place[node] = len(place) - 1
     kept = [node for node in place if node >= 0]
     return Proposed([tokens[node] for node in kept], [place[parents[node]] for node in kept])
-
-
-def _require_below(name: str, tokens: Sequence[int], limit: int) -> None:
-    for token in tokens:
-        if not 0 <= token < limit:
-            raise ValueError(f"{name}: expected token ids in [0, {limit}), given {token}")
 
 
 def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size: int) -> int:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .. import arguments, inputs
-from ..drafters import BatchedDrafter, Drafter, DraftModel, drafter_named
-from ..levels import Level
+from .. import inputs
+from ..drafters import element, elements
 from ..stats import merge
 from . import processor, tables
 from .choice import Switch
@@ -221,22 +220,14 @@ def parts_of(levels: Sequence[Any], *, pack: Switch, compile: Switch) -> list[Pa
     Raises:
         TypeError, ValueError: as `Chain` has it.
     """
-    things = arguments.entries("levels", levels)
-    if things is None or not things:
-        raise TypeError(
-            f"levels: expected a list of models, the target first, given {arguments.shown(levels)}"
-        )
     made: list[Part] = []
-    for place, thing in enumerate(things):
-        if isinstance(thing, DraftModel):
-            thing = thing.level
-        thing = drafter_named(thing, [part.thing for part in made], f"levels[{place}]")
-        drafts = isinstance(thing, Drafter | BatchedDrafter)
-        drafts = drafts and not isinstance(thing, Level | type)
+    for place, thing in enumerate(elements(levels)):
+        name = f"levels[{place}]"
+        thing, drafts = element(thing, [part.thing for part in made], name)
         if drafts and place == 0:
-            raise TypeError(f"levels[0]: expected a model, given {type(thing).__name__}")
+            raise TypeError(f"{name}: expected a model, given {type(thing).__name__}")
         if not drafts:
-            thing = level_for(thing, _WIDTHS, pack=pack, compile=compile, name=f"levels[{place}]")
+            thing = level_for(thing, _WIDTHS, pack=pack, compile=compile, name=name)
         made.append(Part(thing, str(getattr(thing, "name", type(thing).__name__)), not drafts))
     return _named(made)
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ..drafters.base import DraftBlock
+from ..drafters.trees import require_ids, require_parents
 from ..kv_cache.masks import ancestors
 
 
@@ -76,24 +77,8 @@ def require_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_siz
         if not 0 <= count <= nodes:
             raise ValueError(f"{name}: expected 0 to {nodes} nodes, given {count}")
         if most:
-            _require_nodes(name, tokens[:count], parents[:count], most, vocab_size)
-
-
-def _require_nodes(
-    name: str, tokens: Sequence[int], parents: Sequence[int], most: int, vocab_size: int
-) -> None:
-    depths: list[int] = []
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"{name}: expected token ids in [0, {vocab_size}), given {token}")
-        if not -1 <= parent < node:
-            raise ValueError(
-                f"{name}: expected the parent of node {node} in [-1, {node}), given {parent}"
-            )
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    deepest = max(depths, default=0)
-    if deepest > most:
-        raise ValueError(f"{name}: expected a tree of at most {most} levels, given {deepest}")
+            require_ids(name, tokens[:count], vocab_size)
+            require_parents(name, parents[:count], most)
 
 
 def pending_tree(block: DraftBlock, lengths: torch.Tensor, most: int) -> Tree:

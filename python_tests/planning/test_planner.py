@@ -707,6 +707,8 @@ def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_bad_input() -> None:
     with pytest.raises(TypeError, match="levels: expected a list of models"):
+        ps.plan(5, PROMPTS)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="levels: expected at least one model, given none"):
         ps.plan([], PROMPTS)
     with pytest.raises(TypeError, match=r"levels\[0\]: expected a model, given PromptLookup"):
         ps.plan([ps.PromptLookup()], PROMPTS)
