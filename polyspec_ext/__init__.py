@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch  # before _C: it loads the libraries that _C needs
@@ -15,114 +16,82 @@ except ImportError as error:
         "pip install --no-build-isolation -e ."
     ) from error
 
-from polyspec_ext import policies
-from polyspec_ext.errors import PolyspecError, RequestError, Status, raise_for_status
-from polyspec_ext.ops import (
-    CutVerifyResult,
-    SampleResult,
-    TreeVerifyResult,
-    VerifyResult,
-    has_cuda,
-    sample,
-    verify,
-    verify_tree,
-)
-from polyspec_ext.seeds import row_seeds
+from polyspec_ext import ops as ops
+from polyspec_ext import policies as policies
 
 if TYPE_CHECKING:
-    from polyspec_ext.chain import Chain
-    from polyspec_ext.drafters import (
-        Context,
-        Drafter,
-        DraftModel,
-        DynamicTree,
-        Eagle,
-        Hydra,
-        Medusa,
-        NGramTable,
-        PromptLookup,
-        Proposal,
-        StaticTree,
-        SuffixMatch,
-        SwitchingDrafter,
-        early_exit,
-    )
-    from polyspec_ext.integrations.transformers import custom_generate
-    from polyspec_ext.kv_cache import RollbackCache
-    from polyspec_ext.levels import HuggingFaceLevel, Level
-    from polyspec_ext.outputs import Output, Stream
-    from polyspec_ext.planned import plan
-    from polyspec_ext.planning.planner import Plan
-    from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
+    from polyspec_ext.chain import Chain as Chain
+    from polyspec_ext.drafters import Context as Context
+    from polyspec_ext.drafters import Drafter as Drafter
+    from polyspec_ext.drafters import DraftModel as DraftModel
+    from polyspec_ext.drafters import DynamicTree as DynamicTree
+    from polyspec_ext.drafters import Eagle as Eagle
+    from polyspec_ext.drafters import Hydra as Hydra
+    from polyspec_ext.drafters import Medusa as Medusa
+    from polyspec_ext.drafters import NGramTable as NGramTable
+    from polyspec_ext.drafters import PromptLookup as PromptLookup
+    from polyspec_ext.drafters import Proposal as Proposal
+    from polyspec_ext.drafters import StaticTree as StaticTree
+    from polyspec_ext.drafters import SuffixMatch as SuffixMatch
+    from polyspec_ext.drafters import SwitchingDrafter as SwitchingDrafter
+    from polyspec_ext.drafters import early_exit as early_exit
+    from polyspec_ext.errors import PolyspecError as PolyspecError
+    from polyspec_ext.errors import RequestError as RequestError
+    from polyspec_ext.errors import Status as Status
+    from polyspec_ext.errors import raise_for_status as raise_for_status
+    from polyspec_ext.integrations.transformers import custom_generate as custom_generate
+    from polyspec_ext.kv_cache import RollbackCache as RollbackCache
+    from polyspec_ext.levels import HuggingFaceLevel as HuggingFaceLevel
+    from polyspec_ext.levels import Level as Level
+    from polyspec_ext.ops import CutVerifyResult as CutVerifyResult
+    from polyspec_ext.ops import SampleResult as SampleResult
+    from polyspec_ext.ops import TreeVerifyResult as TreeVerifyResult
+    from polyspec_ext.ops import VerifyResult as VerifyResult
+    from polyspec_ext.ops import has_cuda as has_cuda
+    from polyspec_ext.ops import sample as sample
+    from polyspec_ext.ops import verify as verify
+    from polyspec_ext.ops import verify_tree as verify_tree
+    from polyspec_ext.outputs import Output as Output
+    from polyspec_ext.outputs import Stream as Stream
+    from polyspec_ext.planned import plan as plan
+    from polyspec_ext.planning.planner import Plan as Plan
+    from polyspec_ext.quantization import load_w4 as load_w4
+    from polyspec_ext.quantization import quantize_w4 as quantize_w4
+    from polyspec_ext.quantization import save_w4 as save_w4
+    from polyspec_ext.seeds import row_seeds as row_seeds
 
-# Modules by the names that they are asked for: imported when one first is, since they pull in
+# Public names by their module, which is imported when one is first asked for: most pull in
 # transformers, which the operators do not need.
-_LAZY = {
+_NAMES = {
     "chain": ("Chain",),
     "drafters": (
         "Context", "DraftModel", "Drafter", "DynamicTree", "Eagle", "Hydra", "Medusa", "NGramTable",
         "PromptLookup", "Proposal", "StaticTree", "SuffixMatch", "SwitchingDrafter", "early_exit",
     ),
+    "errors": ("PolyspecError", "RequestError", "Status", "raise_for_status"),
     "integrations.transformers": ("custom_generate",),
     "kv_cache": ("RollbackCache",),
     "levels": ("HuggingFaceLevel", "Level"),
+    "ops": (
+        "CutVerifyResult", "SampleResult", "TreeVerifyResult", "VerifyResult", "has_cuda", "sample",
+        "verify", "verify_tree",
+    ),
     "outputs": ("Output", "Stream"),
     "planned": ("plan",),
     "planning.planner": ("Plan",),
     "quantization": ("load_w4", "quantize_w4", "save_w4"),
+    "seeds": ("row_seeds",),
 }  # fmt: skip
 
 Scheduler = _C.Scheduler
 __version__ = str(_C.build_info()["version"])
-__all__ = [
-    "Chain",
-    "Context",
-    "CutVerifyResult",
-    "DraftModel",
-    "Drafter",
-    "DynamicTree",
-    "Eagle",
-    "HuggingFaceLevel",
-    "Hydra",
-    "Level",
-    "Medusa",
-    "NGramTable",
-    "Output",
-    "Plan",
-    "PolyspecError",
-    "PromptLookup",
-    "Proposal",
-    "RequestError",
-    "RollbackCache",
-    "SampleResult",
-    "Scheduler",
-    "StaticTree",
-    "Status",
-    "Stream",
-    "SuffixMatch",
-    "SwitchingDrafter",
-    "TreeVerifyResult",
-    "VerifyResult",
-    "custom_generate",
-    "early_exit",
-    "has_cuda",
-    "load_w4",
-    "plan",
-    "policies",
-    "quantize_w4",
-    "raise_for_status",
-    "row_seeds",
-    "sample",
-    "save_w4",
-    "verify",
-    "verify_tree",
-]
+__all__ = sorted(["Scheduler", "policies", *itertools.chain.from_iterable(_NAMES.values())])
 
 del torch
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _LAZY.items():
+    for module, names in _NAMES.items():
         if name in names:
             value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
             globals()[name] = value

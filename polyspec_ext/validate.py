@@ -32,48 +32,29 @@ _BUILT_WITH_CUDA = bool(_C.build_info()["cuda"])
 Place = tuple[int, torch.device]  # batch and device, which every tensor of a call shares
 
 
-class Form(NamedTuple):
+class Form:
     """What the arguments of a verification are called.
 
-    Attributes:
+    Args:
         letter: most draft tokens of a request.
+        rows: with offsets, the rows of all requests.
         most: the argument that gives `letter` with offsets; lengths: the one that gives each
             request's own without them.
         drafted: what draft tokens are called.
-        rows, tokens: shapes of the target's logits and of the draft tokens.
-        ragged_rows, ragged_tokens: with offsets.
+
+    Attributes:
+        even, ragged: shapes of the target's logits and of the draft tokens, without and with
+            offsets.
     """
 
-    letter: str
-    most: str
-    lengths: str
-    drafted: str
-    rows: str
-    tokens: str
-    ragged_rows: str
-    ragged_tokens: str
+    def __init__(self, letter: str, rows: str, most: str, lengths: str, drafted: str) -> None:
+        self.letter, self.most, self.lengths, self.drafted = letter, most, lengths, drafted
+        self.even = f"[B, {letter}+1, V]", f"[B, {letter}]"
+        self.ragged = f"[{rows}, V] (with offsets)", f"[{rows}]"
 
 
-BLOCK = Form(
-    "K",
-    "draft_len",
-    "draft_lengths",
-    "draft tokens",
-    "[B, K+1, V]",
-    "[B, K]",
-    "[N, V] (with offsets)",
-    "[N]",
-)
-TREE = Form(
-    "N",
-    "nodes",
-    "counts",
-    "nodes",
-    "[B, N+1, V]",
-    "[B, N]",
-    "[M, V] (with offsets)",
-    "[M]",
-)
+BLOCK = Form("K", "N", "draft_len", "draft_lengths", "draft tokens")
+TREE = Form("N", "M", "nodes", "counts", "nodes")
 
 
 class Layout(NamedTuple):
@@ -152,10 +133,10 @@ def _require_backend(name: str, device: torch.device) -> None:
 
 
 def layout(form: Form, target_logits: Any, offsets: Any, most: Any, lengths: Any) -> Layout:
-    """Checks the target's logits, ``form.rows``, or ``form.ragged_rows``; gives the layout."""
+    """Checks the target's logits, ``[B, K+1, V]``, or with offsets ``[N, V]``; gives the layout."""
     letter = form.letter
     if offsets is None:
-        place = logits("target_logits", target_logits, form.rows, 3)
+        place = logits("target_logits", target_logits, form.even[0], 3)
         batch, rows, vocab = target_logits.shape
         if rows < 1:
             raise ValueError(
@@ -163,8 +144,8 @@ def layout(form: Form, target_logits: Any, offsets: Any, most: Any, lengths: Any
             )
         if most is not None and most != rows - 1:
             raise ValueError(f"{form.most}: expected {letter} = {rows - 1} or None, given {most}")
-        return Layout(place, rows, vocab, (batch, rows - 1), form.tokens, None)
-    count, device = logits("target_logits", target_logits, form.ragged_rows, 2)
+        return Layout(place, rows, vocab, (batch, rows - 1), form.even[1], None)
+    count, device = logits("target_logits", target_logits, form.ragged[0], 2)
     if not isinstance(offsets, torch.Tensor) or offsets.dim() != 1 or offsets.shape[0] < 1:
         given = list(offsets.shape) if isinstance(offsets, torch.Tensor) else kind_of(offsets)
         raise ValueError(f"offsets: expected an integer tensor [B+1], given {given}")
@@ -176,7 +157,7 @@ def layout(form: Form, target_logits: Any, offsets: Any, most: Any, lengths: Any
     if lengths is not None:
         raise ValueError(f"{form.lengths}: expected None with offsets, given a tensor")
     vocab = target_logits.shape[1]
-    return Layout((batch, device), limit + 1, vocab, (count,), form.ragged_tokens, offsets)
+    return Layout((batch, device), limit + 1, vocab, (count,), form.ragged[1], offsets)
 
 
 def holders(slots: Any, place: Place, *values: Any) -> tuple[torch.Tensor | None, Place]:

@@ -69,33 +69,23 @@ def product(
     return made
 
 
-def _packed_bytes(outputs: int, inputs: int, group: int, float_scales: bool) -> int:
-    tiles, size = -(-outputs // 16), 4 if float_scales else 2
-    return tiles * (inputs // group) * (2 * 16 * size + group * 8)
-
-
 def _pack_fake(
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor,
-    group: int,
-    float_scales: bool,
+    values: torch.Tensor, scales: object, zeros: object, group: int, float_scales: bool
 ) -> torch.Tensor:
     outputs, inputs = values.shape
-    return values.new_empty(_packed_bytes(outputs, inputs, group, float_scales))
+    tiles, size = -(-outputs // 16), 4 if float_scales else 2
+    return values.new_empty(tiles * (inputs // group) * (2 * 16 * size + group * 8))
 
 
 def _unpack_fake(
-    packed: torch.Tensor, outputs: int, inputs: int, group: int, float_scales: bool
+    packed: torch.Tensor, outputs: int, inputs: int, group: int, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     form = (outputs, inputs // group)
     scales, zeros = (packed.new_empty(form, dtype=torch.float32) for _ in range(2))
     return packed.new_empty(outputs, inputs), scales, zeros
 
 
-def _product_fake(
-    x: torch.Tensor, packed: torch.Tensor, outputs: int, group: int, float_scales: bool
-) -> torch.Tensor:
+def _product_fake(x: torch.Tensor, packed: object, outputs: int, *_: object) -> torch.Tensor:
     return x.new_empty(x.shape[0], outputs)
 
 

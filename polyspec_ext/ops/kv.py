@@ -11,7 +11,7 @@ Rolling a contiguous cache back needs no operator: its lengths are all that chan
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -186,58 +186,23 @@ def compact_tree(
     return made
 
 
-def _row_results(rows: int, like: torch.Tensor) -> Appended:
-    return like.new_empty(rows, dtype=torch.int64), like.new_empty(rows, dtype=torch.int32)
+def _fake(place: int) -> Callable[..., Appended]:
+    """Of an operator whose argument at `place` is `lengths`, like which its results are."""
+
+    def made(*arguments: torch.Tensor) -> Appended:
+        return torch.empty_like(arguments[place]), torch.empty_like(
+            arguments[place], dtype=torch.int32
+        )
+
+    return made
 
 
-def _append_fake(
-    cache_keys: torch.Tensor,
-    cache_values: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    lengths: torch.Tensor,
-    counts: torch.Tensor | None,
-    ring: bool,
-    sinks: int,
-) -> Appended:
-    return _row_results(keys.shape[0], lengths)
+def _pages_fake(block_table: torch.Tensor, *_: object) -> torch.Tensor:
+    return block_table.new_empty(block_table.shape[0])
 
 
-def _append_paged_fake(
-    cache_keys: torch.Tensor,
-    cache_values: torch.Tensor,
-    block_table: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    lengths: torch.Tensor,
-    counts: torch.Tensor | None,
-) -> Appended:
-    return _row_results(keys.shape[0], lengths)
-
-
-def _pages_fake(
-    block_table: torch.Tensor,
-    held: torch.Tensor,
-    free_pages: torch.Tensor,
-    free_count: torch.Tensor,
-    lengths: torch.Tensor,
-    page_size: int,
-) -> torch.Tensor:
-    return lengths.new_empty(block_table.shape[0], dtype=torch.int32)
-
-
-def _compact_tree_fake(
-    keys: list[torch.Tensor],
-    values: list[torch.Tensor],
-    pointers: torch.Tensor,
-    lengths: torch.Tensor,
-    path: torch.Tensor,
-) -> Appended:
-    return _row_results(path.shape[0], lengths)
-
-
-torch.library.register_fake("polyspec::append", _append_fake)
-torch.library.register_fake("polyspec::append_paged", _append_paged_fake)
+torch.library.register_fake("polyspec::append", _fake(4))
+torch.library.register_fake("polyspec::append_paged", _fake(5))
+torch.library.register_fake("polyspec::compact_tree", _fake(3))
 torch.library.register_fake("polyspec::reserve_pages", _pages_fake)
 torch.library.register_fake("polyspec::truncate_pages", _pages_fake)
-torch.library.register_fake("polyspec::compact_tree", _compact_tree_fake)

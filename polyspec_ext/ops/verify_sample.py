@@ -196,20 +196,8 @@ def verify(
     draft_tokens: torch.Tensor,
     draft_logits: torch.Tensor | None = None,
     *,
-    eos: Ids,
+    eos: Ids | None = None,
     room: Int | None = None,
-    **options: Unpack[_Options],
-) -> CutVerifyResult: ...
-
-
-@overload
-def verify(
-    target_logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    draft_logits: torch.Tensor | None = None,
-    *,
-    eos: None = None,
-    room: Int,
     **options: Unpack[_Options],
 ) -> CutVerifyResult: ...
 
@@ -341,35 +329,38 @@ def verify(
     return CutVerifyResult(*outputs, *ends.unbind(0))
 
 
-_AFTER_LOGITS = 27  # arguments of `verify` behind the logits, which `verify_cut` begins with
+def results_of(logits: torch.Tensor, batch: int, rows: int) -> tuple[torch.Tensor, ...]:
+    """Empty tensors like those of `VerifyResult`, of so many requests and rows of the target."""
 
+    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return logits.new_empty(shape, dtype=dtype)
 
-def _sample_fake(logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
-    batch = logits.shape[0]
     return (
-        logits.new_empty((batch,), dtype=torch.int64),
-        logits.new_empty((batch,), dtype=torch.float32),
-        logits.new_empty((batch,), dtype=torch.int32),
-        logits.new_empty((batch, 2), dtype=torch.int64),
+        empty(batch, rows),
+        empty(batch),
+        empty(batch, rows, dtype=torch.float32),
+        empty(batch, dtype=torch.int32),
+        empty(batch, rows, 2),
     )
+
+
+_OFFSETS = 25  # of the operators' arguments behind the logits; the most draft tokens come next
+
+
+def _sample_fake(logits: torch.Tensor, *rest: object) -> tuple[torch.Tensor, ...]:
+    tokens, _, logprobs, status, statistics = results_of(logits, logits.shape[0], 1)
+    return tokens.view(-1), logprobs.view(-1), status, statistics.view(-1, 2)
 
 
 def _verify_fake(target_logits: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    _slots, _num_slots, offsets, draft_len = rest[_AFTER_LOGITS - 4 : _AFTER_LOGITS]
+    offsets = rest[_OFFSETS]
     batch = target_logits.shape[0] if offsets is None else offsets.shape[0] - 1
-    rows = draft_len + 1
-    return (
-        target_logits.new_empty((batch, rows), dtype=torch.int64),
-        target_logits.new_empty((batch,), dtype=torch.int64),
-        target_logits.new_empty((batch, rows), dtype=torch.float32),
-        target_logits.new_empty((batch,), dtype=torch.int32),
-        target_logits.new_empty((batch, rows, 2), dtype=torch.int64),
-    )
+    return results_of(target_logits, batch, rest[_OFFSETS + 1] + 1)
 
 
 def _verify_cut_fake(target_logits: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
     made = _verify_fake(target_logits, *rest)
-    return (*made, target_logits.new_empty((5, made[0].shape[0]), dtype=torch.int64))
+    return (*made, made[1].new_empty(5, made[1].shape[0]))
 
 
 torch.library.register_fake("polyspec::sample", _sample_fake)

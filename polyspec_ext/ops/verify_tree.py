@@ -9,6 +9,8 @@ import torch
 
 from polyspec_ext import validate as _checks
 
+from .verify_sample import results_of
+
 __all__ = ["TreeVerifyResult", "verify_tree"]
 
 Real = float | torch.Tensor
@@ -179,20 +181,9 @@ def _verify_tree_fake(
 ) -> tuple[torch.Tensor, ...]:
     offsets = rest[_OFFSETS]
     batch = target_logits.shape[0] if offsets is None else offsets.shape[0] - 1
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return target_logits.new_empty(shape, dtype=dtype)
-
-    return (
-        empty(batch, depth + 1),
-        empty(batch),
-        empty(batch, depth),
-        empty(batch, depth + 1),
-        empty(batch, depth + 1, dtype=torch.float32),
-        empty(batch, dtype=torch.int32),
-        empty(batch, depth + 1, 2),
-        empty(5, batch),
-    )
+    emitted, accepted, *others = results_of(target_logits, batch, depth + 1)
+    path, ends = emitted.new_empty(batch, depth), emitted.new_empty(5, batch)
+    return (emitted, accepted, path, torch.empty_like(emitted), *others, ends)
 
 
 torch.library.register_fake("polyspec::verify_tree", _verify_tree_fake)
