@@ -15,6 +15,7 @@ from polyspec_ext.bench.generation_calls import Request
 from polyspec_ext.bench.paper import prepare, presets, record, report
 from polyspec_ext.bench.paper.methods import Call, Method, default_keys, read_keys
 from polyspec_ext.bench.paper.parts import Parts, Places, Tree, shipped, weight_bytes
+from polyspec_ext.bench.paper.report.tables.compared import windows_of
 from polyspec_ext.cli.entry import main
 
 ALL = (
@@ -192,6 +193,7 @@ def test_a_planned_tail_is_run(parts: Parts, monkeypatch: pytest.MonkeyPatch) ->
     given = {"max_new_tokens": 6, "temperature": 0.0, "seconds": 1.0}
     method = prepare.planned(methods, parts, [[1, 2]], **given).methods[1]
     assert (method.windows, method.tail) == ((5, 3), 2)
+    assert windows_of(method.to_dict()) == "5, 3; tail 2"
     prompt = parts.tokenizer(tiny.prompt_of("How many legs have 2 cows?")).input_ids
     stats = Call(method, parts).answer(Request([prompt], 20, 0.0, [0])).stats
     assert stats is not None

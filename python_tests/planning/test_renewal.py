@@ -373,8 +373,13 @@ def cut(text: theory.Acceptance, length: int) -> theory.Acceptance:
             return theory.Proposals(given.accept[at:], given.counts[at:])
         return None if given is None else given[at:]
 
-    levels = tuple(a[at:] for a in text.levels)
-    return theory.Acceptance(levels, text.remaining[at:], last(text.proposals), last(text.tail))
+    return theory.Acceptance(
+        tuple(a[at:] for a in text.levels),
+        text.remaining[at:],
+        last(text.proposals),
+        last(text.tail),
+        last(text.room),
+    )
 
 
 def behind(one: theory.Acceptance, other: theory.Acceptance) -> theory.Acceptance:
@@ -394,6 +399,7 @@ def behind(one: theory.Acceptance, other: theory.Acceptance) -> theory.Acceptanc
         np.concatenate([one.remaining, other.remaining]),
         both(one.proposals, other.proposals),
         both(one.tail, other.tail),
+        both(one.room, other.room),
     )
 
 
@@ -428,9 +434,22 @@ class SameSeconds(RandomSeconds):
 def test_batches_take_the_steps_of_the_state_rows(
     windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, proposals: bool
 ) -> None:
+    check_batch(windows, rounds, tail, random_acceptance(len(windows) + 1, 7, proposals=proposals))
+
+
+@pytest.mark.parametrize(
+    ("windows", "rounds", "tail"), [((3,), (), 0), ((4, 2), (2,), 0), ((3, 2), (0,), 1)]
+)
+def test_batches_up_to_an_eos(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int) -> None:
+    check_batch(windows, rounds, tail, random_acceptance(len(windows) + 1, 7, room=30))
+
+
+def check_batch(
+    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, whole: theory.Acceptance
+) -> None:
     """Two rows that accept differently, of different lengths: every step that either has a part in,
     in the time of the row with the most to read."""
-    whole, seconds = random_acceptance(len(windows) + 1, 7, proposals=proposals), SameSeconds()
+    seconds = SameSeconds()
     texts = cut(whole, 5), cut(whole, 4)
     found = theory.expectation(windows, rounds, behind(*texts), seconds, 2, tail)
     steps, own, spent = np.zeros(len(windows) + 1), np.zeros(len(windows) + 1), 0.0

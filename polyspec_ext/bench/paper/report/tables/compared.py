@@ -50,10 +50,12 @@ def compared(run: Saved, name: str, task: str) -> dict[str, Any]:
 
 
 def windows_of(method: Mapping[str, Any]) -> str:
-    """Of a method, in words: its windows, tree and policy."""
+    """Of a method, in words: its windows, tail, tree and policy."""
     parts = []
     if method.get("windows"):
         parts.append(", ".join(map(str, method["windows"])))
+    if method.get("tail"):
+        parts.append(f"tail {method['tail']}")
     if method.get("tree"):
         parts.append("tree " + ", ".join(f"{k} {v}" for k, v in method["tree"].items()))
     if method.get("policy"):
