@@ -30,7 +30,7 @@ demo: environment
 
 test: test-environment
 	$(VENV)/bin/ctest --test-dir build/test --output-on-failure --parallel 2
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist worksteal
 	$(MAKE) --no-print-directory lint
 
 quick: | build/test/build.ninja

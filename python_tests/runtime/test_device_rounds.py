@@ -34,10 +34,11 @@ WINDOWS = [[3], [1], [4, 2], [6, 3], [1, 1], [0, 3], [3, 0], [4, 3, 2], [2, 0, 3
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_the_tokens_are_those_of_rounds_step_by_step(window: list[int], rule: str) -> None:
     followed, alone = chains(window, rule=rule)
-    some = [7, 11]
-    for count, temperature, eos in [(1, 1.0, []), (3, 0.0, some), (3, 1.0, some), (3, 0.0, [])]:
+    # One row; greedy rows beside the others, and ones that end early; greedy rows alone.
+    mixed = [0.0, 1.2, 1.4]
+    for count, temperatures, eos in [(1, [1.0], []), (3, mixed, [7, 11]), (3, [0.0] * 3, [])]:
         options: dict[str, Any] = {
-            "temperature": [temperature * (1 + 0.2 * i) for i in range(count)],
+            "temperature": temperatures,
             "top_k": [0, 7, 30][:count],
             "top_p": 0.95,
             "seed": 5 + count,
