@@ -79,8 +79,7 @@ class LastStateDrafter:
         )
 
     def _tree_size(self, depth: int) -> TreeSize:
-        size = self.tree.size(min(depth, self._heads.count), self.vocab_size)
-        return size._replace(read=0)  # there is no cache to hold them
+        return self.tree.size(min(depth, self._heads.count), self.vocab_size)
 
     def prefill(self, prompts: PromptBatch) -> None:
         """Nothing is remembered."""
@@ -125,7 +124,7 @@ class LastStateDrafter:
         nodes = self.tree.grow(
             heads.logits(states, 0)[:, 0],
             states,
-            torch.where(known, lengths, 0).clamp(max=heads.count),
+            torch.where(known, lengths, 0),
             min(inputs.most, heads.count),
             expand,
         )

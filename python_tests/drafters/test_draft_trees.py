@@ -92,6 +92,25 @@ def test_dynamic_tree(k: int, depth: int, total: int) -> None:
             assert all(own[path[-1]] >= own[token] for token in rest)
 
 
+def test_nothing_follows_a_row_without_a_distribution() -> None:
+    """Its children are the least likely ones, and every other node's parent is in the tree."""
+
+    class Broken(Table):
+        def logits(self, row: int, path: Path) -> torch.Tensor:
+            own = super().logits(row, path)
+            least = super().logits(row, ()).topk(3).indices[2]  # of those that are read
+            return torch.full_like(own, math.nan) if path == (least,) else own
+
+    table = Broken(2, 3)
+    nodes = ps.DynamicTree(3, 9).grow(*table.root(), torch.tensor([3, 3]), 3, table.expand)
+    for row in range(2):
+        found = paths_of(nodes, row)
+        assert len(set(found)) == len(found) == 8
+        for path in found:
+            assert len(path) == 1 or path[:-1] in found
+            assert not table.logits(row, path[:-1]).isnan().any()
+
+
 def test_every_node_sees_its_ancestors() -> None:
     table = Table(2, 4)
     ps.DynamicTree(3, 30).grow(*table.root(), torch.tensor([4, 4]), 4, table.expand)

@@ -96,10 +96,13 @@ def test_greedy_chains_give_the_targets_text(
     assert drafter.num_forward_passes > 0
 
 
+@pytest.mark.parametrize("even", [False, True])
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
-def test_trees_are_those_of_the_plain_forward_pass(v: Variant, target: Any, tmp_path: Path) -> None:
+def test_trees_are_those_of_the_plain_forward_pass(
+    v: Variant, even: bool, target: Any, tmp_path: Path
+) -> None:
     """EAGLE-2's tree, grown with a pass over the whole text for every node; two rows of different
-    lengths, twice, so that nothing of the first tree stays."""
+    lengths, or in step, twice, so that nothing of the first tree stays."""
     k, total, weights = 3, 11, weights_of(v, 4)
     drafter = ps.Eagle.from_pretrained(
         save(v, weights, tmp_path), target, tree=ps.DynamicTree(k, total)
@@ -109,7 +112,7 @@ def test_trees_are_those_of_the_plain_forward_pass(v: Variant, target: Any, tmp_
     )
     layers = drafter.capabilities.hidden_layers
     generator = torch.Generator().manual_seed(2)
-    texts = [[3, 9, 27, 17, 4], [5, 6, 40]]
+    texts = [[3, 9, 27, 17, 4], [5, 6, 40, *([8, 2] if even else [])]]
     features = [torch.randn(len(t) - 1, 32 * len(layers), generator=generator) for t in texts]
     drafter.prefill(prompts(2))
     hidden = told(layers, features, [0, 0])

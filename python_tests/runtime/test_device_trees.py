@@ -104,7 +104,7 @@ CASES = [
     ("first chain", [6, 3]),
     ("third chain", [3]),
     ("third chain", [3, 2, 2]),
-    ("medusa", [3]),
+    ("medusa", [5]),
     ("medusa", [6, 3]),
     ("hydra", [1]),
     ("hydra", [4, 2]),
