@@ -21,6 +21,7 @@ Clock = Callable[[], float]
 WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # of the lowest level, whose steps are timed
 MOST = WINDOWS[-1]
 _BLOCKS = 2  # from below, in a round of a chain of three levels
+MOST_ABOVE = _BLOCKS * (MOST + 1)  # the largest window of a level above
 _ENOUGH = 16  # rounds of every window
 _FIXED = 4  # the window of a chain whose own time is measured
 
@@ -171,7 +172,7 @@ class Run:
             self._ready = self.make(things, [_FIXED] * (len(things) - 1))
         else:
             self.turns = _Turns(self.parts, self.chain, self.request.batch)
-            windows = [_BLOCKS * (MOST + 1)] * (len(things) - 2)
+            windows = [MOST_ABOVE] * (len(things) - 2)
             self._ready = self.make(things, [*windows, MOST], policy=self.turns)
 
     @property

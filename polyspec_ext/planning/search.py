@@ -13,7 +13,7 @@ import numpy as np
 from ..stats import Stats
 from .measure import OWN, Measured, MeasuredSeconds
 from .parts import Part
-from .runs import MOST
+from .runs import MOST, MOST_ABOVE
 from .theory import Acceptance, Expectation, InsertionTest, Proposals, expectation, insertion_test
 
 _PLACES = 400  # of texts that windows are chosen on
@@ -302,8 +302,8 @@ def best_setting(measured: Measured, chain: Sequence[int], *, tails: bool = True
         moved = False
         for place, step in itertools.product(range(count + tails), (1, -1, 3, -3)):
             size = sizes[place] + step
-            least, most = (1, MOST) if place < count else (0, sizes[count - 1])
-            if not least <= size <= most:
+            largest = (*[MOST_ABOVE] * (count - 1), MOST, sizes[count - 1])[place]
+            if not (1 if place < count else 0) <= size <= largest:
                 continue
             other = (*sizes[:place], size, *sizes[place + 1 :])
             if rate(other, extra) > best:

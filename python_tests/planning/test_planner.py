@@ -275,6 +275,17 @@ def test_windows_are_the_best_of_all(clock: Clock) -> None:
             assert rival <= best * 1.005
 
 
+def test_a_window_above_may_be_longer_than_any_draft(clock: Clock) -> None:
+    """Where the target takes all that a middle hands up."""
+    parts = [
+        Part(Slow(clock, name, seconds, noise), name, True)
+        for name, seconds, noise in (("target", 0.3, 0.0), ("copy", 0.02, 0.0), ("small", 0.004, 1))
+    ]
+    found = measure.measure(ps.Chain, parts, PROMPTS, Request(150), limit=1e9)
+    windows = search.best_setting(found, (0, 1, 2), tails=False).windows
+    assert windows[0] > search.MOST >= windows[1]
+
+
 def tailed(clock: Clock, middle: float = 0.07) -> list[Any]:
     """A middle that takes nearly as long as the target, and a drafter that is worth no less."""
     return [
