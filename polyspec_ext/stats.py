@@ -206,7 +206,8 @@ class StatsRecorder:
         self._total = total
 
     def _of(self, rows: Sequence[Stats]) -> list[Stats]:
-        return [self._total, *(row for row in rows if row is not self._total)]
+        total = self._total
+        return [total, *[row for row in rows if row is not total]]
 
     def decoded(self, rows: Sequence[Stats], seconds: float) -> None:
         for stats in self._of(rows):

@@ -181,7 +181,7 @@ class Engine:
 
     def windows(self, slot: int) -> Sequence[int]:
         """Windows of one row."""
-        return self._state.windows()[slot][: self._count - 1]
+        return self._state.windows[slot][: self._count - 1]
 
     def set_windows(self, slot: int, windows: Sequence[int]) -> None:
         """Windows of one row from the next round on; rounds that are bounded follow them."""
@@ -189,7 +189,7 @@ class Engine:
         if given != self.config.windows:
             fitting = [*default_rounds(given), 0]
             rounds = tuple(bound and new for bound, new in zip(rounds, fitting, strict=True))
-        if (*given, *rounds) != self._state.windows()[slot]:
+        if (*given, *rounds) != self._state.windows[slot]:
             self._state.set_windows(slot, (*given, *rounds))
 
     @torch.inference_mode()
@@ -245,7 +245,7 @@ class Engine:
 
     def _plan(self, active: Sequence[Row]) -> RoundPlan:
         """Of the largest windows of all rows."""
-        now = self._state.windows()
+        now = self._state.windows
         largest = tuple(map(max, zip(*{now[row.slot] for row in active}, strict=True)))
         windows, rounds = largest[: self._count - 1], largest[self._count - 1 :]
         room = max(row.room for row in active)
@@ -310,7 +310,7 @@ class Engine:
         """Whether the states that the drafter waits for have room without the host."""
         if not self._layers:
             return True
-        now = self._state.windows()
+        now = self._state.windows
         each = {now[row.slot][: self._count - 1] for row in active}
         if self._count not in plan.asked or len(each) > 1:
             return False  # of rows that do not draft they would be more and more
@@ -381,10 +381,12 @@ class Engine:
             if drafter is not None and step.level == self._count:
                 before = drafter.num_forward_passes
                 entries = self._draft(buffers, step).entries
-                nodes = None if buffers.tree is None else buffers.tree.counts.tolist()
+                drawn = [entry.emitted for entry in entries]
+                if buffers.tree is not None:
+                    drawn = buffers.tree.counts.tolist()
                 seconds = time.perf_counter() - began
                 passes = drafter.num_forward_passes - before
-                self._enter(step.level, entries, seconds, passes, nodes)
+                self._enter(step.level, entries, seconds, passes, drawn)
                 continue
             entries, logits, r = self._verify(buffers, step)
             committed: Committed | None = None
@@ -459,12 +461,16 @@ class Engine:
         """The one place where such a round waits for the device."""
         assert plan.steps is not None
         record, seconds = buffers.state.read(packed), clock.seconds()
+        size = None if self._drafter is None else self._drafter.capabilities.tree_size
         entries: list[Entry] = []
         for place, number in enumerate(plan.steps):
             entries = [own[place] for own in record.entries]
             self._require_rows(number, entries)
+            drawn = [entry.emitted for entry in entries]
             passes = plan.drafts_at(place) if number == self._count else 1
-            self._enter(number, entries, seconds[place], passes)
+            if size is not None:
+                drawn = [size(max(entry.tokens, 0)).nodes for entry in entries]
+            self._enter(number, entries, seconds[place], passes, drawn)
         for number in plan.asked:
             self._on_device(number).note_lengths(buffers.state.cached(number))
         return self._commit(entries, record.tokens, record.logprobs, logits)
@@ -610,7 +616,7 @@ class Engine:
         buffers.direct.pop(above, None)
         if step.host is not None and not (above == 1 and self.config.tail):
             active = [row.slot for row in self._slots if not row.ended]
-            rounds = self._state.windows()
+            rounds = self._state.windows
             once = all(rounds[slot][self._count - 2 + above] == 1 for slot in active)
             if once and len(step.host.group) == len(active):
                 # The level does not run again before they are verified, and nothing else is
@@ -712,11 +718,9 @@ class Engine:
         entries: Sequence[Entry],
         seconds: float,
         passes: int,
-        nodes: Sequence[int] | None = None,
+        drawn: Sequence[int] = (),
     ) -> None:
-        """What a step of level `number` brought, in the statistics; `nodes` of the trees of a
-        draft, by row."""
-        size = None if self._drafter is None else self._drafter.capabilities.tree_size
+        """What a step of level `number` brought, in the statistics; tokens `drawn` by a draft."""
         spent = []
         for row, entry in zip(self._slots, entries, strict=True):
             tokens, _, accepted, emitted, _, _, of_tail = entry
@@ -725,10 +729,8 @@ class Engine:
             spent.append(row)
             if number < self._count:
                 self._recorder.verified(row.stats, number - 1, tokens, accepted, emitted, of_tail)
-            elif nodes is not None:
-                self._recorder.proposed(row.stats, nodes[row.slot])
             else:
-                self._recorder.proposed(row.stats, size(tokens).nodes if size else emitted)
+                self._recorder.proposed(row.stats, drawn[row.slot])
         self._spent(spent, number, seconds, passes)
 
     def _commit(

@@ -126,6 +126,7 @@ class StateRows:
     Attributes:
         head: ``[B, shape.log_at]`` int64, header and levels of each row as the host knows them: the
             rows themselves on the CPU, elsewhere as they were when it last read them.
+        windows: of level 1 ... n-1, then their rounds, by row; what `head` says, ready for use.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class StateRows:
         # Windows of all levels but the drafter, then their bounds; and all that stays of a batch.
         above, own = self._levels[:-1], (shape.CACHED, shape.ROUND)
         self._sizes = [at + word for word in (shape.WINDOW, shape.BOUND) for at in above]
+        self.windows = [(0,) * len(self._sizes)] * batch
         self._lasting = [*self._sizes, *(at + word for word in own for at in self._levels)]
         if device.type == "cpu":  # the same memory
             host = self.words.numpy()
@@ -186,6 +188,7 @@ class StateRows:
         table = torch.zeros(self.batch, shape.words, dtype=torch.int64)
         host = table.numpy()
         host[:, self._lasting] = before.head[:, self._lasting]
+        self.windows = list(before.windows)
         host[:, shape.TAIL_WINDOW] = tail
         for b, row in enumerate(rows):
             words = host[b]
@@ -201,14 +204,12 @@ class StateRows:
         """Where the levels stand in these rows, in that order, and nothing else of them."""
         made = StateRows(self.shape.levels, len(rows))
         made.head[:] = self.head[list(rows)]
+        made.windows = [self.windows[row] for row in rows]
         return made
 
-    def windows(self) -> list[tuple[int, ...]]:
-        """Windows of level 1 ... n-1, then their rounds, by row."""
-        return list(map(tuple, self.head[:, self._sizes].tolist()))
-
     def set_windows(self, slot: int, sizes: Sequence[int]) -> None:
-        """Those of one row from its next step on."""
+        """`windows` of one row from its next step on."""
+        self.windows[slot] = tuple(sizes)
         self.head[slot, self._sizes] = sizes
         if self.device.type != "cpu":
             for word, size in zip(self._sizes, sizes, strict=True):

@@ -235,7 +235,7 @@ def test_where_the_levels_stand_is_taken_on() -> None:
     again = StateRows(3, 2, 1, 40, 2)
     rows = [request(0, [1], 9, {2}), request(1, [5, 6, 7, 3, 8], 3, set())]
     again.write(rows, chosen)
-    assert again.windows() == [(6, 0, 2, 0), (6, 2, 2, 0)]
+    assert again.windows == [(6, 0, 2, 0), (6, 2, 2, 0)]
     assert again.head[:, again.shape.level_at(3) + again.shape.ROUND].tolist() == [3, 4]
     assert again.cached(3) == [0, 4]
 
