@@ -22,7 +22,7 @@ import torch
 from ..drafters import Context, Drafter
 from ..levels import BatchedLevel, InputBlock, LevelAdapter, PromptBatch
 from .parts import Part, Request
-from .runs import MOST, Clock, Run, Verified, all_steps, in_turns, timed_runs
+from .runs import MOST, Clock, Run, StepTime, Verified, all_steps, in_turns, timed_runs
 from .theory import Acceptance, Proposals, batches
 from .theory.lengths import Floats
 
@@ -246,6 +246,12 @@ def measure(
         texts=len(texts),
     )
     _steps(found, parts, runs)
+    untimed = [part.name for n, part in enumerate(parts) if n and (n, False) not in found.draft]
+    if untimed:
+        raise ValueError(
+            f"max_new_tokens: expected texts of more rounds, by which levels can be timed, given "
+            f"{request.max_new_tokens}, with which {', '.join(untimed)} ended none before the last"
+        )
     _beginnings(found, parts, runs)
     _own(found, runs)
     seen: dict[tuple[int, int], list[Verified]] = defaultdict(list)
@@ -262,16 +268,21 @@ def _steps(found: Measured, parts: Sequence[Part], runs: Sequence[Run]) -> None:
     verify: dict[tuple[int, bool], _Samples] = defaultdict(lambda: defaultdict(list))
     trees: dict[tuple[int, int], _Samples] = defaultdict(lambda: defaultdict(list))
     draft: dict[tuple[int, bool], _Samples] = defaultdict(lambda: defaultdict(list))
-    for step in all_steps(runs):
-        if step.begins or step.rows < found.batch:
-            continue
+
+    def table(step: StepTime) -> _Samples:
         if step.part == step.below:
-            table = draft[step.part, step.again]
-        elif parts[step.below].trees and step.tokens:
-            table = trees[step.part, step.below]
-        else:
-            table = verify[step.part, step.again]
-        table[step.tokens].append(step.seconds)
+            return draft[step.part, step.again]
+        if parts[step.below].trees and step.tokens:
+            return trees[step.part, step.below]
+        return verify[step.part, step.again]
+
+    steps = [step for step in all_steps(runs) if step.rows == found.batch]
+    for step in steps:
+        if not step.begins:
+            table(step)[step.tokens].append(step.seconds)
+    # Texts that end within a round have first steps alone.
+    for step in [one for one in steps if one.begins and not table(one)]:
+        table(step)[step.tokens].append(step.seconds)
     alone = [one for one in runs[0].rounds if not one.begins]
     whole = [one for one in alone if one.rows == found.batch] or alone
     verify[0, False][0] += [one.levels[0] for one in whole]
@@ -325,7 +336,9 @@ def _own(found: Measured, runs: Sequence[Run]) -> None:
     policy looks at the rounds they take longer."""
     free = [run for run in runs if run.turns is None]
     each = [
-        statistics.median(one.own for one in run.rounds if not one.begins or len(run.rounds) == 1)
+        statistics.median(
+            [one.own for one in run.rounds if not one.begins] or [one.own for one in run.rounds]
+        )
         for run in free
     ]
     found.own_round = each[0]

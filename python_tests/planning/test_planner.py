@@ -275,6 +275,19 @@ def test_windows_are_the_best_of_all(clock: Clock) -> None:
             assert rival <= best * 1.005
 
 
+def test_texts_that_end_within_a_round(clock: Clock) -> None:
+    """Their first steps are the only ones, and few windows are seen."""
+    given = [Slow(clock, "target", 0.1, 0.0), Slow(clock, "copy", 0.02, 0.0), "prompt-lookup"]
+    plan = ps.plan(given, PROMPTS[:1], 6, seconds=1e9)
+    for one in planner.run(plan, plan.candidates, PROMPTS[:1], 1):
+        assert one.error is not None
+        assert abs(one.error) < 0.25, one
+    with pytest.raises(
+        ValueError, match=r"max_new_tokens: expected texts of more rounds.* given 2"
+    ):
+        ps.plan(given, PROMPTS[:1], 2, seconds=1e9)
+
+
 def test_a_window_above_may_be_longer_than_any_draft(clock: Clock) -> None:
     """Where the target takes all that a middle hands up."""
     parts = [
