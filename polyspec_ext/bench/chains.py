@@ -39,6 +39,8 @@ from polyspec_ext.drafters import DynamicTree, Eagle, PromptLookup
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planned import plan
 from polyspec_ext.planning import Switch, pass_seconds
+from polyspec_ext.planning.planner import Plan
+from polyspec_ext.planning.search import Candidate
 from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
 from polyspec_ext.stats import merge
 
@@ -252,8 +254,7 @@ def contenders(
     it, and what it predicts; with those that `Chain` takes by itself where it plans none so long,
     or has no time to."""
     used = [TARGET, *(n for n in parts if n != TARGET and any(n in one for one in asked_for))]
-    made = [_contender((TARGET,), Chain([parts[TARGET]]))]
-    planned: dict[frozenset[str], Contender] = {}
+    found: Plan | None = None
     if args.plan_seconds:
         found = plan(
             [parts[name] for name in used],
@@ -264,16 +265,23 @@ def contenders(
             pack=False,
             seconds=args.plan_seconds,
         )
-        for one in found.candidates:
-            things = [found.parts[number].thing for number in one.parts]
-            levels = tuple(next(n for n in used if parts[n] is thing) for thing in things)
-            planned[frozenset(levels)] = _contender(levels, found.chain(one))
-            planned[frozenset(levels)].predicted = one.predicted_tokens_per_second
-        made[0].predicted = found.plain.predicted_tokens_per_second
-    for names in asked_for:
-        known = planned.get(frozenset(names))
-        made.append(known or _contender(names, Chain([parts[name] for name in names])))
+    made = []
+    for names in [(TARGET,), *asked_for]:
+        one = None if found is None else _planned(found, [parts[name] for name in names])
+        if found is None or one is None:
+            made.append(_contender(names, Chain([parts[name] for name in names])))
+            continue
+        things = [found.parts[number].thing for number in one.parts]
+        names = tuple(next(n for n in names if parts[n] is thing) for thing in things)
+        made.append(_contender(names, found.chain(one)))
+        made[-1].predicted = one.predicted_tokens_per_second
     return made
+
+
+def _planned(found: Plan, things: Sequence[Any]) -> Candidate | None:
+    """The candidate that is made of these, which the planner puts in an order of its own."""
+    wanted = {n for n, part in enumerate(found.parts) if any(part.thing is one for one in things)}
+    return next((one for one in found.candidates if set(one.parts) == wanted), None)
 
 
 def _contender(names: tuple[str, ...], chain: Chain) -> Contender:

@@ -94,7 +94,7 @@ def add_command(commands: Any) -> None:
         default=4,
         metavar="N",
         help="how many times as wide the target of the second table is; 0: no second table "
-        "(default: %(default)s, 114 million parameters)",
+        "(default: %(default)s, 112 million parameters)",
     )
     chain_options.add_measure_again(sub)
     sub.set_defaults(run=run)

@@ -42,8 +42,8 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
   const bool whole = params.rule == Rule::kBlock;
   const int head = head_room(params.vocab);
   Outcome outcome;
-  RowStatistics kept_p{0.0f, 0.0f,
-                       1};  // the distributions of the row that the kept prefix ends before
+  // The distributions of the row that the kept prefix ends before.
+  RowStatistics kept_p{0.0f, 0.0f, 1};
   RowStatistics kept_q{0.0f, 0.0f, 1};
   double kept_scale = 1.0;
   double scale = 1.0;  // p_i; 1 under the token rule
