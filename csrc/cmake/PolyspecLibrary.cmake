@@ -10,7 +10,8 @@ file(GLOB polyspec_sources CONFIGURE_DEPENDS csrc/src/api/*.cpp csrc/src/cpu/*.c
      csrc/src/policy/*.cpp)
 set(rows_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/rows.cpp")
 set(int4_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/int4_product.cpp")
-list(REMOVE_ITEM polyspec_sources "${rows_source}" "${int4_source}")
+set(bfloat16_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/bfloat16_product.cpp")
+list(REMOVE_ITEM polyspec_sources "${rows_source}" "${int4_source}" "${bfloat16_source}")
 
 add_library(polyspec ${polyspec_sources})
 add_library(polyspec::polyspec ALIAS polyspec)
@@ -26,12 +27,13 @@ target_include_directories(polyspec PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SO
 target_include_directories(polyspec PRIVATE csrc/src)
 target_compile_options(polyspec PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${POLYSPEC_CXX_FLAGS}>")
 
-# rows.cpp and int4_product.cpp once per instruction set; csrc/src/cpu/dispatch.cpp and int4_dispatch.cpp choose among
-# the copies at run time.
+# rows.cpp, int4_product.cpp and bfloat16_product.cpp once per instruction set; dispatch.cpp, int4_dispatch.cpp and
+# bfloat16_dispatch.cpp in csrc/src/cpu choose among the copies at run time.
 set(isa_baseline "")
 set(isa_avx2 -mavx2 -mfma -mf16c)
 set(isa_avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
 set(isa_avx512vnni ${isa_avx512} -mavx512vnni)
+set(isa_avx512bf16 ${isa_avx512} -mavx512bf16)
 set(isas baseline)
 set(isa_definitions "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
@@ -40,6 +42,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
 endif()
 set(int4_isas ${isas})
 list(TRANSFORM int4_isas REPLACE "^avx512$" avx512vnni)
+set(bfloat16_isas ${isas})
+list(TRANSFORM bfloat16_isas REPLACE "^avx512$" avx512bf16)
 target_compile_definitions(polyspec PRIVATE ${isa_definitions})
 
 # polyspec_add_copies(<name> <source> <instruction set>...)
@@ -49,7 +53,7 @@ function(polyspec_add_copies name source)
     add_library(${copy} OBJECT "${source}")
     target_compile_features(${copy} PRIVATE cxx_std_17)
     target_include_directories(${copy} PRIVATE csrc/include csrc/src)
-    target_compile_definitions(${copy} PRIVATE POLYSPEC_ISA=${isa} ${isa_definitions})
+    target_compile_definitions(${copy} PRIVATE POLYSPEC_ISA=${isa} POLYSPEC_CORE=core_${isa} ${isa_definitions})
     # Nothing here throws; unwinding tables would bring a weak symbol that the instruction sets share.
     # Nobody reads the floating-point exception flags; minding them would keep conditions out of AVX2's
     # registers. Values do not change.
@@ -59,10 +63,13 @@ function(polyspec_add_copies name source)
 endfunction()
 polyspec_add_copies(rows "${rows_source}" ${isas})
 polyspec_add_copies(int4 "${int4_source}" ${int4_isas})
-foreach(isa IN LISTS int4_isas)
-  # GCC 12 takes the undefined lanes of its own intrinsics for uninitialised variables (GCC bug 105593).
-  target_compile_options(polyspec_int4_${isa} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized
-                                                      -Wno-maybe-uninitialized>)
+polyspec_add_copies(bfloat16 "${bfloat16_source}" ${bfloat16_isas})
+foreach(product IN ITEMS int4 bfloat16)
+  foreach(isa IN LISTS ${product}_isas)
+    # GCC 12 takes the undefined lanes of its own intrinsics for uninitialised variables (GCC bug 105593).
+    target_compile_options(polyspec_${product}_${isa} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized
+                                                              -Wno-maybe-uninitialized>)
+  endforeach()
 endforeach()
 
 if(POLYSPEC_CUDA)

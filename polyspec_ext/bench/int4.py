@@ -14,7 +14,7 @@ import torch
 
 from polyspec_ext.bench import machine, timing
 from polyspec_ext.bench.ggml import Ggml
-from polyspec_ext.levels.cpu_packed import PackedLinear
+from polyspec_ext.levels.cpu_packed import BFloat16Linear, OneDnnLinear, PackedLinear
 from polyspec_ext.ops import int4
 
 SCHEMA = 1  # of the JSON report
@@ -74,10 +74,10 @@ def contenders(
         own = weight.clone()
         return lambda x: torch.nn.functional.linear(x, own)
 
-    def bfloat16() -> Product:
+    def bfloat16(kind: type[PackedLinear]) -> Product:
         layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
         layer.weight.data.copy_(weight)
-        return PackedLinear([layer])
+        return kind([layer])
 
     add("polyspec", packed.numel(), ours)
     if outputs % 16 == 0:
@@ -86,7 +86,8 @@ def contenders(
         add("llama.cpp Q4_0", packed.numel(), lambda: ggml.product(weight, tokens))
     add("torch bfloat16", 2 * weight.numel(), plain)
     if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        add("oneDNN bfloat16, packed", 2 * weight.numel(), bfloat16)
+        add("oneDNN bfloat16, packed", 2 * weight.numel(), lambda: bfloat16(OneDnnLinear))
+    add("polyspec bfloat16", 2 * weight.numel(), lambda: bfloat16(BFloat16Linear))
     return made
 
 

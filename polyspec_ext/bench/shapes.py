@@ -28,7 +28,7 @@ from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork
 from polyspec_ext.drafters.eagle.passes import HeadPasses
 from polyspec_ext.drafters.trees import DynamicTree
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock
-from polyspec_ext.levels.cpu_packed import PackedLinear
+from polyspec_ext.levels.cpu_packed import pack_linear
 from polyspec_ext.planning.measure import Times
 from polyspec_ext.planning.theory import Acceptance, expectation
 from polyspec_ext.quantization import quantize_w4
@@ -323,7 +323,7 @@ def measure(
     calls |= {(HEAD, way, width): HeadPass(head, width, CONTEXT) for way in ways for width in some}
     calls |= {(TREE, way, DynamicTree().total_tokens): TreeDraft(head, CONTEXT) for way in ways}
     output = model.get_output_embeddings()
-    end = PackedLinear([output]) if levels[TARGET, EAGER].pack else output
+    end = pack_linear([output]) if levels[TARGET, EAGER].pack else output
     ends: dict[Key, Callable[[], Any]] = {
         (_END, way, width): _product(end, width, part, dtype, device)
         for way in ways

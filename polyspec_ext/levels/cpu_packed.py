@@ -1,8 +1,10 @@
-"""Models on the CPU whose linear layers run on weights packed for its matrix kernels (oneDNN).
+"""Models on the CPU whose linear layers run on packed weights.
 
 A verification reads a few tokens at once, which should cost what one token costs: the weights pass
 through the processor once either way. Through weights laid out as torch keeps them it does not;
-through packed ones it nearly does.
+through packed ones it nearly does. In bfloat16 the product is this package's own
+(`polyspec_ext.ops.bfloat16`), except where the processor has matrix registers (AMX), which oneDNN
+uses; in other dtypes it is oneDNN's.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from ..ops import bfloat16
 from .grouped_attention import use_grouped
 from .replacement import is_plain, replaced
 
@@ -54,17 +57,28 @@ class PackedLinear(nn.Module):
     """``x W^T + b`` with the weights of `layers` one below the other, ``[.., in]`` to
     ``[.., out]``. The weights are copies, and take their memory again."""
 
+    bias: torch.Tensor | None
+
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
-        weight = torch.cat([layer.weight.detach() for layer in layers])
+        self.out_features = sum(layer.out_features for layer in layers)
+        self.in_features = layers[0].in_features
         bias = None
         if layers[0].bias is not None:
             bias = torch.cat([layer.bias.detach() for layer in layers])
-        self.out_features, self.in_features = weight.shape
+        self.register_buffer("bias", bias)
+
+
+class OneDnnLinear(PackedLinear):
+    """By oneDNN's matrix kernels."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__(layers)
+        weight = torch.cat([layer.weight.detach() for layer in layers])
         # The count of rows that it is packed for is a hint; any number is multiplied right.
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 4)
         self.number = next(_numbers)
-        _packed[self.number] = packed, bias, self.out_features
+        _packed[self.number] = packed, self.bias, self.out_features
         weakref.finalize(self, _packed.pop, self.number, None).atexit = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -72,6 +86,28 @@ class PackedLinear(nn.Module):
             product: torch.Tensor = _operator(x, self.number)
             return product
         return _linear(x, self.number)
+
+
+class BFloat16Linear(PackedLinear):
+    """By `polyspec_ext.ops.bfloat16`: a row's product is the same whatever stands beside it."""
+
+    packed: torch.Tensor
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__(layers)
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        self.register_buffer("packed", bfloat16.pack(weight))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = bfloat16.product(x.flatten(0, -2), self.packed, self.out_features, self.bias)
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+def pack_linear(layers: Sequence[nn.Linear]) -> PackedLinear:
+    """`layers`, which are packable, as one."""
+    if layers[0].weight.dtype == torch.bfloat16 and not _has_amx():
+        return BFloat16Linear(layers)
+    return OneDnnLinear(layers)
 
 
 def can_pack(model: nn.Module) -> bool:
@@ -117,7 +153,7 @@ def packed(model: _Model, name: str) -> _Model:
     keep_freed_memory()
     # A model may use its projections in a way that wants each one's own memory.
     for merge in (True, False):
-        made: _Model = replaced(model, _packable, PackedLinear, merge)
+        made: _Model = replaced(model, _packable, pack_linear, merge)
         use_grouped(made)
         try:
             difference = _difference(model, made)
@@ -133,6 +169,10 @@ def packed(model: _Model, name: str) -> _Model:
     )
 
 
+def _has_amx() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.cpu._is_amx_tile_supported()
+
+
 def _packable(module: nn.Module) -> bool:
     if not is_plain(module) or not torch.backends.mkldnn.is_available():
         return False
@@ -140,7 +180,7 @@ def _packable(module: nn.Module) -> bool:
     if weight.device.type != "cpu":
         return False
     if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return True
     if weight.dtype == torch.float16:
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return weight.dtype == torch.float32

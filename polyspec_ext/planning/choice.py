@@ -27,7 +27,7 @@ Measure = Callable[[Sequence[Any], Sequence[int]], list[dict[int, float]]]
 # A candidate must be faster by so much than those before it: less is within the noise, and the
 # earlier ones are simpler.
 MARGIN = 0.03
-SCHEMA = 1  # of what is kept
+SCHEMA = 2  # of what is kept, and of the products it was timed with
 
 
 @dataclass(frozen=True)

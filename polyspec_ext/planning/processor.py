@@ -24,11 +24,11 @@ def name() -> str:
 
 
 def facts() -> dict[str, object]:
-    """Processor, instruction sets (those found, and those that the environment leaves torch and
-    oneDNN), threads and versions: where one differs, times measured earlier mean nothing."""
+    """Processor, instruction sets (those found, and those that the environment leaves to torch,
+    oneDNN and this package), threads and versions: where one differs, times measured earlier mean nothing."""
     tell = getattr(torch.cpu, "get_capabilities", None)  # not in every release
     found = {} if tell is None else tell()
-    caps = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+    caps = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "POLYSPEC_CPU_ISA")
     return {
         "processor": name(),
         "capability": torch.backends.cpu.get_cpu_capability(),

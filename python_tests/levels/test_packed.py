@@ -117,7 +117,7 @@ class Crossed(nn.Module):
 def test_siblings_with_different_inputs_are_told_apart() -> None:
     torch.manual_seed(0)
     module = Crossed()
-    made = replacement.replaced(module, replacement.is_plain, level_packed.PackedLinear)
+    made = replacement.replaced(module, replacement.is_plain, level_packed.pack_linear)
     for rows in (1, 5):
         x = torch.randn(rows, 6)
         torch.testing.assert_close(made(x), module(x))
@@ -127,7 +127,7 @@ def test_siblings_with_different_inputs_are_told_apart() -> None:
 def test_siblings_that_differ_stay_apart() -> None:
     module = Crossed()
     module.k_proj = nn.Linear(6, 3, bias=False)
-    made = replacement.replaced(module, replacement.is_plain, level_packed.PackedLinear)
+    made = replacement.replaced(module, replacement.is_plain, level_packed.pack_linear)
     assert count(made, level_packed.PackedLinear) == 3
     x = torch.randn(4, 6)
     torch.testing.assert_close(made(x), module(x))
@@ -144,8 +144,6 @@ def test_chains_say_the_same() -> None:
 
 
 def test_bfloat16() -> None:
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("oneDNN has no bfloat16 here")
     draft = model(dtype=torch.bfloat16)
     level = ps.HuggingFaceLevel(draft, pack=True)
     level.prefill(torch.tensor([[1, 2]]))
@@ -163,13 +161,40 @@ def test_bfloat16() -> None:
 def test_the_operator() -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(6, 4), nn.Linear(6, 3)]
-    linear = level_packed.PackedLinear(layers)
+    linear = level_packed.OneDnnLinear(layers)
     x = torch.randn(2, 5, 6)
     wanted = torch.cat([layer(x) for layer in layers], -1)
     torch.testing.assert_close(linear(x), wanted)
     found = torch.ops.polyspec.packed_linear(x, linear.number)
     torch.testing.assert_close(found, wanted)
     torch.library.opcheck(torch.ops.polyspec.packed_linear.default, (x, linear.number))
+
+
+@pytest.mark.parametrize("amx", [False, True])
+def test_bfloat16_is_multiplied_by_this_package_unless_there_is_amx(
+    monkeypatch: pytest.MonkeyPatch, amx: bool
+) -> None:
+    if amx and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN has no bfloat16 here")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    kind = level_packed.OneDnnLinear if amx else level_packed.BFloat16Linear
+    made = ps.HuggingFaceLevel(model("qwen2", dtype=torch.bfloat16), pack=True)._runs
+    projections = 2 * 2 + 1  # those of one input are one, which is no module of the model
+    assert count(made, kind) == projections == count(made, level_packed.PackedLinear)
+    floats = ps.HuggingFaceLevel(model("qwen2"), pack=True)._runs
+    assert count(floats, level_packed.OneDnnLinear) == projections
+
+
+@torch.inference_mode()
+def test_a_bfloat16_layer() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, n, dtype=torch.bfloat16) for n in (4, 30)]
+    linear = level_packed.BFloat16Linear(layers)
+    x = torch.randn(2, 5, 6).bfloat16()
+    wanted = torch.cat([layer(x) for layer in layers], -1)
+    assert linear(x).shape == (2, 5, 34)
+    torch.testing.assert_close(linear(x), wanted, rtol=0.02, atol=0.02)
+    assert linear(x[1:, 3:]).equal(linear(x)[1:, 3:])
 
 
 def test_packed_weights_go_with_their_level() -> None:

@@ -167,7 +167,7 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512vnni"])
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512vnni", "avx512bf16"])
 def test_every_instruction_set_and_number_of_threads_gives_the_same_bytes(isa: str) -> None:
     package = str(Path(int4.__file__).parents[2])
     code = "import torch, test_int4; torch.set_num_threads(3); print(test_int4.fingerprint())"

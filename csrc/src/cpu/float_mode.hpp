@@ -1,4 +1,5 @@
 // The floating-point mode of the row algorithms: round to nearest, denormals kept, nothing trapped.
+// (The bfloat16 product flushes them, as the instruction for it does.)
 //
 // A thread may come with another, since flushing denormals to zero makes some models faster. Its
 // rows would then have other masses than those of the thread beside it.
@@ -11,11 +12,13 @@ namespace polyspec::POLYSPEC_CORE {
 // While it lives, this thread computes in that mode; afterwards in its own again.
 class FloatMode {
  public:
-  POLYSPEC_FN FloatMode() : given_(read()) {
-    if ((given_ & ~kFlags) != kPlain) write(kPlain);
+  enum Denormals { kKept, kFlushed };
+  POLYSPEC_FN explicit FloatMode(Denormals denormals = kKept)
+      : given_(read()), changed_((given_ & ~kFlags) != word_of(denormals)) {
+    if (changed_) write(word_of(denormals));
   }
   POLYSPEC_FN ~FloatMode() {
-    if ((given_ & ~kFlags) != kPlain) write(given_);
+    if (changed_) write(given_);
   }
   FloatMode(const FloatMode&) = delete;
   FloatMode& operator=(const FloatMode&) = delete;
@@ -24,7 +27,7 @@ class FloatMode {
   // What is computed has its operands in memory, which keeps it on its side of the switch.
 #if defined(__x86_64__)
   using Word = uint32_t;  // MXCSR
-  static constexpr Word kPlain = 0x1f80, kFlags = 0x3f;
+  static constexpr Word kPlain = 0x1f80, kFlush = 0x8040, kFlags = 0x3f;
   POLYSPEC_FN static Word read() {
     Word word;
     asm volatile("stmxcsr %0" : "=m"(word));
@@ -33,7 +36,7 @@ class FloatMode {
   POLYSPEC_FN static void write(Word word) { asm volatile("ldmxcsr %0" : : "m"(word) : "memory"); }
 #elif defined(__aarch64__)
   using Word = uint64_t;  // FPCR
-  static constexpr Word kPlain = 0, kFlags = 0;
+  static constexpr Word kPlain = 0, kFlush = 1u << 24, kFlags = 0;
   POLYSPEC_FN static Word read() {
     Word word;
     asm volatile("mrs %0, fpcr" : "=r"(word));
@@ -44,11 +47,15 @@ class FloatMode {
   }
 #else
   using Word = uint32_t;
-  static constexpr Word kPlain = 0, kFlags = 0;
+  static constexpr Word kPlain = 0, kFlush = 0, kFlags = 0;
   POLYSPEC_FN static Word read() { return kPlain; }
   POLYSPEC_FN static void write(Word) {}
 #endif
+  POLYSPEC_FN static Word word_of(Denormals denormals) {
+    return denormals == kKept ? kPlain : kPlain | kFlush;
+  }
   Word given_;
+  bool changed_;
 };
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -6,6 +6,7 @@
 
 #include "cpu/int4_layout.hpp"
 #include "cpu/isa.hpp"
+#include "cpu/spread.hpp"
 
 namespace polyspec::cpu {
 namespace {
@@ -23,6 +24,7 @@ int64_t tiles_per_task(const Int4Shape& shape) {
 const Int4& choose() {
 #ifdef POLYSPEC_X86
   switch (isa_in_use()) {
+    case Isa::kAvx512Bf16:
     case Isa::kAvx512Vnni:
       return kInt4Avx512Vnni;
     case Isa::kAvx512:
@@ -44,30 +46,15 @@ const Int4& int4() {
 
 void int4_product(const Int4ProductParams& params, const Executor& executor) {
   const int64_t tiles = core::Int4Layout(params.shape).tiles;
-  const int64_t each = tiles_per_task(params.shape), tasks = (tiles + each - 1) / each;
   const int64_t passes = (params.tokens + kInt4Tokens - 1) / kInt4Tokens;
   for (int64_t pass = 0; pass < passes; ++pass) {
     // Of one size, as nearly as may be.
     const int64_t first = params.tokens * pass / passes;
     const int64_t tokens = params.tokens * (pass + 1) / passes - first;
     int4().prepare(params, first, tokens);
-    if (executor.run == nullptr || tasks < 2) {
-      int4().multiply(params, first, tokens, 0, tiles);
-      continue;
-    }
-    struct Call {
-      const Int4ProductParams* params;
-      int64_t first, tokens, each, tiles;
-    } call{&params, first, tokens, each, tiles};
-    executor.run(
-        executor.pool, tasks,
-        [](void* context, int64_t task) {
-          const Call& mine = *static_cast<const Call*>(context);
-          const int64_t begin = task * mine.each;
-          int4().multiply(*mine.params, mine.first, mine.tokens, begin,
-                          std::min(begin + mine.each, mine.tiles));
-        },
-        &call);
+    spread_tiles(executor, tiles, tiles_per_task(params.shape), [&](int64_t begin, int64_t end) {
+      int4().multiply(params, first, tokens, begin, end);
+    });
   }
 }
 

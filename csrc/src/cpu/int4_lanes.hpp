@@ -1,7 +1,6 @@
 // Sixteen outputs side by side: what one instruction set has for the loops of int4_product.cpp.
 //
 //   Dots          16 sums of products of integers, exact;
-//   Sums          16 float32 sums;
 //   kMostTokens   how many tokens share a weight's unpacking;
 //   tiles_at_once of 8, 4, 2 or 1 the most whose sums with so many tokens fit the registers;
 //   add_chunk     dots[n][m] += the products of 32 inputs of tile n with those of token m.
@@ -10,27 +9,10 @@
 // Blocks of 64 bytes and the 32 bytes of a token are those of int4_layout.hpp.
 #pragma once
 
-#include <type_traits>
-
-#include "core/row.hpp"
 #include "cpu/int4_layout.hpp"
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
-#define POLYSPEC_INLINE __attribute__((always_inline))
+#include "cpu/lanes.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
-
-// body(0), body(1), ... with constants: arrays that are indexed with those alone stay in registers.
-template <int kCount, class Body>
-POLYSPEC_FN void unrolled(const Body& body) {
-  if constexpr (kCount > 0) {
-    unrolled<kCount - 1>(body);
-    body(std::integral_constant<int, kCount - 1>());
-  }
-}
 
 // Inputs 4 i to 4 i + 3 of a token.
 POLYSPEC_FN int32_t four_of(const int8_t* x, int64_t i) {
@@ -49,7 +31,6 @@ POLYSPEC_FN void prefetch(const uint8_t* from) {
 #if defined(__AVX512VNNI__)
 
 using Dots = __m512i;
-using Sums = __m512;
 constexpr int kMostTokens = 16;
 constexpr int tiles_at_once(int tokens) {
   return tokens < 3 ? 8 : tokens < 6 ? 4 : tokens < 13 ? 2 : 1;
@@ -57,17 +38,6 @@ constexpr int tiles_at_once(int tokens) {
 
 POLYSPEC_FN Dots dots_from(int32_t value) { return _mm512_set1_epi32(value); }
 POLYSPEC_FN Sums to_sums(Dots dots) { return _mm512_cvtepi32_ps(dots); }
-POLYSPEC_FN Sums no_sums() { return _mm512_setzero_ps(); }
-POLYSPEC_FN Sums times(Sums a, float b) { return _mm512_mul_ps(a, _mm512_set1_ps(b)); }
-POLYSPEC_FN Sums fused(Sums a, Sums b, Sums c) { return _mm512_fmadd_ps(a, b, c); }
-POLYSPEC_FN Sums fused(Sums a, float b, Sums c) { return fused(a, _mm512_set1_ps(b), c); }
-POLYSPEC_FN Sums load(const float* from) { return _mm512_loadu_ps(from); }
-POLYSPEC_FN Sums load(const BFloat16* from) {
-  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-POLYSPEC_FN void store(float* to, Sums sums) { _mm512_storeu_ps(to, sums); }
-
 template <int M, int N>
 POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t tile_bytes,
                            const int8_t* x) {
@@ -96,9 +66,6 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t ti
 struct Dots {
   __m256i low, high;
 };
-struct Sums {
-  __m256 low, high;
-};
 constexpr int kMostTokens = 4;
 constexpr int tiles_at_once(int tokens) { return 4 / tokens; }
 
@@ -108,31 +75,6 @@ POLYSPEC_FN Dots dots_from(int32_t value) {
 POLYSPEC_FN Sums to_sums(Dots dots) {
   return {_mm256_cvtepi32_ps(dots.low), _mm256_cvtepi32_ps(dots.high)};
 }
-POLYSPEC_FN Sums no_sums() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-POLYSPEC_FN Sums times(Sums a, float b) {
-  const __m256 all = _mm256_set1_ps(b);
-  return {_mm256_mul_ps(a.low, all), _mm256_mul_ps(a.high, all)};
-}
-POLYSPEC_FN Sums fused(Sums a, Sums b, Sums c) {
-  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
-}
-POLYSPEC_FN Sums fused(Sums a, float b, Sums c) {
-  const __m256 all = _mm256_set1_ps(b);
-  return fused(a, Sums{all, all}, c);
-}
-POLYSPEC_FN Sums load(const float* from) {
-  return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)};
-}
-POLYSPEC_FN __m256 widened(const BFloat16* from) {
-  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-}
-POLYSPEC_FN Sums load(const BFloat16* from) { return {widened(from), widened(from + 8)}; }
-POLYSPEC_FN void store(float* to, Sums sums) {
-  _mm256_storeu_ps(to, sums.low);
-  _mm256_storeu_ps(to + 8, sums.high);
-}
-
 // A chunk's sums fit 16 bits: 8 times two products of at most 15 * 127 each make 30480.
 template <int M, int N>
 POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t tile_bytes,
@@ -176,9 +118,6 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t ti
 struct Dots {
   int32_t lanes[kInt4Outputs];
 };
-struct Sums {
-  float lanes[kInt4Outputs];
-};
 constexpr int kMostTokens = 4;
 constexpr int tiles_at_once(int tokens) { return 4 / tokens; }
 
@@ -192,28 +131,6 @@ POLYSPEC_FN Sums to_sums(const Dots& dots) {
   for (int64_t i = 0; i < kInt4Outputs; ++i) made.lanes[i] = static_cast<float>(dots.lanes[i]);
   return made;
 }
-POLYSPEC_FN Sums no_sums() { return {}; }
-POLYSPEC_FN Sums times(Sums a, float b) {
-  for (float& lane : a.lanes) lane *= b;
-  return a;
-}
-POLYSPEC_FN Sums fused(const Sums& a, const Sums& b, Sums c) {
-  for (int64_t i = 0; i < kInt4Outputs; ++i)
-    c.lanes[i] = __builtin_fmaf(a.lanes[i], b.lanes[i], c.lanes[i]);
-  return c;
-}
-POLYSPEC_FN Sums fused(const Sums& a, float b, Sums c) {
-  for (int64_t i = 0; i < kInt4Outputs; ++i) c.lanes[i] = __builtin_fmaf(a.lanes[i], b, c.lanes[i]);
-  return c;
-}
-template <class T>
-POLYSPEC_FN Sums load(const T* from) {
-  Sums made;
-  for (int64_t i = 0; i < kInt4Outputs; ++i) made.lanes[i] = to_float(from[i]);
-  return made;
-}
-POLYSPEC_FN void store(float* to, const Sums& sums) { memcpy(to, sums.lanes, sizeof(sums.lanes)); }
-
 template <int M, int N>
 POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t tile_bytes,
                            const int8_t* x) {

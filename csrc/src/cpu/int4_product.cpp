@@ -3,42 +3,15 @@
 //
 // Sums of integers are exact, and those of float32 run group by group whatever the instruction set,
 // the number of tokens and the tiles beside: the result is always the same.
-#define POLYSPEC_JOIN_(a, b) a##b
-#define POLYSPEC_JOIN(a, b) POLYSPEC_JOIN_(a, b)
-#define POLYSPEC_STRING_(a) #a
-#define POLYSPEC_STRING(a) POLYSPEC_STRING_(a)
-#define POLYSPEC_CORE POLYSPEC_JOIN(core_, POLYSPEC_ISA)
-
+#include "cpu/convert.hpp"
+#include "cpu/copy.hpp"
 #include "cpu/float_mode.hpp"
 #include "cpu/int4_lanes.hpp"
 #include "cpu/int4_tables.hpp"
+#include "cpu/tiles.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 namespace {
-
-// To the nearest, ties to even.
-POLYSPEC_FN BFloat16 to_bfloat16(float value) {
-  const uint32_t bits = bit_cast<uint32_t>(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>(bits >> 16 | 0x40u)};
-  return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
-}
-POLYSPEC_FN Float16 to_float16(float value) {
-  const uint32_t bits = bit_cast<uint32_t>(value);
-  const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000u);
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
-  if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};
-  if (magnitude < 0x38800000u) {  // below the normal ones: adding 1/2 shifts them into place
-    const float shifted = bit_cast<float>(magnitude) + 0.5f;
-    return {static_cast<uint16_t>(sign | (bit_cast<uint32_t>(shifted) - 0x3f000000u))};
-  }
-  const uint32_t rounded = magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u);
-  return {static_cast<uint16_t>(sign | rounded >> 13)};
-}
-
-POLYSPEC_FN void convert(float value, float* to) { *to = value; }
-POLYSPEC_FN void convert(float value, BFloat16* to) { *to = to_bfloat16(value); }
-POLYSPEC_FN void convert(float value, Float16* to) { *to = to_float16(value); }
 
 int8_t* values_of(const Int4ProductParams& params) {
   return static_cast<int8_t*>(params.workspace);
@@ -137,73 +110,58 @@ POLYSPEC_FN void write(const Int4ProductParams& params, const Sums& total, int64
   }
 }
 
-// Tokens of a pass, `count` of them, of which those from `token` on are at work.
-struct Pass {
-  const Int4ProductParams& params;
-  Int4Layout layout;
-  int64_t first, count, token;
-};
-
 POLYSPEC_FN Sums load_row(const uint8_t* from, DType dtype) {
   return dtype == DType::kFloat32 ? load(reinterpret_cast<const float*>(from))
                                   : load(reinterpret_cast<const BFloat16*>(from));
 }
 
-// M tokens and N tiles from `tile` on.
-template <int M, int N>
-void run_tiles(const Pass& pass, int64_t tile) {
-  const Int4Layout& layout = pass.layout;
-  const DType scale_dtype = pass.params.shape.scale_dtype;
-  const uint8_t* packed = pass.params.packed + tile * layout.tile_bytes;
-  const int8_t* x = values_of(pass.params) + pass.token * kChunkInputs;
-  const Int4Scale* scales = scales_of(pass.params) + pass.token;
-  Sums totals[N][M];
-  for (int n = 0; n < N; ++n) {
-    for (int m = 0; m < M; ++m) totals[n][m] = no_sums();
-  }
-  for (int64_t group = 0; group < layout.groups; ++group) {
-    Dots dots[N][M];
-    unrolled<M>([&](auto m) POLYSPEC_INLINE {
-      unrolled<N>([&](auto n) POLYSPEC_INLINE { dots[n][m] = dots_from(scales[m].start); });
-    });
-    const uint8_t* blocks = packed + 2 * layout.scale_bytes;
-    for (int64_t block = 0; block < layout.blocks; block += kChunkBlocks) {
-      add_chunk(dots, blocks, layout.tile_bytes, x);
-      blocks += kChunkBlocks * kBlockBytes;
-      x += pass.count * kChunkInputs;
-    }
-    unrolled<N>([&](auto n) POLYSPEC_INLINE {
-      const uint8_t* head = packed + n * layout.tile_bytes;
-      const Sums scale = load_row(head, scale_dtype);
-      const Sums zero = load_row(head + layout.scale_bytes, scale_dtype);
-      unrolled<M>([&](auto m) POLYSPEC_INLINE {
-        const Sums sum = times(to_sums(dots[n][m]), scales[m].scale);
-        totals[n][m] = fused(zero, scales[m].sum, fused(sum, scale, totals[n][m]));
-      });
-    });
-    packed += layout.group_bytes;
-    scales += pass.count;
-  }
-  for (int n = 0; n < N; ++n) {
-    for (int m = 0; m < M; ++m)
-      write(pass.params, totals[n][m], pass.first + pass.token + m, tile + n);
-  }
-}
+// `count` tokens from `first` on.
+struct Pass {
+  const Int4ProductParams& params;
+  Int4Layout layout;
+  int64_t first, count;
 
-template <int M>
-void run_tokens(const Pass& pass, int64_t tokens, int64_t begin, int64_t end) {
-  if constexpr (M > 0) {
-    if (tokens < M) return run_tokens<M - 1>(pass, tokens, begin, end);
-    constexpr int kTiles = tiles_at_once(M);
-    if (end - begin < kTiles) {
-      for (; begin < end; ++begin) run_tiles<M, 1>(pass, begin);
-      return;
+  static constexpr int kMostTokens = POLYSPEC_CORE::kMostTokens;
+  static constexpr int tiles_at_once(int tokens) { return POLYSPEC_CORE::tiles_at_once(tokens); }
+
+  template <int M, int N>
+  void run(int64_t token, int64_t tile) const {
+    const DType scale_dtype = params.shape.scale_dtype;
+    const uint8_t* packed = params.packed + tile * layout.tile_bytes;
+    const int8_t* x = values_of(params) + token * kChunkInputs;
+    const Int4Scale* scales = scales_of(params) + token;
+    Sums totals[N][M];
+    for (int n = 0; n < N; ++n) {
+      for (int m = 0; m < M; ++m) totals[n][m] = no_sums();
     }
-    // The last ones may have been multiplied before: that is cheaper than going one by one.
-    for (; begin < end; begin += kTiles)
-      run_tiles<M, kTiles>(pass, begin + kTiles < end ? begin : end - kTiles);
+    for (int64_t group = 0; group < layout.groups; ++group) {
+      Dots dots[N][M];
+      unrolled<M>([&](auto m) POLYSPEC_INLINE {
+        unrolled<N>([&](auto n) POLYSPEC_INLINE { dots[n][m] = dots_from(scales[m].start); });
+      });
+      const uint8_t* blocks = packed + 2 * layout.scale_bytes;
+      for (int64_t block = 0; block < layout.blocks; block += kChunkBlocks) {
+        add_chunk(dots, blocks, layout.tile_bytes, x);
+        blocks += kChunkBlocks * kBlockBytes;
+        x += count * kChunkInputs;
+      }
+      unrolled<N>([&](auto n) POLYSPEC_INLINE {
+        const uint8_t* head = packed + n * layout.tile_bytes;
+        const Sums scale = load_row(head, scale_dtype);
+        const Sums zero = load_row(head + layout.scale_bytes, scale_dtype);
+        unrolled<M>([&](auto m) POLYSPEC_INLINE {
+          const Sums sum = times(to_sums(dots[n][m]), scales[m].scale);
+          totals[n][m] = fused(zero, scales[m].sum, fused(sum, scale, totals[n][m]));
+        });
+      });
+      packed += layout.group_bytes;
+      scales += count;
+    }
+    for (int n = 0; n < N; ++n) {
+      for (int m = 0; m < M; ++m) write(params, totals[n][m], first + token + m, tile + n);
+    }
   }
-}
+};
 
 // Tiles that all tokens go through while a cache holds them.
 constexpr int64_t kTilesCached = 8;
@@ -211,16 +169,7 @@ constexpr int64_t kTilesCached = 8;
 void multiply(const Int4ProductParams& params, int64_t first, int64_t count, int64_t begin,
               int64_t end) {
   const FloatMode mode;
-  Pass pass{params, Int4Layout(params.shape), first, count, 0};
-  const int64_t parts = (count + kMostTokens - 1) / kMostTokens;
-  if (parts == 1) return run_tokens<kMostTokens>(pass, count, begin, end);
-  for (; begin < end; begin += kTilesCached) {
-    const int64_t cut = begin + kTilesCached < end ? begin + kTilesCached : end;
-    for (int64_t part = 0; part < parts; ++part) {
-      pass.token = count * part / parts;
-      run_tokens<kMostTokens>(pass, count * (part + 1) / parts - pass.token, begin, cut);
-    }
-  }
+  run_pass(Pass{params, Int4Layout(params.shape), first, count}, count, begin, end, kTilesCached);
 }
 
 }  // namespace

@@ -1,16 +1,11 @@
 // The row algorithms over the group of one, compiled for one instruction set: POLYSPEC_ISA is
 // baseline, avx2 or avx512, and the build passes the matching compiler flags.
-#define POLYSPEC_JOIN_(a, b) a##b
-#define POLYSPEC_JOIN(a, b) POLYSPEC_JOIN_(a, b)
-#define POLYSPEC_STRING_(a) #a
-#define POLYSPEC_STRING(a) POLYSPEC_STRING_(a)
-#define POLYSPEC_CORE POLYSPEC_JOIN(core_, POLYSPEC_ISA)
-
 #include "cpu/rows.hpp"
 
 #include "core/sample_request.hpp"
 #include "core/verify_request.hpp"
 #include "core/verify_tree_request.hpp"
+#include "cpu/copy.hpp"
 #include "cpu/float_mode.hpp"
 #include "cpu/row_tasks.hpp"
 

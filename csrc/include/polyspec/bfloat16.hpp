@@ -1,0 +1,67 @@
+// polyspec::bfloat16_product: a few rows of activations times a weight matrix, both in bfloat16, on
+// the CPU.
+//
+// A verification reads the target's weights once for all its tokens, so that a block should cost
+// what one token costs. Here it does until the arithmetic takes longer than the memory.
+#pragma once
+
+#include "polyspec/export.h"
+#include "polyspec/status.hpp"
+#include "polyspec/types.hpp"
+
+namespace polyspec {
+
+constexpr int64_t kBFloat16Outputs = 16;  // outputs of a tile
+
+// A matrix [outputs, inputs].
+//
+// Packed, it is a row of tiles of 16 outputs (the last one filled up with zeros), each of them a
+// row of blocks of 64 bytes: inputs 2 i and 2 i + 1 of each output. Where inputs are odd, a zero
+// stands for the last one.
+struct BFloat16Shape {
+  int64_t outputs = 0;  // n >= 1
+  int64_t inputs = 0;   // k >= 1
+};
+
+// Bytes of the packed matrix; -1 for a shape that is none.
+POLYSPEC_API int64_t bfloat16_packed_bytes(const BFloat16Shape& shape);
+
+struct BFloat16PackParams {
+  BFloat16Shape shape;
+  const void* weights = nullptr;  // [n, k] bfloat16, unit stride along k
+  int64_t weights_stride = 0;     // elements from one output to the next
+  void* packed = nullptr;         // bfloat16_packed_bytes(shape), 64-byte aligned
+};
+
+POLYSPEC_API Result bfloat16_pack(const BFloat16PackParams& params);
+
+// y = x W^T + b. Each output is one chain of fused multiply-adds in float32,
+//   for i = 0, 1, ...: sum = fma(x[2 i], w[2 i], fma(x[2 i + 1], w[2 i + 1], sum)),
+// to which the bias is added and which is then rounded to bfloat16. Numbers below 2^-126 count as
+// zero, wherever they occur. A result that is not a number is the one quiet NaN 0x7fc0.
+//
+// So y is the same, bit for bit, on every processor, with any number of threads, and whatever rows
+// stand beside a row: a token verified in a block has the product that it has alone.
+struct BFloat16ProductParams {
+  BFloat16Shape shape;
+  int64_t tokens = 0;            // m >= 0
+  const void* x = nullptr;       // [m, k] bfloat16, unit stride along k
+  int64_t x_stride = 0;          // elements from one token to the next
+  const void* packed = nullptr;  // 64-byte aligned
+  const void* bias = nullptr;    // [n] bfloat16, or null for none
+  void* y = nullptr;             // [m, n] bfloat16, unit stride along n
+  int64_t y_stride = 0;          // elements from one token to the next
+  void* workspace = nullptr;     // bfloat16_workspace_bytes(shape, tokens), 64-byte aligned
+};
+
+// Memory that a call needs for its activations.
+POLYSPEC_API int64_t bfloat16_workspace_bytes(const BFloat16Shape& shape, int64_t tokens);
+
+// Runs on the CPU, on the stream's threads; kUnsupported for a CUDA stream.
+POLYSPEC_API Result bfloat16_product(const BFloat16ProductParams& params,
+                                     Stream stream = Stream::cpu());
+
+// Name of the instruction set in use: "baseline", "avx2" or "avx512bf16".
+POLYSPEC_API const char* bfloat16_isa();
+
+}  // namespace polyspec

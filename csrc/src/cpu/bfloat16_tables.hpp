@@ -1,0 +1,26 @@
+// The bfloat16 product's entry points, one set per instruction set (bfloat16_product.cpp is
+// compiled once for each).
+#pragma once
+
+#include "polyspec/bfloat16.hpp"
+
+namespace polyspec::cpu {
+
+struct BFloat16Product {
+  // Lays the activations of `tokens` rows from `first` on out in the workspace.
+  void (*prepare)(const BFloat16ProductParams& params, int64_t first, int64_t tokens);
+  // Output tiles [begin, end) of those rows.
+  void (*multiply)(const BFloat16ProductParams& params, int64_t first, int64_t tokens,
+                   int64_t begin, int64_t end);
+  // How many tiles go side by side with so many tokens.
+  int64_t (*tiles_at_once)(int64_t tokens);
+  const char* isa;
+};
+
+extern const BFloat16Product kBFloat16Baseline;
+#ifdef POLYSPEC_X86
+extern const BFloat16Product kBFloat16Avx2;
+extern const BFloat16Product kBFloat16Avx512Bf16;
+#endif
+
+}  // namespace polyspec::cpu
