@@ -13,6 +13,7 @@ namespace {
 
 // Of a task, which should outlast its hand-over to another thread: some 3 us from memory.
 constexpr int64_t kWeightsPerTask = int64_t{1} << 15;
+constexpr int64_t kPartsPerTask = 4;
 
 const BFloat16Product& choose() {
 #ifdef POLYSPEC_X86
@@ -33,11 +34,13 @@ void bfloat16_product(const BFloat16ProductParams& params, const Executor& execu
   const int64_t tiles = core::BFloat16Layout(params.shape).tiles;
   for (int64_t first = 0; first < params.tokens; first += core::kBFloat16Tokens) {
     const int64_t tokens = std::min(core::kBFloat16Tokens, params.tokens - first);
-    bfloat16().prepare(params, first, tokens);
+    spread(executor, bfloat16().parts(tokens), kPartsPerTask, [&](int64_t begin, int64_t end) {
+      for (; begin < end; ++begin) bfloat16().prepare(params, first, tokens, begin);
+    });
     const int64_t at_once = bfloat16().tiles_at_once(tokens);
     const int64_t weights = at_once * kBFloat16Outputs * params.shape.inputs;
     const int64_t each = at_once * std::max<int64_t>(1, kWeightsPerTask / weights);
-    spread_tiles(executor, tiles, each, [&](int64_t begin, int64_t end) {
+    spread(executor, tiles, each, [&](int64_t begin, int64_t end) {
       bfloat16().multiply(params, first, tokens, begin, end);
     });
   }

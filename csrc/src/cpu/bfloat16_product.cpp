@@ -16,20 +16,18 @@ namespace {
 // Bytes of weights that stay in a cache while several parts of the tokens go through them.
 constexpr int64_t kCached = 256 << 10;
 
-void prepare(const BFloat16ProductParams& params, int64_t first, int64_t tokens) {
+void prepare(const BFloat16ProductParams& params, int64_t first, int64_t tokens, int64_t part) {
   const int64_t inputs = params.shape.inputs, parts = parts_of(tokens, kMostTokens);
-  int32_t* to = static_cast<int32_t*>(params.workspace);
-  for (int64_t part = 0; part < parts; ++part) {
-    const int64_t begin = part_begin(tokens, parts, part);
-    const int64_t count = part_begin(tokens, parts, part + 1) - begin;
-    for (int64_t m = 0; m < count; ++m) {
-      const uint16_t* x =
-          static_cast<const uint16_t*>(params.x) + (first + begin + m) * params.x_stride;
-      for (int64_t i = 0; i < inputs / 2; ++i) memcpy(to + i * count + m, x + 2 * i, 4);
-      if (inputs % 2 != 0) to[inputs / 2 * count + m] = x[inputs - 1];
-    }
-    to += count * ((inputs + 1) / 2);
+  const int64_t begin = part_begin(tokens, parts, part);
+  const int64_t count = part_begin(tokens, parts, part + 1) - begin;
+  const int64_t stride = params.x_stride;
+  const uint16_t* x = static_cast<const uint16_t*>(params.x) + (first + begin) * stride;
+  int32_t* to = static_cast<int32_t*>(params.workspace) + begin * ((inputs + 1) / 2);
+  for (int64_t k = 0; k + 1 < inputs; k += 2, to += count) {
+    for (int64_t m = 0; m < count; ++m) memcpy(to + m, x + m * stride + k, sizeof(*to));
   }
+  if (inputs % 2 == 0) return;
+  for (int64_t m = 0; m < count; ++m) to[m] = x[m * stride + inputs - 1];
 }
 
 struct Pass {
@@ -85,6 +83,8 @@ struct Pass {
   }
 };
 
+int64_t parts(int64_t tokens) { return parts_of(tokens, kMostTokens); }
+
 int64_t at_once(int64_t tokens) {
   const int64_t parts = parts_of(tokens, kMostTokens);
   return tiles_at_once(static_cast<int>(parts_of(tokens, parts)));
@@ -107,7 +107,7 @@ namespace polyspec::cpu {
 #define POLYSPEC_TABLE_avx2 kBFloat16Avx2
 #define POLYSPEC_TABLE_avx512bf16 kBFloat16Avx512Bf16
 const BFloat16Product POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
-    &POLYSPEC_CORE::prepare, &POLYSPEC_CORE::multiply, &POLYSPEC_CORE::at_once,
-    POLYSPEC_STRING(POLYSPEC_ISA)};
+    &POLYSPEC_CORE::parts, &POLYSPEC_CORE::prepare, &POLYSPEC_CORE::multiply,
+    &POLYSPEC_CORE::at_once, POLYSPEC_STRING(POLYSPEC_ISA)};
 
 }  // namespace polyspec::cpu

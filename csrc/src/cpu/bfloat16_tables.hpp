@@ -7,9 +7,11 @@
 namespace polyspec::cpu {
 
 struct BFloat16Product {
-  // Lays the activations of `tokens` rows from `first` on out in the workspace.
-  void (*prepare)(const BFloat16ProductParams& params, int64_t first, int64_t tokens);
-  // Output tiles [begin, end) of those rows.
+  // Into how many parts so many tokens are divided.
+  int64_t (*parts)(int64_t tokens);
+  // Lays the activations of one part of `tokens` rows from `first` on out in the workspace.
+  void (*prepare)(const BFloat16ProductParams& params, int64_t first, int64_t tokens, int64_t part);
+  // Output tiles [begin, end) of all of them.
   void (*multiply)(const BFloat16ProductParams& params, int64_t first, int64_t tokens,
                    int64_t begin, int64_t end);
   // How many tiles go side by side with so many tokens.

@@ -52,9 +52,8 @@ void int4_product(const Int4ProductParams& params, const Executor& executor) {
     const int64_t first = params.tokens * pass / passes;
     const int64_t tokens = params.tokens * (pass + 1) / passes - first;
     int4().prepare(params, first, tokens);
-    spread_tiles(executor, tiles, tiles_per_task(params.shape), [&](int64_t begin, int64_t end) {
-      int4().multiply(params, first, tokens, begin, end);
-    });
+    spread(executor, tiles, tiles_per_task(params.shape),
+           [&](int64_t begin, int64_t end) { int4().multiply(params, first, tokens, begin, end); });
   }
 }
 

@@ -105,7 +105,7 @@ struct Case {
     Halves y;
     const Aligned workspace = aligned(polyspec::bfloat16_workspace_bytes(shape, count));
     const BFloat16ProductParams call = params(first, count, with_bias, &y, workspace);
-    copy.prepare(call, 0, count);
+    for (int64_t part = copy.parts(count); part-- > 0;) copy.prepare(call, 0, count, part);
     // As threads would: in two parts, of which one begins in the middle.
     const int64_t tiles = (shape.outputs + 15) / 16, cut = tiles / 2;
     copy.multiply(call, 0, count, cut, tiles);
