@@ -3,8 +3,7 @@
 A verification reads a few tokens at once, which should cost what one token costs: the weights pass
 through the processor once either way. Through weights laid out as torch keeps them it does not;
 through packed ones it nearly does. In bfloat16 the product is this package's own
-(`polyspec_ext.ops.bfloat16`), except where the processor has matrix registers (AMX), which oneDNN
-uses; in other dtypes it is oneDNN's.
+(`polyspec_ext.ops.bfloat16`) on x86 without matrix registers (AMX); everything else is oneDNN's.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class BFloat16Linear(PackedLinear):
 
 def pack_linear(layers: Sequence[nn.Linear]) -> PackedLinear:
     """`layers`, which are packable, as one."""
-    if layers[0].weight.dtype == torch.bfloat16 and not _has_amx():
+    if layers[0].weight.dtype == torch.bfloat16 and _multiplies_bfloat16():
         return BFloat16Linear(layers)
     return OneDnnLinear(layers)
 
@@ -169,8 +168,10 @@ def packed(model: _Model, name: str) -> _Model:
     )
 
 
-def _has_amx() -> bool:
-    return torch.backends.mkldnn.is_available() and torch.cpu._is_amx_tile_supported()
+def _multiplies_bfloat16() -> bool:
+    """Whether this package's product is faster than oneDNN's, or the only one."""
+    vectors = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return vectors and not torch.cpu._is_amx_tile_supported()
 
 
 def _packable(module: nn.Module) -> bool:
@@ -180,7 +181,7 @@ def _packable(module: nn.Module) -> bool:
     if weight.device.type != "cpu":
         return False
     if weight.dtype == torch.bfloat16:
-        return True
+        return _multiplies_bfloat16() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if weight.dtype == torch.float16:
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return weight.dtype == torch.float32
