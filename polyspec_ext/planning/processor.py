@@ -25,7 +25,8 @@ def name() -> str:
 
 def facts() -> dict[str, object]:
     """Processor, instruction sets (those found, and those that the environment leaves to torch,
-    oneDNN and this package), threads and versions: where one differs, times measured earlier mean nothing."""
+    oneDNN and this package), threads and versions: where one differs, times measured earlier mean
+    nothing."""
     tell = getattr(torch.cpu, "get_capabilities", None)  # not in every release
     found = {} if tell is None else tell()
     caps = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "POLYSPEC_CPU_ISA")

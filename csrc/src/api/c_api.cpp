@@ -8,6 +8,7 @@
 
 #include "api/c_errors.hpp"
 #include "cuda/launch.hpp"
+#include "polyspec/bfloat16.hpp"
 #include "polyspec/int4.hpp"
 #include "polyspec/polyspec.h"
 #include "polyspec/scheduler.hpp"
@@ -273,6 +274,53 @@ polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
     p.statistics = as_statistics(in.statistics);
     p.cut = cut_of(in);
     return from_result(function, polyspec::verify_tree(p, common.stream));
+  });
+}
+
+// ---- bfloat16 product
+// --------------------------------------------------------------------------------
+
+int64_t polyspec_bfloat16_packed_bytes(const polyspec_bfloat16_params* params) {
+  polyspec_bfloat16_params in = polyspec_bfloat16_params_default();
+  if (read_struct(__func__, params, {}, &in) != POLYSPEC_OK) return -1;
+  return polyspec::bfloat16_packed_bytes({in.outputs, in.inputs});
+}
+
+int64_t polyspec_bfloat16_workspace_bytes(const polyspec_bfloat16_params* params) {
+  polyspec_bfloat16_params in = polyspec_bfloat16_params_default();
+  if (read_struct(__func__, params, {}, &in) != POLYSPEC_OK) return -1;
+  return polyspec::bfloat16_workspace_bytes({in.outputs, in.inputs}, in.tokens);
+}
+
+polyspec_code polyspec_bfloat16_pack(const polyspec_bfloat16_params* params) {
+  polyspec_bfloat16_params in = polyspec_bfloat16_params_default();
+  const polyspec_code code = read_struct(__func__, params, {}, &in);
+  if (code != POLYSPEC_OK) return code;
+  return from_result(
+      __func__,
+      polyspec::bfloat16_pack({{in.outputs, in.inputs}, in.weights, in.weights_stride, in.packed}));
+}
+
+polyspec_code polyspec_bfloat16_product(const polyspec_bfloat16_params* params,
+                                        const polyspec_stream* stream) {
+  return guarded(__func__, [&, function = __func__]() -> polyspec_code {
+    polyspec_bfloat16_params in = polyspec_bfloat16_params_default();
+    Common common;
+    polyspec_code code = read_struct(function, params, {}, &in);
+    if (code == POLYSPEC_OK) code = read_common(function, nullptr, nullptr, stream, &common);
+    if (code != POLYSPEC_OK) return code;
+
+    polyspec::BFloat16ProductParams p;
+    p.shape = {in.outputs, in.inputs};
+    p.tokens = in.tokens;
+    p.x = in.x;
+    p.x_stride = in.x_stride;
+    p.packed = in.packed;
+    p.bias = in.bias;
+    p.y = in.y;
+    p.y_stride = in.y_stride;
+    p.workspace = in.workspace;
+    return from_result(function, polyspec::bfloat16_product(p, common.stream));
   });
 }
 
