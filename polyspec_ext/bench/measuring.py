@@ -8,6 +8,7 @@ prefill included; chains tell their prefill apart.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -66,6 +67,27 @@ def timed(decode: Decode, request: Request, clock: Clock) -> tuple[Answer, float
     began = clock()
     answer = decode(request)
     return answer, clock() - began
+
+
+class Spent:
+    """Seconds by what they were spent on.
+
+    Args:
+        clock: seconds from any origin.
+    """
+
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock = clock
+
+    @contextlib.contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        """Those of the block, also where it fails; a block within another counts in both."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + self._clock() - began
 
 
 @dataclass

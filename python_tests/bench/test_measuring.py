@@ -11,7 +11,7 @@ import torch
 
 from polyspec_ext.bench.differences import Verdict, verdict
 from polyspec_ext.bench.generation_calls import Answer, Request
-from polyspec_ext.bench.measuring import Contender, Step, interleaved, measure, ratios
+from polyspec_ext.bench.measuring import Contender, Spent, Step, interleaved, measure, ratios
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -29,6 +29,17 @@ def test_everybody_has_every_turn_once_and_the_first_is_first(count: int) -> Non
     second = [order[1] for order in orders if count > 1]
     counts = [second.count(one) for one in everybody[1:]]
     assert max(counts, default=0) - min(counts, default=0) <= 1
+
+
+def test_seconds_by_what_they_were_spent_on() -> None:
+    times = iter([1.0, 3.0, 10.0, 14.0, 20.0, 25.0])
+    spent = Spent(lambda: next(times))
+    for what in ("plan", "turns"):
+        with spent.on(what):
+            pass
+    with pytest.raises(ValueError, match="wrong"), spent.on("plan"):
+        raise ValueError("wrong")
+    assert spent.seconds == {"plan": 7.0, "turns": 4.0}
 
 
 def test_what_is_measured() -> None:

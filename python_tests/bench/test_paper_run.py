@@ -78,6 +78,17 @@ def test_a_run(tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[st
     assert 0.3 < facts["overlap"]["drafter"] < 1
     assert facts["weight_bytes"]["target"] > facts["weight_bytes"]["drafter"] > 1e6
     assert facts["copy_bandwidth_bytes_per_second"] > 1e8
+    # What was spent, by part: turns are a little more than what is measured of them.
+    (spent,) = facts["seconds"]
+    assert list(spent) == [
+        "models", "W4 copy", "compilation", "passes", "warm-up", "turns",
+    ]  # fmt: skip
+    measured = sum(turn.seconds or 0.0 for turn in turns)
+    assert measured < spent["turns"] < 2 * measured + 1
+    report_text = (folder / "report.md").read_text()
+    whole = sum(spent.values()) - spent["turns"]
+    assert f"Preparation: {whole:.0f} s (models {spent['models']:.0f} s, " in report_text
+    assert f"; turns: {spent['turns']:.0f} s; in all " in report_text
     # Every turn of every question, method and repeat once, the baseline before the others.
     assert len({turn.key for turn in turns}) == len(turns) == TURNS * len(KEYS) * 2
     assert [turn.method for turn in turns[:: len(KEYS)]] == ["plain"] * TURNS * 2
@@ -135,6 +146,8 @@ def test_a_killed_run_goes_on(
     assert after.turns[:kept] == before.turns[:kept]
     assert [turn.tokens for turn in after.turns] == [turn.tokens for turn in before.turns]
     assert len(after.facts["continued"]) == 1
+    # The one that was killed would not tell of its turns; this one ended.
+    assert ["turns" in one for one in after.facts["seconds"]] == [True, True]
     # A finished one has nothing left to do, and neither has one whose last line lacks its end.
     text = (folder / record.TURNS).read_text()
     (folder / record.TURNS).write_text(text.rstrip("\n"))
@@ -183,7 +196,7 @@ def test_nothing_is_compiled_behind_the_warm_up(
 
     def answer(self: methods.Call, request: Any) -> Any:
         called.append(self.method.name)
-        if len(called) <= len(keys):
+        if len(called) <= 2 * len(keys):  # the first calls, and the warm-up
             return real(self, request)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         with short_passes_in_python(made[-1:]) as passes:

@@ -208,3 +208,33 @@ def test_a_run_that_was_cut_short_says_so(tmp_path: Path, monkeypatch: pytest.Mo
         for name in ("report.md", "report.html"):
             text = (folder / name).read_text()
             assert (f"NOT FINISHED: {len(lines)} of {len(whole)} turns" in text) == said
+
+
+@pytest.mark.parametrize(
+    ("sessions", "words"),
+    [
+        (None, None),
+        ([{"models": 3.2, "plan": 30.4}], "Preparation: 34 s (models 3 s, plan 30 s)."),
+        (
+            [{"models": 3.2, "plan": 30.4, "turns": 600.0}],
+            "Preparation: 34 s (models 3 s, plan 30 s); turns: 600 s; in all 10.6 minutes.",
+        ),
+        (  # the first was killed
+            [{"models": 3.2, "plan": 30.4}, {"models": 4.0, "turns": 60.0}],
+            "Preparation: 38 s (models 7 s, plan 30 s), in 2 sessions.",
+        ),
+        (
+            [{"models": 3.0, "turns": 60.0}, {"models": 3.0, "turns": 54.0}],
+            "Preparation: 6 s (models 6 s); turns: 114 s; in all 2.0 minutes, in 2 sessions.",
+        ),
+    ],
+)
+def test_what_a_run_spent(
+    tmp_path: Path, sessions: list[dict[str, float]] | None, words: str | None
+) -> None:
+    about = runs.facts() | ({} if sessions is None else {"seconds": sessions})
+    folder = runs.save(tmp_path, about, runs.lines(about, questions=2))
+    (found,) = report.load([folder])
+    text = report.summary(found)
+    assert ("Preparation" in text) == (words is not None)
+    assert words is None or f" {words} " in text

@@ -16,6 +16,7 @@ import torch
 
 from polyspec_ext import progress
 from polyspec_ext.bench import machine
+from polyspec_ext.bench.measuring import Spent
 from polyspec_ext.bench.paper import prepare, presets, questions, record, report
 from polyspec_ext.bench.paper.conversation import AUTO, Conversation
 from polyspec_ext.bench.paper.methods import RESERVED, Call, Method, default_keys, read_keys
@@ -118,33 +119,41 @@ def _measure(
         begun = [Method.from_dict(given) for given in facts["methods"]]
         if [method.name for method in begun] == [method.name for method in methods]:
             methods = begun
-    conversation = Conversation(
-        parts.tokenizer, args.template or template, _room(parts, methods, args.max_new_tokens)
-    )
+    spent = Spent()
+    with spent.on("models"):
+        room = _room(parts, methods, args.max_new_tokens)
+        conversation = Conversation(parts.tokenizer, args.template or template, room)
+        prepare.loaded(methods, parts)
+    with spent.on("W4 copy"):
+        prepare.quantised(methods, parts)
     looked_at = [conversation.prompt(one.turns[:1], []).ids for one in some[:_LOOKED_AT]]
+    with spent.on("compilation"):
+        prepare.compiled(methods, parts, looked_at[0], args.temperature)
     prediction: dict[str, Any] = {}
     if facts is None and args.plan_seconds > 0:
-        found = prepare.planned(
-            methods,
-            parts,
-            looked_at,
-            max_new_tokens=args.max_new_tokens,
-            temperature=args.temperature,
-            seconds=args.plan_seconds,
-        )
+        with spent.on("plan"):
+            found = prepare.planned(
+                methods,
+                parts,
+                looked_at,
+                max_new_tokens=args.max_new_tokens,
+                temperature=args.temperature,
+                seconds=args.plan_seconds,
+            )
         methods, prediction = found.methods, found.prediction
     calls = [Call(method, parts) for method in progress.bar(methods, desc="methods", leave=False)]
     wanted = _facts(args, parts, methods, some, conversation)
     if facts is None:
-        about = prepare.surroundings(
-            methods,
-            parts,
-            calls,
-            looked_at,
-            max_new_tokens=args.max_new_tokens,
-            seed=args.seed,
-        )
-        facts = {**wanted, "prediction": prediction, **about}
+        with spent.on("passes"):
+            about = prepare.surroundings(
+                methods,
+                parts,
+                calls,
+                looked_at,
+                max_new_tokens=args.max_new_tokens,
+                seed=args.seed,
+            )
+        facts = {**wanted, "prediction": prediction, **about, "seconds": []}
     else:
         other = record.differences(facts, wanted)
         if other:
@@ -156,15 +165,22 @@ def _measure(
         facts = {**facts, "continued": [*facts.get("continued", []), again]}
     turns = sum(len(one.turns) for one in some)
     asked = Asked(args.repeats, args.max_new_tokens, args.temperature, args.seed, args.warm_up)
+    before = facts.get("seconds", [])  # of the sessions that this one goes on from
     with (
         record.TurnWriter(args.output, facts) as writer,
         progress.bar(total=turns * len(calls) * args.repeats, unit="turn", smoothing=0.05) as bar,
     ):
         eos = frozenset(parts.eager.eos_token_ids)
         model = parts.eager.model
-        Runner(
+        runner = Runner(
             calls, some, conversation, asked, model, eos, writer, tick=lambda: bar.update(1)
-        ).run()
+        )
+        with spent.on("warm-up"):
+            runner.warm_up()
+        writer.note({"seconds": [*before, spent.seconds]})
+        with spent.on("turns"):
+            runner.run()
+        writer.note({"seconds": [*before, spent.seconds]})
     done = record.read_run(args.output)
     report.run(argparse.Namespace(runs=[args.output], output=None))
     return SOME_FAILED if any(not turn.ok for turn in done.turns) else 0

@@ -3,6 +3,7 @@ often the levels agree with the target, and what memory gives."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +13,14 @@ import torch
 from polyspec_ext.bench import chains, timing
 from polyspec_ext.bench.generation_calls import Request
 from polyspec_ext.bench.measuring import device_clock
-from polyspec_ext.bench.paper.methods import PLANNED, Call, Method, with_windows
+from polyspec_ext.bench.paper.methods import (
+    CASCADE,
+    COMPILED,
+    PLANNED,
+    Call,
+    Method,
+    with_windows,
+)
 from polyspec_ext.bench.paper.parts import TARGET, W4, Parts, weight_bytes
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planned import plan
@@ -20,7 +28,37 @@ from polyspec_ext.planning import pass_seconds
 
 _PREDICTED = ("chain", "eagle", PLANNED)
 _KINDS = (*_PREDICTED, "adaptive")  # which have windows of the planner's
+_COMPILED = ("chain", "eagle", "adaptive", CASCADE)  # where anything is
 WIDTHS = (1, 4, 8, 12, 16)  # tokens of the passes that are timed
+_TEXTS = 6  # that the overlap is read off
+_FIRST_TOKENS = 8  # of a method's first call
+
+
+def loaded(methods: Sequence[Method], parts: Parts) -> None:
+    """The models of the methods, but for the 4-bit copy."""
+    for name in [TARGET, *_models(methods, parts)]:
+        if name != W4:
+            parts.thing(name)
+
+
+def quantised(methods: Sequence[Method], parts: Parts) -> None:
+    """The target's 4-bit copy, where a method has it."""
+    if W4 in _models(methods, parts):
+        parts.model(W4)
+
+
+def compiled(
+    methods: Sequence[Method], parts: Parts, prompt: list[int], temperature: float
+) -> None:
+    """A first call of every chain, by which each kind of pass is compiled; where nothing is, none.
+    What fails here fails again, and is recorded, where it counts."""
+    if not (parts.compile and parts.on_cpu):
+        return
+    for method in methods:
+        if method.name == COMPILED or method.kind in _COMPILED:
+            call = Call(method, parts)
+            with contextlib.suppress(Exception):
+                call.answer(Request([prompt], _FIRST_TOKENS, temperature, [0]))
 
 
 @dataclass
@@ -47,15 +85,12 @@ def planned(
 
     Args:
         prompts: such as will be asked.
-        seconds: that the planner may measure.
+        seconds: that the planner may measure. What is compiled has been before (`compiled`).
     """
     known = [TARGET, W4, *parts.places.models, *parts.places.drafters]
     some = [method for method in methods if method.kind in _KINDS]
     if not some:
         return Planned(list(methods))
-    for method in some:
-        if method.kind != PLANNED:  # what is compiled shall not be while it is measured
-            Call(method, parts).answer(Request([prompts[0]], 8, temperature, [0]))
     names = [name for name in known if any(name in method.levels for method in some)]
     found = plan(
         [parts.thing(name) for name in names],
@@ -101,8 +136,8 @@ def surroundings(
 
     Args:
         calls: of `methods`, ready to decode.
-        prompts: a few; the overlap is that along the baseline's texts behind them, at temperature
-            1.
+        prompts: a few, the tasks in turns; the overlap is that along the baseline's texts behind
+            the first of them, at temperature 1.
     """
     used = _models(methods, parts)
     levels: dict[str, HuggingFaceLevel] = {TARGET: parts.target}
@@ -110,6 +145,7 @@ def surroundings(
     # (On the CPU it is the measurement's own choice.)
     clock = None if parts.on_cpu else device_clock(torch.device(parts.device))
     times = pass_seconds(list(levels.values()), WIDTHS, limit=2.0, clock=clock)
+    prompts = prompts[:_TEXTS]
     baseline = next(call for call in calls if call.method.baseline)
     texts = {
         n: baseline.answer(Request([prompt], max_new_tokens, 0.0, [seed])).texts[0]

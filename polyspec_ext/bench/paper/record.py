@@ -199,6 +199,7 @@ class TurnWriter:
     def __init__(self, folder: str | Path, facts: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.facts = facts
         write_facts(self.folder, facts)
         self.turns = read_turns(self.folder)
         place = self.folder / TURNS
@@ -212,6 +213,11 @@ class TurnWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.turns.append(turn)
+
+    def note(self, more: Mapping[str, Any]) -> None:
+        """Adds to ``run.json``."""
+        self.facts = {**self.facts, **more}
+        write_facts(self.folder, self.facts)
 
     def close(self) -> None:
         self._file.close()

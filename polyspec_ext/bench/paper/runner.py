@@ -86,7 +86,6 @@ class Runner:
 
     def run(self) -> None:
         """All that is not done yet."""
-        self._warm_up()
         everybody = [self._first, *self._others]
         tasks = [len(question.turns) for question in self._questions]
         for step, call in interleaved(everybody, tasks, self._asked.repeats):
@@ -97,7 +96,7 @@ class Runner:
             self._take_turn(step, call)
             self._tick()
 
-    def _warm_up(self) -> None:
+    def warm_up(self) -> None:
         """The first question, before anything is timed. What fails here fails again, and is
         recorded, where it counts."""
         prompt = self._conversation.prompt(self._questions[0].turns[:1], []).ids

@@ -23,7 +23,7 @@ from .page import Section, caption_of, facts_of, page
 from .saved import Saved
 
 SCHEMA = 1  # of report.json
-__all__ = ["SCHEMA", "load", "report_of", "run", "write"]
+__all__ = ["SCHEMA", "load", "report_of", "run", "summary", "write"]
 
 
 def load(folders: Sequence[Path]) -> list[Saved]:
@@ -84,8 +84,8 @@ def write(runs: Sequence[Saved], folder: Path) -> list[Path]:
         prefix = f"{_slug(one.label)}-" if len(runs) > 1 else ""
         drawn = figures.of_run(one) if drawable else {}
         facts = json.dumps(facts_of(one.about), indent=1, ensure_ascii=False)
-        sections.append(Section(one.label, _summary(one), own, drawn, facts))
-        text += [f"## {one.label}", "", _summary(one), ""]
+        sections.append(Section(one.label, summary(one), own, drawn, facts))
+        text += [f"## {one.label}", "", summary(one), ""]
         shown = [table.markdown() for table in own]
         text += [*shown[:1], *_pictures(drawn, prefix), *shown[1:]]
         files |= {f"{prefix}{table.key}.csv": table.csv() for table in own}
@@ -119,7 +119,7 @@ def _slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", label)
 
 
-def _summary(one: Saved) -> str:
+def summary(one: Saved) -> str:
     """What was measured, on what, and how much of it."""
     about: Mapping[str, Any] = one.about
     machine, settings, target = about["machine"], about["settings"], one.target
@@ -141,10 +141,29 @@ def _summary(one: Saved) -> str:
         f"Begun {about.get('created')}, commit {about.get('commit')}"
         + ("." if not about.get("dirty") else " with local changes."),
     ]
+    words += _spent(about.get("seconds") or [])
     expected = _expected(one)
     if expected is not None and counted + failed < expected:
         words.append(f"NOT FINISHED: {counted + failed} of {expected} turns.")
     return " ".join(words)
+
+
+def _spent(sessions: Sequence[Mapping[str, float]]) -> list[str]:
+    """What preparation and turns took, in words; the sum of a run's sessions. One that was killed
+    does not tell of its turns."""
+    if not sessions:
+        return []
+    sums: dict[str, float] = {}
+    for session in sessions:
+        for what, seconds in session.items():
+            sums[what] = sums.get(what, 0.0) + seconds
+    turns = sums.pop("turns", 0.0)
+    parts = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in sums.items())
+    words = f"Preparation: {sum(sums.values()):.0f} s ({parts})"
+    if all("turns" in session for session in sessions):
+        whole = (sum(sums.values()) + turns) / 60
+        words += f"; turns: {turns:.0f} s; in all {whole:.1f} minutes"
+    return [words + (f", in {len(sessions)} sessions." if len(sessions) > 1 else ".")]
 
 
 def _expected(one: Saved) -> int | None:

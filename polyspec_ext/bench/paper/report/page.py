@@ -130,7 +130,7 @@ def _figure(caption: str, picture: bytes) -> str:
 def facts_of(about: Mapping[str, Any]) -> dict[str, Any]:
     """What of run.json is shown as it is."""
     names = (
-        "created", "command", "commit", "dirty", "machine", "load", "versions", "settings",
-        "models", "methods",
+        "created", "command", "commit", "dirty", "machine", "load", "seconds", "versions",
+        "settings", "models", "methods",
     )  # fmt: skip
     return {name: about[name] for name in names if name in about}
