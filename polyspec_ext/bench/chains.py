@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -299,19 +299,26 @@ def _contender(names: tuple[str, ...], chain: Chain) -> Contender:
 
 
 @torch.inference_mode()
-def overlap(model: Any, other: Any, prompts: list[list[int]], texts: dict[int, list[int]]) -> float:
-    """E[1 - TV] of a model's distribution with the target's, over the tokens of plain decoding's
-    texts, at temperature 1: the share of its drafts that the target takes."""
-    total, count = 0.0, 0
+def overlaps(
+    model: Any, others: Mapping[str, Any], prompts: list[list[int]], texts: dict[int, list[int]]
+) -> dict[str, float]:
+    """E[1 - TV] of each of the models' distributions with the target's, over the tokens of plain
+    decoding's texts, at temperature 1: the share of its drafts that the target takes."""
+    totals, count = dict.fromkeys(others, 0.0), 0
     for n, prompt in enumerate(prompts):
         ids = torch.tensor([[*prompt, *texts[n]]], device=model.device)
-        p, q = (
-            m(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].float().softmax(-1)
-            for m in (model, other)
-        )
-        total += float(torch.minimum(p, q).sum())
-        count += p.shape[0]
-    return total / count
+        kept = len(texts[n]) + 1
+
+        def rows(one: Any, ids: torch.Tensor = ids, kept: int = kept) -> torch.Tensor:
+            logits: torch.Tensor = one(input_ids=ids, use_cache=False).logits
+            return logits[0, -kept:].float().softmax(-1)
+
+        p = rows(model)
+        for name, other in others.items():
+            same = p if other is model else rows(other)
+            totals[name] += float(torch.minimum(p, same).sum())
+        count += kept
+    return {name: total / count for name, total in totals.items()}
 
 
 def rows_of(
@@ -370,7 +377,7 @@ def report_of(args: Settings) -> dict[str, Any]:
         asked_for = [(TARGET, *below) for below in args.chains]
     asked_for = [names for names in asked_for if set(names) <= set(parts)]
     results = []
-    overlaps: dict[str, float] = {}
+    shared: dict[str, float] = {}
     for temperature in args.temperature:
         alone, *below = contenders(asked_for, parts, prompts, args, temperature)
         made = [alone, *_transformers(parts), *below]
@@ -389,12 +396,9 @@ def report_of(args: Settings) -> dict[str, Any]:
                 clock=device_clock(model.device),
                 tick=bar.update,
             )
-        if not overlaps:
-            overlaps = {
-                name: overlap(model, part.model, prompts, made[0].texts)
-                for name, part in parts.items()
-                if isinstance(part, HuggingFaceLevel)
-            }
+        if not shared:
+            models = {n: p.model for n, p in parts.items() if isinstance(p, HuggingFaceLevel)}
+            shared = overlaps(model, models, prompts, made[0].texts)
         rows = rows_of(made, prompts, model, temperature)
         results.append({"temperature": temperature, "rows": rows})
     return {
@@ -413,7 +417,7 @@ def report_of(args: Settings) -> dict[str, Any]:
             "seed": args.seed,
             "plan_seconds": args.plan_seconds,
         },
-        "overlap": overlaps,
+        "overlap": shared,
         "pass_ms": {"tokens": list(WIDTHS), **times},
         "load": {"before": before, "after": machine.load_average()},
         "results": results,

@@ -151,18 +151,17 @@ def surroundings(
         n: baseline.answer(Request([prompt], max_new_tokens, 0.0, [seed])).texts[0]
         for n, prompt in enumerate(prompts)
     }
-    model, overlaps = parts.eager.model, {}
-    for name in used:
-        other = levels[name].model
-        if other.config.vocab_size == model.config.vocab_size:
-            overlaps[name] = chains.overlap(model, other, list(prompts), texts)
+    model = parts.eager.model
+    others = {name: levels[name].model for name in used}
+    vocab = model.config.vocab_size
+    others = {name: other for name, other in others.items() if other.config.vocab_size == vocab}
     copying: timing.Clock = timing.CpuClock() if parts.on_cpu else timing.CudaClock()
     return {
         "pass_seconds": {
             name: {str(width): value for width, value in own.items()}
             for name, own in zip(levels, times, strict=True)
         },
-        "overlap": overlaps,
+        "overlap": chains.overlaps(model, others, list(prompts), texts),
         "weight_bytes": {name: weight_bytes(level.model) for name, level in levels.items()},
         "copy_bandwidth_bytes_per_second": 1e9
         * timing.copy_bandwidth(copying, "cpu" if parts.on_cpu else "cuda"),

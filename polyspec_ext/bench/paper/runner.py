@@ -24,6 +24,7 @@ from polyspec_ext.bench.paper.record import (
 )
 
 TURN_BEFORE = "the turn before failed"
+_WARM_UP_TOKENS = 16  # of a turn, at most
 _MOST_TURNS = 16  # of a question, so that turns have seeds of their own
 
 
@@ -100,10 +101,12 @@ class Runner:
         """The first question, before anything is timed. What fails here fails again, and is
         recorded, where it counts."""
         prompt = self._conversation.prompt(self._questions[0].turns[:1], []).ids
+        asked = self._asked
+        tokens = min(_WARM_UP_TOKENS, asked.max_new_tokens)
         for call in (self._first, *self._others):
             try:
                 for _ in range(self._asked.warm_up):
-                    self._decode(call, prompt, self._asked.seed)
+                    call.answer(Request([prompt], tokens, asked.temperature, [asked.seed]))
             except Exception:
                 continue
 

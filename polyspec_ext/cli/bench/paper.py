@@ -103,7 +103,7 @@ def _add_methods(sub: Any) -> None:
     group.add_argument(
         "--plan-seconds",
         type=options.COUNT_OR_NONE,
-        default=60,
+        default=30,
         metavar="S",
         help="that the planner may measure to find windows; 0: windows as they are shipped "
         "(default: %(default)s)",
