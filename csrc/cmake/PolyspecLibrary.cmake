@@ -10,8 +10,8 @@ file(GLOB polyspec_sources CONFIGURE_DEPENDS csrc/src/api/*.cpp csrc/src/cpu/*.c
      csrc/src/policy/*.cpp)
 set(rows_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/rows.cpp")
 set(int4_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/int4_product.cpp")
-set(bfloat16_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/bfloat16_product.cpp")
-list(REMOVE_ITEM polyspec_sources "${rows_source}" "${int4_source}" "${bfloat16_source}")
+set(dense_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/dense_product.cpp")
+list(REMOVE_ITEM polyspec_sources "${rows_source}" "${int4_source}" "${dense_source}")
 
 add_library(polyspec ${polyspec_sources})
 add_library(polyspec::polyspec ALIAS polyspec)
@@ -27,8 +27,8 @@ target_include_directories(polyspec PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SO
 target_include_directories(polyspec PRIVATE csrc/src)
 target_compile_options(polyspec PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${POLYSPEC_CXX_FLAGS}>")
 
-# rows.cpp, int4_product.cpp and bfloat16_product.cpp once per instruction set; dispatch.cpp, int4_dispatch.cpp and
-# bfloat16_dispatch.cpp in csrc/src/cpu choose among the copies at run time.
+# rows.cpp, int4_product.cpp and dense_product.cpp once per instruction set; dispatch.cpp, int4_dispatch.cpp and
+# dense_dispatch.cpp in csrc/src/cpu choose among the copies at run time.
 set(isa_baseline "")
 set(isa_avx2 -mavx2 -mfma -mf16c)
 set(isa_avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
@@ -42,8 +42,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
 endif()
 set(int4_isas ${isas})
 list(TRANSFORM int4_isas REPLACE "^avx512$" avx512vnni)
-set(bfloat16_isas ${isas})
-list(TRANSFORM bfloat16_isas REPLACE "^avx512$" avx512bf16)
+set(dense_isas ${isas})
+list(TRANSFORM dense_isas REPLACE "^avx512$" avx512bf16)
 target_compile_definitions(polyspec PRIVATE ${isa_definitions})
 
 # polyspec_add_copies(<name> <source> <instruction set>...)
@@ -63,8 +63,8 @@ function(polyspec_add_copies name source)
 endfunction()
 polyspec_add_copies(rows "${rows_source}" ${isas})
 polyspec_add_copies(int4 "${int4_source}" ${int4_isas})
-polyspec_add_copies(bfloat16 "${bfloat16_source}" ${bfloat16_isas})
-foreach(product IN ITEMS int4 bfloat16)
+polyspec_add_copies(dense "${dense_source}" ${dense_isas})
+foreach(product IN ITEMS dense int4)
   foreach(isa IN LISTS ${product}_isas)
     # GCC 12 takes the undefined lanes of its own intrinsics for uninitialised variables (GCC bug 105593).
     target_compile_options(polyspec_${product}_${isa} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized

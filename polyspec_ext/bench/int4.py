@@ -14,7 +14,7 @@ import torch
 
 from polyspec_ext.bench import machine, timing
 from polyspec_ext.bench.ggml import Ggml
-from polyspec_ext.levels.cpu_packed import BFloat16Linear, OneDnnLinear, PackedLinear
+from polyspec_ext.levels.cpu_packed import DenseLinear, OneDnnLinear, PackedLinear
 from polyspec_ext.ops import int4
 
 SCHEMA = 1  # of the JSON report
@@ -87,7 +87,7 @@ def contenders(
     add("torch bfloat16", 2 * weight.numel(), plain)
     if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         add("oneDNN bfloat16, packed", 2 * weight.numel(), lambda: bfloat16(OneDnnLinear))
-    add("polyspec bfloat16", 2 * weight.numel(), lambda: bfloat16(BFloat16Linear))
+    add("polyspec bfloat16", 2 * weight.numel(), lambda: bfloat16(DenseLinear))
     return made
 
 

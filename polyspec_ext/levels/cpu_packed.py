@@ -2,8 +2,9 @@
 
 A verification reads a few tokens at once, which should cost what one token costs: the weights pass
 through the processor once either way. Through weights laid out as torch keeps them it does not;
-through packed ones it nearly does. In bfloat16 the product is this package's own
-(`polyspec_ext.ops.bfloat16`) on x86 without matrix registers (AMX); everything else is oneDNN's.
+through packed ones it nearly does. On x86 the product is this package's own
+(`polyspec_ext.ops.dense`) in float32, and in bfloat16 where there are no matrix registers (AMX);
+everything else is oneDNN's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..ops import bfloat16
+from ..ops import dense
 from .grouped_attention import use_grouped
 from .replacement import is_plain, replaced
 
@@ -87,25 +88,25 @@ class OneDnnLinear(PackedLinear):
         return _linear(x, self.number)
 
 
-class BFloat16Linear(PackedLinear):
-    """By `polyspec_ext.ops.bfloat16`: a row's product is the same whatever stands beside it."""
+class DenseLinear(PackedLinear):
+    """By `polyspec_ext.ops.dense`: a row's product is the same whatever stands beside it."""
 
     packed: torch.Tensor
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__(layers)
         weight = torch.cat([layer.weight.detach() for layer in layers])
-        self.register_buffer("packed", bfloat16.pack(weight))
+        self.register_buffer("packed", dense.pack(weight))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = bfloat16.product(x.flatten(0, -2), self.packed, self.out_features, self.bias)
+        y = dense.product(x.flatten(0, -2), self.packed, self.out_features, self.bias)
         return y.view(*x.shape[:-1], self.out_features)
 
 
 def pack_linear(layers: Sequence[nn.Linear]) -> PackedLinear:
     """`layers`, which are packable, as one."""
-    if layers[0].weight.dtype == torch.bfloat16 and _multiplies_bfloat16():
-        return BFloat16Linear(layers)
+    if _multiplies(layers[0].weight.dtype):
+        return DenseLinear(layers)
     return OneDnnLinear(layers)
 
 
@@ -168,20 +169,26 @@ def packed(model: _Model, name: str) -> _Model:
     )
 
 
-def _multiplies_bfloat16() -> bool:
+def _multiplies(dtype: torch.dtype) -> bool:
     """Whether this package's product is faster than oneDNN's, or the only one."""
-    vectors = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return vectors and not torch.cpu._is_amx_tile_supported()
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        return False
+    amx = torch.cpu._is_amx_tile_supported()
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and not amx)
 
 
 def _packable(module: nn.Module) -> bool:
-    if not is_plain(module) or not torch.backends.mkldnn.is_available():
+    if not is_plain(module):
         return False
     weight: torch.Tensor = module.weight  # type: ignore[assignment]
     if weight.device.type != "cpu":
         return False
+    if _multiplies(weight.dtype):
+        return True
+    if not torch.backends.mkldnn.is_available():
+        return False
     if weight.dtype == torch.bfloat16:
-        return _multiplies_bfloat16() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if weight.dtype == torch.float16:
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return weight.dtype == torch.float32

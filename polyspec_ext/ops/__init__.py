@@ -1,5 +1,5 @@
 """The operators over torch tensors: verification and sampling, caches, the state row, products with
-bfloat16 and 4-bit weights."""
+packed and with 4-bit weights."""
 
 from __future__ import annotations
 

@@ -7,10 +7,12 @@ import gc
 import os
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import pytest
 import torch
+from dispatched import arguments_of
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -94,12 +96,9 @@ def test_projections_of_one_input_are_one_product() -> None:
     layer = made.model.layers[0]
     assert layer.self_attn.q_proj.merged is layer.self_attn.v_proj.merged
     assert layer.mlp.gate_proj.merged is layer.mlp.up_proj.merged
-    calls = []
-    real = level_packed._linear
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(level_packed, "_linear", lambda x, n: calls.append(n) or real(x, n))  # type: ignore[func-returns-value]
-        made(input_ids=torch.tensor([[1, 2, 3]]))
-    assert len(calls) == 2 * 4 + 1 == len(set(calls))
+    product = torch.ops.polyspec.dense_product.default
+    calls = arguments_of(product, lambda: made(input_ids=torch.tensor([[1, 2, 3]])))
+    assert len({packed.data_ptr() for _, packed, *_ in calls}) == 2 * 4 + 1 == len(calls)
 
 
 class Crossed(nn.Module):
@@ -171,35 +170,43 @@ def test_the_operator() -> None:
 
 
 @pytest.mark.parametrize("amx", [False, True])
-def test_bfloat16_is_multiplied_by_this_package_unless_there_is_amx(
-    monkeypatch: pytest.MonkeyPatch, amx: bool
-) -> None:
+def test_which_product_multiplies(monkeypatch: pytest.MonkeyPatch, amx: bool) -> None:
     if amx and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no bfloat16 here")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    kind = level_packed.OneDnnLinear if amx else level_packed.BFloat16Linear
+    kind = level_packed.OneDnnLinear if amx else level_packed.DenseLinear
     made = ps.HuggingFaceLevel(model("qwen2", dtype=torch.bfloat16), pack=True)._runs
     projections = 2 * 2 + 1  # those of one input are one, which is no module of the model
     assert count(made, kind) == projections == count(made, level_packed.PackedLinear)
-    floats = ps.HuggingFaceLevel(model("qwen2"), pack=True)._runs
-    assert count(floats, level_packed.OneDnnLinear) == projections
+    made = ps.HuggingFaceLevel(model("qwen2"), pack=True)._runs
+    assert count(made, level_packed.DenseLinear) == projections
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    made = ps.HuggingFaceLevel(model("qwen2"), pack=True)._runs
+    assert count(made, level_packed.OneDnnLinear) == projections
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()
-def test_a_bfloat16_layer() -> None:
+def test_a_dense_layer(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    layers = [nn.Linear(6, n, dtype=torch.bfloat16) for n in (4, 30)]
-    linear = level_packed.BFloat16Linear(layers)
-    x = torch.randn(2, 5, 6).bfloat16()
+    layers = [nn.Linear(6, n, dtype=dtype) for n in (4, 30)]
+    linear = level_packed.DenseLinear(layers)
+    x = torch.randn(2, 5, 6).to(dtype)
     wanted = torch.cat([layer(x) for layer in layers], -1)
     assert linear(x).shape == (2, 5, 34)
-    torch.testing.assert_close(linear(x), wanted, rtol=0.02, atol=0.02)
+    tolerance = 0.02 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(linear(x), wanted, rtol=tolerance, atol=tolerance)
     assert linear(x[1:, 3:]).equal(linear(x)[1:, 3:])
 
 
-def test_packed_weights_go_with_their_level() -> None:
+def test_packed_weights_go_with_their_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = ps.HuggingFaceLevel(model(), pack=True)
+    held = weakref.ref(level._runs.lm_head.packed)
+    del level
     gc.collect()
-    before = len(level_packed._packed)
+    assert held() is None
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    before = len(level_packed._packed)  # of oneDNN
     level = ps.HuggingFaceLevel(model(), pack=True)
     assert len(level_packed._packed) == before + 2 * 4 + 1
     del level
@@ -218,8 +225,8 @@ def test_what_cannot_be_packed_is_refused() -> None:
 
 
 def test_wrong_logits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = level_packed._linear
-    monkeypatch.setattr(level_packed, "_linear", lambda x, n: real(x, n) + 0.01)
+    real = level_packed.PackedLinear.__call__
+    monkeypatch.setattr(level_packed.PackedLinear, "__call__", lambda *a: real(*a) + 0.01)
     with pytest.raises(ValueError, match="relative difference"):
         ps.HuggingFaceLevel(model(), pack=True)
 

@@ -1,6 +1,6 @@
 /* The C interface of polyspec, for embedders in C and in every language that can call C. C99.
  *
- * It mirrors sample.hpp, verify.hpp, verify_tree.hpp, bfloat16.hpp, int4.hpp and scheduler.hpp;
+ * It mirrors sample.hpp, verify.hpp, verify_tree.hpp, dense.hpp, int4.hpp and scheduler.hpp;
  * what is said there about the distributions, the rules and the draws holds here. Every function
  * returns a polyspec_code or a plain value; nothing is thrown across this interface and no function
  * aborts. polyspec_last_error() explains the last failure of the calling thread.
@@ -275,16 +275,16 @@ enum { POLYSPEC_ENDED_EOS = 1 << 0, POLYSPEC_ENDED_ROOM = 1 << 1 };
 POLYSPEC_API polyspec_code polyspec_verify(const polyspec_verify_params* params,
                                            const polyspec_stream* stream);
 
-/* ---- bfloat16 product
+/* ---- Dense product
  * ------------------------------------------------------------------------------------- */
 
-/* A matrix [outputs, inputs] in bfloat16; bfloat16.hpp has the layout and the order of the sums.
- * CPU only. */
-typedef struct polyspec_bfloat16_params {
+/* A matrix [outputs, inputs]; dense.hpp has the layout and the order of the sums. CPU only. */
+typedef struct polyspec_dense_params {
   size_t struct_size;
   int64_t outputs; /* n >= 1 */
   int64_t inputs;  /* k >= 1 */
-  void* packed;    /* polyspec_bfloat16_packed_bytes, 64-byte aligned; what pack writes */
+  int32_t dtype;   /* of all; POLYSPEC_FLOAT32 (default) or POLYSPEC_BFLOAT16 */
+  void* packed;    /* polyspec_dense_packed_bytes, 64-byte aligned; what pack writes */
 
   /* pack alone: */
   const void* weights;    /* [n, k], unit stride along k */
@@ -297,18 +297,18 @@ typedef struct polyspec_bfloat16_params {
   const void* bias; /* [n], or NULL for none */
   void* y;          /* [m, n] out, unit stride along n */
   int64_t y_stride; /* elements from one token to the next */
-  void* workspace;  /* polyspec_bfloat16_workspace_bytes, 64-byte aligned */
-} polyspec_bfloat16_params;
+  void* workspace;  /* polyspec_dense_workspace_bytes, 64-byte aligned */
+} polyspec_dense_params;
 
 /* Sizes for the shape, and for `tokens`; -1 where that is none. */
-POLYSPEC_API int64_t polyspec_bfloat16_packed_bytes(const polyspec_bfloat16_params* params);
-POLYSPEC_API int64_t polyspec_bfloat16_workspace_bytes(const polyspec_bfloat16_params* params);
+POLYSPEC_API int64_t polyspec_dense_packed_bytes(const polyspec_dense_params* params);
+POLYSPEC_API int64_t polyspec_dense_workspace_bytes(const polyspec_dense_params* params);
 
-POLYSPEC_API polyspec_code polyspec_bfloat16_pack(const polyspec_bfloat16_params* params);
+POLYSPEC_API polyspec_code polyspec_dense_pack(const polyspec_dense_params* params);
 
 /* y = x W^T + b. stream NULL: serially. */
-POLYSPEC_API polyspec_code polyspec_bfloat16_product(const polyspec_bfloat16_params* params,
-                                                     const polyspec_stream* stream);
+POLYSPEC_API polyspec_code polyspec_dense_product(const polyspec_dense_params* params,
+                                                  const polyspec_stream* stream);
 
 /* ---- 4-bit product
  * ---------------------------------------------------------------------------------------- */
@@ -597,8 +597,8 @@ static inline polyspec_verify_params polyspec_verify_params_default(void) {
   return out;
 }
 
-static inline polyspec_bfloat16_params polyspec_bfloat16_params_default(void) {
-  polyspec_bfloat16_params out;
+static inline polyspec_dense_params polyspec_dense_params_default(void) {
+  polyspec_dense_params out;
   memset(&out, 0, sizeof out);
   out.struct_size = sizeof out;
   return out;

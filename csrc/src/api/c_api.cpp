@@ -8,7 +8,7 @@
 
 #include "api/c_errors.hpp"
 #include "cuda/launch.hpp"
-#include "polyspec/bfloat16.hpp"
+#include "polyspec/dense.hpp"
 #include "polyspec/int4.hpp"
 #include "polyspec/polyspec.h"
 #include "polyspec/scheduler.hpp"
@@ -75,6 +75,10 @@ polyspec_code read_common(const char* function, const polyspec_sampling* samplin
                 "the device of a stream is neither CPU nor CUDA");
   }
   return POLYSPEC_OK;
+}
+
+polyspec::DenseShape shape_of(const polyspec_dense_params& in) {
+  return {in.outputs, in.inputs, static_cast<polyspec::DType>(in.dtype)};
 }
 
 polyspec::Int4Shape shape_of(const polyspec_int4_params& in) {
@@ -277,41 +281,40 @@ polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
   });
 }
 
-// ---- bfloat16 product
+// ---- Dense product
 // --------------------------------------------------------------------------------
 
-int64_t polyspec_bfloat16_packed_bytes(const polyspec_bfloat16_params* params) {
-  polyspec_bfloat16_params in = polyspec_bfloat16_params_default();
+int64_t polyspec_dense_packed_bytes(const polyspec_dense_params* params) {
+  polyspec_dense_params in = polyspec_dense_params_default();
   if (read_struct(__func__, params, {}, &in) != POLYSPEC_OK) return -1;
-  return polyspec::bfloat16_packed_bytes({in.outputs, in.inputs});
+  return polyspec::dense_packed_bytes(shape_of(in));
 }
 
-int64_t polyspec_bfloat16_workspace_bytes(const polyspec_bfloat16_params* params) {
-  polyspec_bfloat16_params in = polyspec_bfloat16_params_default();
+int64_t polyspec_dense_workspace_bytes(const polyspec_dense_params* params) {
+  polyspec_dense_params in = polyspec_dense_params_default();
   if (read_struct(__func__, params, {}, &in) != POLYSPEC_OK) return -1;
-  return polyspec::bfloat16_workspace_bytes({in.outputs, in.inputs}, in.tokens);
+  return polyspec::dense_workspace_bytes(shape_of(in), in.tokens);
 }
 
-polyspec_code polyspec_bfloat16_pack(const polyspec_bfloat16_params* params) {
-  polyspec_bfloat16_params in = polyspec_bfloat16_params_default();
+polyspec_code polyspec_dense_pack(const polyspec_dense_params* params) {
+  polyspec_dense_params in = polyspec_dense_params_default();
   const polyspec_code code = read_struct(__func__, params, {}, &in);
   if (code != POLYSPEC_OK) return code;
   return from_result(
-      __func__,
-      polyspec::bfloat16_pack({{in.outputs, in.inputs}, in.weights, in.weights_stride, in.packed}));
+      __func__, polyspec::dense_pack({shape_of(in), in.weights, in.weights_stride, in.packed}));
 }
 
-polyspec_code polyspec_bfloat16_product(const polyspec_bfloat16_params* params,
-                                        const polyspec_stream* stream) {
+polyspec_code polyspec_dense_product(const polyspec_dense_params* params,
+                                     const polyspec_stream* stream) {
   return guarded(__func__, [&, function = __func__]() -> polyspec_code {
-    polyspec_bfloat16_params in = polyspec_bfloat16_params_default();
+    polyspec_dense_params in = polyspec_dense_params_default();
     Common common;
     polyspec_code code = read_struct(function, params, {}, &in);
     if (code == POLYSPEC_OK) code = read_common(function, nullptr, nullptr, stream, &common);
     if (code != POLYSPEC_OK) return code;
 
-    polyspec::BFloat16ProductParams p;
-    p.shape = {in.outputs, in.inputs};
+    polyspec::DenseProductParams p;
+    p.shape = shape_of(in);
     p.tokens = in.tokens;
     p.x = in.x;
     p.x_stride = in.x_stride;
@@ -320,7 +323,7 @@ polyspec_code polyspec_bfloat16_product(const polyspec_bfloat16_params* params,
     p.y = in.y;
     p.y_stride = in.y_stride;
     p.workspace = in.workspace;
-    return from_result(function, polyspec::bfloat16_product(p, common.stream));
+    return from_result(function, polyspec::dense_product(p, common.stream));
   });
 }
 

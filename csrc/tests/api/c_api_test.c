@@ -571,35 +571,37 @@ static void test_int4(void) {
 }
 
 /* Two outputs of three inputs; numbers that bfloat16 holds, by their upper halves. */
-static void test_bfloat16(void) {
+static void test_dense(void) {
   static const uint16_t one = 0x3f80, two = 0x4000, half = 0x3f00, minus_one = 0xbf80;
   const uint16_t weights[8] = {one, two, half, 0x7fc0, minus_one, one, one, 0x7fc0};
   const uint16_t x[3] = {two, one, two}, bias[2] = {minus_one, one};
   uint16_t y[2];
   static uint8_t packed[128] __attribute__((aligned(64)));
   static uint8_t workspace[64] __attribute__((aligned(64)));
-  polyspec_bfloat16_params p = polyspec_bfloat16_params_default();
-  CHECK(polyspec_bfloat16_packed_bytes(&p) == -1);
+  polyspec_dense_params p = polyspec_dense_params_default();
+  CHECK(polyspec_dense_packed_bytes(&p) == -1);
   p.outputs = 2;
   p.inputs = 3;
-  CHECK(polyspec_bfloat16_packed_bytes(&p) == (int64_t)sizeof packed);
+  CHECK(polyspec_dense_packed_bytes(&p) == 192); /* float32 */
+  p.dtype = POLYSPEC_BFLOAT16;
+  CHECK(polyspec_dense_packed_bytes(&p) == (int64_t)sizeof packed);
   p.packed = packed;
-  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_bfloat16_pack(&p));
+  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_dense_pack(&p));
   p.weights = weights;
   p.weights_stride = 4;
-  CHECK_CODE(POLYSPEC_OK, polyspec_bfloat16_pack(&p));
+  CHECK_CODE(POLYSPEC_OK, polyspec_dense_pack(&p));
   p.tokens = 1;
-  CHECK(polyspec_bfloat16_workspace_bytes(&p) <= (int64_t)sizeof workspace);
+  CHECK(polyspec_dense_workspace_bytes(&p) <= (int64_t)sizeof workspace);
   p.x = x;
   p.y = y;
   p.workspace = workspace;
-  CHECK_CODE(POLYSPEC_OK, polyspec_bfloat16_product(&p, NULL));
+  CHECK_CODE(POLYSPEC_OK, polyspec_dense_product(&p, NULL));
   CHECK(y[0] == 0x40a0 && y[1] == one); /* 5 and 1 */
   p.bias = bias;
-  CHECK_CODE(POLYSPEC_OK, polyspec_bfloat16_product(&p, NULL));
+  CHECK_CODE(POLYSPEC_OK, polyspec_dense_product(&p, NULL));
   CHECK(y[0] == 0x4080 && y[1] == two);
   p.workspace = NULL;
-  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_bfloat16_product(&p, NULL));
+  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_dense_product(&p, NULL));
 }
 
 int main(void) {
@@ -611,7 +613,7 @@ int main(void) {
   test_scheduler();
   test_executor();
   test_int4();
-  test_bfloat16();
+  test_dense();
   printf("c_api_test: all passed, polyspec %s\n", polyspec_version());
   return 0;
 }

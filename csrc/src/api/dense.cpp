@@ -1,29 +1,31 @@
-// polyspec::bfloat16_*: check what the host can see, pack, and hand products over to the backend.
-#include "polyspec/bfloat16.hpp"
+// polyspec::dense_*: check what the host can see, pack, and hand products over to the backend.
+#include "polyspec/dense.hpp"
 
 #include <cstring>
 
-#include "cpu/bfloat16_dispatch.hpp"
-#include "cpu/bfloat16_layout.hpp"
+#include "cpu/dense_dispatch.hpp"
+#include "cpu/dense_layout.hpp"
 
 namespace polyspec {
 namespace {
 
-using core::BFloat16Layout;
+using core::DenseLayout;
 
 Result invalid(const char* message) { return {Result::Code::kInvalidArgument, message}; }
 
 bool aligned(const void* pointer) { return (reinterpret_cast<uintptr_t>(pointer) & 63) == 0; }
 
-Result check(const BFloat16Shape& shape) {
+Result check(const DenseShape& shape) {
   if (shape.outputs < 1 || shape.outputs >= int64_t{1} << 31)
     return invalid("outputs must be in [1, 2^31)");
   if (shape.inputs < 1 || shape.inputs >= int64_t{1} << 31)
     return invalid("inputs must be in [1, 2^31)");
+  if (shape.dtype != DType::kFloat32 && shape.dtype != DType::kBFloat16)
+    return invalid("dtype must be kFloat32 or kBFloat16");
   return {};
 }
 
-Result check(const BFloat16ProductParams& p) {
+Result check(const DenseProductParams& p) {
   if (const Result result = check(p.shape); !result.ok()) return result;
   if (p.tokens < 0) return invalid("tokens must be >= 0");
   if (p.tokens == 0) return {};
@@ -36,42 +38,45 @@ Result check(const BFloat16ProductParams& p) {
 
 }  // namespace
 
-int64_t bfloat16_packed_bytes(const BFloat16Shape& shape) {
+int64_t dense_packed_bytes(const DenseShape& shape) {
   if (!check(shape).ok()) return -1;
-  const BFloat16Layout layout(shape);
+  const DenseLayout layout(shape);
   return layout.tiles * layout.tile_bytes;
 }
 
-Result bfloat16_pack(const BFloat16PackParams& params) {
+Result dense_pack(const DensePackParams& params) {
   if (const Result result = check(params.shape); !result.ok()) return result;
   if (params.weights == nullptr || params.packed == nullptr)
     return invalid("weights and packed must not be null");
   if (!aligned(params.packed)) return invalid("packed must be 64-byte aligned");
-  const BFloat16Layout layout(params.shape);
-  const int64_t inputs = params.shape.inputs;
-  auto* packed = static_cast<uint16_t*>(params.packed);
-  std::memset(packed, 0, static_cast<size_t>(bfloat16_packed_bytes(params.shape)));
+  const DenseLayout layout(params.shape);
+  const int64_t bytes = layout.element_bytes;
+  auto* packed = static_cast<uint8_t*>(params.packed);
+  std::memset(packed, 0, static_cast<size_t>(dense_packed_bytes(params.shape)));
   for (int64_t n = 0; n < params.shape.outputs; ++n) {
-    const auto* from = static_cast<const uint16_t*>(params.weights) + n * params.weights_stride;
-    uint16_t* to = packed + n / kBFloat16Outputs * layout.tile_bytes / 2 + n % kBFloat16Outputs * 2;
-    for (int64_t k = 0; k < inputs; ++k) to[k / 2 * kBFloat16Outputs * 2 + k % 2] = from[k];
+    const uint8_t* from =
+        static_cast<const uint8_t*>(params.weights) + n * params.weights_stride * bytes;
+    uint8_t* to = packed + n / kDenseOutputs * layout.tile_bytes + n % kDenseOutputs * 4;
+    int64_t left = params.shape.inputs * bytes;
+    for (; left > 0; left -= 4, from += 4, to += core::kBlockBytes)
+      std::memcpy(to, from, static_cast<size_t>(left < 4 ? left : 4));
   }
   return {};
 }
 
-int64_t bfloat16_workspace_bytes(const BFloat16Shape& shape, int64_t tokens) {
+int64_t dense_workspace_bytes(const DenseShape& shape, int64_t tokens) {
   if (!check(shape).ok() || tokens < 0) return -1;
-  return core::bfloat16_workspace(BFloat16Layout(shape), tokens);
+  return core::dense_workspace(DenseLayout(shape), tokens);
 }
 
-Result bfloat16_product(const BFloat16ProductParams& params, Stream stream) {
+Result dense_product(const DenseProductParams& params, Stream stream) {
   if (const Result result = check(params); !result.ok()) return result;
   if (stream.device != Stream::Device::kCpu)
-    return {Result::Code::kUnsupported, "bfloat16_product runs on the CPU only"};
-  cpu::bfloat16_product(params, stream.executor);
+    return {Result::Code::kUnsupported, "dense_product runs on the CPU only"};
+  cpu::dense_product(params, stream.executor);
   return {};
 }
 
-const char* bfloat16_isa() { return cpu::bfloat16().isa; }
+const char* dense_isa() { return cpu::dense().isa; }
 
 }  // namespace polyspec

@@ -1,0 +1,85 @@
+// The operators of polyspec/dense.hpp for torch's dispatcher, on the LibTorch stable ABI (target
+// 2.11).
+#include "polyspec/dense.hpp"
+#include "stable.hpp"
+
+namespace {
+
+using namespace bindings;
+
+polyspec::DType type_of(const Tensor& tensor, const char* name) {
+  const int32_t dtype = dtype_of(tensor);
+  if (dtype == aoti_torch_dtype_float32()) return polyspec::DType::kFloat32;
+  STD_TORCH_CHECK(dtype == aoti_torch_dtype_bfloat16(), name, ": expected float32 or bfloat16");
+  return polyspec::DType::kBFloat16;
+}
+
+// The shape of a matrix beside rows [.., inputs].
+polyspec::DenseShape shape_of(const Tensor& rows, const char* name, int64_t outputs) {
+  STD_TORCH_CHECK(rows.dim() == 2, name, ": expected 2 dimensions, got ", rows.dim());
+  expect_unit_stride(rows, name);
+  const int64_t inputs = rows.size(1);
+  STD_TORCH_CHECK(outputs >= 1, "outputs: expected >= 1, got ", outputs);
+  STD_TORCH_CHECK(inputs >= 1, "inputs: expected >= 1, got ", inputs);
+  return {outputs, inputs, type_of(rows, name)};
+}
+
+// weights [outputs, inputs].
+Tensor dense_pack(const Tensor& weights) {
+  STD_TORCH_CHECK(weights.dim() == 2, "weights: expected 2 dimensions, got ", weights.dim());
+  const Place place(weights);
+  polyspec::DensePackParams params;
+  params.shape = shape_of(weights, "weights", weights.size(0));
+  params.weights = weights.const_data_ptr();
+  params.weights_stride = weights.stride(0);
+  const Tensor packed =
+      empty(place, {polyspec::dense_packed_bytes(params.shape)}, aoti_torch_dtype_uint8());
+  params.packed = packed.mutable_data_ptr();
+  const polyspec::Result result = polyspec::dense_pack(params);
+  STD_TORCH_CHECK(result.ok(), "polyspec: ", result.message);
+  return packed;
+}
+
+// x [m, inputs], bias [outputs].
+Tensor dense_product(const Tensor& x, const Tensor& packed, int64_t outputs,
+                     const OptTensor& bias) {
+  const Place place(x);
+  polyspec::DenseProductParams params;
+  params.shape = shape_of(x, "x", outputs);
+  params.tokens = x.size(0);
+  params.x = x.const_data_ptr();
+  params.x_stride = x.stride(0);
+  expect(packed, "packed", place, {polyspec::dense_packed_bytes(params.shape)});
+  STD_TORCH_CHECK(dtype_of(packed) == aoti_torch_dtype_uint8() && packed.is_contiguous(),
+                  "packed: expected a contiguous tensor of uint8");
+  params.packed = packed.const_data_ptr();
+  if (bias.has_value()) {
+    expect(*bias, "bias", place, {outputs});
+    expect_unit_stride(*bias, "bias");
+    STD_TORCH_CHECK(dtype_of(*bias) == dtype_of(x), "bias: expected the dtype of x");
+    params.bias = bias->const_data_ptr();
+  }
+  const Tensor y = empty(place, {params.tokens, outputs}, dtype_of(x));
+  const Tensor workspace =
+      empty(place, {polyspec::dense_workspace_bytes(params.shape, params.tokens)},
+            aoti_torch_dtype_uint8());
+  params.y = y.mutable_data_ptr();
+  params.y_stride = outputs;
+  params.workspace = workspace.mutable_data_ptr();
+  run<1>(&polyspec::dense_product, params, place);
+  return y;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
+  m.def("dense_pack(Tensor weights) -> Tensor");
+  m.def(
+      "dense_product(Tensor x, Tensor packed, int outputs, Tensor? bias) -> "
+      "Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
+  m.impl("dense_pack", TORCH_BOX(&dense_pack));
+  m.impl("dense_product", TORCH_BOX(&dense_product));
+}

@@ -1,0 +1,68 @@
+// polyspec::dense_product: a few rows of activations times a weight matrix, both in float32 or both
+// in bfloat16, on the CPU.
+//
+// A verification reads the target's weights once for all its tokens, so that a block should cost
+// what one token costs. Here it does until the arithmetic takes longer than the memory.
+#pragma once
+
+#include "polyspec/export.h"
+#include "polyspec/status.hpp"
+#include "polyspec/types.hpp"
+
+namespace polyspec {
+
+constexpr int64_t kDenseOutputs = 16;  // outputs of a tile
+
+// A matrix [outputs, inputs].
+//
+// Packed, it is a row of tiles of 16 outputs (the last one filled up with zeros), each of them a
+// row of blocks of 64 bytes: in float32 one input of each output; in bfloat16 inputs 2 i and 2 i +
+// 1 of each output, where a zero stands beside the last of an odd number.
+struct DenseShape {
+  int64_t outputs = 0;            // n >= 1
+  int64_t inputs = 0;             // k >= 1
+  DType dtype = DType::kFloat32;  // kFloat32 or kBFloat16: of weights, bias, x and y
+};
+
+// Bytes of the packed matrix; -1 for a shape that is none.
+POLYSPEC_API int64_t dense_packed_bytes(const DenseShape& shape);
+
+struct DensePackParams {
+  DenseShape shape;
+  const void* weights = nullptr;  // [n, k], unit stride along k
+  int64_t weights_stride = 0;     // elements from one output to the next
+  void* packed = nullptr;         // dense_packed_bytes(shape), 64-byte aligned
+};
+
+POLYSPEC_API Result dense_pack(const DensePackParams& params);
+
+// y = x W^T + b. Each output is one chain of fused multiply-adds in float32,
+//   for k = 0, 1, ...: sum = fma(x[k], w[k], sum)                                    in float32,
+//   for i = 0, 1, ...: sum = fma(x[2 i], w[2 i], fma(x[2 i + 1], w[2 i + 1], sum))   in bfloat16,
+// to which the bias is added and which is then rounded to the dtype. Numbers below 2^-126 count as
+// zero, wherever they occur. Every result that is not a number is the same quiet NaN.
+//
+// So y is the same, bit for bit, on every processor, with any number of threads, and whatever rows
+// stand beside a row: a token verified in a block has the product that it has alone.
+struct DenseProductParams {
+  DenseShape shape;
+  int64_t tokens = 0;            // m >= 0
+  const void* x = nullptr;       // [m, k], unit stride along k
+  int64_t x_stride = 0;          // elements from one token to the next
+  const void* packed = nullptr;  // 64-byte aligned
+  const void* bias = nullptr;    // [n], or null for none
+  void* y = nullptr;             // [m, n], unit stride along n
+  int64_t y_stride = 0;          // elements from one token to the next
+  void* workspace = nullptr;     // dense_workspace_bytes(shape, tokens), 64-byte aligned
+};
+
+// Memory that a call needs for its activations.
+POLYSPEC_API int64_t dense_workspace_bytes(const DenseShape& shape, int64_t tokens);
+
+// Runs on the CPU, on the stream's threads; kUnsupported for a CUDA stream.
+POLYSPEC_API Result dense_product(const DenseProductParams& params, Stream stream = Stream::cpu());
+
+// Name of the instruction set in use: "baseline", "avx2" or "avx512bf16".
+POLYSPEC_API const char* dense_isa();
+
+}  // namespace polyspec

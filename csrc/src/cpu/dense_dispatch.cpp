@@ -1,0 +1,49 @@
+// Picks the widest instruction set this processor has, and spreads the output tiles of a dense
+// product over the caller's threads.
+#include "cpu/dense_dispatch.hpp"
+
+#include <algorithm>
+
+#include "cpu/dense_layout.hpp"
+#include "cpu/isa.hpp"
+#include "cpu/spread.hpp"
+
+namespace polyspec::cpu {
+namespace {
+
+// Of a task, which should outlast its hand-over to another thread: some 3 us from memory.
+constexpr int64_t kWeightsPerTask = int64_t{1} << 15;
+constexpr int64_t kPartsPerTask = 4;
+
+const Dense& choose() {
+#ifdef POLYSPEC_X86
+  if (isa_in_use() >= Isa::kAvx512Bf16) return kDenseAvx512Bf16;
+  if (isa_in_use() >= Isa::kAvx2) return kDenseAvx2;
+#endif
+  return kDenseBaseline;
+}
+
+}  // namespace
+
+const Dense& dense() {
+  static const Dense& chosen = choose();
+  return chosen;
+}
+
+void dense_product(const DenseProductParams& params, const Executor& executor) {
+  const int64_t tiles = core::DenseLayout(params.shape).tiles;
+  for (int64_t first = 0; first < params.tokens; first += core::kDenseTokens) {
+    const int64_t tokens = std::min(core::kDenseTokens, params.tokens - first);
+    spread(executor, dense().parts(tokens), kPartsPerTask, [&](int64_t begin, int64_t end) {
+      for (; begin < end; ++begin) dense().prepare(params, first, tokens, begin);
+    });
+    const int64_t at_once = dense().tiles_at_once(tokens);
+    const int64_t weights = at_once * kDenseOutputs * params.shape.inputs;
+    const int64_t each = at_once * std::max<int64_t>(1, kWeightsPerTask / weights);
+    spread(executor, tiles, each, [&](int64_t begin, int64_t end) {
+      dense().multiply(params, first, tokens, begin, end);
+    });
+  }
+}
+
+}  // namespace polyspec::cpu

@@ -1,0 +1,34 @@
+// Where things lie in a packed matrix and in the workspace of a product (polyspec/dense.hpp).
+#pragma once
+
+#include "core/macros.hpp"
+#include "polyspec/dense.hpp"
+
+namespace polyspec::POLYSPEC_CORE {
+
+constexpr int64_t kBlockBytes = 64;  // 4 bytes of inputs for each output of a tile
+
+struct DenseLayout {
+  int64_t element_bytes, block_inputs;
+  int64_t tiles, blocks;  // of the matrix, of a tile
+  int64_t tile_bytes;
+
+  explicit DenseLayout(const DenseShape& shape)
+      : element_bytes(shape.dtype == DType::kFloat32 ? 4 : 2),
+        block_inputs(4 / element_bytes),
+        tiles((shape.outputs + kDenseOutputs - 1) / kDenseOutputs),
+        blocks((shape.inputs + block_inputs - 1) / block_inputs),
+        tile_bytes(blocks * kBlockBytes) {}
+};
+
+// Tokens of a pass over the weights. Long prompts go in several, for which the activations of one
+// stay in a cache.
+constexpr int64_t kDenseTokens = 128;
+
+// The workspace of a pass of m tokens: for each part of them (tiles.hpp) its activations [blocks,
+// tokens of the part], 4 bytes each.
+inline int64_t dense_workspace(const DenseLayout& layout, int64_t tokens) {
+  return layout.blocks * 4 * (tokens < kDenseTokens ? tokens : kDenseTokens);
+}
+
+}  // namespace polyspec::POLYSPEC_CORE

@@ -1,0 +1,133 @@
+// The dense product, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2 or
+// avx512bf16, and the build passes the matching compiler flags.
+//
+// An output is one chain of multiply-adds, whatever the instruction set, the number of tokens and
+// the tiles beside: the result is always the same.
+#include "cpu/convert.hpp"
+#include "cpu/copy.hpp"
+#include "cpu/dense_lanes.hpp"
+#include "cpu/dense_tables.hpp"
+#include "cpu/float_mode.hpp"
+#include "cpu/tiles.hpp"
+
+namespace polyspec::POLYSPEC_CORE {
+namespace {
+
+// Bytes of weights that stay in a cache while several parts of the tokens go through them.
+constexpr int64_t kCached = 256 << 10;
+
+template <class T>
+void prepare_part(const DenseProductParams& params, int64_t token, int64_t count, int32_t* to) {
+  constexpr int64_t kInputs = 4 / sizeof(T);
+  const int64_t inputs = params.shape.inputs, stride = params.x_stride;
+  const T* x = static_cast<const T*>(params.x) + token * stride;
+  int64_t k = 0;
+  for (; k + kInputs <= inputs; k += kInputs, to += count) {
+    for (int64_t m = 0; m < count; ++m) memcpy(to + m, x + m * stride + k, sizeof(*to));
+  }
+  if (k == inputs) return;
+  for (int64_t m = 0; m < count; ++m) {
+    to[m] = 0;
+    memcpy(to + m, x + m * stride + k, sizeof(T));
+  }
+}
+
+void prepare(const DenseProductParams& params, int64_t first, int64_t tokens, int64_t part) {
+  const int64_t parts = parts_of(tokens, kMostTokens);
+  const int64_t begin = part_begin(tokens, parts, part);
+  const int64_t count = part_begin(tokens, parts, part + 1) - begin;
+  int32_t* to = static_cast<int32_t*>(params.workspace) + begin * DenseLayout(params.shape).blocks;
+  if (params.shape.dtype == DType::kFloat32)
+    prepare_part<float>(params, first + begin, count, to);
+  else
+    prepare_part<BFloat16>(params, first + begin, count, to);
+}
+
+template <class T>
+struct Pass {
+  const DenseProductParams& params;
+  DenseLayout layout;
+  int64_t first;  // token
+
+  static constexpr int kMostTokens = POLYSPEC_CORE::kMostTokens;
+  static constexpr int tiles_at_once(int tokens) { return POLYSPEC_CORE::tiles_at_once(tokens); }
+
+  template <int M, int N>
+  void run(int64_t token, int64_t tile) const {
+    const uint8_t* from = static_cast<const uint8_t*>(params.packed) + tile * layout.tile_bytes;
+    const int32_t* x = static_cast<const int32_t*>(params.workspace) + token * layout.blocks;
+    Sums sums[N][M];
+    unrolled<N>([&](auto n) POLYSPEC_INLINE {
+      unrolled<M>([&](auto m) POLYSPEC_INLINE { sums[n][m] = no_sums(); });
+    });
+    for (int64_t block = 0; block < layout.blocks; ++block) {
+      Block<T> blocks[N];
+      unrolled<N>([&](auto n)
+                      POLYSPEC_INLINE { load_block(from + n * layout.tile_bytes, &blocks[n]); });
+      unrolled<M>([&](auto m) POLYSPEC_INLINE {
+        unrolled<N>([&](auto n)
+                        POLYSPEC_INLINE { sums[n][m] = fused(blocks[n], x[m], sums[n][m]); });
+      });
+      from += kBlockBytes;
+      x += M;
+    }
+    for (int n = 0; n < N; ++n) {
+      for (int m = 0; m < M; ++m) write(sums[n][m], first + token + m, tile + n);
+    }
+  }
+
+  POLYSPEC_FN void write(const Sums& sums, int64_t token, int64_t tile) const {
+    const int64_t begin = tile * kDenseOutputs, rest = params.shape.outputs - begin;
+    const int64_t count = rest < kDenseOutputs ? rest : kDenseOutputs;
+    float values[kDenseOutputs];
+    T made[kDenseOutputs];
+    store(values, sums);
+    if (params.bias != nullptr) {
+      const T* bias = static_cast<const T*>(params.bias) + begin;
+      for (int64_t i = 0; i < count; ++i) values[i] += to_float(bias[i]);
+    }
+    for (int64_t i = 0; i < kDenseOutputs; ++i) {
+      // One NaN for all: its sign and payload depend on the processor.
+      convert(values[i] == values[i] ? values[i] : kNan, made + i);
+    }
+    memcpy(static_cast<T*>(params.y) + token * params.y_stride + begin, made,
+           static_cast<size_t>(count) * sizeof(T));
+  }
+};
+
+int64_t parts(int64_t tokens) { return parts_of(tokens, kMostTokens); }
+
+int64_t at_once(int64_t tokens) {
+  return tiles_at_once(static_cast<int>(parts_of(tokens, parts(tokens))));
+}
+
+template <class T>
+void multiply_as(const DenseProductParams& params, int64_t first, int64_t tokens, int64_t begin,
+                 int64_t end) {
+  const Pass<T> pass{params, DenseLayout(params.shape), first};
+  const int64_t tiles = at_once(tokens), cached = kCached / (tiles * pass.layout.tile_bytes);
+  run_pass(pass, tokens, begin, end, tiles * (cached < 1 ? 1 : cached));
+}
+
+void multiply(const DenseProductParams& params, int64_t first, int64_t tokens, int64_t begin,
+              int64_t end) {
+  const FloatMode mode(FloatMode::kFlushed);
+  if (params.shape.dtype == DType::kFloat32)
+    multiply_as<float>(params, first, tokens, begin, end);
+  else
+    multiply_as<BFloat16>(params, first, tokens, begin, end);
+}
+
+}  // namespace
+}  // namespace polyspec::POLYSPEC_CORE
+
+namespace polyspec::cpu {
+
+#define POLYSPEC_TABLE_baseline kDenseBaseline
+#define POLYSPEC_TABLE_avx2 kDenseAvx2
+#define POLYSPEC_TABLE_avx512bf16 kDenseAvx512Bf16
+const Dense POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
+    &POLYSPEC_CORE::parts, &POLYSPEC_CORE::prepare, &POLYSPEC_CORE::multiply,
+    &POLYSPEC_CORE::at_once, POLYSPEC_STRING(POLYSPEC_ISA)};
+
+}  // namespace polyspec::cpu

@@ -1,0 +1,296 @@
+// The dense product of every instruction set that this processor has, in float32 and bfloat16: the
+// chain of multiply-adds that dense.hpp states, bit for bit; rows alike whatever their number;
+// numbers too small, rows that are not finite; threads; refusals.
+#if defined(__x86_64__) && !defined(POLYSPEC_X86)
+#define POLYSPEC_X86 1  // cpu/dense_tables.hpp then declares the copies
+#endif
+
+#include "polyspec/dense.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "core/row.hpp"
+#include "cpu/dense_tables.hpp"
+#include "cpu/isa.hpp"
+#include "support/check.hpp"
+
+namespace {
+
+using polyspec::DenseProductParams;
+using polyspec::DenseShape;
+using polyspec::DType;
+using polyspec::core::BFloat16;
+using polyspec::core::to_float;
+using polyspec::cpu::Dense;
+
+template <class T>
+constexpr DType kType = DType::kFloat32;
+template <>
+constexpr DType kType<BFloat16> = DType::kBFloat16;
+
+struct Free {
+  void operator()(uint8_t* memory) const { std::free(memory); }
+};
+using Aligned = std::unique_ptr<uint8_t, Free>;
+
+Aligned aligned(int64_t bytes) {
+  const size_t size = (static_cast<size_t>(bytes) + 63) / 64 * 64;
+  Aligned made(static_cast<uint8_t*>(std::aligned_alloc(64, size)));
+  std::memset(made.get(), 0x5a, size);
+  return made;
+}
+
+void assign(float value, float* to) { *to = value; }
+void assign(float value, BFloat16* to) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  to->bits = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+template <class T>
+T as(float value) {
+  T made;
+  assign(value, &made);
+  return made;
+}
+
+template <class T>
+bool same(const T* a, const T* b, size_t count = 1) {
+  return std::memcmp(a, b, count * sizeof(T)) == 0;
+}
+template <class T>
+bool same(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && same(a.data(), b.data(), a.size());
+}
+
+// Rows of more elements than are multiplied.
+template <class T>
+struct Case {
+  DenseShape shape;
+  int64_t tokens, stride;
+  std::vector<T> weights, x, bias;
+  Aligned packed;
+
+  Case(int64_t outputs, int64_t inputs, int64_t tokens, uint64_t seed)
+      : shape{outputs, inputs, kType<T>}, tokens(tokens), stride(inputs + 3) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<float> normal;
+    for (int64_t i = 0; i < outputs * stride; ++i) weights.push_back(as<T>(normal(random)));
+    for (int64_t i = 0; i < tokens * stride; ++i) x.push_back(as<T>(normal(random)));
+    for (int64_t i = 0; i < outputs; ++i) bias.push_back(as<T>(normal(random)));
+    pack();
+  }
+
+  void pack() {
+    packed = aligned(polyspec::dense_packed_bytes(shape));
+    CHECK(polyspec::dense_pack({shape, weights.data(), stride, packed.get()}).ok());
+  }
+
+  // The chain of the header.
+  T expected(int64_t token, int64_t output, bool with_bias) const {
+    const T* a = x.data() + token * stride;
+    const T* b = weights.data() + output * stride;
+    constexpr int64_t kTogether = 4 / sizeof(T);
+    float sum = 0;
+    for (int64_t begin = 0; begin < shape.inputs; begin += kTogether) {
+      for (int64_t k = std::min(begin + kTogether, shape.inputs); k-- > begin;)
+        sum = std::fmaf(to_float(a[k]), to_float(b[k]), sum);
+    }
+    return as<T>(with_bias ? sum + to_float(bias[static_cast<size_t>(output)]) : sum);
+  }
+
+  DenseProductParams params(int64_t first, int64_t count, bool with_bias, std::vector<T>* y,
+                            const Aligned& workspace) const {
+    DenseProductParams made;
+    made.shape = shape;
+    made.tokens = count;
+    made.x = x.data() + first * stride;
+    made.x_stride = stride;
+    made.packed = packed.get();
+    made.bias = with_bias ? bias.data() : nullptr;
+    y->assign(static_cast<size_t>(count * shape.outputs), as<T>(1234));
+    made.y = y->data();
+    made.y_stride = shape.outputs;
+    made.workspace = workspace.get();
+    return made;
+  }
+
+  // `count` rows from `first` on, by one copy.
+  std::vector<T> run(const Dense& copy, int64_t first, int64_t count,
+                     bool with_bias = false) const {
+    std::vector<T> y;
+    const Aligned workspace = aligned(polyspec::dense_workspace_bytes(shape, count));
+    const DenseProductParams call = params(first, count, with_bias, &y, workspace);
+    for (int64_t part = copy.parts(count); part-- > 0;) copy.prepare(call, 0, count, part);
+    // As threads would: in two parts, of which one begins in the middle.
+    const int64_t tiles = (shape.outputs + 15) / 16, cut = tiles / 2;
+    copy.multiply(call, 0, count, cut, tiles);
+    copy.multiply(call, 0, count, 0, cut);
+    return y;
+  }
+};
+
+template <class T>
+void test_chain(const Dense& copy) {
+  uint64_t seed = 1;
+  for (const auto& [outputs, inputs] :
+       {std::pair<int64_t, int64_t>{16, 2}, {1, 1}, {37, 255}, {300, 128}, {150, 513}}) {
+    const Case<T> call(outputs, inputs, 33, ++seed);
+    const std::vector<T> all = call.run(copy, 0, call.tokens), biased = call.run(copy, 0, 9, true);
+    for (int64_t m = 0; m < call.tokens; ++m) {
+      for (int64_t n = 0; n < outputs; ++n) {
+        const auto at = static_cast<size_t>(m * outputs + n);
+        const T plain = call.expected(m, n, false), with_bias = call.expected(m, n, true);
+        CHECK(same(&plain, &all[at]));
+        if (m < 9) CHECK(same(&with_bias, &biased[at]));
+      }
+    }
+    for (int64_t count = 1; count < call.tokens; ++count) {
+      const std::vector<T> some = call.run(copy, call.tokens - count, count);
+      CHECK(same(some.data(), all.data() + all.size() - some.size(), some.size()));
+    }
+  }
+}
+
+// The same numbers with exponents from 50 on, or of zero.
+void make_small(float* value, uint32_t random) {
+  uint32_t bits;
+  std::memcpy(&bits, value, 4);
+  bits = (bits & 0x807fffffu) | (random % 8 == 0 ? 0 : 50 + random % 30) << 23;
+  std::memcpy(value, &bits, 4);
+}
+void make_small(BFloat16* value, uint32_t random) {
+  float wide = to_float(*value);
+  make_small(&wide, random);
+  assign(wide, value);
+}
+
+// What is below 2^-126 counts as zero: a number, a product, a sum.
+template <class T>
+void test_small_numbers(const Dense& copy) {
+  Case<T> call(20, 64, 16, 3);
+  std::mt19937 random(4);
+  for (std::vector<T>* numbers : {&call.x, &call.weights, &call.bias}) {
+    for (T& number : *numbers) make_small(&number, static_cast<uint32_t>(random()));
+  }
+  call.pack();
+  CHECK(same(call.run(polyspec::cpu::kDenseBaseline, 0, call.tokens, true),
+             call.run(copy, 0, call.tokens, true)));
+  Case<T> tiny(16, 2, 1, 5);
+  tiny.x.assign(tiny.x.size(), as<T>(1));
+  tiny.weights.assign(tiny.weights.size(), as<T>(std::ldexp(1.0f, -127)));
+  tiny.pack();
+  const T zero = as<T>(0);
+  for (const T& number : tiny.run(copy, 0, 1)) CHECK(same(&zero, &number));
+}
+
+// They give one and the same NaN, and leave the others alone.
+template <class T>
+void test_not_finite(const Dense& copy) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  Case<T> call(40, 128, 6, 11);
+  const auto stride = static_cast<size_t>(call.stride);
+  call.x[1 * stride + 70] = as<T>(-std::numeric_limits<float>::quiet_NaN());
+  call.x[3 * stride + 2] = as<T>(infinity);
+  call.weights[5 * stride + 2] = as<T>(0);  // which makes a NaN of it
+  call.pack();
+  const std::vector<T> y = call.run(copy, 0, call.tokens);
+  const T nan = as<T>(std::numeric_limits<float>::quiet_NaN());
+  for (int64_t m = 0; m < call.tokens; ++m) {
+    for (int64_t n = 0; n < 40; ++n) {
+      const T& got = y[static_cast<size_t>(m * 40 + n)];
+      const T expected = call.expected(m, n, false);
+      if (m == 1 || (m == 3 && n == 5)) {
+        CHECK(same(&nan, &got));
+      } else if (m == 3) {
+        CHECK_EQ(infinity, std::fabs(to_float(got)));
+      } else {
+        CHECK(same(&expected, &got));
+      }
+    }
+  }
+}
+
+template <class T>
+void test_type(const Dense& copy) {
+  test_chain<T>(copy);
+  test_small_numbers<T>(copy);
+  test_not_finite<T>(copy);
+}
+
+void test_instruction_set(const Dense& copy) {
+  test_type<float>(copy);
+  test_type<BFloat16>(copy);
+  std::printf("%s: the stated chain, rows alike\n", copy.isa);
+}
+
+// Long prompts go in several passes.
+template <class T>
+void test_threads() {
+  const Case<T> call(1000, 96, 300, 99);
+  const Aligned workspace = aligned(polyspec::dense_workspace_bytes(call.shape, call.tokens));
+  std::vector<T> serial, shared;
+  CHECK(polyspec::dense_product(call.params(0, call.tokens, true, &serial, workspace)).ok());
+  static int64_t most = 0;
+  const polyspec::Executor backwards{
+      [](void*, int64_t n, polyspec::Executor::Body body, void* context) {
+        most = n;
+        while (n-- > 0) body(context, n);
+      },
+      nullptr};
+  const DenseProductParams again = call.params(0, call.tokens, true, &shared, workspace);
+  CHECK(polyspec::dense_product(again, polyspec::Stream::cpu(backwards)).ok());
+  CHECK(most > 1);
+  CHECK(same(serial, shared));
+  for (const int64_t m : {int64_t{0}, int64_t{127}, int64_t{128}, int64_t{299}}) {
+    for (int64_t n = 0; n < 1000; ++n) {
+      const T expected = call.expected(m, n, true);
+      CHECK(same(&expected, &serial[static_cast<size_t>(m * 1000 + n)]));
+    }
+  }
+  CHECK_EQ(static_cast<int>(polyspec::Result::Code::kUnsupported),
+           static_cast<int>(polyspec::dense_product(again, polyspec::Stream::on(nullptr)).code));
+}
+
+void test_refusals() {
+  for (const DenseShape& shape :
+       {DenseShape{0, 8, DType::kFloat32}, {8, 0, DType::kFloat32}, {8, 8, DType::kFloat16}}) {
+    CHECK_EQ(int64_t{-1}, polyspec::dense_packed_bytes(shape));
+    CHECK_EQ(int64_t{-1}, polyspec::dense_workspace_bytes(shape, 1));
+  }
+  const Case<float> call(16, 32, 1, 6);
+  const auto pack = [&](const void* weights, uint8_t* packed) {
+    return polyspec::dense_pack({call.shape, weights, call.stride, packed}).ok();
+  };
+  CHECK(!pack(call.weights.data(), call.packed.get() + 2));
+  CHECK(!pack(nullptr, call.packed.get()));
+  const Aligned workspace = aligned(polyspec::dense_workspace_bytes(call.shape, 1));
+  std::vector<float> y;
+  DenseProductParams bad = call.params(0, 1, false, &y, workspace);
+  bad.tokens = -1;
+  CHECK(!polyspec::dense_product(bad).ok());
+  bad.tokens = 1;
+  bad.workspace = nullptr;
+  CHECK(!polyspec::dense_product(bad).ok());
+}
+
+}  // namespace
+
+int main() {
+  test_instruction_set(polyspec::cpu::kDenseBaseline);
+#ifdef POLYSPEC_X86
+  const polyspec::cpu::Isa isa = polyspec::cpu::isa_in_use();
+  if (isa >= polyspec::cpu::Isa::kAvx2) test_instruction_set(polyspec::cpu::kDenseAvx2);
+  if (isa >= polyspec::cpu::Isa::kAvx512Bf16) test_instruction_set(polyspec::cpu::kDenseAvx512Bf16);
+#endif
+  test_threads<float>();
+  test_threads<BFloat16>();
+  test_refusals();
+  return 0;
+}

@@ -1,0 +1,119 @@
+"""The dense product through torch's dispatcher: against the product in float64, the same bytes
+whatever the number of rows, the threads and the instruction set, refusals, opcheck."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from polyspec_ext.ops import dense
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 64), (37, 255), (300, 1), (1, 130)])
+def test_is_the_product(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    weights, x, bias = (
+        random(*shape, seed=i, dtype=dtype)
+        for i, shape in enumerate(((outputs, inputs), (200, inputs), (outputs,)))
+    )
+    packed = dense.pack(weights)
+    wanted = x.double() @ weights.double().T
+    # Of a chain of float32 sums (Higham, Accuracy and Stability, 3.1), then of the result.
+    sizes = x.double().abs() @ weights.double().abs().T + bias.double().abs()
+    bound = (inputs + 1) * 2**-24 * sizes + 1e-30
+    if dtype == torch.bfloat16:
+        bound = bound + 2**-8 * (wanted.abs() + bias.double().abs())
+    plain, biased = (dense.product(x, packed, outputs, b) for b in (None, bias))
+    assert plain.dtype == dtype
+    assert ((plain.double() - wanted).abs() <= bound).all()
+    assert ((biased.double() - wanted - bias.double()).abs() <= bound).all()
+
+
+@DTYPES
+def test_a_row_is_what_it_is_alone(dtype: torch.dtype) -> None:
+    packed = dense.pack(random(90, 333, dtype=dtype))
+    x = random(300, 333, seed=1, dtype=dtype)
+    alone = torch.cat([dense.product(row[None], packed, 90) for row in x])
+    for tokens in (*range(1, 40), 127, 128, 129, 300):
+        assert dense.product(x[:tokens], packed, 90).equal(alone[:tokens])
+
+
+def test_rows_with_a_stride() -> None:
+    weights, x = random(16, 100), random(4, 100, seed=1)
+    packed = dense.pack(weights[:, :64])
+    assert packed.equal(dense.pack(weights[:, :64].contiguous()))
+    y = dense.product(x[:, :64], packed, 16)
+    assert y.equal(dense.product(x[:, :64].contiguous(), packed, 16))
+    assert dense.product(x[:0, :64], packed, 16).shape == (0, 16)
+
+
+def test_refusals_name_the_argument() -> None:
+    weights, x = random(16, 64), random(2, 64)
+    packed = dense.pack(weights)
+    for call, message in (
+        (lambda: dense.pack(weights.half()), "weights: expected float32 or bfloat16"),
+        (lambda: dense.pack(weights[0]), "weights: expected 2 dimensions, got 1"),
+        (lambda: dense.pack(weights.T), "weights: expected unit stride"),
+        (lambda: dense.pack(weights[:0]), "outputs: expected >= 1, got 0"),
+        (lambda: dense.pack(weights[:, :0]), "inputs: expected >= 1, got 0"),
+        (lambda: dense.product(x.float(), packed, 16), "packed: expected size"),
+        (lambda: dense.product(x.half(), packed, 16), "x: expected float32 or bfloat16"),
+        (lambda: dense.product(x.T, packed, 16), "x: expected unit stride"),
+        (lambda: dense.product(x, packed, 32), "packed: expected size"),
+        (lambda: dense.product(x[:, :60], packed, 16), "packed: expected size"),
+        (lambda: dense.product(x, packed.float(), 16), "packed: expected a contiguous"),
+        (lambda: dense.product(x, packed, 16, random(8)), "bias: expected size 16"),
+        (lambda: dense.product(x, packed, 16, random(16).float()), "bias: expected the dtype of x"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            call()
+
+
+@DTYPES
+def test_opcheck(dtype: torch.dtype) -> None:
+    weights, x = random(20, 65, dtype=dtype), random(3, 65, dtype=dtype)
+    packed, operators = dense.pack(weights), torch.ops.polyspec
+    torch.library.opcheck(operators.dense_pack, (weights,))
+    for bias in (None, random(20, dtype=dtype)):
+        torch.library.opcheck(operators.dense_product, (x, packed, 20, bias))
+
+
+def fingerprint() -> str:
+    """Of products of many shapes and numbers of rows, bit for bit."""
+    digest = hashlib.sha256(b"")
+    for outputs, inputs, tokens in ((70, 255, 9), (300, 512, 16), (1, 1, 1), (520, 384, 150)):
+        for dtype in (torch.float32, torch.bfloat16):
+            x = random(tokens, inputs, seed=1, dtype=dtype)
+            x[: tokens // 2] *= 2.0**-128
+            x[tokens // 2, 0] = torch.nan
+            packed = dense.pack(random(outputs, inputs, dtype=dtype))
+            y = dense.product(x, packed, outputs, random(outputs, seed=2, dtype=dtype))
+            digest.update(y.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512bf16"])
+def test_every_instruction_set_and_number_of_threads_gives_the_same_bytes(isa: str) -> None:
+    package = str(Path(dense.__file__).parents[2])
+    code = "import torch, test_dense as t; torch.set_num_threads(3); print(t.fingerprint())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"POLYSPEC_CPU_ISA": isa, "PYTHONPATH": package},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == fingerprint()
