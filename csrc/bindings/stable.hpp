@@ -81,14 +81,15 @@ inline const int64_t* integers(const OptTensor& tensor, const char* name, const 
   return tensor.has_value() ? integers<int64_t>(*tensor, name, place, shape) : nullptr;
 }
 
-// A new contiguous tensor of one or two dimensions.
+// A new contiguous tensor of one to four dimensions.
 inline Tensor empty(const Place& place, std::initializer_list<int64_t> shape, int32_t dtype) {
-  int64_t strides[2] = {1, 1};
-  if (shape.size() == 2) strides[0] = shape.begin()[1];
+  int64_t strides[4] = {1, 1, 1, 1};
+  const int64_t rank = static_cast<int64_t>(shape.size());
+  for (int64_t axis = rank - 2; axis >= 0; --axis)
+    strides[axis] = strides[axis + 1] * shape.begin()[axis + 1];
   AtenTensorHandle made = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.begin(),
-                                                  strides, dtype, place.device_type,
-                                                  place.device_index, &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape.begin(), strides, dtype,
+                                                  place.device_type, place.device_index, &made));
   return Tensor(made);
 }
 

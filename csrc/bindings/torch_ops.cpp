@@ -58,15 +58,7 @@ polyspec::PerRequest<T> per_request(Scalar value, const OptTensor& values, const
 
 template <class T>
 Tensor empty(const Place& place, std::initializer_list<int64_t> shape) {
-  int64_t strides[3] = {1, 1, 1};
-  const int64_t rank = static_cast<int64_t>(shape.size());
-  for (int64_t axis = rank - 2; axis >= 0; --axis) {
-    strides[axis] = strides[axis + 1] * shape.begin()[axis + 1];
-  }
-  AtenTensorHandle made = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape.begin(), strides, dtype_for<T>(),
-                                                  place.device_type, place.device_index, &made));
-  return Tensor(made);
+  return bindings::empty(place, shape, dtype_for<T>());
 }
 
 template <class T>

@@ -11,7 +11,8 @@ file(GLOB polyspec_sources CONFIGURE_DEPENDS csrc/src/api/*.cpp csrc/src/cpu/*.c
 set(rows_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/rows.cpp")
 set(int4_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/int4_product.cpp")
 set(dense_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/dense_product.cpp")
-list(REMOVE_ITEM polyspec_sources "${rows_source}" "${int4_source}" "${dense_source}")
+set(attention_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/attention.cpp")
+list(REMOVE_ITEM polyspec_sources "${rows_source}" "${int4_source}" "${dense_source}" "${attention_source}")
 
 add_library(polyspec ${polyspec_sources})
 add_library(polyspec::polyspec ALIAS polyspec)
@@ -27,8 +28,8 @@ target_include_directories(polyspec PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SO
 target_include_directories(polyspec PRIVATE csrc/src)
 target_compile_options(polyspec PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${POLYSPEC_CXX_FLAGS}>")
 
-# rows.cpp, int4_product.cpp and dense_product.cpp once per instruction set; dispatch.cpp, int4_dispatch.cpp and
-# dense_dispatch.cpp in csrc/src/cpu choose among the copies at run time.
+# rows.cpp, int4_product.cpp, dense_product.cpp and attention.cpp once per instruction set; dispatch.cpp and those by
+# names of that end in csrc/src/cpu choose among the copies at run time.
 set(isa_baseline "")
 set(isa_avx2 -mavx2 -mfma -mf16c)
 set(isa_avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
@@ -64,11 +65,13 @@ endfunction()
 polyspec_add_copies(rows "${rows_source}" ${isas})
 polyspec_add_copies(int4 "${int4_source}" ${int4_isas})
 polyspec_add_copies(dense "${dense_source}" ${dense_isas})
-foreach(product IN ITEMS dense int4)
-  foreach(isa IN LISTS ${product}_isas)
+set(attention_isas ${isas})
+polyspec_add_copies(attention "${attention_source}" ${attention_isas})
+foreach(loops IN ITEMS attention dense int4)
+  foreach(isa IN LISTS ${loops}_isas)
     # GCC 12 takes the undefined lanes of its own intrinsics for uninitialised variables (GCC bug 105593).
-    target_compile_options(polyspec_${product}_${isa} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized
-                                                              -Wno-maybe-uninitialized>)
+    target_compile_options(polyspec_${loops}_${isa} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized
+                                                            -Wno-maybe-uninitialized>)
   endforeach()
 endforeach()
 

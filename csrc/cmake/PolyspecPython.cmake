@@ -33,9 +33,9 @@ function(polyspec_add_python_module)
   # Only the operators see torch's headers and its target version. torch ships a copy of pybind11 that older
   # releases refuse to compile beside that macro, so that the two never meet in one file. One binary for torch 2.11
   # and every later release: no symbol newer than 2.11 is used.
-  add_library(polyspec_torch_ops OBJECT csrc/bindings/torch_ops.cpp csrc/bindings/dense_ops.cpp
-                                        csrc/bindings/cache_ops.cpp csrc/bindings/int4_ops.cpp
-                                        csrc/bindings/schedule_ops.cpp)
+  add_library(polyspec_torch_ops OBJECT csrc/bindings/torch_ops.cpp csrc/bindings/attention_ops.cpp
+                                        csrc/bindings/cache_ops.cpp csrc/bindings/dense_ops.cpp
+                                        csrc/bindings/int4_ops.cpp csrc/bindings/schedule_ops.cpp)
   target_compile_options(polyspec_torch_ops PRIVATE ${POLYSPEC_CXX_WARNINGS})
   target_include_directories(polyspec_torch_ops SYSTEM PRIVATE "${POLYSPEC_TORCH_DIR}/include")
   target_compile_definitions(polyspec_torch_ops PRIVATE TORCH_TARGET_VERSION=0x020b000000000000)

@@ -47,9 +47,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def model(family: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+def model(
+    family: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any
+) -> Any:
     torch.manual_seed(seed)
-    config = CONFIG_MAPPING[family](**SMALL, **FAMILIES[family])
+    config = CONFIG_MAPPING[family](**{**SMALL, **FAMILIES[family], **changes})
     made = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     with torch.no_grad():
         for name, parameter in made.named_parameters():
@@ -254,57 +256,39 @@ def test_projections_stay_apart_where_the_model_needs_it(monkeypatch: pytest.Mon
 
 def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed models read keys as they lie, and the model keeps its own configuration."""
-    level = ps.HuggingFaceLevel(model(), pack=True)
+    level = ps.HuggingFaceLevel(model(hidden_size=128), pack=True)
     assert level.model.config._attn_implementation == "sdpa"
     attention = level._runs.model.layers[1].self_attn
     assert attention.config is level._runs.config is not level.model.config
     assert attention.config._attn_implementation == attention_grouped.NAME
     assert level.model.model.layers[1].self_attn.config is level.model.config
 
-    heads = []
-    real = nn.functional.scaled_dot_product_attention
+    shapes = []
 
-    def watched(query: torch.Tensor, key: torch.Tensor, *more: Any, **options: Any) -> Any:
-        heads.append((query.shape[1], key.shape[1], query.shape[2]))
-        return real(query, key, *more, **options)
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
 
-    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watched)
-    level.prefill(torch.tensor([[1, 2, 3]]))
-    heads.clear()
+        def watched(query: torch.Tensor, key: torch.Tensor, *more: Any, **options: Any) -> Any:
+            shapes.append((name, tuple(query.shape), tuple(key.shape)))
+            return real(query, key, *more, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(nn.functional, "scaled_dot_product_attention")
+    watch(attention_grouped.cache_attention, "attention")
     many = attention_grouped._FEW + 1
-    level.forward(torch.ones(1, many, dtype=torch.int64), many)
-    assert heads == [(4, 2, many)] * 2
-    few = attention_grouped._few_tokens
-
-    def watched_too(query: torch.Tensor, key: torch.Tensor, *more: Any) -> Any:
-        heads.append((query.shape[1], key.shape[1], query.shape[2]))
-        return few(query, key, *more)
-
-    monkeypatch.setattr(attention_grouped, "_few_tokens", watched_too)
-    heads.clear()
-    level.forward(torch.tensor([[1, 2]]), 2)
-    assert heads == [(4, 2, 2)] * 2
+    level.prefill(torch.tensor([[1, 2, 3]]))
+    for width, name in ((many, "scaled_dot_product_attention"), (2, "attention"), (1, "attention")):
+        shapes.clear()
+        level.forward(torch.ones(1, width, dtype=torch.int64), width)
+        assert shapes == [(name, (1, 4, width, 32), (1, 2, 3 + width, 32))] * 2
+        level.rollback([3])
     level.prefill(torch.tensor([[1, 2, 3], [4, 5, 6]]), [3, 1])
     for width in (1, 2):
-        heads.clear()
+        shapes.clear()
         level.forward(torch.tensor([[1, 2], [3, 4]])[:, :width], width)
-        assert heads == [(4, 2, width)] * 2
-
-
-def test_a_single_token_in_half_precision_is_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = []
-    real = nn.functional.scaled_dot_product_attention
-
-    def watched(query: torch.Tensor, key: torch.Tensor, *more: Any, **options: Any) -> Any:
-        blocks.append((tuple(query.shape), tuple(key.shape)))
-        return real(query, key, *more, **options)
-
-    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", watched)
-    attention = model().model.layers[0].self_attn
-    for dtype, heads, tokens in ((torch.bfloat16, 2, 2), (torch.float32, 4, 1)):
-        query, states = torch.randn(1, 4, 1, 8, dtype=dtype), torch.randn(1, 2, 9, 8, dtype=dtype)
-        attention_grouped.grouped_attention(attention, query, states, states, None)
-        assert blocks.pop() == ((1, heads, tokens, 8), (1, 2, 9, 8))
+        assert shapes == [("attention", (2, 4, width, 32), (2, 2, 3 + width, 32))] * 2
+        level.rollback([3, 1])
 
 
 def test_other_attention_stays() -> None:
@@ -314,18 +298,19 @@ def test_other_attention_stays() -> None:
     assert level._runs.config is original.config
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [8, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @torch.inference_mode()
-def test_grouped_attention_is_sdpa(dtype: torch.dtype) -> None:
+def test_grouped_attention_is_sdpa(dtype: torch.dtype, width: int) -> None:
     attention = model().model.layers[0].self_attn
     torch.manual_seed(0)
     longest = attention_grouped._FEW + 1
-    query = torch.randn(3, longest, 4, 8).to(dtype).transpose(1, 2)
+    query = torch.randn(3, longest, 4, width).to(dtype).transpose(1, 2)
     # As they lie in a cache: the first slots of more.
-    key, value = (torch.randn(3, 2, 40, 8).to(dtype)[:, :, :30] for _ in range(2))
+    key, value = (torch.randn(3, 2, 40, width).to(dtype)[:, :, :30] for _ in range(2))
     hidden = torch.rand(2, 3, 1, longest, 30) < 0.4
     hidden[..., 0] = False
-    masks = torch.zeros(hidden.shape).masked_fill_(hidden, -1e30).to(dtype)
+    masks = torch.zeros(hidden.shape).masked_fill_(hidden, -6e4).to(dtype)
     near = 1e-5 if dtype == torch.float32 else 3e-2
 
     def check(rows: int, tokens: int, mask: torch.Tensor | None, scale: float | None = 0.3) -> None:
@@ -338,24 +323,13 @@ def test_grouped_attention_is_sdpa(dtype: torch.dtype) -> None:
     for tokens in (1, 5, longest - 1, longest):
         check(3, tokens, None)
         check(1, tokens, None)
-        for mask in masks[:, :, :, :tokens]:  # one after the other: none is taken for another
-            for _ in range(2):
-                check(3, tokens, mask)
+        for mask in masks[:, :, :, :tokens]:
+            check(3, tokens, mask)
             check(1, tokens, mask[:1])
             check(2, tokens, mask[:2])
             check(3, tokens, mask[:1])  # the same for all rows
             check(3, tokens, mask, None)
             check(3, tokens, mask.expand(3, 4, tokens, 30))
-
-
-@torch.inference_mode()
-def test_a_mask_is_laid_out_once_per_pass() -> None:
-    mask = torch.zeros(3, 1, 2, 5)
-    made = attention_grouped._mask_of_blocks(mask, 3, 2, 2)
-    assert made.shape == (3, 2, 4, 5)
-    assert attention_grouped._mask_of_blocks(mask, 3, 2, 2) is made
-    assert attention_grouped._mask_of_blocks(mask, 3, 1, 2).shape == (3, 1, 4, 5)
-    assert attention_grouped._mask_of_blocks(mask.clone(), 3, 2, 2) is not made
 
 
 @torch.inference_mode()

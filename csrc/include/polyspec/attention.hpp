@@ -1,0 +1,46 @@
+// polyspec::attention: a few queries per row over a cache of keys and values, on the CPU.
+//
+// A verification reads a few tokens behind a long text. Kernels that are made for prompts work in
+// blocks of far more queries, want keys and masks laid out for every query head, and cost such a
+// pass more than its arithmetic does; this one reads grouped keys and values as they lie.
+#pragma once
+
+#include "polyspec/export.h"
+#include "polyspec/status.hpp"
+#include "polyspec/types.hpp"
+
+namespace polyspec {
+
+constexpr int64_t kAttentionStep = 32;    // widths of heads are multiples of it
+constexpr int64_t kAttentionWidth = 256;  // and at most this
+
+// out[b, t, h] = sum_n w_n value[b, h / share, n] with weights w that are proportional to
+// exp(scale query[b, h, t] . key[b, h / share, n] + mask[b, t, n]) and add up to 1, for
+// share = heads / groups. Scores, weights and sums are float32, of products that are fused into the
+// sums in a fixed order; out is rounded to dtype.
+//
+// A row of out is the same, bit for bit, on every processor, with any number of threads, whatever
+// other queries are in the call, and whatever keys stand behind that the mask hides from it (with
+// -inf or the lowest number of dtype, and values that are finite). Where it hides all keys, out
+// is 0; where a score that is not hidden is NaN or +inf, out is NaN.
+struct AttentionParams {
+  int64_t batch = 0, heads = 0, groups = 0;  // b, h, heads of keys; heads a multiple of groups
+  int64_t tokens = 0, length = 0;            // t, n >= 1
+  int64_t width = 0, value_width = 0;        // d, e: of a key, of a value; kAttentionStep, ...Width
+  DType dtype = DType::kFloat32;             // kFloat32 or kBFloat16, of all tensors
+  float scale = 1.0f;
+  const void* query = nullptr;   // [b, h, t, d], unit stride along d
+  const void* key = nullptr;     // [b, groups, n, d], unit stride along d
+  const void* value = nullptr;   // [b, groups, n, e], unit stride along e
+  const void* mask = nullptr;    // [b, t, n], unit stride along n; nullptr: nothing is hidden
+  int64_t query_stride[3] = {};  // elements from one row, head and token to the next
+  int64_t key_stride[3] = {};
+  int64_t value_stride[3] = {};
+  int64_t mask_stride[2] = {};  // from one row and token to the next; 0: the same for all
+  void* out = nullptr;          // [b, t, h, e], contiguous
+};
+
+// Runs on the CPU, on the stream's threads; kUnsupported for a CUDA stream.
+POLYSPEC_API Result attention(const AttentionParams& params, Stream stream = Stream::cpu());
+
+}  // namespace polyspec

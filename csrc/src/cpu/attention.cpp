@@ -1,0 +1,227 @@
+// Attention of a few queries over a cache, compiled for one instruction set: POLYSPEC_ISA is
+// baseline, avx2 or avx512, and the build passes the matching compiler flags.
+//
+// Keys go by in blocks, and the weights of a query are those relative to the largest score so far
+// (Milakov and Gimelshein, arXiv 1805.02867). Blocks are counted from the first key and every sum
+// has an order of its own, so that neither the other queries nor hidden keys change a bit.
+#include <algorithm>
+
+#include "cpu/attention_tables.hpp"
+#include "cpu/convert.hpp"
+#include "cpu/copy.hpp"
+#include "cpu/float_mode.hpp"
+#include "cpu/lanes.hpp"
+#include "cpu/transpose.hpp"
+
+namespace polyspec::POLYSPEC_CORE {
+namespace {
+
+using cpu::kAttentionQueries;
+
+constexpr int64_t kKeys = 128;  // of a block
+constexpr float kLog2E = 1.44269504f;
+
+// Queries that are multiplied at once, and lanes of values: as many sums as the registers hold.
+#if defined(__AVX512F__)
+constexpr int kAtOnce = 12, kValueLanes = 2;
+#elif defined(__AVX2__)
+constexpr int kAtOnce = 6, kValueLanes = 1;
+#else
+constexpr int kAtOnce = 4, kValueLanes = 1;
+#endif
+
+// 2^x for x <= 0: 0 below -127, and NaN for a NaN. The polynomial is that of `exp2_of`, which does
+// not tell numbers below -100 apart.
+POLYSPEC_FN float weight_of(float x) {
+  const float exponent = x < -127.0f ? -127.0f : x;
+  const float shifter = 12582912.0f;
+  const float shifted = exponent + shifter;
+  const float f = exponent - (shifted - shifter);
+  float p = 0.00015353362f;
+  p = __builtin_fmaf(p, f, 0.0013398874f);
+  p = __builtin_fmaf(p, f, 0.009618437f);
+  p = __builtin_fmaf(p, f, 0.055503324f);
+  p = __builtin_fmaf(p, f, 0.24022648f);
+  p = __builtin_fmaf(p, f, 0.6931472f);
+  p = __builtin_fmaf(p, f, 1.0f);
+  const uint32_t bits = bit_cast<uint32_t>(p) + (bit_cast<uint32_t>(shifted) << 23);
+  return __builtin_fmaf(exponent, 0.0f, bit_cast<float>(bits));  // the bits of a NaN are any
+}
+
+// What a task works on; a query's sums follow each other in memory, by the width of the values.
+struct Scratch {
+  alignas(64) float queries[kAttentionQueries * kAttentionWidth];
+  alignas(64) float keys[kAttentionWidth][kLanes];  // of a tile
+  alignas(64) float scores[kAttentionQueries][kKeys];
+  alignas(64) float sums[kAttentionQueries * kAttentionWidth];
+  alignas(64) float weights[kAttentionQueries][kLanes];  // in all
+  float highest[kAttentionQueries];                      // score
+};
+
+// Scores of M queries with the 16 keys of a tile.
+template <int M>
+void multiply_keys(const float (*keys)[kLanes], const float* queries, int64_t width,
+                   float (*scores)[kKeys]) {
+  Sums sums[M];
+  unrolled<M>([&](auto m) POLYSPEC_INLINE { sums[m] = no_sums(); });
+  for (int64_t i = 0; i < width; ++i) {
+    const Sums key = load(keys[i]);
+    unrolled<M>([&](auto m)
+                    POLYSPEC_INLINE { sums[m] = fused(key, queries[m * width + i], sums[m]); });
+  }
+  unrolled<M>([&](auto m) POLYSPEC_INLINE { store(scores[m], sums[m]); });
+}
+
+// sums[m] += weights[m] times `count` values, for M queries.
+template <int M, class T>
+void multiply_values(const T* values, int64_t stride, int64_t count, int64_t width,
+                     const float (*weights)[kKeys], float* sums) {
+  for (int64_t begin = 0; begin < width; begin += kValueLanes * kLanes) {
+    float* const at = sums + begin;
+    Sums own[M][kValueLanes];
+    unrolled<M>([&](auto m) POLYSPEC_INLINE {
+      unrolled<kValueLanes>([&](auto n)
+                                POLYSPEC_INLINE { own[m][n] = load(at + m * width + n * kLanes); });
+    });
+    const T* value = values + begin;
+    for (int64_t key = 0; key < count; ++key, value += stride) {
+      Sums lanes[kValueLanes];
+      unrolled<kValueLanes>([&](auto n) POLYSPEC_INLINE { lanes[n] = load(value + n * kLanes); });
+      unrolled<M>([&](auto m) POLYSPEC_INLINE {
+        unrolled<kValueLanes>([&](auto n) POLYSPEC_INLINE {
+          own[m][n] = fused(lanes[n], weights[m][key], own[m][n]);
+        });
+      });
+    }
+    unrolled<M>([&](auto m) POLYSPEC_INLINE {
+      unrolled<kValueLanes>([&](auto n)
+                                POLYSPEC_INLINE { store(at + m * width + n * kLanes, own[m][n]); });
+    });
+  }
+}
+
+// body(M, first) for `count` queries, M of them at once.
+template <int M, class Body>
+void over_queries(int64_t count, int64_t first, const Body& body) {
+  if constexpr (M > 0) {
+    for (; count - first >= M; first += M) body(std::integral_constant<int, M>(), first);
+    if (first < count) over_queries<M - 1>(count, first, body);
+  }
+}
+
+// Makes weights of a query's scores with `count` keys of a block, filled up to whole tiles, and
+// has what was summed up before follow.
+template <class T>
+void weigh(Scratch& scratch, int64_t m, int64_t count, int64_t width, const T* mask) {
+  float* const scores = scratch.scores[m];
+  if (mask != nullptr) {
+    for (int64_t i = 0; i < count; ++i)
+      scores[i] = __builtin_fmaf(to_float(mask[i]), kLog2E, scores[i]);
+  }
+  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
+  for (int64_t i = count; i < padded; ++i) scores[i] = -kInfinity;
+  float high[kLanes];
+  for (float& lane : high) lane = scratch.highest[m];
+  for (int64_t i = 0; i < padded; i += kLanes) {
+    for (int64_t l = 0; l < kLanes; ++l)
+      high[l] = scores[i + l] > high[l] ? scores[i + l] : high[l];
+  }
+  float highest = high[0];
+  for (const float lane : high) highest = lane > highest ? lane : highest;
+  float* const weights = scratch.weights[m];
+  if (highest > scratch.highest[m]) {
+    const float factor = weight_of(scratch.highest[m] - highest);
+    float* const sums = scratch.sums + m * width;
+    for (int64_t i = 0; i < width; ++i) sums[i] *= factor;
+    for (int64_t l = 0; l < kLanes; ++l) weights[l] *= factor;
+    scratch.highest[m] = highest;
+  }
+  for (int64_t i = 0; i < padded; i += kLanes) {
+    for (int64_t l = 0; l < kLanes; ++l) {
+      const float weight = weight_of(scores[i + l] - highest);
+      scores[i + l] = weight;
+      weights[l] += weight;
+    }
+  }
+}
+
+template <class T>
+POLYSPEC_FN const T* row_of(const void* base, const int64_t (&stride)[3], int64_t row, int64_t head,
+                            int64_t token) {
+  return static_cast<const T*>(base) + row * stride[0] + head * stride[1] + token * stride[2];
+}
+
+template <class T>
+void run_queries(const AttentionParams& p, int64_t row, int64_t group, int64_t first,
+                 int64_t last) {
+  Scratch scratch;
+  const int64_t count = last - first, share = p.heads / p.groups;
+  const float factor = p.scale * kLog2E;
+  for (int64_t m = 0; m < count; ++m) {
+    const int64_t number = first + m;
+    const T* const query = row_of<T>(p.query, p.query_stride, row,
+                                     group * share + number / p.tokens, number % p.tokens);
+    float* const to = scratch.queries + m * p.width;
+    for (int64_t i = 0; i < p.width; ++i) to[i] = to_float(query[i]) * factor;
+    for (float& lane : scratch.weights[m]) lane = 0.0f;
+    scratch.highest[m] = -kLargest;
+  }
+  std::fill(scratch.sums, scratch.sums + count * p.value_width, 0.0f);
+
+  for (int64_t begin = 0; begin < p.length; begin += kKeys) {
+    const int64_t keys = std::min(kKeys, p.length - begin);
+    for (int64_t tile = 0; tile < keys; tile += kLanes) {
+      const T* rows[kLanes];
+      for (int64_t k = 0; k < kLanes; ++k) {
+        const int64_t key = std::min(begin + tile + k, p.length - 1);
+        rows[k] = row_of<T>(p.key, p.key_stride, row, group, key);
+      }
+      transpose(rows, p.width, scratch.keys);
+      over_queries<kAtOnce>(count, 0, [&](auto several, int64_t m) POLYSPEC_INLINE {
+        multiply_keys<several>(scratch.keys, scratch.queries + m * p.width, p.width,
+                               reinterpret_cast<float (*)[kKeys]>(&scratch.scores[m][tile]));
+      });
+    }
+    for (int64_t m = 0; m < count; ++m) {
+      const T* mask = static_cast<const T*>(p.mask);
+      if (mask != nullptr)
+        mask += row * p.mask_stride[0] + (first + m) % p.tokens * p.mask_stride[1] + begin;
+      weigh(scratch, m, keys, p.value_width, mask);
+    }
+    const T* const values = row_of<T>(p.value, p.value_stride, row, group, begin);
+    over_queries<kAtOnce>(count, 0, [&](auto several, int64_t m) POLYSPEC_INLINE {
+      multiply_values<several>(values, p.value_stride[2], keys, p.value_width, &scratch.scores[m],
+                               scratch.sums + m * p.value_width);
+    });
+  }
+
+  for (int64_t m = 0; m < count; ++m) {
+    const int64_t number = first + m;
+    const int64_t head = group * share + number / p.tokens, token = number % p.tokens;
+    float total = 0.0f;
+    for (const float lane : scratch.weights[m]) total += lane;
+    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    const float* const sums = scratch.sums + m * p.value_width;
+    T* const to =
+        static_cast<T*>(p.out) + ((row * p.tokens + token) * p.heads + head) * p.value_width;
+    for (int64_t i = 0; i < p.value_width; ++i) convert(sums[i] * inverse, to + i);
+  }
+}
+
+void run(const AttentionParams& params, int64_t row, int64_t group, int64_t first, int64_t last) {
+  const FloatMode mode;
+  if (params.dtype == DType::kFloat32) return run_queries<float>(params, row, group, first, last);
+  run_queries<BFloat16>(params, row, group, first, last);
+}
+
+}  // namespace
+}  // namespace polyspec::POLYSPEC_CORE
+
+namespace polyspec::cpu {
+
+#define POLYSPEC_TABLE_baseline kAttentionBaseline
+#define POLYSPEC_TABLE_avx2 kAttentionAvx2
+#define POLYSPEC_TABLE_avx512 kAttentionAvx512
+const Attention POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {&POLYSPEC_CORE::run};
+
+}  // namespace polyspec::cpu

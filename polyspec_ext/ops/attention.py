@@ -1,0 +1,68 @@
+"""Attention of a few tokens over a cache as a function over torch tensors on the CPU
+(polyspec/attention.hpp)."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["attention", "takes"]
+
+# kAttentionStep and kAttentionWidth of polyspec/attention.hpp.
+_STEP, _WIDTH = 32, 256
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def takes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> bool:
+    """Whether `attention` reads these."""
+    given = [query, key, value] if mask is None else [query, key, value, mask]
+    widths = (query.shape[-1], value.shape[-1])
+    return (
+        query.dtype in _DTYPES
+        and all(x.device.type == "cpu" and x.dtype == query.dtype for x in given)
+        and all(x.stride(-1) == 1 for x in given)
+        and all(width % _STEP == 0 and width <= _WIDTH for width in widths)
+        and (mask is None or (mask.dim() == 4 and mask.shape[1] == 1))
+    )
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """``softmax(scale query key^T + mask) value``, where heads of queries share those of keys.
+
+    Row (b, t, h) is the same, bit for bit, whatever other queries are in the call, what lies behind
+    the keys that the mask leaves it, and whatever the processor and the number of threads are.
+    Where every key is hidden it is 0.
+
+    Args:
+        query: [B, Hq, T, D] float32 or bfloat16; as all others, unit stride along the last
+            dimension. T is any, and best below some dozens.
+        key: [B, Hkv, N, D], N >= 1; Hkv divides Hq, and query head h reads key head
+            ``h // (Hq // Hkv)``.
+        value: [B, Hkv, N, Dv]. D and Dv are multiples of 32 up to 256.
+        mask: [B or 1, 1, T, N] of the same dtype, added to the scores (-inf or the lowest number
+            hides a key, whose value must be finite); None: every token sees every key.
+        scale: of the scores.
+
+    Returns:
+        [B, T, Hq, Dv], contiguous, in the dtype of `query`.
+
+    Raises:
+        RuntimeError: a shape, dtype or stride does not fit; the message names the argument.
+    """
+    made: torch.Tensor = torch.ops.polyspec.attention(query, key, value, mask, scale)
+    return made
+
+
+def _fake(query: torch.Tensor, key: object, value: torch.Tensor, *_: object) -> torch.Tensor:
+    batch, heads, tokens = query.shape[:3]
+    return query.new_empty(batch, tokens, heads, value.shape[3])
+
+
+torch.library.register_fake("polyspec::attention", _fake)
