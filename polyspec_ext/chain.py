@@ -26,7 +26,7 @@ from .levels import (
 from .levels.describe import level_line
 from .outputs import Output, Stream
 from .planning import Switch, level_for, widths_of
-from .planning.planner import Request, kept
+from .planning.planner import Prediction, Request, kept
 from .policies import WindowPolicy, named
 from .runtime.batch import Batch
 from .runtime.config import ChainConfig, Operators
@@ -93,6 +93,8 @@ class Chain:
         drafter: the lowest level; None where the target decodes alone.
         vocab_sizes: ids that each level of a model may draw are below them.
         window, rounds, tail, rule: as above, with what was chosen by default.
+        prediction: tokens per second of a chain that was planned (`planned`), and the relative
+            uncertainty; None of others.
 
     Raises:
         TypeError: an argument, or an element of `levels`, is none of the above.
@@ -135,6 +137,7 @@ class Chain:
             )
         validate.rule(rule)
         self.rule = rule
+        self.prediction: Prediction | None = None
         dtype, device = arguments.dtype("dtype", dtype), arguments.device("device", device)
         arguments.flag("check_vocabulary", check_vocabulary)
         if graphs is not None and not isinstance(graphs, Graphs):

@@ -11,6 +11,7 @@ from .planning import Switch
 from .planning.parts import Request
 from .planning.planner import Plan
 from .planning.planner import plan as _plan
+from .planning.trials import TRIED
 
 
 def plan(
@@ -31,6 +32,7 @@ def plan(
     verify: bool = False,
     theorem: bool = False,
     repeats: int = 3,
+    trials: int | None = TRIED,
 ) -> Plan:
     """Measure, on these prompts and this machine, what a chain of some of `levels` would cost and
     gain, and recommend one, or none.
@@ -56,8 +58,10 @@ def plan(
         seconds: that measuring may take; the search takes a few more.
         verify: also run the recommendation, the runners-up and the target alone, and recommend
             the fastest.
-        theorem: also run the chains that Theorem 3.2 compares.
+        theorem: also run the chains that Theorem 3.2 compares, and try all of them.
         repeats: of these runs.
+        trials: how many of the fastest chains are run for a moment before anything is recommended;
+            None: all, so that every prediction goes by the chain's own steps.
 
     Raises:
         TypeError, ValueError: as `Chain` and `Chain.generate` have it.
@@ -74,4 +78,5 @@ def plan(
         verify=verify,
         theorem=theorem,
         repeats=repeats,
+        trials=trials,
     )

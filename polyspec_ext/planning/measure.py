@@ -28,6 +28,12 @@ from .theory.lengths import Floats
 
 _FAR = 2.0  # times the median: something else had the processor, which all steps are charged with
 OWN = -1  # the chain itself, where its time stands among those of parts
+# A trial's steps weigh as much as all other trials of the part where it has so many: times of a
+# step vary by a quarter or so, those of a part from chain to chain by a few hundredths.
+_ALIKE = 64
+# And as much as what is expected of their number, where that comes from rounds with other windows.
+_FEW = 16
+_NEAR = 1.5  # trees that were asked for with windows so many times larger or smaller are alike
 
 
 class Times(NamedTuple):
@@ -51,15 +57,35 @@ class Times(NamedTuple):
         return float(np.interp(tokens, known, [self.seconds[n] for n in known]))
 
 
-class Trial(NamedTuple):
-    """Seconds that a part spent in a chain that was run, and those that the tables of steps expect
-    for as many steps; per token of the text."""
+class PartTrial(NamedTuple):
+    """Of a part of a chain that was run.
+
+    Attributes:
+        measured: seconds that it spent, per token of the text.
+        expected: those that the tables of steps say of as many steps.
+        steps: that were run.
+        factor: of these, over as many as were expected.
+    """
 
     measured: float
     expected: float
+    steps: int
+    factor: float = 1.0
 
 
-def _over(trials: Sequence[Trial]) -> float:
+class Trial(NamedTuple):
+    """A chain that was run with windows of its own.
+
+    Attributes:
+        parts: by part, and `OWN`.
+        error: relative standard error of its rate, over its rounds.
+    """
+
+    parts: Mapping[int, PartTrial]
+    error: float
+
+
+def _over(trials: Sequence[PartTrial]) -> float:
     expected = sum(one.expected for one in trials)
     return sum(one.measured for one in trials) / expected if expected > 0 else 1.0
 
@@ -74,8 +100,12 @@ class Measured:
         batch: rows of a call, which all times are of.
         accept: ``[P]`` by (upper, lower) part.
         proposals: by (upper, lower) part, of drafters.
+        observed: pairs of parts whose acceptance is that of rounds, since no distribution of the
+            lower one could be read along the texts.
+        trees: by (upper, lower) part, of drafters of trees: the rounds by which trees of a window's
+            size are known. A small tree has more than one branch at every level, a deep one few.
         verify: by part and `StepTime.again`, seconds by tokens verified; 0: plain decoding.
-        verify_trees: by (upper, lower) part, of drafters of trees, seconds by the tree's depth.
+        verify_trees: by (upper, lower) part, of drafters of trees, seconds by the depth asked for.
         draft: by part and `StepTime.again`, seconds by tokens asked for.
         fewer_rows: by part and number of rows below `batch`, the factor of its times.
         prefill: by part, seconds by tokens of the longest prompt of a call.
@@ -84,7 +114,7 @@ class Measured:
         own: seconds outside the levels for each step of a chain.
         own_round: and for each round beside that.
         own_call: and for each call, before its first round.
-        trials: of chains that were run with windows of their own (`Trial`), by their parts.
+        trials: of chains, by their parts.
         texts: number of texts.
         spent: seconds that all of this took.
     """
@@ -95,6 +125,8 @@ class Measured:
     batch: int = 1
     accept: dict[tuple[int, int], Floats] = field(default_factory=dict)
     proposals: dict[tuple[int, int], Proposals] = field(default_factory=dict)
+    observed: set[tuple[int, int]] = field(default_factory=set)
+    trees: dict[tuple[int, int], list[Verified]] = field(default_factory=dict)
     verify: dict[tuple[int, bool], Times] = field(default_factory=dict)
     verify_trees: dict[tuple[int, int], Times] = field(default_factory=dict)
     draft: dict[tuple[int, bool], Times] = field(default_factory=dict)
@@ -104,14 +136,22 @@ class Measured:
     own: float = 0.0
     own_round: float = 0.0
     own_call: float = 0.0
-    trials: dict[tuple[int, ...], dict[int, Trial]] = field(default_factory=dict)
+    trials: dict[tuple[int, ...], Trial] = field(default_factory=dict)
     texts: int = 0
     spent: float = 0.0
 
-    def acceptance(self, parts: Sequence[int]) -> Acceptance:
-        """Of the chain of these parts."""
+    def acceptance(self, parts: Sequence[int], window: int = MOST) -> Acceptance:
+        """Of the chain of these parts.
+
+        Args:
+            window: of its lowest level, which decides what trees are like.
+        """
         pairs = list(itertools.pairwise(parts))
         proposals = self.proposals.get(pairs[-1]) if pairs else None
+        if pairs and pairs[-1] in self.trees:
+            rounds = self.trees[pairs[-1]]
+            alike = [r for r in rounds if 1 / _NEAR <= window / max(r.asked, 1) <= _NEAR]
+            proposals = _observed(alike or rounds, len(self.remaining))
         none = np.zeros(len(self.remaining))
         own = tuple(self.accept.get(pair, none) for pair in pairs)
         tail: Proposals | Floats | None = None
@@ -132,13 +172,33 @@ class Measured:
 
     def correction(self, parts: Sequence[int], part: int) -> float:
         """Of the times of a part in the chain of `parts`: what steps took in chains at work over
-        what the tables say. Where that chain was run, the mean of its own and of what it was in all
-        that have the part: its own is of few samples. Where none has, that of all parts."""
-        each = self.trials.values()
-        some = [one[part] for one in each if part in one]
-        some = some or [one for trials in each for one in trials.values()]
-        own = self.trials.get(tuple(parts), {}).get(part)
-        return (_over(some) + _over(some if own is None else [own])) / 2
+        what the tables say. Where that chain was run, by its own steps, and by those of all chains
+        in which the part does the same, verify or draft, the less the more its own are. Where none
+        has the part, as of all parts."""
+        chains = self.trials.items()
+        has = {chain: trial.parts[part] for chain, trial in chains if part in trial.parts}
+        same = [one for chain, one in has.items() if _lowest(chain, part) == _lowest(parts, part)]
+        some = same or list(has.values())
+        some = some or [one for _, trial in chains for one in trial.parts.values()]
+        own = has.get(tuple(parts))
+        if own is None:
+            return _over(some)
+        weight = own.steps / (own.steps + _ALIKE)
+        return weight * _over([own]) + (1 - weight) * _over(some)
+
+    def steps_factors(self, parts: Sequence[int]) -> Floats:
+        """``[n]``, of the number of each level's steps: other than 1 where acceptances come from
+        rounds and the chain was run, whose own rounds tell more of it."""
+        trial = self.trials.get(tuple(parts))
+        if trial is None or self.observed.isdisjoint(itertools.pairwise(parts)):
+            return np.ones(len(parts))
+        none = PartTrial(0.0, 0.0, 0)
+        own = [trial.parts.get(n, none) for n in parts]
+        return np.array([1 + (one.factor - 1) * one.steps / (one.steps + _FEW) for one in own])
+
+
+def _lowest(parts: Sequence[int], part: int) -> bool:
+    return parts[-1] == part
 
 
 @dataclass
@@ -470,7 +530,10 @@ def _acceptances(
             found.accept[pair] = np.concatenate(own)
         else:
             observed = seen.get(pair) or seen.get((0, pair[1])) or []
+            found.observed.add(pair)
             found.proposals[pair] = _observed(observed, len(found.remaining))
+            if parts[pair[1]].trees:
+                found.trees[pair] = list(observed)
             if parts[pair[1]].model:  # which may stand between two others as well
                 found.accept[pair] = np.full(len(found.remaining), _share(observed))
 
@@ -529,20 +592,22 @@ def _share(rounds: Iterable[Verified]) -> float:
     """Accepted of the tokens that were tested."""
     own = list(rounds)
     accepted = sum(one.accepted for one in own)
-    rejected = sum(one.accepted < one.tokens for one in own)
+    rejected = sum(one.accepted < one.asked for one in own)
     return accepted / max(accepted + rejected, 1)
 
 
 def _observed(rounds: Sequence[Verified], places: int) -> Proposals:
     """Acceptance by position in the block, or by depth in the tree, of rounds that were run, the
-    same at every place."""
+    same at every place. Where a drafter had no more to propose, or a tree ended before its window
+    did, the next token is not accepted."""
+    rounds = [one for one in rounds if not one.cut] or rounds
     tried, passed = np.zeros(MOST), np.zeros(MOST)
     for one in rounds:
-        tried[: min(one.accepted + 1, one.tokens)] += 1
+        tried[: min(one.accepted + 1, one.asked)] += 1
         passed[: one.accepted] += 1
     whole = _share(rounds)
     # Where few were tried, nearly as everywhere.
     hazards = (passed + 4 * whole) / (tried + 4)
-    # A tree may end before the window does.
+    # No tree is deeper than any that there was.
     most = max((one.tokens for one in rounds), default=MOST)
     return Proposals(np.tile(hazards, (places, 1)), np.full(places, most, np.int64))

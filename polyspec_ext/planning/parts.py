@@ -71,10 +71,15 @@ class Part:
             self.model
         )
 
+    @property
+    def reads_states(self) -> bool:
+        """Whether it drafts from the hidden states of the level above."""
+        own = getattr(self.thing, "capabilities", None)
+        return bool(getattr(own, "hidden_layers", ())) and not self.model
+
     def drafts_below(self, above: Part, target: Part) -> bool:
         """Whether it can stand below a part. A drafter that reads hidden states was made for the
         target's: it drafts for that, or for a copy in its cache."""
-        own = getattr(self.thing, "capabilities", None)
-        if self.model or not getattr(own, "hidden_layers", ()):
+        if not self.reads_states:
             return True
         return above == target or not getattr(above.thing, "reads_apart", True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import inputs
 from ..drafters import element, elements
@@ -27,13 +27,21 @@ from .search import (
     sensitivities,
 )
 from .store import Store, default_store
-from .trials import Runner, corrected
+from .trials import TRIED, Runner, corrected
 
-SCHEMA = 3  # of what is kept
+SCHEMA = 4  # of what is kept
 RUNNERS_UP = 3  # beside the recommendation and plain decoding, with `verify`
 _MEASURING = 0.75  # of the time; the rest is for trials
 _WIDTHS = (1, 4, 6)  # of a pass, by which packing is chosen before windows are known
 Make = Callable[..., Any]
+
+
+class Prediction(NamedTuple):
+    """Of a planned chain: what `Chain.generate` is expected to give, and how far that may be off
+    (`Candidate.uncertainty`)."""
+
+    tokens_per_second: float
+    uncertainty: float
 
 
 @dataclass
@@ -97,6 +105,7 @@ class Plan:
                     **one.test._asdict(),
                     "holds_as_printed": one.test.printed,
                     "holds_exactly": one.test.exact,
+                    "faster_measured": one.faster,
                     "without": _plain(one.without),
                     "with": _plain(one.with_new),
                 }
@@ -143,6 +152,7 @@ def plan(
     theorem: bool = False,
     runners_up: int = RUNNERS_UP,
     repeats: int = 3,
+    trials: int | None = TRIED,
     clock: Clock | None = None,
 ) -> Plan:
     """See `ps.plan`; `make` is `Chain`."""
@@ -153,7 +163,9 @@ def plan(
     found = candidates(measured, parts)
     made = Plan(found, found[0], [], [], measured, parts, request, make)
     runner = _runner(made, rows, clock)
-    found = corrected(measured, parts, found, runner, limit - measured.spent)
+    # Chains that are compared for the theorem are compared by what they have been seen to do.
+    trials = None if theorem else trials
+    found = corrected(measured, parts, found, runner, limit - measured.spent, trials)
     best, made.candidates = found[0], found
     if request.temperature > 0 and best.windows:
         best = found[0] = _with_rule(best, runner)
@@ -161,7 +173,8 @@ def plan(
     if theorem:
         tests = insertions(measured, found)
         both = [one for test in tests for one in (test.without, test.with_new)]
-        some = list(dict.fromkeys([*some, *both]))
+        # What a machine that changes in the meantime does to all of them, plain decoding shows.
+        some = list(dict.fromkeys([*some, *both, made.plain]))
     if some:
         for one, after in zip(some, runner.rates(some, repeats), strict=True):
             found[found.index(one)] = after
@@ -178,7 +191,7 @@ def _with_rule(one: Candidate, runner: Runner) -> Candidate:
     rules = [replace(one, rule=rule) for rule in ("token", "block")]
     # Chosen where it is faster in both halves of the calls, since once may be luck.
     found = runner.run(rules, 1 if len(runner.calls) > 3 else 2)
-    each = [[stats for own in repeats for _, stats in own] for repeats in found]
+    each = [[one.stats for own in repeats for one in own] for repeats in found]
     token, block = ([merge(own[half::2]) for half in (0, 1)] for own in each)
     gains = [b.tokens_per_second / t.tokens_per_second for t, b in zip(token, block, strict=True)]
     if min(gains) <= 1.02:
@@ -280,16 +293,21 @@ def kept(
         assert value is not None
         things = [parts[int(n)].thing for n in value["parts"]]
         options = {name: value[name] for name in ("rounds", "rule", "tail")}
-        return make(things, value["windows"], **options)
+        chain = make(things, value["windows"], **options)
+        chain.prediction = Prediction(*map(float, value["prediction"]))
+        return chain
     except (AssertionError, TypeError, ValueError, KeyError, IndexError):
         pass
     things = [part.thing for part in parts]
     found = plan(make, things, rows, request, pack=pack, compile=compile, limit=limit)
     best = found.recommended
     numbers = [things.index(found.parts[n].thing) for n in best.parts]
-    fields = {"windows": list(best.windows), "rounds": list(best.rounds)}
+    fields: dict[str, Any] = {"windows": list(best.windows), "rounds": list(best.rounds)}
+    fields |= {"prediction": [best.predicted_tokens_per_second, best.uncertainty]}
     store.put(key, {"parts": numbers, **fields, "rule": best.rule, "tail": best.tail})
-    return found.chain()
+    chain = found.chain()
+    chain.prediction = Prediction(best.predicted_tokens_per_second, best.uncertainty)
+    return chain
 
 
 def _fingerprint(part: Part) -> list[Any]:
@@ -302,7 +320,8 @@ def _fingerprint(part: Part) -> list[Any]:
 def _plain(one: Candidate) -> dict[str, Any]:
     fields = ("levels", "windows", "rounds", "tail", "rule", "predicted_tokens_per_second",
               "predicted_decode_tokens_per_second", "uncertainty", "measured_tokens_per_second",
-              "measured_decode_tokens_per_second", "measured_length")  # fmt: skip
+              "measured_decode_tokens_per_second", "measured_repeats",
+              "measured_length")  # fmt: skip
     values = {name: getattr(one, name) for name in fields}
     each = {"work": one.work, "measured_work": one.measured_work}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()} | {
@@ -311,4 +330,4 @@ def _plain(one: Candidate) -> dict[str, Any]:
     }
 
 
-__all__ = ["Plan", "Request", "kept", "parts_of", "plan", "run"]
+__all__ = ["Plan", "Prediction", "Request", "kept", "parts_of", "plan", "run"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..policies.base import RoundReport, StepReport
+from ..policies.base import RoundReport
 from .parts import Part, Request
 from .theory import batches
 
@@ -31,7 +31,8 @@ class StepTime(NamedTuple):
 
     Attributes:
         part: that ran; `below`: the next one of its chain, of the last one itself.
-        tokens: verified, or asked for; of several rows the most.
+        tokens: verified, or asked for; of several rows the most. Of a tree, the depth that it was
+            asked for.
         seconds: of all rows.
         rows: in the caches.
         again: as `theory.PassSeconds` has it: not the part's first step since the target has run.
@@ -48,10 +49,22 @@ class StepTime(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """One verification of one row."""
+    """One verification of one row.
+
+    Attributes:
+        tokens: verified; of a tree, its depth.
+        accepted: of these.
+        asked: of a drafter without a model, which may have had fewer to propose; of others
+            `tokens`.
+        cut: fewer were asked for than the window has, since the text was nearly complete. Had all
+            of them been accepted the text would be, and nobody told of the round: what such rounds
+            accepted is not what they accept on average.
+    """
 
     tokens: int
     accepted: int
+    asked: int
+    cut: bool = False
 
 
 class Round(NamedTuple):
@@ -87,8 +100,9 @@ class _Turns:
     """A policy that goes through windows in turns, whatever comes of them, and keeps what it is
     told."""
 
-    def __init__(self, parts: Sequence[Part], chain: Sequence[int], batch: int) -> None:
-        self.parts, self.chain, self.batch = parts, chain, batch
+    def __init__(self, parts: Sequence[Part], chain: Sequence[int], request: Request) -> None:
+        self.parts, self.chain, self.request = parts, chain, request
+        self.last = parts[chain[-1]]
         self.turn = 0
         self.steps: list[StepTime] = []
         self.verified: dict[tuple[int, int], list[Verified]] = {
@@ -99,7 +113,8 @@ class _Turns:
     def begin(self) -> None:
         """Another call."""
         self._begun: set[int] = set()
-        self._slots, self._told, self._before, self._last = self.batch, 0, 0, -1
+        self._prompts: dict[int, int] = {}
+        self._slots, self._told, self._before, self._last = self.request.batch, 0, 0, -1
 
     def next(self, report: RoundReport) -> Sequence[int]:
         if report.request <= self._last or self._last < 0:
@@ -108,6 +123,7 @@ class _Turns:
             if self._before:
                 self._slots = slots_after(self._slots, self._before)
         self._told, self._last = self._told + 1, report.request
+        self._prompts.setdefault(report.request, len(report.text))
         if report.steps:
             self._keep(report)
         order = [*WINDOWS[::2], *WINDOWS[1::2]]
@@ -117,32 +133,42 @@ class _Turns:
     def _keep(self, report: RoundReport) -> None:
         first = report.request not in self._begun
         self._begun.add(report.request)
+        new = len(report.text) - report.committed - self._prompts[report.request]
+        # Tokens that a draft may have so that all levels above the drafter have room for their own.
+        room = self.request.max_new_tokens - new - (len(self.chain) - 1)
+        window = report.windows[-1]
         seen: dict[int, int] = {}
         for step in report.steps:
             number = seen[step.level] = seen.get(step.level, 0) + 1
             drafted = step.level == len(self.chain)
             part = self.chain[step.level - 1]
             below = self.chain[min(step.level, len(self.chain) - 1)]
+            tokens, asked = step.width, max(0, min(window, room))
+            # What a drafter without a model was asked for is more than it had to propose.
+            lowest = not self.last.model and below == self.chain[-1]
+            if lowest and (drafted or (self.last.trees and step.tokens)):
+                tokens = asked if self.request.batch == 1 else window
             if not drafted:
-                self.verified[part, below].append(Verified(step.tokens, step.accepted))
+                self.verified[part, below].append(
+                    Verified(step.tokens, step.accepted, asked, asked < window)
+                    if lowest
+                    else Verified(step.tokens, step.accepted, step.tokens)
+                )
+            if step.level == len(self.chain) - 1 > 1:
+                room -= step.accepted + 1
             if step.repeated or not step.seconds:
                 continue
             self.steps.append(
                 StepTime(
                     part,
                     below,
-                    self._size(step, report.windows[-1], drafted),
+                    tokens,
                     step.seconds,
                     self._slots,
                     number > 1,
                     first and number == 1,
                 )
             )
-
-    def _size(self, step: StepReport, window: int, drafted: bool) -> int:
-        # What a drafter without a model was asked for is more than it had to propose.
-        model = self.parts[self.chain[-1]].model
-        return window if drafted and not model else step.width
 
 
 @dataclass
@@ -171,7 +197,7 @@ class Run:
         elif self.fixed:
             self._ready = self.make(things, [_FIXED] * (len(things) - 1))
         else:
-            self.turns = _Turns(self.parts, self.chain, self.request.batch)
+            self.turns = _Turns(self.parts, self.chain, self.request)
             windows = [MOST_ABOVE] * (len(things) - 2)
             self._ready = self.make(things, [*windows, MOST], policy=self.turns)
 
@@ -227,8 +253,9 @@ class Run:
 
 def timed_chains(parts: Sequence[Part]) -> list[tuple[int, ...]]:
     """Chains whose steps are timed: the target with the next model, with every model and the one
-    below that, and with every drafter; and with the last model and a drafter, since that model
-    verifies as well."""
+    below that, and with every drafter; with the last model and a drafter, since that model
+    verifies as well; and with a copy of the target and every drafter that reads its states, of
+    which no other chain tells how a tree is verified, or what is accepted."""
     models = [n for n, part in enumerate(parts) if part.model]
     drafters = [n for n, part in enumerate(parts) if not part.model]
     found: list[tuple[int, ...]] = [(0, n) for n in models[1:2]]
@@ -237,7 +264,13 @@ def timed_chains(parts: Sequence[Part]) -> list[tuple[int, ...]]:
     if len(models) > 1:
         below = [n for n in drafters if parts[n].drafts_below(parts[models[-1]], parts[0])]
         found += [(0, models[-1], n) for n in below[:1]]
-    return found
+    found += [
+        (0, model, n)
+        for model in models[1:]
+        for n in drafters
+        if parts[n].reads_states and parts[n].drafts_below(parts[model], parts[0])
+    ]
+    return list(dict.fromkeys(found))
 
 
 def timed_runs(

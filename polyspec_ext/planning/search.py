@@ -98,9 +98,10 @@ class Candidate:
         windows, rounds, rule, tail: as `Chain` takes them.
         predicted_tokens_per_second: of whole calls, prefills and all: what `Chain.generate` gives.
         predicted_decode_tokens_per_second: of decoding alone, as `Stats.tokens_per_second`.
-        uncertainty: relative; twice the standard error of the prediction from the texts' and the
-            times' spread.
-        measured_tokens_per_second, measured_decode_tokens_per_second: where it was run.
+        uncertainty: relative; twice the standard error: of the chain's own trial over its rounds,
+            where there was one, else from the spread of the texts and of the times of steps.
+        measured_tokens_per_second, measured_decode_tokens_per_second: where it was run; medians.
+        measured_repeats: decoding's, of each repeat.
         length: tokens per round of the target; `measured_length` where it was run.
         work: what each level does; `measured_work` where it was run.
     """
@@ -118,6 +119,7 @@ class Candidate:
     tail: int = 0
     measured_tokens_per_second: float | None = None
     measured_decode_tokens_per_second: float | None = None
+    measured_repeats: tuple[float, ...] = ()
     measured_length: float | None = None
     measured_work: Work | None = None
 
@@ -216,7 +218,7 @@ def predict(
         places: only the texts within the first so many positions, whole batches of them.
         tail: as `Chain` takes it.
     """
-    acceptance = measured.acceptance(chain)
+    acceptance = measured.acceptance(chain, *windows[-1:])
     if rejected:
         pairs = list(itertools.pairwise(chain))
         factor = [rejected.get(pair, 1.0) for pair in pairs]
@@ -231,7 +233,16 @@ def predict(
         acceptance = _first(acceptance, places, measured.batch)
     seconds = MeasuredSeconds(measured, chain, factors or {})
     found = expectation(windows, rounds, acceptance, seconds, measured.batch, tail, unread=False)
-    return replace(found, seconds=found.seconds + seconds.first())
+    found = replace(found, seconds=found.seconds + seconds.first())
+    more = measured.steps_factors(chain)
+    return replace(
+        found,
+        rounds=found.rounds * more[0],
+        steps=found.steps * more,
+        batch_steps=found.batch_steps * more,
+        seconds=found.seconds * more,
+        verified=found.verified * more[:-1] / more[0],
+    )
 
 
 def _scaled(accept: Any, factor: float) -> Any:
@@ -324,7 +335,11 @@ def _rounds(windows: Sequence[int], extra: Sequence[int | None]) -> tuple[int, .
 
 
 def _uncertainty(measured: Measured, chain: Sequence[int], found: Expectation) -> float:
-    """Relative, twice the standard error: texts drawn again, and the spread of the times."""
+    """Relative, twice the standard error: of a trial, else by texts drawn again and the spread of
+    the times."""
+    trial = measured.trials.get(tuple(chain))
+    if trial is not None:
+        return 2 * trial.error
     generator = np.random.default_rng(0)
     spent = found.seconds.sum(1) + MeasuredSeconds(measured, chain).before()
     count = len(found.tokens)
@@ -361,6 +376,14 @@ class Insertion:
     test: InsertionTest
     without: Candidate
     with_new: Candidate
+
+    @property
+    def faster(self) -> bool | None:
+        """Whether the chain with the new model was, as both were run in turns; None: it was in some
+        of the repeats, or they were not run."""
+        pairs = zip(self.without.measured_repeats, self.with_new.measured_repeats, strict=False)
+        seen = {after > before for before, after in pairs}
+        return seen.pop() if len(seen) == 1 else None
 
 
 def insertions(measured: Measured, found: Sequence[Candidate]) -> list[Insertion]:

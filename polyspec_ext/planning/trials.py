@@ -11,10 +11,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..stats import Stats, merge
-from .measure import OWN, Measured, Trial
+from .measure import OWN, Measured, PartTrial, Trial
 from .parts import Part, Request
 from .runs import Clock
 from .search import Candidate, candidate, fastest_first, observed_work
@@ -23,7 +25,22 @@ from .theory import batches
 TRIED = 4  # of the fastest chains, beside plain decoding
 _REPEATS = 2  # of every call, if there is time
 
-_Calls = list[tuple[float, Stats]]  # seconds and statistics of each
+
+class Call(NamedTuple):
+    """One that was run.
+
+    Attributes:
+        seconds: of all of it.
+        stats: of its batch.
+        rounds: of the target, tokens and seconds of each.
+    """
+
+    seconds: float
+    stats: Stats
+    rounds: list[tuple[int, float]]
+
+
+_Calls = list[Call]
 
 
 @dataclass(frozen=True)
@@ -66,10 +83,17 @@ class Runner:
                 at = (place + number + repeat) % len(built)
                 if number == 0:
                     found[at].append([])
-                began = self.clock()
-                stats = built[at].generate(calls[number], **self.request.options(turn)).stats
-                found[at][-1].append((self.clock() - began, stats))
+                found[at][-1].append(self._call(built[at], calls[number], turn))
         return found
+
+    def _call(self, chain: Any, prompts: Sequence[Sequence[int]], number: int) -> Call:
+        began = self.clock()
+        batch = chain.batch(prompts, **self.request.options(number))
+        stats, rounds, tokens, seconds = batch.stats, [], 0, 0.0
+        while batch.advance():
+            rounds.append((stats.num_new_tokens - tokens, stats.decode_seconds - seconds))
+            tokens, seconds = stats.num_new_tokens, stats.decode_seconds
+        return Call(self.clock() - began, stats, rounds)
 
     def rates(self, some: Sequence[Candidate], repeats: int) -> list[Candidate]:
         """The candidates with their tokens per second, of whole calls and of decoding: medians of
@@ -78,23 +102,34 @@ class Runner:
 
 
 def _rated(one: Candidate, repeats: Sequence[_Calls]) -> Candidate:
-    totals = [(sum(spent for spent, _ in own), _merged([own])) for own in repeats]
+    totals = [(sum(one.seconds for one in own), _merged([own])) for own in repeats]
     work = observed_work(_merged(repeats))
+    decoding = tuple(stats.tokens_per_second for _, stats in totals)
     return replace(
         one,
         measured_tokens_per_second=statistics.median(
             stats.num_new_tokens / spent for spent, stats in totals
         ),
-        measured_decode_tokens_per_second=statistics.median(
-            stats.tokens_per_second for _, stats in totals
-        ),
+        measured_decode_tokens_per_second=statistics.median(decoding),
+        measured_repeats=decoding,
         measured_length=1 / work.levels[0].steps,
         measured_work=work,
     )
 
 
 def _merged(repeats: Sequence[_Calls]) -> Stats:
-    return merge([stats for own in repeats for _, stats in own])
+    return merge([one.stats for own in repeats for one in own])
+
+
+def _error(repeats: Sequence[_Calls]) -> float:
+    """Relative standard error of tokens per second, over rounds: that of a ratio of two sums."""
+    rounds = np.array([each for own in repeats for one in own for each in one.rounds])
+    tokens, seconds = rounds.sum(0)
+    count = len(rounds)
+    if count < 2 or not seconds:
+        return 0.1
+    apart = rounds[:, 0] - tokens / seconds * rounds[:, 1]
+    return float((count / (count - 1) * (apart**2).sum()) ** 0.5 / tokens)
 
 
 def corrected(
@@ -103,20 +138,22 @@ def corrected(
     found: Sequence[Candidate],
     runner: Runner,
     limit: float,
+    most: int | None = TRIED,
 ) -> list[Candidate]:
     """The candidates, the fastest first, with predictions that go by trials (`Measured.trials`,
     which are entered here) of the fastest of `found` and of plain decoding.
 
     Args:
         limit: seconds that the trials may take; they take longer where a single call does.
+        most: chains that are tried, beside plain decoding; None: all.
     """
     began = runner.clock()
     plain = next(one for one in found if not one.windows)
-    some = list(dict.fromkeys([*found[:TRIED], plain]))
+    some = list(dict.fromkeys([*found[:most], plain]))
     while some:
         left = limit - (runner.clock() - began)
         for one, own in zip(some, runner.run(some, _REPEATS, left), strict=True):
-            measured.trials[one.parts] = _trial(measured, parts, one, _merged(own))
+            measured.trials[one.parts] = _trial(measured, parts, one, own)
         found = fastest_first(
             [candidate(measured, parts, c.parts, c.windows, c.rounds, c.tail) for c in found]
         )
@@ -127,17 +164,25 @@ def corrected(
 
 
 def _trial(
-    measured: Measured, parts: Sequence[Part], one: Candidate, stats: Stats
-) -> dict[int, Trial]:
-    """Of each part of a candidate, and of the chain itself."""
+    measured: Measured, parts: Sequence[Part], one: Candidate, repeats: Sequence[_Calls]
+) -> Trial:
+    """Of a candidate that was run."""
     tables = replace(measured, trials={})
     expected = candidate(tables, parts, one.parts, one.windows, one.rounds, one.tail).work
+    stats = _merged(repeats)
     found = observed_work(stats)
-    trials = {
-        part: Trial(theirs.seconds / theirs.steps * mine.steps, mine.seconds)
+    tokens = stats.num_new_tokens
+    each = {
+        part: PartTrial(
+            theirs.seconds / theirs.steps * mine.steps,
+            mine.seconds,
+            round(theirs.steps * tokens),
+            theirs.steps / mine.steps,
+        )
         for part, mine, theirs in zip(one.parts, expected.levels, found.levels, strict=True)
         if mine.steps > 0 and theirs.steps > 0
     }
     steps = [sum(level.steps for level in work.levels) for work in (expected, found)]
-    trials[OWN] = Trial(found.own / steps[1] * steps[0], expected.own)
-    return trials
+    own = found.own / steps[1] * steps[0]
+    each[OWN] = PartTrial(own, expected.own, round(steps[1] * tokens))
+    return Trial(each, _error(repeats))

@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -20,8 +21,8 @@ from toy_trees import TreeDrafter, TreeLevel
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.drafters.base import DraftBlock, DraftInput
-from polyspec_ext.levels.base import InputBlock, LevelOutput
-from polyspec_ext.planning import measure, planner, search, trials
+from polyspec_ext.levels.base import InputBlock, LevelOutput, PromptBatch
+from polyspec_ext.planning import measure, planner, runs, search, tables, trials
 from polyspec_ext.planning.parts import Part, Request
 
 PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 1, 1, 8]]
@@ -422,6 +423,17 @@ def test_theorem_beside_what_was_measured(clock: Clock) -> None:
     assert (test.above, test.new, test.below) == ("target", "middle", "small")
     assert test.without.measured_tokens_per_second
     assert test.with_new.measured_tokens_per_second
+    assert test.faster == (
+        test.with_new.measured_decode_tokens_per_second
+        > test.without.measured_decode_tokens_per_second
+    )
+    now_and_then = replace(test, with_new=replace(test.with_new, measured_repeats=(1.0, 99.0)))
+    now_and_then = replace(now_and_then, without=replace(test.without, measured_repeats=(2.0, 2.0)))
+    assert now_and_then.faster is None
+    assert "either" in tables.insertions([now_and_then])
+    # All that is compared has been tried, and is measured beside plain decoding.
+    assert len(plan.measured.trials) == len(plan.candidates)
+    assert plan.plain.measured_tokens_per_second
     assert test.lengths[0] == pytest.approx(test.without.length)
     assert test.lengths[1] == pytest.approx(test.with_new.length)
     assert "middle between target and small" in str(plan)
@@ -501,12 +513,15 @@ def test_a_level_in_anothers_cache_may_stand_in_the_middle(clock: Clock) -> None
 class SlowTreeLevel(TreeLevel):
     """A target that reads trees; a pass takes 0.1 s and 2 ms for each token."""
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(12, 0, "target")
-        self.clock = clock
+    def __init__(
+        self, clock: Clock, name: str = "target", seconds: float = 0.1, noise: float = 0.0
+    ) -> None:
+        super().__init__(12, 0, name)
+        self.table.table = self.table.table + ToyLevel(12, 7, scale=noise).table
+        self.clock, self.seconds = clock, seconds
 
     def forward(self, block: InputBlock) -> LevelOutput:
-        self.clock.now += 0.1 + 2e-3 * block.tokens.shape[1]
+        self.clock.now += self.seconds + 2e-3 * block.tokens.shape[1]
         return super().forward(block)
 
 
@@ -542,6 +557,92 @@ def test_trees_are_planned_by_their_depth(clock: Clock) -> None:
     assert set(plan.measured.verify[0, False].seconds) == {0}
     times = plan.measured.verify_trees[0, 1]
     assert times.at(3) == pytest.approx(0.1 + 2e-3 * (1 + 3 + 6 + 12), rel=0.05)
+
+
+class SlowCopy(SlowTreeLevel):
+    """One in the target's cache, which drafts as well."""
+
+    reads_apart = False
+
+    def prefill(self, prompts: Any) -> Any:
+        if not isinstance(prompts, torch.Tensor):
+            return super().prefill(prompts)
+        super().prefill(PromptBatch(prompts, None, prompts.shape[1]))
+        return None
+
+    def forward(self, block: Any, keep: int = 0) -> Any:
+        if isinstance(block, torch.Tensor):
+            return super().forward(InputBlock(block, keep)).logits
+        return super().forward(block)
+
+
+def test_a_copy_verifies_trees_as_trees(clock: Clock) -> None:
+    """Though another model stands between it and the drafters in the order of costs."""
+    copy = SlowCopy(clock, "copy", 0.02, 0.2)
+    given = [SlowTreeLevel(clock), copy, *levels(clock)[1:2], SlowTreeDrafter(clock, (3, 2, 2))]
+    prompts = [[n, m] for n in range(6) for m in (1, 5)]
+    plan = ps.plan(given, prompts, 40, seconds=1e9, trials=0)
+    assert [part.name for part in plan.parts] == ["target", "copy", "small", "tree"]
+    (three,) = [one for one in plan.candidates if one.parts == (0, 1, 3)]
+    (ran,) = planner.run(plan, [three], prompts, 1)
+    assert ran.measured_work is not None
+    mine, theirs = (work.levels[1] for work in (ran.work, ran.measured_work))
+    assert mine.seconds / mine.steps == pytest.approx(theirs.seconds / theirs.steps, rel=0.05)
+    assert mine.length == pytest.approx(theirs.length, rel=0.1)
+    assert ran.error == pytest.approx(0, abs=0.1)
+
+
+class Budget(SlowTreeDrafter):
+    """Trees of a few nodes, which are all at the first level where no other is asked for."""
+
+    def _tree(self, inputs: DraftInput, b: int) -> Any:
+        self.widths = (6,) if int(inputs.lengths[b]) == 1 else (1,) * 8
+        return super()._tree(inputs, b)
+
+
+def test_a_deep_tree_is_narrow(clock: Clock) -> None:
+    """What is accepted of small trees says nothing of large ones."""
+    prompts = [[n, m] for n in range(6) for m in (1, 5)]
+    given = [SlowTreeLevel(clock), Budget(clock, (1,))]
+    plan = ps.plan(given, prompts, 160, 1.0, seconds=1e9)
+    some = [
+        search.candidate(plan.measured, plan.parts, (0, 1), (window,), ()) for window in (1, 2, 6)
+    ]
+    for one in planner.run(plan, some, prompts, 1):
+        assert one.length == pytest.approx(one.measured_length, rel=0.1), one
+
+
+def test_what_is_accepted_of_trees_is_what_a_trial_accepts(clock: Clock) -> None:
+    """Greedy texts of the toy levels repeat themselves, and windows in turns with them."""
+    prompts = [[n, m] for n in range(6) for m in (1, 5)]
+    plan = ps.plan([SlowTreeLevel(clock), Budget(clock, (1,))], prompts, 160, seconds=1e9)
+    (tree,) = [one for one in plan.candidates if one.windows]
+    (ran,) = planner.run(plan, [tree], prompts, 1)
+    assert tree.length == pytest.approx(ran.measured_length, rel=0.01)
+    assert ran.error == pytest.approx(0, abs=0.01)
+    assert ran.measured_work is not None
+    for mine, theirs in zip(tree.work.levels, ran.measured_work.levels, strict=True):
+        assert mine.steps == pytest.approx(theirs.steps, rel=0.01)
+    untried = replace(plan.measured, trials={})
+    before = search.candidate(untried, plan.parts, tree.parts, tree.windows, tree.rounds)
+    assert before.length != pytest.approx(ran.measured_length, rel=0.03)
+
+
+def test_acceptance_of_trees_by_window() -> None:
+    """Rounds near the end of a text are left out; a tree that ended early accepts nothing there."""
+    rounds = [
+        *[runs.Verified(1, 1, 1)] * 60,
+        *[runs.Verified(2, 2, 4)] * 30,
+        *[runs.Verified(4, 0, 4)] * 30,
+        *[runs.Verified(4, 0, 4, True)] * 100,
+    ]
+    found = measure.Measured(np.arange(8, 0, -1), trees={(0, 1): rounds})
+    shallow, deep = (found.acceptance((0, 1), window).proposals for window in (1, 4))
+    assert shallow is not None
+    assert deep is not None
+    assert shallow.accept[0, 0] == pytest.approx(1)
+    assert deep.accept[0, :3] == pytest.approx([0.5, 1, 0], abs=0.1)
+    assert (shallow.counts.max(), deep.counts.max()) == (1, 4)
 
 
 def test_a_head_stands_below_the_target_it_reads(clock: Clock) -> None:
@@ -683,16 +784,49 @@ def test_what_is_far_from_other_times_is_paid_for_by_all() -> None:
 
 
 def test_corrections() -> None:
-    """Half of what a chain took itself, half of the part's in all; else of all parts."""
+    """By what a chain took itself, the more the more steps it had; else by what the part took where
+    it did the same; else by all of its steps, or by those of all parts."""
+
+    def trial(**parts: tuple[float, float, int]) -> measure.Trial:
+        each = {int(name[1:]): measure.PartTrial(*own) for name, own in parts.items()}
+        return measure.Trial(each, 0.0)
+
     found = measure.Measured(None)
     assert found.correction((0, 1), 1) == 1
-    found.trials[0, 1] = {0: measure.Trial(2.0, 1.0), 1: measure.Trial(3.0, 1.0)}
-    found.trials[0, 2] = {0: measure.Trial(4.0, 4.0)}
+    found.trials[0, 1] = trial(p0=(2.0, 1.0, 64), p1=(3.0, 1.0, 10**9))
+    found.trials[0, 2] = trial(p0=(4.0, 4.0, 192))
     assert [found.correction((0, 1), n) for n in (0, 1)] == pytest.approx([(2 + 6 / 5) / 2, 3])
-    assert found.correction((0, 2), 0) == pytest.approx((1 + 6 / 5) / 2)
+    assert found.correction((0, 2), 0) == pytest.approx((3 + 6 / 5) / 4)
     assert found.correction((0, 1, 2), 0) == pytest.approx(6 / 5)
-    assert found.correction((0, 1, 2), 1) == 3
+    assert found.correction((0, 1, 2), 1) == 3  # it drafted there, and verifies here
     assert found.correction((0, 2), 2) == pytest.approx(9 / 6)
+    found.trials[0, 1, 2] = trial(p1=(1.0, 2.0, 0))
+    assert found.correction((0, 1, 3), 1) == 0.5
+    assert found.correction((0, 1), 1) == pytest.approx(3)
+
+
+def test_the_uncertainty_is_that_of_the_trial(clock: Clock) -> None:
+    """Rounds of one token each, whose times are spread as `Uneven` has them."""
+    plan = ps.plan([Uneven(clock, "target", 0.1, 0.0, 1)], PROMPTS, 100, seconds=1e9)
+    rounds = 2 * len(PROMPTS) * 100
+    spread = (0.3**2 / 3 + 3.0**2 * 0.03 * 0.97) ** 0.5 / 1.09
+    assert plan.plain.uncertainty == pytest.approx(2 * spread / rounds**0.5, rel=0.3)
+    # Of the texts' spread, and of steps, where nothing was tried.
+    untried = replace(plan.measured, trials={})
+    one = search.candidate(untried, plan.parts, (0,), (), ())
+    assert one.uncertainty != plan.plain.uncertainty
+    steady = ps.plan([Slow(clock, "target", 0.1, 0.0)], PROMPTS, 20, seconds=1e9)
+    assert steady.plain.uncertainty < 1e-3
+
+
+def test_as_many_chains_are_tried_as_one_likes(clock: Clock) -> None:
+    given = [*levels(clock), "prompt-lookup"]
+    for count, wanted in ((0, 2), (1, 2), (None, 8)):
+        plan = ps.plan(given, PROMPTS, 30, seconds=1e9, trials=count)
+        assert len(plan.candidates) == 8
+        # Beside plain decoding; what is recommended has always been.
+        assert len(plan.measured.trials) == wanted
+        assert plan.recommended.parts in plan.measured.trials
 
 
 def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -722,6 +856,11 @@ def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.Monkey
         for name in ("names", "window", "rounds", "rule", "tail"):
             assert getattr(second, name) == getattr(first, name), name
         assert second.tail == 2
+        assert second.prediction == first.prediction
+        assert second.prediction is not None
+        assert second.prediction.tokens_per_second > 1 / 0.102
+        assert 0 < second.prediction.uncertainty < 1
+        assert ps.Chain(levels(clock)).prediction is None
         with pytest.raises(AssertionError, match="measured again"):
             ps.Chain.planned(levels(clock), PROMPTS, 61)
     assert ps.plan(levels(clock), PROMPTS, 60, seconds=1e9).recommended.windows == tuple(
