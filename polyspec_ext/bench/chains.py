@@ -44,7 +44,7 @@ from polyspec_ext.planning.search import Candidate
 from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
 from polyspec_ext.stats import merge
 
-SCHEMA = 2  # of the JSON report
+SCHEMA = 3  # of the JSON report
 TARGET, W4, MIDDLE, DRAFTER, NGRAM = "target", "W4 copy", "middle", "drafter", "n-gram"
 EAGLE, TREE = "EAGLE", "EAGLE tree"
 # Below the target, the dearest first: a chain is a part of it in that order.
@@ -264,6 +264,7 @@ def contenders(
             seed=args.seed,
             pack=False,
             seconds=args.plan_seconds,
+            trials=None,
         )
     made = []
     for names in [(TARGET,), *asked_for]:
@@ -275,6 +276,7 @@ def contenders(
         names = tuple(next(n for n in names if parts[n] is thing) for thing in things)
         made.append(_contender(names, found.chain(one)))
         made[-1].predicted = one.predicted_tokens_per_second
+        made[-1].uncertainty = one.uncertainty
     return made
 
 
@@ -331,6 +333,12 @@ def rows_of(
         levels = () if stats is None else stats.levels
         tokens = max(1, sum(one.tokens.values()))
         inside = sum(level.seconds for level in levels)
+        gain = ratios(one, made[0])
+        off = of_gain = None
+        if one.predicted is not None and made[0].predicted is not None:
+            off = one.predicted / one.rate()
+            # Of the chain and of plain decoding in one run, whatever the processor did before it.
+            of_gain = one.predicted / made[0].predicted / gain["median"]
         rows.append(
             {
                 "label": one.label,
@@ -339,8 +347,11 @@ def rows_of(
                 "tail": one.tail,
                 "rule": one.rule,
                 "predicted_tokens_per_second": one.predicted,
+                "uncertainty": one.uncertainty,
                 "tokens_per_second": one.rate(),
-                "x_plain": ratios(one, made[0]),
+                "predicted_over_measured": off,
+                "x_plain": gain,
+                "predicted_over_measured_x_plain": of_gain,
                 "decoding_tokens_per_second": one.decoding_rate(),
                 "lossless": found.lossless,
                 "verdict": str(found),
@@ -360,6 +371,18 @@ def rows_of(
             }
         )
     return rows
+
+
+def choice_of(made: Sequence[Contender]) -> dict[str, Any] | None:
+    """Which of those that the planner knows it would choose, which was the fastest, and the rate of
+    the first over that of the second, in the same run."""
+    known = [one for one in made if one.predicted is not None]
+    if not known:
+        return None
+    chosen = max(known, key=lambda one: one.predicted or 0.0)
+    fastest = max(known, key=lambda one: ratios(one, made[0])["median"])
+    of_fastest = ratios(chosen, fastest)["median"]
+    return {"chosen": chosen.label, "fastest": fastest.label, "of_fastest": of_fastest}
 
 
 def report_of(args: Settings) -> dict[str, Any]:
@@ -400,7 +423,8 @@ def report_of(args: Settings) -> dict[str, Any]:
             models = {n: p.model for n, p in parts.items() if isinstance(p, HuggingFaceLevel)}
             shared = overlaps(model, models, prompts, made[0].texts)
         rows = rows_of(made, prompts, model, temperature)
-        results.append({"temperature": temperature, "rows": rows})
+        found = {"temperature": temperature, "rows": rows, "choice": choice_of(made)}
+        results.append(found)
     return {
         "schema": SCHEMA,
         "command": "bench chains",
@@ -461,8 +485,8 @@ def _window(row: dict[str, Any]) -> str:
     return f"{text} + {row['tail']}" if row["tail"] else text
 
 
-def _rate(tokens_per_second: float | None) -> str:
-    return "-" if tokens_per_second is None else f"{tokens_per_second:.1f}"
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -497,9 +521,9 @@ def markdown(report: dict[str, Any]) -> str:
             "L: mean acceptance length; F: passes per token; T: ms of a pass with its "
             "verification; by level, the target first.",
             "",
-            "| chain | window | predicted | tokens/s | x plain | decoding | L | F | T | engine | "
-            "lossless |",
-            "|---" * 11 + "|",
+            "| chain | window | predicted | +- | tokens/s | predicted/measured | x plain | "
+            "predicted/measured, x plain | decoding | L | F | T | engine | lossless |",
+            "|---" * 14 + "|",
         ]
         for row in result["rows"]:
             levels = row["levels"]
@@ -507,10 +531,13 @@ def markdown(report: dict[str, Any]) -> str:
             cells = [
                 row["label"],
                 _window(row),
-                _rate(row["predicted_tokens_per_second"]),
+                _shown(row["predicted_tokens_per_second"], ".1f"),
+                _shown(row["uncertainty"], ".1%"),
                 f"{row['tokens_per_second']:.1f}",
+                _shown(row["predicted_over_measured"], ".2f"),
                 f"{row['x_plain']['median']:.2f}",
-                _rate(row["decoding_tokens_per_second"]),
+                _shown(row["predicted_over_measured_x_plain"], ".2f"),
+                _shown(row["decoding_tokens_per_second"], ".1f"),
                 ", ".join(f"{x:.2f}" for x in lengths) or "-",
                 ", ".join(f"{x['passes_per_token']:.2f}" for x in levels) or "-",
                 ", ".join(f"{x['ms']:.1f}" for x in levels) or "-",
@@ -518,6 +545,13 @@ def markdown(report: dict[str, Any]) -> str:
                 row["verdict"],
             ]
             lines.append("| " + " | ".join(cells) + " |")
+        choice = result["choice"]
+        if choice is not None:
+            lines += [
+                "",
+                f"By prediction: {choice['chosen']}; the fastest: {choice['fastest']}; "
+                f"{choice['of_fastest']:.3f} of it.",
+            ]
     return "\n".join(lines)
 
 

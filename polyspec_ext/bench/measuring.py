@@ -100,7 +100,8 @@ class Contender:
         levels: names of the models, target first.
         batch: prompts per call.
         window, rounds, tail, rule: of a chain.
-        predicted: tokens per second that were expected; None: nobody asked.
+        predicted: tokens per second that were expected; None: nobody asked. uncertainty: of that,
+            relative.
         seconds: by (repeat, first prompt of a call); tokens: the same.
         texts: by prompt, of the last repeat.
         stats: of every call; none of transformers.
@@ -116,6 +117,7 @@ class Contender:
     tail: int = 0
     rule: str = "token"
     predicted: float | None = None
+    uncertainty: float | None = None
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
     texts: dict[int, list[int]] = field(default_factory=dict)

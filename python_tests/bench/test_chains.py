@@ -70,6 +70,7 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert all("1 of 1" in row["verdict"] or "parted" in row["verdict"] for row in rows)
     assert [row["window"] for row in rows[3:]] == [[4]] * 6
     assert all(row["predicted_tokens_per_second"] is None for row in rows)
+    assert report["results"][0]["choice"] is None
     assert "| target <- EAGLE tree |" in chains.markdown(report)
     # Some of them, grown: the head grows along. Windows are the planner's now.
     some = [*command, "--times", "2", "--chains", "EAGLE tree;n-gram", "--temperature", "1"]
@@ -80,8 +81,23 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     rows = report["results"][0]["rows"]
     labels = [row["label"] for row in rows[3:]]
     assert labels == ["target <- EAGLE tree", "target <- n-gram"]
-    assert all(row["predicted_tokens_per_second"] > 0 for row in (rows[0], *rows[3:]))
-    assert "at most 1 seconds of measuring" in chains.markdown(report)
+    planned = (rows[0], *rows[3:])
+    assert all(row["predicted_tokens_per_second"] > 0 < row["uncertainty"] for row in planned)
+    for row in planned:
+        off = row["predicted_tokens_per_second"] / row["tokens_per_second"]
+        assert row["predicted_over_measured"] == pytest.approx(off)
+        own = row["predicted_over_measured_x_plain"] * row["x_plain"]["median"]
+        over_plain = row["predicted_tokens_per_second"] / rows[0]["predicted_tokens_per_second"]
+        assert own == pytest.approx(over_plain)
+    assert rows[0]["predicted_over_measured_x_plain"] == 1
+    choice = report["results"][0]["choice"]
+    fastest = max(planned, key=lambda row: row["x_plain"]["median"])
+    chosen = max(planned, key=lambda row: row["predicted_tokens_per_second"])
+    assert (choice["chosen"], choice["fastest"]) == (chosen["label"], fastest["label"])
+    assert 0 < choice["of_fastest"] <= 1
+    text = chains.markdown(report)
+    assert "at most 1 seconds of measuring" in text
+    assert f"By prediction: {chosen['label']}; the fastest: {fastest['label']}" in text
     assert main([*command, "--chains", "drafter,W4 copy"]) == 2
     assert "expected chains among" in capsys.readouterr().err
 
