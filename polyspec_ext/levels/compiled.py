@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,8 +30,9 @@ class CompiledPasses:
     would look through, and use up, each other's entries, so every model gets its own copy.
 
     Args:
-        model: changes of it behind the first passes are not seen: guards on every module and
-            parameter would cost more than a small model's pass.
+        model: changes of it, and of the functions that it calls, behind the first passes are not
+            seen: guards on every module, parameter and function would cost more than a small
+            model's pass.
     """
 
     def __init__(self, model: Any) -> None:
@@ -49,7 +50,10 @@ class CompiledPasses:
             own.__kwdefaults__ = function.__kwdefaults__
             method = types.MethodType(own, model)
         options: dict[str, Any] = {
-            "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe
+            "guard_filter_fn": _of_arguments,
+            # Half precision is rounded where the model rounds it, whatever is fused: else a pass of
+            # one token and one of several would round at different places.
+            "emulate_precision_casts": True,
         }
         self._compile: Callable[..., Any] = torch.compile(method, dynamic=True, options=options)
         self._run: Callable[..., Any] = torch._dynamo.run(method)
@@ -68,6 +72,13 @@ class CompiledPasses:
     def __call__(self, **arguments: Any) -> Any:
         """A pass; compiled if it is of a kind that was."""
         return self._run(**_alike(arguments))
+
+
+def _of_arguments(guards: Sequence[Any]) -> list[bool]:
+    """Which guards are kept: those on a pass's arguments, on their shapes and on torch's state."""
+    modules = torch.compiler.skip_guard_on_all_nn_modules_unsafe(guards)
+    functions = torch.compiler.skip_guard_on_globals_unsafe(guards)
+    return [both[0] and both[1] for both in zip(modules, functions, strict=True)]
 
 
 def _alike(arguments: dict[str, Any]) -> dict[str, Any]:
