@@ -23,7 +23,7 @@ QUICK_PYTEST = $(addprefix python_tests/, \
   runtime/test_chain.py runtime/test_batches.py runtime/test_plan.py runtime/test_parameters.py runtime/test_stats.py \
   system/test_structure.py system/test_surface.py system/test_smoke.py)
 
-.PHONY: demo test quick test-oldest environment test-environment lint clean
+.PHONY: demo test quick rebuilt test-oldest environment test-environment lint clean
 
 demo: environment
 	$(PY) -m polyspec_ext demo
@@ -33,17 +33,20 @@ test: test-environment
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist worksteal
 	$(MAKE) --no-print-directory lint
 
-quick: | build/test/build.ninja
-	$(VENV)/bin/cmake --build build/test
-	$(VENV)/bin/cmake --install build/test --component python --prefix polyspec_ext >/dev/null
+quick: rebuilt
 	$(VENV)/bin/ctest --test-dir build/test --output-on-failure --parallel 2 -R "$(QUICK_CTEST)"
 	$(PY) -m pytest -q -m "not slow" $(QUICK_PYTEST)
 	$(PY) -m ruff check .
 
+# As `test-environment` leaves it, without asking for what is installed.
+rebuilt: | build/test/build.ninja
+	$(VENV)/bin/cmake --build build/test
+	$(VENV)/bin/cmake --install build/test --component python --prefix polyspec_ext >/dev/null
+
 build/test/build.ninja:
 	$(MAKE) --no-print-directory test-environment
 
-test-oldest: test-environment
+test-oldest: rebuilt
 	PYTHON=$(PYTHON) .ci/oldest $(PY)
 
 lint:

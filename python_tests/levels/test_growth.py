@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,25 +64,29 @@ def test_no_less_than_there_is(more: dict[str, int], wrong: str) -> None:
         tiny.grown(2, **more)
 
 
+def drafted(target: Any, place: Path) -> list[Output]:
+    """What a head drafts for a target as a chain, greedy and sampled, and as trees."""
+    chain = ps.Chain([target, ps.Eagle.from_pretrained(place, target)], [4])
+    found = [chain.generate(PROMPT, 40, temperature, seed=3) for temperature in (0.0, 1.0)]
+    head = ps.Eagle.from_pretrained(place, target, tree=ps.DynamicTree(3, 8))
+    return [*found, ps.Chain([target, head], [3]).generate(PROMPT, 24)]
+
+
+@functools.cache
+def drafted_as_shipped(name: str) -> list[Output]:
+    return drafted(tiny.grown(1), tiny.path(name))
+
+
 @pytest.mark.parametrize(("times", "layers"), [(1, None), (2, None), (1, 14)])
 @pytest.mark.parametrize("name", tiny.HEADS)
 def test_a_grown_head_drafts_what_the_shipped_one_does(
     name: str, times: int, layers: int | None, tmp_path: Path
 ) -> None:
     """The same drafts, so the same tokens accepted at the same places, for sampled texts too."""
-    target, grown = tiny.grown(1), tiny.grown(times, layers=layers)
     place = tiny.grown_head(name, times, tmp_path)
-    own = ps.Chain([target, ps.Eagle.from_pretrained(tiny.path(name), target)], [4])
-    wide = ps.Chain([grown, ps.Eagle.from_pretrained(place, grown)], [4])
-    for temperature in (0.0, 1.0):
-        require_same(*(c.generate(PROMPT, 40, temperature, seed=3) for c in (own, wide)))
-    tree = ps.DynamicTree(3, 8)
-    heads = [
-        ps.Eagle.from_pretrained(where, model, tree=tree)
-        for where, model in ((tiny.path(name), target), (place, grown))
-    ]
-    pairs = zip((target, grown), heads, strict=True)
-    require_same(*(ps.Chain([model, head], [3]).generate(PROMPT, 24) for model, head in pairs))
+    found = drafted(tiny.grown(times, layers=layers), place)
+    for wanted, own in zip(drafted_as_shipped(name), found, strict=True):
+        require_same(wanted, own)
 
 
 def test_grown_states_are_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Prompts of 8192 tokens through the shipped models' architecture, in passes of bounded memory."""
+"""Prompts of 4096 tokens through the shipped models' architecture, in passes of bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.levels import HuggingFaceLevel
 
-TOKENS = 8192
+TOKENS = 4096
 
 
 class Largest(TorchDispatchMode):
@@ -61,7 +61,7 @@ def bound(level: HuggingFaceLevel, rows: int, chunk: int) -> int:
 @pytest.mark.parametrize("name", tiny.LEVELS)
 def test_a_long_prompt_goes_in_passes_of_bounded_memory(name: str) -> None:
     model = shipped(name, layers=2 if name == "target" else None)
-    chunk, text = 512, prompt(1)
+    chunk, text = 256, prompt(1)
     level = HuggingFaceLevel(model, prefill_chunk=chunk)
     level.reserve(TOKENS + 1)
     with Largest() as largest:
@@ -75,9 +75,9 @@ def test_a_long_prompt_goes_in_passes_of_bounded_memory(name: str) -> None:
 
 
 def test_ragged_prompts_too() -> None:
-    chunk, text = 256, prompt(2)
+    chunk, text = 128, prompt(2)
     level = HuggingFaceLevel(shipped("drafter"), prefill_chunk=chunk)
-    counts = [TOKENS - 1, 3001]
+    counts = [TOKENS - 1, 1501]
     level.reserve(TOKENS)
     with Largest() as largest:
         level.prefill(text[:, :-1], counts)
@@ -91,7 +91,7 @@ def test_ragged_prompts_too() -> None:
 
 
 def test_the_chain_on_a_long_prompt() -> None:
-    """Greedy text behind 8192 tokens is the target's own."""
+    """Greedy text behind 4096 tokens is the target's own."""
     target = shipped("middle")
     chain = ps.Chain(
         [target, ps.Level(shipped("drafter"), streaming={"window": 128, "slack": 32})], [3]
