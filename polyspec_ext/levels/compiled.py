@@ -67,7 +67,10 @@ class CompiledPasses:
             for name, dimension in _TOKENS.items():
                 for tensor in _tensors(arguments.get(name)):
                     mark(tensor, dimension)
-        return self._compile(**arguments)
+        # Else the model's own numbers, such as a norm's epsilon, are first traced as variables, and
+        # then all over again as what they are.
+        with torch._dynamo.config.patch(specialize_float=True):
+            return self._compile(**arguments)
 
     def __call__(self, **arguments: Any) -> Any:
         """A pass; compiled if it is of a kind that was."""

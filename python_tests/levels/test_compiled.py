@@ -42,6 +42,8 @@ def test_compiled_passes_give_the_same_tokens_in_few_graphs() -> None:
     chain.generate([1, 2, 3], 5, eos_token_id=[])
     made = graphs["unique_graphs"]
     assert made == 4  # of one token and of several, of each model
+    # None of them was traced in vain first.
+    assert torch._dynamo.utils.counters["aot_autograd"]["total"] == made
     # Other lengths and capacities, texts that end within a window: the same graphs, and nothing
     # but the prompts without.
     for prompt in ([4, 5, 6], [7] * 50, [3, 1, 4, 1, 5, 9], [7] * 300, [8] * 700, [7] * 255):
