@@ -583,7 +583,8 @@ def test_a_copy_verifies_trees_as_trees(clock: Clock) -> None:
     prompts = [[n, m] for n in range(6) for m in (1, 5)]
     plan = ps.plan(given, prompts, 40, seconds=1e9, trials=0)
     assert [part.name for part in plan.parts] == ["target", "copy", "small", "tree"]
-    (three,) = [one for one in plan.candidates if one.parts == (0, 1, 3)]
+    untried = replace(plan.measured, trials={})
+    three = search.candidate(untried, plan.parts, (0, 1, 3), (6, 2), (2,))
     (ran,) = planner.run(plan, [three], prompts, 1)
     assert ran.measured_work is not None
     mine, theirs = (work.levels[1] for work in (ran.work, ran.measured_work))
