@@ -416,5 +416,10 @@ def run(args: argparse.Namespace) -> int:
     report = report_of(args)
     if args.plots is not None:
         draw(report, args.plots)
+    # Of every round of every policy: what the pictures show, and most of the report.
+    for sets in report["chains"].values():
+        for own in sets.values():
+            for row in own["policies"].values():
+                row.pop("windows_over_time", None)
     print(json.dumps(report, indent=1) if args.json else markdown(report))
     return 0

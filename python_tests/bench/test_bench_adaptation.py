@@ -175,6 +175,7 @@ def test_the_command(
             speeds = {name: row["speed"] for name, row in own["policies"].items()}
             assert speeds["oracle"] >= speeds[adaptation.BEST] >= speeds[adaptation.FOUND]
             assert speeds[adaptation.HALVES] >= speeds[adaptation.BEST] * (1 - 1e-9)
+    assert "windows_over_time" not in json.dumps(report)
     assert set(report["live"]) == {"ours", "others"}
     for speeds in report["live"].values():
         assert {"plain decoding", "online", "joint", adaptation.FOUND} < set(speeds)
