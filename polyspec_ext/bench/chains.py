@@ -476,7 +476,8 @@ def _windows(settings: dict[str, Any]) -> str:
         return "Windows: the engine's own choice."
     return (
         f"Windows and tails (+): the planner's, from at most {settings['plan_seconds']} seconds of "
-        "measuring on these questions, with what it predicts."
+        "measuring on these questions, and a moment of every chain's own work, with what it "
+        "predicts and twice the standard error of that."
     )
 
 
