@@ -360,7 +360,9 @@ def rows_of(
                 "levels": [
                     {
                         "name": level.name,
-                        "acceptance_length": level.mean_acceptance_length,
+                        "acceptance_length": (
+                            level.mean_acceptance_length if level.num_drafts else None
+                        ),
                         "passes_per_token": level.num_forward_passes / tokens,
                         "ms": 1e3 * level.seconds / max(1, level.num_forward_passes),
                     }

@@ -72,6 +72,9 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert all(row["predicted_tokens_per_second"] is None for row in rows)
     assert report["results"][0]["choice"] is None
     assert "| target <- EAGLE tree |" in chains.markdown(report)
+    # Only levels that verify have a length: JSON has no NaN.
+    json.dumps(report, allow_nan=False)
+    assert all(row["levels"][-1]["acceptance_length"] is None for row in rows if row["levels"])
     # Some of them, grown: the head grows along. Windows are the planner's now.
     some = [*command, "--times", "2", "--chains", "EAGLE tree;n-gram", "--temperature", "1"]
     some += ["--plan-seconds", "1"]
