@@ -225,8 +225,8 @@ def test_readme_and_cmake_ask_for_the_same_nvcc() -> None:
 
 GPU_STEPS = (
     "configure", "configure without Python", "build", "install", "cuda_test", "pytest gpu",
-    "bench kernels short", "sanitizer memcheck", "rounds of the target", "bench overhead",
-    "bench shapes", "bench chains", "bench kernels", "ctest", "sanitizer racecheck",
+    "bench kernels short", "sanitizer memcheck", "rounds of the target", "bench shapes",
+    "bench chains", "bench overhead", "bench kernels", "ctest", "sanitizer racecheck",
     "sanitizer synccheck", "sanitizer initcheck",
 )  # fmt: skip
 
