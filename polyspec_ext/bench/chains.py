@@ -364,7 +364,11 @@ def rows_of(
                             level.mean_acceptance_length if level.num_drafts else None
                         ),
                         "passes_per_token": level.num_forward_passes / tokens,
-                        "ms": 1e3 * level.seconds / max(1, level.num_forward_passes),
+                        "ms": (
+                            1e3 * level.seconds / level.num_forward_passes
+                            if level.num_forward_passes
+                            else None  # a drafter without a model
+                        ),
                     }
                     for level in levels
                 ],
@@ -543,7 +547,7 @@ def markdown(report: dict[str, Any]) -> str:
                 _shown(row["decoding_tokens_per_second"], ".1f"),
                 ", ".join(f"{x:.2f}" for x in lengths) or "-",
                 ", ".join(f"{x['passes_per_token']:.2f}" for x in levels) or "-",
-                ", ".join(f"{x['ms']:.1f}" for x in levels) or "-",
+                ", ".join(_shown(x["ms"], ".1f") for x in levels) or "-",
                 "-" if row["engine_share"] is None else f"{100 * row['engine_share']:.0f} %",
                 row["verdict"],
             ]
