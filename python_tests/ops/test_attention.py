@@ -5,12 +5,9 @@ scores that are not finite, refusals, opcheck."""
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
+import instruction_sets
 import pytest
 import torch
 
@@ -154,15 +151,7 @@ def digest() -> str:
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_instruction_sets_change_nothing(isa: str) -> None:
-    code = "import test_attention; print(test_attention.digest())"
-    paths = [str(Path(cache_attention.__file__).parents[2]), str(Path(__file__).parent)]
-    environment = {
-        **os.environ, "POLYSPEC_CPU_ISA": isa, "PYTHONPATH": os.pathsep.join(paths),
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == digest()
+    assert instruction_sets.printed(isa, "test_attention", "digest") == digest()
 
 
 def test_denormals_are_kept_whatever_the_thread_does() -> None:

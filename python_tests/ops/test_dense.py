@@ -4,11 +4,8 @@ whatever the number of rows, the threads and the instruction set, refusals, opch
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
 
+import instruction_sets
 import pytest
 import torch
 
@@ -106,14 +103,4 @@ def fingerprint() -> str:
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512bf16"])
 def test_every_instruction_set_and_number_of_threads_gives_the_same_bytes(isa: str) -> None:
-    package = str(Path(dense.__file__).parents[2])
-    code = "import torch, test_dense as t; torch.set_num_threads(3); print(t.fingerprint())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
-        env=os.environ | {"POLYSPEC_CPU_ISA": isa, "PYTHONPATH": package},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == fingerprint()
+    assert instruction_sets.printed(isa, "test_dense", "fingerprint") == fingerprint()

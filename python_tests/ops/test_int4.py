@@ -5,11 +5,8 @@ are not finite, refusals, opcheck."""
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
 
+import instruction_sets
 import pytest
 import torch
 
@@ -169,14 +166,4 @@ def fingerprint() -> str:
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512vnni", "avx512bf16"])
 def test_every_instruction_set_and_number_of_threads_gives_the_same_bytes(isa: str) -> None:
-    package = str(Path(int4.__file__).parents[2])
-    code = "import torch, test_int4; torch.set_num_threads(3); print(test_int4.fingerprint())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
-        env=os.environ | {"POLYSPEC_CPU_ISA": isa, "PYTHONPATH": package},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == fingerprint()
+    assert instruction_sets.printed(isa, "test_int4", "fingerprint") == fingerprint()

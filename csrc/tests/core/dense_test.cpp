@@ -9,16 +9,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <random>
 #include <vector>
 
 #include "core/row.hpp"
 #include "cpu/dense_tables.hpp"
 #include "cpu/isa.hpp"
+#include "support/aligned.hpp"
 #include "support/check.hpp"
 
 namespace {
@@ -29,23 +28,13 @@ using polyspec::DType;
 using polyspec::core::BFloat16;
 using polyspec::core::to_float;
 using polyspec::cpu::Dense;
+using support::Aligned;
+using support::aligned;
 
 template <class T>
 constexpr DType kType = DType::kFloat32;
 template <>
 constexpr DType kType<BFloat16> = DType::kBFloat16;
-
-struct Free {
-  void operator()(uint8_t* memory) const { std::free(memory); }
-};
-using Aligned = std::unique_ptr<uint8_t, Free>;
-
-Aligned aligned(int64_t bytes) {
-  const size_t size = (static_cast<size_t>(bytes) + 63) / 64 * 64;
-  Aligned made(static_cast<uint8_t*>(std::aligned_alloc(64, size)));
-  std::memset(made.get(), 0x5a, size);
-  return made;
-}
 
 void assign(float value, float* to) { *to = value; }
 void assign(float value, BFloat16* to) {

@@ -9,15 +9,14 @@
 #include "polyspec/int4.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <random>
 #include <vector>
 
 #include "cpu/int4_tables.hpp"
 #include "cpu/isa.hpp"
+#include "support/aligned.hpp"
 #include "support/check.hpp"
 
 namespace {
@@ -27,18 +26,8 @@ using polyspec::Int4PackParams;
 using polyspec::Int4ProductParams;
 using polyspec::Int4Shape;
 using polyspec::cpu::Int4;
-
-struct Free {
-  void operator()(uint8_t* memory) const { std::free(memory); }
-};
-using Aligned = std::unique_ptr<uint8_t, Free>;
-
-Aligned aligned(int64_t bytes) {
-  const size_t size = (static_cast<size_t>(bytes) + 63) / 64 * 64;
-  Aligned made(static_cast<uint8_t*>(std::aligned_alloc(64, size)));
-  std::memset(made.get(), 0x5a, size);
-  return made;
-}
+using support::Aligned;
+using support::aligned;
 
 float rounded_to_bfloat16(float value) {
   uint32_t bits;

@@ -1,0 +1,26 @@
+"""What a test module computes in another process, with another instruction set and more threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import polyspec_ext
+
+
+def printed(isa: str, module: str, call: str) -> str:
+    """`call` of a test module of `ops`, at most with the instruction set `isa`
+    (POLYSPEC_CPU_ISA) and on three threads."""
+    folders = [Path(polyspec_ext.__file__).parents[1], Path(__file__).parents[1] / "ops"]
+    code = f"import torch, {module} as m; torch.set_num_threads(3); print(m.{call}())"
+    path = os.pathsep.join([*map(str, folders), str(Path(__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"POLYSPEC_CPU_ISA": isa, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
