@@ -14,6 +14,7 @@ import torch
 
 from polyspec_ext.bench import machine, timing
 from polyspec_ext.bench.ggml import Ggml
+from polyspec_ext.levels import huge_pages
 from polyspec_ext.levels.cpu_packed import DenseLinear, OneDnnLinear, PackedLinear
 from polyspec_ext.ops import int4
 
@@ -60,7 +61,7 @@ def contenders(
         made[name] = [make() for _ in range(max(1, COLD // size))]
 
     def ours() -> Product:
-        own = packed.clone()
+        own = huge_pages.kept(packed)
         return lambda x: int4.product(x, own, outputs, GROUP)
 
     def theirs() -> Product:

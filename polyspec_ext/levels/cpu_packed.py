@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ..ops import dense
+from . import huge_pages
 from .grouped_attention import use_grouped
 from .replacement import is_plain, replaced
 
@@ -96,7 +97,7 @@ class DenseLinear(PackedLinear):
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__(layers)
         weight = torch.cat([layer.weight.detach() for layer in layers])
-        self.register_buffer("packed", dense.pack(weight))
+        self.register_buffer("packed", huge_pages.kept(dense.pack(weight)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = dense.product(x.flatten(0, -2), self.packed, self.out_features, self.bias)

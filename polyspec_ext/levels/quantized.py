@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..ops import int4
+from . import huge_pages
 from .replacement import Part, is_plain, replaced
 
 _TILES = 8  # of inputs, in the layout of torch's CUDA operator
@@ -70,7 +71,7 @@ class Int4Linear(nn.Module):
         self.out_features, self.in_features = weights.values.shape
         self.group = weights.group
         packed = int4.pack(weights.values, weights.scales, weights.zeros, self.group)
-        self.register_buffer("packed", packed)
+        self.register_buffer("packed", huge_pages.kept(packed))
         self.register_buffer("bias", bias)
 
     def weights(self) -> Int4Weights:

@@ -6,9 +6,6 @@
 //   load_block      reads one;
 //   fused(w, x, s)  s plus the products of a block and 4 bytes of activations, the later input
 //   first.
-//
-// Several tiles are as many streams from memory, which the processor's own prefetching keeps busy;
-// asking for what lies ahead slows them.
 #pragma once
 
 #include "cpu/dense_layout.hpp"
@@ -34,7 +31,7 @@ POLYSPEC_FN Sums fused(const Block<float>& block, int32_t x, const Sums& sums) {
 
 // As many registers as sums, beside weights and activations.
 constexpr int kMostTokens = 14;
-constexpr int tiles_at_once(int tokens) { return 30 / (tokens + 1) < 8 ? 30 / (tokens + 1) : 8; }
+constexpr int tiles_at_once(int tokens) { return 30 / (tokens + 1) < 4 ? 30 / (tokens + 1) : 4; }
 
 template <>
 struct Block<BFloat16> {

@@ -8,6 +8,7 @@
 #include "cpu/dense_lanes.hpp"
 #include "cpu/dense_tables.hpp"
 #include "cpu/float_mode.hpp"
+#include "cpu/prefetch.hpp"
 #include "cpu/tiles.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
@@ -62,8 +63,10 @@ struct Pass {
     });
     for (int64_t block = 0; block < layout.blocks; ++block) {
       Block<T> blocks[N];
-      unrolled<N>([&](auto n)
-                      POLYSPEC_INLINE { load_block(from + n * layout.tile_bytes, &blocks[n]); });
+      unrolled<N>([&](auto n) POLYSPEC_INLINE {
+        prefetch(from + n * layout.tile_bytes, N * layout.tile_bytes);
+        load_block(from + n * layout.tile_bytes, &blocks[n]);
+      });
       unrolled<M>([&](auto m) POLYSPEC_INLINE {
         unrolled<N>([&](auto n)
                         POLYSPEC_INLINE { sums[n][m] = fused(blocks[n], x[m], sums[n][m]); });

@@ -13,7 +13,7 @@ namespace {
 
 // A task is a multiple of the most tiles that are multiplied at once, and should outlast its
 // hand-over to another thread: so many weights take some 3 us from memory.
-constexpr int64_t kTilesAtOnce = 8;
+constexpr int64_t kTilesAtOnce = 4;
 constexpr int64_t kWeightsPerTask = int64_t{1} << 17;
 
 int64_t tiles_per_task(const Int4Shape& shape) {

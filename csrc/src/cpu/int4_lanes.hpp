@@ -2,7 +2,7 @@
 //
 //   Dots          16 sums of products of integers, exact;
 //   kMostTokens   how many tokens share a weight's unpacking;
-//   tiles_at_once of 8, 4, 2 or 1 the most whose sums with so many tokens fit the registers;
+//   tiles_at_once of 4, 2 or 1 the most whose sums with so many tokens fit the registers;
 //   add_chunk     dots[n][m] += the products of 32 inputs of tile n with those of token m.
 //
 // One load of an activation serves all tiles at once, and several keep enough sums in flight.
@@ -11,6 +11,7 @@
 
 #include "cpu/int4_layout.hpp"
 #include "cpu/lanes.hpp"
+#include "cpu/prefetch.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 
@@ -21,20 +22,11 @@ POLYSPEC_FN int32_t four_of(const int8_t* x, int64_t i) {
   return four;
 }
 
-// Of what is behind a block of weights. One or two tokens wait for memory alone, which the
-// processor's own prefetching keeps busy; asking for more slows them.
-template <int M>
-POLYSPEC_FN void prefetch(const uint8_t* from) {
-  if constexpr (M > 2) __builtin_prefetch(from + kAhead);
-}
-
 #if defined(__AVX512VNNI__)
 
 using Dots = __m512i;
 constexpr int kMostTokens = 16;
-constexpr int tiles_at_once(int tokens) {
-  return tokens < 3 ? 8 : tokens < 6 ? 4 : tokens < 13 ? 2 : 1;
-}
+constexpr int tiles_at_once(int tokens) { return tokens < 6 ? 4 : tokens < 13 ? 2 : 1; }
 
 POLYSPEC_FN Dots dots_from(int32_t value) { return _mm512_set1_epi32(value); }
 POLYSPEC_FN Sums to_sums(Dots dots) { return _mm512_cvtepi32_ps(dots); }
@@ -48,7 +40,7 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t ti
     __m512i weights[N];
     unrolled<N>([&](auto n) POLYSPEC_INLINE {
       const uint8_t* from = blocks + n * tile_bytes + i / 2 * kBlockBytes;
-      if (i % 2 == 0) prefetch<M>(from);
+      if (i % 2 == 0) prefetch(from, N * tile_bytes);
       const __m512i both = _mm512_load_si512(from);
       weights[n] = _mm512_and_si512(i % 2 == 0 ? both : _mm512_srli_epi16(both, 4), mask);
     });
@@ -89,7 +81,7 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t ti
   for (int64_t block = 0; block < kChunkBlocks; ++block, blocks += kBlockBytes, x += kBlockInputs) {
     unrolled<N>([&](auto n) POLYSPEC_INLINE {
       const uint8_t* from = blocks + n * tile_bytes;
-      prefetch<M>(from);
+      prefetch(from, N * tile_bytes);
       unrolled<2>([&](auto i) POLYSPEC_INLINE {
         const auto half = [&](int64_t at) {
           const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(from + at));

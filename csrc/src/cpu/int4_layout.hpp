@@ -10,7 +10,6 @@ constexpr int64_t kBlockInputs = 8;  // of one block of 64 bytes
 constexpr int64_t kBlockBytes = 64;
 constexpr int64_t kChunkInputs = 32;  // the smallest group
 constexpr int64_t kChunkBlocks = kChunkInputs / kBlockInputs;
-constexpr int64_t kAhead = 2048;  // bytes from a block that is read to the one asked for
 
 struct Int4Layout {
   int64_t tiles, groups, blocks;  // of the matrix, of a tile, of a group

@@ -1,0 +1,20 @@
+// What a run over several tiles asks for ahead of its loads.
+#pragma once
+
+#include <cstdint>
+
+#include "core/macros.hpp"
+
+namespace polyspec::POLYSPEC_CORE {
+
+// For every 64 bytes that are read at `from`: into the second cache what the run behind this one
+// reads at its place, `run_bytes` on; into the first what this run reads soon. The processor's own
+// prefetching begins anew at each page and each tile, and waits there; sums of several tokens, which
+// take as long as their weights from memory, would wait with it.
+POLYSPEC_FN void prefetch(const uint8_t* from, int64_t run_bytes) {
+  constexpr int64_t kSoon = 512;
+  __builtin_prefetch(from + run_bytes, 0, 2);
+  __builtin_prefetch(from + kSoon);
+}
+
+}  // namespace polyspec::POLYSPEC_CORE
