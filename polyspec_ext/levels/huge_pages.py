@@ -42,8 +42,12 @@ _last: _Chunk | None = None
 
 
 def kept(packed: torch.Tensor) -> torch.Tensor:
-    """A copy of `packed`, uint8 of one dimension on the CPU, in huge pages where the system has
-    them, at a multiple of 64 bytes. Copies made one after the other lie beside each other."""
+    """A copy of `packed`, in huge pages where the system has them, at a multiple of 64 bytes.
+    Copies made one after the other lie beside each other.
+
+    Args:
+        packed: uint8 on the CPU, one dimension, not empty.
+    """
     global _last
     size = packed.numel()
     with _lock:

@@ -49,7 +49,7 @@ struct DenseProductParams {
   int64_t tokens = 0;            // m >= 0
   const void* x = nullptr;       // [m, k], unit stride along k
   int64_t x_stride = 0;          // elements from one token to the next
-  const void* packed = nullptr;  // 64-byte aligned
+  const void* packed = nullptr;  // 64-byte aligned; huge pages are read faster
   const void* bias = nullptr;    // [n], or null for none
   void* y = nullptr;             // [m, n], unit stride along n
   int64_t y_stride = 0;          // elements from one token to the next

@@ -68,7 +68,7 @@ struct Int4ProductParams {
   DType dtype = DType::kFloat32;    // of x and y
   const void* x = nullptr;          // [m, k], unit stride along k
   int64_t x_stride = 0;             // elements from one token to the next
-  const uint8_t* packed = nullptr;  // 64-byte aligned
+  const uint8_t* packed = nullptr;  // 64-byte aligned; huge pages are read faster
   void* y = nullptr;                // [m, n], unit stride along n
   int64_t y_stride = 0;             // elements from one token to the next
   void* workspace = nullptr;        // int4_workspace_bytes(shape, tokens), 64-byte aligned

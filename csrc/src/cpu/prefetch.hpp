@@ -7,10 +7,10 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
-// For every 64 bytes that are read at `from`: into the second cache what the run behind this one
-// reads at its place, `run_bytes` on; into the first what this run reads soon. The processor's own
-// prefetching begins anew at each page and each tile, and waits there; sums of several tokens, which
-// take as long as their weights from memory, would wait with it.
+// For every 64 bytes that are read at `from`: into the second cache what the next run reads at the
+// same place, `run_bytes` on; into the first what this run reads soon. The processor's own
+// prefetching begins anew at each page and each tile. Arithmetic for several tokens, which takes as
+// long as memory does, would wait meanwhile.
 POLYSPEC_FN void prefetch(const uint8_t* from, int64_t run_bytes) {
   constexpr int64_t kSoon = 512;
   __builtin_prefetch(from + run_bytes, 0, 2);
