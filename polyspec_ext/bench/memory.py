@@ -20,17 +20,18 @@ def memory_needed(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, fl
     numbers pass through it)."""
     size, matrices = dtype.itemsize, shape.layers * shape.layer_weights
     ends = 2 * shape.vocab * shape.hidden
+    head = shape.layer_weights + 2 * shape.hidden**2
     largest = shape.hidden * max(2 * shape.inner, 3 * shape.hidden)
     found = {
         "target": size * float(matrices + ends),
         "W4 copy": matrices * (0.5 + 4 / _GROUP) * 1.1,
-        "EAGLE-2 head": size * float(shape.layer_weights + 2 * shape.hidden**2),
+        "EAGLE-2 head": size * float(head),
         "caches": 4.0 * shape.layers * shape.kv_heads * shape.head_dim * size * _CONTEXT,
         "quantisation": 24.0 * largest,
         "operators": 2.0 * timing.MIB * (1024 if device == "cuda" else 128) + 5e8,
     }
     if device == "cpu":
-        found["packed weights"] = size * float(matrices + ends // 2)
+        found["packed weights"] = size * float(matrices + ends // 2 + head)
         found["4-bit numbers"] = 1.2 * matrices
     else:
         found["on the host"] = 1.2 * matrices + 4.0 * largest

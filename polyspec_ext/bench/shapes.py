@@ -28,7 +28,6 @@ from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork
 from polyspec_ext.drafters.eagle.passes import HeadPasses
 from polyspec_ext.drafters.trees import DynamicTree
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock
-from polyspec_ext.levels.cpu_packed import pack_linear
 from polyspec_ext.planning.measure import Times
 from polyspec_ext.planning.theory import Acceptance, expectation
 from polyspec_ext.quantization import quantize_w4
@@ -70,8 +69,10 @@ def random_model(shape: Shape, dtype: torch.dtype, device: str) -> Any:
     return model
 
 
-def random_head(shape: Shape, model: Any) -> HeadPasses:
-    """An EAGLE-2 head of a shape, with the model's embeddings and output head."""
+def random_head(shape: Shape, target: Any) -> HeadPasses:
+    """An EAGLE-2 head of a shape for a level or its model, with their embeddings and output head,
+    and packed weights where the level has them."""
+    model = target.model if isinstance(target, HuggingFaceLevel) else target
     layer = config_of(replace(shape, kind="llama", layers=1))
     biased = shape.kind == "qwen2"
     config = EagleConfig(1, layer, shape.hidden, (-1,), fc_bias=True, qkv_bias=biased)
@@ -79,9 +80,7 @@ def random_head(shape: Shape, model: Any) -> HeadPasses:
         network = EagleNetwork(config)
     network = network.to(model.dtype).to_empty(device=model.device).eval().requires_grad_(False)
     _draw(network)
-    return HeadPasses(
-        network, model.get_input_embeddings(), model.get_output_embeddings(), shape.vocab
-    )
+    return HeadPasses(network, target)
 
 
 _BLOCK = 1_000_003  # a prime: rows of a matrix made of repeats of so many numbers differ
@@ -295,12 +294,10 @@ def measure(
     hint = "; --layers N measures fewer and extrapolates"
     require_memory(part, dtype, device, free, hint)
     widths = sorted({1, *(widths or WIDTHS[device])})
-    with progress.bar(total=3, desc="models", leave=False) as bar:
+    with progress.bar(total=2, desc="models", leave=False) as bar:
         model = random_model(part, dtype, device)
         bar.update()
         copy = quantize_w4(model, GROUP)
-        bar.update()
-        head = random_head(part, model)
         bar.update()
     notes: list[str] = []
     models = {TARGET: model, W4: copy}
@@ -309,6 +306,7 @@ def measure(
         levels |= {(name, GRAPH): levels[name, EAGER] for name in models}
     elif compile:
         levels |= {(n, COMPILED): _level(m, n, device, True, notes) for n, m in models.items()}
+    head = random_head(part, levels[TARGET, EAGER])
     clock: timing.Clock = timing.CpuClock() if device == "cpu" else timing.CudaClock()
     for level in dict.fromkeys(levels.values()):
         _read(level, CONTEXT, max(widths))
@@ -322,8 +320,7 @@ def measure(
     some = [width for width in widths if width <= 12]
     calls |= {(HEAD, way, width): HeadPass(head, width, CONTEXT) for way in ways for width in some}
     calls |= {(TREE, way, DynamicTree().total_tokens): TreeDraft(head, CONTEXT) for way in ways}
-    output = model.get_output_embeddings()
-    end = pack_linear([output]) if levels[TARGET, EAGER].pack else output
+    output, end = model.get_output_embeddings(), levels[TARGET, EAGER].output_head
     ends: dict[Key, Callable[[], Any]] = {
         (_END, way, width): _product(end, width, part, dtype, device)
         for way in ways

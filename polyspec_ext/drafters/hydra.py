@@ -4,7 +4,7 @@ drafted before its own. Read from `hydra_lm_head.pt` as it is published."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -116,7 +116,8 @@ class Hydra(LastStateDrafter):
         Args:
             place: a directory with `hydra_lm_head.pt` and, where there is one, config.json; or its
                 id on the Hugging Face hub.
-            target: that they were trained for.
+            target: that they were trained for. Below a level with packed weights
+                (`HuggingFaceLevel`) they run on packed ones too, whose memory is taken again.
             tree: `DynamicTree()` by default, or a `StaticTree`.
             dtype: of the heads; None: the target's.
 
@@ -124,7 +125,8 @@ class Hydra(LastStateDrafter):
             ValueError: no such file, one with code in it, heads of another form than mlp, or
                 tensors that are missing, unknown or of another shape; names them.
         """
-        model = target.model if isinstance(target, HuggingFaceLevel) else target
+        level = target if isinstance(target, HuggingFaceLevel) else None
+        model: Any = target if level is None else level.model
         text = model.config.get_text_config(decoder=True)
         folder = checkpoint.folder_of(place, (FILE, "*.json"))
         name = str(folder / FILE)
@@ -138,7 +140,9 @@ class Hydra(LastStateDrafter):
             heads = HydraHeads(tensors, embed, text.hidden_size, text.vocab_size, name)
         wanted = arguments.dtype("dtype", dtype) or model.dtype
         checkpoint.load_into(heads, tensors, wanted, device_of(model), name)
-        return cls(heads.eval().requires_grad_(False), tree or DynamicTree(), Path(str(place)).name)
+        heads.eval().requires_grad_(False)
+        pack = level is not None and level.pack
+        return cls(heads, tree or DynamicTree(), Path(str(place)).name, pack)
 
 
 def _numbered(key: str, begin: str) -> bool:

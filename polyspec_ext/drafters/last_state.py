@@ -7,10 +7,12 @@ emitted from it. Proposals are trees of the likeliest tokens.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import torch
 
 from ..levels.base import Counts, PromptBatch
+from ..levels.cpu_packed import pack_layers
 from ..tensors import Place
 from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .trees import Tree
@@ -51,15 +53,22 @@ class LastStateDrafter:
         heads: on their device.
         tree: no deeper than there are heads, or cut there.
         name: for messages and statistics.
+        pack: on the CPU, run the heads on packed weights (`levels.cpu_packed`), which take their
+            memory again; later changes of their linear weights are not seen.
     """
 
-    def __init__(self, heads: LastStateHeads, tree: Tree, name: str) -> None:
-        self._heads, self.tree, self.name = heads, tree, name
+    def __init__(self, heads: LastStateHeads, tree: Tree, name: str, pack: bool = False) -> None:
+        self._given, self.tree, self.name, self._pack = heads, tree, name, pack
+        self._heads = pack_layers(heads) if pack else heads
         weight = next(heads.parameters())
         self.device, self._dtype = weight.device, weight.dtype
         self.vocab_size = heads.vocab_size
         self.max_length: int | None = None
         self.num_forward_passes = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `copy` and `pickle`: made anew over copies."""
+        return type(self), (self._given, self.tree, self.name, self._pack)
 
     @property
     def num_heads(self) -> int:

@@ -7,7 +7,7 @@ distribution; the tree verified by a chain's rule does not.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +84,8 @@ class Medusa(LastStateDrafter):
 
         Args:
             place: a directory with `medusa_lm_head.pt`, or its id on the Hugging Face hub.
-            target: that they were trained for.
+            target: that they were trained for. Below a level with packed weights
+                (`HuggingFaceLevel`) they run on packed ones too, whose memory is taken again.
             tree: `DynamicTree()` by default, or Medusa's own as a `StaticTree` of its paths.
             dtype: of the heads; None: the target's.
 
@@ -92,7 +93,8 @@ class Medusa(LastStateDrafter):
             ValueError: no such file, one with code in it, or tensors that are missing, unknown or
                 of another shape; names them.
         """
-        model = target.model if isinstance(target, HuggingFaceLevel) else target
+        level = target if isinstance(target, HuggingFaceLevel) else None
+        model: Any = target if level is None else level.model
         text = model.config.get_text_config(decoder=True)
         file = checkpoint.folder_of(place, (FILE, "*.json")) / FILE
         tensors = checkpoint.read_file(file)
@@ -108,7 +110,9 @@ class Medusa(LastStateDrafter):
             device_of(model),
             name,
         )
-        return cls(heads.eval().requires_grad_(False), tree or DynamicTree(), Path(str(place)).name)
+        heads.eval().requires_grad_(False)
+        pack = level is not None and level.pack
+        return cls(heads, tree or DynamicTree(), Path(str(place)).name, pack)
 
 
 def _sizes(tensors: dict[str, torch.Tensor], name: str) -> tuple[int, int]:

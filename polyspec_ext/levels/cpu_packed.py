@@ -56,12 +56,17 @@ _operator = torch.ops.polyspec.packed_linear.default
 
 class PackedLinear(nn.Module):
     """``x W^T + b`` with the weights of `layers` one below the other, ``[.., in]`` to
-    ``[.., out]``. The weights are copies, and take their memory again."""
+    ``[.., out]``. The weights are copies, and take their memory again.
+
+    Attributes:
+        dtype: of the weights, and so of inputs and outputs.
+    """
 
     bias: torch.Tensor | None
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
+        self.dtype = layers[0].weight.dtype
         self.out_features = sum(layer.out_features for layer in layers)
         self.in_features = layers[0].in_features
         bias = None
@@ -116,6 +121,20 @@ def can_pack(model: nn.Module) -> bool:
     return any(_packable(module) for module in model.modules())
 
 
+def pack_layers(module: _Model, merge: bool = True) -> _Model:
+    """`module` with packed linear layers: a copy of its modules that shares every other parameter
+    and buffer with it. Later changes of its linear weights are not seen.
+
+    Only plain `nn.Linear` layers on the CPU are packed; others (quantised ones, adapters, layers
+    with hooks) stay as they are.
+
+    Args:
+        merge: projections of one input as one product (`replacement.Merged`).
+    """
+    made: _Model = replaced(module, _packable, pack_linear, merge)
+    return made
+
+
 def keep_freed_memory() -> None:
     """Has glibc keep blocks of less than 32 MiB for the next allocation, and up to 64 MiB of them.
 
@@ -129,12 +148,8 @@ def keep_freed_memory() -> None:
 
 
 def packed(model: _Model, name: str) -> _Model:
-    """`model` with packed linear layers, and grouped attention in place of sdpa: a copy of its
-    modules that shares every parameter and buffer with it. Later changes of its linear weights are
-    not seen. The process keeps freed memory from then on (`keep_freed_memory`).
-
-    Only plain `nn.Linear` layers on the CPU are packed; others (quantised ones, adapters, layers
-    with hooks) stay as they are.
+    """`model` with packed linear layers (`pack_layers`), and grouped attention in place of sdpa.
+    The process keeps freed memory from then on (`keep_freed_memory`).
 
     Raises:
         ValueError: nothing can be packed, modules have replaced forwards (as device maps give
@@ -154,7 +169,7 @@ def packed(model: _Model, name: str) -> _Model:
     keep_freed_memory()
     # A model may use its projections in a way that wants each one's own memory.
     for merge in (True, False):
-        made: _Model = replaced(model, _packable, pack_linear, merge)
+        made = pack_layers(model, merge)
         use_grouped(made)
         try:
             difference = _difference(model, made)

@@ -241,6 +241,12 @@ class HuggingFaceLevel(ModelLevel):
         return self.no_trees is None
 
     @property
+    def output_head(self) -> torch.nn.Module:
+        """From the last states to logits, as the passes have it: packed where they are."""
+        head: torch.nn.Module = self._head
+        return head
+
+    @property
     def cache(self) -> Any:
         """The cache of the batch in progress."""
         return self._cache

@@ -223,7 +223,8 @@ def _attend(q: torch.Tensor, seen: list[tuple[torch.Tensor, torch.Tensor]]) -> t
     mask = torch.cat([causal, *[diagonal for _ in seen[1:]]], 1)
     keys = torch.cat([first[0], *[k for k, _ in seen[1:]]], 2)
     values = torch.cat([first[1], *[v for _, v in seen[1:]]], 2)
-    return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
+    return out.transpose(1, 2)
 
 
 @torch.no_grad()

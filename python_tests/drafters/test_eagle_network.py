@@ -98,7 +98,9 @@ def test_rotations_that_were_computed_ahead(kind: str, tmp_path: Path) -> None:
         """Attention that lets queries through: the positions show."""
         positions = torch.arange(first, first + 3)[None]
         with torch.no_grad():
-            out: torch.Tensor = network(embeds, states, positions, lambda layer, q, k, value: q)
+            out: torch.Tensor = network(
+                embeds, states, positions, lambda layer, q, k, value: q.transpose(1, 2)
+            )
         return out
 
     plain = {first: at(first) for first in (0, 7, 90)}
@@ -118,6 +120,26 @@ def test_text_of_one_token(tmp_path: Path) -> None:
     head.prefill(prompts(1))
     block = head.draft(draft_input([[3]], [2], []))
     assert block.tokens.shape == (1, 2)
+
+
+def test_many_pairs_behind_others(tmp_path: Path) -> None:
+    """More at once than a cache has a mask ready for."""
+    v = variants()[0]
+    weights, target = weights_of(v, LAYERS), target_for(v)
+    head = ps.Eagle.from_pretrained(save(v, weights, tmp_path), target)
+    generator = torch.Generator().manual_seed(1)
+    text = torch.randint(v.vocab, (50,), generator=generator).tolist()
+    features = torch.randn(49, v.hidden, generator=generator)
+    reference = Reference(
+        v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
+    )
+    head.prefill(prompts(1))
+    for first, last in ((0, 5), (5, 50)):
+        told_now = told((-1,), [features[max(first - 1, 0) : last - 1]], [max(first - 1, 0)])
+        block = head.draft(draft_input([text[:last]], [1], [told_now]))
+        rows = reference.draft(text[:last], features[: last - 1], 1)
+        assert block.rows is not None
+        assert (block.rows.logits[0].double() - rows).abs().max() < 1e-4 * rows.abs().max()
 
 
 def test_rows_may_leave(tmp_path: Path) -> None:

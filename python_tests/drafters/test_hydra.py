@@ -37,11 +37,15 @@ def plain(found: dict[str, torch.Tensor], head: int, blocks: int, x: torch.Tenso
     return out + found.get(f"hydra_lm_head.{head}.bias", torch.zeros(V))
 
 
+@pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize(("blocks", "bias"), [(1, True), (2, False)])
-def test_against_the_plain_heads(blocks: int, bias: bool, target: Any, tmp_path: Path) -> None:
+def test_against_the_plain_heads(
+    blocks: int, bias: bool, pack: bool, target: Any, tmp_path: Path
+) -> None:
+    level = ps.HuggingFaceLevel(target, pack=pack)
     found = weights(3, blocks, bias)
     tree = ps.StaticTree([[0], [1], [0, 0], [0, 1], [1, 0], [0, 1, 1], [1, 0, 0]])
-    hydra = ps.Hydra.from_pretrained(save(found, tmp_path), target, tree=tree)
+    hydra = ps.Hydra.from_pretrained(save(found, tmp_path), level, tree=tree)
     generator = torch.Generator().manual_seed(1)
     states = [torch.randn(max(len(t) - 1, 1), HIDDEN, generator=generator) for t in TEXTS]
     hidden = told([-1], states, [0, 0, 0])

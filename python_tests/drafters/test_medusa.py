@@ -32,11 +32,13 @@ def plain(found: dict[str, torch.Tensor], head: int, blocks: int, x: torch.Tenso
     return found[f"{head}.{blocks}.weight"] @ x
 
 
+@pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_against_the_plain_heads(blocks: int, target: Any, tmp_path: Path) -> None:
+def test_against_the_plain_heads(blocks: int, pack: bool, target: Any, tmp_path: Path) -> None:
     found = weights(3, blocks)
+    level = ps.HuggingFaceLevel(target, pack=pack)
     tree = ps.StaticTree([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 1, 1]])
-    medusa = ps.Medusa.from_pretrained(save(found, tmp_path), target, tree=tree)
+    medusa = ps.Medusa.from_pretrained(save(found, tmp_path), level, tree=tree)
     assert medusa.num_heads == 3
     assert medusa.capabilities.hidden_layers == (-1,)
     generator = torch.Generator().manual_seed(1)

@@ -75,7 +75,9 @@ class Eagle:
             place: a directory as SafeAILab (SpecForge) or speculators publish it: config.json, and
                 model.safetensors or pytorch_model.bin. Or its id on the Hugging Face hub.
             target: that the head was trained for: it gives embeddings and output head where the
-                checkpoint has none.
+                checkpoint has none. Below a level with packed weights (`HuggingFaceLevel`) the
+                head runs on packed ones too, whose memory is taken again, but for the output head
+                that both share.
             tree: see `Eagle`.
             dtype: of the head; None: the target's.
             name: for messages; None: the directory's name.
@@ -85,9 +87,8 @@ class Eagle:
                 unknown or of another shape, a head for another target; names what was expected and
                 what was found.
         """
-        model = target.model if isinstance(target, HuggingFaceLevel) else target
         own = name or Path(str(place)).name
-        return cls(load_head(place, model, arguments.dtype("dtype", dtype)), tree, own)
+        return cls(load_head(place, target, arguments.dtype("dtype", dtype)), tree, own)
 
     @property
     def config(self) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...kv_cache.factory import device_of
+from ...levels import HuggingFaceLevel
 from .. import checkpoint
 from .config import EagleConfig, names_a_head, parse
 from .network import EagleNetwork
@@ -59,14 +60,17 @@ def head_place(thing: Any) -> str | None:
 
 
 def load_head(
-    place: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None
+    place: str | Path,
+    target: HuggingFaceLevel | PreTrainedModel,
+    dtype: torch.dtype | None = None,
 ) -> HeadPasses:
     """See `Eagle.from_pretrained`."""
+    model = target.model if isinstance(target, HuggingFaceLevel) else target
     folder = checkpoint.folder_of(place)
     given = checkpoint.read_config(folder)
     tensors = renamed(checkpoint.read_folder(folder), str(folder))
     name = str(folder)
-    text = target.config.get_text_config(decoder=True)
+    text = model.config.get_text_config(decoder=True)
     config = parse(given, tensors, text.num_hidden_layers, name)
     _require_target(config, text, name)
     offsets = tensors.pop("d2t", None)
@@ -74,11 +78,9 @@ def load_head(
         network = EagleNetwork(
             config, embeds="embed_tokens.weight" in tensors, heads="lm_head.weight" in tensors
         )
-    device = device_of(target)
-    checkpoint.load_into(network, tensors, dtype or target.dtype, device, name)
+    device = device_of(model)
+    checkpoint.load_into(network, tensors, dtype or model.dtype, device, name)
     network.eval().requires_grad_(False)
-    embed: Any = getattr(network, "embed_tokens", None) or target.get_input_embeddings()
-    head: Any = getattr(network, "lm_head", None) or target.get_output_embeddings()
     if not hasattr(network, "embed_tokens") and config.hidden_size != text.hidden_size:
         raise ValueError(
             f"{name}: embed_tokens.weight: expected shape [{text.vocab_size}, "
@@ -91,9 +93,7 @@ def load_head(
             f"{config.hidden_size}], given none"
         )
     ids = _ids(config, offsets, text.vocab_size, name)
-    return HeadPasses(
-        network, embed, head, text.vocab_size, None if ids is None else ids.to(device)
-    )
+    return HeadPasses(network, target, None if ids is None else ids.to(device))
 
 
 def renamed(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from .config import EagleConfig
 
 # Called with a layer's number, queries [B, H, T, D], keys and values [B, Hkv, T, D] of the tokens
-# at hand: gives the attention's output [B, H, T, D], over whatever else it remembers.
+# at hand: gives the attention's output [B, T, H, D], over whatever else it remembers.
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -207,7 +207,7 @@ class SelfAttention(nn.Module):
             for own in (self.q_proj, self.k_proj, self.v_proj)
         )
         out = attention(self._place, rotated(q, *rotation), rotated(k, *rotation), v)
-        projected: torch.Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        projected: torch.Tensor = self.o_proj(out.flatten(2))
         return projected
 
 

@@ -4,16 +4,22 @@ head's own states are dropped when the next draft begins."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
 from ...kv_cache import RollbackCache
 from ...kv_cache import masks as cache_masks
+from ...levels import HuggingFaceLevel
 from ...levels.base import Counts
+from ...levels.cpu_packed import pack_layers
+from ...levels.grouped_attention import grouped_attention
 from ...tensors import Place
 from .network import EagleNetwork
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _STEP = 256  # pairs per row that the cache grows by
 _BUCKET = 128  # slots that attention reads a multiple of, off the CPU
@@ -25,26 +31,33 @@ class HeadPasses:
     Pair t of a row is the state behind token t and the embedding of token t + 1; it lies in slot t.
 
     Args:
-        network: with its weights.
-        embed: from ids ``[B, T]`` to embeddings; the network's own or the target's.
-        head: from states to logits; the network's own or the target's.
-        vocab_size: of the target.
+        network: with its weights. Below a level with packed weights it runs on packed ones too, and
+            later changes of its linear weights are not seen.
+        target: a level or its model: gives embeddings and output head where the network has none.
         ids: ``[Vd]`` int64, the target's id of each id of the draft vocabulary; None: the same.
     """
 
     def __init__(
         self,
         network: EagleNetwork,
-        embed: torch.nn.Module,
-        head: torch.nn.Module,
-        vocab_size: int,
+        target: HuggingFaceLevel | PreTrainedModel,
         ids: torch.Tensor | None = None,
     ) -> None:
-        self.network, self._embed, self._head = network, embed, head
-        self.vocab_size, self.ids = vocab_size, ids
+        self.network, self.ids, self._target = network, ids, target
+        level = target if isinstance(target, HuggingFaceLevel) else None
+        model: Any = target if level is None else level.model
+        # What the passes run: `network` stays as it is.
+        self._runs = network if level is None or not level.pack else pack_layers(network)
+        self._embed: Any = getattr(self._runs, "embed_tokens", None) or model.get_input_embeddings()
+        head: Any = getattr(self._runs, "lm_head", None)
+        if head is None:
+            head = model.get_output_embeddings() if level is None else level.output_head
+        self._head = head
+        self.vocab_size = int(model.config.get_text_config(decoder=True).vocab_size)
         weight = next(network.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        self._head_dtype: torch.dtype = getattr(getattr(head, "weight", None), "dtype", self.dtype)
+        # (A packed product has a dtype and no weights to ask.)
+        self._head_dtype: torch.dtype = getattr(getattr(head, "weight", head), "dtype", self.dtype)
         self.config = network.config
         self._pairs: list[int] = []
         self._cache: RollbackCache | None = None
@@ -52,6 +65,10 @@ class HeadPasses:
         self._stand = torch.zeros(0, dtype=torch.int64)
         self._ahead = False
         self._weights: Place | None = None  # None: to be asked anew, since a batch begins
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `copy` and `pickle`: made anew over copies, with an empty cache."""
+        return type(self), (self.network, self._target, self.ids)
 
     @property
     def num_ids(self) -> int:
@@ -111,7 +128,7 @@ class HeadPasses:
         if tokens > cache.room:
             return None
         if self._weights is None:
-            parts = (self.network, self._embed, self._head)
+            parts = (self._runs, self._embed, self._head)
             weights = [x for part in parts for x in (*part.parameters(), *part.buffers())]
             weights += [] if self.ids is None else [self.ids]
             self._weights = Place(self.network, weights)
@@ -144,7 +161,7 @@ class HeadPasses:
         Returns:
             ``[B, 1, H]``, the state behind each row's last pair.
         """
-        return self._append(tokens, self.network.fuse(features.to(self.device, self.dtype)), counts)
+        return self._append(tokens, self._runs.fuse(features.to(self.device, self.dtype)), counts)
 
     def follow(
         self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts, stays: bool = True
@@ -154,7 +171,7 @@ class HeadPasses:
         Args:
             stays: the pairs stand until `keep` cuts them; else until its next call.
         """
-        return self._append(tokens, self.network.carried(states), counts, stays)
+        return self._append(tokens, self._runs.carried(states), counts, stays)
 
     def no_states(self, batch: int) -> torch.Tensor:
         """Zeros, ``[B, 1, H]``."""
@@ -164,14 +181,13 @@ class HeadPasses:
     def _append(
         self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts, stays: bool = True
     ) -> torch.Tensor:
-        rows, width = self.cache.rows, tokens.shape[1]
+        width = tokens.shape[1]
         even = not isinstance(counts, torch.Tensor) and min(counts) == width
-        rows.begin(width, None if even else counts)
-        positions = cache_masks.query_positions(rows.base, rows.counts, width)
-        mask = None
-        if width > 1 or rows.ragged or rows.span != rows.bound:
-            slots = torch.arange(rows.span, device=self.device)[None]
-            mask = cache_masks.visible_slots(positions, slots)
+        inputs = self.cache.inputs(width, None if even else counts)
+        mask, positions = inputs["attention_mask"], inputs["position_ids"]
+        if mask is None and width > 1:  # causal, which a model would see to
+            slots = torch.arange(self.cache.rows.span, device=self.device)[None]
+            mask = cache_masks.additive(cache_masks.visible_slots(positions, slots), self.dtype)
         out = self._pass(tokens, states, positions, mask)
         if stays and isinstance(counts, torch.Tensor):
             self._stand.add_(counts)
@@ -201,18 +217,19 @@ class HeadPasses:
         rows.begin(width, None)
         if rows.at is not None:
             begin = rows.at + width - nodes
-            mask = cache_masks.tree_slots(begin, ancestors, rows.span)
+            seen = cache_masks.tree_slots(begin, ancestors, rows.span)
             positions = torch.full((1, 1), begin + depth - 1, device=self.device)
         else:
             # Of the rows' own lengths, which the device may know alone.
             stand = rows.lengths - nodes
-            mask = cache_masks.tree_slots(stand, ancestors.expand(batch, -1, -1), rows.span)
+            seen = cache_masks.tree_slots(stand, ancestors.expand(batch, -1, -1), rows.span)
             positions = (stand + depth - 1)[:, None]
-        return self._pass(tokens, self.network.carried(states), positions, mask)
+        mask = cache_masks.additive(seen, self.dtype)
+        return self._pass(tokens, self._runs.carried(states), positions, mask)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """``[B, n, Vd]``, over the draft vocabulary."""
-        logits: torch.Tensor = self._head(self.network.before_head(states).to(self._head_dtype))
+        logits: torch.Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
         return logits
 
     def of_target(self, logits: torch.Tensor) -> torch.Tensor:
@@ -233,18 +250,21 @@ class HeadPasses:
         positions: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        self.network.reach(self.cache.rows.capacity)
-        seen = None if mask is None else mask[:, None]
+        """`mask`: additive, ``[B or 1, 1, T, N]``, or None where a token sees all slots."""
+        self._runs.reach(self.cache.rows.capacity)
         layers: Any = self.cache.layers
 
         def attention(
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
         ) -> torch.Tensor:
             keys, values = layers[layer].update(k, v)
-            return F.scaled_dot_product_attention(
-                q, keys, values, attn_mask=seen, enable_gqa=keys.shape[1] != q.shape[1]
+            if self.device.type == "cpu":
+                return grouped_attention(self._runs, q, keys, values, mask)[0]
+            out = F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=mask, enable_gqa=keys.shape[1] != q.shape[1]
             )
+            return out.transpose(1, 2)
 
         embeds = self._embed(tokens).to(self.dtype)
-        out: torch.Tensor = self.network(embeds, states, positions, attention)
+        out: torch.Tensor = self._runs(embeds, states, positions, attention)
         return out

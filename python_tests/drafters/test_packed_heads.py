@@ -1,0 +1,244 @@
+"""Heads below a level with packed weights run on packed ones as well: the distributions of their
+published forward passes, on this package's products and attention, with one output head for both."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dispatched import arguments_of
+from eagle_heads import Reference, Variant, save, variants, weights_of
+from last_state_heads import hydra, medusa, save_hydra, save_medusa
+from told import draft_input, prompts, told
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import polyspec_ext as ps
+
+pytestmark = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="oneDNN multiplies here",
+)
+PRODUCT = torch.ops.polyspec.dense_product.default
+ATTENTION = torch.ops.polyspec.attention.default
+LAYERS = 4
+TEXTS = [[3, 9, 27, 17, 4], [5, 6, 30]]
+# Heads of 32 are what the attention operator reads.
+WIDE: dict[str, Any] = {"hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 32, "inner": 48}
+FIRST = Variant("eagle1 of heads of 32", **WIDE)
+THIRD = Variant(
+    "eagle3.1 of two layers", version=3, own_head=True, draft_vocab=24, layers=2, aux=(0, 1, 3),
+    fc_norm=True, norm_output=True, **WIDE,
+)  # fmt: skip
+KINDS = [
+    FIRST,
+    THIRD,
+    *(v for v in variants() if v.name in (
+        "eagle1", "eagle1 qwen2", "eagle1 of two layers", "eagle1 own head", "eagle3.1",
+        "eagle3 of three layers", "eagle3 target's head", "speculators norms",
+    )),
+]  # fmt: skip
+
+
+def model_for(v: Variant, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=v.vocab, hidden_size=v.feature_width, intermediate_size=8,
+        num_hidden_layers=8 if v.name == "speculators norms" else LAYERS, num_attention_heads=2,
+        num_key_value_heads=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(dtype).eval()
+    with torch.no_grad():
+        model.lm_head.weight.normal_()
+        model.model.embed_tokens.weight.normal_()
+    return model
+
+
+def features_of(v: Variant, layers: Sequence[int]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    width = len(layers) * v.feature_width
+    return [torch.randn(len(text) - 1, width, generator=generator) for text in TEXTS]
+
+
+@pytest.mark.parametrize("v", KINDS, ids=lambda v: v.name)
+def test_eagle_against_the_reference(v: Variant, tmp_path: Path) -> None:
+    """Two rows of different lengths, and behind them rows that go on."""
+    model = model_for(v)
+    layers = v.aux_layers(model.config.num_hidden_layers)
+    weights = weights_of(v, model.config.num_hidden_layers)
+    level = ps.HuggingFaceLevel(model, pack=True)
+    head = ps.Eagle.from_pretrained(save(v, weights, tmp_path), level)
+    reference = Reference(
+        v, weights, model.model.embed_tokens.weight.data, model.lm_head.weight.data
+    )
+    features = features_of(v, layers)
+    head.prefill(prompts(2))
+    blocks: list[Any] = []
+
+    def draft() -> None:
+        given = draft_input(TEXTS, [3, 2], [told(layers, features, [0, 0])])
+        blocks.append(head.draft(given))
+
+    products = arguments_of(PRODUCT, draft)
+    for b, count in enumerate((3, 2)):
+        rows = reference.draft(TEXTS[b], features[b], count)
+        found = blocks[0].rows.logits[b, :count].double()
+        assert found.isinf().equal(rows.isinf())
+        found, rows = found.nan_to_num(0, 0, 0), rows.nan_to_num(0, 0, 0)
+        assert (found - rows).abs().max() < 1e-4 * rows.abs().max()
+    # Three passes of q, k and v, o, gate and up, down; the product that fuses, with each pass or
+    # with the first; and three of the output head.
+    fused = 0 if v.third and not v.use_aux else 1 if v.third else 3
+    assert len(products) == 3 * 4 * v.layers + fused + 3
+    if not v.own_head:
+        shared: Any = level.output_head
+        last = [packed for _, packed, outputs, _ in products if outputs == v.vocab]
+        assert [packed.data_ptr() for packed in last] == [shared.packed.data_ptr()] * 3
+
+
+def wide_head(place: Path, target: Any, v: Variant = FIRST, **options: Any) -> ps.Eagle:
+    return ps.Eagle.from_pretrained(save(v, weights_of(v, LAYERS), place), target, **options)
+
+
+@pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
+@pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
+def test_attention_of_steps(v: Variant, tree: Any, tmp_path: Path) -> None:
+    """All of it is the package's own, over keys and values as they lie; of a tree with a mask."""
+    head = wide_head(tmp_path, ps.HuggingFaceLevel(model_for(v), pack=True), v, tree=tree)
+    layers = v.aux_layers(LAYERS)
+    features = features_of(v, layers)[:1]
+    head.prefill(prompts(1))
+
+    def draft() -> None:
+        head.draft(draft_input(TEXTS[:1], [4], [told(layers, features, [0])]))
+
+    calls = arguments_of(ATTENTION, draft)
+    assert len(calls) == 4 * v.layers
+    width = 1 if tree is None else 3
+    for query, key, _, mask, _ in calls[v.layers :]:
+        assert query.shape[2] == width
+        assert key.shape[1] == 1
+        assert (mask is None) == (tree is None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_head_of_another_dtype_than_the_targets(dtype: torch.dtype, tmp_path: Path) -> None:
+    """The output head multiplies in the target's, whose it is."""
+    model = model_for(FIRST, dtype)
+    level = ps.HuggingFaceLevel(model, pack=True)
+    head = wide_head(tmp_path, level, dtype=torch.bfloat16)
+    reference = Reference(
+        FIRST, weights_of(FIRST, LAYERS), model.model.embed_tokens.weight.data,
+        model.lm_head.weight.data,
+    )  # fmt: skip
+    features = features_of(FIRST, (-1,))[:1]
+    head.prefill(prompts(1))
+    block = head.draft(draft_input(TEXTS[:1], [1], [told((-1,), features, [0])]))
+    assert block.rows is not None
+    assert block.rows.logits.dtype == dtype
+    row = reference.draft(TEXTS[0], features[0], 1)
+    assert (block.rows.logits[0].double() - row).abs().max() < 0.05 * row.abs().max()
+
+
+def test_below_a_level_without_packed_weights(tmp_path: Path) -> None:
+    """Nor below a model. And what the head's products were is not touched."""
+    level = ps.HuggingFaceLevel(model_for(FIRST))
+    given = draft_input(TEXTS[:1], [3], [told((-1,), features_of(FIRST, (-1,))[:1], [0])])
+    for target in (level, level.model):
+        head = wide_head(tmp_path, target)
+        head.prefill(prompts(1))
+
+        def draft(head: ps.Eagle = head) -> None:
+            head.draft(given)
+
+        assert arguments_of(PRODUCT, draft) == []
+
+
+@pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
+def test_chains_say_what_the_target_says(tree: Any, tmp_path: Path) -> None:
+    """A chain's `pack` is that of a head which is given by its directory."""
+    place, texts = save(FIRST, weights_of(FIRST, LAYERS), tmp_path), [[3, 9, 27], [5], [8, 1]]
+    target = ps.Chain([model_for(FIRST)])
+    wanted = target.generate(texts, 12, eos_token_id=[]).sequences
+    if tree is None:
+        chain = ps.Chain([model_for(FIRST), place], [3], pack=True)
+    else:
+        level = ps.HuggingFaceLevel(model_for(FIRST), pack=True)
+        chain = ps.Chain([level, wide_head(tmp_path, level, tree=tree)], [3])
+    found: list[torch.Tensor] = []
+    products = arguments_of(
+        PRODUCT, lambda: found.append(chain.generate(texts, 12, eos_token_id=[]).sequences)
+    )
+    assert found[0].equal(wanted)
+    # (The target has no product of that many inputs.)
+    assert any(x.shape[1] == 2 * FIRST.hidden for x, *_ in products)
+
+
+HEADS: dict[str, Callable[[Path, Any], Any]] = {
+    "eagle": wide_head,
+    "medusa": lambda place, target: ps.Medusa.from_pretrained(
+        save_medusa(medusa(hidden=32, vocab=FIRST.vocab), place), target
+    ),
+    "hydra": lambda place, target: ps.Hydra.from_pretrained(
+        save_hydra(hydra(hidden=32, vocab=FIRST.vocab), place), target
+    ),
+}
+
+
+@pytest.mark.parametrize("onednn", [False, True])
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("kind", HEADS)
+def test_copies(
+    kind: str, way: Callable[[Any], Any], onednn: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A copy of a chain has packed weights of its own, and one output head for both again."""
+    if onednn:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    level = ps.HuggingFaceLevel(model_for(FIRST), pack=True)
+    chain = ps.Chain([level, HEADS[kind](tmp_path, level)], [3])
+    wanted = chain.generate([3, 9, 27], 10, eos_token_id=[])
+    again = way(chain)
+    del chain, level
+    gc.collect()
+    found: list[Any] = []
+    products = arguments_of(
+        PRODUCT, lambda: found.append(again.generate([3, 9, 27], 10, eos_token_id=[]))
+    )
+    assert found[0].sequences.equal(wanted.sequences)
+    accepted = [out.stats.levels[0].num_accepted_tokens for out in (wanted, found[0])]
+    assert accepted[0] == accepted[1]
+    if not onednn and kind == "eagle":
+        last = {packed.data_ptr() for _, packed, outputs, _ in products if outputs == FIRST.vocab}
+        assert len(last) == 1
+
+
+@pytest.mark.parametrize(("kind", "products"), [("medusa", 2), ("hydra", 3)])
+def test_products_of_other_heads(kind: str, products: int, tmp_path: Path) -> None:
+    """A block's, of which a Hydra head's first has two, and the output head, at every depth."""
+    head = HEADS[kind](tmp_path, ps.HuggingFaceLevel(model_for(FIRST), pack=True))
+    hidden = [told((-1,), features_of(FIRST, (-1,))[:1], [0])]
+    calls = arguments_of(PRODUCT, lambda: head.draft(draft_input(TEXTS[:1], [3], hidden)))
+    assert len(calls) == 3 * products
+
+
+def test_later_changes_are_not_seen(tmp_path: Path) -> None:
+    """As of packed levels, for which these weights have been copied."""
+    level = ps.HuggingFaceLevel(model_for(FIRST), pack=True)
+    head = wide_head(tmp_path, level)
+    head.prefill(prompts(1))
+    given = draft_input(TEXTS[:1], [3], [told((-1,), features_of(FIRST, (-1,))[:1], [0])])
+    before = head.draft(given).rows
+    assert before is not None
+    wanted = before.logits.clone()
+    with torch.no_grad():
+        level.model.lm_head.weight.zero_()
+    head.prefill(prompts(1))
+    after = head.draft(given).rows
+    assert after is not None
+    assert after.logits.equal(wanted)
