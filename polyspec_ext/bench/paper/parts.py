@@ -293,7 +293,7 @@ class Parts:
                 "place": _shown(place, name, self.places.times),
                 "parameters": None,
                 "dtype": str(self._head_dtype).removeprefix("torch."),
-                "runs": "as it is",
+                "runs": "packed" if self.target.pack else "as it is",
             }
 
 
