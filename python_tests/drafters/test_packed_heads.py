@@ -1,5 +1,5 @@
 """Heads below a level with packed weights run on packed ones as well: the distributions of their
-published forward passes, on this package's products and attention, with one output head for both."""
+published forward passes, by this package's products and attention, and one output head for both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 PRODUCT = torch.ops.polyspec.dense_product.default
 ATTENTION = torch.ops.polyspec.attention.default
-LAYERS = 4
+LAYERS = 8
 TEXTS = [[3, 9, 27, 17, 4], [5, 6, 30]]
 # Heads of 32 are what the attention operator reads.
 WIDE: dict[str, Any] = {"hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 32, "inner": 48}
@@ -49,7 +49,7 @@ def model_for(v: Variant, dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(5)
     config = LlamaConfig(
         vocab_size=v.vocab, hidden_size=v.feature_width, intermediate_size=8,
-        num_hidden_layers=8 if v.name == "speculators norms" else LAYERS, num_attention_heads=2,
+        num_hidden_layers=LAYERS, num_attention_heads=2,
         num_key_value_heads=2, tie_word_embeddings=False,
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(dtype).eval()
@@ -69,8 +69,8 @@ def features_of(v: Variant, layers: Sequence[int]) -> list[torch.Tensor]:
 def test_eagle_against_the_reference(v: Variant, tmp_path: Path) -> None:
     """Two rows of different lengths, and behind them rows that go on."""
     model = model_for(v)
-    layers = v.aux_layers(model.config.num_hidden_layers)
-    weights = weights_of(v, model.config.num_hidden_layers)
+    layers = v.aux_layers(LAYERS)
+    weights = weights_of(v, LAYERS)
     level = ps.HuggingFaceLevel(model, pack=True)
     head = ps.Eagle.from_pretrained(save(v, weights, tmp_path), level)
     reference = Reference(
