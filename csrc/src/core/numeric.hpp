@@ -53,10 +53,9 @@ POLYSPEC_FN int head_room(int64_t vocab) {
 }
 POLYSPEC_FN double mass_unit(int head) { return static_cast<double>(uint64_t{1} << (62 - head)); }
 
-// 2^exponent, exponent <= 0 (-inf and NaN give 2^-100, below every unit of mass).
+// 2^exponent on [-127, 0], and 0 at -127; of a NaN the bits are any.
 // 2^f on [-1/2, 1/2] is a polynomial fitted for relative error (2e-9 before rounding, 8e-8 after).
-POLYSPEC_FN float exp2_of(float exponent) {
-  exponent = exponent > -100.0f ? exponent : -100.0f;
+POLYSPEC_FN float exp2_in_range(float exponent) {
   // Adding 1.5 * 2^23 rounds to an integer, which the low bits of the sum then are.
   const float shifter = 12582912.0f;
   const float shifted = exponent + shifter;
@@ -69,6 +68,11 @@ POLYSPEC_FN float exp2_of(float exponent) {
   p = __builtin_fmaf(p, f, 0.6931472f);
   p = __builtin_fmaf(p, f, 1.0f);
   return bit_cast<float>(bit_cast<uint32_t>(p) + (bit_cast<uint32_t>(shifted) << 23));
+}
+
+// 2^exponent, exponent <= 0 (-inf and NaN give 2^-100, below every unit of mass).
+POLYSPEC_FN float exp2_of(float exponent) {
+  return exp2_in_range(exponent > -100.0f ? exponent : -100.0f);
 }
 
 // trunc(2^(62 - head) * 2^exponent), exponent <= 0: the float's 24 significant bits are shifted

@@ -30,22 +30,10 @@ constexpr int kAtOnce = 6, kValueLanes = 1;
 constexpr int kAtOnce = 4, kValueLanes = 1;
 #endif
 
-// 2^x for x <= 0: 0 below -127, and NaN for a NaN. The polynomial is that of `exp2_of`, which does
-// not tell numbers below -100 apart.
+// 2^x for x <= 0: 0 below -127, and NaN for a NaN.
 POLYSPEC_FN float weight_of(float x) {
   const float exponent = x < -127.0f ? -127.0f : x;
-  const float shifter = 12582912.0f;
-  const float shifted = exponent + shifter;
-  const float f = exponent - (shifted - shifter);
-  float p = 0.00015353362f;
-  p = __builtin_fmaf(p, f, 0.0013398874f);
-  p = __builtin_fmaf(p, f, 0.009618437f);
-  p = __builtin_fmaf(p, f, 0.055503324f);
-  p = __builtin_fmaf(p, f, 0.24022648f);
-  p = __builtin_fmaf(p, f, 0.6931472f);
-  p = __builtin_fmaf(p, f, 1.0f);
-  const uint32_t bits = bit_cast<uint32_t>(p) + (bit_cast<uint32_t>(shifted) << 23);
-  return __builtin_fmaf(exponent, 0.0f, bit_cast<float>(bits));  // the bits of a NaN are any
+  return __builtin_fmaf(exponent, 0.0f, exp2_in_range(exponent));  // NaNs stay
 }
 
 // What a task works on; a query's sums follow each other in memory, by the width of the values.
