@@ -106,10 +106,15 @@ def int64(name: str, value: Any) -> int:
 def token_ids(name: str, values: Sequence[Any], vocab_size: int) -> list[int]:
     """Ids in [0, vocab_size)."""
     ids = integers(name, values)
+    require_ids(name, ids, vocab_size)
+    return ids
+
+
+def require_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Integers that are ids in [0, vocab_size)."""
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         bad = next(one for one in ids if not 0 <= one < vocab_size)
         raise ValueError(f"{name}: expected token ids in [0, {vocab_size}), given {bad}")
-    return ids
 
 
 def sizes(name: str, value: Any, count: int, of: int) -> list[int]:

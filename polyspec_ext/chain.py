@@ -339,14 +339,15 @@ class Chain:
             encoder_input_ids, getattr(self.levels[0], "reads_encoder_input", False), self.names[0]
         )
         vocab_size = self.vocab_sizes[0]
-        rows = inputs.prompts("prompts", inputs.rows_of("prompts", prompts), vocab_size)
-        count = len(rows)
+        if not isinstance(prompts, inputs.Prompts):
+            prompts = inputs.prompts("prompts", inputs.rows_of("prompts", prompts), vocab_size)
+        count = len(prompts)
         inputs.require_batches(self.names, self.engine.parts, count)
         limits = [
             arguments.integer("max_new_tokens", limit)
             for limit in arguments.per_row("max_new_tokens", max_new_tokens, count)
         ]
-        for prompt, limit in zip(rows, limits, strict=True):
+        for prompt, limit in zip(prompts, limits, strict=True):
             inputs.require_room(self.names, self.engine.parts, len(prompt), limit)
         values = [
             arguments.per_row(name, value, count)
@@ -364,7 +365,7 @@ class Chain:
         return Batch(
             self.engine,
             self.owner,
-            rows,
+            [list(prompt) for prompt in prompts],
             max_new_tokens=limits,
             sampling=[Sampling(*own) for own in zip(*values, strict=True)],
             seeds=inputs.seeds(seed, count),

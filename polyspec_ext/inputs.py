@@ -19,6 +19,10 @@ Floats = float | Sequence[float] | torch.Tensor
 Prompt = torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 
+class Prompts(list[list[int]]):
+    """Prompts that `prompts` has checked: ids of the target, at least one each."""
+
+
 def rows_of(name: str, value: Any) -> list[list[int]]:
     """One prompt or several as they were given, padding included.
 
@@ -47,8 +51,8 @@ def rows_of(name: str, value: Any) -> list[list[int]]:
 
 def prompts(
     name: str, rows: Sequence[list[int]], vocab_size: int, attention_mask: Any = None
-) -> list[list[int]]:
-    """Fresh lists of ids out of `rows_of`, one per prompt, without padding.
+) -> Prompts:
+    """The ids out of `rows_of`, without padding.
 
     Raises:
         TypeError, ValueError: an empty prompt, an id out of range, a mask of another shape or with
@@ -59,7 +63,8 @@ def prompts(
     for row in rows:
         if not row:
             raise ValueError(f"{name}: expected at least 1 token, given 0")
-    return [arguments.token_ids(name, row, vocab_size) for row in rows]
+        arguments.require_ids(name, row, vocab_size)
+    return Prompts(rows)
 
 
 def _unpadded(rows: Sequence[list[int]], mask: Any) -> list[list[int]]:
@@ -111,7 +116,8 @@ def encoded(given: Any, wanted: bool, name: str) -> EncodedInput | None:
     rows = rows_of(argument, given)
     if len(rows) != 1 or not rows[0]:
         raise ValueError(f"{argument}: expected one text, given {len(rows) if rows[0] else 'none'}")
-    return EncodedInput(torch.tensor([arguments.token_ids(argument, rows[0], arguments.SIZE_MAX)]))
+    arguments.require_ids(argument, rows[0], arguments.SIZE_MAX)
+    return EncodedInput(torch.tensor(rows))
 
 
 def seeds(seed: Any, count: int) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..arguments import require_ids
 from ..levels.base import Counts, PromptBatch
 from ..tensors import on_device
 from ..validate import INT_DTYPES, LOGITS_DTYPES, kind_of
@@ -26,7 +27,7 @@ from .base import (
     Proposal,
     RowBuffer,
 )
-from .trees import require_ids, require_parents
+from .trees import require_parents
 
 
 class ProposalDrafter:

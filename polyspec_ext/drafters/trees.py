@@ -298,14 +298,3 @@ def require_parents(name: str, parents: Sequence[int], most: int) -> None:
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
     if max(depths, default=0) > most:
         raise ValueError(f"{name}: expected a tree of at most {most} levels, given {max(depths)}")
-
-
-def require_ids(name: str, tokens: Sequence[int], limit: int) -> None:
-    """Token ids must be in [0, limit).
-
-    Raises:
-        ValueError: names the drafter `name`.
-    """
-    for token in tokens:
-        if not 0 <= token < limit:
-            raise ValueError(f"{name}: expected token ids in [0, {limit}), given {token}")

@@ -159,8 +159,8 @@ class _Run:
         self.with_logits = self.as_dict and bool(config.output_logits)
         count, self.width = input_ids.shape
         padding = padding_of(input_ids, model_kwargs)
-        prompts = [own[n:] for own, n in zip(input_ids.tolist(), padding, strict=True)]
-        requests.prompts("input_ids", prompts, chain.vocab_sizes[0])
+        rows = [own[n:] for own, n in zip(input_ids.tolist(), padding, strict=True)]
+        prompts = requests.prompts("input_ids", rows, chain.vocab_sizes[0])
         eos, limit = self._sort(criteria, config)
         self.pad = config.pad_token_id
         if self.pad is None:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import torch
 
+from ..arguments import require_ids
 from ..drafters.base import DraftBlock
-from ..drafters.trees import require_ids, require_parents
+from ..drafters.trees import require_parents
 from ..kv_cache.masks import ancestors
 
 
