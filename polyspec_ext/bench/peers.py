@@ -127,13 +127,13 @@ def transformers_rule(feed: Feed) -> Callable[[], list[tuple[torch.Tensor, torch
     draft = warp(feed.draft.float().flatten(0, 1)).view_as(feed.draft)
 
     def call() -> list[tuple[torch.Tensor, torch.Tensor]]:
-        verdicts = []
+        verified = []
         for i in range(case.batch):
             target = warp(feed.target[i].float())
-            verdicts.append(
+            verified.append(
                 _speculative_sampling(feed.tokens[i : i + 1], draft[i : i + 1], k, target[None])
             )
-        return verdicts
+        return verified
 
     return call
 
@@ -152,7 +152,7 @@ def _transformers(operator: str, feed: Feed, notes: list[str]) -> list[Contender
             name,
             call,
             graph=False,
-            accepted=lambda verdicts: torch.stack([n for _, n in verdicts]),
+            accepted=lambda verified: torch.stack([n for _, n in verified]),
         )
     ]
 

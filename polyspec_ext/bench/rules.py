@@ -11,7 +11,7 @@ import torch
 
 from polyspec_ext.bench.grid import Filters
 
-Verdict = tuple[torch.Tensor, torch.Tensor]  # tokens [B, K+1] padded with -1, num_accepted [B]
+Verified = tuple[torch.Tensor, torch.Tensor]  # tokens [B, K+1] padded with -1, num_accepted [B]
 
 
 def processed(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
@@ -89,7 +89,7 @@ def token_rule(
     draft_tokens: torch.Tensor,
     draft_logits: torch.Tensor,
     filters: Filters,
-) -> Verdict:
+) -> Verified:
     """Leviathan et al. 2023, algorithm 1. Shapes [B, K+1, V], [B, K], [B, K, V], K >= 1."""
     p, q = processed(target_logits, filters), processed(draft_logits, filters)
     ratio = _ratio(p, q, draft_tokens)
@@ -104,7 +104,7 @@ def block_rule(
     draft_tokens: torch.Tensor,
     draft_logits: torch.Tensor,
     filters: Filters,
-) -> Verdict:
+) -> Verified:
     """Block verification (Sun et al. 2024, arXiv 2403.10444). Shapes as in ``token_rule``."""
     p, q = processed(target_logits, filters), processed(draft_logits, filters)
     k = draft_tokens.shape[1]

@@ -48,7 +48,7 @@ class DraftModel(LevelAdapter):
         """See `BatchedDrafter.draft`.
 
         Raises:
-            RequestError: a row of logits has no distribution, and the host may look at the tokens.
+            RequestError: a row of logits has no distribution, and the host may read the tokens.
         """
         parameters = inputs.parameters.on(self.device).values()
         loop = _OnDevice(inputs) if inputs.eos is None else _OnHost(inputs)
@@ -128,7 +128,7 @@ class _OnDevice:
         return False
 
     def known(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Ids to read: one that could not be drawn is -1, and nobody has looked at it yet."""
+        """Ids to read: one that could not be drawn is -1, and the host has not read it yet."""
         return tokens.clamp_min(0)
 
     def status(self, samples: Sequence[ops.SampleResult]) -> torch.Tensor | None:

@@ -164,8 +164,8 @@ class EncoderDecoderLevel(ModelLevel):
             self.prefill_batch(PromptBatch(text[:, :3].to(self.device), encoded=EncodedInput(text)))
             given = []
             for begin, end in ((3, 6), (6, 8), (8, 9), (9, 12)):
-                fed = torch.cat([text[:, begin:end], wrong[:, end : end + 2]], 1)
-                given.append(self.forward(fed.to(self.device), fed.shape[1])[0, : end - begin])
+                ids = torch.cat([text[:, begin:end], wrong[:, end : end + 2]], 1).to(self.device)
+                given.append(self.forward(ids, ids.shape[1])[0, : end - begin])
                 self.rollback([end])
             whole = self._pass(text.to(self.device), cache=False)[0]
             worst = max(map(relative_difference, torch.cat(given), whole[3:]))

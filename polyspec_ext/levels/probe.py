@@ -125,13 +125,13 @@ class Probe:
         wrong = [(token + 1) % self._ids for token in text]
         keep = 2
         for counts, kept in steps:
-            fed = [
+            input_ids = [
                 text[begin:end] + wrong[end : begin + count]
                 for begin, count, end in zip(have, counts, kept, strict=True)
             ]
             new = [end - begin for begin, end in zip(have, kept, strict=True)]
             first = [max(n - keep, 0) for n in new]
-            logits = level.run(InputBlock(self._padded(fed), keep, counts, first)).logits
+            logits = level.run(InputBlock(self._padded(input_ids), keep, counts, first)).logits
             level.rollback(kept)
             for b, (start, n) in enumerate(zip(first, new, strict=True)):
                 for j in range(start, n):
@@ -148,13 +148,13 @@ class Probe:
         level.read(self._padded([text[:n] for n in prompts]), prompts)
         path, worst = [1, 2, 4], 0.0
         parents = torch.tensor([[-1, -1, 1, 1, 2]] * 2).to(level.device)
-        fed = []
+        input_ids = []
         for n in prompts:
             nodes = [(token + 1) % self._ids for token in text[n : n + 5]]
             for depth, node in enumerate(path):
                 nodes[node] = text[n + depth]
-            fed.append(nodes)
-        logits = level.run(InputBlock(self._padded(fed), 5, parents=parents)).logits
+            input_ids.append(nodes)
+        logits = level.run(InputBlock(self._padded(input_ids), 5, parents=parents)).logits
         for b, n in enumerate(prompts):
             for depth, node in enumerate(path):
                 given = relative_difference(logits[b, node], self._reference[n + depth])

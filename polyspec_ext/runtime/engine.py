@@ -4,7 +4,7 @@ The state rows (`state`) say what every row does next, and one round of the targ
 its first draft to its verification. Two executors run the same steps:
 
 * step by step, where the host reads what came of each before the next: on the CPU, where that costs
-  nothing, and wherever something must be looked at (unbounded rounds, logits processors, drafters
+  nothing, and wherever the host must read something (unbounded rounds, logits processors, drafters
   on the host, levels on several devices);
 * without host synchronisation, where the steps of a round are known before its tokens are
   (`plan`): the host reads what came of it once, behind the target's verification. On CUDA a draft

@@ -24,7 +24,7 @@ def pending_tokens(input_ids: torch.Tensor, first: torch.Tensor | None, width: i
     if first is None:
         return input_ids[:, length - width :]
     reach = first[:, None] + torch.arange(1, width + 1, device=input_ids.device)
-    # Ids past a row's own tokens are not looked at, so the last column may be read again.
+    # Ids past a row's own tokens are not read, so the last column may be read again.
     return input_ids.gather(1, reach.clamp_max(length - 1))
 
 

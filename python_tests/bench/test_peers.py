@@ -52,18 +52,18 @@ def _ours(rule: str) -> Verifier:
     return call
 
 
-def _eager(rule: Callable[..., rules.Verdict]) -> Verifier:
+def _eager(rule: Callable[..., rules.Verified]) -> Verifier:
     return lambda feed: rule(feed.target, feed.tokens, feed.draft, feed.case.filters)
 
 
 def _transformers(feed: inputs.Feed) -> tuple[torch.Tensor, torch.Tensor]:
-    verdicts = peers.transformers_rule(feed)()
+    verified = peers.transformers_rule(feed)()
     k = feed.case.draft_len
-    tokens = [torch.nn.functional.pad(t[0], (0, k + 1 - t.shape[1]), value=-1) for t, _ in verdicts]
-    return torch.stack(tokens), torch.stack([n for _, n in verdicts])
+    tokens = [torch.nn.functional.pad(t[0], (0, k + 1 - t.shape[1]), value=-1) for t, _ in verified]
+    return torch.stack(tokens), torch.stack([n for _, n in verified])
 
 
-JUDGES = {
+VERIFIERS = {
     "ours token": (_ours("token"), "token"),
     "eager token": (_eager(rules.token_rule), "token"),
     "transformers": (_transformers, "token"),
@@ -73,11 +73,11 @@ JUDGES = {
 
 
 @pytest.mark.parametrize("filters", [Filters(), Filters(top_k=4, top_p=0.9)])
-@pytest.mark.parametrize("name", JUDGES)
+@pytest.mark.parametrize("name", VERIFIERS)
 def test_everybody_has_the_same_distribution(name: str, filters: Filters) -> None:
     """On fixed logits and a fixed block: the distribution of (number accepted, token after
     them)."""
-    judge, rule = JUDGES[name]
+    verify, rule = VERIFIERS[name]
     n = 4000
     one = inputs.make(Case("verify-token", 1, 3, 7, "float32", 0.6, filters), "cpu", 7, draws=1)
     one.load(0)
@@ -89,13 +89,13 @@ def test_everybody_has_the_same_distribution(name: str, filters: Filters) -> Non
         one.statistics.expand(n, -1, -1).contiguous(), one.drawn, one.tokens.expand(n,
         -1).contiguous(), torch.arange(n), 0.6, 3,
     )  # fmt: skip
-    tokens, accepted = judge(feed)
+    tokens, accepted = verify(feed)
     counts = np.zeros((4, 7))
     for row, count in zip(tokens.tolist(), accepted.tolist(), strict=True):
         assert row[:count] == block[:count]
         assert row[count + 1 :] == [-1] * (3 - count)
         counts[count, row[count]] += 1
-    distribution = reference.judge(p, q, block, rule)
+    distribution = reference.verify(p, q, block, rule)
     assert distribution.stop.max() < 0.9, "a case that cannot tell distributions apart"
     assert (
         evidence.chi_square(counts, distribution.stop[:, None] * distribution.emit) > evidence.ALPHA

@@ -195,7 +195,7 @@ class Says:
 
 
 ROWS = torch.zeros(1, 2, V)
-LAWS = torch.zeros(1, 2, 2, dtype=torch.int64)
+STATS = torch.zeros(1, 2, 2, dtype=torch.int64)
 PROPOSALS: list[tuple[Any, type[Exception], str]] = [
     ([1, 2], TypeError, "propose to return a Proposal, given list"),
     (None, TypeError, "propose to return a Proposal, given NoneType"),
@@ -229,11 +229,15 @@ PROPOSALS: list[tuple[Any, type[Exception], str]] = [
         TypeError,
         "draft statistics as an int64 tensor.*, given list",
     ),  # type: ignore[arg-type]
-    (Proposal([1, 2], ROWS, statistics=LAWS.int()), TypeError, r"a tensor of dtype torch\.int32"),
-    (Proposal([1, 2], ROWS, statistics=LAWS[0]), ValueError, r"shape \[1, 2, 2\], given \[2, 2\]"),
-    (Proposal([1, 2], ROWS, statistics=LAWS[:, :1]), ValueError, r"\[1, 2, 2\], given \[1, 1, 2\]"),
+    (Proposal([1, 2], ROWS, statistics=STATS.int()), TypeError, r"a tensor of dtype torch\.int32"),
+    (Proposal([1, 2], ROWS, statistics=STATS[0]), ValueError, r"shape \[1, 2, 2\], given \[2, 2\]"),
     (
-        Proposal([1, 2], statistics=LAWS),
+        Proposal([1, 2], ROWS, statistics=STATS[:, :1]),
+        ValueError,
+        r"\[1, 2, 2\], given \[1, 1, 2\]",
+    ),
+    (
+        Proposal([1, 2], statistics=STATS),
         ValueError,
         "no draft statistics without draft logits, given both",
     ),

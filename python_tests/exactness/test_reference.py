@@ -117,10 +117,10 @@ def toy(seed: int, vocab: int, m: int) -> tuple[evidence.Rows, evidence.Rows]:
     )
 
 
-def gap(judge: evidence.Verifier, vocab: int = 4, m: int = 3, seed: int = 0) -> float:
+def gap(verify: evidence.Verifier, vocab: int = 4, m: int = 3, seed: int = 0) -> float:
     p, q = toy(seed, vocab, m)
     return evidence.total_variation(
-        evidence.emitted_distribution(p, q, vocab, m, judge),
+        evidence.emitted_distribution(p, q, vocab, m, verify),
         evidence.target_distribution(p, vocab, m),
     )
 
@@ -129,7 +129,7 @@ def gap(judge: evidence.Verifier, vocab: int = 4, m: int = 3, seed: int = 0) -> 
 @pytest.mark.parametrize(("vocab", "m"), [(1, 1), (2, 1), (2, 4), (3, 3), (5, 2)])
 def test_the_rules_are_lossless_by_enumeration(rule: str, vocab: int, m: int) -> None:
     for seed in range(3):
-        assert gap(lambda p, q, y: ref.judge(p, q, y, rule), vocab, m, seed) < 1e-14
+        assert gap(lambda p, q, y: ref.verify(p, q, y, rule), vocab, m, seed) < 1e-14
 
 
 def test_block_rule_accepts_more() -> None:
@@ -139,30 +139,30 @@ def test_block_rule_accepts_more() -> None:
         for block, weight in evidence.blocks(q, 3, 3):
             p_rows = np.stack([p(block[:i]) for i in range(4)])
             q_rows = np.stack([q(block[:i]) for i in range(3)])
-            total += weight * float(ref.judge(p_rows, q_rows, block, rule).stop @ np.arange(4))
+            total += weight * float(ref.verify(p_rows, q_rows, block, rule).stop @ np.arange(4))
         return total
 
     assert accepted("block") > accepted("token") + 0.01
 
 
 def _no_residual(p: Floats, q: Floats, block: tuple[int, ...], rule: str) -> Verified:
-    return replace(ref.judge(p, q, block, rule), emit=p)
+    return replace(ref.verify(p, q, block, rule), emit=p)
 
 
 def _wrong_row(p: Floats, q: Floats, block: tuple[int, ...], rule: str) -> Verified:
-    right = ref.judge(p, q, block, rule)
+    right = ref.verify(p, q, block, rule)
     emit = right.emit.copy()
     emit[0] = ref.residual(p[0], q[-1])
     return replace(right, emit=emit)
 
 
 def _unit_weight(p: Floats, q: Floats, block: tuple[int, ...], rule: str) -> Verified:
-    right = ref.judge(p, q, block, rule)
-    return replace(right, emit=ref.judge(p, q, block, "token").emit)
+    right = ref.verify(p, q, block, rule)
+    return replace(right, emit=ref.verify(p, q, block, "token").emit)
 
 
 def _always_accept(p: Floats, q: Floats, block: tuple[int, ...], rule: str) -> Verified:
-    right = ref.judge(p, q, block, rule)
+    right = ref.verify(p, q, block, rule)
     return replace(right, stop=np.eye(1, len(block) + 1, len(block))[0])
 
 

@@ -132,15 +132,15 @@ class Rows:
         """Row b reads all it has not, and wants logits behind its last ``behind[b] + 1`` tokens;
         None: it waits."""
         read, owned = self.read[id(level)], list(self.read[id(self.owner)])
-        fed = [
+        given = [
             [] if k is None else row[n:] for row, n, k in zip(self.rows, read, behind, strict=True)
         ]
-        width = max(map(len, fed))
-        counts = [len(f) for f in fed]
+        width = max(map(len, given))
+        counts = [len(own) for own in given]
         keep = max(k for k in behind if k is not None) + 1
         first = [0 if k is None else n - k - 1 for n, k in zip(counts, behind, strict=True)]
         logits = level.forward(
-            torch.tensor([f + [0] * (width - len(f)) for f in fed]), keep, counts, first
+            torch.tensor([own + [0] * (width - len(own)) for own in given]), keep, counts, first
         )
         for b, k in enumerate(behind):
             if k is None:

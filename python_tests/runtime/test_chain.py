@@ -31,7 +31,7 @@ class Cycle(toy.ToyLevel):
 
 
 def test_cache_table() -> None:
-    """The cache rules: what every cache keeps after M_1 accepts j of m, and what is fed
+    """The cache rules: what every cache keeps after M_1 accepts j of m, and what is read
     next."""
     # C = 3 committed tokens (0 1 2). The drafter goes wrong at position 4, the middle at 6.
     target, middle, drafter = Cycle(), Cycle({6: 40}), Cycle({4: 41})
@@ -85,11 +85,11 @@ def test_cache_lengths_after_the_target(rejected: int | None) -> None:
     mark = len(middle.log)
     for _ in range(accepted + 1):
         next(stream)
-    fed = next(entry[1][0] for entry in middle.log[mark:] if entry[0] == "forward")
+    read = next(entry[1][0] for entry in middle.log[mark:] if entry[0] == "forward")
     after = (
         start + accepted
     )  # the correction or bonus token's position, whose value the cycle knows
-    assert fed[:2] == ([after - 1, after] if rejected is None else [after, after + 1])
+    assert read[:2] == ([after - 1, after] if rejected is None else [after, after + 1])
 
 
 def test_identical_levels_accept_everything() -> None:

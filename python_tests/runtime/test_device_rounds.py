@@ -153,34 +153,34 @@ def test_caches_hold_what_they_hold_step_by_step(window: list[int]) -> None:
     assert rounds > 3
 
 
-# ---- the host does not look ----------------------------------------------------------------------
+# ---- without host synchronisation ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("window", [[3], [4, 2], [4, 3, 2]], ids=str)
-def test_one_look_per_round(window: list[int], temperature: float) -> None:
+def test_one_synchronisation_per_round(window: list[int], temperature: float) -> None:
     _, alone = chains(window)
     with watched(alone) as seen:
         batch = alone.batch(PROMPTS, 20, temperature, seed=1, eos_token_id=[])
         while batch.advance():
             pass
-    assert seen.looks == 0
+    assert seen.synchronisations == 0
     assert seen.reads == batch.stats.levels[0].num_forward_passes > 3
 
 
-def test_a_look_is_seen() -> None:
+def test_a_synchronisation_is_seen() -> None:
     _, alone = chains([3])
     engine: Any = alone.engine
     run = engine._at_once
 
-    def looking(*arguments: Any) -> Any:
+    def synchronising(*arguments: Any) -> Any:
         torch.ones(1).tolist()
         return run(*arguments)
 
-    engine._at_once = looking
+    engine._at_once = synchronising
     with watched(alone) as seen:
         alone.generate(PROMPTS[0], 9, eos_token_id=[])
-    assert seen.looks == seen.reads > 0
+    assert seen.synchronisations == seen.reads > 0
     with Unseeing(), pytest.raises(AssertionError, match="_local_scalar_dense"):
         torch.ones(1).item()
 

@@ -156,13 +156,13 @@ def test_a_tail(heads: Heads, window: list[int], tail: int) -> None:
     assert got.stats.levels[0].num_tail_tokens > 20
 
 
-def test_one_look_per_round(heads: Heads) -> None:
+def test_one_synchronisation_per_round(heads: Heads) -> None:
     alone = chain_of(heads, [6, 3])
     with watched(alone) as seen:
         batch = alone.batch(PROMPTS, 20, 1.0, seed=1, eos_token_id=[])
         while batch.advance():
             pass
-    assert seen.looks == 0
+    assert seen.synchronisations == 0
     assert seen.reads >= batch.stats.levels[0].num_forward_passes - 2 > 3
 
 

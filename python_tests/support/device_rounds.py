@@ -56,10 +56,10 @@ class Unseeing(TorchDispatchMode):
 
 @dataclass
 class Seen:
-    """Rounds that the host has read, and how often it has looked at a tensor in them before."""
+    """Rounds that the host has read, and how often it has read a tensor in them before."""
 
     reads: int = 0
-    looks: int = 0
+    synchronisations: int = 0
 
 
 @contextmanager
@@ -88,11 +88,11 @@ def watched(chain: ps.Chain) -> Iterator[Seen]:
         ):  # fmt: skip
             real: Callable[..., Any] = getattr(torch.Tensor, name)
 
-            def looked(self: Any, *a: Any, real: Callable[..., Any] = real, **k: Any) -> Any:
-                seen.looks += inside
+            def synchronising(self: Any, *a: Any, real: Callable[..., Any] = real, **k: Any) -> Any:
+                seen.synchronisations += inside
                 return real(self, *a, **k)
 
-            patch.setattr(torch.Tensor, name, looked)
+            patch.setattr(torch.Tensor, name, synchronising)
         patch.setattr(engine, "_at_once", blind)
         patch.setattr(StateRows, "read", reading)
         yield seen

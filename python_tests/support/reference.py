@@ -204,7 +204,7 @@ class Verified:
     left: Floats
 
 
-def judge(p: Floats, q: Floats, block: Sequence[int], rule: str) -> Verified:
+def verify(p: Floats, q: Floats, block: Sequence[int], rule: str) -> Verified:
     """p: [m+1, V] target distributions, q: [m, V] proposal distributions, block: m tokens with q >
     0."""
     m = len(block)

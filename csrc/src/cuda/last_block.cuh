@@ -26,8 +26,8 @@ __device__ __forceinline__ void verify_row(Group& group, const VerifyParams& par
     __threadfence();  // and what others recorded is seen after their tickets
   }
   if (group.sum(last) == 0) return;
-  KnownRows<Group> judge(group, records);
-  verify_request<T>(judge, params, request);
+  KnownRows<Group> known(group, records);
+  verify_request<T>(known, params, request);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -66,7 +66,7 @@ void test_round() {
   CHECK(c.rows.next(kDrafter, 2)[0] == (Planned{1, 1, 0, 2, 3, 0, {7, 0}}));
   CHECK(c.rows.next(kMiddle, 2)[0] == (Planned{0, 0, 0, 0, 3, 0, {0, 0}}));
   CHECK(c.draft({1, 2}) == (Words{0, 1}));
-  CHECK_EQ(4, c.cached(kDrafter));  // of 5: the last draw was fed to nobody
+  CHECK_EQ(4, c.cached(kDrafter));  // of 5: the last draw was read by nobody
   CHECK(c.rows.next(kMiddle, 4)[0] == (Planned{1, 3, 0, 2, 3, 0, {7, 1, 2, 0}}));
   CHECK(c.verify(kMiddle, 1, {1, 3, -1}) == (Words{0, 1, kPadding}));
   c.expect_text({5, 6, 7, 1, 3});

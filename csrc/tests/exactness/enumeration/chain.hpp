@@ -79,7 +79,7 @@ class Enumerator {
         if (step.kind == polyspec::Step::Kind::kDraft) {
           draft(state, step, &following);
         } else {
-          judge(state, step, &following);
+          verify_pending(state, step, &following);
         }
       }
       layer = std::move(following);
@@ -248,7 +248,7 @@ class Enumerator {
     }
   }
 
-  void judge(const State& state, const polyspec::Step& step, Layer* layer) {
+  void verify_pending(const State& state, const polyspec::Step& step, Layer* layer) {
     const Text text = state.prefix(step.level - 1);
     const Text& pending = state.texts[step.level];
     CHECK_EQ(step.count, static_cast<int64_t>(pending.size()));
