@@ -10,7 +10,6 @@ import pytest
 import saved_chain
 import torch
 
-from polyspec_ext import chain as chain_module
 from polyspec_ext import cli, tiny
 from polyspec_ext.bench import generation, generation_calls, machine, measuring
 
@@ -120,15 +119,7 @@ def test_ignoring_the_eos(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_text_that_differs_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate = chain_module.Chain.generate
-
-    def wrong(self: Any, *args: Any, **options: Any) -> Any:
-        out = generate(self, *args, **options)
-        if len(self.names) == 3:
-            out.sequences[0, -1] ^= 1
-        return out
-
-    monkeypatch.setattr(chain_module.Chain, "generate", wrong)
+    saved_chain.end_wrongly(monkeypatch)
     status, report = bench(capsys, "--temperature", "0")
     assert status == 1
     wrongs = [row["label"] for row in report["results"][0]["rows"] if row["differences"]]

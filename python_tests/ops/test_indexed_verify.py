@@ -7,17 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from bitwise import equal
 from dispatched import arguments_of
 
 import polyspec_ext as ps
 
 B, K, V, VD = 5, 3, 60, 50
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Bitwise, with NaN equal to itself."""
-    pairs = zip(a, b, strict=True)
-    return all(torch.equal(x.nan_to_num(99.0), y.nan_to_num(99.0)) for x, y in pairs)
 
 
 @pytest.fixture

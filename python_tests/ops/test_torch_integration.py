@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from bitwise import equal
 from dispatched import arguments_of
 
 import polyspec_ext as ps
@@ -39,12 +40,6 @@ def block(
         "draft_logits": draft,
         "draft_lengths": torch.arange(batch, device=device) % (k + 1),
     }
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Bitwise, with NaN equal to itself."""
-    pairs = zip(a, b, strict=True)
-    return all(torch.equal(x.nan_to_num(99.0), y.nan_to_num(99.0)) for x, y in pairs)
 
 
 @pytest.mark.parametrize("tensors", [False, True])

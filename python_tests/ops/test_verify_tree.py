@@ -7,18 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from bitwise import equal
 from dispatched import arguments_of
 
 import polyspec_ext as ps
 
 B, N, V = 6, 7, 40
 PARENTS = [-1, -1, 0, 0, 1, 2, 2]
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Bitwise, with NaN equal to itself."""
-    pairs = zip(a, b, strict=True)
-    return all(torch.equal(x.nan_to_num(99.0), y.nan_to_num(99.0)) for x, y in pairs)
 
 
 @pytest.fixture

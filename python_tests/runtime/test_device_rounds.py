@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from captured_chains import PROMPTS, level, make, models
-from device_rounds import Unseeing, counted, same, watched
+from device_rounds import Unseeing, counted, same, same_without_the_host, watched
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
@@ -45,12 +45,7 @@ def test_the_tokens_are_those_of_rounds_step_by_step(window: list[int], rule: st
             "max_new_tokens": [40, 23, 31][:count],
             "eos_token_id": eos,
         }
-        with counted() as rounds:
-            wanted = followed.generate(PROMPTS[:count], **options)
-        assert not rounds
-        with counted() as rounds:
-            got = alone.generate(PROMPTS[:count], **options)
-        same(got, wanted)
+        got, rounds = same_without_the_host(followed, alone, PROMPTS[:count], **options)
         # All of them: nothing fell back to the host.
         passes = got.stats.levels[0].num_forward_passes
         assert len(rounds) == passes > 3
@@ -60,9 +55,7 @@ def test_bounds_other_than_the_default() -> None:
     for bound, most in ((1, 1), (2, 2), (9, 5)):
         followed, alone = chains([9, 2], rounds=[bound])
         options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "eos_token_id": []}
-        with counted() as seen:
-            got = alone.generate(PROMPTS, 30, **options)
-        same(got, followed.generate(PROMPTS, 30, **options))
+        _, seen = same_without_the_host(followed, alone, PROMPTS, 30, **options)
         assert seen
         blocks = [
             sum(entry.tokens >= 0 for entry in entries[1:-1:2])
@@ -89,9 +82,7 @@ def test_prompts_of_one_token_begin_with_a_round_step_by_step() -> None:
     followed, alone = chains([4, 2])
     for prompts in ([[3]], [[3], [9, 2], [4]]):
         options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
-        with counted() as seen:
-            got = alone.generate(prompts, 25, **options)
-        same(got, followed.generate(prompts, 25, **options))
+        _, seen = same_without_the_host(followed, alone, prompts, 25, **options)
         assert seen
 
 
@@ -226,9 +217,7 @@ def test_processors_and_ends_of_the_context_are_followed() -> None:
     # 256 positions: drafts that overshoot the last would have none.
     followed, alone = chains([4, 2])
     prompt = [(i * i) % 40 for i in range(200)]
-    with counted() as seen:
-        got = alone.generate(prompt, 56, 1.0, seed=1, eos_token_id=[])
-    same(got, followed.generate(prompt, 56, 1.0, seed=1, eos_token_id=[]))
+    got, seen = same_without_the_host(followed, alone, prompt, 56, 1.0, seed=1, eos_token_id=[])
     assert 0 < len(seen) < got.stats.levels[0].num_forward_passes
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from captured_chains import PROMPTS, level
-from device_rounds import counted, same, watched
+from device_rounds import counted, same, same_without_the_host, watched
 from eagle_heads import Variant, save, weights_of
 from last_state_heads import hydra, medusa, save_hydra, save_medusa
 from recorder import Recorder, addresses, keys_of_captures
@@ -124,12 +124,7 @@ def test_the_tokens_are_those_of_rounds_step_by_step(heads: Heads, window: list[
                 "max_new_tokens": [40, 23, 31][:count],
                 "eos_token_id": eos,
             }
-            with counted() as rounds:
-                wanted = followed.generate(PROMPTS[:count], **options)
-            assert not rounds
-            with counted() as rounds:
-                got = alone.generate(PROMPTS[:count], **options)
-            same(got, wanted)
+            got, rounds = same_without_the_host(followed, alone, PROMPTS[:count], **options)
             passes_without_the_host(got, rounds)
 
 
@@ -137,9 +132,7 @@ def test_the_tokens_are_those_of_rounds_step_by_step(heads: Heads, window: list[
 def test_a_copy_in_the_target_s_cache(heads: Heads) -> None:
     followed, alone = (chain_of(heads, [5, 3], shared=True, sync=sync) for sync in (None, False))
     options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "eos_token_id": []}
-    with counted() as rounds:
-        got = alone.generate(PROMPTS, 40, **options)
-    same(got, followed.generate(PROMPTS, 40, **options))
+    got, rounds = same_without_the_host(followed, alone, PROMPTS, 40, **options)
     passes_without_the_host(got, rounds)
     assert got.stats.levels[0].num_accepted_tokens > 20
 
@@ -149,9 +142,7 @@ def test_a_copy_in_the_target_s_cache(heads: Heads) -> None:
 def test_a_tail(heads: Heads, window: list[int], tail: int) -> None:
     followed, alone = (chain_of(heads, window, sync=sync, tail=tail) for sync in (None, False))
     options: dict[str, Any] = {"temperature": 1.0, "seed": 4, "eos_token_id": [7, 11]}
-    with counted() as rounds:
-        got = alone.generate(PROMPTS, [40, 23, 31], **options)
-    same(got, followed.generate(PROMPTS, [40, 23, 31], **options))
+    got, rounds = same_without_the_host(followed, alone, PROMPTS, [40, 23, 31], **options)
     passes_without_the_host(got, rounds)
     assert got.stats.levels[0].num_tail_tokens > 20
 
@@ -222,7 +213,5 @@ def test_rows_that_leave(heads: Heads) -> None:
     options: dict[str, Any] = {"temperature": 1.0, "seed": 2, "eos_token_id": []}
     limits = [5, 40, 6, 30, 4]
     followed, alone = (chain_of(heads, [4], sync=sync) for sync in (None, False))
-    with counted() as rounds:
-        got = alone.generate(prompts, limits, **options)
-    same(got, followed.generate(prompts, limits, **options))
+    _, rounds = same_without_the_host(followed, alone, prompts, limits, **options)
     assert rounds

@@ -45,6 +45,20 @@ def same(a: ps.Output, b: ps.Output) -> None:
                     assert getattr(x, name) == getattr(y, name), name
 
 
+def same_without_the_host(
+    followed: ps.Chain, alone: ps.Chain, prompts: Any, *arguments: Any, **options: Any
+) -> tuple[ps.Output, list[Record]]:
+    """What `alone` generates, and its rounds without synchronisation; `followed`, which has none,
+    generates the same."""
+    with counted() as rounds:
+        wanted = followed.generate(prompts, *arguments, **options)
+    assert not rounds
+    with counted() as rounds:
+        got = alone.generate(prompts, *arguments, **options)
+    same(got, wanted)
+    return got, rounds
+
+
 class Unseeing(TorchDispatchMode):
     """Refuses what reads a tensor's value on the host."""
 

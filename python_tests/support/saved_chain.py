@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.tiny import corpus
 
@@ -33,3 +36,16 @@ def save(root: Path) -> Path:
         model.save_pretrained(root / level)
         tokenizer.save_pretrained(root / level)
     return root
+
+
+def end_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What chains of three levels generate ends with another token than it should."""
+    generate = ps.Chain.generate
+
+    def wrong(self: ps.Chain, *args: Any, **options: Any) -> ps.Output:
+        out = generate(self, *args, **options)
+        if len(self.names) == 3:
+            out.sequences[0, -1] ^= 1
+        return out
+
+    monkeypatch.setattr(ps.Chain, "generate", wrong)

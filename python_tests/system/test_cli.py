@@ -40,37 +40,15 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 def test_generate_json(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = call(
-        capsys,
-        "generate",
-        "How many?",
-        "--json",
-        "--max-new-tokens",
-        "9",
-        "--temperature",
-        "1",
-        "--seed",
-        "3",
-    )
+    options = ["--json", "--max-new-tokens", "9", "--temperature", "1", "--seed", "3"]
+    command = ("generate", "How many?", *options)
+    status, out, _ = call(capsys, *command)
     assert status == 0
     report = json.loads(out)
     assert report["prompt"] == "Question: How many?\nAnswer:"
     assert len(report["tokens"]) == report["stats"]["num_new_tokens"] <= 9
     assert [level["name"] for level in report["stats"]["levels"]] == ["target", "middle", "drafter"]
-    again = json.loads(
-        call(
-            capsys,
-            "generate",
-            "How many?",
-            "--json",
-            "--max-new-tokens",
-            "9",
-            "--temperature",
-            "1",
-            "--seed",
-            "3",
-        )[1]
-    )
+    again = json.loads(call(capsys, *command)[1])
     assert again["tokens"] == report["tokens"]
 
 
@@ -354,17 +332,7 @@ def test_demo_has_a_second_table(
 def test_demo_says_when_the_text_differs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polyspec_ext import chain as chain_module
-
-    generate = chain_module.Chain.generate
-
-    def wrong(self: Any, *args: Any, **options: Any) -> Any:
-        out = generate(self, *args, **options)
-        if len(self.names) == 3:
-            out.sequences[0, -1] ^= 1
-        return out
-
-    monkeypatch.setattr(chain_module.Chain, "generate", wrong)
+    saved_chain.end_wrongly(monkeypatch)
     status, out, _ = call(
         *(capsys, "demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6"),
         *("--compile", "none", "--grown", "0"),
