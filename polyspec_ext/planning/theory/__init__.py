@@ -3,12 +3,15 @@
 * `insertion`: Lemma 3.1 and Theorem 3.2 of Wang et al. (ICML 2025), as printed and exact.
 * `lengths`: how many tokens a verification accepts, by the token, block and tree rules; Theorem 3.3
   and its erratum.
-* `renewal`: expected tokens and seconds of a chain that does what the engine does; the closed form
-  of Cascade Speculative Drafting.
+* `renewal`: expected tokens and seconds of a chain that does what the engine does, out of what one
+  round of it may do (`rounds`), with given times and acceptances (`acceptance`).
+* `cascade`: the closed form of Cascade Speculative Drafting.
 """
 
 from __future__ import annotations
 
+from .acceptance import Acceptance, ConstantSeconds, PassSeconds, Proposals
+from .cascade import cascade_improvement
 from .insertion import InsertionTest, insertion_bound, insertion_test, lemma_seconds
 from .lengths import (
     accepted_distribution,
@@ -19,16 +22,7 @@ from .lengths import (
     token_length,
     tree_length,
 )
-from .renewal import (
-    Acceptance,
-    ConstantSeconds,
-    Expectation,
-    PassSeconds,
-    Proposals,
-    batches,
-    cascade_improvement,
-    expectation,
-)
+from .renewal import Expectation, batches, expectation
 
 __all__ = [
     "Acceptance",
