@@ -1,12 +1,11 @@
 // polyspec::attention: checks what the host can see, and hands over to the backend.
 #include "polyspec/attention.hpp"
 
+#include "api/checks.hpp"
 #include "cpu/attention_dispatch.hpp"
 
 namespace polyspec {
 namespace {
-
-Result invalid(const char* message) { return {Result::Code::kInvalidArgument, message}; }
 
 bool is_width(int64_t width) {
   return width >= 1 && width <= kAttentionWidth && width % kAttentionStep == 0;

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "api/checks.hpp"
 #include "cpu/dense_dispatch.hpp"
 #include "cpu/dense_layout.hpp"
 
@@ -11,15 +12,8 @@ namespace {
 
 using core::DenseLayout;
 
-Result invalid(const char* message) { return {Result::Code::kInvalidArgument, message}; }
-
-bool aligned(const void* pointer) { return (reinterpret_cast<uintptr_t>(pointer) & 63) == 0; }
-
 Result check(const DenseShape& shape) {
-  if (shape.outputs < 1 || shape.outputs >= int64_t{1} << 31)
-    return invalid("outputs must be in [1, 2^31)");
-  if (shape.inputs < 1 || shape.inputs >= int64_t{1} << 31)
-    return invalid("inputs must be in [1, 2^31)");
+  if (const Result result = check_matrix(shape.outputs, shape.inputs); !result.ok()) return result;
   if (shape.dtype != DType::kFloat32 && shape.dtype != DType::kBFloat16)
     return invalid("dtype must be kFloat32 or kBFloat16");
   return {};

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "api/checks.hpp"
 #include "core/row.hpp"
 #include "cpu/int4_dispatch.hpp"
 #include "cpu/int4_layout.hpp"
@@ -14,22 +15,15 @@ namespace {
 using core::BFloat16;
 using core::Int4Layout;
 
-Result invalid(const char* message) { return {Result::Code::kInvalidArgument, message}; }
-
 Result check(const Int4Shape& shape) {
   if (shape.group != 32 && shape.group != 64 && shape.group != 128 && shape.group != 256)
     return invalid("group must be 32, 64, 128 or 256");
-  if (shape.outputs < 1 || shape.outputs >= int64_t{1} << 31)
-    return invalid("outputs must be in [1, 2^31)");
-  if (shape.inputs < 1 || shape.inputs >= int64_t{1} << 31)
-    return invalid("inputs must be in [1, 2^31)");
+  if (const Result result = check_matrix(shape.outputs, shape.inputs); !result.ok()) return result;
   if (shape.inputs % shape.group != 0) return invalid("inputs must be a multiple of group");
   if (shape.scale_dtype != DType::kFloat32 && shape.scale_dtype != DType::kBFloat16)
     return invalid("scale_dtype must be kFloat32 or kBFloat16");
   return {};
 }
-
-bool aligned(const void* pointer) { return (reinterpret_cast<uintptr_t>(pointer) & 63) == 0; }
 
 Result check(const Int4PackParams& p) {
   if (const Result result = check(p.shape); !result.ok()) return result;

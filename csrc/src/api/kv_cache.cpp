@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "api/checks.hpp"
 #include "cpu/kv_cache.hpp"
 #include "cuda/kv_cache.hpp"
 
@@ -11,8 +12,6 @@ namespace polyspec {
 namespace {
 
 constexpr int64_t kInt32Limit = int64_t{1} << 31;
-
-Result invalid(const char* message) { return {Result::Code::kInvalidArgument, message}; }
 
 bool product_fits(int64_t a, int64_t b, int64_t limit) {
   return a == 0 || b == 0 || a <= limit / b;

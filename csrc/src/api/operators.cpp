@@ -1,5 +1,6 @@
 // polyspec::sample and polyspec::verify: check what the host can see, then hand over to the
 // backend.
+#include "api/checks.hpp"
 #include "cpu/dispatch.hpp"
 #include "cuda/launch.hpp"
 #include "polyspec/philox.hpp"
@@ -9,8 +10,6 @@ namespace polyspec {
 namespace {
 
 constexpr int64_t kVocabLimit = int64_t{1} << 31;
-
-Result invalid(const char* message) { return {Result::Code::kInvalidArgument, message}; }
 
 Result check_draw(const DrawParams& draw) {
   if (draw.level < 1 || draw.level >= (1 << 16)) return invalid("level must be in [1, 65536)");

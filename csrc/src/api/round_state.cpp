@@ -2,6 +2,7 @@
 // backend. On the CPU a row is a few dozen integers: no thread is worth waking.
 #include "polyspec/round_state.hpp"
 
+#include "api/checks.hpp"
 #include "core/schedule_row.hpp"
 #include "cuda/round_state.hpp"
 
@@ -9,8 +10,6 @@ namespace polyspec {
 namespace {
 
 constexpr int32_t kMaxLevels = (1 << 16) - 1;  // the level is part of the draws' key
-
-Result invalid(const char* message) { return {Result::Code::kInvalidArgument, message}; }
 
 Result check(const RoundParams& p) {
   if (p.shape.levels < 2 || p.shape.levels > kMaxLevels)
