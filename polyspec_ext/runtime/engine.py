@@ -34,8 +34,9 @@ from ..errors import ERROR_BITS, RequestError, named
 from ..levels.base import BatchedLevel, DeviceLengths, InputBlock
 from ..sampling import LogitsProcessors
 from ..stats import StatsRecorder
-from ..tensors import FixedParameters, Parameters, Place, known_ids, moved
-from . import steps
+from ..tensors import FixedParameters, Parameters, known_ids
+from . import requirements, steps
+from .buffers import Buffers
 from .config import ChainConfig
 from .graphs import Graphs
 from .plan import RoundPlan, default_rounds, round_plan
@@ -44,7 +45,7 @@ from .request import Row
 from .state import Entry, Report, StateRows, Step
 from .streams import Clock, SideStreams
 from .told import StatesList, StatesWindow
-from .trees import Tree, TreePass, pending_tree, require_tree, tree_pass
+from .trees import Tree, pending_tree, require_tree, tree_pass
 
 # Called with a row's number and the target's logits [e, V], processed, behind which its e committed
 # tokens were emitted. They stand until it returns.
@@ -85,73 +86,23 @@ class Engine:
         self._parts: list[Part] = [*levels, *([] if drafter is None else [drafter])]
         self._count = len(config.windows) + 1
         self._layers = () if drafter is None else drafter.capabilities.hidden_layers
-        # Those whose hidden states the drafter is told.
-        self._telling = set() if drafter is None else self._levels_telling(drafter)
-        if drafter is not None and drafter.capabilities.trees:
-            self._require_trees(drafter)
-            if config.tail:
-                raise ValueError(
-                    f"tail: expected 0 with {drafter.name}, which drafts trees, given {config.tail}"
-                )
-        reason = self._needs_host()
+        self._telling: set[int] = set()  # levels whose hidden states the drafter is told
+        if drafter is not None:
+            self._telling = requirements.levels_telling(levels, drafter)
+            requirements.require_trees(levels, drafter, config.tail)
+        reason = requirements.needs_host(config, levels, drafter, self._telling)
         if sync_each_step is False and reason is not None:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
         on_cpu = config.device.type == "cpu"
         wanted = on_cpu if sync_each_step is None else sync_each_step
         self._steps_apart = reason is not None or wanted
         self._streams = SideStreams()
-        self._kept: dict[Hashable, _Buffers] = {}
+        self._kept: dict[Hashable, Buffers] = {}
         self._slots: list[Row] = []
-
-    def _levels_telling(self, drafter: BatchedDrafter) -> set[int]:
-        wanted = drafter.capabilities
-        found = set()
-        for number, level in enumerate(self._levels if wanted.hidden_layers else (), 1):
-            can = level.capabilities
-            if not can.hidden_states:
-                raise ValueError(
-                    f"{level.name}: expected a level that gives hidden states, as "
-                    f"{drafter.name} wants them, given one that does not"
-                )
-            sizes = {wanted.hidden_size, can.hidden_size} - {None}
-            if len(sizes) < 2:
-                found.add(number)
-            elif number == 1:
-                raise ValueError(
-                    f"{level.name}: expected hidden states of {wanted.hidden_size} values, as "
-                    f"{drafter.name} reads them, given {can.hidden_size}"
-                )
-        return found
 
     def _layers_of(self, number: int) -> tuple[int, ...]:
         """Layers of a level whose hidden states the drafter is told."""
         return self._layers if number in self._telling else ()
-
-    def _require_trees(self, drafter: BatchedDrafter) -> None:
-        above = self._levels[-1]
-        if not above.capabilities.trees:
-            reason = getattr(above, "no_trees", f"{type(above).__name__} does not")
-            raise ValueError(
-                f"{above.name}: expected a level that reads trees, as {drafter.name} drafts them, "
-                f"given one that does not: {reason}"
-            )
-
-    def _needs_host(self) -> str | None:
-        """Why the host has to read what comes of each step; None: it need not."""
-        devices = {part.device for part in self._parts}
-        if len(devices) > 1:
-            return f"levels lie on {', '.join(sorted(map(str, devices)))}"
-        for part in self._parts:
-            if not part.capabilities.keeps_lengths:
-                return f"{part.name} keeps its lengths on the host"
-        can = None if self._drafter is None else self._drafter.capabilities
-        if can is not None and can.trees and can.tree_size is None:
-            return f"{self.config.names[-1]} drafts trees of any size"
-        if self._layers and len(self._telling) < len(self._levels):
-            return f"{self.config.names[-1]} reads hidden states that not every level gives"
-        if round_plan(self.config.windows, self.config.rounds).steps is None:
-            return "rounds are not bounded"
-        return None
 
     # ---- a batch ---------------------------------------------------------------------------------
 
@@ -170,7 +121,7 @@ class Engine:
             self._state.set_windows(slot, (*self.config.windows, *self.config.rounds))
         self._begun = [False] * self._count
         self._told = StatesList()  # hidden states since the last draft
-        self._buffers: _Buffers | None = None
+        self._buffers: Buffers | None = None
         self._note_slots(slots)
 
     def _note_slots(self, slots: Sequence[Row]) -> None:
@@ -318,7 +269,7 @@ class Engine:
             return True
         return self._told.fits([row.slot for row in active], self._told_width(plan))
 
-    def _prepare_buffers(self, plan: RoundPlan, apart: bool) -> _Buffers:
+    def _prepare_buffers(self, plan: RoundPlan, apart: bool) -> Buffers:
         """The state rows, where this round's steps are."""
         slots, now = self._slots, self._buffers
         count = 1 if apart else len(plan.steps or ())
@@ -347,7 +298,7 @@ class Engine:
             device = torch.device("cpu") if apart else self.config.device
             state = StateRows(self._count, len(slots), count, room, eos, device)
             fixed = None if apart else FixedParameters(len(slots), device)
-            made = _Buffers(state, apart, plan, fixed or self._parameters)
+            made = Buffers(state, apart, plan, fixed or self._parameters)
         self._kept[key] = made
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]
@@ -373,7 +324,7 @@ class Engine:
 
     # ---- step by step ----------------------------------------------------------------------------
 
-    def _step_by_step(self, buffers: _Buffers) -> Committed:
+    def _step_by_step(self, buffers: Buffers) -> Committed:
         buffers.known = True
         drafter = self._drafter
         while (step := buffers.state.next()) is not None:
@@ -399,7 +350,7 @@ class Engine:
 
     # ---- without host synchronisation ------------------------------------------------------------
 
-    def _at_once(self, plan: RoundPlan, buffers: _Buffers) -> Committed:
+    def _at_once(self, plan: RoundPlan, buffers: Buffers) -> Committed:
         assert plan.steps is not None
         slots, config = self._slots, self.config
         limit = max(row.committed + (0 if row.ended else plan.ahead) for row in slots)
@@ -433,7 +384,7 @@ class Engine:
         return self._read(plan, buffers, packed, logits, clock)
 
     def _step(
-        self, buffers: _Buffers, number: int, most: int, tail: bool
+        self, buffers: Buffers, number: int, most: int, tail: bool
     ) -> tuple[torch.Tensor | None, ...]:
         state, plan, told = buffers.state, buffers.plan, buffers.told
         width = plan.width(number)
@@ -453,7 +404,7 @@ class Engine:
     def _read(
         self,
         plan: RoundPlan,
-        buffers: _Buffers,
+        buffers: Buffers,
         packed: torch.Tensor,
         logits: torch.Tensor,
         clock: Clock,
@@ -480,7 +431,7 @@ class Engine:
 
     # ---- a draft ---------------------------------------------------------------------------------
 
-    def _draft(self, buffers: _Buffers, step: Step) -> Report:
+    def _draft(self, buffers: Buffers, step: Step) -> Report:
         drafter, number, state = self._drafter, self._count, buffers.state
         assert drafter is not None
         rows, host, wants = step.host or step.plan, step.host, not buffers.parameters.greedy
@@ -523,7 +474,7 @@ class Engine:
                 self._hand_up_tail(buffers, block, step, report.slots)
         return report
 
-    def _pending_tree(self, buffers: _Buffers, block: DraftBlock, step: Step) -> Tree | None:
+    def _pending_tree(self, buffers: Buffers, block: DraftBlock, step: Step) -> Tree | None:
         assert self._drafter is not None
         if block.parents is None:
             return None
@@ -545,7 +496,7 @@ class Engine:
         return pending_tree(on_cpu, step.plan.lengths, step.most)
 
     def _hand_up_tail(
-        self, buffers: _Buffers, block: DraftBlock, step: Step, place: torch.Tensor
+        self, buffers: Buffers, block: DraftBlock, step: Step, place: torch.Tensor
     ) -> None:
         """What a tail was drawn from is kept behind what the tokens in front of it were drawn from,
         for the target. Other drafts of the step stay where the drafter has put them.
@@ -562,7 +513,7 @@ class Engine:
 
     # ---- a verification --------------------------------------------------------------------------
 
-    def _verify(self, buffers: _Buffers, step: Step) -> tuple[Sequence[Entry], torch.Tensor, Any]:
+    def _verify(self, buffers: Buffers, step: Step) -> tuple[Sequence[Entry], torch.Tensor, Any]:
         """What the step brought each row, the level's logits in text order, and `VerifyResult`."""
         number, state, greedy = step.level, buffers.state, buffers.parameters.greedy
         level, layers = self._levels[number - 1], self._layers_of(number)
@@ -589,12 +540,12 @@ class Engine:
                 logits = self._processed(self._processors, logits, state, step, tree)
             rows = None
             if not greedy and step.most:
-                rows = _moved(buffers.handed_up(number), logits.device)
+                rows = buffers.handed_up(number, logits.device)
             if tree is None:
                 r = steps.verify(self.config, step, logits, rows, buffers.parameters)
             else:
                 r = steps.verify_tree(self.config, step, logits, tree, rows, buffers.parameters)
-                logits, hidden = _along(read, logits, hidden, r)
+                logits, hidden = read.along(logits, hidden, r)
         length = buffers.plan.most[number - 2] if number > 1 else 0
         report = state.report(step, r.tokens, r.num_accepted, r.status, length)
         self._require_rows(number, report.entries)
@@ -610,7 +561,7 @@ class Engine:
         return report.entries, logits, r
 
     def _hand_up(
-        self, buffers: _Buffers, step: Step, rows: RowBuffer, place: torch.Tensor, length: int
+        self, buffers: Buffers, step: Step, rows: RowBuffer, place: torch.Tensor, length: int
     ) -> None:
         above = step.level - 1
         buffers.direct.pop(above, None)
@@ -627,7 +578,7 @@ class Engine:
         buffers.rows[above] = steps.hand_up(old, rows, where, length)
 
     def _rollback(
-        self, buffers: _Buffers, step: Step, report: Report, path: torch.Tensor | None
+        self, buffers: Buffers, step: Step, report: Report, path: torch.Tensor | None
     ) -> None:
         """Caches from the step's level downwards forget what no longer stands; of a tree that it
         has read, what is not on its path."""
@@ -757,81 +708,3 @@ class Engine:
 
     def _spent(self, rows: Sequence[Row], number: int, seconds: float, passes: int) -> None:
         self._recorder.spent([row.stats for row in rows], number - 1, seconds, passes)
-
-
-class _Buffers:
-    """What one batch size keeps at its place from round to round.
-
-    Args:
-        state: the state rows.
-        apart: whether the host reads them after each step.
-        plan: of the round.
-        parameters: of the rows.
-    """
-
-    def __init__(
-        self, state: StateRows, apart: bool, plan: RoundPlan, parameters: Parameters
-    ) -> None:
-        self.state, self.apart, self.plan, self.parameters = state, apart, plan, parameters
-        self.tree: Tree | None = None  # pending for the level above the drafter
-        self.told: StatesWindow | None = None  # without host synchronisation
-        # By the level that will verify them: what the pending tokens were drawn from, in memory
-        # that stays, or where the level below has left its logits.
-        self.rows: dict[int, RowBuffer | None] = {}
-        self.direct: dict[int, RowBuffer] = {}
-        # Whether the statistics of all rows that are pending for the target are known.
-        self.known = True
-
-    def handed_up(self, number: int) -> RowBuffer | None:
-        """Rows of the tokens that are pending for level `number`."""
-        rows = self.direct.get(number) or self.rows.get(number)
-        return rows if rows is None or number > 1 or self.known else rows._replace(statistics=None)
-
-    def keep_tree(self, tree: Tree) -> Tree:
-        """`tree`, pending from now on, where the last one was if that is of its shape: captured
-        steps find it there."""
-        now = self.tree
-        forms = [[None if one is None else one.shape for one in each] for each in (now or (), tree)]
-        if now is None or forms[0] != forms[1]:
-            drawn = None if tree.drawn is None else tree.drawn.clone()  # the drafter's own
-            self.tree = tree._replace(drawn=drawn)
-            return self.tree
-        for own, new in zip(now, tree, strict=True):
-            if own is not None and new is not None:
-                own.copy_(new)
-        return now
-
-    def place(self) -> Place:
-        """All of it that captured steps use."""
-        tuples = [*self.rows.values(), self.tree]
-        rows = [t for own in tuples if own is not None for t in own if t is not None]
-        told = [] if self.told is None else self.told.tensors
-        parameters = self.parameters.on(self.state.device).values()
-        return Place(self, [*self.state.tensors, *parameters, *rows, *told])
-
-
-def _along(
-    read: TreePass,
-    logits: torch.Tensor,
-    hidden: Mapping[int, torch.Tensor] | None,
-    result: Any,
-) -> tuple[torch.Tensor, Mapping[int, torch.Tensor] | None]:
-    """Logits and hidden states of a pass over a tree, of the path that stands, in text order."""
-    drawn = result.rows.clamp_min(0)[..., None]
-    logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
-    if hidden is not None:
-        hidden = {
-            layer: read.in_text_order(states, result.path.to(states.device))
-            for layer, states in hidden.items()
-        }
-    return logits, hidden
-
-
-def _moved(rows: RowBuffer | None, device: torch.device) -> RowBuffer | None:
-    """`rows` where the level that verifies them is."""
-    if rows is None or rows.logits.device == device:
-        return rows
-    statistics = rows.statistics
-    return RowBuffer(
-        moved(rows.logits, device), None if statistics is None else moved(statistics, device)
-    )

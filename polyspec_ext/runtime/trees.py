@@ -9,8 +9,8 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -142,6 +142,23 @@ class TreePass(NamedTuple):
         nodes = path.gather(1, (reach - lags).clamp(0, path.shape[1] - 1)) if path.shape[1] else 0
         at = torch.where(reach < lags, reach, lags + nodes).clamp(0, states.shape[1] - 1)
         return states.gather(1, at[..., None].expand(-1, -1, states.shape[2]))
+
+    def along(
+        self, logits: torch.Tensor, hidden: Mapping[int, torch.Tensor] | None, result: Any
+    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor] | None]:
+        """Logits and hidden states of the pass, of the path that stands, in text order.
+
+        Args:
+            result: of `steps.verify_tree`.
+        """
+        drawn = result.rows.clamp_min(0)[..., None]
+        logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
+        if hidden is not None:
+            hidden = {
+                layer: self.in_text_order(states, result.path.to(states.device))
+                for layer, states in hidden.items()
+            }
+        return logits, hidden
 
 
 def tree_pass(

@@ -17,6 +17,7 @@ from toy_trees import TreeDrafter, TreeEnumerator, TreeLevel
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput
 from polyspec_ext.runtime import trees
+from polyspec_ext.runtime.buffers import Buffers
 
 V = 3
 PROMPT = [0, 1]
@@ -189,11 +190,13 @@ def rows_of_other_nodes(patch: pytest.MonkeyPatch) -> None:
         lambda self, target, made, options: made.statistics,
     )
     # (Statistics of the right rows would show the mistake as an error.)
-    patch.setattr("polyspec_ext.runtime.engine._moved", _without_statistics)
+    handed_up = Buffers.handed_up
 
+    def without_statistics(self: Buffers, number: int, device: torch.device) -> Any:
+        rows = handed_up(self, number, device)
+        return None if rows is None else rows._replace(statistics=None)
 
-def _without_statistics(rows: Any, device: torch.device) -> Any:
-    return None if rows is None else rows._replace(statistics=None)
+    patch.setattr(Buffers, "handed_up", without_statistics)
 
 
 def rows_of_other_parents(patch: pytest.MonkeyPatch) -> None:

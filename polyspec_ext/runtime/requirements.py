@@ -1,0 +1,85 @@
+"""What the levels and the drafter of a chain must be able to do, and whether the host has to read
+between their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ..drafters.base import BatchedDrafter
+from ..levels.base import BatchedLevel
+from .config import ChainConfig
+from .plan import round_plan
+
+
+def levels_telling(levels: Sequence[BatchedLevel], drafter: BatchedDrafter) -> set[int]:
+    """Numbers of the levels whose hidden states the drafter is told.
+
+    Raises:
+        ValueError: a level has none, or the target's are of another width than the drafter reads.
+    """
+    wanted = drafter.capabilities
+    found = set()
+    for number, level in enumerate(levels if wanted.hidden_layers else (), 1):
+        can = level.capabilities
+        if not can.hidden_states:
+            raise ValueError(
+                f"{level.name}: expected a level that gives hidden states, as "
+                f"{drafter.name} wants them, given one that does not"
+            )
+        sizes = {wanted.hidden_size, can.hidden_size} - {None}
+        if len(sizes) < 2:
+            found.add(number)
+        elif number == 1:
+            raise ValueError(
+                f"{level.name}: expected hidden states of {wanted.hidden_size} values, as "
+                f"{drafter.name} reads them, given {can.hidden_size}"
+            )
+    return found
+
+
+def require_trees(levels: Sequence[BatchedLevel], drafter: BatchedDrafter, tail: int) -> None:
+    """If the drafter drafts trees, the level above it reads them, and there is no tail.
+
+    Raises:
+        ValueError: names the level, or `tail`.
+    """
+    if not drafter.capabilities.trees:
+        return
+    above = levels[-1]
+    if not above.capabilities.trees:
+        reason = getattr(above, "no_trees", f"{type(above).__name__} does not")
+        raise ValueError(
+            f"{above.name}: expected a level that reads trees, as {drafter.name} drafts them, "
+            f"given one that does not: {reason}"
+        )
+    if tail:
+        raise ValueError(f"tail: expected 0 with {drafter.name}, which drafts trees, given {tail}")
+
+
+def needs_host(
+    config: ChainConfig,
+    levels: Sequence[BatchedLevel],
+    drafter: BatchedDrafter | None,
+    telling: Collection[int],
+) -> str | None:
+    """Why the host has to read what comes of each step; None: it need not.
+
+    Args:
+        telling: of `levels_telling`.
+    """
+    parts: list[BatchedLevel | BatchedDrafter] = [*levels, *([] if drafter is None else [drafter])]
+    devices = {part.device for part in parts}
+    if len(devices) > 1:
+        return f"levels lie on {', '.join(sorted(map(str, devices)))}"
+    for part in parts:
+        if not part.capabilities.keeps_lengths:
+            return f"{part.name} keeps its lengths on the host"
+    if drafter is not None:
+        can = drafter.capabilities
+        if can.trees and can.tree_size is None:
+            return f"{config.names[-1]} drafts trees of any size"
+        if can.hidden_layers and len(telling) < len(levels):
+            return f"{config.names[-1]} reads hidden states that not every level gives"
+    if round_plan(config.windows, config.rounds).steps is None:
+        return "rounds are not bounded"
+    return None
