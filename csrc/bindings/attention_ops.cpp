@@ -54,10 +54,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
                   "key: expected a size in dimension 1 that divides the heads of query, ",
                   params.heads, ", got ", params.groups);
   const int32_t dtype = dtype_of(query);
-  STD_TORCH_CHECK(dtype == aoti_torch_dtype_float32() || dtype == aoti_torch_dtype_bfloat16(),
-                  "query: expected float32 or bfloat16");
-  params.dtype =
-      dtype == aoti_torch_dtype_float32() ? polyspec::DType::kFloat32 : polyspec::DType::kBFloat16;
+  params.dtype = wide_float_type(query, "query");
   params.scale = static_cast<float>(scale);
   params.query = data_of(query, "query", dtype);
   params.key = data_of(key, "key", dtype);

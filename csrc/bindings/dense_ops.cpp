@@ -7,13 +7,6 @@ namespace {
 
 using namespace bindings;
 
-polyspec::DType type_of(const Tensor& tensor, const char* name) {
-  const int32_t dtype = dtype_of(tensor);
-  if (dtype == aoti_torch_dtype_float32()) return polyspec::DType::kFloat32;
-  STD_TORCH_CHECK(dtype == aoti_torch_dtype_bfloat16(), name, ": expected float32 or bfloat16");
-  return polyspec::DType::kBFloat16;
-}
-
 // The shape of a matrix beside rows [.., inputs].
 polyspec::DenseShape shape_of(const Tensor& rows, const char* name, int64_t outputs) {
   STD_TORCH_CHECK(rows.dim() == 2, name, ": expected 2 dimensions, got ", rows.dim());
@@ -21,7 +14,7 @@ polyspec::DenseShape shape_of(const Tensor& rows, const char* name, int64_t outp
   const int64_t inputs = rows.size(1);
   STD_TORCH_CHECK(outputs >= 1, "outputs: expected >= 1, got ", outputs);
   STD_TORCH_CHECK(inputs >= 1, "inputs: expected >= 1, got ", inputs);
-  return {outputs, inputs, type_of(rows, name)};
+  return {outputs, inputs, wide_float_type(rows, name)};
 }
 
 // weights [outputs, inputs].
@@ -35,8 +28,7 @@ Tensor dense_pack(const Tensor& weights) {
   const Tensor packed =
       empty(place, {polyspec::dense_packed_bytes(params.shape)}, aoti_torch_dtype_uint8());
   params.packed = packed.mutable_data_ptr();
-  const polyspec::Result result = polyspec::dense_pack(params);
-  STD_TORCH_CHECK(result.ok(), "polyspec: ", result.message);
+  require(polyspec::dense_pack(params));
   return packed;
 }
 
@@ -50,8 +42,7 @@ Tensor dense_product(const Tensor& x, const Tensor& packed, int64_t outputs,
   params.x = x.const_data_ptr();
   params.x_stride = x.stride(0);
   expect(packed, "packed", place, {polyspec::dense_packed_bytes(params.shape)});
-  STD_TORCH_CHECK(dtype_of(packed) == aoti_torch_dtype_uint8() && packed.is_contiguous(),
-                  "packed: expected a contiguous tensor of uint8");
+  expect_uint8(packed, "packed");
   params.packed = packed.const_data_ptr();
   if (bias.has_value()) {
     expect(*bias, "bias", place, {outputs});

@@ -9,20 +9,6 @@ namespace {
 
 using namespace bindings;
 
-polyspec::DType float_type(const Tensor& tensor, const char* name) {
-  const int32_t dtype = dtype_of(tensor);
-  if (dtype == aoti_torch_dtype_float32()) return polyspec::DType::kFloat32;
-  if (dtype == aoti_torch_dtype_bfloat16()) return polyspec::DType::kBFloat16;
-  STD_TORCH_CHECK(dtype == aoti_torch_dtype_float16(), name,
-                  ": expected float32, bfloat16 or float16");
-  return polyspec::DType::kFloat16;
-}
-
-void expect_uint8(const Tensor& tensor, const char* name) {
-  STD_TORCH_CHECK(dtype_of(tensor) == aoti_torch_dtype_uint8() && tensor.is_contiguous(), name,
-                  ": expected a contiguous tensor of uint8");
-}
-
 polyspec::Int4Shape shape_of(int64_t outputs, int64_t inputs, int64_t group, bool float_scales) {
   polyspec::Int4Shape shape;
   shape.outputs = outputs;
@@ -35,10 +21,6 @@ polyspec::Int4Shape shape_of(int64_t outputs, int64_t inputs, int64_t group, boo
   STD_TORCH_CHECK(outputs >= 1, "outputs: expected >= 1, got ", outputs);
   shape.scale_dtype = float_scales ? polyspec::DType::kFloat32 : polyspec::DType::kBFloat16;
   return shape;
-}
-
-void require(const polyspec::Result& result) {
-  STD_TORCH_CHECK(result.ok(), "polyspec: ", result.message);
 }
 
 float* floats(const Tensor& tensor, const char* name, const Place& place, int64_t rows,

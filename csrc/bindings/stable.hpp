@@ -44,6 +44,23 @@ inline int32_t dtype_of(const Tensor& tensor) {
   return dtype;
 }
 
+inline polyspec::DType float_type(const Tensor& tensor, const char* name) {
+  const int32_t dtype = dtype_of(tensor);
+  if (dtype == aoti_torch_dtype_float32()) return polyspec::DType::kFloat32;
+  if (dtype == aoti_torch_dtype_bfloat16()) return polyspec::DType::kBFloat16;
+  STD_TORCH_CHECK(dtype == aoti_torch_dtype_float16(), name,
+                  ": expected float32, bfloat16 or float16");
+  return polyspec::DType::kFloat16;
+}
+
+// Of operators that do not compute in float16.
+inline polyspec::DType wide_float_type(const Tensor& tensor, const char* name) {
+  const int32_t dtype = dtype_of(tensor);
+  STD_TORCH_CHECK(dtype == aoti_torch_dtype_float32() || dtype == aoti_torch_dtype_bfloat16(), name,
+                  ": expected float32 or bfloat16");
+  return float_type(tensor, name);
+}
+
 // The shape a tensor must have, and that it is where the call runs.
 inline void expect(const Tensor& tensor, const char* name, const Place& place,
                    std::initializer_list<int64_t> shape) {
@@ -79,6 +96,11 @@ T* integers(const Tensor& tensor, const char* name, const Place& place,
 inline const int64_t* integers(const OptTensor& tensor, const char* name, const Place& place,
                                std::initializer_list<int64_t> shape) {
   return tensor.has_value() ? integers<int64_t>(*tensor, name, place, shape) : nullptr;
+}
+
+inline void expect_uint8(const Tensor& tensor, const char* name) {
+  STD_TORCH_CHECK(dtype_of(tensor) == aoti_torch_dtype_uint8() && tensor.is_contiguous(), name,
+                  ": expected a contiguous tensor of uint8");
 }
 
 // A new contiguous tensor of one to four dimensions.
@@ -117,18 +139,20 @@ inline polyspec::Stream current_stream(const Place& place) {
   return polyspec::Stream::on(static_cast<CUstream_st*>(stream));
 }
 
+inline void require(const polyspec::Result& result) {
+  STD_TORCH_CHECK(result.ok(), "polyspec: ", result.message);
+}
+
 // Runs an operator of the core on the tensors' device and torch's current stream.
 template <int64_t kGrain, class Params>
 void run(polyspec::Result (*op)(const Params&, polyspec::Stream), const Params& params,
          const Place& place) {
-  polyspec::Result result;
   if (place.cuda()) {
     const torch::stable::accelerator::DeviceGuard guard(place.device_index);
-    result = op(params, current_stream(place));
+    require(op(params, current_stream(place)));
   } else {
-    result = op(params, polyspec::Stream::cpu({run_on_torch_threads<kGrain>, nullptr}));
+    require(op(params, polyspec::Stream::cpu({run_on_torch_threads<kGrain>, nullptr})));
   }
-  STD_TORCH_CHECK(result.ok(), "polyspec: ", result.message);
 }
 
 }  // namespace bindings

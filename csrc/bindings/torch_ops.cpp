@@ -2,7 +2,7 @@
 // stable ABI (target 2.11): one binary serves torch 2.11 and every later release.
 //
 // What is checked here is what memory safety needs: kinds, shapes and strides of every pointer.
-// Python (polyspec_ext/ops.py) has raised the typed errors before. No tensor's value is read on the
+// Python (polyspec_ext/ops) has raised the typed errors before. No tensor's value is read on the
 // host; values that only the data can tell come back as status bits.
 #include <tuple>
 
@@ -28,15 +28,6 @@ int32_t dtype_for() {
   if constexpr (std::is_same_v<T, float>) return aoti_torch_dtype_float32();
   if constexpr (std::is_same_v<T, int32_t>) return aoti_torch_dtype_int32();
   return aoti_torch_dtype_int64();  // int64_t, and uint64_t as its two's complement
-}
-
-polyspec::DType logits_dtype(const Tensor& logits, const char* name) {
-  const int32_t dtype = dtype_of(logits);
-  if (dtype == aoti_torch_dtype_float32()) return polyspec::DType::kFloat32;
-  if (dtype == aoti_torch_dtype_bfloat16()) return polyspec::DType::kBFloat16;
-  STD_TORCH_CHECK(dtype == aoti_torch_dtype_float16(), name,
-                  ": expected float32, bfloat16 or float16");
-  return polyspec::DType::kFloat16;
 }
 
 // Data of a contiguous tensor of elements T, or nullptr for none.
@@ -113,7 +104,7 @@ Batch set_rows(const Tensor& target_logits, const OptTensor& offsets, const char
   expect_unit_stride(target_logits, "target_logits");
   params->batch = place.batch;
   params->vocab = target_logits.size(target_logits.dim() - 1);
-  params->target_dtype = logits_dtype(target_logits, "target_logits");
+  params->target_dtype = float_type(target_logits, "target_logits");
   params->target_logits = target_logits.const_data_ptr();
   return place;
 }
@@ -144,7 +135,7 @@ Sampled sample(const Tensor& logits, double temperature, const OptTensor& temper
   polyspec::SampleParams params;
   params.batch = place.batch;
   params.vocab = logits.size(1);
-  params.dtype = logits_dtype(logits, "logits");
+  params.dtype = float_type(logits, "logits");
   params.logits = logits.const_data_ptr();
   params.logits_stride = logits.stride(0);
   set_sampling(&params.sampling, place, temperature, temperatures, top_k, top_ks, top_p, top_ps,
@@ -220,7 +211,7 @@ Verification prepare(const Tensor& target_logits, const Tensor& draft_tokens,
       params.draft_stride[1] = draft.stride(1);
     }
     expect_unit_stride(draft, "draft_logits");
-    params.draft_dtype = logits_dtype(draft, "draft_logits");
+    params.draft_dtype = float_type(draft, "draft_logits");
     params.draft_logits = draft.const_data_ptr();
     const int64_t* statistics = pooled ? data_of<int64_t>(draft_statistics, "draft_statistics",
                                                           place, {params.num_draft_rows, 2})
@@ -344,7 +335,7 @@ VerifiedTree verify_tree(const Tensor& target_logits, const Tensor& draft_tokens
     params.draft_vocab = draft.size(1);
     expect(draft, "draft_logits", place, {params.num_draft_rows, params.draft_vocab});
     expect_unit_stride(draft, "draft_logits");
-    params.draft_dtype = logits_dtype(draft, "draft_logits");
+    params.draft_dtype = float_type(draft, "draft_logits");
     params.draft_logits = draft.const_data_ptr();
     params.draft_stride = draft.stride(0);
     params.draft_statistics = reinterpret_cast<const polyspec::RowStatistics*>(
