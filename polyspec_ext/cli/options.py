@@ -149,6 +149,17 @@ def add_temperature(group: Any, default: float) -> None:
     group.add_argument("--temperature", type=number(0), default=default, metavar="T", help=text)
 
 
+def add_temperatures(group: Any) -> None:
+    """``--temperature`` of what is run at several."""
+    group.add_argument(
+        "--temperature",
+        type=TEMPERATURES,
+        default=[0.0, 1.0],
+        metavar="T,...",
+        help="(default: 0,1)",
+    )
+
+
 def add_processor_time(group: Any) -> None:
     """``--processor-time``."""
     group.add_argument(

@@ -1,28 +1,15 @@
-// The C interface over the C++ one: struct sizes, codes and texts; nothing is computed here.
-#include <algorithm>
+// The C interface of the operators: struct sizes, codes and texts; nothing is computed here.
 #include <cstddef>
-#include <cstdio>
-#include <cstring>
-#include <stdexcept>
-#include <vector>
 
 #include "api/c_errors.hpp"
 #include "cuda/launch.hpp"
 #include "polyspec/dense.hpp"
 #include "polyspec/int4.hpp"
 #include "polyspec/polyspec.h"
-#include "polyspec/scheduler.hpp"
 #include "polyspec/verify_tree.hpp"
-
-struct polyspec_scheduler {
-  explicit polyspec_scheduler(std::vector<int64_t> windows, std::vector<int64_t> rounds = {})
-      : machine(std::move(windows), std::move(rounds)) {}
-  polyspec::Scheduler machine;
-};
 
 namespace {
 
-using polyspec::c_api::check_size;
 using polyspec::c_api::fail;
 using polyspec::c_api::guarded;
 using polyspec::c_api::read_optional;
@@ -134,7 +121,6 @@ polyspec::CutParams cut_of(const Params& in) {
 static_assert(POLYSPEC_FLOAT16 == static_cast<int>(polyspec::DType::kFloat16), "dtype");
 static_assert(POLYSPEC_BFLOAT16 == static_cast<int>(polyspec::DType::kBFloat16), "dtype");
 static_assert(POLYSPEC_RULE_BLOCK == static_cast<int>(polyspec::Rule::kBlock), "rule");
-static_assert(POLYSPEC_STEP_DONE == static_cast<int>(polyspec::Step::Kind::kDone), "step");
 static_assert(POLYSPEC_STATUS_DRAFT_STATISTICS_MISMATCH ==
                   int{polyspec::kStatusDraftStatisticsMismatch},
               "status");
@@ -148,13 +134,9 @@ static_assert(POLYSPEC_STATUS_NOTES == int{polyspec::kStatusNotes}, "status");
 
 }  // namespace
 
-// ---- Codes
-// -------------------------------------------------------------------------------------------
-
 int32_t polyspec_has_cuda(void) { return polyspec::cuda::available() ? 1 : 0; }
 
-// ---- Operators
-// ---------------------------------------------------------------------------------------
+// ---- Operators ----
 
 polyspec_code polyspec_sample(const polyspec_sample_params* params, const polyspec_stream* stream) {
   return guarded(__func__, [&, function = __func__]() -> polyspec_code {
@@ -281,8 +263,7 @@ polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
   });
 }
 
-// ---- Dense product
-// --------------------------------------------------------------------------------
+// ---- Dense product ----
 
 int64_t polyspec_dense_packed_bytes(const polyspec_dense_params* params) {
   polyspec_dense_params in = polyspec_dense_params_default();
@@ -327,8 +308,7 @@ polyspec_code polyspec_dense_product(const polyspec_dense_params* params,
   });
 }
 
-// ---- 4-bit product
-// -----------------------------------------------------------------------------------
+// ---- 4-bit product ----
 
 int64_t polyspec_int4_packed_bytes(const polyspec_int4_params* params) {
   polyspec_int4_params in = polyspec_int4_params_default();
@@ -371,130 +351,4 @@ polyspec_code polyspec_int4_product(const polyspec_int4_params* params,
     p.workspace = in.workspace;
     return from_result(function, polyspec::int4_product(p, common.stream));
   });
-}
-
-// ---- Scheduler
-// ---------------------------------------------------------------------------------------
-
-namespace {
-
-std::vector<int64_t> read_windows(const int64_t* windows, int32_t num_windows) {
-  if (windows == nullptr || num_windows < 1)
-    throw std::invalid_argument("windows is NULL or empty");
-  return std::vector<int64_t>(windows, windows + num_windows);
-}
-
-template <class T>
-void require(const T* pointer, const char* text) {
-  if (pointer == nullptr) throw std::invalid_argument(text);
-}
-
-}  // namespace
-
-polyspec_code polyspec_scheduler_create(const int64_t* windows, int32_t num_windows,
-                                        polyspec_scheduler** scheduler) {
-  return guarded(__func__, [&] {
-    require(scheduler, "the address for the scheduler is NULL");
-    *scheduler = nullptr;
-    *scheduler = new polyspec_scheduler(read_windows(windows, num_windows));
-    return POLYSPEC_OK;
-  });
-}
-
-polyspec_code polyspec_scheduler_create_bounded(const int64_t* windows, const int64_t* rounds,
-                                                int32_t num_windows,
-                                                polyspec_scheduler** scheduler) {
-  return guarded(__func__, [&] {
-    require(scheduler, "the address for the scheduler is NULL");
-    *scheduler = nullptr;
-    std::vector<int64_t> read = read_windows(windows, num_windows);
-    require(rounds, "rounds is NULL");
-    *scheduler =
-        new polyspec_scheduler(std::move(read), std::vector<int64_t>(rounds, rounds + num_windows));
-    return POLYSPEC_OK;
-  });
-}
-
-void polyspec_scheduler_destroy(polyspec_scheduler* scheduler) { delete scheduler; }
-
-polyspec_code polyspec_scheduler_start(polyspec_scheduler* scheduler, int64_t max_new_tokens) {
-  return guarded(__func__, [&] {
-    require(scheduler, "the scheduler is NULL");
-    scheduler->machine.start(max_new_tokens);
-    return POLYSPEC_OK;
-  });
-}
-
-polyspec_code polyspec_scheduler_next(const polyspec_scheduler* scheduler, polyspec_step* step) {
-  return guarded(__func__, [&, function = __func__]() -> polyspec_code {
-    require(scheduler, "the scheduler is NULL");
-    const polyspec_code code = check_size(function, step, {POLYSPEC_STEP_WITHOUT_TAIL_SIZE});
-    if (code != POLYSPEC_OK) return code;
-    const polyspec::Step next = scheduler->machine.next();
-    const polyspec_step made = {step->struct_size, static_cast<int32_t>(next.kind), next.level,
-                                next.count, next.of_tail};
-    std::memcpy(step, &made, std::min(step->struct_size, sizeof made));
-    return POLYSPEC_OK;
-  });
-}
-
-polyspec_code polyspec_scheduler_report(polyspec_scheduler* scheduler, int32_t level,
-                                        int64_t emitted, int32_t eos) {
-  return guarded(__func__, [&] {
-    require(scheduler, "the scheduler is NULL");
-    scheduler->machine.report(level, emitted, eos != 0);
-    return POLYSPEC_OK;
-  });
-}
-
-polyspec_code polyspec_scheduler_set_windows(polyspec_scheduler* scheduler, const int64_t* windows,
-                                             int32_t num_windows) {
-  return guarded(__func__, [&] {
-    require(scheduler, "the scheduler is NULL");
-    scheduler->machine.set_windows(read_windows(windows, num_windows));
-    return POLYSPEC_OK;
-  });
-}
-
-polyspec_code polyspec_scheduler_set_tail(polyspec_scheduler* scheduler, int64_t tail) {
-  return guarded(__func__, [&] {
-    require(scheduler, "the scheduler is NULL");
-    scheduler->machine.set_tail(tail);
-    return POLYSPEC_OK;
-  });
-}
-
-polyspec_code polyspec_scheduler_get_windows(const polyspec_scheduler* scheduler, int64_t* windows,
-                                             int32_t num_windows) {
-  return guarded(__func__, [&] {
-    require(scheduler, "the scheduler is NULL");
-    require(windows, "windows is NULL");
-    const std::vector<int64_t>& held = scheduler->machine.windows();
-    if (static_cast<size_t>(num_windows) != held.size()) {
-      throw std::invalid_argument("num_windows is not the number of levels less one");
-    }
-    std::copy(held.begin(), held.end(), windows);
-    return POLYSPEC_OK;
-  });
-}
-
-int64_t polyspec_scheduler_pending(const polyspec_scheduler* scheduler, int32_t level) {
-  if (scheduler == nullptr || level < 1 || level >= scheduler->machine.levels()) return -1;
-  return scheduler->machine.pending(level);
-}
-
-int64_t polyspec_scheduler_committed(const polyspec_scheduler* scheduler) {
-  return scheduler == nullptr ? -1 : scheduler->machine.committed();
-}
-
-int32_t polyspec_scheduler_done(const polyspec_scheduler* scheduler) {
-  return scheduler == nullptr ? -1 : scheduler->machine.done();
-}
-
-int32_t polyspec_scheduler_levels(const polyspec_scheduler* scheduler) {
-  return scheduler == nullptr ? -1 : scheduler->machine.levels();
-}
-
-int64_t polyspec_scheduler_tail(const polyspec_scheduler* scheduler) {
-  return scheduler == nullptr ? -1 : scheduler->machine.tail();
 }

@@ -16,11 +16,7 @@ namespace {
 using polyspec::c_api::check_size;
 using polyspec::c_api::guarded;
 using polyspec::c_api::read_struct;
-
-template <class T>
-void require(const T* pointer, const char* text) {
-  if (pointer == nullptr) throw std::invalid_argument(text);
-}
+using polyspec::c_api::require;
 
 polyspec::PolicyOptions options_of(const polyspec_policy_options& in) {
   polyspec::PolicyOptions out;

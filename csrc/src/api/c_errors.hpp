@@ -40,6 +40,12 @@ polyspec_code guarded(const char* function, Body&& body) noexcept {
   }
 }
 
+// For use inside `guarded`.
+template <class T>
+void require(const T* pointer, const char* text) {
+  if (pointer == nullptr) throw std::invalid_argument(text);
+}
+
 // The struct sizes of earlier releases; a release that adds a field adds the size before it.
 using Sizes = std::initializer_list<size_t>;
 

@@ -77,16 +77,8 @@ def add_command(kinds: Any) -> None:
         metavar="DIR",
         help="where the 4-bit copy is kept, so that it is calibrated once (default: made anew)",
     )
-    sub.add_argument(
-        "--temperature",
-        type=options.TEMPERATURES,
-        default=[0.0, 1.0],
-        metavar="T,...",
-        help="(default: 0,1)",
-    )
-    sub.add_argument(
-        "--seed", type=options.SEED, metavar="S", default=0, help="(default: %(default)s)"
-    )
+    options.add_temperatures(sub)
+    options.add_seed(sub)
     options.add_threads(sub)
     sub.set_defaults(run=_run)
 

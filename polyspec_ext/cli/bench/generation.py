@@ -41,13 +41,7 @@ def add_command(kinds: Any) -> None:
         action="store_true",
         help="every text goes on to --max-new-tokens, so that no row of a batch ends early",
     )
-    sub.add_argument(
-        "--temperature",
-        type=options.TEMPERATURES,
-        default=[0.0, 1.0],
-        metavar="T,...",
-        help="(default: 0,1)",
-    )
+    options.add_temperatures(sub)
     options.add_seed(sub)
     options.add_processor_time(sub)
     options.add_threads(sub)

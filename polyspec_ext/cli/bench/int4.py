@@ -28,12 +28,7 @@ def add_command(kinds: Any) -> None:
         metavar="NxK,...",
         help="outputs x inputs (default: 4096x4096,1024x2560,5120x1024)",
     )
-    sub.add_argument(
-        "--processor-time",
-        action="store_true",
-        help="processor time of the process in place of wall time, for a machine that is busy with "
-        "something else; says what wall time would only with --threads 1",
-    )
+    options.add_processor_time(sub)
     sub.add_argument(
         "--ggml",
         type=Path,
