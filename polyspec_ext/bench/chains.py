@@ -4,7 +4,9 @@ within one run.
 
 A level stands below those that cost more. What stands in the table: how often each level was asked
 (N passes), how much of its drafts it took (L), what share of the time (T), how fast the whole was
-and how fast the planner, which chose the windows, had said; chains that lose stay in.
+and how fast the planner, which chose the windows, had said; chains that lose stay in. Where the
+machine has become faster or slower since the planner measured, what it would have said at the speed
+of the run stands beside that.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -40,11 +42,12 @@ from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planned import plan
 from polyspec_ext.planning import Switch, pass_seconds
 from polyspec_ext.planning.planner import Plan
-from polyspec_ext.planning.search import Candidate
+from polyspec_ext.planning.search import Candidate, observed_work
+from polyspec_ext.planning.trials import at_the_speed_of
 from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
 from polyspec_ext.stats import merge
 
-SCHEMA = 3  # of the JSON report
+SCHEMA = 4  # of the JSON report
 TARGET, W4, MIDDLE, DRAFTER, NGRAM = "target", "W4 copy", "middle", "drafter", "n-gram"
 EAGLE, TREE = "EAGLE", "EAGLE tree"
 # Below the target, the dearest first: a chain is a part of it in that order.
@@ -243,13 +246,30 @@ def combinations(most: int) -> list[tuple[str, ...]]:
     ] + [(*above, head) for above in READ if len(above) < most for head in (EAGLE, TREE)]
 
 
+class Planned(NamedTuple):
+    """What the planner found, and its candidates by the contenders' labels."""
+
+    plan: Plan
+    candidates: dict[str, Candidate]
+
+    def at_the_speed_of(self, made: Sequence[Contender]) -> dict[str, float]:
+        """Predictions by label, for the speed that the machine had in the runs of `made`."""
+        runs = {
+            self.candidates[one.label]: merge(one.stats)
+            for one in made
+            if one.label in self.candidates
+        }
+        found = at_the_speed_of(self.plan.measured, self.plan.parts, runs)
+        return {label: found[one] for label, one in self.candidates.items()}
+
+
 def contenders(
     asked_for: Sequence[tuple[str, ...]],
     parts: dict[str, Any],
     prompts: list[list[int]],
     args: Settings,
     temperature: float,
-) -> list[Contender]:
+) -> tuple[list[Contender], Planned | None]:
     """Plain decoding, and each chain with the windows, rounds and tail that the planner found for
     it, and what it predicts; with those that `Chain` takes by itself where it plans none so long,
     or has no time to."""
@@ -267,6 +287,7 @@ def contenders(
             trials=None,
         )
     made = []
+    candidates: dict[str, Candidate] = {}
     for names in [(TARGET,), *asked_for]:
         one = None if found is None else _planned(found, [parts[name] for name in names])
         if found is None or one is None:
@@ -277,7 +298,8 @@ def contenders(
         made.append(_contender(names, found.chain(one)))
         made[-1].predicted = one.predicted_tokens_per_second
         made[-1].uncertainty = one.uncertainty
-    return made
+        candidates[made[-1].label] = one
+    return made, None if found is None else Planned(found, candidates)
 
 
 def _planned(found: Plan, things: Sequence[Any]) -> Candidate | None:
@@ -324,9 +346,14 @@ def overlaps(
 
 
 def rows_of(
-    made: list[Contender], prompts: list[list[int]], model: Any, temperature: float
+    made: list[Contender],
+    prompts: list[list[int]],
+    model: Any,
+    temperature: float,
+    planned: Planned | None,
 ) -> list[dict[str, Any]]:
     rows = []
+    now = {} if planned is None else planned.at_the_speed_of(made)
     for one in made:
         found = verdict(model, prompts, made[0].texts, one.texts, temperature)
         stats = merge(one.stats) if one.stats else None  # transformers tells nothing
@@ -334,6 +361,7 @@ def rows_of(
         tokens = max(1, sum(one.tokens.values()))
         inside = sum(level.seconds for level in levels)
         gain = ratios(one, made[0])
+        at_speed = now.get(one.label)
         off = of_gain = None
         if one.predicted is not None and made[0].predicted is not None:
             off = one.predicted / one.rate()
@@ -350,6 +378,10 @@ def rows_of(
                 "uncertainty": one.uncertainty,
                 "tokens_per_second": one.rate(),
                 "predicted_over_measured": off,
+                "predicted_at_the_runs_speed": at_speed,
+                "predicted_at_the_runs_speed_over_measured": (
+                    None if at_speed is None else at_speed / one.rate()
+                ),
                 "x_plain": gain,
                 "predicted_over_measured_x_plain": of_gain,
                 "decoding_tokens_per_second": one.decoding_rate(),
@@ -372,6 +404,13 @@ def rows_of(
                     }
                     for level in levels
                 ],
+                # By level, and outside the levels: seconds and steps for a token of the text.
+                "work": None
+                if planned is None or one.label not in planned.candidates or stats is None
+                else {
+                    "predicted": planned.candidates[one.label].work.to_dict(),
+                    "measured": observed_work(stats).to_dict(),
+                },
                 # What is no level's: the engine's own share of the time.
                 "engine_share": None if stats is None else 1 - inside / stats.decode_seconds,
             }
@@ -408,7 +447,7 @@ def report_of(args: Settings) -> dict[str, Any]:
     results = []
     shared: dict[str, float] = {}
     for temperature in args.temperature:
-        alone, *below = contenders(asked_for, parts, prompts, args, temperature)
+        (alone, *below), planned = contenders(asked_for, parts, prompts, args, temperature)
         made = [alone, *_transformers(parts), *below]
         with progress.bar(
             total=len(made) * len(prompts) * args.repeats,
@@ -428,9 +467,14 @@ def report_of(args: Settings) -> dict[str, Any]:
         if not shared:
             models = {n: p.model for n, p in parts.items() if isinstance(p, HuggingFaceLevel)}
             shared = overlaps(model, models, prompts, made[0].texts)
-        rows = rows_of(made, prompts, model, temperature)
-        found = {"temperature": temperature, "rows": rows, "choice": choice_of(made)}
-        results.append(found)
+        results.append(
+            {
+                "temperature": temperature,
+                "planned_texts": None if planned is None else planned.plan.measured.texts,
+                "rows": rows_of(made, prompts, model, temperature, planned),
+                "choice": choice_of(made),
+            }
+        )
     return {
         "schema": SCHEMA,
         "command": "bench chains",
@@ -483,7 +527,9 @@ def _windows(settings: dict[str, Any]) -> str:
     return (
         f"Windows and tails (+): the planner's, from at most {settings['plan_seconds']} seconds of "
         "measuring on these questions, and a moment of every chain's own work, with what it "
-        "predicts and twice the standard error of that."
+        "predicts and twice the standard error of that; at the run's speed: predicted over "
+        "measured where every level's times are in the ratio of what they took in the other chains "
+        "of the run to what was predicted of them there."
     )
 
 
@@ -528,9 +574,10 @@ def markdown(report: dict[str, Any]) -> str:
             "L: mean acceptance length; F: passes per token; T: ms of a pass with its "
             "verification; by level, the target first.",
             "",
-            "| chain | window | predicted | +- | tokens/s | predicted/measured | x plain | "
-            "predicted/measured, x plain | decoding | L | F | T | engine | lossless |",
-            "|---" * 14 + "|",
+            "| chain | window | predicted | +- | tokens/s | predicted/measured | "
+            "at the run's speed | x plain | predicted/measured, x plain | decoding | L | F | T | "
+            "engine | lossless |",
+            "|---" * 15 + "|",
         ]
         for row in result["rows"]:
             levels = row["levels"]
@@ -542,6 +589,7 @@ def markdown(report: dict[str, Any]) -> str:
                 _shown(row["uncertainty"], ".1%"),
                 f"{row['tokens_per_second']:.1f}",
                 _shown(row["predicted_over_measured"], ".2f"),
+                _shown(row["predicted_at_the_runs_speed_over_measured"], ".2f"),
                 f"{row['x_plain']['median']:.2f}",
                 _shown(row["predicted_over_measured_x_plain"], ".2f"),
                 _shown(row["decoding_tokens_per_second"], ".1f"),

@@ -18,15 +18,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..drafters import Context, Drafter
 from ..levels import BatchedLevel, InputBlock, LevelAdapter, PromptBatch
+from .context import FAR, ContextCost, Sample, context_costs
 from .parts import Part, Request
 from .runs import MOST, Clock, Run, StepTime, Verified, all_steps, in_turns, timed_runs
 from .theory import Acceptance, Proposals, batches
 from .theory.lengths import Floats
 
-_FAR = 2.0  # times the median: something else had the processor, which all steps are charged with
 OWN = -1  # the chain itself, where its time stands among those of parts
 # A trial's steps weigh as much as all other trials of the part where it has so many: times of a
 # step vary by a quarter or so, those of a part from chain to chain by a few hundredths.
@@ -46,6 +47,10 @@ class Times(NamedTuple):
 
     seconds: Mapping[int, float]
     error: float
+
+    def times(self, factor: float) -> Times:
+        """The same, longer or shorter."""
+        return Times({n: own * factor for n, own in self.seconds.items()}, self.error)
 
     def at(self, tokens: int) -> float:
         """Between measured numbers, and beyond the last two, on a straight line."""
@@ -78,10 +83,12 @@ class Trial(NamedTuple):
 
     Attributes:
         parts: by part, and `OWN`.
+        prefills: by part, in seconds of all calls.
         error: relative standard error of its rate, over its rounds.
     """
 
     parts: Mapping[int, PartTrial]
+    prefills: Mapping[int, PartTrial]
     error: float
 
 
@@ -107,6 +114,7 @@ class Measured:
         verify: by part and `StepTime.again`, seconds by tokens verified; 0: plain decoding.
         verify_trees: by (upper, lower) part, of drafters of trees, seconds by the depth asked for.
         draft: by part and `StepTime.again`, seconds by tokens asked for.
+        context: by part, how these times, which are those at its mean, depend on the tokens before.
         fewer_rows: by part and number of rows below `batch`, the factor of its times.
         prefill: by part, seconds by tokens of the longest prompt of a call.
         first: by part, seconds that its first step of a text takes beyond others; by `OWN`, those
@@ -130,6 +138,7 @@ class Measured:
     verify: dict[tuple[int, bool], Times] = field(default_factory=dict)
     verify_trees: dict[tuple[int, int], Times] = field(default_factory=dict)
     draft: dict[tuple[int, bool], Times] = field(default_factory=dict)
+    context: dict[int, ContextCost] = field(default_factory=dict)
     fewer_rows: dict[int, dict[int, float]] = field(default_factory=dict)
     prefill: dict[int, Times] = field(default_factory=dict)
     first: dict[int, float] = field(default_factory=dict)
@@ -160,6 +169,22 @@ class Measured:
             tail = self.proposals[ends] if ends in self.proposals else self.accept.get(ends)
         return Acceptance(own, self.remaining, proposals, tail, self.room)
 
+    @property
+    def calls(self) -> NDArray[np.int64]:
+        """``[G, batch]``, the texts of every call."""
+        return batches(self.texts, self.batch)
+
+    def context_factors(self, parts: Sequence[int]) -> Floats:
+        """``[G, n]``, of the times of each level's steps, by the length of each call's texts."""
+        begins = np.append(True, self.remaining[1:] >= self.remaining[:-1])
+        contexts = np.array(self.prompts) + self.remaining[begins] / 2
+        each = contexts[self.calls].mean(1).tolist()
+        return np.array([[self.context_cost(n).factor(one) for n in parts] for one in each])
+
+    def context_cost(self, part: int) -> ContextCost:
+        """None where no step of the part was timed but the first of texts."""
+        return self.context.get(part, ContextCost())
+
     def rate(self, upper: int, lower: int) -> float:
         """Share of tokens that part `upper` accepts from `lower`, for people: of a drafter that is
         no model, of its first tokens where it has one."""
@@ -185,6 +210,14 @@ class Measured:
             return _over(some)
         weight = own.steps / (own.steps + _ALIKE)
         return weight * _over([own]) + (1 - weight) * _over(some)
+
+    def prefill_correction(self, part: int) -> float:
+        """Of the times of a part's prefill: what those of all trials took over what the tables say;
+        of a part that none has, as of all parts. Prefills compute where steps read memory, so what
+        changes the one need not change the other."""
+        each = [trial.prefills for trial in self.trials.values()]
+        own = [one[part] for one in each if part in one]
+        return _over(own or [one for some in each for one in some.values()])
 
     def steps_factors(self, parts: Sequence[int]) -> Floats:
         """``[n]``, of the number of each level's steps: other than 1 where acceptances come from
@@ -246,23 +279,28 @@ class MeasuredSeconds:
         found[0] += self.measured.first.get(OWN, 0.0) * self.scale[OWN]
         return found
 
-    def before(self) -> Floats:
-        """``[G]``, seconds of each call before its first round."""
+    def prefills(self) -> Floats:
+        """``[G, n]``, seconds of each call."""
         found = self.measured
-        rows = np.array(found.prompts)[batches(found.texts, found.batch)]
+        longest = np.array(found.prompts)[found.calls].max(1).tolist()
+        scale = [found.prefill_correction(n) * self.factors.get(n, 1.0) for n in self.parts]
         return np.array(
             [
-                found.own_call * self.scale[OWN]
-                + sum(found.prefill[n].at(longest) * self.scale[n] for n in self.parts)
-                for longest in rows.max(1).tolist()
+                [found.prefill[n].at(one) * by for n, by in zip(self.parts, scale, strict=True)]
+                for one in longest
             ]
         )
 
-    def outside(self, rounds: float, steps: float, calls: int) -> float:
-        """Seconds of the chain itself while it decodes, of so many rounds, steps and calls."""
-        found = self.measured
-        own = found.own * steps + found.own_round * rounds + found.first.get(OWN, 0.0) * calls
-        return own * self.scale[OWN]
+    def before(self) -> Floats:
+        """``[G]``, seconds of each call before its first round."""
+        return np.asarray(self.measured.own_call * self.scale[OWN] + self.prefills().sum(1))
+
+    def own(self, steps: Floats) -> Floats:
+        """``[G, n]``, seconds of the chain itself while it decodes, of so many steps, but for what
+        its first rounds take beyond others."""
+        seconds = self.measured.own * steps
+        seconds[:, 0] += self.measured.own_round * steps[:, 0]
+        return np.asarray(seconds * self.scale[OWN])
 
     def _of(self, part: int, seconds: float, rows: int) -> float:
         seconds *= self.scale[part]
@@ -336,41 +374,54 @@ def _steps(found: Measured, parts: Sequence[Part], runs: Sequence[Run]) -> None:
             return trees[step.part, step.below]
         return verify[step.part, step.again]
 
+    def at_the_mean(part: int, context: int, seconds: float) -> float:
+        return seconds / found.context_cost(part).factor(context)
+
     steps = [step for step in all_steps(runs) if step.rows == found.batch]
-    for step in steps:
-        if not step.begins:
-            table(step)[step.tokens].append(step.seconds)
-    # Texts that end within a round have first steps alone.
-    for step in [one for one in steps if one.begins and not table(one)]:
-        table(step)[step.tokens].append(step.seconds)
     alone = [one for one in runs[0].rounds if not one.begins]
     whole = [one for one in alone if one.rows == found.batch] or alone
-    verify[0, False][0] += [one.levels[0] for one in whole]
+    each = [
+        (one.part, Sample((one.below, one.tokens, one.again), one.context, one.seconds))
+        for one in steps
+        if not one.begins
+    ]
+    each += [(0, Sample(None, one.context, one.levels[0])) for one in whole]
+    found.context = context_costs(each)
+    for step in steps:
+        if not step.begins:
+            seconds = at_the_mean(step.part, step.context, step.seconds)
+            table(step)[step.tokens].append(seconds)
+    # Texts that end within a round have first steps alone.
+    for step in [one for one in steps if one.begins and not table(one)]:
+        table(step)[step.tokens].append(at_the_mean(step.part, step.context, step.seconds))
+    verify[0, False][0] += [at_the_mean(0, one.context, one.levels[0]) for one in whole]
     found.verify = {key: times_of(times) for key, times in verify.items()}
     found.verify_trees = {pair: times_of(times) for pair, times in trees.items()}
     found.draft = {key: times_of(times) for key, times in draft.items()}
     fewer: dict[int, _Samples] = defaultdict(lambda: defaultdict(list))
     for step in all_steps(runs):
         if not step.begins and step.rows < found.batch:
-            known = _usual(found, step.part, step.below, step.tokens, step.again)
+            known = _usual(found, step)
             fewer[step.part][step.rows].append(step.seconds / known)
     usual = found.verify[0, False].at(0)
     for one in alone:
         if one.rows < found.batch:
-            fewer[0][one.rows].append(one.levels[0] / usual)
+            fewer[0][one.rows].append(at_the_mean(0, one.context, one.levels[0]) / usual)
     found.fewer_rows = {
         part: {rows: statistics.median(own) for rows, own in samples.items()}
         for part, samples in fewer.items()
     }
 
 
-def _usual(found: Measured, part: int, below: int, tokens: int, again: bool) -> float:
+def _usual(found: Measured, step: StepTime) -> float:
     """Seconds of such a step behind the first of a text."""
-    chain = (part,) if part == below else (part, below)
-    seconds = MeasuredSeconds(found, chain)  # (nothing is known of its own time yet)
-    if part == below:
-        return seconds.draft(tokens, 1, found.batch, again)
-    return seconds.verify(1, tokens, 1, found.batch, again)
+    chain = (step.part,) if step.part == step.below else (step.part, step.below)
+    times = MeasuredSeconds(found, chain)  # (nothing is known of its own time yet)
+    if step.part == step.below:
+        seconds = times.draft(step.tokens, 1, found.batch, step.again)
+    else:
+        seconds = times.verify(1, step.tokens, 1, found.batch, step.again)
+    return seconds * found.context_cost(step.part).factor(step.context)
 
 
 def _beginnings(found: Measured, parts: Sequence[Part], runs: Sequence[Run]) -> None:
@@ -380,15 +431,32 @@ def _beginnings(found: Measured, parts: Sequence[Part], runs: Sequence[Run]) -> 
         for text in run.texts:
             for part, seconds in text.prefill.items():
                 prefill[part][text.prompt].append(seconds)
-    found.prefill = {part: times_of(samples) for part, samples in prefill.items()}
+    found.prefill = {
+        part: _from_one_token(times_of(samples), _one_token(found, part))
+        for part, samples in prefill.items()
+    }
     first: dict[int, list[float]] = defaultdict(list)
     for step in all_steps(runs):
         if step.begins and step.rows == found.batch:
-            known = _usual(found, step.part, step.below, step.tokens, step.again)
-            first[step.part].append(step.seconds - known)
-    usual = found.verify[0, False].at(0)
-    first[0] += [one.levels[0] - usual for one in runs[0].rounds if one.begins]
+            first[step.part].append(step.seconds - _usual(found, step))
+    usual, context = found.verify[0, False].at(0), found.context_cost(0)
+    first[0] += [
+        one.levels[0] - usual * context.factor(one.context) for one in runs[0].rounds if one.begins
+    ]
     found.first = {part: statistics.median(own) for part, own in first.items()}
+
+
+def _one_token(found: Measured, part: int) -> float:
+    """Seconds of a pass of one token without any before it."""
+    table, tokens = (found.verify[0, False], 0) if part == 0 else (found.draft[part, False], 1)
+    return table.at(tokens) * found.context_cost(part).factor(0)
+
+
+def _from_one_token(prefill: Times, least: float) -> Times:
+    """Down to a prompt of one token, where few lengths were seen."""
+    shortest = min(prefill.seconds)
+    begins = {1: min(least, prefill.seconds[shortest])} if shortest > 1 else {}
+    return Times({**begins, **prefill.seconds}, prefill.error)
 
 
 def _own(found: Measured, runs: Sequence[Run]) -> None:
@@ -424,7 +492,7 @@ def times_of(samples: Mapping[int, Sequence[float]]) -> Times:
     means, errors = {}, []
     for tokens, own in samples.items():
         middle = statistics.median(own)
-        means[tokens] = statistics.fmean(one for one in own if one <= _FAR * middle)
+        means[tokens] = statistics.fmean(one for one in own if one <= FAR * middle)
         if len(own) > 2:
             spread = statistics.median(abs(one - middle) for one in own) * 1.4826
             errors.append(1.25 * spread / middle / len(own) ** 0.5 if middle else 0.0)

@@ -16,7 +16,7 @@ from .level import level_for
 from .measure import Measured, measure
 from .parts import Part, Request
 from .profile import pass_seconds
-from .runs import Clock
+from .runs import Clock, representative
 from .search import (
     Candidate,
     Insertion,
@@ -29,7 +29,7 @@ from .search import (
 from .store import Store, default_store
 from .trials import TRIED, Runner, corrected
 
-SCHEMA = 4  # of what is kept
+SCHEMA = 5  # of what is kept
 RUNNERS_UP = 3  # beside the recommendation and plain decoding, with `verify`
 _MEASURING = 0.75  # of the time; the rest is for trials
 _WIDTHS = (1, 4, 6)  # of a pass, by which packing is chosen before windows are known
@@ -158,7 +158,7 @@ def plan(
     """See `ps.plan`; `make` is `Chain`."""
     clock = clock or time.perf_counter
     parts = _in_order(parts_of(levels, pack=pack, compile=compile), clock)
-    rows = _checked(prompts, parts[0])
+    rows = representative(_checked(prompts, parts[0]), request.batch)
     measured = measure(make, parts, rows, request, limit=_MEASURING * limit, clock=clock)
     found = candidates(measured, parts)
     made = Plan(found, found[0], [], [], measured, parts, request, make)
@@ -219,7 +219,8 @@ def run(
 ) -> list[Candidate]:
     """Each with its tokens per second of whole calls and of decoding, in turns; medians of
     `repeats`."""
-    return _runner(made, prompts, time.perf_counter).rates(some, repeats)
+    rows = representative(prompts, made.request.batch)
+    return _runner(made, rows, time.perf_counter).rates(some, repeats)
 
 
 def _runner(made: Plan, prompts: Sequence[Sequence[int]], clock: Clock) -> Runner:

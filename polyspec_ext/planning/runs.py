@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..policies.base import RoundReport
 from .parts import Part, Request
@@ -24,6 +24,8 @@ _BLOCKS = 2  # from below, in a round of a chain of three levels
 MOST_ABOVE = _BLOCKS * (MOST + 1)  # the largest window of a level above
 _ENOUGH = 16  # rounds of every window
 _FIXED = 4  # the window of a chain whose own time is measured
+_TIMED = 0.75  # of the time, while there are prompts that have not been asked
+_Prompt = TypeVar("_Prompt", bound=Sequence[int])
 
 
 class StepTime(NamedTuple):
@@ -37,6 +39,7 @@ class StepTime(NamedTuple):
         rows: in the caches.
         again: as `theory.PassSeconds` has it: not the part's first step since the target has run.
         begins: it is the part's first of a text.
+        context: tokens of the text before its round.
     """
 
     part: int
@@ -46,6 +49,7 @@ class StepTime(NamedTuple):
     rows: int
     again: bool
     begins: bool
+    context: int
 
 
 class Verified(NamedTuple):
@@ -68,12 +72,14 @@ class Verified(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One round of the target that no policy looked at: seconds by part, and the rest."""
+    """One round of the target that no policy looked at: seconds by part, and the rest; `context` is
+    the tokens of its rows before it, on average."""
 
     levels: tuple[float, ...]
     own: float
     rows: int
     begins: bool
+    context: int
 
 
 @dataclass
@@ -133,7 +139,8 @@ class _Turns:
     def _keep(self, report: RoundReport) -> None:
         first = report.request not in self._begun
         self._begun.add(report.request)
-        new = len(report.text) - report.committed - self._prompts[report.request]
+        context = len(report.text) - report.committed
+        new = context - self._prompts[report.request]
         # Tokens that a draft may have so that all levels above the drafter have room for their own.
         room = self.request.max_new_tokens - new - (len(self.chain) - 1)
         window = report.windows[-1]
@@ -167,6 +174,7 @@ class _Turns:
                     self._slots,
                     number > 1,
                     first and number == 1,
+                    context,
                 )
             )
 
@@ -188,6 +196,8 @@ class Run:
     fixed: bool = False
     rounds: list[Round] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
+    spent: float = 0.0
+    tokens: int = 0
 
     def __post_init__(self) -> None:
         things = [self.parts[n].thing for n in self.chain]
@@ -228,16 +238,21 @@ class Run:
         stats, last = batch.stats, [0.0] * (len(self.chain) + 1)
         slots, begins = len(prompts), True
         while True:
-            active = sum(not row.ended for row in batch.rows)
-            slots = slots_after(slots, active)
+            active = [len(row.tokens) for row in batch.rows if not row.ended]
+            slots = slots_after(slots, len(active))
             if not batch.advance():
                 break
             now = [*(level.seconds for level in stats.levels), stats.decode_seconds]
             *levels, whole = (b - a for a, b in zip(last, now, strict=True))
             if self.turns is None:
-                self.rounds.append(Round(tuple(levels), whole - sum(levels), slots, begins))
+                context = round(sum(active) / max(len(active), 1))
+                self.rounds.append(
+                    Round(tuple(levels), whole - sum(levels), slots, begins, context)
+                )
             last, begins = now, False
         spent = self.clock() - began
+        self.spent += spent
+        self.tokens += stats.num_new_tokens
         prefill = [level.prefill_seconds for level in stats.levels]
         self.texts.append(
             Text(
@@ -284,11 +299,31 @@ def timed_runs(
     return runs + [Run(make, parts, chain, request, clock) for chain in chains]
 
 
+def representative(prompts: Sequence[_Prompt], batch: int) -> list[_Prompt]:
+    """The prompts, calls of `batch` of them in an order in which any number of the first stand for
+    all by their lengths: that of the middle length, the longest, the shortest, then ever finer
+    between these. A call that is short of prompts stays the last."""
+    whole = len(prompts) // batch * batch
+    calls = [prompts[n : n + batch] for n in range(0, whole, batch)]
+    calls.sort(key=lambda own: max(map(len, own)))
+    last = len(calls) - 1
+    order = dict.fromkeys([len(calls) // 2, last, 0] if calls else [])
+    between = [(0, len(calls) // 2), (len(calls) // 2, last)]
+    for low, high in between:
+        if high - low > 1:
+            middle = (low + high) // 2
+            order[middle] = None
+            between += [(low, middle), (middle, high)]
+    return [one for n in order for one in calls[n]] + list(prompts[whole:])
+
+
 def in_turns(
     runs: Sequence[Run], prompts: Sequence[Sequence[int]], batch: int, limit: float, clock: Clock
 ) -> list[tuple[list[int], list[int]]]:
     """All runs continue one batch of prompts after the other, so that a change in the machine's
-    load meets all; as many as there is time for, again and again while rounds are missing.
+    load meets all; as many as there is time for, again and again while rounds are missing. Prompts
+    that there was no time for are continued by the fastest run alone: the target's texts are the
+    same, or have the same distribution, below whatever chain.
 
     Returns:
         The prompts that were asked and the target's continuations.
@@ -297,23 +332,31 @@ def in_turns(
     for run in runs:
         run.warm_up(groups[0])
     texts: list[tuple[list[int], list[int]]] = []
-    began = clock()
+
+    def keep(number: int, new: Sequence[list[int]]) -> None:
+        fresh = len(prompts) - number * batch  # the last group has the first prompts again
+        pairs = zip(groups[number][:fresh], new, strict=False)
+        texts.extend((list(prompt), own) for prompt, own in pairs if own)
+
+    began, asked = clock(), 0
     for number in range(3 * len(groups)):
         again = number >= len(groups)
-        if (texts and clock() - began > limit) or (again and all(run.enough for run in runs[1:])):
+        over = clock() - began > (limit if again else _TIMED * limit)
+        if (texts and over) or (again and all(run.enough for run in runs[1:])):
             break
         group = groups[number % len(groups)]
         new = runs[0].call(group, number)
         if not again:
-            fresh = range(number * batch, min((number + 1) * batch, len(prompts)))
-            texts += [
-                (list(prompt), own)
-                for prompt, own, _ in zip(group, new, fresh, strict=False)
-                if own
-            ]
+            keep(number, new)
+            asked += 1
         for run in runs[1:]:
             if not (again and run.enough):
                 run.call(group, number)
+    fastest = min(runs, key=lambda run: run.spent / max(run.tokens, 1))
+    for number in range(asked, len(groups)):
+        if clock() - began > limit:
+            break
+        keep(number, fastest.call(groups[number], number))
     if not any(not one.begins for one in runs[0].rounds):
         raise ValueError(
             "prompts: expected one that the target continues with two tokens or more, given none"

@@ -57,9 +57,8 @@ def expected_work(found: Expectation, times: MeasuredSeconds) -> Work:
     """Of a prediction with these times."""
     tokens = float(found.tokens.sum())
     steps, seconds = found.steps.sum(0) / tokens, found.seconds.sum(0) / tokens
-    each = found.batch_steps.sum(0).tolist()
-    outside = np.array([times.outside(0, count, 0) for count in each])
-    outside[0] = times.outside(each[0], each[0], len(found.tokens))
+    outside = times.own(found.batch_steps).sum(0)
+    outside[0] += times.measured.first.get(OWN, 0.0) * times.scale[OWN] * len(found.tokens)
     outside /= tokens
     verified = found.verified * float(found.rounds.sum()) / tokens
     count = len(steps)
@@ -233,7 +232,10 @@ def predict(
         acceptance = _first(acceptance, places, measured.batch)
     seconds = MeasuredSeconds(measured, chain, factors or {})
     found = expectation(windows, rounds, acceptance, seconds, measured.batch, tail, unread=False)
-    found = replace(found, seconds=found.seconds + seconds.first())
+    own = seconds.own(found.batch_steps)
+    by_context = measured.context_factors(chain)[: len(found.tokens)]
+    spent = own + (found.seconds - own) * by_context + seconds.first()
+    found = replace(found, seconds=spent)
     more = measured.steps_factors(chain)
     return replace(
         found,

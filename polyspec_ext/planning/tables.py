@@ -66,6 +66,9 @@ def measurements(found: Measured, parts: Sequence[Part], request: Request) -> st
                     shown = [m for m in _SIZES if m in table.seconds]
                     each = ", ".join(f"{m}: {table.seconds[m] * 1e3:.2f}" for m in shown)
                     times.append(f"{what}{' again' if again else ''} {each}")
+        cost = found.context_cost(n)
+        if cost.share > 0:
+            times.append(f"{100 * cost.share:.0f} % of that for the {cost.mean:.0f} tokens before")
         read = found.prefill[n].seconds
         some = sorted({min(read), max(read)})
         times.append("prefill " + ", ".join(f"{m}: {read[m] * 1e3:.1f}" for m in some))

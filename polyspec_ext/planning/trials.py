@@ -9,17 +9,26 @@ took there: by samples that have chosen nothing, behind the very levels that run
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..stats import Stats, merge
-from .measure import OWN, Measured, PartTrial, Trial
+from .measure import OWN, Measured, MeasuredSeconds, PartTrial, Trial
 from .parts import Part, Request
 from .runs import Clock
-from .search import Candidate, candidate, fastest_first, observed_work
+from .search import (
+    Candidate,
+    Work,
+    candidate,
+    expected_work,
+    fastest_first,
+    observed_work,
+    predict,
+    whole_rate,
+)
 from .theory import batches
 
 TRIED = 4  # of the fastest chains, beside plain decoding
@@ -166,10 +175,30 @@ def corrected(
 def _trial(
     measured: Measured, parts: Sequence[Part], one: Candidate, repeats: Sequence[_Calls]
 ) -> Trial:
-    """Of a candidate that was run."""
+    """Of a candidate that was run, beside what the tables say of the very calls."""
     tables = replace(measured, trials={})
-    expected = candidate(tables, parts, one.parts, one.windows, one.rounds, one.tail).work
+    calls = [number for own in repeats for number in range(len(own))]
+    expected = predict(tables, one.parts, one.windows, one.rounds, tail=one.tail).of_batches(calls)
+    times = MeasuredSeconds(tables, one.parts)
     stats = _merged(repeats)
+    prefills = dict(zip(one.parts, times.prefills()[calls].sum(0).tolist(), strict=True))
+    return ran(one.parts, stats, expected_work(expected, times), prefills, _error(repeats))
+
+
+def ran(
+    chain: Sequence[int],
+    stats: Stats,
+    expected: Work,
+    prefills: Mapping[int, float],
+    error: float = 0.0,
+) -> Trial:
+    """What a chain took over what was expected.
+
+    Args:
+        stats: of all requests.
+        expected: of as many.
+        prefills: by part, seconds that were expected.
+    """
     found = observed_work(stats)
     tokens = stats.num_new_tokens
     each = {
@@ -179,10 +208,52 @@ def _trial(
             round(theirs.steps * tokens),
             theirs.steps / mine.steps,
         )
-        for part, mine, theirs in zip(one.parts, expected.levels, found.levels, strict=True)
+        for part, mine, theirs in zip(chain, expected.levels, found.levels, strict=True)
         if mine.steps > 0 and theirs.steps > 0
     }
     steps = [sum(level.steps for level in work.levels) for work in (expected, found)]
     own = found.own / steps[1] * steps[0]
     each[OWN] = PartTrial(own, expected.own, round(steps[1] * tokens))
-    return Trial(each, _error(repeats))
+    read = {
+        part: PartTrial(level.prefill_seconds, prefills[part], stats.num_requests)
+        for part, level in zip(chain, stats.levels, strict=True)
+    }
+    return Trial(each, read, error)
+
+
+def at_the_speed_of(
+    measured: Measured, parts: Sequence[Part], runs: Mapping[Candidate, Stats]
+) -> dict[Candidate, float]:
+    """Tokens per second of whole calls, predicted for the speed that the machine had while these
+    chains were run side by side, which may be long after the measurement: the times of every
+    chain's steps and prefills, by part, in the ratio of what the other chains' took in these runs
+    to what was predicted of them. Nothing of the chain's own run is in it.
+
+    Args:
+        runs: statistics of each candidate's requests, of all measured texts alike.
+    """
+    seen = {}
+    for one, stats in runs.items():
+        times = MeasuredSeconds(measured, one.parts)
+        share = stats.num_requests / (len(measured.calls) * measured.batch)
+        prefills = times.prefills().sum(0) * share
+        expected = dict(zip(one.parts, prefills.tolist(), strict=True))
+        seen[one.parts] = ran(one.parts, stats, one.work, expected)
+    found = {}
+    for one in runs:
+        others = {chain: trial for chain, trial in seen.items() if chain != one.parts}
+        now = replace(measured, trials=others)
+        factors = {n: now.correction(one.parts, n) for n in (*one.parts, OWN)}
+        prefill = {
+            n: measured.prefill[n].times(now.prefill_correction(n) / factors[n]) for n in one.parts
+        }
+        before = _rate(measured, one, {})
+        after = _rate(replace(measured, prefill=prefill), one, factors)
+        # (What the block rule gains is in the prediction, and in none of these.)
+        found[one] = one.predicted_tokens_per_second * after / before
+    return found
+
+
+def _rate(measured: Measured, one: Candidate, factors: Mapping[int, float]) -> float:
+    found = predict(measured, one.parts, one.windows, one.rounds, factors, tail=one.tail)
+    return whole_rate(measured, one.parts, found, factors)

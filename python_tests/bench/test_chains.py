@@ -92,6 +92,12 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         own = row["predicted_over_measured_x_plain"] * row["x_plain"]["median"]
         over_plain = row["predicted_tokens_per_second"] / rows[0]["predicted_tokens_per_second"]
         assert own == pytest.approx(over_plain)
+        assert row["predicted_at_the_runs_speed"] > 0
+        now = row["predicted_at_the_runs_speed"] / row["tokens_per_second"]
+        assert row["predicted_at_the_runs_speed_over_measured"] == pytest.approx(now)
+        for work in row["work"].values():
+            assert [level["steps"] > 0 for level in work["levels"]] == [True] * len(work["levels"])
+    assert report["results"][0]["planned_texts"] == 1
     assert rows[0]["predicted_over_measured_x_plain"] == 1
     choice = report["results"][0]["choice"]
     fastest = max(planned, key=lambda row: row["x_plain"]["median"])
@@ -100,6 +106,7 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert 0 < choice["of_fastest"] <= 1
     text = chains.markdown(report)
     assert "at most 1 seconds of measuring" in text
+    assert f"{rows[0]['predicted_at_the_runs_speed_over_measured']:.2f} | 1.00 |" in text
     assert f"By prediction: {chosen['label']}; the fastest: {fastest['label']}" in text
     assert main([*command, "--chains", "drafter,W4 copy"]) == 2
     assert "expected chains among" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import time
@@ -23,7 +24,9 @@ from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.drafters.base import DraftBlock, DraftInput
 from polyspec_ext.levels.base import InputBlock, LevelOutput, PromptBatch
 from polyspec_ext.planning import measure, planner, runs, search, tables, trials
+from polyspec_ext.planning.context import Sample, context_costs
 from polyspec_ext.planning.parts import Part, Request
+from polyspec_ext.stats import merge
 
 PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 1, 1, 8]]
 
@@ -125,6 +128,113 @@ def test_prefills_count(clock: Clock, reads_slowly: bool) -> None:
     middle = [part.name for part in plan.parts].index("middle")
     if reads_slowly:
         assert plan.measured.prefill[middle].at(15) == pytest.approx(0.05 * 14, rel=0.01)
+
+
+class Attends(Slow):
+    """A pass of which takes longer by the tokens before it, and reads a prompt at `each` s a
+    token."""
+
+    def __init__(
+        self, clock: Clock, name: str, seconds: float, noise: float, each: float = 0.002
+    ) -> None:
+        super().__init__(clock, name, seconds, noise)
+        self.each = each
+
+    def prefill(self, tokens: torch.Tensor) -> None:
+        self.clock.now += self.each * tokens.shape[1]
+        super().prefill(tokens)
+
+    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        self.clock.now += self.seconds * 0.01 * len(self.cache)
+        return super().forward(tokens, keep)
+
+
+# Few are long, and none has the mean length.
+SIZES = (4, 6, 150, 5, 3, 7, 5, 110, 6)
+UNEVEN = [[n % 12, *[(n + 5) % 12] * size] for n, size in enumerate(SIZES)]
+
+
+def test_steps_take_longer_behind_long_texts(clock: Clock) -> None:
+    given = [Attends(clock, "target", 0.1, 0.0), Attends(clock, "middle", 0.02, 0.35)]
+    plan = ps.plan(given, UNEVEN, 30, seconds=1e9)
+    for part, cost in plan.measured.context.items():
+        assert cost.factor(200) / cost.factor(0) == pytest.approx(1 + 0.01 * 200, rel=0.1), part
+    short, long = ([one for one in UNEVEN if (len(one) > 50) == long] for long in (False, True))
+    for one in plan.candidates:
+        found = search.predict(plan.measured, one.parts, one.windows, one.rounds)
+        rates = {}
+        order = runs.representative(UNEVEN, 1)
+        for some in (short, long):
+            (ran,) = planner.run(plan, [one], some, 1)
+            rows = [n for n, prompt in enumerate(order) if prompt in some]
+            rates[len(some)] = found.of_batches(rows).tokens_per_second
+            assert ran.measured_decode_tokens_per_second == pytest.approx(
+                rates[len(some)], rel=0.02
+            )
+        assert rates[len(long)] < 0.6 * rates[len(short)]
+        (ran,) = planner.run(plan, [one], UNEVEN, 1)
+        assert ran.error == pytest.approx(0, abs=0.01)
+    assert " % of that for the " in str(plan)
+
+
+def test_prompts_that_there_is_no_time_for(clock: Clock) -> None:
+    """Some are timed, of different lengths; the texts of the others are the fastest chain's, and
+    trials are of a few."""
+    given = [Attends(clock, "target", 0.1, 0.0), Attends(clock, "middle", 0.02, 0.35)]
+    plan = ps.plan(given, UNEVEN, 30, seconds=90)
+    found = plan.measured
+    assert found.texts == len(UNEVEN)
+    assert sorted(found.prompts) == sorted(map(len, UNEVEN))
+    # Times are those at one context, though steps of some kinds were timed at another.
+    cost = found.context[0]
+    assert found.verify[0, False].at(0) == pytest.approx(0.1 * (1.02 + 0.01 * cost.mean), rel=0.02)
+    every = ps.plan(given, UNEVEN, 30, seconds=1e9)
+    assert found.spent < 0.4 * every.measured.spent
+    assert found.remaining.tolist() == every.measured.remaining.tolist()
+    for one in planner.run(plan, plan.candidates, UNEVEN, 1):
+        assert one.length == pytest.approx(one.measured_length), one
+        assert one.error == pytest.approx(0, abs=0.03), one
+
+
+def test_prefills_of_shorter_prompts_than_any_that_was_timed(clock: Clock) -> None:
+    """Down to a pass of one token."""
+    plan = ps.plan([Attends(clock, "target", 0.1, 0.0, 0.02)], [[1] * 40], 10, seconds=1e9)
+    read = plan.measured.prefill[0]
+    assert [read.at(size) for size in (1, 20, 40)] == pytest.approx([0.1, 0.44, 0.78], rel=0.1)
+
+
+def test_any_number_of_the_first_prompts_stand_for_all() -> None:
+    prompts = [[0] * size for size in (5, 3, 9, 1, 7, 2, 8, 6, 4)]
+    sizes = [len(one) for one in runs.representative(prompts, 1)]
+    assert sizes == [5, 9, 1, 3, 7, 2, 4, 6, 8]
+    # Whole calls, of which the longest prompt counts; what is short of prompts stays the last.
+    sizes = [len(one) for one in runs.representative(prompts, 2)]
+    assert sizes == [8, 6, 9, 1, 5, 3, 7, 2, 4]
+    for size in range(4):
+        assert runs.representative(prompts[:size], 3) == prompts[:size]
+
+
+def test_what_grows_with_the_context() -> None:
+    """Steps of any kind alike; what is far from the others of its kind says nothing."""
+
+    def sample(kind: int, tokens: int, factor: float = 1.0) -> Sample:
+        return Sample(kind, tokens, factor * kind * (3 + 0.03 * tokens))
+
+    places = (20, 60, 100, 220)
+    each = [(7, sample(kind, tokens)) for kind in (1, 5) for tokens in places]
+    each += [(7, sample(1, 20, 50.0)), (2, Sample(0, 5, 1.0))]
+    found = context_costs(each)
+    assert found[7].mean == 100
+    assert found[7].share == pytest.approx(0.5)
+    assert [found[7].factor(n) for n in (0, 100, 300)] == pytest.approx([0.5, 1, 2])
+    assert found[2].factor(1000) == 1
+    # Times do not fall with the context, and do not begin at none.
+    falling, rising = (
+        context_costs([(0, Sample(0, n, times(n))) for n in (10, 20)])[0]
+        for times in (lambda n: 30.0 - n, lambda n: n - 9.0)
+    )
+    assert falling.share == 0
+    assert 0.8 < rising.share < 1
 
 
 class SlowRows(Rows):
@@ -779,6 +889,70 @@ def test_a_machine_that_changes_changes_all_predictions(
         assert abs(one.error) < (0.02 if len(one.parts) < 3 else 0.12), one
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_predictions_at_the_speed_of_a_run(clock: Clock, count: int) -> None:
+    """The target and the smaller levels become slower by different factors between the plan and the
+    run, and prefills faster."""
+    given: list[Any] = [
+        Attends(clock, "target", 0.1, 0.0),
+        Attends(clock, "small", 0.004, 1.4),
+        Attends(clock, "middle", 0.02, 0.35),
+    ][:count]
+    plan = ps.plan(given, UNEVEN, 20, seconds=1e9, trials=None)
+    for level, slower in zip(given, (1.6, 1.1, 1.3), strict=False):
+        level.seconds *= slower
+        level.each *= 0.5
+    options = plan.request.options()
+    stats = {
+        one: merge([plan.chain(one).generate([prompt], **options).stats for prompt in UNEVEN])
+        for one in plan.candidates
+    }
+
+    def measured(one: search.Candidate) -> float:
+        return stats[one].num_new_tokens / (stats[one].decode_seconds + stats[one].prefill_seconds)
+
+    found = trials.at_the_speed_of(plan.measured, plan.parts, stats)
+    assert list(found) == plan.candidates
+    for one, rate in found.items():
+        assert one.predicted_tokens_per_second > 1.15 * measured(one)
+        # The drafter of two levels is in no other chain, and goes by what all levels took.
+        assert rate == pytest.approx(measured(one), rel=0.02 if count == 3 else 0.1), one
+    assert found[plan.plain] == pytest.approx(measured(plan.plain), rel=0.02)
+    # Nothing of a chain's own run is in what is said of it.
+    best = plan.recommended
+    stats[best] = copy.deepcopy(stats[best])
+    for level in stats[best].levels:
+        stats[best].decode_seconds += 2 * level.seconds
+        level.seconds *= 3
+        level.prefill_seconds *= 3
+    again = trials.at_the_speed_of(plan.measured, plan.parts, stats)
+    assert again[best] == found[best]
+    assert all(again[one] < 0.98 * rate for one, rate in found.items() if one != best)
+
+
+def test_prefills_that_change_apart_from_steps(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*given: Any, **options: Any) -> measure.Measured:
+        found = measure.measure(*given, **options)
+        for part in given[1]:
+            part.thing.each *= 0.25
+            part.thing.seconds *= 1.5
+        return found
+
+    monkeypatch.setattr(planner, "measure", measured)
+    given = [
+        Attends(clock, "target", 0.1, 0.0, 0.1),
+        Attends(clock, "small", 0.004, 2.5, 0.1),
+        Attends(clock, "middle", 0.02, 0.35, 0.02),
+    ]
+    plan = ps.plan(given, PROMPTS, 30, seconds=1e9, trials=1)
+    assert len(plan.measured.trials) < len(plan.candidates)
+    for one in planner.run(plan, plan.candidates, PROMPTS, 1):
+        assert one.error is not None
+        assert abs(one.error) < (0.02 if len(one.parts) < 3 else 0.1), one
+
+
 def test_what_is_far_from_other_times_is_paid_for_by_all() -> None:
     found = measure.times_of({2: [1.0, 1.0, 1.0, 7.0], 4: [2.0, 2.0]})
     assert found.seconds == pytest.approx({2: 1.75, 4: 3.5})
@@ -790,7 +964,7 @@ def test_corrections() -> None:
 
     def trial(**parts: tuple[float, float, int]) -> measure.Trial:
         each = {int(name[1:]): measure.PartTrial(*own) for name, own in parts.items()}
-        return measure.Trial(each, 0.0)
+        return measure.Trial(each, {}, 0.0)
 
     found = measure.Measured(None)
     assert found.correction((0, 1), 1) == 1
@@ -801,6 +975,14 @@ def test_corrections() -> None:
     assert found.correction((0, 1, 2), 0) == pytest.approx(6 / 5)
     assert found.correction((0, 1, 2), 1) == 3  # it drafted there, and verifies here
     assert found.correction((0, 2), 2) == pytest.approx(9 / 6)
+    # Prefills apart from steps: of all chains alike.
+    assert found.prefill_correction(0) == 1
+    for chain, seconds in (((0, 1), 1.0), ((0, 2), 3.0)):
+        prefills = {0: measure.PartTrial(seconds, 4.0, 1)}
+        found.trials[chain] = found.trials[chain]._replace(prefills=prefills)
+    found.trials[0,] = measure.Trial({}, {1: measure.PartTrial(9.0, 2.0, 1)}, 0.0)
+    assert [found.prefill_correction(n) for n in (0, 1, 2)] == [0.5, 4.5, 1.3]
+    del found.trials[0,]
     found.trials[0, 1, 2] = trial(p1=(1.0, 2.0, 0))
     assert found.correction((0, 1, 3), 1) == 0.5
     assert found.correction((0, 1), 1) == pytest.approx(3)

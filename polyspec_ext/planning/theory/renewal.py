@@ -13,7 +13,7 @@ they would along the same text, also behind a token that the target rejects.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,6 +62,13 @@ class Expectation:
     def tokens_per_second(self) -> float:
         """Of the whole batch."""
         return float(self.tokens.sum() / self.seconds.sum())
+
+    def of_batches(self, numbers: Sequence[int]) -> Expectation:
+        """The same of some of the batches, of each as often as it stands there; `verified` and
+        `tail` stay means over all."""
+        some = np.array(numbers, np.int64)
+        names = ("rounds", "tokens", "steps", "batch_steps", "seconds")
+        return replace(self, **{name: getattr(self, name)[some] for name in names})
 
     def emitted(self, level: int) -> float:
         """Tokens handed up per verification of `level`; L_i for the target."""
