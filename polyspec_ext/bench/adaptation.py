@@ -421,5 +421,8 @@ def run(args: argparse.Namespace) -> int:
         for own in sets.values():
             for row in own["policies"].values():
                 row.pop("windows_over_time", None)
-    print(json.dumps(report, indent=1) if args.json else markdown(report))
+    text = json.dumps(report, indent=1)
+    if args.json_file:
+        Path(args.json_file).write_text(text + "\n", encoding="utf-8")
+    print(text if args.json else markdown(report))
     return 0

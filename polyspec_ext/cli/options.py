@@ -126,6 +126,11 @@ def add_json(group: Any, instead_of: str = "Markdown") -> None:
     )
 
 
+def add_json_file(group: Any) -> None:
+    """``--json-file``."""
+    group.add_argument("--json-file", metavar="FILE", help="also write the JSON to FILE")
+
+
 def add_count(group: Any, name: str, default: int, what: str = "", metavar: str = "N") -> None:
     """An option that takes an integer >= 1 and says its default."""
     text = f"{what} (default: %(default)s)".strip()

@@ -165,8 +165,11 @@ def test_the_command(
     ours = traces.sets["ours"]
     Traces({"ours": ours * 2, "others": ours[::-1] * 2}, traces.seconds).save(place)
     words = ["bench", "adaptation", "--traces", str(place)]
-    assert cli.main([*words, "--live", "1", "--plots", str(tmp_path / "plots"), "--json"]) == 0
+    words += ["--live", "1", "--plots", str(tmp_path / "plots")]
+    words += ["--json-file", str(tmp_path / "report.json")]
+    assert cli.main([*words, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "report.json").read_text()) == report
     assert report["half"] == HELD_OUT
     names = {"ours", "others", "mixed", "changing half-way", "nothing accepted"}
     for sets in report["chains"].values():

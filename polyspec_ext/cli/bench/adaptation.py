@@ -19,6 +19,7 @@ def add_command(kinds: Any) -> None:
         "sets, in simulated time, and live. Prints Markdown, or JSON.",
     )
     options.add_json(sub)
+    options.add_json_file(sub)
     options.add_count(sub, "--prompts", 12, "of each set, in either half")
     sub.add_argument(
         "--half",

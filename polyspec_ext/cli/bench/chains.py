@@ -22,7 +22,7 @@ def add_command(kinds: Any) -> None:
         "within one run. Prints Markdown, or JSON.",
     )
     options.add_json(sub)
-    sub.add_argument("--json-file", metavar="FILE", help="also write the JSON to FILE")
+    options.add_json_file(sub)
     options.add_count(sub, "--prompts", 4, "questions")
     options.add_count(sub, "--repeats", 3, "")
     options.add_count(sub, "--max-new-tokens", 96, "")

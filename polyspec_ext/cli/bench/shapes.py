@@ -22,7 +22,7 @@ def add_command(kinds: Any) -> None:
     sub.add_argument("--shape", choices=tuple(SHAPES), required=True)
     options.add_device(sub)
     options.add_json(sub)
-    sub.add_argument("--json-file", metavar="FILE", help="also write the JSON to FILE")
+    options.add_json_file(sub)
     sub.add_argument(
         "--layers",
         type=options.COUNT,
