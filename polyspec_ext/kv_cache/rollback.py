@@ -205,6 +205,18 @@ class RollbackCache(Cache):  # type: ignore[misc]
         """Memory follows the longest row, in some layer."""
         return any(not isinstance(layer, RingLayer) for layer in self.layers)
 
+    def prepare(self, tokens: int, counts: Sequence[int] | torch.Tensor | None = None) -> None:
+        """Prepare a forward pass whose mask and positions are made elsewhere; arguments: those of
+        `inputs`."""
+        if tokens < 1:
+            raise ValueError(f"tokens: expected >= 1, given {tokens}")
+        self.rows.begin(tokens, counts)
+        # Here and not in the layers: a compiled pass need not know the capacity.
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.grow()
+        self.rows.grow = False
+
     def inputs(
         self,
         tokens: int,
@@ -229,15 +241,8 @@ class RollbackCache(Cache):  # type: ignore[misc]
             dtype (a dict by layer type where layers differ), or None where causality is all there
             is to it and the model needs to be told nothing; position_ids, ``[B or 1, T]`` int64.
         """
-        if tokens < 1:
-            raise ValueError(f"tokens: expected >= 1, given {tokens}")
+        self.prepare(tokens, counts)
         rows = self.rows
-        rows.begin(tokens, counts)
-        # Here and not in the layers: a compiled pass need not know the capacity.
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.grow()
-        rows.grow = False
         if parents is None and rows.at is not None and rows.span == rows.bound <= self._near:
             return {
                 "attention_mask": self._causal_mask(rows.at, tokens),

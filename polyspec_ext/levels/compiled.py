@@ -18,8 +18,8 @@ LONGEST = 32  # tokens per row; longer passes spend their time in matrices, not 
 WIDTHS = (1, 3)  # tokens of the passes with which every kind is compiled
 # Tokens that stand before a pass, at the least: 0 and 1 would be cases of their own.
 CONTEXT = 2
-# The dimension of each argument that counts the tokens.
-_TOKENS = {"input_ids": 1, "position_ids": 1, "attention_mask": 2}
+# The dimension of each argument that counts the tokens; `states`: of heads that read a model's.
+_TOKENS = {"input_ids": 1, "position_ids": 1, "attention_mask": 2, "states": 1}
 _numbers = itertools.count()
 
 

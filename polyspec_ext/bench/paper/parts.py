@@ -288,12 +288,15 @@ class Parts:
                 }
         for name in sorted(self._heads):
             place = self.places.heads[name]
+            # As the target does; only EAGLE heads are compiled.
+            words = ["packed"] * self.target.pack
+            words += ["compiled"] * (self.target.compile and name != HYDRA)
             yield {
                 "name": name,
                 "place": _shown(place, name, self.places.times),
                 "parameters": None,
                 "dtype": str(self._head_dtype).removeprefix("torch."),
-                "runs": "packed" if self.target.pack else "as it is",
+                "runs": " ".join(words) or "as it is",
             }
 
 

@@ -104,14 +104,18 @@ class EagleNetwork(nn.Module):
             states = layer(states, own if place == 0 else None, rotation, attention)
         return states
 
+    @property
+    def follows_length(self) -> bool:
+        """Whether rotations depend on the longest position."""
+        return self.config.layer.rope_parameters["rope_type"] in _FOLLOW_LENGTH
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def reach(self, count: int) -> None:
         """Positions stay below `count`: what rotates queries and keys there is computed once."""
         if self.rotations is not None and len(self.rotations) >= count:
             return
-        kind = self.config.layer.rope_parameters["rope_type"]
-        if kind in _FOLLOW_LENGTH:
+        if self.follows_length:
             return
         like = next(self.parameters())
         self.rotations = None

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from ...kv_cache import RollbackCache
 from ...kv_cache import masks as cache_masks
-from ...levels import HuggingFaceLevel
+from ...levels import HuggingFaceLevel, compiled
 from ...levels.base import Counts
 from ...levels.cpu_packed import pack_layers
 from ...levels.grouped_attention import grouped_attention
@@ -25,6 +25,45 @@ _STEP = 256  # pairs per row that the cache grows by
 _BUCKET = 128  # slots that attention reads a multiple of, off the CPU
 
 
+class Step(torch.nn.Module):
+    """A pass of a head over its cache, with arguments as a model's.
+
+    Args:
+        network, embed: of the head.
+    """
+
+    def __init__(self, network: EagleNetwork, embed: torch.nn.Module) -> None:
+        super().__init__()
+        self.network, self.embed = network, embed
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        states: torch.Tensor,
+        position_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_key_values: RollbackCache,
+    ) -> torch.Tensor:
+        """See `EagleNetwork.forward`. The mask is additive, ``[B or 1, 1, T, N]``; None: a token
+        sees all slots."""
+        layers: Any = past_key_values.layers
+
+        def attention(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        ) -> torch.Tensor:
+            keys, values = layers[layer].update(k, v)
+            if q.device.type == "cpu":
+                return grouped_attention(self, q, keys, values, attention_mask)[0]
+            out = F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=attention_mask, enable_gqa=keys.shape[1] != q.shape[1]
+            )
+            return out.transpose(1, 2)
+
+        embeds = self.embed(input_ids).to(states.dtype)
+        out: torch.Tensor = self.network(embeds, states, position_ids, attention)
+        return out
+
+
 class HeadPasses:
     """A network, what it borrows from the target, and the cache of a batch.
 
@@ -32,7 +71,9 @@ class HeadPasses:
 
     Args:
         network: with its weights. Below a level with packed weights it runs on packed ones too, and
-            later changes of its linear weights are not seen.
+            later changes of its linear weights are not seen. On the CPU, below a level that decodes
+            through `torch.compile` its passes of one row are compiled as that one's are, the first
+            time that there is one.
         target: a level or its model: gives embeddings and output head where the network has none.
         ids: ``[Vd]`` int64, the target's id of each id of the draft vocabulary; None: the same.
     """
@@ -48,7 +89,8 @@ class HeadPasses:
         model: Any = target if level is None else level.model
         # What the passes run: `network` stays as it is.
         self._runs = network if level is None or not level.pack else pack_layers(network)
-        self._embed: Any = getattr(self._runs, "embed_tokens", None) or model.get_input_embeddings()
+        embed: Any = getattr(self._runs, "embed_tokens", None) or model.get_input_embeddings()
+        self._step = Step(self._runs, embed)
         head: Any = getattr(self._runs, "lm_head", None)
         if head is None:
             head = model.get_output_embeddings() if level is None else level.output_head
@@ -59,6 +101,13 @@ class HeadPasses:
         # (A packed product has a dtype and no weights to ask.)
         self._head_dtype: torch.dtype = getattr(getattr(head, "weight", head), "dtype", self.dtype)
         self.config = network.config
+        self._compiles = (
+            level is not None
+            and level.compile
+            and self.device.type == "cpu"
+            and not network.follows_length
+        )
+        self._compiled: compiled.CompiledPasses | None = None
         self._pairs: list[int] = []
         self._cache: RollbackCache | None = None
         # In rounds without host synchronisation: the pairs, while the host does not know them.
@@ -94,15 +143,18 @@ class HeadPasses:
         self.pairs = [0] * batch
         cache = self._cache
         if cache is None or not cache.refit(batch):
-            self._cache = RollbackCache(
-                self.config.layer,
-                batch,
-                dtype=self.dtype,
-                device=self.device,
-                capacity=-(-max(capacity, 1) // _STEP) * _STEP,
-                step=_STEP,
-                bucket=1 if self.device.type == "cpu" else _BUCKET,
-            )
+            self._cache = self._new_cache(batch, capacity)
+
+    def _new_cache(self, batch: int, capacity: int) -> RollbackCache:
+        return RollbackCache(
+            self.config.layer,
+            batch,
+            dtype=self.dtype,
+            device=self.device,
+            capacity=-(-max(capacity, 1) // _STEP) * _STEP,
+            step=_STEP,
+            bucket=1 if self.device.type == "cpu" else _BUCKET,
+        )
 
     @property
     def cache(self) -> RollbackCache:
@@ -128,7 +180,7 @@ class HeadPasses:
         if tokens > cache.room:
             return None
         if self._weights is None:
-            parts = (self._runs, self._embed, self._head)
+            parts = (self._step, self._head)
             weights = [x for part in parts for x in (*part.parameters(), *part.buffers())]
             weights += [] if self.ids is None else [self.ids]
             self._weights = Place(self.network, weights)
@@ -183,12 +235,7 @@ class HeadPasses:
     ) -> torch.Tensor:
         width = tokens.shape[1]
         even = not isinstance(counts, torch.Tensor) and min(counts) == width
-        inputs = self.cache.inputs(width, None if even else counts)
-        mask, positions = inputs["attention_mask"], inputs["position_ids"]
-        if mask is None and width > 1:  # causal, which a model would see to
-            slots = torch.arange(self.cache.rows.span, device=self.device)[None]
-            mask = cache_masks.additive(cache_masks.visible_slots(positions, slots), self.dtype)
-        out = self._pass(tokens, states, positions, mask)
+        out = self._pass(tokens, states, *self._inputs(self.cache, width, None if even else counts))
         if stays and isinstance(counts, torch.Tensor):
             self._stand.add_(counts)
         elif stays:
@@ -197,6 +244,17 @@ class HeadPasses:
             return out[:, -1:]
         last = torch.as_tensor(counts, device=self.device).sub(1).clamp_(min=0)
         return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
+
+    def _inputs(
+        self, cache: RollbackCache, width: int, counts: Counts | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Positions and mask of a pass, for which the cache is prepared."""
+        inputs = cache.inputs(width, counts)
+        mask, positions = inputs["attention_mask"], inputs["position_ids"]
+        if mask is None and width > 1:  # causal, which a model would see to
+            slots = torch.arange(cache.rows.span, device=self.device)[None]
+            mask = cache_masks.additive(cache_masks.visible_slots(positions, slots), self.dtype)
+        return positions, mask
 
     def step(
         self, tokens: torch.Tensor, states: torch.Tensor, depth: int, ancestors: torch.Tensor
@@ -214,11 +272,11 @@ class HeadPasses:
         """
         rows, (batch, width) = self.cache.rows, tokens.shape
         nodes = ancestors.shape[2]
-        rows.begin(width, None)
+        self.cache.prepare(width)
         if rows.at is not None:
             begin = rows.at + width - nodes
             seen = cache_masks.tree_slots(begin, ancestors, rows.span)
-            positions = torch.full((1, 1), begin + depth - 1, device=self.device)
+            positions = torch.full((1, width), begin + depth - 1, device=self.device)
         else:
             # Of the rows' own lengths, which the device may know alone.
             stand = rows.lengths - nodes
@@ -250,21 +308,46 @@ class HeadPasses:
         positions: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """`mask`: additive, ``[B or 1, 1, T, N]``, or None where a token sees all slots."""
-        self._runs.reach(self.cache.rows.capacity)
-        layers: Any = self.cache.layers
-
-        def attention(
-            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-        ) -> torch.Tensor:
-            keys, values = layers[layer].update(k, v)
-            if self.device.type == "cpu":
-                return grouped_attention(self._runs, q, keys, values, mask)[0]
-            out = F.scaled_dot_product_attention(
-                q, keys, values, attn_mask=mask, enable_gqa=keys.shape[1] != q.shape[1]
-            )
-            return out.transpose(1, 2)
-
-        embeds = self._embed(tokens).to(self.dtype)
-        out: torch.Tensor = self._runs(embeds, states, positions, attention)
+        given = {
+            "input_ids": tokens,
+            "states": states,
+            "position_ids": positions,
+            "attention_mask": mask,
+            "past_key_values": self.cache,
+        }
+        passes = self._compiled_passes(tokens)
+        if passes is None:
+            self._runs.reach(self.cache.rows.capacity)
+        out: torch.Tensor = (passes or self._step)(**given)
         return out
+
+    def _compiled_passes(self, tokens: torch.Tensor) -> compiled.CompiledPasses | None:
+        """What runs a pass over these tokens, if it is compiled. Asked for the first time, all
+        kinds are."""
+        (batch, width), at = tokens.shape, self.cache.rows.at
+        if not self._compiles or batch > 1 or width > compiled.LONGEST:
+            return None
+        if at is None or at < compiled.CONTEXT:
+            return None
+        if self._compiled is None:
+            self._compiled = self._compile()
+        return self._compiled
+
+    def _compile(self) -> compiled.CompiledPasses:
+        """Passes of one pair and of several, compiled over a cache of their own."""
+        passes, context = compiled.CompiledPasses(self._step), 2 * compiled.CONTEXT
+        cache = self._new_cache(1, context + max(compiled.WIDTHS))
+        # The table of rotations grows with the cache, and would be a constant to them.
+        self._runs.rotations = None
+        for width in (context, *compiled.WIDTHS):
+            positions, mask = self._inputs(cache, width, None)
+            run = passes.compile if cache.rows.at else self._step
+            run(
+                input_ids=torch.zeros(1, width, dtype=torch.int64),
+                states=self.no_states(1).expand(-1, width, -1),
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+            )
+            cache.rollback([context])
+        return passes
