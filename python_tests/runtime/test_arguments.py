@@ -16,7 +16,7 @@ import transformers as hf
 from small_models import V, make
 
 import polyspec_ext as ps
-from polyspec_ext import _C
+from polyspec_ext import _C, arguments, inputs
 from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.levels import load
 from polyspec_ext.policies.base import RoundReport
@@ -503,3 +503,21 @@ def custom(model: Any, ids: torch.Tensor, chain: ps.Chain, stop_strings: Any) ->
         model, ids, generation_config=model.generation_config, chain=chain,
         stop_strings=stop_strings,
     )  # fmt: skip
+
+
+def test_prompts_are_checked_once_and_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, checked = plain(), []
+    require = arguments.require_ids
+
+    def noting(name: str, ids: Any, vocab_size: int) -> None:
+        checked.append(name)
+        require(name, ids, vocab_size)
+
+    monkeypatch.setattr(arguments, "require_ids", noting)
+    chain.generate([1, 2], 3, eos_token_id=[])
+    list(chain.stream([1, 2], 3, eos_token_id=[]))
+    chain.batch([[1, 2]], 3, eos_token_id=[])
+    assert [name for name in checked if name != "eos_token_id"] == ["input_ids"] * 2 + ["prompts"]
+    given = inputs.prompts("prompts", [[1, 2], [3, 4]], VOCAB)
+    chain.batch(given, 3, eos_token_id=[]).complete()
+    assert given == [[1, 2], [3, 4]]
