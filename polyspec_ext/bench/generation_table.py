@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from polyspec_ext.bench import machine
+
 Report = dict[str, Any]
 
 
 def markdown(report: Report) -> str:
     """The whole report."""
-    where, settings, load = report["machine"], report["settings"], report["load"]
-    busy = "" if load["before"] is None else f"; load average {load['before']:.1f} before"
+    where, settings = report["machine"], report["settings"]
     limit = "EOS ignored," if settings["ignore_eos"] else "up to"
     lines = [
         f"# Generation with the shipped models, {report['date']}",
         "",
-        f"{where['cpu']}, {where['threads']} threads of {where['cores']} cores, torch "
-        f"{where['torch']}, transformers {where['transformers']}, commit {where['commit']}{busy}.",
+        f"{where['cpu']}, transformers {where['transformers']}, commit {where['commit']}; "
+        f"{machine.conditions(report)}.",
         "",
         f"Tokens per second of {settings['clock']}, prefill included, over "
         f"{settings['prompts']} questions ({settings['source']}), {limit} "

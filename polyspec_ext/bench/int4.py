@@ -156,13 +156,11 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
-    where, load = report["machine"], report["load"]["before"]
-    busy = "" if load is None else f", load average {load:.1f} before"
     lines = [
-        f"# 4-bit product, {where['cpu']}",
+        f"# 4-bit product, {report['machine']['cpu']}",
         "",
-        f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}{busy}; copy "
-        f"bandwidth {report['copy_gbs']:.1f} GB/s. Microseconds per product (GB/s of its weights), "
+        f"{machine.conditions(report)}; copy bandwidth "
+        f"{report['copy_gbs']:.1f} GB/s. Microseconds per product (GB/s of its weights), "
         f"bfloat16 activations, groups of {report['settings']['group']}, weights that no cache "
         f"holds: medians of {report['settings']['repeats']} turns.",
     ]

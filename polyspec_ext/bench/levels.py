@@ -65,14 +65,12 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a table."""
-    where, settings, load = report["machine"], report["settings"], report["load"]["before"]
-    busy = "" if load is None else f", load average {load:.1f} before"
+    where, settings = report["machine"], report["settings"]
     widths = settings["tokens"]
     lines = [
         f"# Forward passes of the shipped models, {where['cpu']}",
         "",
-        f"{where['threads']} threads of {where['cores']} cores, {where['cpu_capability']}, torch "
-        f"{where['torch']}{busy}.",
+        f"{where['cpu_capability']}, {machine.conditions(report)}.",
         "",
         f"Milliseconds of one pass of one sequence, the fastest of {settings['repeats']} in turns.",
         "",

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,13 @@ def is_busy(load: float | None, threads: int, cores: int, clock: Clock) -> bool:
 def load_average() -> float | None:
     """Runnable processes over the last minute; how busy the machine is beside this."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def conditions(report: Mapping[str, Any]) -> str:
+    """Threads, torch and load of a report, in words."""
+    where, load = report["machine"], report["load"]["before"]
+    busy = "" if load is None else f", load average {load:.1f} before"
+    return f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}{busy}"
 
 
 def questions(count: int, file: Path | None) -> tuple[list[str], str]:

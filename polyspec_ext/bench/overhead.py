@@ -285,13 +285,10 @@ LEGEND = (
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a table."""
-    where, load = report["machine"], report["load"]
-    busy = "" if load["before"] is None else f", load average {load['before']:.1f} before"
     lines = [
         f"# Overhead of the chain, {report['device']}, {report['date']}",
         "",
-        f"{where['device_name']}, {where['threads']} threads of {where['cores']} cores, torch "
-        f"{where['torch']}{busy}.",
+        f"{report['machine']['device_name']}, {machine.conditions(report)}.",
         "",
         LEGEND,
         "",

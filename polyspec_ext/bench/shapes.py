@@ -573,13 +573,12 @@ def _floor(found: Measurement, what: str) -> float | None:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
-    where, settings, load = report["machine"], report["settings"], report["load"]["before"]
-    busy = "" if load is None else f", load average {load:.1f} before"
+    where, settings = report["machine"], report["settings"]
     part = settings["extrapolated"]
     lines = [
         f"# Passes at the shape of {settings['shape']}, random weights, {where['device_name']}",
         "",
-        f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}{busy}; "
+        f"{machine.conditions(report)}; "
         f"{settings['dtype']}, copy bandwidth {report['copy_gbs']:.1f} GB/s. Medians of "
         f"{settings['repeats']} turns, behind {settings['context']} tokens. Floor: the weights of "
         "the pass over the copy bandwidth, which counts bytes read and written.",
