@@ -30,8 +30,9 @@ from .theory.lengths import Floats
 
 OWN = -1  # the chain itself, where its time stands among those of parts
 # A trial's steps weigh as much as all other trials of the part where it has so many: times of a
-# step vary by a quarter or so, those of a part from chain to chain by a few hundredths.
-_ALIKE = 64
+# part differ from chain to chain by a few hundredths, those of a step by a quarter or so, and steps
+# that follow each other are slow or fast together.
+_ALIKE = 512
 # And as much as what is expected of their number, where that comes from rounds with other windows.
 _FEW = 16
 _NEAR = 1.5  # trees that were asked for with windows so many times larger or smaller are alike

@@ -104,6 +104,9 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     chosen = max(planned, key=lambda row: row["predicted_tokens_per_second"])
     assert (choice["chosen"], choice["fastest"]) == (chosen["label"], fastest["label"])
     assert 0 < choice["of_fastest"] <= 1
+    again = report["results"][0]["choice_at_the_runs_speed"]
+    best = max(planned, key=lambda row: row["predicted_at_the_runs_speed"])
+    assert (again["chosen"], again["fastest"]) == (best["label"], fastest["label"])
     text = chains.markdown(report)
     assert "at most 1 seconds of measuring" in text
     assert f"{rows[0]['predicted_at_the_runs_speed_over_measured']:.2f} | 1.00 |" in text

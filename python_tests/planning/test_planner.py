@@ -968,8 +968,8 @@ def test_corrections() -> None:
 
     found = measure.Measured(None)
     assert found.correction((0, 1), 1) == 1
-    found.trials[0, 1] = trial(p0=(2.0, 1.0, 64), p1=(3.0, 1.0, 10**9))
-    found.trials[0, 2] = trial(p0=(4.0, 4.0, 192))
+    found.trials[0, 1] = trial(p0=(2.0, 1.0, 512), p1=(3.0, 1.0, 10**9))
+    found.trials[0, 2] = trial(p0=(4.0, 4.0, 1536))
     assert [found.correction((0, 1), n) for n in (0, 1)] == pytest.approx([(2 + 6 / 5) / 2, 3])
     assert found.correction((0, 2), 0) == pytest.approx((3 + 6 / 5) / 4)
     assert found.correction((0, 1, 2), 0) == pytest.approx(6 / 5)
