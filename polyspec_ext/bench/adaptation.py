@@ -158,12 +158,14 @@ def ablation(texts: list[Text], costs: Costs, chain: Sequence[str], start: list[
     }
 
 
-def acceptance_by_position(texts: list[Text], chain: Sequence[str], most: int = 12) -> list[float]:
+def acceptance_by_position(
+    texts: list[Text], chain: Sequence[str], most: int = 12
+) -> list[float | None]:
     """[j]: share of the blocks that came to token j + 1 in which it was accepted, over all
-    positions of the texts as beginnings."""
+    positions of the texts as beginnings; None where none came so far."""
     runs = [run for text in texts for run in Trace(text, chain).runs[:-1]]
     reached = [sum(run >= j for run in runs) for j in range(most + 1)]
-    return [b / a if a else math.nan for a, b in itertools.pairwise(reached)]
+    return [b / a if a else None for a, b in itertools.pairwise(reached)]
 
 
 def overhead(levels: int) -> dict[str, float]:
@@ -401,7 +403,7 @@ def draw(report: dict[str, Any], folder: Path) -> None:
     pyplot.close(figure)
     figure, axis = pyplot.subplots(figsize=(6, 4))
     for name, own in sets.items():
-        rates = own["acceptance_by_position"]
+        rates = [rate for rate in own["acceptance_by_position"] if rate is not None]
         axis.plot(range(1, len(rates) + 1), rates, marker=".", label=name)
     axis.set_xlabel("position in the block")
     axis.set_ylabel("accepted, of those reached")

@@ -170,6 +170,7 @@ def test_the_command(
     assert cli.main([*words, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / "report.json").read_text()) == report
+    json.dumps(report, allow_nan=False)  # JSON has no NaN
     assert report["half"] == HELD_OUT
     names = {"ours", "others", "mixed", "changing half-way", "nothing accepted"}
     for sets in report["chains"].values():
