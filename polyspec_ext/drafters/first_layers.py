@@ -16,6 +16,7 @@ import torch
 
 from ..kv_cache.factory import name_of
 from ..levels import HuggingFaceLevel
+from ..levels.replacement import shallow
 
 
 def early_exit(target: HuggingFaceLevel | Any, layers: int) -> HuggingFaceLevel:
@@ -57,7 +58,7 @@ def _first_layers(model: Any, layers: int) -> Any:
             f"target: expected a model with one list of its {count} layers, given {name_of(model)} "
             f"with {len(lists)}"
         )
-    made = _shallow(model)
+    made = shallow(model)
     made.config = copy.deepcopy(model.config)
     text = made.config.get_text_config(decoder=True)
     if getattr(text, "layer_types", None) is not None:
@@ -66,18 +67,10 @@ def _first_layers(model: Any, layers: int) -> Any:
     part = made
     *path, last = lists[0].split(".")
     for name in path:
-        own = _shallow(getattr(part, name))
+        own = shallow(getattr(part, name))
         if hasattr(own, "config"):
             own.config = text
         setattr(part, name, own)
         part = own
     setattr(part, last, torch.nn.ModuleList(list(getattr(part, last))[:layers]))
-    return made
-
-
-def _shallow(module: Any) -> Any:
-    """The module with tables of its own, of the same parts."""
-    made = copy.copy(module)
-    for table in ("_modules", "_parameters", "_buffers"):
-        made.__dict__[table] = dict(module.__dict__[table])
     return made

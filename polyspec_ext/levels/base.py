@@ -164,10 +164,14 @@ class LevelOutput(NamedTuple):
             until the level's next forward pass: it may write them again then.
         hidden: ``[B, T, H]`` by layer, as asked for; or None. They are the
             caller's: no later pass writes them.
+        skipped: ``[B]`` int64, leading tokens of each row that the pass did not read, since a level
+            above, in the same cache, has: their states are that level's, and mean nothing here;
+            None: of none.
     """
 
     logits: torch.Tensor
     hidden: Hidden | None = None
+    skipped: torch.Tensor | None = None
 
 
 @runtime_checkable
@@ -314,18 +318,17 @@ class LevelAdapter:
 
     def forward(self, block: InputBlock) -> LevelOutput:
         tokens, keep, counts, first = block.tokens, block.keep, block.counts, block.first
-        hidden: Hidden | None = None
         more = block.hidden_layers or block.parents is not None
         if more or isinstance(counts, torch.Tensor):
-            logits, hidden = self.level.forward_block(block)
-            self._require_hidden(hidden, block.hidden_layers, tokens)
+            out = LevelOutput(*self.level.forward_block(block))
+            self._require_hidden(out.hidden, block.hidden_layers, tokens)
         elif counts is None and first is None:
-            logits = self.level.forward(tokens, keep)
+            out = LevelOutput(self.level.forward(tokens, keep))
         else:
-            logits = self.level.forward(tokens, keep, counts, first)
+            out = LevelOutput(self.level.forward(tokens, keep, counts, first))
         batch = tokens.shape[0]
-        returned.require_logits(self.name, logits, batch, keep, self._width, self.device)
-        return LevelOutput(logits, hidden)
+        returned.require_logits(self.name, out.logits, batch, keep, self._width, self.device)
+        return out
 
     def _require_hidden(
         self, hidden: Hidden | None, layers: tuple[int, ...], tokens: torch.Tensor

@@ -55,6 +55,17 @@ def is_plain(module: nn.Module) -> bool:
     return not hooks and "forward" not in module.__dict__
 
 
+def shallow(module: Any) -> Any:
+    """The module with tables of its own, of the same parameters, buffers, children and hooks. (A
+    hook of one is none of the other's: transformers hangs some on a model when it is first asked
+    for hidden states, which would record each of them twice.)"""
+    made = copy.copy(module)
+    for name, table in vars(module).items():
+        if isinstance(table, dict) and name.startswith("_"):
+            made.__dict__[name] = copy.copy(table)
+    return made
+
+
 def replaced(
     module: Any,
     wanted: Callable[[nn.Module], bool],
@@ -79,8 +90,8 @@ def _copy(
     if wanted(module):
         made[id(module)] = make([module])
         return made[id(module)]
-    twin = made[id(module)] = copy.copy(module)
-    twin._modules = children = dict(module._modules)
+    twin = made[id(module)] = shallow(module)
+    children = twin._modules
     for names in SIBLINGS if merge else ():
         layers: list[Any] = [children.get(name) for name in names]
         if all(layer is not None and wanted(layer) for layer in layers) and _alike(layers):

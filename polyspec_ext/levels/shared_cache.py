@@ -266,25 +266,30 @@ class Member:
         counts = torch.as_tensor([width] * rows if block.counts is None else block.counts)
         first = torch.as_tensor([width - keep] * rows if block.first is None else block.first)
         start = end = have.clone()
+        skipped: torch.Tensor | None = None
+        # Hidden states of tokens that a level above has read are that level's, if it has them.
+        alone = bool(layers) and not all(_alike(m.level, self.level) for m in members)
         if above:
             held = torch.stack(above).amax(0)
             skip = torch.minimum((held - have).clamp_min(0), counts)
-            # Logits that stand behind a token need a query there, and so do its hidden states, even
-            # where a level above has read it. Its key and value are put back afterwards.
+            # Logits that stand behind a token need a query there even where a level above has read
+            # it, and so do hidden states that no such level has. Its key and value are put back
+            # afterwards.
             asked = torch.where(first < counts, torch.minimum(skip, first), skip)
-            if layers:
+            if alone:
                 asked = torch.zeros_like(skip)
             start, end = have + asked, have + skip
             counts, first = counts - asked, (first - asked).clamp_min(0)
             if blind or asked.any():
+                skipped = asked
                 wide = width if blind else max(int(counts.max()), 1)
                 tokens = _shift(tokens, asked, wide)
                 if parents is not None:  # what is skipped lies in front of the tree
                     parents = _shift(parents, asked, wide) - asked[:, None].to(parents)
         # (A chain asks for logits behind the token that a level above has emitted last, or later
         # ones, and no level has read its own last token: where the host is blind only hidden states
-        # have a token read again.)
-        again = bool(above and layers) if blind else not start.equal(end)
+        # may have a token read again.)
+        again = bool(above) and alone if blind else not start.equal(end)
         given = replace(block, tokens=tokens, counts=counts, first=first, parents=parents)
         if blind:
             cache.rows.put(start)
@@ -295,6 +300,9 @@ class Member:
             given.first = None if all(place == wide - keep for place in places) else places
         with self._keeping(start, end, width if again else 0):
             out: LevelOutput = self.level.run(given)
+        if out.hidden is not None and skipped is not None:
+            hidden = {layer: _back(states, skipped, width) for layer, states in out.hidden.items()}
+            out = out._replace(hidden=hidden, skipped=skipped)
         if blind:
             torch.add(start, counts, out=have)
             return out
@@ -367,6 +375,18 @@ def _within(record: list[list[int]], rows: list[list[int]]) -> bool:
     return len(record) == len(rows) and all(
         row[: len(past)] == past for past, row in zip(record, rows, strict=True)
     )
+
+
+def _alike(level: Any, other: Any) -> bool:
+    """Whether the hidden states of the one can stand for the other's."""
+    return bool(level.supports_hidden_states) and level.hidden_size == other.hidden_size
+
+
+def _back(states: torch.Tensor, by: torch.Tensor, width: int) -> torch.Tensor:
+    """States of tokens that `_shift` has moved, ``[B, width, H]``, where these were."""
+    columns = torch.arange(width, device=by.device) - by[:, None]
+    columns = columns.clamp(0, states.shape[1] - 1).to(states.device)
+    return states.gather(1, columns[..., None].expand(-1, -1, states.shape[2]))
 
 
 def _shift(tokens: torch.Tensor, by: torch.Tensor, width: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ Tokens do not depend on the executor: rows, draws and distributions are the same
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -31,7 +31,7 @@ from ..drafters.base import (
     TreeSize,
 )
 from ..errors import ERROR_BITS, RequestError, named
-from ..levels.base import BatchedLevel, DeviceLengths, InputBlock
+from ..levels.base import BatchedLevel, DeviceLengths, InputBlock, LevelOutput
 from ..sampling import LogitsProcessors
 from ..stats import StatsRecorder
 from ..tensors import FixedParameters, Parameters, known_ids
@@ -535,7 +535,7 @@ class Engine:
                     layers,
                     step.lag + step.most,
                 )
-            logits, hidden = self._forward(number, block)
+            logits, hidden, skipped = self._forward(number, block)
             if self._processors is not None:
                 logits = self._processed(self._processors, logits, state, step, tree)
             rows = None
@@ -556,7 +556,7 @@ class Engine:
             begin = own.positions - (own.counts - own.lengths)
             stand = torch.as_tensor(report.kept[number - 1]) - begin
             told = buffers.told or self._told
-            told.add(number, hidden, begin, torch.where(own.part > 0, stand, 0))
+            told.add(number, hidden, begin, torch.where(own.part > 0, stand, 0), skipped)
         self._rollback(buffers, step, report, None if tree is None else r.path)
         return report.entries, logits, r
 
@@ -640,13 +640,12 @@ class Engine:
         fewer = part.vocab_size < self.config.vocab_sizes[0]
         return known_ids(ids, part.vocab_size) if fewer else ids
 
-    def _forward(
-        self, number: int, block: InputBlock
-    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor] | None]:
-        """A level's logits, without ids that it may not draw, and hidden states."""
-        logits, hidden = self._levels[number - 1].forward(block)
+    def _forward(self, number: int, block: InputBlock) -> LevelOutput:
+        """What a level gives, without logits of ids that it may not draw."""
+        out = self._levels[number - 1].forward(block)
         vocab = self.config.vocab_sizes[number - 1]
-        return (logits[..., :vocab] if logits.shape[-1] > vocab else logits), hidden
+        fits = out.logits.shape[-1] <= vocab
+        return out if fits else out._replace(logits=out.logits[..., :vocab])
 
     def _rows_of(self, step: Step) -> Sequence[Row]:
         """Those with a part, as far as the host knows."""

@@ -17,15 +17,26 @@ class StatesList:
     def __init__(self) -> None:
         self.passes: list[HiddenStates] = []
 
-    def add(self, level: int, layers: Hidden, begin: torch.Tensor, counts: torch.Tensor) -> None:
+    def add(
+        self,
+        level: int,
+        layers: Hidden,
+        begin: torch.Tensor,
+        counts: torch.Tensor,
+        skipped: torch.Tensor | None = None,
+    ) -> None:
         """See `StatesWindow.add`."""
-        first, stand = begin.tolist(), counts.tolist()
+        ends = (begin + counts).tolist()
         for told in self.passes:
-            for row, count in enumerate(stand):
+            for row, count in enumerate(counts.tolist()):
                 if count:
-                    left = first[row] + count - told.positions[row]
+                    left = ends[row] - told.positions[row]
                     told.counts[row] = max(0, min(told.counts[row], left))
-        self.passes.append(HiddenStates(level, dict(layers), first, stand))
+        if skipped is not None and skipped.any():
+            layers = {layer: _behind(states, skipped) for layer, states in layers.items()}
+            skipped = skipped.to(begin.device)
+            begin, counts = begin + skipped, (counts - skipped).clamp_min(0)
+        self.passes.append(HiddenStates(level, dict(layers), begin.tolist(), counts.tolist()))
 
     def told(self) -> tuple[HiddenStates, ...]:
         return tuple(self.passes)
@@ -90,7 +101,14 @@ class StatesWindow:
             )
             self.add(own.level, own.layers, begin, counts)
 
-    def add(self, level: int, layers: Hidden, begin: torch.Tensor, counts: torch.Tensor) -> None:
+    def add(
+        self,
+        level: int,
+        layers: Hidden,
+        begin: torch.Tensor,
+        counts: torch.Tensor,
+        skipped: torch.Tensor | None = None,
+    ) -> None:
         """What a pass of `level` has read and stands; what an earlier one read behind that does
         not.
 
@@ -98,22 +116,25 @@ class StatesWindow:
             layers: ``[B, T, H]`` each.
             begin: ``[B]`` int64, position of the first token of each row.
             counts: ``[B]`` int64, tokens of each row; 0 leaves the row as it is.
+            skipped: ``[B]`` int64, of these, the leading ones whose states stand as they were told
+                before (`LevelOutput.skipped`); None: none.
         """
         part = counts > 0
-        first = torch.where(self.counts > 0, torch.minimum(self.begin, begin), begin)
+        own_begin = begin if skipped is None else begin + skipped.to(begin.device)
+        first = torch.where(self.counts > 0, torch.minimum(self.begin, own_begin), own_begin)
         first = torch.where(part, first, self.begin)
         end = torch.where(part, begin + counts, self.begin + self.counts)
         positions = first[:, None] + torch.arange(self.width, device=first.device)
         place = positions - begin[:, None]
-        fresh = (part[:, None] & (place >= 0) & (place < counts[:, None]))[..., None]
-        before = (positions - self.begin[:, None]).clamp(0, self.width - 1)
+        fresh = part[:, None] & (positions >= own_begin[:, None]) & (place < counts[:, None])
+        before = positions - self.begin[:, None]
         for layer, states in layers.items():
             own = self._layers.get(layer)
             if own is None or own.shape[2] != states.shape[2] or own.dtype != states.dtype:
                 shape = (len(first), self.width, states.shape[2])
                 own = self._layers[layer] = states.new_zeros(shape)
-            new = _at(states, place.clamp(0, states.shape[1] - 1))
-            own.copy_(torch.where(fresh, new, _at(own, before)))
+            new = _at(states, place)
+            own.copy_(torch.where(fresh[..., None], new, _at(own, before)))
         self.begin.copy_(first)
         self.counts.copy_(end - first)
         self._level = level
@@ -134,5 +155,12 @@ class StatesWindow:
         return made
 
 
+def _behind(states: torch.Tensor, skipped: torch.Tensor) -> torch.Tensor:
+    """From column ``skipped[b]`` on; the last ones are repeated."""
+    columns = torch.arange(states.shape[1], device=states.device)
+    return _at(states, columns + skipped.to(states.device)[:, None])
+
+
 def _at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    places = places.clamp(0, states.shape[1] - 1)
     return states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))

@@ -81,6 +81,43 @@ def test_drafts_read_the_targets_states(v: Variant, target: Any, tmp_path: Path)
     assert Told.checked > 10
 
 
+class ToldOnce(ps.Eagle):
+    """Sees that no level tells states of what the target has told already."""
+
+    def prefill(self, prompts: Any) -> Any:
+        self.seen: set[tuple[int, int]] = set()
+        self.told_below = self.behind_the_target = 0
+        return super().prefill(prompts)
+
+    def draft(self, inputs: Any) -> Any:
+        for own in inputs.hidden:
+            for b, count in enumerate(own.counts):
+                places = {(b, own.positions[b] + i) for i in range(count)}
+                if own.level == 1:
+                    self.seen |= places
+                else:
+                    assert not places & self.seen
+                    self.told_below += len(places)
+                    # A run that begins where the target's ends is one that skipped something.
+                    self.behind_the_target += (b, own.positions[b] - 1) in self.seen
+        return super().draft(inputs)
+
+
+@pytest.mark.parametrize("tail", [0, 2])
+def test_a_copy_in_the_targets_cache_tells_what_the_target_has_not_read(
+    tail: int, target: Any, tmp_path: Path
+) -> None:
+    """One row, which nobody joins or leaves: its places are those of its text."""
+    drafter = ToldOnce.from_pretrained(save(THIRD, weights_of(THIRD, 4), tmp_path), target)
+    owner = ps.HuggingFaceLevel(target)
+    between = ps.HuggingFaceLevel(rough(target, 0.1), shares_cache_with=owner)
+    chain = ps.Chain([owner, between, drafter], [6, 2], tail=tail)
+    out = chain.generate(PROMPTS[:1], max_new_tokens=40, temperature=1.0, seed=2, eos_token_id=[])
+    assert out.requests[0].num_new_tokens == 40
+    assert drafter.told_below > 10
+    assert drafter.behind_the_target > 3
+
+
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
 @pytest.mark.parametrize("levels", [1, 2])
 def test_greedy_chains_give_the_targets_text(

@@ -9,7 +9,9 @@ import pytest
 import torch
 from small_models import FAMILIES, V, make, rough
 
+import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelAdapter, PromptBatch
+from polyspec_ext.levels.cpu_packed import packed
 
 LAYERS = (0, 1, -1)
 LENGTHS = [100, 3, 5]  # far enough apart to be read in two groups
@@ -104,8 +106,8 @@ def test_counts_on_the_device() -> None:
 
 @pytest.mark.parametrize("first", ["owner", "copy"])
 def test_shared_caches(first: str) -> None:
-    """A copy computes its states though the level above has read the tokens, and leaves that
-    level's keys as they are."""
+    """Of a prompt a copy computes its states though the level above has read it; of later tokens
+    that this level has read they are this level's. Its keys stay as they are."""
     target = make("llama")
     owner = HuggingFaceLevel(target)
     twin = LevelAdapter(HuggingFaceLevel(copy.deepcopy(target), shares_cache_with=owner))
@@ -122,16 +124,30 @@ def test_shared_caches(first: str) -> None:
             torch.testing.assert_close(hidden[layer], wanted, rtol=1e-4, atol=1e-4)
     block = InputBlock(torch.tensor([text[8:12]]), 1, hidden_layers=LAYERS)
     for level in levels:
-        hidden = level.forward(block).hidden
-        assert hidden is not None
+        out = level.forward(block)
+        assert out.hidden is not None
+        # (The last one's logits are asked for.)
+        skipped = 0 if level is levels[0] else 3
+        assert skipped == (0 if out.skipped is None else int(out.skipped))
         for layer in LAYERS if level is not other else ():
-            wanted = expected[layer][None, 8:12]
-            torch.testing.assert_close(hidden[layer], wanted, rtol=1e-4, atol=1e-4)
+            given, wanted = out.hidden[layer][:, skipped:], expected[layer][None, 8 + skipped : 12]
+            torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-4)
     # Greedy text behind it is the owner's own.
     logits = levels[0].forward(InputBlock(torch.tensor([text[12:]]), 1)).logits[0, 0]
     with torch.inference_mode():
         whole = target(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
     torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_copies_record_states_of_their_own() -> None:
+    """transformers hangs hooks on a model the first time that it is asked for all states."""
+    model = make("llama", 2)
+    copies = [packed(model, "packed"), ps.quantize_w4(model, 32)]
+    models = [model, *copies, packed(model, "later")]
+    for one in [*models, *models]:
+        with torch.inference_mode():
+            out = one(input_ids=torch.tensor([[5, 6, 7]]), output_hidden_states=True)
+        assert len(out.hidden_states) == 3
 
 
 def test_nothing_stays_behind() -> None:
