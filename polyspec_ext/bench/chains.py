@@ -259,7 +259,7 @@ class Planned(NamedTuple):
             for one in made
             if one.label in self.candidates
         }
-        found = at_the_speed_of(self.plan.measured, self.plan.parts, runs)
+        found = at_the_speed_of(self.plan.measured, runs)
         return {label: found[one] for label, one in self.candidates.items()}
 
 

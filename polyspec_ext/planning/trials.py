@@ -162,7 +162,7 @@ def corrected(
     while some:
         left = limit - (runner.clock() - began)
         for one, own in zip(some, runner.run(some, _REPEATS, left), strict=True):
-            measured.trials[one.parts] = _trial(measured, parts, one, own)
+            measured.trials[one.parts] = _trial(measured, one, own)
         found = fastest_first(
             [candidate(measured, parts, c.parts, c.windows, c.rounds, c.tail) for c in found]
         )
@@ -172,9 +172,7 @@ def corrected(
     return list(found)
 
 
-def _trial(
-    measured: Measured, parts: Sequence[Part], one: Candidate, repeats: Sequence[_Calls]
-) -> Trial:
+def _trial(measured: Measured, one: Candidate, repeats: Sequence[_Calls]) -> Trial:
     """Of a candidate that was run, beside what the tables say of the very calls."""
     tables = replace(measured, trials={})
     calls = [number for own in repeats for number in range(len(own))]
@@ -221,9 +219,7 @@ def ran(
     return Trial(each, read, error)
 
 
-def at_the_speed_of(
-    measured: Measured, parts: Sequence[Part], runs: Mapping[Candidate, Stats]
-) -> dict[Candidate, float]:
+def at_the_speed_of(measured: Measured, runs: Mapping[Candidate, Stats]) -> dict[Candidate, float]:
     """Tokens per second of whole calls, predicted for the speed that the machine had while these
     chains were run side by side, which may be long after the measurement: the times of every
     chain's steps and prefills, by part, in the ratio of what the other chains' took in these runs
@@ -244,9 +240,7 @@ def at_the_speed_of(
         others = {chain: trial for chain, trial in seen.items() if chain != one.parts}
         now = replace(measured, trials=others)
         factors = {n: now.correction(one.parts, n) for n in (*one.parts, OWN)}
-        prefill = {
-            n: measured.prefill[n].times(now.prefill_correction(n) / factors[n]) for n in one.parts
-        }
+        prefill = {n: measured.prefill[n].times(now.prefill_correction(n)) for n in one.parts}
         before = _rate(measured, one, {})
         after = _rate(replace(measured, prefill=prefill), one, factors)
         # (What the block rule gains is in the prediction, and in none of these.)
@@ -255,5 +249,6 @@ def at_the_speed_of(
 
 
 def _rate(measured: Measured, one: Candidate, factors: Mapping[int, float]) -> float:
+    """Of whole calls; `factors` are those of steps, not of prefills."""
     found = predict(measured, one.parts, one.windows, one.rounds, factors, tail=one.tail)
-    return whole_rate(measured, one.parts, found, factors)
+    return whole_rate(measured, one.parts, found, {OWN: factors.get(OWN, 1.0)})

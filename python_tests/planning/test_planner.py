@@ -911,7 +911,7 @@ def test_predictions_at_the_speed_of_a_run(clock: Clock, count: int) -> None:
     def measured(one: search.Candidate) -> float:
         return stats[one].num_new_tokens / (stats[one].decode_seconds + stats[one].prefill_seconds)
 
-    found = trials.at_the_speed_of(plan.measured, plan.parts, stats)
+    found = trials.at_the_speed_of(plan.measured, stats)
     assert list(found) == plan.candidates
     for one, rate in found.items():
         assert one.predicted_tokens_per_second > 1.15 * measured(one)
@@ -925,7 +925,7 @@ def test_predictions_at_the_speed_of_a_run(clock: Clock, count: int) -> None:
         stats[best].decode_seconds += 2 * level.seconds
         level.seconds *= 3
         level.prefill_seconds *= 3
-    again = trials.at_the_speed_of(plan.measured, plan.parts, stats)
+    again = trials.at_the_speed_of(plan.measured, stats)
     assert again[best] == found[best]
     assert all(again[one] < 0.98 * rate for one, rate in found.items() if one != best)
 
