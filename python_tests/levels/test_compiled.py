@@ -102,6 +102,24 @@ def test_hidden_states_of_compiled_passes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_hidden_states_of_a_model_and_its_copy_in_its_cache() -> None:
+    """What transformers hangs on the one, to record them, does not keep the other's passes from
+    being those that were compiled."""
+    one = model(4)
+    target = ps.HuggingFaceLevel(one, pack=True, compile=True)
+    copy = ps.HuggingFaceLevel(ps.quantize_w4(one, 32), compile=True, shares_cache_with=target)
+    levels = [target, copy]
+    block = InputBlock(torch.tensor([[3, 1, 2]]), 3, hidden_layers=(0,))
+    for again in (False, True):
+        for level in levels:
+            level.prefill(torch.arange(1, 9)[None])
+        for level in levels[::-1]:
+            with short_passes_in_python([level]) as passes:
+                level.forward_block(block)
+            assert passes == [0] or not again
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_as_many_tokens_as_heads_are_no_case_of_their_own() -> None:
     """The model has three, as many as the pass with which several tokens are compiled."""
     graphs = torch._dynamo.utils.counters["stats"]
