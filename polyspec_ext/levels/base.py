@@ -205,9 +205,7 @@ class BatchedLevel(Protocol):
         """Append the block's tokens to the rows."""
         ...
 
-    def read(
-        self, tokens: torch.Tensor, counts: Sequence[int], hidden_layers: tuple[int, ...] = ()
-    ) -> Hidden | None:
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         """Append ``counts[b]`` tokens to row b, of which no logits are wanted."""
         ...
 
@@ -336,15 +334,12 @@ class LevelAdapter:
         if layers:
             returned.require_hidden(self.name, hidden, layers, tokens.shape)
 
-    def read(
-        self, tokens: torch.Tensor, counts: Sequence[int], hidden_layers: tuple[int, ...] = ()
-    ) -> Hidden | None:
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         if min(counts) == tokens.shape[1]:
-            block = InputBlock(tokens, 1, hidden_layers=hidden_layers)
+            self.forward(InputBlock(tokens, 1))
         else:
             last = [max(count - 1, 0) for count in counts]
-            block = InputBlock(tokens, 1, counts, last, hidden_layers=hidden_layers)
-        return self.forward(block).hidden
+            self.forward(InputBlock(tokens, 1, counts, last))
 
     def rollback(self, lengths: Counts) -> Counts:
         given = lengths if isinstance(lengths, torch.Tensor) else list(lengths)
