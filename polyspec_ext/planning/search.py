@@ -364,7 +364,9 @@ class Insertion:
 
     Attributes:
         new, above, below: names of M_new, M_i and M_{i+1}.
-        lengths: L_i, L_{i-new}, L_new.
+        lengths: L_i, L_{i-new}, L_new. L_new is the tokens that M_i hands up per pass of M_new, so
+            that N / L_new in Lemma 3.1 is the number of M_new's passes: as a mean of what M_new
+            hands up it would count those that M_i rejects as text.
         seconds: T_i, T_new, T_{i+1} of one pass.
         test: both sides.
         without, with_new: the chains compared.
@@ -400,10 +402,12 @@ def insertions(measured: Measured, found: Sequence[Candidate]) -> list[Insertion
         base = by_parts[kept]
         after = predict(measured, one.parts, one.windows, one.rounds, tail=one.tail)
         before = predict(measured, base.parts, base.windows, base.rounds, tail=base.tail)
-        lengths = before.emitted(place), after.emitted(place), after.emitted(place + 1)
+        steps = after.steps.sum(0)
+        of_new = after.emitted(place)
+        lengths = before.emitted(place), of_new, of_new * float(steps[place - 1] / steps[place])
         above, new, below = one.parts[place - 1 :]
         window = one.windows[place]
-        pending = after.verified[place - 1] / (after.steps.sum(0)[place - 1] / after.rounds.sum())
+        pending = after.verified[place - 1] / (steps[place - 1] / after.rounds.sum())
         scale = MeasuredSeconds(measured, one.parts).scale
         seconds = (
             measured.verify[above, False].at(round(pending)) * scale[above],

@@ -122,8 +122,8 @@ def insertions(tests: Sequence[Insertion]) -> str:
         "(1)", "exact", "renewal", "measured", "tokens/s",
     )  # fmt: skip
     title = (
-        "Theorem 3.2: does a model belong between two others? (T in ms per pass; L: tokens per "
-        "verification; exact: T_new against Lemma 3.1 before and after)"
+        "Theorem 3.2: does a model belong between two others? (T in ms per pass; L: tokens that "
+        "the model above hands up per pass; exact: T_new against Lemma 3.1 before and after)"
     )
     rows = [(f"{one.new} between {one.above} and {one.below}", _insertion(one)) for one in tests]
     return f"{title}\n{_table('', heads, rows)}"
