@@ -32,7 +32,7 @@ OWN = -1  # the chain itself, where its time stands among those of parts
 # A trial's steps weigh as much as all other trials of the part where it has so many: times of a
 # part differ from chain to chain by a few hundredths, those of a step by a quarter or so, and steps
 # that follow each other are slow or fast together.
-_ALIKE = 512
+_ALIKE = 64
 # And as much as what is expected of their number, where that comes from rounds with other windows.
 _FEW = 16
 _NEAR = 1.5  # trees that were asked for with windows so many times larger or smaller are alike
