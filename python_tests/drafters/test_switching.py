@@ -3,8 +3,8 @@ target's, and the better drafter is found."""
 
 from __future__ import annotations
 
-import importlib.util
 import random
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -191,15 +191,17 @@ def test_promised_throughput() -> None:
 
 
 def test_tfidf() -> None:
-    if importlib.util.find_spec("sklearn") is None:
-        with pytest.raises(ImportError, match="scikit-learn"):
-            PromptFeatures(tfidf=4)
-        return
     prompts = [[5, 5, 7], [7, 8], [5, 9]]
     features = PromptFeatures(tfidf=4).fit(prompts)
     assert len(features(prompts[0])) == 2 + 4
     model = AccuracyModel(features).fit(prompts, [[0.9, 0.1], [0.2, 0.6], [0.8, 0.3]])
     assert model.predict([5, 5, 7]) == pytest.approx([0.9, 0.1])
+
+
+def test_tfidf_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
+    with pytest.raises(ImportError, match=r"scikit-learn.*polyspec_ext\[adaptation\]"):
+        PromptFeatures(tfidf=4)
 
 
 def test_what_cannot_be_a_member() -> None:
