@@ -3,55 +3,28 @@ drafted before its own. Read from `hydra_lm_head.pt` as it is published."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from .. import arguments
-from ..kv_cache.factory import device_of
-from ..levels import HuggingFaceLevel
 from . import checkpoint
-from .last_state import LastStateDrafter, LastStateHeads
-from .trees import DynamicTree, Tree
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-FILE = "hydra_lm_head.pt"
+from .last_state import Block, LastStateDrafter, LastStateHeads
+from .target import Target
 
 
 class HydraHeads(LastStateHeads):
-    """Head i reads the state and the embeddings of the i + 1 tokens behind it, side by side.
+    """Head i reads the state and the embeddings of the i + 1 tokens behind it, side by side. Its
+    first block is R x + silu(W x), with the target's embeddings in x, and others x + silu(W x)."""
 
-    Args:
-        tensors: of the checkpoint, which say how many heads and blocks there are, and which
-            products have a bias.
-        embed: from ids to embeddings, the target's.
-        hidden_size, vocab_size: of the target.
-        name: of the checkpoint, for messages.
-    """
+    FILE, FIRST = "hydra_lm_head.pt", "hydra_lm_head.0.weight"
 
-    def __init__(
-        self,
-        tensors: dict[str, torch.Tensor],
-        embed: nn.Module,
-        hidden_size: int,
-        vocab_size: int,
-        name: str,
-    ) -> None:
-        super().__init__()
-        self._embed = [embed]  # not a part of this module
-        self.hidden_size, self.vocab_size = hidden_size, vocab_size
-        heads = {int(k.split(".")[1]) for k in tensors if _numbered(k, "hydra_lm_head")}
-        self.count = max(heads, default=-1) + 1
-        if self.count == 0:
-            raise ValueError(
-                f"{name}: expected Hydra's tensors, hydra_lm_head.0.weight and so on, given "
-                f"{', '.join(sorted(tensors)[:3]) or 'none'}"
-            )
+    def __init__(self, tensors: Mapping[str, torch.Tensor], target: Target) -> None:
+        super().__init__(tensors, target)
+        self._embed: list[nn.Module] = [target.model.get_input_embeddings()]  # not a part of this
+        width = self.hidden_size
+        self.count = _count(tensors, "hydra_lm_head")
 
         def product(key: str, inner: int, outer: int) -> nn.Linear:
             return nn.Linear(inner, outer, bias=f"{key}.bias" in tensors)
@@ -59,17 +32,20 @@ class HydraHeads(LastStateHeads):
         self.hydra_mlp = nn.ModuleList()
         self.hydra_lm_head = nn.ModuleList()
         for i in range(self.count):
-            key, wide = f"hydra_mlp.{i}", (i + 2) * hidden_size
-            first = Block(
-                product(f"{key}.0.linear", wide, hidden_size),
-                product(f"{key}.0.res_connection", wide, hidden_size),
-            )
-            more = {int(k.split(".")[2]) for k in tensors if _numbered(k, key)}
-            blocks = [first]
-            for j in range(1, max(more, default=0) + 1):
-                blocks.append(Block(product(f"{key}.{j}.linear", hidden_size, hidden_size)))
+            key, wide = f"hydra_mlp.{i}", (i + 2) * width
+            residual = product(f"{key}.0.res_connection", wide, width)
+            blocks = [Block(product(f"{key}.0.linear", wide, width), residual)]
+            for j in range(1, _count(tensors, key)):
+                blocks.append(Block(product(f"{key}.{j}.linear", width, width)))
             self.hydra_mlp.append(nn.Sequential(*blocks))
-            self.hydra_lm_head.append(product(f"hydra_lm_head.{i}", hidden_size, vocab_size))
+            self.hydra_lm_head.append(product(f"hydra_lm_head.{i}", width, self.vocab_size))
+
+    @classmethod
+    def require_form(cls, folder: Path) -> None:
+        if (folder / "config.json").is_file():
+            form = checkpoint.read_config(folder).get("hydra_head_arch", "mlp")
+            if form != "mlp":
+                raise ValueError(f"{folder}: hydra_head_arch: expected 'mlp', given {form!r}")
 
     def root(self, state: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         return self.below(state, token)
@@ -85,67 +61,14 @@ class HydraHeads(LastStateHeads):
         return [*super().tensors(), *self._embed[0].parameters(), *self._embed[0].buffers()]
 
 
-class Block(nn.Module):
-    """R x + silu(W x), where R is a product of its own in a head's first block, and nothing in
-    others."""
-
-    def __init__(self, linear: nn.Linear, residual: nn.Linear | None = None) -> None:
-        super().__init__()
-        self.linear = linear
-        self.res_connection: nn.Module = nn.Identity() if residual is None else residual
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.res_connection(x) + F.silu(self.linear(x))
-        return out
-
-
 class Hydra(LastStateDrafter):
     """Hydra heads as the drafter of a chain. Its tree is no deeper than the heads are many."""
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        place: str | Path,
-        target: HuggingFaceLevel | PreTrainedModel,
-        *,
-        tree: Tree | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Hydra:
-        """Published heads.
-
-        Args:
-            place: a directory with `hydra_lm_head.pt` and, where there is one, config.json; or its
-                id on the Hugging Face hub.
-            target: that they were trained for. Below a level with packed weights
-                (`HuggingFaceLevel`) they run on packed ones too, whose memory is taken again.
-            tree: `DynamicTree()` by default, or a `StaticTree`.
-            dtype: of the heads; None: the target's.
-
-        Raises:
-            ValueError: no such file, one with code in it, heads of another form than mlp, or
-                tensors that are missing, unknown or of another shape; names them.
-        """
-        level = target if isinstance(target, HuggingFaceLevel) else None
-        model: Any = target if level is None else level.model
-        text = model.config.get_text_config(decoder=True)
-        folder = checkpoint.folder_of(place, (FILE, "*.json"))
-        name = str(folder / FILE)
-        if (folder / "config.json").is_file():
-            form = checkpoint.read_config(folder).get("hydra_head_arch", "mlp")
-            if form != "mlp":
-                raise ValueError(f"{folder}: hydra_head_arch: expected 'mlp', given {form!r}")
-        tensors = checkpoint.read_file(folder / FILE)
-        embed = model.get_input_embeddings()
-        with torch.device("meta"):
-            heads = HydraHeads(tensors, embed, text.hidden_size, text.vocab_size, name)
-        wanted = arguments.dtype("dtype", dtype) or model.dtype
-        checkpoint.load_into(heads, tensors, wanted, device_of(model), name)
-        heads.eval().requires_grad_(False)
-        pack = level is not None and level.pack
-        return cls(heads, tree or DynamicTree(), Path(str(place)).name, pack)
+    HEADS = HydraHeads
 
 
-def _numbered(key: str, begin: str) -> bool:
-    """``begin.N...``"""
-    rest = key.removeprefix(f"{begin}.")
-    return rest != key and rest.split(".")[0].isdigit()
+def _count(names: Iterable[str], begin: str) -> int:
+    """How many ``begin.N...`` there are, from 0 on."""
+    rests = (name.removeprefix(f"{begin}.") for name in names if name.startswith(f"{begin}."))
+    numbers = (rest.split(".")[0] for rest in rests)
+    return max((int(number) for number in numbers if number.isdigit()), default=-1) + 1

@@ -6,26 +6,69 @@ emitted from it. Proposals are trees of the likeliest tokens.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+from ..levels import HuggingFaceLevel
 from ..levels.base import Counts, PromptBatch
 from ..levels.cpu_packed import pack_layers
 from ..tensors import Place
+from . import checkpoint
 from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
-from .trees import Tree
+from .target import Target
+from .trees import DynamicTree, Tree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LAST = -1  # the last hidden state of a model, after its final norm
 
+_Drafter = TypeVar("_Drafter", bound="LastStateDrafter")
 
-class LastStateHeads(torch.nn.Module):
-    """Heads that draft ``count`` tokens ahead, from states of ``hidden_size`` values."""
 
+class Block(nn.Module):
+    """x + silu(W x), or R x + silu(W x) with a `residual` R, under the published names."""
+
+    def __init__(self, linear: nn.Linear, residual: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.linear = linear
+        self.res_connection: nn.Module = nn.Identity() if residual is None else residual
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.res_connection(x) + F.silu(self.linear(x))
+        return out
+
+
+class LastStateHeads(nn.Module):
+    """Heads that draft ``count`` tokens ahead, from states of ``hidden_size`` values, their
+    tensors under the published names.
+
+    Args:
+        tensors: of the checkpoint, whose names and numbers say what there is; there are 0 heads
+            where it has none of this kind.
+        target: that they are for.
+    """
+
+    FILE: ClassVar[str]  # of the checkpoint
+    FIRST: ClassVar[str]  # a tensor of it, for messages
     count: int
-    hidden_size: int
-    vocab_size: int
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], target: Target) -> None:
+        super().__init__()
+        self.hidden_size, self.vocab_size = target.hidden_size, target.vocab_size
+
+    @classmethod
+    def require_form(cls, folder: Path) -> None:
+        """Refuse a checkpoint whose config.json names another form.
+
+        Raises:
+            ValueError: names the form expected and the one found.
+        """
 
     def root(self, state: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """From the verifier's state ``[B, 1, H]`` and the token that it emitted, ``[B, 1]``, to
@@ -57,6 +100,8 @@ class LastStateDrafter:
             memory again; later changes of their linear weights are not seen.
     """
 
+    HEADS: ClassVar[type[LastStateHeads]]
+
     def __init__(self, heads: LastStateHeads, tree: Tree, name: str, pack: bool = False) -> None:
         self._given, self.tree, self.name, self._pack = heads, tree, name, pack
         self._heads = pack_layers(heads) if pack else heads
@@ -69,6 +114,47 @@ class LastStateDrafter:
     def __reduce__(self) -> tuple[Any, ...]:
         """For `copy` and `pickle`: made anew over copies."""
         return type(self), (self._given, self.tree, self.name, self._pack)
+
+    @classmethod
+    def from_pretrained(
+        cls: type[_Drafter],
+        place: str | Path,
+        target: HuggingFaceLevel | PreTrainedModel,
+        *,
+        tree: Tree | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> _Drafter:
+        """Published heads.
+
+        Args:
+            place: a directory with the heads' file (`medusa_lm_head.pt`, `hydra_lm_head.pt`) and,
+                where there is one, config.json; or its id on the Hugging Face hub.
+            target: that they were trained for. Below a level with packed weights
+                (`HuggingFaceLevel`) they run on packed ones too, whose memory is taken again.
+            tree: `DynamicTree()` by default, or a `StaticTree`.
+            dtype: of the heads; None: the target's.
+
+        Raises:
+            ValueError: no such file, one with code in it, heads of another form, or tensors that
+                are missing, unknown or of another shape; names them.
+        """
+        folder, kind = checkpoint.folder_of(place, (cls.HEADS.FILE, "*.json")), cls.HEADS
+        kind.require_form(folder)
+        name = str(folder / kind.FILE)
+        tensors = checkpoint.read_file(folder / kind.FILE)
+        own = Target(target)
+
+        def make() -> LastStateHeads:
+            heads = kind(tensors, own)
+            if heads.count == 0:
+                raise ValueError(
+                    f"{name}: expected {cls.__name__}'s tensors, {kind.FIRST} and so on, given "
+                    f"{', '.join(sorted(tensors)[:3]) or 'none'}"
+                )
+            return heads
+
+        heads = own.load(make, tensors, dtype, name)
+        return cls(heads, tree or DynamicTree(), Path(str(place)).name, own.pack)
 
     @property
     def num_heads(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from eagle_heads import Variant, config_of, save, weights_of
 from safetensors.torch import save_file
 from small_models import make
+from unsafe_code import Code
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
@@ -52,11 +52,6 @@ def test_tensors_that_do_not_fit_are_named(
         load(save(v, {**whole, "layers.7.odd": torch.zeros(2)}, tmp_path / "unknown"), target)
 
 
-class _Code:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("ran",)
-
-
 def test_a_checkpoint_with_code_in_it_is_refused(
     target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +59,7 @@ def test_a_checkpoint_with_code_in_it_is_refused(
     place = save(FIRST, weights_of(FIRST, 4), tmp_path / "head")
     (place / "model.safetensors").unlink()
     file = place / "pytorch_model.bin"
-    torch.save({**weights_of(FIRST, 4), "extra": _Code()}, file)
+    torch.save({**weights_of(FIRST, 4), "extra": Code()}, file)
     with pytest.raises(ValueError, match=r"pytorch_model.bin: .*tensors only.*code.*refused"):
         load(place, target)
     assert not (tmp_path / "ran").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from last_state_heads import hydra as weights
 from last_state_heads import save_hydra as save
 from small_models import make
 from told import draft_input, told
+from unsafe_code import Code
 
 import polyspec_ext as ps
 
@@ -66,11 +66,6 @@ def test_against_the_plain_heads(
             line[i] = [*line[parent], int(block.tokens[b, i])]
 
 
-class _Code:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("ran",)
-
-
 def test_files_that_cannot_be_read(
     target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +75,7 @@ def test_files_that_cannot_be_read(
         ps.Hydra.from_pretrained(save(found, tmp_path / "heads", form), target)
 
     with pytest.raises(ValueError, match=r"hydra_lm_head.pt: .*code.*refused"):
-        load({**weights(), "x": _Code()})
+        load({**weights(), "x": Code()})
     assert not (tmp_path / "ran").exists()
     with pytest.raises(ValueError, match=r"hydra_head_arch: expected 'mlp', given 'prefix-mlp'"):
         load(weights(), "prefix-mlp")

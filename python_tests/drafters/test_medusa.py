@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from last_state_heads import save_medusa as save
 from small_models import make, plain_greedy
 from told import draft_input, told
 from transformers import LlamaConfig, LlamaForCausalLM
+from unsafe_code import Code
 
 import polyspec_ext as ps
 
@@ -96,11 +96,6 @@ def test_below_a_model_of_another_width(target: Any, tmp_path: Path) -> None:
         ps.Chain([ps.HuggingFaceLevel(wide, name="small"), medusa])
 
 
-class _Code:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("ran",)
-
-
 def test_files_that_cannot_be_read(
     target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +105,7 @@ def test_files_that_cannot_be_read(
         ps.Medusa.from_pretrained(save(found, tmp_path / "heads"), target)
 
     with pytest.raises(ValueError, match=r"medusa_lm_head.pt: .*code.*refused"):
-        load({**weights(), "x": _Code()})
+        load({**weights(), "x": Code()})
     assert not (tmp_path / "ran").exists()
     rest = weights()
     del rest["1.0.linear.bias"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import arguments, ops
+from ... import ops
 from ...levels import HuggingFaceLevel
 from ...levels.base import Counts, InputBlock, LevelOutput, PromptBatch
 from ...tensors import padded
@@ -89,7 +89,7 @@ class Eagle:
                 what was found.
         """
         own = name or Path(str(place)).name
-        return cls(load_head(place, target, arguments.dtype("dtype", dtype)), tree, own)
+        return cls(load_head(place, target, dtype), tree, own)
 
     @property
     def config(self) -> Any:

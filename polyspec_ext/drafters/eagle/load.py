@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...kv_cache.factory import device_of
 from ...levels import HuggingFaceLevel
 from .. import checkpoint
+from ..target import Target
 from .config import EagleConfig, names_a_head, parse
 from .network import EagleNetwork
 from .passes import HeadPasses
@@ -65,22 +65,19 @@ def load_head(
     dtype: torch.dtype | None = None,
 ) -> HeadPasses:
     """See `Eagle.from_pretrained`."""
-    model = target.model if isinstance(target, HuggingFaceLevel) else target
+    own = Target(target)
     folder = checkpoint.folder_of(place)
     given = checkpoint.read_config(folder)
     tensors = renamed(checkpoint.read_folder(folder), str(folder))
     name = str(folder)
-    text = model.config.get_text_config(decoder=True)
+    text = own.text
     config = parse(given, tensors, text.num_hidden_layers, name)
     _require_target(config, text, name)
     offsets = tensors.pop("d2t", None)
-    with torch.device("meta"):
-        network = EagleNetwork(
-            config, embeds="embed_tokens.weight" in tensors, heads="lm_head.weight" in tensors
-        )
-    device = device_of(model)
-    checkpoint.load_into(network, tensors, dtype or model.dtype, device, name)
-    network.eval().requires_grad_(False)
+    embeds, heads = "embed_tokens.weight" in tensors, "lm_head.weight" in tensors
+    network = own.load(
+        lambda: EagleNetwork(config, embeds=embeds, heads=heads), tensors, dtype, name
+    )
     if not hasattr(network, "embed_tokens") and config.hidden_size != text.hidden_size:
         raise ValueError(
             f"{name}: embed_tokens.weight: expected shape [{text.vocab_size}, "
@@ -93,7 +90,7 @@ def load_head(
             f"{config.hidden_size}], given none"
         )
     ids = _ids(config, offsets, text.vocab_size, name)
-    return HeadPasses(network, target, None if ids is None else ids.to(device))
+    return HeadPasses(network, target, None if ids is None else ids.to(own.device))
 
 
 def renamed(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ from ...levels.base import Counts
 from ...levels.cpu_packed import pack_layers
 from ...levels.grouped_attention import grouped_attention
 from ...tensors import Place
+from ..target import Target
 from .network import EagleNetwork
 
 if TYPE_CHECKING:
@@ -85,28 +86,21 @@ class HeadPasses:
         ids: torch.Tensor | None = None,
     ) -> None:
         self.network, self.ids, self._target = network, ids, target
-        level = target if isinstance(target, HuggingFaceLevel) else None
-        model: Any = target if level is None else level.model
+        own = Target(target)
         # What the passes run: `network` stays as it is.
-        self._runs = network if level is None or not level.pack else pack_layers(network)
-        embed: Any = getattr(self._runs, "embed_tokens", None) or model.get_input_embeddings()
+        self._runs = pack_layers(network) if own.pack else network
+        embed: Any = getattr(self._runs, "embed_tokens", None) or own.model.get_input_embeddings()
         self._step = Step(self._runs, embed)
         head: Any = getattr(self._runs, "lm_head", None)
         if head is None:
-            head = model.get_output_embeddings() if level is None else level.output_head
-        self._head = head
-        self.vocab_size = int(model.config.get_text_config(decoder=True).vocab_size)
+            head = own.model.get_output_embeddings() if own.level is None else own.level.output_head
+        self._head, self.vocab_size = head, own.vocab_size
         weight = next(network.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         # (A packed product has a dtype and no weights to ask.)
         self._head_dtype: torch.dtype = getattr(getattr(head, "weight", head), "dtype", self.dtype)
         self.config = network.config
-        self._compiles = (
-            level is not None
-            and level.compile
-            and self.device.type == "cpu"
-            and not network.follows_length
-        )
+        self._compiles = own.compile and not network.follows_length
         self._compiled: compiled.CompiledPasses | None = None
         self._pairs: list[int] = []
         self._cache: RollbackCache | None = None
