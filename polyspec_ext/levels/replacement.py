@@ -22,17 +22,18 @@ class Merged:
 
     def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
         self.linear, self.sizes = linear, list(sizes)
-        self.input: torch.Tensor | None = None
-        self.parts: tuple[torch.Tensor, ...] = ()
+        # An input and the parts of its product, always replaced together: another thread may run
+        # the same model between any two steps of this one.
+        self.latest: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
 
     def part(self, x: torch.Tensor, place: int) -> torch.Tensor:
         """What the projection at `place` gives for `x`."""
-        if self.input is not x:
-            self.input, self.parts = x, self.linear(x).split(self.sizes, -1)
-        part = self.parts[place]
+        latest = self.latest
+        if latest is None or latest[0] is not x:
+            latest = self.latest = x, self.linear(x).split(self.sizes, -1)
         if place == len(self.sizes) - 1:
-            self.input, self.parts = None, ()
-        return part
+            self.latest = None
+        return latest[1][place]
 
 
 class Part(nn.Module):

@@ -4,10 +4,12 @@ touched."""
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -122,6 +124,54 @@ def test_siblings_with_different_inputs_are_told_apart() -> None:
     for rows in (1, 5):
         x = torch.randn(rows, 6)
         torch.testing.assert_close(made(x), module(x))
+
+
+class Between:
+    """Makes a call in front of the n-th line of `code` that is run, as another thread may."""
+
+    def __init__(self, code: Any, at: int, call: Callable[[], object]) -> None:
+        self._code, self._left, self._call = code, at, call
+
+    @property
+    def called(self) -> bool:
+        return self._left <= 0
+
+    def __enter__(self) -> Between:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code is not self._code:
+            return None
+        if event == "line":
+            self._left -= 1
+            if self._left == 0:
+                self._call()
+        return self._trace
+
+
+@torch.inference_mode()
+def test_threads_may_run_one_model_at_once() -> None:
+    """Of whose passes one falls between two lines of the other: all of it, or its beginning."""
+    torch.manual_seed(0)
+    made = replacement.replaced(Crossed(), replacement.is_plain, level_packed.pack_linear)
+    siblings = [made.q_proj, made.k_proj, made.v_proj]
+    x, others = torch.randn(2, 6), torch.randn(2, 6)
+    wanted = [one(x) for one in siblings]
+    for count in (1, 2, 3):
+        for at in itertools.count(1):
+            code = replacement.Merged.part.__code__
+            begun = siblings[:count]
+            with Between(code, at, lambda begun=begun: [one(others) for one in begun]) as between:
+                given = [one(x) for one in siblings]
+            assert all(map(torch.equal, given, wanted))
+            if not between.called:
+                break
+        assert at > 3
 
 
 @torch.inference_mode()
