@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import arguments, inputs, validate
-from .drafters import BatchedDrafter, Drafter, DraftModel, element, elements
+from .drafters import BatchedDrafter, Drafter, DraftModel, element, elements, levels_of
 from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt
 from .levels import (
@@ -158,6 +158,7 @@ class Chain:
             thing, drafts = element(thing, made, name, dtype)
             if drafts and 0 < place == count - 1:
                 self.drafter = thing
+                _require_apart(name, levels_of(thing), made)
             elif drafts:
                 raise TypeError(
                     f"{name} of {count}: expected a model, given the drafter "
@@ -170,12 +171,7 @@ class Chain:
                 level = level_for(
                     thing, widths[place], dtypes, device, pack=pack, compile=compile, name=name
                 )
-                for earlier, other in enumerate(made):
-                    if other is level:
-                        raise ValueError(
-                            f"{name}: expected a level of its own, given levels[{earlier}] again, "
-                            "whose cache holds one text only"
-                        )
+                _require_apart(name, [level], made)
                 made.append(level)
         names = _distinct([getattr(level, "name", type(level).__name__) for level in made])
         if check_vocabulary:
@@ -223,8 +219,9 @@ class Chain:
     def _idle(self) -> None:
         """What is at work between the levels; nothing has begun yet."""
         given: Sequence[Any] = self.levels
-        caches = [*given, getattr(self.drafter, "level", self.drafter)]
-        self.owner = CacheOwner(dict(zip(self.names, caches, strict=False)))
+        below = [] if self.drafter is None else levels_of(self.drafter)
+        names = [*self.names[: len(given)], *[self.names[-1]] * len(below)]
+        self.owner = CacheOwner(list(zip(names, [*given, *below], strict=True)))
         levels: list[BatchedLevel] = [
             level if isinstance(level, BatchedLevel) else LevelAdapter(level, name)
             for level, name in zip(given, self.names, strict=False)
@@ -460,6 +457,20 @@ def _graphs(wanted: bool | Graphs | None, devices: set[torch.device]) -> Graphs 
             + ", ".join(sorted(map(str, devices)))
         )
     return Graphs(CudaRecorder(device))
+
+
+def _require_apart(name: str, levels: Sequence[object], above: Sequence[object]) -> None:
+    """Refuse a level twice in one chain.
+
+    Raises:
+        ValueError: one of `levels` is `above`; the message names `name`.
+    """
+    for earlier, other in enumerate(above):
+        if any(level is other for level in levels):
+            raise ValueError(
+                f"{name}: expected a level of its own, given levels[{earlier}] again, whose cache "
+                "holds one text only"
+            )
 
 
 def _distinct(names: list[str]) -> list[str]:

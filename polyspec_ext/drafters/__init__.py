@@ -23,7 +23,7 @@ from .ngram import NGramTable
 from .prompt_lookup import PromptLookup
 from .proposals import ProposalDrafter
 from .suffix import SuffixMatch
-from .switching import SwitchingDrafter
+from .switching import SwitchingDrafter, levels_of
 from .trees import DynamicTree, StaticTree
 
 __all__ = [
@@ -50,4 +50,5 @@ __all__ = [
     "early_exit",
     "element",
     "elements",
+    "levels_of",
 ]

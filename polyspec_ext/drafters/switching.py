@@ -34,8 +34,8 @@ class SwitchingDrafter:
 
     Raises:
         TypeError: a member is no drafter.
-        ValueError: less than two members, one that wants hidden states, or members on several
-            devices; or no vocabulary to go by.
+        ValueError: less than two members, one that wants hidden states, two that run one level, or
+            members on several devices; or no vocabulary to go by.
     """
 
     def __init__(
@@ -64,6 +64,15 @@ class SwitchingDrafter:
         for one in self.members:
             if one.capabilities.hidden_layers:
                 raise ValueError(f"{one.name}: expected a drafter without hidden states")
+        used: list[object] = []
+        for number, one in enumerate(self.members):
+            own = levels_of(one)
+            if any(level is other for level in own for other in used):
+                raise ValueError(
+                    f"members[{number}]: expected a drafter with a cache of its own, given "
+                    f"{one.name} again"
+                )
+            used += own
         devices = {one.device for one in self.members}
         if len(devices) > 1:
             raise ValueError(
@@ -144,3 +153,12 @@ class SwitchingDrafter:
         for number, one in enumerate(self.members):
             one.select(rows)
             self._held[number] = [self._held[number][row] for row in rows]
+
+
+def levels_of(drafter: object) -> list[object]:
+    """What holds the caches of a drafter: the levels that it runs, or the drafter itself."""
+    if isinstance(drafter, SwitchingDrafter):
+        return [level for one in drafter.members for level in levels_of(one)]
+    if isinstance(drafter, ProposalDrafter):
+        return [drafter.drafter]
+    return [getattr(drafter, "level", drafter)]

@@ -233,6 +233,18 @@ class HuggingFaceLevel(ModelLevel):
         return self._member is None
 
     @property
+    def cache_owner(self) -> HuggingFaceLevel:
+        """The level whose cache it reads and writes: itself, or the first of those that share."""
+        owner: HuggingFaceLevel = self if self._member is None else self._member.shared.owner.level
+        return owner
+
+    def begin_batch(self) -> None:
+        """A chain begins a batch with levels of this one's cache: none of them takes up what
+        another batch has left there."""
+        if self._member is not None:
+            self._member.shared.forget()
+
+    @property
     def supports_hidden_states(self) -> bool:
         return bool(self._states)
 

@@ -13,6 +13,7 @@ skips tokens which that one has already read.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -65,24 +66,36 @@ class Shared:
     """The cache that several levels share, and who has written what.
 
     Attributes:
-        members: the levels, the owner (highest in the chain) first.
         record: what the owner has read, by row, while a member has not begun; None: not kept.
         early: what the owner has read for a member that began first, by row; its own prefill finds
             it done.
-        joined: the owner has been prefilled itself in this batch.
     """
 
     def __init__(self, owner: Any) -> None:
-        self.members: list[Member] = []
+        # A level holds its part, so that copies which nobody has any more are none's members.
+        self._members: list[weakref.ref[Member]] = []
         self.record: list[list[int]] | None = None
         self.early: list[list[int]] | None = None
-        self.joined = False
         self.selected: list[list[int]] = []
         self.owner = Member(self, owner)
 
+    @property
+    def members(self) -> list[Member]:
+        """The levels, the owner (highest in the chain) first."""
+        return [member for one in self._members if (member := one()) is not None]
+
+    def add(self, member: Member) -> int:
+        """Returns the rank of a new member."""
+        rank = 1 + max((one.rank for one in self.members), default=-1)
+        self._members = [weakref.ref(one) for one in (*self.members, member)]
+        return rank
+
+    def forget(self) -> None:
+        """What an earlier batch has left is nobody's: each level has to begin anew."""
+        self._forget(len(self.owner.lengths))
+
     def _forget(self, rows: int) -> None:
         self.record = self.early = None
-        self.joined = False
         self.selected = []
         for member in self.members:
             member.lengths, member.ready, member.moves = [0] * rows, False, 0
@@ -135,8 +148,7 @@ class Member:
 
     def __init__(self, shared: Shared, level: Any) -> None:
         self.shared, self.level = shared, level
-        self.rank = len(shared.members)
-        shared.members.append(self)
+        self.rank = shared.add(self)
         self._memory = torch.zeros(0, dtype=torch.int64)
         self.lengths = [0]
         self.ready = False
@@ -149,6 +161,11 @@ class Member:
     @lengths.setter
     def lengths(self, lengths: list[int]) -> None:
         self._lengths, self._uploaded = lengths, False
+
+    @property
+    def above(self) -> list[Member]:
+        """The members further up in the chain."""
+        return [member for member in self.shared.members if member.rank < self.rank]
 
     # ---- rounds without host synchronisation -----------------------------------------------------
 
@@ -166,10 +183,10 @@ class Member:
     def reach(self) -> tuple[list[torch.Tensor], tuple[bool, ...]]:
         """A round begins whose passes leave the lengths on the device. Returns what they use
         there, and which levels above have a part."""
-        above = self.shared.members[: self.rank + 1]
-        for member in above:
+        members = [*self.above, self]
+        for member in members:
             member.upload()
-        return [member.on_device for member in above], tuple(member.ready for member in above)
+        return [member.on_device for member in members], tuple(member.ready for member in members)
 
     def upload(self) -> None:
         """The device is told the lengths, unless it knows them."""
@@ -188,7 +205,7 @@ class Member:
 
     def held(self) -> list[int]:
         """By row, leading tokens whose keys and values levels above have written."""
-        above = [m.lengths for m in self.shared.members[: self.rank] if m.ready]
+        above = [m.lengths for m in self.above if m.ready]
         return [max(lengths) for lengths in zip(*above, strict=True)] or [0] * len(self.lengths)
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
@@ -205,7 +222,6 @@ class Member:
                 done = limits
             else:  # a member that was first has had it read for us
                 done = [min(len(e), n) for e, n in zip(early, limits, strict=True)]
-            shared.joined = True
             if shared.record is not None:
                 shared.record = rows
         else:
@@ -228,8 +244,6 @@ class Member:
         self.ready, self.moves = True, len(shared.selected)
         if all(member.ready for member in shared.members):
             shared.record = None
-            if shared.joined:  # else it would find the next batch's prompts read
-                shared.early = None
         return self.level.padded_states(hidden, layers, tokens) if layers else None
 
     def _read_rest(
@@ -260,7 +274,7 @@ class Member:
         width, cache = tokens.shape[1], self.level.cache
         # What comes in tensors is read on the device only.
         blind = isinstance(block.counts, torch.Tensor)
-        members = [self, *(m for m in self.shared.members[: self.rank] if m.ready)]
+        members = [self, *(m for m in self.above if m.ready)]
         have, *above = [m.on_device if blind else torch.tensor(m.lengths) for m in members]
         rows = len(self._lengths)
         counts = torch.as_tensor([width] * rows if block.counts is None else block.counts)

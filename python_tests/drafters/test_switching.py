@@ -211,5 +211,10 @@ def test_what_cannot_be_a_member() -> None:
         SwitchingDrafter([PromptLookup(), PromptLookup()])
     with pytest.raises(TypeError, match=r"members\[1\]: expected a drafter, given int"):
         SwitchingDrafter([PromptLookup(), 3], vocab_size=9)  # type: ignore[list-item]
+    level, other = toy_rows.make(2)
+    with pytest.raises(ValueError, match=r"members\[1\]: .* cache of its own, given toy 11 again"):
+        SwitchingDrafter([DraftModel(level), DraftModel(level)])
+    with pytest.raises(ValueError, match=r"levels\[1\]: .*given levels\[0\] again"):
+        ps.Chain([level, SwitchingDrafter([DraftModel(other), DraftModel(level)])])
     with pytest.raises(ValueError, match="stay: expected >= 1, given 0"):
         DrafterChoice(Members(), stay=0)

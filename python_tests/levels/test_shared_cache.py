@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -98,6 +100,58 @@ def test_the_same_prompt_is_read_again() -> None:
         read.clear()
         ps.Chain(levels).generate(PROMPT, max_new_tokens=3, eos_token_id=[])
         assert read[0] == len(PROMPT) - 1
+
+
+@pytest.mark.parametrize("streams", ["owner", "copy"])
+def test_a_stream_ends_where_another_chain_takes_the_cache(streams: str) -> None:
+    """No two levels of these chains are the same, but their cache is."""
+    target = make("llama")
+    owner = HuggingFaceLevel(target)
+    one, other = (ps.Chain([level, rough(target, seed=2)], [3]) for level in (
+        owner, HuggingFaceLevel(rough(target), shares_cache_with=owner)
+    ))  # fmt: skip
+    if streams == "copy":
+        one, other = other, one
+    stream = one.stream(PROMPT, 20, eos_token_id=[])
+    next(stream)
+    wanted = other.generate(PROMPT[:3], 9, eos_token_id=[]).sequences
+    with pytest.raises(RuntimeError, match="one with a level in the same cache"):
+        list(stream)
+    # One after another they may share it.
+    one.generate(PROMPT, 20, eos_token_id=[])
+    assert other.generate(PROMPT[:3], 9, eos_token_id=[]).sequences.equal(wanted)
+
+
+def test_what_one_copy_has_left_is_not_taken_for_anothers() -> None:
+    """Two copies, each of a chain of its own: texts and acceptance are those of a first call."""
+    target = make("llama")
+    copies = [rough(target, seed=i) for i in (1, 2)]
+    options: dict[str, Any] = {"temperature": 1.0, "eos_token_id": []}
+    found = []
+    for used in (False, True):
+        owner = HuggingFaceLevel(target)
+        levels = [HuggingFaceLevel(copy, shares_cache_with=owner) for copy in copies]
+        first, second = (ps.Chain([owner, level], [4]) for level in levels)
+        if used:
+            first.generate(PROMPT, 24, **options, seed=4)
+        out = second.generate(PROMPT, 24, **options, seed=3)
+        found.append((out.sequences.tolist(), out.stats.levels[0].acceptance_histogram))
+    assert found[0] == found[1]
+
+
+def test_copies_that_are_gone_leave_nothing_with_the_owner() -> None:
+    target = make("llama")
+    owner = HuggingFaceLevel(target)
+    model = rough(target)
+    ps.Chain([owner, HuggingFaceLevel(model, shares_cache_with=owner)], [3]).generate(PROMPT, 4)
+    held = weakref.ref(model)
+    del model
+    gc.collect()
+    assert held() is None
+    chain = ps.Chain([owner, HuggingFaceLevel(rough(target), shares_cache_with=owner)], [3])
+    assert chain.generate(PROMPT, 12, eos_token_id=[]).sequences.tolist() == [
+        plain_greedy(target, PROMPT, 12)
+    ]
 
 
 def test_a_model_finds_the_level_made_for_it() -> None:

@@ -94,6 +94,47 @@ def test_a_stream_ends_where_another_chain_takes_one_of_its_levels(shared: int) 
     assert other.generate([2], 12, 1.0, seed=2).sequences.equal(wanted)
 
 
+@pytest.mark.parametrize("shared", [0, 1, 2])
+def test_chains_that_share_a_level_do_not_work_at_once(shared: int) -> None:
+    """The second would otherwise read and write the cache in the middle of the first one's pass."""
+    chain, gate = setting(shared, "forward")
+    levels = toy_rows.make(3)
+    levels[shared] = [*chain.levels, chain.drafter.level][shared]  # type: ignore[union-attr]
+    other = ps.Chain(levels, [3, 2])
+    wanted = generate(chain)
+    with Waiting(gate, 4, lambda: generate(chain)) as first:
+        busy = rf"level {other.names[shared]} is at work for another chain in another thread"
+        for call in (lambda: generate(other), lambda: other.stream([1], 5)):
+            with pytest.raises(RuntimeError, match=rf"{busy} \(the first\)"):
+                call()
+    assert first.result.equal(wanted)
+    assert generate(other).equal(wanted)
+
+
+def test_a_chain_that_calls_another_with_its_level() -> None:
+    class Calls(PromptLookup):
+        def propose(self, context: Context, k: int) -> Proposal:
+            other.generate([1], 3)
+            return super().propose(context, k)
+
+    (level,) = toy_rows.make(1)
+    chain, other = ps.Chain([level, Calls()], [3]), ps.Chain([level])
+    with pytest.raises(RuntimeError, match="for another chain in this thread already"):
+        chain.generate([1, 2, 1], 12)
+    assert other.generate([1], 3).sequences.shape == (1, 4)
+
+
+def test_a_stream_ends_where_another_chain_takes_a_level_of_its_switching_drafter() -> None:
+    target, drafts, elsewhere = toy_rows.make(3)
+    switching = ps.SwitchingDrafter([ps.DraftModel(drafts), PromptLookup()])
+    one, other = ps.Chain([target, switching], [3]), ps.Chain([elsewhere, drafts], [3])
+    stream = one.stream([1], 30)
+    next(stream)
+    other.generate([2], 12)
+    with pytest.raises(RuntimeError, match="this stream has ended: another chain"):
+        list(stream)
+
+
 @pytest.mark.parametrize("faulty", [0, 1, 2])
 def test_after_an_error_the_chain_is_free(faulty: int) -> None:
     chain, _ = setting(0, "prefill")
