@@ -173,6 +173,12 @@ class Chain:
                 )
                 _require_apart(name, [level], made)
                 made.append(level)
+        reason = getattr(made[0], "only_drafts", None)
+        if reason is not None and count > 1:
+            raise ValueError(
+                f"levels[0]: expected a target whose logits are those of the text alone, given "
+                f"{getattr(made[0], 'name', type(made[0]).__name__)}: {reason}"
+            )
         names = _distinct([getattr(level, "name", type(level).__name__) for level in made])
         if check_vocabulary:
             vocabulary.require_same(names, made)

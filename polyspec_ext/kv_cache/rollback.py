@@ -72,7 +72,7 @@ class RollbackCache(Cache):  # type: ignore[misc]
             vain; larger values give captured graphs few shapes.
         slack: None keeps every key of a sliding-window layer and has the mask hide the old ones, so
             any rollback is exact. A number keeps window + slack of them, and at most `slack` tokens
-            can be rolled back.
+            can be rolled back: where the host knows the lengths, more are refused.
 
     Raises:
         ValueError: the model keeps another state than keys and values by position; names it.
@@ -162,6 +162,11 @@ class RollbackCache(Cache):  # type: ignore[misc]
             0 if isinstance(layer, RingLayer) else layer.window or sys.maxsize
             for layer in self.layers
         )
+        # A layer that bounds how many tokens can be rolled back; None: all can. (Streaming layers
+        # only draft: whatever they have lost, a draft is drawn from what it hands up.)
+        rings = [layer for layer in self.layers if type(layer) is RingLayer]
+        self._ring: RingLayer | None = min(rings, key=lambda layer: layer.slack, default=None)
+        self._longest = [0] * self.rows.batch  # that each row has been
         self._sliding = [layer.is_sliding for layer in self.layers]
         self._never = [False] * len(self.layers)
 
@@ -211,6 +216,8 @@ class RollbackCache(Cache):  # type: ignore[misc]
         if tokens < 1:
             raise ValueError(f"tokens: expected >= 1, given {tokens}")
         self.rows.begin(tokens, counts)
+        if self._ring is not None and self.rows.host is not None:
+            self._longest = list(map(max, self._longest, self.rows.host))
         # Here and not in the layers: a compiled pass need not know the capacity.
         for layer in self.layers:
             if layer.is_initialized:
@@ -305,8 +312,23 @@ class RollbackCache(Cache):  # type: ignore[misc]
             bound: what the host knows to be the longest length after a rollback by tensor. Without
                 it the host assumes that nothing was cut, and attention reads more slots than it
                 needs.
+
+        Raises:
+            ValueError: keys that are needed then have been displaced (`slack`).
         """
+        if self._ring is not None and not isinstance(lengths, torch.Tensor):
+            self._require_kept(self._ring, list(lengths))
         self.rows.cut(lengths, bound)
+
+    def _require_kept(self, ring: RingLayer, lengths: list[int]) -> None:
+        for row, (longest, wanted) in enumerate(zip(self._longest, lengths, strict=True)):
+            now = longest if self.rows.host is None else self.rows.host[row]
+            if wanted < now and longest > ring.size and longest - wanted > ring.slack:
+                raise ValueError(
+                    f"lengths: expected at least {longest - ring.slack} tokens of row {row}, which "
+                    f"has had {longest}, in a cache that can roll back {ring.slack} (slack), given "
+                    f"{wanted}"
+                )
 
     def keep_path(
         self,
@@ -404,6 +426,8 @@ class RollbackCache(Cache):  # type: ignore[misc]
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows `indices`, in that order; rows may leave, move and repeat."""
         self.rows.select(indices)
+        if self._ring is not None:
+            self._longest = [self._longest[row] for row in indices.tolist()]
         for layer in self.layers:
             layer.select(indices)
 
@@ -465,3 +489,4 @@ class RollbackCache(Cache):  # type: ignore[misc]
         """Forget everything; memory stays allocated."""
         super().reset()
         self.rows.reset()
+        self._longest = [0] * self.rows.batch

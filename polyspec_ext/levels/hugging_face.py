@@ -13,6 +13,7 @@ import torch
 from ..kv_cache import RollbackCache
 from ..kv_cache import factory as caches
 from ..kv_cache.layers import RingLayer
+from ..kv_cache.streaming import StreamingLayer
 from ..tensors import Place
 from . import compiled
 from .base import Counts, Hidden, InputBlock, LevelOutput, PromptBatch
@@ -225,6 +226,14 @@ class HuggingFaceLevel(ModelLevel):
     @property
     def supports_batches(self) -> bool:
         return self.one_at_a_time is None
+
+    @property
+    def only_drafts(self) -> str | None:
+        """Why logits depend on the passes that have read a text, so that none but plain decoding
+        has the level's distribution; or None."""
+        if self._rolls and any(isinstance(x, StreamingLayer) for x in self._cache.layers):
+            return "a streaming cache places its first tokens anew with every pass"
+        return None
 
     @property
     def reads_apart(self) -> bool:

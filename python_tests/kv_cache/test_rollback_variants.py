@@ -40,6 +40,30 @@ def test_sliding_windows(name: str, slack: int | None) -> None:
         assert all(layer.keys.shape[2] == 7 + slack for layer in rings)
 
 
+@torch.inference_mode()
+def test_a_ring_gives_back_no_more_than_its_slack() -> None:
+    model = build(WINDOWED["mistral"], "sdpa")  # its window is 7
+    cache = RollbackCache.for_model(model, 2, slack=3)
+
+    def read(counts: list[int]) -> None:
+        ids = torch.ones(2, max(counts), dtype=torch.int64)
+        model(input_ids=ids, past_key_values=cache, **cache.inputs(max(counts), counts))
+
+    read([10, 4])
+    cache.rollback([2, 4])  # nothing was displaced
+    read([12, 4])
+    cache.rollback([11, 8])
+    read([1, 1])
+    with pytest.raises(ValueError, match=r"at least 11 tokens of row 0, which has had 14, .*10"):
+        cache.rollback([10, 9])
+    cache.rollback([12, 2])
+    cache.batch_select_indices(torch.tensor([1]))
+    cache.rollback([1])
+    assert cache.lengths.tolist() == [1]
+    cache.reset()
+    assert cache.refit(1)
+
+
 def test_ring_positions_count_what_is_in_the_slots() -> None:
     for capacity, sinks in ((5, 0), (7, 3), (4, 1)):
         slots = [-1] * capacity
