@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ import torch
 from transformers import AutoTokenizer
 
 from polyspec_ext import policies, progress, tiny
-from polyspec_ext.bench import machine
+from polyspec_ext.bench import machine, output
 from polyspec_ext.bench.drafter_ablation import drafter_ablation
 from polyspec_ext.bench.replay import Costs, Run, Trace, oracle, replay
 from polyspec_ext.bench.traces import (
@@ -307,7 +306,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines += [f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}.", ""]
     lines += ["Microseconds per round:", ""]
     counts = list(report["overhead_us"])
-    lines += _table(
+    lines += output.table(
         ["policy", *(f"{n} levels" for n in counts)],
         ((name, *(f"{report['overhead_us'][n][name]:.1f}" for n in counts))
          for name in policies.POLICIES),
@@ -316,36 +315,30 @@ def markdown(report: dict[str, Any]) -> str:
         half = f"Simulated time, the {report['half']} half of the prompts"
         lines += ["", f"## {chain}", "", f"{half}; tokens per second over plain decoding.", ""]
         rows = list(next(iter(sets.values()))["policies"])
-        lines += _table(
+        lines += output.table(
             ["", *sets],
             ((row, *(_ratio(own["policies"], row) for own in sets.values())) for row in rows),
         )
         lines += ["", "Over the best fixed windows:", ""]
-        lines += _table(
+        lines += output.table(
             ["", *sets],
             ((row, *(_over(own["policies"], row, BEST) for own in sets.values())) for row in rows),
         )
         lines += ["", "Ablation, over the best fixed windows:", ""]
-        lines += _table(["", *sets], _ablated(sets))
+        lines += output.table(["", *sets], _ablated(sets))
     for title, key in (
         ("What is chosen", "chosen"),
         ("Features, drafter and window chosen", "features"),
     ):
         sets = report.get("drafters", {})
         if sets:
-            lines += [
-                "",
-                f"## {title}: target, one of three drafters",
-                "",
-                "Tokens per second.",
-                "",
-            ]
-            lines += _table(["", *sets], _speeds(sets, key))
+            lines += ["", f"## {title}: target, one of three drafters", "", "Tokens per second.", ""]
+            lines += output.table(["", *sets], _speeds(sets, key))
     if "live" in report:
         sets = report["live"]
         lines += ["", "## Live, three levels", "", "Tokens per second over plain decoding.", ""]
         names = list(next(iter(sets.values())))
-        lines += _table(
+        lines += output.table(
             ["", *sets],
             ((row, *(f"{own[row] / own[PLAIN]:.3f}" for own in sets.values())) for row in names),
         )
@@ -374,11 +367,6 @@ def _ratio(rows: dict[str, Any], row: str) -> str:
 
 def _over(rows: dict[str, Any], row: str, base: str) -> str:
     return f"{rows[row]['speed'] / rows[base]['speed']:.3f}"
-
-
-def _table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
 
 
 def draw(report: dict[str, Any], folder: Path) -> None:
@@ -423,8 +411,5 @@ def run(args: argparse.Namespace) -> int:
         for own in sets.values():
             for row in own["policies"].values():
                 row.pop("windows_over_time", None)
-    text = json.dumps(report, indent=1)
-    if args.json_file:
-        Path(args.json_file).write_text(text + "\n", encoding="utf-8")
-    print(text if args.json else markdown(report))
+    output.show(report, markdown, as_json=args.json, json_file=args.json_file)
     return 0

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from polyspec_ext import progress, tiny
-from polyspec_ext.bench import machine
+from polyspec_ext.bench import machine, output
 from polyspec_ext.bench.differences import verdict
 from polyspec_ext.bench.generation_calls import (
     ASSISTED,
@@ -551,30 +550,57 @@ def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
+_HEADS = (
+    "chain", "window", "predicted", "+-", "tokens/s", "predicted/measured", "at the run's speed",
+    "x plain", "predicted/measured, x plain", "decoding", "L", "F", "T", "engine", "lossless",
+)  # fmt: skip
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    levels = row["levels"]
+    lengths = [x["acceptance_length"] for x in levels if x["acceptance_length"] is not None]
+    return [
+        row["label"],
+        _window(row),
+        _shown(row["predicted_tokens_per_second"], ".1f"),
+        _shown(row["uncertainty"], ".1%"),
+        f"{row['tokens_per_second']:.1f}",
+        _shown(row["predicted_over_measured"], ".2f"),
+        _shown(row["predicted_at_the_runs_speed_over_measured"], ".2f"),
+        f"{row['x_plain']['median']:.2f}",
+        _shown(row["predicted_over_measured_x_plain"], ".2f"),
+        _shown(row["decoding_tokens_per_second"], ".1f"),
+        ", ".join(f"{x:.2f}" for x in lengths) or "-",
+        ", ".join(f"{x['passes_per_token']:.2f}" for x in levels) or "-",
+        ", ".join(_shown(x["ms"], ".1f") for x in levels) or "-",
+        "-" if row["engine_share"] is None else f"{100 * row['engine_share']:.0f} %",
+        row["verdict"],
+    ]
+
+
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
-    where, settings, load = report["machine"], report["settings"], report["load"]["before"]
-    busy = "" if load is None else f", load average {load:.1f} before"
+    where, settings = report["machine"], report["settings"]
     lines = [
         f"# Chains below a target of {settings['parameters'] / 1e6:.0f} million parameters, "
         f"{where['device_name']}",
         "",
-        f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}{busy}. The "
-        f"target is {_target(settings)}, in {settings['dtype']}; "
+        f"{machine.conditions(report)}. The target is {_target(settings)}, in {settings['dtype']}; "
         f"{settings['prompts']} questions ({settings['source']}), up to "
         f"{settings['max_new_tokens']} new tokens, median of {settings['repeats']} repeats in "
         f"turns, prefill included; decoding: without it. {_windows(settings)}",
         "",
-        "| ms of a pass | "
-        + " | ".join(f"{n} token{'s' * (n > 1)}" for n in report["pass_ms"]["tokens"])
-        + " | E[1 - TV] |",
-        "|---" * (len(report["pass_ms"]["tokens"]) + 2) + "|",
     ]
-    for name, times in report["pass_ms"].items():
-        if name != "tokens":
-            same = report["overlap"].get(name.split(",")[0])
-            cells = [f"{ms:.2f}" for ms in times] + ["-" if same is None else f"{same:.3f}"]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    passes = {name: times for name, times in report["pass_ms"].items() if name != "tokens"}
+    shared = {name: report["overlap"].get(name.split(",")[0]) for name in passes}
+    widths = map(output.token_count, report["pass_ms"]["tokens"])
+    lines += output.table(
+        ["ms of a pass", *widths, "E[1 - TV]"],
+        (
+            [name, *(f"{ms:.2f}" for ms in times), _shown(shared[name], ".3f")]
+            for name, times in passes.items()
+        ),
+    )
     for result in report["results"]:
         lines += [
             "",
@@ -583,32 +609,8 @@ def markdown(report: dict[str, Any]) -> str:
             "L: mean acceptance length; F: passes per token; T: ms of a pass with its "
             "verification; by level, the target first.",
             "",
-            "| chain | window | predicted | +- | tokens/s | predicted/measured | "
-            "at the run's speed | x plain | predicted/measured, x plain | decoding | L | F | T | "
-            "engine | lossless |",
-            "|---" * 15 + "|",
+            *output.table(_HEADS, map(_cells, result["rows"])),
         ]
-        for row in result["rows"]:
-            levels = row["levels"]
-            lengths = [x["acceptance_length"] for x in levels if x["acceptance_length"] is not None]
-            cells = [
-                row["label"],
-                _window(row),
-                _shown(row["predicted_tokens_per_second"], ".1f"),
-                _shown(row["uncertainty"], ".1%"),
-                f"{row['tokens_per_second']:.1f}",
-                _shown(row["predicted_over_measured"], ".2f"),
-                _shown(row["predicted_at_the_runs_speed_over_measured"], ".2f"),
-                f"{row['x_plain']['median']:.2f}",
-                _shown(row["predicted_over_measured_x_plain"], ".2f"),
-                _shown(row["decoding_tokens_per_second"], ".1f"),
-                ", ".join(f"{x:.2f}" for x in lengths) or "-",
-                ", ".join(f"{x['passes_per_token']:.2f}" for x in levels) or "-",
-                ", ".join(_shown(x["ms"], ".1f") for x in levels) or "-",
-                "-" if row["engine_share"] is None else f"{100 * row['engine_share']:.0f} %",
-                row["verdict"],
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
         choice, now = result["choice"], result["choice_at_the_runs_speed"]
         if choice is not None:
             lines += [
@@ -624,10 +626,7 @@ def run(args: argparse.Namespace) -> int:
     """The subcommand. Returns 1 where texts are not the target's own."""
     names = [each.name for each in dataclasses.fields(Settings)]
     report = report_of(Settings(**{name: getattr(args, name) for name in names}))
-    text = json.dumps(report, indent=1)
-    if args.json_file:
-        Path(args.json_file).write_text(text + "\n", encoding="utf-8")
-    print(text if args.json else markdown(report))
+    output.show(report, markdown, as_json=args.json, json_file=args.json_file)
     return 0 if is_lossless(report) else 1
 
 

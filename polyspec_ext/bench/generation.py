@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from polyspec_ext import progress, tiny
-from polyspec_ext.bench import generation_table, machine
+from polyspec_ext.bench import generation_table, machine, output
 from polyspec_ext.bench.differences import verdict
 from polyspec_ext.bench.generation_calls import ASSISTED, GENERATE, chain_call, generate_call
 from polyspec_ext.bench.measuring import Contender, measure, ratios
@@ -211,6 +210,6 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """The subcommand. Returns 1 where texts are not the target's own."""
     report = report_of(args)
-    print(json.dumps(report, indent=1) if args.json else generation_table.markdown(report))
+    output.show(report, generation_table.markdown, as_json=args.json)
     rows = (row for result in report["results"] for row in result["rows"])
     return 0 if all(row["lossless"] for row in rows) else 1

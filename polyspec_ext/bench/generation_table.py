@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from polyspec_ext.bench import machine
+from polyspec_ext.bench import machine, output
 
 Report = dict[str, Any]
 
@@ -41,23 +41,8 @@ def _result(result: Report) -> Iterator[str]:
     yield f"## Temperature {result['temperature']:g}{' (greedy)' if greedy else ''}"
     yield ""
     own = "text as plain decoding" if greedy else "likelihood under the target"
-    yield f"| | window | batch | tokens/s | range | x plain | range | decoding | {own} |"
-    yield "|---" * 9 + "|"
-    for row in result["rows"]:
-        rate, times = row["tokens_per_second"], row["x_plain"]
-        decoding = row["decoding_tokens_per_second"]
-        cells = [
-            row["label"],
-            ",".join(map(str, row["window"])) or "-",
-            str(row["batch"]),
-            f"{rate['median']:.1f}",
-            f"{rate['low']:.1f} to {rate['high']:.1f}",
-            f"{times['median']:.2f}",
-            f"{times['low']:.2f} to {times['high']:.2f}",
-            "-" if decoding is None else f"{decoding:.1f}",
-            row["verdict"],
-        ]
-        yield "| " + " | ".join(cells) + " |"
+    heads = ["", "window", "batch", "tokens/s", "range", "x plain", "range", "decoding", own]
+    yield from output.table(heads, map(_cells, result["rows"]))
     yield ""
     for target in result["targets"]:
         word = "met" if target["met"] else "**missed**"
@@ -66,3 +51,19 @@ def _result(result: Report) -> Iterator[str]:
             f"{target['high']:.2f}), {word}"
             + ("" if "decoding" not in target else f"; decoding alone {target['decoding']:.2f}x")
         )
+
+
+def _cells(row: Report) -> list[str]:
+    rate, times = row["tokens_per_second"], row["x_plain"]
+    decoding = row["decoding_tokens_per_second"]
+    return [
+        row["label"],
+        ",".join(map(str, row["window"])) or "-",
+        str(row["batch"]),
+        f"{rate['median']:.1f}",
+        f"{rate['low']:.1f} to {rate['high']:.1f}",
+        f"{times['median']:.2f}",
+        f"{times['low']:.2f} to {times['high']:.2f}",
+        "-" if decoding is None else f"{decoding:.1f}",
+        row["verdict"],
+    ]

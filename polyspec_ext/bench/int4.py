@@ -4,7 +4,6 @@ by number of tokens, in turns within one run."""
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from polyspec_ext.bench import machine, timing
+from polyspec_ext.bench import machine, output, timing
 from polyspec_ext.bench.ggml import Ggml
 from polyspec_ext.levels import huge_pages
 from polyspec_ext.levels.cpu_packed import DenseLinear, OneDnnLinear, PackedLinear
@@ -169,17 +168,18 @@ def markdown(report: dict[str, Any]) -> str:
         some = [row for row in rows if (row["outputs"], row["inputs"]) == shape]
         tokens = sorted({row["tokens"] for row in some})
         lines += ["", f"## {shape[0]} outputs, {shape[1]} inputs", ""]
-        lines.append("| | " + " | ".join(f"{n} token{'s' * (n > 1)}" for n in tokens) + " |")
-        lines.append("|---" * (len(tokens) + 1) + "|")
-        for name in dict.fromkeys(row["name"] for row in some):
-            found = {row["tokens"]: row for row in some if row["name"] == name}
-            cells = [f"{found[n]['us']:.0f} ({found[n]['gbs']:.1f})" for n in tokens]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        cells: dict[str, dict[int, str]] = {}
+        for row in some:
+            cells.setdefault(row["name"], {})[row["tokens"]] = f"{row['us']:.0f} ({row['gbs']:.1f})"
+        lines += output.table(
+            ["", *map(output.token_count, tokens)],
+            ([name, *(own[n] for n in tokens)] for name, own in cells.items()),
+        )
     return "\n".join(lines)
 
 
 def run(args: argparse.Namespace) -> int:
     """The subcommand."""
     report = report_of(args)
-    print(json.dumps(report, indent=1) if args.json else markdown(report))
+    output.show(report, markdown, as_json=args.json)
     return 0

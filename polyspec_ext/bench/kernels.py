@@ -16,7 +16,17 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext import progress
-from polyspec_ext.bench import grid, inputs, machine, peers, plot, table, targets, timing
+from polyspec_ext.bench import (
+    grid,
+    inputs,
+    kernels_table,
+    machine,
+    output,
+    peers,
+    plot,
+    targets,
+    timing,
+)
 from polyspec_ext.bench.operators import OPERATORS
 from polyspec_ext.errors import PolyspecError
 
@@ -180,15 +190,8 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
                 )
             )
             if args.json_file:
-                replace_file(Path(args.json_file), json.dumps(report(), indent=1) + "\n")
+                output.replace_file(Path(args.json_file), json.dumps(report(), indent=1) + "\n")
     return report()
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Whoever reads or stops at whatever moment finds the old text or the new one."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
 
 
 def write(report: dict[str, Any], folder: Path) -> list[Path]:
@@ -197,7 +200,7 @@ def write(report: dict[str, Any], folder: Path) -> list[Path]:
     stem = f"{report['device']}-{report['date']}"
     paths = [folder / f"{stem}.json", folder / f"{stem}.md"]
     paths[0].write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    paths[1].write_text(table.markdown(report), encoding="utf-8")
+    paths[1].write_text(kernels_table.markdown(report), encoding="utf-8")
     if plot.available():
         paths.append(folder / f"{stem}.png")
         plot.draw(report, paths[-1])
@@ -209,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output and not plot.available():
         print(plot.MISSING, file=sys.stderr)
     report = report_of(args)
-    print(json.dumps(report, indent=1) if args.json else table.markdown(report))
+    output.show(report, kernels_table.markdown, as_json=args.json)
     if args.output:
         for path in write(report, Path(args.output)):
             print(f"wrote {path}", file=sys.stderr)

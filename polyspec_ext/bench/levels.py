@@ -4,13 +4,12 @@ number of tokens, in turns within one run."""
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 import torch
 
 from polyspec_ext import progress, tiny
-from polyspec_ext.bench import machine
+from polyspec_ext.bench import machine, output
 from polyspec_ext.levels import HuggingFaceLevel, load
 from polyspec_ext.planning import LevelConfig, pass_seconds
 
@@ -66,7 +65,6 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 def markdown(report: dict[str, Any]) -> str:
     """The report as a table."""
     where, settings = report["machine"], report["settings"]
-    widths = settings["tokens"]
     lines = [
         f"# Forward passes of the shipped models, {where['cpu']}",
         "",
@@ -74,17 +72,19 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         f"Milliseconds of one pass of one sequence, the fastest of {settings['repeats']} in turns.",
         "",
-        "| | " + " | ".join(f"{width} token{'s' * (width > 1)}" for width in widths) + " |",
-        "|---" * (len(widths) + 1) + "|",
     ]
-    for row in report["rows"]:
-        cells = [f"{row['level']}, {row['config']}", *(f"{value:.2f}" for value in row["ms"])]
-        lines.append("| " + " | ".join(cells) + " |")
+    lines += output.table(
+        ["", *map(output.token_count, settings["tokens"])],
+        (
+            [f"{row['level']}, {row['config']}", *(f"{value:.2f}" for value in row["ms"])]
+            for row in report["rows"]
+        ),
+    )
     return "\n".join(lines)
 
 
 def run(args: argparse.Namespace) -> int:
     """The subcommand."""
     report = report_of(args)
-    print(json.dumps(report, indent=1) if args.json else markdown(report))
+    output.show(report, markdown, as_json=args.json)
     return 0

@@ -10,7 +10,6 @@ where the host waits for the device, so copies between the two are told apart.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,7 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext import ops, progress
-from polyspec_ext.bench import machine, timing
+from polyspec_ext.bench import machine, output, timing
 from polyspec_ext.errors import PolyspecError
 from polyspec_ext.ops import verify_sample
 from polyspec_ext.runtime.config import Operators
@@ -296,30 +295,30 @@ def markdown(report: dict[str, Any]) -> str:
     cuda = report["device"] == "cuda"
     heads = ["levels", "window", "batch", "ours", "quartiles", "checks", "operators", "passes"]
     heads += ["waiting for the device"] if cuda else []
-    lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for row in report["cases"]:
-        ours = row["ours_us"]
-        cells = [
-            str(row["levels"]),
-            ",".join(map(str, row["window"])),
-            str(row["batch"]),
-            f"{ours['median']:.0f}",
-            f"{ours['q25']:.0f} to {ours['q75']:.0f}",
-            f"{row['checks_us']['median']:.0f}",
-            f"{row['operators_us']['median']:.0f}",
-            f"{row['drafter_passes_per_round']:.1f}",
-        ]
-        cells += [f"{row['waiting_us']['median']:.0f}"] if cuda else []
-        lines.append("| " + " | ".join(cells) + " |")
-    lines.append("")
+    lines += [*output.table(heads, (_cells(row, cuda) for row in report["cases"])), ""]
     for target in report["targets"]:
         word = "met" if target["met"] else "**missed**"
         lines.append(f"{target['text']}: {target['measured']:.0f}, {word}")
     return "\n".join(lines)
 
 
+def _cells(row: dict[str, Any], cuda: bool) -> list[str]:
+    ours = row["ours_us"]
+    cells = [
+        str(row["levels"]),
+        ",".join(map(str, row["window"])),
+        str(row["batch"]),
+        f"{ours['median']:.0f}",
+        f"{ours['q25']:.0f} to {ours['q75']:.0f}",
+        f"{row['checks_us']['median']:.0f}",
+        f"{row['operators_us']['median']:.0f}",
+        f"{row['drafter_passes_per_round']:.1f}",
+    ]
+    return [*cells, f"{row['waiting_us']['median']:.0f}"] if cuda else cells
+
+
 def run(args: argparse.Namespace) -> int:
     """The subcommand."""
     report = report_of(args)
-    print(json.dumps(report, indent=1) if args.json else markdown(report))
+    output.show(report, markdown, as_json=args.json)
     return 0

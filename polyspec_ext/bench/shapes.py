@@ -8,11 +8,9 @@ times by the renewal model (`planning.theory`), and is called that.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,7 +18,7 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext import progress
-from polyspec_ext.bench import machine, timing
+from polyspec_ext.bench import machine, output, timing
 from polyspec_ext.bench.memory import memory_free, require_memory
 from polyspec_ext.bench.paper.parts import weight_bytes
 from polyspec_ext.bench.published_shapes import SHAPES, Shape, config_of
@@ -571,6 +569,20 @@ def _floor(found: Measurement, what: str) -> float | None:
     return None if size is None else MS * size / found.copy
 
 
+_PREDICTED = (
+    "target accepts the copy's", "the head's are accepted", "with the head", "with the copy",
+    "with both", "over the better of the two",
+)  # fmt: skip
+
+
+def _predicted_cells(row: dict[str, Any]) -> list[str]:
+    cells = [f"{row['outer']:.2f}", f"{row['inner']:.2f}"]
+    for name in ("head", "copy", "both"):
+        windows = ", ".join(map(str, row[f"{name}_windows"]))
+        cells.append(f"{row[name]:.2f} ({windows})")
+    return [*cells, f"{row['both_over_two']:.2f}"]
+
+
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
     where, settings = report["machine"], report["settings"]
@@ -589,19 +601,17 @@ def markdown(report: dict[str, Any]) -> str:
             f"**{settings['layers']} of {settings['of_layers']} layers were measured; the whole is "
             "extrapolated by layer count**, the output head counted once.",
         ]
-    lines += [
-        "",
-        "| | runs | tokens | ms | floor, ms | x floor | ms of the whole |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
+    rows = []
     for row in report["passes"]:
         floor, over = row["floor_ms"], row["over_floor"]
         cells = [row["what"], row["runs"], str(row["tokens"]), f"{row['ms']:.3f}"]
         cells += ["-" if floor is None else f"{floor:.3f}", "-" if over is None else f"{over:.2f}"]
-        lines.append("| " + " | ".join([*cells, f"{row['whole_ms']:.3f}"]) + " |")
+        rows.append([*cells, f"{row['whole_ms']:.3f}"])
     for row in report["behind_long_context"]:
         name = f"{row['what']}, behind {settings['long_context']} tokens"
-        lines.append(f"| {name} | {row['runs']} | 1 | | | | {row['whole_ms']:.3f} |")
+        rows.append([name, row["runs"], "1", "", "", "", f"{row['whole_ms']:.3f}"])
+    heads = ["", "runs", "tokens", "ms", "floor, ms", "x floor", "ms of the whole"]
+    lines += ["", *output.table(heads, rows, range(2, 7))]
     checks = ", ".join(f"{ms:.3f} for {n}" for n, ms in report["verify_ms"].items())
     lines += [
         "",
@@ -617,24 +627,13 @@ def markdown(report: dict[str, Any]) -> str:
             f"**{report['label']}** Windows: the best of those tried. The head's tokens are taken "
             "to be accepted alike by the target and by the copy; drafts are chains, not trees.",
             "",
-            "| target accepts the copy's | the head's are accepted | with the head | with the copy "
-            "| with both | over the better of the two |",
-            "|---:|---:|---:|---:|---:|---:|",
+            *output.table(_PREDICTED, map(_predicted_cells, table["rows"]), range(6)),
         ]
-        for row in table["rows"]:
-            cells = [f"{row['outer']:.2f}", f"{row['inner']:.2f}"]
-            for name in ("head", "copy", "both"):
-                windows = ", ".join(map(str, row[f"{name}_windows"]))
-                cells.append(f"{row[name]:.2f} ({windows})")
-            lines.append("| " + " | ".join([*cells, f"{row['both_over_two']:.2f}"]) + " |")
     return "\n".join(lines)
 
 
 def run(args: argparse.Namespace) -> int:
     """The subcommand."""
     report = report_of(args)
-    text = json.dumps(report, indent=1)
-    if args.json_file:
-        Path(args.json_file).write_text(text + "\n", encoding="utf-8")
-    print(text if args.json else markdown(report))
+    output.show(report, markdown, as_json=args.json, json_file=args.json_file)
     return 0

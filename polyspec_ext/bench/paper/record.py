@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from polyspec_ext.bench.output import replace_file
+
 SCHEMA = 1  # of both files
 FACTS, TURNS = "run.json", "turns.jsonl"
 OK, FAILED = "ok", "failed"
@@ -231,10 +233,7 @@ class TurnWriter:
 
 def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
     """``run.json``, whole or not at all."""
-    text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
-    begun = folder / f"{FACTS}.begun"
-    begun.write_text(text, encoding="utf-8")
-    begun.replace(folder / FACTS)
+    replace_file(folder / FACTS, json.dumps(facts, indent=1, allow_nan=False) + "\n")
 
 
 def _end_last_line(place: Path) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polyspec_ext.bench import output
+
 Record = Mapping[str, Any]
 NONE = "-"
 
@@ -53,13 +55,14 @@ class Table:
 
     def markdown(self) -> str:
         """Heading, note and table."""
-        lines = [f"### {self.title}", "", self.note, ""]
-        lines.append("| " + " | ".join(column.head for column in self.columns) + " |")
-        lines.append("|" + "|".join("---" if c.words else "---:" for c in self.columns) + "|")
-        for record in self.records:
-            cells = [column.text(record).replace("|", "\\|") for column in self.columns]
-            lines.append("| " + " | ".join(cells) + " |")
-        return "\n".join(lines) + "\n"
+        heads = [column.head for column in self.columns]
+        rows = (
+            [column.text(record).replace("|", "\\|") for column in self.columns]
+            for record in self.records
+        )
+        numbers = [at for at, column in enumerate(self.columns) if not column.words]
+        table = output.table(heads, rows, numbers)
+        return "\n".join([f"### {self.title}", "", self.note, "", *table]) + "\n"
 
     def csv(self) -> str:
         """The records, numbers in full; what is None is empty."""

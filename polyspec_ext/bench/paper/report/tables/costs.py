@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from polyspec_ext.bench.output import token_count
+
 from .. import statistics
 from ..form import Column, Table, below_one, interval, number, word
 from ..saved import Saved
@@ -138,10 +140,7 @@ def passes(run: Saved) -> Table:
         "overlap of a model's distribution with the target's, at temperature 1.",
         [
             Column("model", word("name"), words=True),
-            *(
-                Column(f"{width} token{'s' * (width > 1)}", number(f"ms_{width}"))
-                for width in widths
-            ),
+            *(Column(token_count(width), number(f"ms_{width}")) for width in widths),
             Column("weights, MB", number("weight_bytes", 1, 1e-6)),
             Column("GB/s", number("gbs", 1)),
             Column("of copy, %", number("of_copy", 0, 100)),

@@ -1,9 +1,11 @@
-"""The report as Markdown."""
+"""The report of ``bench kernels`` as Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+
+from polyspec_ext.bench import output
 
 Report = dict[str, Any]
 
@@ -53,26 +55,8 @@ def _case(case: Report) -> Iterator[str]:
     if case["draft_len"]:
         yield _acceptance(case)
         yield ""
-    yield "| | median | quartiles | mean | GB/s | % copy | x polyspec | |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for row in case["rows"]:
-        ratio = row["ratio"]
-        times = (
-            "1"
-            if ratio is None
-            else f"{_number(ratio['median'])} ({_number(ratio['low'])} to {_number(ratio['high'])})"
-        )
-        cells = [
-            row["name"],
-            _number(row["median_us"]),
-            f"{_number(row['q25_us'])} to {_number(row['q75_us'])}",
-            _number(row["mean_us"]),
-            _number(row["gbs"]),
-            _number(row["percent_of_copy"]),
-            times,
-            "graph" if row["graph"] else "",
-        ]
-        yield "| " + " | ".join(cells) + " |"
+    heads = ["", "median", "quartiles", "mean", "GB/s", "% copy", "x polyspec", ""]
+    yield from output.table(heads, map(_cells, case["rows"]))
     yield ""
     for note in case["notes"]:
         yield f"Left out: {note}"
@@ -80,7 +64,26 @@ def _case(case: Report) -> Iterator[str]:
         yield ""
 
 
-def machine_lines(report: Report) -> Iterator[str]:
+def _cells(row: Report) -> list[str]:
+    ratio = row["ratio"]
+    times = (
+        "1"
+        if ratio is None
+        else f"{_number(ratio['median'])} ({_number(ratio['low'])} to {_number(ratio['high'])})"
+    )
+    return [
+        row["name"],
+        _number(row["median_us"]),
+        f"{_number(row['q25_us'])} to {_number(row['q75_us'])}",
+        _number(row["mean_us"]),
+        _number(row["gbs"]),
+        _number(row["percent_of_copy"]),
+        times,
+        "graph" if row["graph"] else "",
+    ]
+
+
+def _machine_line(report: Report) -> Iterator[str]:
     """What the numbers were measured on, and how busy it was."""
     machine = report["machine"]
     yield f"{machine['device_name']}, {machine['threads']} threads of {machine['cores']} cores, "
@@ -94,23 +97,16 @@ def machine_lines(report: Report) -> Iterator[str]:
     yield f"{settings['clock']}, caches {caches}."
 
 
-def targets(report: Report) -> Iterator[str]:
-    """The table of targets."""
-    yield "| target | measured | met |"
-    yield "|---|---|---|"
-    words = {True: "yes", False: "**no**", None: "-"}
-    for target in report["targets"]:
-        yield f"| {target['text']} | {target['measured']} | {words[target['met']]} |"
-
-
 def markdown(report: Report) -> str:
     """The whole report."""
     lines = [f"# Kernel benchmark, {report['device']}, {report['date']}", ""]
-    lines += ["".join(machine_lines(report)), ""]
+    lines += ["".join(_machine_line(report)), ""]
     if report["load"]["busy"]:
         lines += [BUSY, ""]
     lines += [LEGEND, ""]
     for case in report["cases"]:
         lines += _case(case)
-    lines += ["## Targets", "", *targets(report), ""]
+    words = {True: "yes", False: "**no**", None: "-"}
+    rows = ([one["text"], one["measured"], words[one["met"]]] for one in report["targets"])
+    lines += ["## Targets", "", *output.table(["target", "measured", "met"], rows), ""]
     return "\n".join(lines)
