@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoTokenizer
 
 from polyspec_ext import policies, progress, tiny
@@ -234,8 +233,6 @@ def _generated(chains: dict[str, Any], prompts: list[list[int]], repeats: int) -
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
     before = machine.load_average()
     report: dict[str, Any] = {
         "schema": SCHEMA,

@@ -73,7 +73,6 @@ class Settings:
         compile: whether the models decode through torch.compile; "auto": where that is faster.
         plan_seconds: that the planner may measure for each temperature; 0: it does not.
         temperature: one table each.
-        threads: of torch; None: its own choice.
     """
 
     prompts: int = 4
@@ -91,7 +90,6 @@ class Settings:
     plan_seconds: int = 60
     temperature: Sequence[float] = (0.0, 1.0)
     seed: int = 0
-    threads: int | None = None
 
     @property
     def on_cpu(self) -> bool:
@@ -438,8 +436,6 @@ def choice_of(
 
 def report_of(args: Settings) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
     asked, source = machine.questions(args.prompts, args.questions)
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     prompts: list[list[int]] = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in asked]

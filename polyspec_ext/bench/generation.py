@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-import torch
-
 from polyspec_ext import progress, tiny
 from polyspec_ext.bench import generation_table, machine, output
 from polyspec_ext.bench.differences import verdict
@@ -152,8 +150,6 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
     from polyspec_ext.levels import load
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
     asked, source = machine.questions(args.prompts, args.questions)
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     models = {name: load(tiny.path(name)).model for name in tiny.LEVELS}

@@ -133,8 +133,6 @@ def measure(
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
     before = machine.load_average()
     rows = []
     clock = time.process_time if args.processor_time else time.perf_counter

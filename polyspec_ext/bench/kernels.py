@@ -136,8 +136,6 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     device = args.device
     if device == "cuda" and not ps.has_cuda():
         raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
-    if args.threads:
-        torch.set_num_threads(args.threads)
     repeats = args.repeats or (QUICK_REPEATS if args.quick else REPEATS)
     cases = cases_of(args)
     torch.manual_seed(args.seed)

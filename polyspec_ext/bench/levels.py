@@ -43,8 +43,6 @@ def measure(
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
     before = machine.load_average()
     widths = args.tokens or list(WIDTHS)
     rows = [

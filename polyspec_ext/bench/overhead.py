@@ -238,8 +238,6 @@ def _row(case: Case) -> dict[str, Any]:
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures all cases; gives the report that the JSON holds."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
     if args.device == "cuda" and not ps.has_cuda():
         raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
     turns = args.turns or (QUICK_TURNS if args.quick else TURNS)

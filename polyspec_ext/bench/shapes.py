@@ -490,8 +490,6 @@ def _best(
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: expected cpu where torch sees no CUDA device, given cuda")
     before = machine.load_average()

@@ -119,8 +119,6 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 def build_chain(args: argparse.Namespace) -> Chain:
     """The chain that the options describe."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
     if args.measure_again:
         default_store().clear()
     dtype = None if args.dtype is None else getattr(torch, args.dtype, args.dtype)

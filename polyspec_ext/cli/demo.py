@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-import torch
 from transformers import AutoTokenizer
 
 from .. import progress, tiny
@@ -102,8 +101,6 @@ def add_command(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Returns 1 where texts are not the target's own."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
     if args.prompts > len(QUESTIONS):
         raise ValueError(f"--prompts: expected at most {len(QUESTIONS)}, given {args.prompts}")
     tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))

@@ -109,7 +109,7 @@ def prompt(text: str) -> str:
 
 
 def add_threads(group: Any) -> None:
-    """The option that every command has which computes something."""
+    """``--threads`` of every command that computes something; `run_command` sees to it."""
     group.add_argument(
         "--threads",
         type=COUNT,

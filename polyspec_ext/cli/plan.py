@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoTokenizer
 
 from .. import progress, tiny
@@ -117,8 +116,6 @@ def _grown(args: argparse.Namespace, tokenizer: Any) -> list[Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, and print what came of it."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
     if args.measure_again:
         default_store().clear()
     if args.target is None and args.draft:

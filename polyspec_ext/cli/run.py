@@ -9,13 +9,16 @@ import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 
+import torch
+
 BAD_INPUT = 2
 INTERRUPTED = 128 + 2  # as a shell shows SIGINT
 READER_LEFT = 128 + 13  # and SIGPIPE
 
 
 def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> int:
-    """Parse `arguments` and call what the chosen command has set as ``run``, with them.
+    """Parse `arguments` and call what the chosen command has set as ``run``, with them and as many
+    threads of torch as its ``--threads`` says.
 
     Returns:
         The exit status: what ``run`` returned; 2 for bad input, with one line on standard error;
@@ -50,6 +53,8 @@ def _run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> in
         _flush()
         raise
     try:
+        if getattr(args, "threads", None):
+            torch.set_num_threads(args.threads)
         status: int = args.run(args)
     except BrokenPipeError:
         raise

@@ -188,6 +188,25 @@ def test_an_error_of_many_lines_is_shown_in_one(
     assert (status, err) == (2, "error: no such model Check your connection.\n")
 
 
+@pytest.mark.parametrize("words", [("generate", "x"), ("demo",), ("bench", "chains")])
+def test_a_command_runs_on_as_many_threads_as_it_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    before, seen = torch.get_num_threads(), []
+
+    def noted(*_: Any, **__: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        raise KeyboardInterrupt
+
+    for name in ("chain", "levels", "tokenizer"):
+        monkeypatch.setattr(tiny, name, noted)
+    try:
+        assert call(capsys, *words, "--threads", str(before + 1)) == (130, "", "")
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [before + 1]
+
+
 def test_stdin_is_a_prompt(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,8 +37,6 @@ def run(args: argparse.Namespace) -> int:
         for command in error.commands:
             print(f"  {command}", file=sys.stderr)
         return BAD_INPUT
-    if args.threads:
-        torch.set_num_threads(args.threads)
     asked = questions.read(args.questions)
     some = questions.some(asked, args.per_task)
     device = torch.device(args.device)
