@@ -16,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from polyspec_ext import policies, progress, tiny
 from polyspec_ext.bench import machine, output
 from polyspec_ext.bench.drafter_ablation import drafter_ablation
@@ -285,9 +283,8 @@ def _traces(args: argparse.Namespace) -> Traces:
     if place is not None and place.exists():
         return Traces.read(place)
     progress.note("recording the traces, which takes a few minutes")
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     data: Path = args.data or machine.GSM8K.parent
-    sets = prompt_sets(data, 2 * args.prompts, tokenizer)
+    sets = prompt_sets(data, 2 * args.prompts)
     if len(sets) == 1:
         raise ValueError(f"--data: expected a folder with the prompt sets, given {data}")
     traces = record(sets, LENGTH)

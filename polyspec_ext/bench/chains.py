@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from polyspec_ext import progress, tiny
 from polyspec_ext.bench import machine, output
@@ -110,10 +110,10 @@ class Settings:
         return growth_of(shape, own)
 
 
-def calibration_texts(model: Any, tokenizer: Any) -> list[torch.Tensor]:
-    """What the model itself answers to the built-in questions, several times each: text of the
+def calibration_texts(model: Any) -> list[torch.Tensor]:
+    """What the shipped target, or the same grown, answers to the built-in questions, several times each: text of the
     kind that is decoded, and none of the questions measured (where those are GSM8K's)."""
-    prompts = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in machine.QUESTIONS] * 6
+    prompts = tiny.prompt_ids(machine.QUESTIONS) * 6
     chain = Chain([HuggingFaceLevel(model, pack=True)])
     found = []
     for begin in range(0, len(prompts), 16):
@@ -185,7 +185,7 @@ def faster(
     return min(pairs, key=lambda pair: pair[1][1] + pair[1][8])
 
 
-def parts_of(args: Settings, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def parts_of(args: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
     """What stands in the chains, by kind, and the milliseconds of their passes."""
     growth = args.growth()
     target, seconds = faster_target(args.device, **growth)
@@ -194,7 +194,7 @@ def parts_of(args: Settings, tokenizer: Any) -> tuple[dict[str, Any], dict[str, 
         if args.shape is not None:  # of which a calibration takes longer than all else
             return None
         # The target as it is shipped says the same, and sooner.
-        return calibration_texts(tiny.levels([TARGET], pack=False)[TARGET].model, tokenizer)
+        return calibration_texts(tiny.levels([TARGET], pack=False)[TARGET].model)
 
     copy = w4_copy(target.model, args.w4, texts)
     shown = {f"{TARGET}, {name}": times for name, times in seconds.items()}
@@ -437,10 +437,9 @@ def choice_of(
 def report_of(args: Settings) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
     asked, source = machine.questions(args.prompts, args.questions)
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
-    prompts: list[list[int]] = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in asked]
+    prompts = tiny.prompt_ids(asked)
     before = machine.load_average()
-    parts, times = parts_of(args, tokenizer)
+    parts, times = parts_of(args)
     model = parts[TARGET].model
     asked_for = combinations(args.levels)
     if args.chains:

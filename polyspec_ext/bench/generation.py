@@ -18,7 +18,7 @@ from polyspec_ext.bench.differences import verdict
 from polyspec_ext.bench.generation_calls import ASSISTED, GENERATE, chain_call, generate_call
 from polyspec_ext.bench.measuring import Contender, measure, ratios
 from polyspec_ext.chain import Chain
-from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.levels import HuggingFaceLevel, load
 from polyspec_ext.stats import merge
 
 SCHEMA, BATCH = 1, 8  # of the JSON report; rows of the batched runs
@@ -146,12 +146,7 @@ def _targets(made: Sequence[Contender]) -> list[dict[str, Any]]:
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
-    from transformers import AutoTokenizer
-
-    from polyspec_ext.levels import load
-
     asked, source = machine.questions(args.prompts, args.questions)
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     models = {name: load(tiny.path(name)).model for name in tiny.LEVELS}
     levels = tiny.levels()
     compiled = tiny.levels(compile=True) if args.compile == "all" else None
@@ -159,14 +154,14 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         ours = [level.model for level in (*levels.values(), *(compiled or {}).values())]
         for model in (*models.values(), *ours):
             model.config.eos_token_id = model.generation_config.eos_token_id = None
-    prompts: list[list[int]] = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in asked]
+    prompts = tiny.prompt_ids(asked)
     before = machine.load_average()
     results = []
-    per_run = len(contenders(models, args.batch, levels, compiled)) * len(prompts) * args.repeats
-    with progress.bar(total=per_run * len(args.temperature), unit="prompt", leave=False) as bar:
-        for temperature in args.temperature:
+    everybody = [contenders(models, args.batch, levels, compiled) for _ in args.temperature]
+    total = sum(map(len, everybody)) * len(prompts) * args.repeats
+    with progress.bar(total=total, unit="prompt", leave=False) as bar:
+        for temperature, made in zip(args.temperature, everybody, strict=True):
             bar.set_description(f"temperature {temperature:g}")
-            made = contenders(models, args.batch, levels, compiled)
             measure(
                 made,
                 prompts,

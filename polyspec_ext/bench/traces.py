@@ -98,7 +98,7 @@ class Traces:
         return cls(sets, seconds)
 
 
-def prompt_sets(data: Path, count: int, tokenizer: Any) -> dict[str, list[list[int]]]:
+def prompt_sets(data: Path, count: int) -> dict[str, list[list[int]]]:
     """`count` prompts of each set whose file is in `data`, as token ids.
 
     Args:
@@ -119,6 +119,7 @@ def prompt_sets(data: Path, count: int, tokenizer: Any) -> dict[str, list[list[i
         rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines()]
         step = max(1, len(rows) // count)
         texts["spec-bench"] = [row["turns"][0] for row in rows[::step][:count]]
+    tokenizer = tiny.tokenizer()
     sets = {name: [ids[:160] for ids in tokenizer(own)["input_ids"]] for name, own in texts.items()}
     chance = random.Random(0)
     sets["random"] = [

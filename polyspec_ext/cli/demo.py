@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from transformers import AutoTokenizer
 
 from .. import progress, tiny
 from ..bench import chains as grown_chains
@@ -103,13 +102,13 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print. Returns 1 where texts are not the target's own."""
     if args.prompts > len(QUESTIONS):
         raise ValueError(f"--prompts: expected at most {len(QUESTIONS)}, given {args.prompts}")
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
+    tokenizer = tiny.tokenizer()
     # One level each for all chains: they take turns.
     if args.measure_again:
         default_store().clear()
     levels = tiny.levels()
     target = levels["target"]
-    prompts = [tokenizer(tiny.prompt_of(q))["input_ids"] for q in QUESTIONS[: args.prompts]]
+    prompts = tiny.prompt_ids(QUESTIONS[: args.prompts])
     eos = frozenset(target.eos_token_ids)
     entries: list[Contender] = []
 

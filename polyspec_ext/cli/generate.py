@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("prompt: expected one '-', which is all of stdin, given several")
     chain = build_chain(args)
     shipped = args.target is None
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")) if shipped else args.target)
+    tokenizer = tiny.tokenizer() if shipped else AutoTokenizer.from_pretrained(args.target)
     asked = [_stdin() if prompt == "-" else prompt for prompt in args.prompt]
     prompts = [tiny.prompt_of(text) for text in asked] if shipped and not args.raw else asked
     ids: list[list[int]] = [tokenizer(prompt)["input_ids"] for prompt in prompts]

@@ -104,13 +104,13 @@ def add_command(commands: Any) -> None:
     sub.set_defaults(run=run)
 
 
-def _grown(args: argparse.Namespace, tokenizer: Any) -> list[Any]:
+def _grown(args: argparse.Namespace) -> list[Any]:
     from ..bench import chains
 
     progress.note("making the 4-bit copy, which takes a minute or two")
     # As `bench chains` has them: the target in the data type that is faster here.
     settings = chains.Settings(times=args.grown, w4=args.w4)
-    parts, _ = chains.parts_of(settings, tokenizer)
+    parts, _ = chains.parts_of(settings)
     return [parts[name] for name in (chains.TARGET, *chains.KINDS) if name in parts]
 
 
@@ -127,9 +127,9 @@ def run(args: argparse.Namespace) -> int:
     pack: Switch = "auto" if args.pack == "auto" else args.pack == "on"
     shipped = args.target is None
     levels: list[Any] = [args.target, *args.draft]
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")) if shipped else args.target)
+    tokenizer = tiny.tokenizer() if shipped else AutoTokenizer.from_pretrained(args.target)
     if args.grown is not None:
-        levels = _grown(args, tokenizer)
+        levels = _grown(args)
     elif shipped:
         with progress.loading(shown=False):
             made = tiny.levels(pack=pack, compile=args.compile)

@@ -7,7 +7,7 @@ They are ordinary Hugging Face directories; `python -m polyspec_ext.tiny.train` 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,19 @@ def path(level: str) -> Path:
 def prompt_of(question: str) -> str:
     """A question in the form the models were trained on."""
     return f"Question: {question.strip()}\nAnswer:"
+
+
+def tokenizer() -> Any:
+    """The tokenizer of the shipped models, which they share."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(path("target")))
+
+
+def prompt_ids(questions: Iterable[str]) -> list[list[int]]:
+    """Token ids of questions in the form the models were trained on (`prompt_of`)."""
+    read = tokenizer()
+    return [read(prompt_of(question))["input_ids"] for question in questions]
 
 
 def levels(

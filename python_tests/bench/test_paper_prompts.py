@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from polyspec_ext import tiny
 from polyspec_ext.bench.paper import questions
@@ -24,7 +23,7 @@ TURNS, ANSWERS = ["Who?", "And then?", "Why?"], ["Nobody.", "Nothing."]
 
 @pytest.fixture
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(str(tiny.path("target")))
+    return tiny.tokenizer()
 
 
 def test_the_chat_template_is_rendered_as_transformers_does(tokenizer: Any) -> None:

@@ -347,9 +347,7 @@ def test_later_turns_have_the_methods_own_answers(
     monkeypatch.setattr(methods.Call, "answer", note)
     folder = tmp_path / "run"
     assert main(command(folder, questions)) == 0
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
+    tokenizer = tiny.tokenizer()
     turns = {turn.key: turn for turn in record.read_run(folder).turns}
     first, second = QUESTIONS[0]["turns"]
     for name in KEYS:

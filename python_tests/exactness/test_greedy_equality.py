@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from polyspec_ext import tiny
 from polyspec_ext.bench.differences import first_difference
@@ -41,9 +41,8 @@ class Plain:
 @pytest.fixture(scope="module")
 def plain(shipped: None) -> Plain:
     """Decoded once for all chains."""
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     model = AutoModelForCausalLM.from_pretrained(str(tiny.path("target")), dtype=torch.float32)
-    prompts = [tokenizer(tiny.prompt_of(question))["input_ids"] for question in questions(50)]
+    prompts = tiny.prompt_ids(questions(50))
     texts = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -83,9 +82,8 @@ def test_greedy_equals_plain_decoding(
 
 
 def test_a_difference_that_is_no_tie_is_seen(shipped: None) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
     chain = tiny.chain(("target", "drafter"))
-    prompt = tokenizer(tiny.prompt_of(QUESTIONS[0]))["input_ids"]
+    (prompt,) = tiny.prompt_ids(QUESTIONS[:1])
     plain = chain.generate(prompt, 12).sequences[0, len(prompt) :].tolist()
     model = chain.levels[0].model  # type: ignore[attr-defined]
     assert first_difference(model, prompt, plain, list(plain)) is None

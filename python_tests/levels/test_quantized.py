@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
@@ -64,8 +64,7 @@ def target() -> Any:
 @pytest.fixture(scope="module")
 def texts(target: Any) -> list[torch.Tensor]:
     """What the target itself says to some questions."""
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")))
-    prompts = [tokenizer(tiny.prompt_of(question)).input_ids for question in QUESTIONS] * 4
+    prompts = tiny.prompt_ids(QUESTIONS) * 4
     out = ps.Chain([target]).generate(prompts, 60, 1.0, seed=list(range(16)))
     return [
         row[: len(prompt) + one.num_new_tokens]

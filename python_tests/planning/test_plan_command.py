@@ -52,7 +52,7 @@ def test_theorem_on_the_grown_target(
     """Its parts are those of `bench chains`, which has tests of its own: here stand small ones."""
     asked: list[tuple[int, Path | None]] = []
 
-    def parts_of(args: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def parts_of(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         asked.append((args.times, args.w4))
         return {"target": folder / "target", "middle": folder / "middle"}, {}
 

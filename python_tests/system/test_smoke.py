@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import _C, tiny
@@ -23,7 +23,7 @@ NEW_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
+    tokenizer = tiny.tokenizer()
     return [tokenizer(text)["input_ids"] for text in PROMPTS]
 
 

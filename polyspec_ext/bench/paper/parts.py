@@ -212,7 +212,7 @@ class Parts:
                 return None
             grown = self.places.times > 1
             same = load(tiny.path(TARGET)).model if grown else self.eager.model
-            return chains.calibration_texts(same, self.tokenizer)
+            return chains.calibration_texts(same)
 
         copy = chains.w4_copy(self.eager.model, self.places.w4, texts)
         return self._over(copy, shares_cache_with=self.target)
