@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from typing import Any
 
 from polyspec_ext import progress, tiny
@@ -176,7 +175,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "command": "bench generate",
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "date": machine.today(),
         "device": "cpu",
         "machine": machine.describe("cpu"),
         "settings": {

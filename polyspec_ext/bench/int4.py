@@ -106,9 +106,7 @@ def measure(
     for turn in range(repeats + 1):
         for count in tokens:
             x = torch.randn(count, inputs).bfloat16()
-            names = list(made)
-            shift = turn % len(names)
-            for name in [*names[shift:], *names[:shift]]:
+            for name in timing.rotated(list(made), turn):
                 began = clock()
                 for product in made[name]:
                     product(x)

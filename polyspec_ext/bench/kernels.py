@@ -8,13 +8,11 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import polyspec_ext as ps
 from polyspec_ext import progress
 from polyspec_ext.bench import (
     grid,
@@ -134,8 +132,7 @@ def _row(one: timing.Timed, ours: timing.Timed, useful: float, copy_gbs: float) 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures all cases; gives the report that the JSON holds."""
     device = args.device
-    if device == "cuda" and not ps.has_cuda():
-        raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
+    machine.require_device(device)
     repeats = args.repeats or (QUICK_REPEATS if args.quick else REPEATS)
     cases = cases_of(args)
     torch.manual_seed(args.seed)
@@ -154,7 +151,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
             "command": "bench kernels",
-            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+            "date": machine.today(),
             "device": device,
             "machine": machine.describe(device),
             "settings": {

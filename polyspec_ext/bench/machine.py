@@ -7,13 +7,15 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from .. import _C
+from .. import _C, ops
+from ..errors import PolyspecError
 from ..planning import processor
 from .timing import Clock
 
@@ -54,6 +56,20 @@ def describe(device: str) -> dict[str, Any]:
         "polyspec": _C.build_info(),
         "commit": commit(),
     }
+
+
+def require_device(device: str) -> None:
+    """
+    Raises:
+        PolyspecError: the operators do not run on it here.
+    """
+    if device == "cuda" and not ops.has_cuda():
+        raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
+
+
+def today() -> str:
+    """The date of a report, in UTC."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d")
 
 
 def cores() -> int:

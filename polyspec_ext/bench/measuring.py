@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from polyspec_ext.bench.generation_calls import Answer, Decode, Request
+from polyspec_ext.bench.timing import rotated
 from polyspec_ext.stats import Stats, merge
 
 Clock = Callable[[], float]
@@ -45,8 +46,7 @@ def interleaved(
     for repeat in range(repeats):
         for task, turns in enumerate(tasks):
             for turn in range(turns):
-                shift = (task + turn + repeat) % max(1, len(others))
-                for one in (*first, *others[shift:], *others[:shift]):
+                for one in (*first, *rotated(others, task + turn + repeat)):
                     yield Step(repeat, task, turn), one
 
 

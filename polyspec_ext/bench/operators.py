@@ -1,7 +1,5 @@
-"""The operators that the benchmark knows, and how each is called and costed.
-
-An operator beyond these registers itself with ``register``; peers refer to it by name.
-"""
+"""The operators that the benchmark knows, and how each is called and costed. Peers refer to them by
+name."""
 
 from __future__ import annotations
 
@@ -32,16 +30,6 @@ class Operator:
     bytes: Callable[[Case, Sequence[int]], int]
 
 
-OPERATORS: dict[str, Operator] = {}
-
-
-def register(operator: Operator) -> None:
-    """Adds an operator to the benchmark. ValueError for a name that is taken."""
-    if operator.name in OPERATORS:
-        raise ValueError(f"operator {operator.name!r} is registered already")
-    OPERATORS[operator.name] = operator
-
-
 def _sample(feed: Feed) -> Contender:
     logits, filters = feed.target[:, -1], feed.case.filters.given()
     return Contender("polyspec", lambda: ps.sample(logits, **filters, seed=feed.seeds))
@@ -63,14 +51,17 @@ def _verify(rule: str, statistics: bool) -> Callable[[Feed], Contender]:
     return make
 
 
-register(Operator("sample", False, _sample, lambda case, _: cost.sample_bytes(case)))
-register(Operator("verify-token", True, _verify("token", True), cost.token_rule_bytes))
-register(
-    Operator(
-        "verify-token-bare",  # the draft's distributions are not handed over
-        True,
-        _verify("token", False),
-        lambda case, accepted: cost.token_rule_bytes(case, accepted, statistics=False),
+OPERATORS = {
+    operator.name: operator
+    for operator in (
+        Operator("sample", False, _sample, lambda case, _: cost.sample_bytes(case)),
+        Operator("verify-token", True, _verify("token", True), cost.token_rule_bytes),
+        Operator(
+            "verify-token-bare",  # the draft's distributions are not handed over
+            True,
+            _verify("token", False),
+            lambda case, accepted: cost.token_rule_bytes(case, accepted, statistics=False),
+        ),
+        Operator("verify-block", True, _verify("block", True), cost.block_rule_bytes),
     )
-)
-register(Operator("verify-block", True, _verify("block", True), cost.block_rule_bytes))
+}

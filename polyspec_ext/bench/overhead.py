@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ import torch
 import polyspec_ext as ps
 from polyspec_ext import ops, progress
 from polyspec_ext.bench import machine, output, timing
-from polyspec_ext.errors import PolyspecError
 from polyspec_ext.ops import verify_sample
 from polyspec_ext.runtime.config import Operators
 
@@ -206,8 +204,7 @@ def measure(
         for case in cases:
             turn(case, meters, PER_TURN, keep=False)
         for number in range(turns):
-            shift = number % len(cases)
-            for case in cases[shift:] + cases[:shift]:
+            for case in timing.rotated(cases, number):
                 turn(case, meters, PER_TURN, keep=True)
                 tick()
     return cases
@@ -238,8 +235,7 @@ def _row(case: Case) -> dict[str, Any]:
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures all cases; gives the report that the JSON holds."""
-    if args.device == "cuda" and not ps.has_cuda():
-        raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
+    machine.require_device(args.device)
     turns = args.turns or (QUICK_TURNS if args.quick else TURNS)
     levels, batches = args.levels or LEVELS, args.batch or BATCHES
     before = machine.load_average()
@@ -250,7 +246,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "command": "bench overhead",
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "date": machine.today(),
         "device": args.device,
         "machine": machine.describe(args.device),
         "settings": {"turns": turns, "temperature": args.temperature, "vocab": VOCAB},

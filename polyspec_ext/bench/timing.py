@@ -13,12 +13,19 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 WARM_UP = 3  # untimed turns
 MIB = 1 << 20
+T = TypeVar("T")
+
+
+def rotated(things: Sequence[T], turn: int) -> list[T]:
+    """The order of a turn: one further on than that of the turn before."""
+    shift = turn % max(len(things), 1)
+    return [*things[shift:], *things[:shift]]
 
 
 @dataclass
@@ -207,8 +214,7 @@ def measure(
     handles: list[tuple[Timed, Any, Any]] = []
     for turn in range(repeats):
         load(turn)
-        shift = turn % max(len(runs), 1)
-        for timed, run in runs[shift:] + runs[:shift]:
+        for timed, run in rotated(runs, turn):
             handle, _, counts = clock.time(run, timed.contender)
             handles.append((timed, handle, counts))
         tick()

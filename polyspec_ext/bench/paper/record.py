@@ -250,22 +250,3 @@ def _end_last_line(place: Path) -> None:
     else:
         with place.open("ab") as file:
             file.write(b"\n")
-
-
-__all__ = [
-    "EOS",
-    "FAILED",
-    "LENGTH",
-    "OK",
-    "SCHEMA",
-    "Key",
-    "LevelTurn",
-    "Run",
-    "Turn",
-    "TurnWriter",
-    "differences",
-    "read_facts",
-    "read_run",
-    "read_turns",
-    "write_facts",
-]
