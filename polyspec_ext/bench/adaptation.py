@@ -11,10 +11,10 @@ import argparse
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from polyspec_ext import policies, progress, tiny
 from polyspec_ext.bench import machine, output
@@ -32,6 +32,7 @@ from polyspec_ext.bench.traces import (
 from polyspec_ext.chain import Chain
 from polyspec_ext.policies import RoundReport, StepReport
 
+T = TypeVar("T")
 SCHEMA = 2  # of the JSON report
 LENGTH = 128  # new tokens of a recorded text
 LIVE_LENGTH = 64  # and of one that is generated
@@ -295,72 +296,68 @@ def _traces(args: argparse.Namespace) -> Traces:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
-    where = report["machine"]
+    where, overheads = report["machine"], report["overhead_us"]
     lines = [f"# Window policies, {where['cpu']}", ""]
     lines += [f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}.", ""]
     lines += ["Microseconds per round:", ""]
-    counts = list(report["overhead_us"])
     lines += output.table(
-        ["policy", *(f"{n} levels" for n in counts)],
-        ((name, *(f"{report['overhead_us'][n][name]:.1f}" for n in counts))
-         for name in policies.POLICIES),
-    )  # fmt: skip
+        ["policy", *(f"{n} levels" for n in overheads)],
+        ([name, *(f"{own[name]:.1f}" for own in overheads.values())] for name in policies.POLICIES),
+    )
     for chain, sets in report["chains"].items():
+        first = next(iter(sets.values()))
         half = f"Simulated time, the {report['half']} half of the prompts"
         lines += ["", f"## {chain}", "", f"{half}; tokens per second over plain decoding.", ""]
-        rows = list(next(iter(sets.values()))["policies"])
-        lines += output.table(
-            ["", *sets],
-            ((row, *(_ratio(own["policies"], row) for own in sets.values())) for row in rows),
-        )
+        lines += _by_set(sets, first["policies"], _over_plain)
         lines += ["", "Over the best fixed windows:", ""]
-        lines += output.table(
-            ["", *sets],
-            ((row, *(_over(own["policies"], row, BEST) for own in sets.values())) for row in rows),
-        )
+        lines += _by_set(sets, first["policies"], _over_best)
         lines += ["", "Ablation, over the best fixed windows:", ""]
-        lines += output.table(["", *sets], _ablated(sets))
+        options = [(name, value) for name, of in first["ablation"].items() for value in of]
+        lines += _by_set(sets, options, _ablated_over_best, "{0[0]} {0[1]}".format)
+    drafters = report.get("drafters", {})
     for title, key in (
         ("What is chosen", "chosen"),
         ("Features, drafter and window chosen", "features"),
     ):
-        sets = report.get("drafters", {})
-        if sets:
-            lines += ["", f"## {title}: target, one of three drafters", "", "Tokens per second.", ""]
-            lines += output.table(["", *sets], _speeds(sets, key))
+        if drafters:
+            heading = f"## {title}: target, one of three drafters"
+            lines += ["", heading, "", "Tokens per second.", ""]
+            speeds = {name: own[key] for name, own in drafters.items()}
+            rows = next(iter(speeds.values()))
+            lines += _by_set(speeds, rows, lambda own, row: f"{own[row]:.1f}")
     if "live" in report:
-        sets = report["live"]
+        live = report["live"]
         lines += ["", "## Live, three levels", "", "Tokens per second over plain decoding.", ""]
-        names = list(next(iter(sets.values())))
-        lines += output.table(
-            ["", *sets],
-            ((row, *(f"{own[row] / own[PLAIN]:.3f}" for own in sets.values())) for row in names),
-        )
+        rows = next(iter(live.values()))
+        lines += _by_set(live, rows, lambda own, row: f"{own[row] / own[PLAIN]:.3f}")
     return "\n".join(lines)
 
 
-def _ablated(sets: dict[str, Any]) -> Iterator[Sequence[str]]:
-    for what, values in next(iter(sets.values()))["ablation"].items():
-        for value in values:
-            speeds = (
-                own["ablation"][what][value] / own["policies"][BEST]["speed"]
-                for own in sets.values()
-            )
-            yield (f"{what} {value}", *(f"{speed:.3f}" for speed in speeds))
+def _by_set(
+    sets: dict[str, Any],
+    rows: Iterable[T],
+    cell: Callable[[Any, T], str],
+    label: Callable[[T], str] = str,
+) -> list[str]:
+    """A table of what `cell` says of each prompt set's results and each row."""
+    cells = ([label(row), *(cell(own, row) for own in sets.values())] for row in rows)
+    return output.table(["", *sets], cells)
 
 
-def _speeds(sets: dict[str, Any], key: str) -> Iterator[Sequence[str]]:
-    for row in next(iter(sets.values()))[key]:
-        yield (row, *(f"{own[key][row]:.1f}" for own in sets.values()))
-
-
-def _ratio(rows: dict[str, Any], row: str) -> str:
+def _over_plain(results: dict[str, Any], row: str) -> str:
+    rows = results["policies"]
     at = rows[row].get("windows")
     return f"{rows[row]['speed'] / rows[PLAIN]['speed']:.3f}" + (f" {at}" if at else "")
 
 
-def _over(rows: dict[str, Any], row: str, base: str) -> str:
-    return f"{rows[row]['speed'] / rows[base]['speed']:.3f}"
+def _over_best(results: dict[str, Any], row: str) -> str:
+    rows = results["policies"]
+    return f"{rows[row]['speed'] / rows[BEST]['speed']:.3f}"
+
+
+def _ablated_over_best(results: dict[str, Any], option: tuple[str, Any]) -> str:
+    name, value = option
+    return f"{results['ablation'][name][value] / results['policies'][BEST]['speed']:.3f}"
 
 
 def draw(report: dict[str, Any], folder: Path) -> None:

@@ -111,8 +111,8 @@ class Settings:
 
 
 def calibration_texts(model: Any) -> list[torch.Tensor]:
-    """What the shipped target, or the same grown, answers to the built-in questions, several times each: text of the
-    kind that is decoded, and none of the questions measured (where those are GSM8K's)."""
+    """What a model, the shipped target, answers to the built-in questions, several times each: text
+    of the kind that is decoded, and none of the questions measured (where those are GSM8K's)."""
     prompts = tiny.prompt_ids(machine.QUESTIONS) * 6
     chain = Chain([HuggingFaceLevel(model, pack=True)])
     found = []
