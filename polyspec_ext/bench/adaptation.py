@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from polyspec_ext import policies, progress, tiny
+from polyspec_ext import drawing, policies, progress, tiny
 from polyspec_ext.bench import machine, output
 from polyspec_ext.bench.drafter_ablation import drafter_ablation
 from polyspec_ext.bench.replay import Costs, Run, Trace, oracle, replay
@@ -362,11 +362,7 @@ def _ablated_over_best(results: dict[str, Any], option: tuple[str, Any]) -> str:
 
 def draw(report: dict[str, Any], folder: Path) -> None:
     """Windows over time and acceptance by position, as PNG. ImportError without matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = drawing.pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     sets = report["chains"]["target, drafter"]
     figure, axes = pyplot.subplots(len(sets), 1, squeeze=False, figsize=(9, 2 * len(sets)))
@@ -378,8 +374,7 @@ def draw(report: dict[str, Any], folder: Path) -> None:
     axes[0, 0].legend(fontsize=7)
     axes[-1, 0].set_xlabel("round")
     figure.tight_layout()
-    figure.savefig(folder / "windows.png", dpi=120)
-    pyplot.close(figure)
+    drawing.save(figure, folder / "windows.png")
     figure, axis = pyplot.subplots(figsize=(6, 4))
     for name, own in sets.items():
         rates = [rate for rate in own["acceptance_by_position"] if rate is not None]
@@ -388,8 +383,7 @@ def draw(report: dict[str, Any], folder: Path) -> None:
     axis.set_ylabel("accepted, of those reached")
     axis.legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(folder / "acceptance.png", dpi=120)
-    pyplot.close(figure)
+    drawing.save(figure, folder / "acceptance.png")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -115,22 +115,22 @@ def _targets(made: Sequence[Contender]) -> list[dict[str, Any]]:
 
     found: list[dict[str, Any]] = []
     singles = [one for one in made if one.batch == 1]
-    alone = [one for one in singles if one.kind == "chain"]
+    chains = [one for one in singles if one.kind == "chain"]
     theirs = next(one for one in singles if one.kind == GENERATE)
     text = f"{made[0].label}: at least {OVER_GENERATE:g}x {GENERATE}"
     found.append({"text": text, "wanted": OVER_GENERATE, **ratios(made[0], theirs)})
-    for one in alone:
+    for one in chains:
         same = (one.levels[0], one.levels[-1])
         rivals = [r for r in made if r.kind == ASSISTED and r.levels == same]
         if rivals:
             best = max(rivals, key=Contender.rate)
             text = f"{one.label}: at least {OVER_ASSISTED:g}x {best.label}"
             found.append({"text": text, "wanted": OVER_ASSISTED, **ratios(one, best)})
-    chain = max(alone, key=Contender.rate)
+    chain = max(chains, key=Contender.rate)
     fastest = max((one for one in singles if one.kind in (PLAIN, GENERATE)), key=Contender.rate)
     text = f"{chain.label}: at least {OVER_FASTEST:g}x the fastest plain decoding, {fastest.label}"
     found.append({"text": text, "wanted": OVER_FASTEST, **ratios(chain, fastest)})
-    for one in alone:
+    for one in chains:
         for more in made:
             if more.batch > 1 and more.label == one.label:
                 text = f"{one.label}: batch {more.batch} at least {BATCHED:g}x batch 1"

@@ -6,6 +6,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from polyspec_ext import drawing
+
 MISSING = (
     "no plot will be drawn: matplotlib is not installed; "
     "pip install 'polyspec_ext[bench]' brings it"
@@ -20,11 +22,7 @@ def available() -> bool:
 def draw(report: dict[str, Any], path: Path) -> None:
     """Writes the plot: a panel per operator, points are medians, whiskers quartiles, time is
     logarithmic, each contender keeps its colour. ImportError without matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = drawing.pyplot()
     operators = list(dict.fromkeys(case["operator"] for case in report["cases"]))
     rows = [row for case in report["cases"] for row in case["rows"]]
     names = list(dict.fromkeys(row["name"] for row in rows))
@@ -61,8 +59,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     handles = [pyplot.Line2D([], [], marker="o", ls="", color=colours[name]) for name in names]
     figure.legend(handles, names, loc="upper center", ncols=3, fontsize=7)
     figure.tight_layout(rect=(0, 0, 1, 1 - 0.8 / figure.get_figheight()))
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    drawing.save(figure, path)
 
 
 def _label(case: dict[str, Any]) -> str:

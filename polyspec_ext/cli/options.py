@@ -137,6 +137,17 @@ def add_count(group: Any, name: str, default: int, what: str = "", metavar: str 
     group.add_argument(name, type=COUNT, default=default, metavar=metavar, help=text)
 
 
+def add_questions(group: Any) -> None:
+    """``--questions`` of what answers questions."""
+    group.add_argument(
+        "--questions",
+        type=file,
+        metavar="FILE",
+        help='JSON lines with "question" (default: GSM8K\'s test split where it lies beside the '
+        "repository, else built-in ones)",
+    )
+
+
 def add_seed(group: Any, what: str = "") -> None:
     """``--seed``."""
     text = f"{what} (default: %(default)s)".strip()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .. import drawing
 from .planner import Plan
 from .search import Insertion
 from .theory import Acceptance, ConstantSeconds, expectation
@@ -20,14 +21,9 @@ def draw(plan: Plan, path: Path) -> None:
     """Writes predicted against measured tokens per second of the chains that were run, and for
     every model that was tried between two others the region of (T_new/T_i, acceptance) in which it
     pays, with itself as a point. ImportError without matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     tests = [one for one in plan.insertions if len(one.with_new.parts) == 3]
     count = 1 + len(tests)
-    figure, axes = pyplot.subplots(1, count, squeeze=False, figsize=(4.6 * count, 4.4))
+    figure, axes = drawing.pyplot().subplots(1, count, squeeze=False, figsize=(4.6 * count, 4.4))
     first = axes[0, 0]
     ran = [one for one in plan.candidates if one.measured_tokens_per_second is not None]
     for one in ran:
@@ -53,8 +49,7 @@ def draw(plan: Plan, path: Path) -> None:
         axis.set_ylabel(f"acceptance by {test.above}")
         axis.set_title(f"{test.new} between {test.above} and {test.below}", fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    drawing.save(figure, path)
 
 
 def region(plan: Plan, test: Insertion) -> Floats:

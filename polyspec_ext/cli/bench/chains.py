@@ -26,13 +26,7 @@ def add_command(kinds: Any) -> None:
     options.add_count(sub, "--prompts", 4, "questions")
     options.add_count(sub, "--repeats", 3, "")
     options.add_count(sub, "--max-new-tokens", 96, "")
-    sub.add_argument(
-        "--questions",
-        type=options.file,
-        metavar="FILE",
-        help='JSON lines with "question" (default: GSM8K\'s test split where it lies beside the '
-        "repository, else built-in ones)",
-    )
+    options.add_questions(sub)
     size = sub.add_mutually_exclusive_group()
     options.add_count(size, "--times", 4, "how much the target is grown; 1: as it is shipped")
     size.add_argument(

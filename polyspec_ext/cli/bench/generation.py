@@ -19,13 +19,7 @@ def add_command(kinds: Any) -> None:
     )
     options.add_json(sub)
     options.add_count(sub, "--prompts", 8, "questions")
-    sub.add_argument(
-        "--questions",
-        type=options.file,
-        metavar="FILE",
-        help='JSON lines with "question" (default: GSM8K\'s test split where it lies beside the '
-        "repository, else built-in ones)",
-    )
+    options.add_questions(sub)
     options.add_count(sub, "--repeats", 5)
     options.add_count(sub, "--batch", 8, "of the batched runs", metavar="B")
     options.add_count(sub, "--max-new-tokens", 128)

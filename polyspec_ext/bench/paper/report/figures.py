@@ -6,6 +6,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polyspec_ext import drawing
+
 from . import printed
 from .form import Record
 from .saved import Saved
@@ -19,39 +21,23 @@ _MOST_LINES = 4  # in a panel of Figure 4
 
 def of_run(run: Saved) -> dict[str, bytes]:
     """By name, the figures of a run that it has something for. ImportError without matplotlib."""
-    pyplot = _pyplot()
-    figures = {
-        "figure2": _bars(pyplot, run),
-        "figure3": _by_task(pyplot, run),
-        "figure4": _variances(pyplot, [run]),
-    }
-    return {name: _png(pyplot, one) for name, one in figures.items() if one is not None}
+    figures = {"figure2": _bars(run), "figure3": _by_task(run), "figure4": _variances([run])}
+    return {name: _png(figure) for name, figure in figures.items() if figure is not None}
 
 
 def of_several(runs: Sequence[Saved]) -> dict[str, bytes]:
     """Figure 4 of runs of the same models, sampled and greedy, side by side."""
-    pyplot = _pyplot()
     groups: dict[str, list[Saved]] = {}
     for run in runs:
         groups.setdefault(run.models_key, []).append(run)
     several = [group for group in groups.values() if len({run.sampling for run in group}) > 1]
-    figures = {f"figure4-{at}": _variances(pyplot, group) for at, group in enumerate(several, 1)}
-    return {name: _png(pyplot, one) for name, one in figures.items() if one is not None}
+    figures = {f"figure4-{at}": _variances(group) for at, group in enumerate(several, 1)}
+    return {name: _png(figure) for name, figure in figures.items() if figure is not None}
 
 
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _png(pyplot: Any, figure: Any) -> bytes:
+def _png(figure: Any) -> bytes:
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=120)
-    pyplot.close(figure)
+    drawing.save(figure, file)
     return file.getvalue()
 
 
@@ -83,17 +69,18 @@ def _panel(axis: Any, run: Saved, records: Sequence[Record], task: str | None) -
     axis.tick_params(axis="x", labelsize=8)
 
 
-def _bars(pyplot: Any, run: Saved) -> Any:
+def _bars(run: Saved) -> Any:
     records = [record for record in overall(run).records if record["speedup"] is not None]
     if not records:
         return None
-    figure, axis = pyplot.subplots(figsize=(8, 1.2 + 0.32 * len(records)), layout="constrained")
+    size = (8, 1.2 + 0.32 * len(records))
+    figure, axis = drawing.pyplot().subplots(figsize=size, layout="constrained")
     _panel(axis, run, records, None)
     axis.set_xlabel(_caption(run, records, ""), fontsize=8)
     return figure
 
 
-def _by_task(pyplot: Any, run: Saved) -> Any:
+def _by_task(run: Saved) -> Any:
     tasks = run.tasks
     records = [
         record
@@ -104,7 +91,7 @@ def _by_task(pyplot: Any, run: Saved) -> Any:
         return None
     columns = min(len(tasks), 3)
     rows = -(-len(tasks) // columns)
-    figure, axes = pyplot.subplots(
+    figure, axes = drawing.pyplot().subplots(
         rows, columns, squeeze=False, sharey=True, sharex=True, layout="constrained",
         figsize=(2.4 + 2.8 * columns, 0.6 + rows * (0.6 + 0.26 * len(records))),
     )  # fmt: skip
@@ -127,11 +114,11 @@ def _caption(run: Saved, records: Sequence[Record], prefix: str) -> str:
     )
 
 
-def _variances(pyplot: Any, runs: Sequence[Saved]) -> Any:
+def _variances(runs: Sequence[Saved]) -> Any:
     shown = [(run, table) for run in runs if (table := variances(run)).records]
     if not shown:
         return None
-    figure, axes = pyplot.subplots(
+    figure, axes = drawing.pyplot().subplots(
         1, len(shown), squeeze=False, figsize=(1 + 6 * len(shown), 3.6), layout="constrained"
     )
     for (run, table), axis in zip(shown, axes.flat, strict=True):
