@@ -21,8 +21,8 @@ namespace polyspec {
 // its length, its pages and what its committed tokens are made of.
 enum CacheStatusBits : int32_t {
   kStatusCacheFull = 1 << 8,  // the row's tokens do not fit, or no page is free
-  kStatusBadPage = 1
-      << 9,  // a page id or count of pages that cannot be: the block table or free list is damaged
+  // A page id or a count of pages that cannot be: the block table or the free list is damaged.
+  kStatusBadPage = 1 << 9,
   kStatusBadPath = 1 << 10,  // a tree path that does not increase, or leaves the cache
 };
 
@@ -48,9 +48,9 @@ struct NewTokens {
   const int64_t* lengths = nullptr;  // [b] tokens that each row holds already
   const int64_t* counts = nullptr;   // [b] in [0, t], new tokens of each row, or nullptr: t each
 
-  int64_t* new_lengths =
-      nullptr;  // [b] lengths + counts, or lengths where the status has an error; may be nullptr,
-                // must not be `lengths`: several threads read those
+  // [b] lengths + counts, or lengths where the status has an error; may be nullptr, must not be
+  // `lengths`: several threads read those.
+  int64_t* new_lengths = nullptr;
   int32_t* status = nullptr;  // [b]
 };
 
@@ -77,8 +77,8 @@ struct PagedAppendParams {
   int64_t page_size = 0;  // s >= 1
   int64_t max_pages = 0;  // m >= 0, pages that a row can hold
   KvCache keys, values;   // [n, h, s, d_k], [n, h, s, d_v]
-  const int32_t* block_table =
-      nullptr;                     // [b, m] page ids; what lies behind a row's pages is not read
+  // [b, m] page ids; what lies behind a row's pages is not read.
+  const int32_t* block_table = nullptr;
   int64_t block_table_stride = 0;  // from one row to the next
 };
 POLYSPEC_API Result append_paged(const PagedAppendParams& params, Stream stream = Stream::cpu());
@@ -120,9 +120,9 @@ struct CompactTreeParams {
   int64_t key_dim = 0;       // d_k >= 1
   int64_t value_dim = 0;     // d_v >= 1
   int32_t element_size = 0;  // 1, 2 or 4 bytes
-  void* const* keys =
-      nullptr;  // [l] base of each layer's [b, h, c, d_k]; an array on the device of the call
-  void* const* values = nullptr;      // [l] base of each layer's [b, h, c, d_v]
+  // [l] base of each layer's [b, h, c, d_k] and [b, h, c, d_v]; arrays on the device of the call.
+  void* const* keys = nullptr;
+  void* const* values = nullptr;
   int64_t key_stride[3] = {0, 0, 0};  // of every layer
   int64_t value_stride[3] = {0, 0, 0};
   int32_t alignment = 16;            // bytes that every base is a multiple of; a power of two
@@ -130,8 +130,8 @@ struct CompactTreeParams {
   const int64_t* lengths = nullptr;  // [b] committed tokens in front of the tree
   const int64_t* path = nullptr;     // [b, m] accepted nodes, then -1
 
-  int64_t* new_lengths =
-      nullptr;                // [b] lengths + accepted nodes; may be nullptr, must not be `lengths`
+  // [b] lengths + accepted nodes; may be nullptr, must not be `lengths`.
+  int64_t* new_lengths = nullptr;
   int32_t* status = nullptr;  // [b]
 };
 POLYSPEC_API Result compact_tree(const CompactTreeParams& params, Stream stream = Stream::cpu());

@@ -6,12 +6,14 @@
  * aborts. polyspec_last_error() explains the last failure of the calling thread.
  *
  * Growing structs. A struct that a caller fills begins with `size_t struct_size`, the size that the
- * caller was compiled with; polyspec_*_default() sets it together with the defaults. The library
- * reads a size of an earlier release   the fields of that release, the defaults for the rest; its
- * own size                   everything; a larger size                  everything, and fails
- * unless all that it does not know is zero; any other size                 nothing:
- * POLYSPEC_BAD_STRUCT_SIZE. Structs without that field (polyspec_*_param, polyspec_row_statistics,
- * polyspec_executor) never change.
+ * caller was compiled with; polyspec_*_default() sets it together with the defaults. By it the
+ * library reads
+ * - of an earlier release's size: the fields of that release, and takes the defaults for the rest;
+ * - of its own size: everything;
+ * - of a larger size: everything, and fails unless all that it does not know is zero;
+ * - of any other size: nothing, and fails with POLYSPEC_BAD_STRUCT_SIZE.
+ * Structs without that field (polyspec_*_param, polyspec_row_statistics, polyspec_executor) never
+ * change.
  *
  * Shapes: b requests, k draft tokens, v vocabulary of the target, vd <= v vocabulary of the draft.
  * Arrays are in row-major order and live where the call runs: host memory, or device memory for a
@@ -33,8 +35,7 @@
 extern "C" {
 #endif
 
-/* ---- Codes
- * ------------------------------------------------------------------------------------------- */
+/* ---- Codes ---- */
 
 typedef int32_t polyspec_code;
 enum {
@@ -83,8 +84,7 @@ POLYSPEC_API const char* polyspec_version(void);
 /* 1 when the library was built with CUDA and finds a device, else 0. */
 POLYSPEC_API int32_t polyspec_has_cuda(void);
 
-/* ---- Sampling parameters and draws
- * ---------------------------------------------------------------------- */
+/* ---- Sampling parameters and draws ---- */
 
 /* One value for the whole batch, or one per request where `data` is not NULL. data: [b] */
 typedef struct polyspec_float_param {
@@ -118,15 +118,14 @@ typedef struct polyspec_draw {
   size_t struct_size;
   polyspec_uint64_param seed;
   polyspec_int64_param position; /* >= 0; absolute index of the first token verified or drawn */
-  polyspec_int64_param
-      round;     /* in [0, 2^32); counts the level's rounds, so that none re-uses a draw */
+  /* in [0, 2^32); counts the level's rounds, so that none re-uses a draw */
+  polyspec_int64_param round;
   int32_t level; /* in [1, 2^16); 1 is the target */
-  const uint64_t*
-      bits; /* the caller's own draws, or NULL: [b, 1] for sample, [b, k+1] for verify */
+  /* the caller's own draws, or NULL: [b, 1] for sample, [b, k+1] for verify */
+  const uint64_t* bits;
 } polyspec_draw;
 
-/* ---- Where a call runs
- * ------------------------------------------------------------------------------------ */
+/* ---- Where a call runs ---- */
 
 enum { POLYSPEC_CPU = 0, POLYSPEC_CUDA = 1 };
 
@@ -151,8 +150,7 @@ typedef struct polyspec_stream {
 /* The size of the release without `overlap`. */
 #define POLYSPEC_STREAM_MIN_SIZE offsetof(polyspec_stream, overlap)
 
-/* ---- Sampling
- * --------------------------------------------------------------------------------------------- */
+/* ---- Sampling ---- */
 
 enum { POLYSPEC_FLOAT32 = 0, POLYSPEC_BFLOAT16 = 1, POLYSPEC_FLOAT16 = 2 };
 
@@ -176,8 +174,8 @@ typedef struct polyspec_sample_params {
   int64_t* tokens;                   /* [b] out; -1 where the status has an error */
   float* logprobs; /* [b] out; natural log of the token's probability, NaN without a token */
   int32_t* status; /* [b] out */
-  polyspec_row_statistics*
-      statistics;            /* [b] out, or NULL; for draft_statistics of the level above */
+  /* [b] out, or NULL; for draft_statistics of the level above */
+  polyspec_row_statistics* statistics;
   polyspec_int64_param node; /* in [0, 2^14); tells draws for one position apart. Default 0 */
 } polyspec_sample_params;
 
@@ -191,8 +189,7 @@ typedef struct polyspec_sample_params {
 POLYSPEC_API polyspec_code polyspec_sample(const polyspec_sample_params* params,
                                            const polyspec_stream* stream);
 
-/* ---- Verification
- * ----------------------------------------------------------------------------------------- */
+/* ---- Verification ---- */
 
 enum { POLYSPEC_RULE_TOKEN = 0, POLYSPEC_RULE_BLOCK = 1 };
 
@@ -211,8 +208,8 @@ typedef struct polyspec_verify_params {
   int32_t draft_dtype;      /* default POLYSPEC_FLOAT32 */
   const void* draft_logits; /* [b, k, vd], or NULL: the proposal was deterministic */
   int64_t draft_stride[2];  /* elements per request, per row */
-  const polyspec_row_statistics*
-      draft_statistics;           /* [b, k] as sample or verify gave them, or NULL: computed here */
+  /* [b, k] as sample or verify gave them, or NULL: computed here */
+  const polyspec_row_statistics* draft_statistics;
   const int32_t* target_to_draft; /* [v] draft id of each target id, -1: none; NULL: identity */
 
   const int64_t* draft_tokens;  /* [b, k] target ids */
@@ -227,8 +224,8 @@ typedef struct polyspec_verify_params {
   int64_t* num_accepted; /* [b] out; in [0, length] */
   float* logprobs;       /* [b, k+1] out; log p of each emitted token, NaN past them */
   int32_t* status;       /* [b] out */
-  polyspec_row_statistics*
-      statistics; /* [b, k+1] out, or NULL; for draft_statistics of the level above */
+  /* [b, k+1] out, or NULL; for draft_statistics of the level above */
+  polyspec_row_statistics* statistics;
 
   /* Where a text ends: verify.hpp, CutParams. Tokens behind a cut are -1. */
   const int64_t* eos;   /* [b, eos_count] ids that end a text and are kept, -1 is no id; or NULL */
@@ -241,9 +238,9 @@ typedef struct polyspec_verify_params {
   int64_t* next_ids;       /* [b] out, or NULL; the last emitted token, -1 if there is none */
   int64_t* next_positions; /* [b] out, or NULL; its absolute position, -1 if there is none */
 
-  void*
-      workspace; /* CUDA: POLYSPEC_VERIFY_WORKSPACE_BYTES of device memory, 16-byte aligned, zeroed
-                    once and lent to one call at a time; or NULL. Makes small batches faster */
+  /* CUDA: POLYSPEC_VERIFY_WORKSPACE_BYTES of device memory, 16-byte aligned, zeroed once and lent
+   * to one call at a time; or NULL. Makes small batches faster. */
+  void* workspace;
 
   /* Rows and parameters that do not lie side by side: verify.hpp, VerifyParams. */
   const int64_t* draft_rows; /* laid out as draft_tokens: row of the pool draft_logits
@@ -275,8 +272,7 @@ enum { POLYSPEC_ENDED_EOS = 1 << 0, POLYSPEC_ENDED_ROOM = 1 << 1 };
 POLYSPEC_API polyspec_code polyspec_verify(const polyspec_verify_params* params,
                                            const polyspec_stream* stream);
 
-/* ---- Dense product
- * ------------------------------------------------------------------------------------- */
+/* ---- Dense product ---- */
 
 /* A matrix [outputs, inputs]; dense.hpp has the layout and the order of the sums. CPU only. */
 typedef struct polyspec_dense_params {
@@ -310,8 +306,7 @@ POLYSPEC_API polyspec_code polyspec_dense_pack(const polyspec_dense_params* para
 POLYSPEC_API polyspec_code polyspec_dense_product(const polyspec_dense_params* params,
                                                   const polyspec_stream* stream);
 
-/* ---- 4-bit product
- * ---------------------------------------------------------------------------------------- */
+/* ---- 4-bit product ---- */
 
 /* A matrix [outputs, inputs] of 4-bit numbers in groups along the inputs; int4.hpp has the layout
  * and the bound of the product. CPU only. */
@@ -349,8 +344,7 @@ POLYSPEC_API polyspec_code polyspec_int4_unpack(const polyspec_int4_params* para
 POLYSPEC_API polyspec_code polyspec_int4_product(const polyspec_int4_params* params,
                                                  const polyspec_stream* stream);
 
-/* ---- Verification of trees
- * ----------------------------------------------------------------------------------- */
+/* ---- Verification of trees ---- */
 
 typedef struct polyspec_verify_tree_params {
   size_t struct_size;
@@ -418,8 +412,7 @@ typedef struct polyspec_verify_tree_params {
 POLYSPEC_API polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
                                                 const polyspec_stream* stream);
 
-/* ---- Scheduler
- * -------------------------------------------------------------------------------------------- */
+/* ---- Scheduler ---- */
 
 /* The host state machine of a chain of n levels, level 1 the target, level n the drafter. Not to be
  * used from two threads at once. scheduler.hpp says what each step means. */
@@ -488,8 +481,7 @@ POLYSPEC_API int32_t polyspec_scheduler_done(const polyspec_scheduler* scheduler
 POLYSPEC_API int32_t polyspec_scheduler_levels(const polyspec_scheduler* scheduler);
 POLYSPEC_API int64_t polyspec_scheduler_tail(const polyspec_scheduler* scheduler);
 
-/* ---- Window policies
- * -------------------------------------------------------------------------------------- */
+/* ---- Window policies ---- */
 
 /* Chooses the windows of a chain's rounds from what is over; policy.hpp says what each kind does
  * and what the options mean. Not to be used from two threads at once. */
@@ -554,8 +546,7 @@ POLYSPEC_API polyspec_code polyspec_policy_next(polyspec_policy* policy,
                                                 const polyspec_round_report* report,
                                                 int64_t* windows, int32_t num_windows);
 
-/* ---- Defaults
- * --------------------------------------------------------------------------------------------- */
+/* ---- Defaults ---- */
 
 /* In the header, so that struct_size is the caller's own. */
 

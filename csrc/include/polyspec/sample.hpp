@@ -29,10 +29,9 @@ struct SamplingParams {
 // the level that draws and its round make a draw unique; the batch does not enter.
 struct DrawParams {
   PerRequest<uint64_t> seed{nullptr, 0};
-  PerRequest<int64_t> position{nullptr,
-                               0};  // >= 0; absolute index of the first token verified or drawn
-  PerRequest<int64_t> round{nullptr, 0};  // in [0, 2^32); counts the level's draws at a position
-  int32_t level = 1;                      // in [1, 2^16); 1 is the target
+  PerRequest<int64_t> position{nullptr, 0};  // >= 0; absolute, of the first token verified or drawn
+  PerRequest<int64_t> round{nullptr, 0};     // in [0, 2^32); counts the level's draws at a position
+  int32_t level = 1;                         // in [1, 2^16); 1 is the target
   // Draws of the caller's own in place of Philox, for another generator or an exact enumeration:
   // [b, 1] for sample, [b, k+1] for verify (k acceptance tests, then the emitted token).
   const uint64_t* bits = nullptr;
@@ -54,11 +53,10 @@ struct SampleParams {
   PerRequest<int64_t> node{nullptr, 0};  // in [0, 2^14); one of several draws for a position
 
   int64_t* tokens = nullptr;  // [b]; -1 where the status has an error
-  float* logprobs =
-      nullptr;  // [b] natural log of the token's probability; NaN where there is no token
+  float* logprobs = nullptr;  // [b] natural log of the token's probability; NaN without a token
   int32_t* status = nullptr;  // [b] StatusBits
-  RowStatistics* statistics =
-      nullptr;  // [b] distribution of each row, for the verifier above; may be nullptr
+  // [b] distribution of each row, for the verifier above; may be nullptr.
+  RowStatistics* statistics = nullptr;
 };
 
 // Draws b tokens. On the CPU the outputs are written when the call returns; on CUDA the work is

@@ -29,8 +29,8 @@ namespace polyspec {
 struct Step {
   enum class Kind : int32_t {
     kDraft = 0,  // level n proposes up to `count` >= 1 tokens
-    kVerify =
-        1,      // level `level` verifies its `count` >= 0 pending tokens; 0: a plain decoding step
+    // Level `level` verifies its `count` >= 0 pending tokens; 0: a plain decoding step.
+    kVerify = 1,
     kDone = 2,  // nothing is left to do; level and count are 0
   };
   Kind kind = Kind::kDone;

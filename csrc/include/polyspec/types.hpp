@@ -57,8 +57,8 @@ struct PerRequest {
 struct RowStatistics {
   float max;        // largest logit of the row
   float threshold;  // smallest logit that the filters keep; -inf without filters
-  uint64_t
-      mass;  // sum of m_x over the kept tokens, >= 2^S; 1 at temperature 0 (one-hot distribution)
+  // Sum of m_x over the kept tokens, >= 2^S; 1 at temperature 0 (one-hot distribution).
+  uint64_t mass;
 };
 
 // Runs body(context, i) for every i in [0, n), in any order and on any threads, and returns when

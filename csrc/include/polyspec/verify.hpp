@@ -86,8 +86,8 @@ struct VerifyParams {
   // mass that a row can have (kStatusDraftStatisticsMismatch). Another row's distribution may pass;
   // the tokens then do not have the target's distribution, though none has probability 0 under it.
   const RowStatistics* draft_statistics = nullptr;
-  const int32_t* target_to_draft =
-      nullptr;  // [v] draft id of each target id, -1: none. nullptr: identity
+  // [v] draft id of each target id, -1: none. nullptr: identity
+  const int32_t* target_to_draft = nullptr;
 
   // [b, k] target ids, or [num_rows] with `offsets`: entry offsets[i] + j is draft token j of
   // request i. Entries past a length are not read.

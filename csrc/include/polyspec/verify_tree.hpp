@@ -38,10 +38,9 @@ namespace polyspec {
 //   r_j(x)/q(x) = (m(x) M_q) / (m_q(x) M),  s_{j+1} = s_j + M / 2^S.
 // Where all m are 0 the token is drawn from p: kStatusZeroResidual.
 //
-// Draws (philox.hpp), at depth d of the walk, `position` being that of the call: the test of child
-// j is kAccept at position + d and node j; the token drawn from p or a residual is kEmit at
-// position
-// + d, node 0. So a chain with draft rows gets the tokens that rule token gives it, bit for bit.
+// Draws (philox.hpp), at depth d of the walk, with t = d + the call's `position`: the test of child
+// j is kAccept at t, node j; the token drawn from p or a residual is kEmit at t, node 0. So a chain
+// with draft rows gets the tokens that rule token gives it, bit for bit.
 struct VerifyTreeParams {
   int64_t batch = 0;        // b
   int64_t nodes = 0;        // n, in [0, 2^14)
