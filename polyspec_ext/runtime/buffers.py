@@ -17,15 +17,16 @@ class Buffers:
 
     Args:
         state: the state rows.
-        apart: whether the host reads them after each step.
+        sync_each_step: whether the host reads them after each step.
         plan: of the round.
         parameters: of the rows.
     """
 
     def __init__(
-        self, state: StateRows, apart: bool, plan: RoundPlan, parameters: Parameters
+        self, state: StateRows, sync_each_step: bool, plan: RoundPlan, parameters: Parameters
     ) -> None:
-        self.state, self.apart, self.plan, self.parameters = state, apart, plan, parameters
+        self.state, self.sync_each_step = state, sync_each_step
+        self.plan, self.parameters = plan, parameters
         self.tree: Tree | None = None  # pending for the level above the drafter
         self.told: StatesWindow | None = None  # without host synchronisation
         # By the level that will verify them: what the pending tokens were drawn from, in memory

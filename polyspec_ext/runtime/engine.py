@@ -95,10 +95,15 @@ class Engine:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
         on_cpu = config.device.type == "cpu"
         wanted = on_cpu if sync_each_step is None else sync_each_step
-        self._steps_apart = reason is not None or wanted
+        self._sync_each_step = reason is not None or wanted
         self._streams = SideStreams()
         self._kept: dict[Hashable, Buffers] = {}
         self._slots: list[Row] = []
+
+    @property
+    def _must_sync(self) -> bool:
+        """Whether the host reads what came of each step in every round of the batch."""
+        return self._sync_each_step or self._processors is not None
 
     def _layers_of(self, number: int) -> tuple[int, ...]:
         """Layers of a level whose hidden states the drafter is told."""
@@ -157,8 +162,7 @@ class Engine:
         staying = [row for row in slots if not row.ended]
         if len(staying) == len(slots) or not staying or len(staying) * 4 > len(slots) * 3:
             return
-        apart = self._steps_apart or self._processors is not None
-        if self.graphs is not None and not apart:
+        if self.graphs is not None and not self._must_sync:
             return
         keep = [row.slot for row in staying]
         self._forget_buffers()
@@ -188,11 +192,11 @@ class Engine:
         """One round of the target: the tokens that it commits, by the number of their row."""
         active = [row for row in self._slots if not row.ended]
         plan = self._plan(active)
-        apart = self._steps_apart or self._processors is not None or plan.steps is None
+        sync = self._must_sync or plan.steps is None
         self._prepare_caches(plan, active)
-        apart = apart or not self._can_stay(plan, active) or not self._can_tell(plan, active)
-        buffers = self._prepare_buffers(plan, apart)
-        return self._step_by_step(buffers) if apart else self._at_once(plan, buffers)
+        sync = sync or not self._can_stay(plan, active) or not self._can_tell(plan, active)
+        buffers = self._prepare_buffers(plan, sync)
+        return self._step_by_step(buffers) if sync else self._at_once(plan, buffers)
 
     def _plan(self, active: Sequence[Row]) -> RoundPlan:
         """Of the largest windows of all rows."""
@@ -255,7 +259,7 @@ class Engine:
     def _told_width(self, plan: RoundPlan) -> int:
         """Tokens of a row whose states can wait for the drafter, where every row drafts in every
         round: what can be pending, behind what the level that lags most has to read."""
-        return self._count - 1 + max(plan.most)
+        return self._count - 1 + max(plan.max_pending)
 
     def _can_tell(self, plan: RoundPlan, active: Sequence[Row]) -> bool:
         """Whether the states that the drafter waits for have room without the host."""
@@ -265,21 +269,21 @@ class Engine:
         each = {now[row.slot][: self._count - 1] for row in active}
         if self._count not in plan.asked or len(each) > 1:
             return False  # of rows that do not draft they would be more and more
-        if self._buffers is not None and not self._buffers.apart:
+        if self._buffers is not None and not self._buffers.sync_each_step:
             return True
         return self._told.fits([row.slot for row in active], self._told_width(plan))
 
-    def _prepare_buffers(self, plan: RoundPlan, apart: bool) -> Buffers:
+    def _prepare_buffers(self, plan: RoundPlan, sync: bool) -> Buffers:
         """The state rows, where this round's steps are."""
         slots, now = self._slots, self._buffers
-        count = 1 if apart else len(plan.steps or ())
+        count = 1 if sync else len(plan.steps or ())
         longest = max(row.committed for row in slots)
         least = longest + plan.ahead + 1
-        told = self._told_width(plan) if self._layers and not apart else 0
+        told = self._told_width(plan) if self._layers and not sync else 0
         # (The batch and its EOS ids are as they were.)
         if (
             now is not None
-            and now.apart == apart
+            and now.sync_each_step == sync
             and now.state.fits(count, least)
             and (now.told is None or now.told.width >= told)
         ):
@@ -289,16 +293,16 @@ class Engine:
         capacity = longest + min(max(row.room for row in slots), _TRUSTED) + plan.ahead
         eos = max(1, *[len(own) for own in self._eos])
         self._forget_buffers()
-        key = (apart, len(slots), count, eos, self._parameters.greedy)
+        key = (sync, len(slots), count, eos, self._parameters.greedy)
         made = self._kept.pop(key, None)
         if made is None or not made.state.fits(count, capacity):
             room = _CAPACITY
             while room < capacity:
                 room *= 2
-            device = torch.device("cpu") if apart else self.config.device
+            device = torch.device("cpu") if sync else self.config.device
             state = StateRows(self._count, len(slots), count, room, eos, device)
-            fixed = None if apart else FixedParameters(len(slots), device)
-            made = Buffers(state, apart, plan, fixed or self._parameters)
+            fixed = None if sync else FixedParameters(len(slots), device)
+            made = Buffers(state, sync, plan, fixed or self._parameters)
         self._kept[key] = made
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]
@@ -364,7 +368,7 @@ class Engine:
         outputs: tuple[torch.Tensor | None, ...] = ()
         for place, number in enumerate(plan.steps):
             draft = number == self._count
-            most = plan.drafts_at(place) if draft else plan.most[number - 1]
+            most = plan.drafts_at(place) if draft else plan.max_pending[number - 1]
             # A first draft is no row's tail; a later one may be, where a window is full early.
             tail = draft and plan.tail > 0 and place > 0
             step = partial(self._step, buffers, number, most, tail)
@@ -374,7 +378,7 @@ class Engine:
                 # The levels below are cut as well, so the graph depends on where they are.
                 touched = [span for at, span in spans.items() if at >= number]
                 kind = "a draft" if draft else f"the verification of {config.names[number - 1]}"
-                sizes = [number, plan.windows, plan.most, most, tail]
+                sizes = [number, plan.windows, plan.max_pending, most, tail]
                 key = [*sizes, config.rule, buffers.place(), *touched]
                 outputs = graphs.run(kind, key, step)
             clock.tick()
@@ -463,7 +467,7 @@ class Engine:
             told.forget(part + torch.tensor([row.ended for row in self._slots]) if host else part)
         # What the drafter has read too much goes with the verification that follows.
         if tree is None:
-            most = buffers.plan.most[0]
+            most = buffers.plan.max_pending[0]
             report = state.report(step, block.tokens, block.counts, block.status, most)
         else:
             report = state.report(step, tree.longest, tree.depths, None, ends=False)
@@ -546,7 +550,7 @@ class Engine:
             else:
                 r = steps.verify_tree(self.config, step, logits, tree, rows, buffers.parameters)
                 logits, hidden = read.along(logits, hidden, r)
-        length = buffers.plan.most[number - 2] if number > 1 else 0
+        length = buffers.plan.max_pending[number - 2] if number > 1 else 0
         report = state.report(step, r.tokens, r.num_accepted, r.status, length)
         self._require_rows(number, report.entries)
         if number > 1 and not greedy:

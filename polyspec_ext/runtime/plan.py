@@ -15,14 +15,14 @@ class RoundPlan(NamedTuple):
         windows: tokens that level 1 ... n-1 waits for.
         steps: the level of each step in order, n for a draft; the last is 1. None where the order
             depends on the tokens, as a level waits for its window however many blocks that takes.
-        most: tokens that can be pending for level 1 ... n-1.
+        max_pending: tokens that can be pending for level 1 ... n-1.
         asked: the levels with a part in the round, from 1 on.
         tail: of those pending for level 1, tokens that the last draft of the round may add.
     """
 
     windows: tuple[int, ...]
     steps: tuple[int, ...] | None
-    most: tuple[int, ...]
+    max_pending: tuple[int, ...]
     asked: tuple[int, ...]
     tail: int = 0
 
@@ -43,7 +43,7 @@ class RoundPlan(NamedTuple):
     @property
     def ahead(self) -> int:
         """Tokens by which a text can run ahead of what is committed."""
-        return self.levels + sum(self.most) + self.drafts + 1
+        return self.levels + sum(self.max_pending) + self.drafts + 1
 
     def lag(self, level: int) -> int:
         """Committed tokens that `level` has not read at most where a round begins: the last that it
@@ -54,14 +54,14 @@ class RoundPlan(NamedTuple):
     def width(self, level: int) -> int:
         """Tokens that `level` reads at most in one step of a round that it began with no larger
         lag: that, and those pending for it."""
-        return self.lag(level) + (self.most[level - 1] if level < self.levels else 0)
+        return self.lag(level) + (self.max_pending[level - 1] if level < self.levels else 0)
 
 
 @functools.lru_cache(maxsize=1024)
 def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int = 0) -> RoundPlan:
     """The round of a chain with these windows, rounds and tail (`ChainConfig`)."""
     count = len(windows)
-    most = [0] * count
+    max_pending = [0] * count
     bounded = True
 
     def gather(level: int) -> list[int]:
@@ -71,23 +71,23 @@ def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int = 0)
         if window == 0:
             return []
         if level == count:
-            most[level - 1] = window
+            max_pending[level - 1] = window
             return [count + 1]
         below = [*gather(level + 1), level + 1]
-        block, bound = most[level] + 1, rounds[level - 1]
+        block, bound = max_pending[level] + 1, rounds[level - 1]
         bounded = bounded and bound > 0
-        most[level - 1] = window - 1 + block
+        max_pending[level - 1] = window - 1 + block
         if bound:
-            most[level - 1] = min(bound * block, most[level - 1])
+            max_pending[level - 1] = min(bound * block, max_pending[level - 1])
         return below * max(bound, 1)
 
     gathered = gather(1)
     # As the state rows have it (round_state.hpp): a tail has no more tokens than a draft.
     tail = min(tail, windows[-1]) if gathered and count > 1 else 0
-    most[0] += tail
+    max_pending[0] += tail
     steps = (*gathered, *([count + 1] if tail else []), 1)
     asked = tuple(sorted(set(steps)))
-    return RoundPlan(windows, steps if bounded else None, tuple(most), asked, tail)
+    return RoundPlan(windows, steps if bounded else None, tuple(max_pending), asked, tail)
 
 
 def default_rounds(windows: Sequence[int]) -> list[int]:

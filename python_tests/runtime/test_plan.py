@@ -14,22 +14,22 @@ def test_plans() -> None:
     assert round_plan((0,), (0,)) == RoundPlan((0,), (1,), (0,), (1,))
     two = round_plan((6, 2), (2, 0))
     assert two.steps == (3, 2, 3, 2, 1)
-    assert two.most == (6, 2)
+    assert two.max_pending == (6, 2)
     assert (two.width(1), two.width(2), two.width(3)) == (7, 4, 3)
     assert (two.levels, two.drafts, two.asked) == (3, 2, (1, 2, 3))
     # A window that is full early bounds what can be pending: at most one below it, and a block.
-    assert round_plan((2, 4), (3, 0)).most == (6, 4)
+    assert round_plan((2, 4), (3, 0)).max_pending == (6, 4)
     deep = round_plan((8, 4, 2), (2, 2, 0))
     gather = (4, 3, 4, 3)
     assert deep.steps == (*gather, 2, *gather, 2, 1)
-    assert deep.most == (14, 6, 2)
+    assert deep.max_pending == (14, 6, 2)
     # A text runs ahead of what is committed by what is pending, a draft, and a bonus per level.
-    assert deep.ahead >= sum(deep.most) + deep.drafts + deep.levels
+    assert deep.ahead >= sum(deep.max_pending) + deep.drafts + deep.levels
 
 
 def test_a_window_of_zero_leaves_out_what_is_below_it() -> None:
     plan = round_plan((4, 0, 3), (2, 0, 0))
-    assert (plan.steps, plan.most, plan.asked) == ((2, 2, 1), (2, 0, 0), (1, 2))
+    assert (plan.steps, plan.max_pending, plan.asked) == ((2, 2, 1), (2, 0, 0), (1, 2))
     plan = round_plan((0, 2), (2, 0))
     assert (plan.steps, plan.asked) == ((1,), (1,))
 
@@ -38,7 +38,7 @@ def test_unbounded_rounds_have_no_order_of_their_own() -> None:
     plan = round_plan((4, 3, 3), (2, 0, 0))
     assert plan.steps is None
     # Level 2 waits for 3, however many blocks of up to 4 that takes; level 1 for 4, of up to 7.
-    assert (plan.most, plan.asked) == ((3 + 7, 2 + 4, 3), (1, 2, 3, 4))
+    assert (plan.max_pending, plan.asked) == ((3 + 7, 2 + 4, 3), (1, 2, 3, 4))
     assert round_plan((4, 0, 3), (0, 0, 0)).steps is None
     # The lowest that verifies waits for one draft, whatever its bound.
     assert round_plan((4,), (0,)).steps == round_plan((4,), (1,)).steps == (2, 1)
