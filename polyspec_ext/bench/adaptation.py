@@ -45,6 +45,7 @@ FOUND, HALVES = (
     "best fixed windows of either half of a set",
 )
 LIMITS = {2: [12], 3: [24, 8]}  # largest windows of the search and of every policy
+POSITIONS = 12  # of a block, whose acceptance is told
 TIMED = 400  # rounds of a measurement of a policy's overhead
 
 
@@ -155,13 +156,11 @@ def ablation(texts: list[Text], costs: Costs, chain: Sequence[str], start: list[
     }
 
 
-def acceptance_by_position(
-    texts: list[Text], chain: Sequence[str], most: int = 12
-) -> list[float | None]:
+def acceptance_by_position(texts: list[Text], chain: Sequence[str]) -> list[float | None]:
     """[j]: share of the blocks that came to token j + 1 in which it was accepted, over all
-    positions of the texts as beginnings; None where none came so far."""
+    positions of the texts as beginnings, up to `POSITIONS` tokens; None where none came so far."""
     runs = [run for text in texts for run in Trace(text, chain).runs[:-1]]
-    reached = [sum(run >= j for run in runs) for j in range(most + 1)]
+    reached = [sum(run >= j for run in runs) for j in range(POSITIONS + 1)]
     return [b / a if a else None for a, b in itertools.pairwise(reached)]
 
 

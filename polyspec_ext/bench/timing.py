@@ -77,10 +77,10 @@ class Ratio:
     of_means: float
 
 
-def median_interval(count: int, confidence: float = 0.95) -> tuple[int, int]:
+def median_interval(count: int) -> tuple[int, int]:
     """Ranks (from 0) of the order statistics of `count` values that enclose the median with at
-    least that confidence whatever the distribution; the extremes where the values are too few."""
-    tail, rank, passed = (1 - confidence) / 2, -1, 0.0
+    least 95 % confidence whatever the distribution; the extremes where the values are too few."""
+    tail, rank, passed = 0.025, -1, 0.0
     for i in range(count // 2):
         passed += math.comb(count, i) / 2**count
         if passed > tail:
@@ -225,11 +225,11 @@ def measure(
     return [timed for timed, _ in runs], failures
 
 
-def copy_bandwidth(clock: Clock, device: str, repeats: int = 9) -> float:
+def copy_bandwidth(clock: Clock, device: str) -> float:
     """GB/s of ``copy_`` between two buffers that no cache holds, bytes read plus bytes written."""
     size = 1024 * MIB if device == "cuda" else 128 * MIB
     source = torch.ones(size, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     copy = Contender("copy", lambda: target.copy_(source))
-    (timed,), _ = measure([copy], lambda turn: None, repeats, clock)
+    (timed,), _ = measure([copy], lambda turn: None, 9, clock)
     return 2 * size / statistics.median(timed.seconds) * 1e-9

@@ -26,7 +26,7 @@ from .search import (
     observed_work,
     sensitivities,
 )
-from .store import Store, default_store
+from .store import default_store
 from .trials import TRIED, Runner, corrected
 
 SCHEMA = 5  # of what is kept
@@ -150,13 +150,11 @@ def plan(
     limit: float = 40.0,
     verify: bool = False,
     theorem: bool = False,
-    runners_up: int = RUNNERS_UP,
     repeats: int = 3,
     trials: int | None = TRIED,
-    clock: Clock | None = None,
 ) -> Plan:
     """See `ps.plan`; `make` is `Chain`."""
-    clock = clock or time.perf_counter
+    clock = time.perf_counter
     parts = _in_order(parts_of(levels, pack=pack, compile=compile), clock)
     rows = representative(_checked(prompts, parts[0]), request.batch)
     measured = measure(make, parts, rows, request, limit=_MEASURING * limit, clock=clock)
@@ -169,7 +167,7 @@ def plan(
     best, made.candidates = found[0], found
     if request.temperature > 0 and best.windows:
         best = found[0] = _with_rule(best, runner)
-    some = list(dict.fromkeys([*found[: 1 + runners_up], made.plain])) if verify else []
+    some = list(dict.fromkeys([*found[: 1 + RUNNERS_UP], made.plain])) if verify else []
     if theorem:
         tests = insertions(measured, found)
         both = [one for test in tests for one in (test.without, test.with_new)]
@@ -276,10 +274,9 @@ def kept(
     pack: Switch = "auto",
     compile: Switch = False,
     limit: float = 40.0,
-    store: Store | None = None,
 ) -> Any:
     """See `Chain.planned`: the recommended chain, planned once per machine."""
-    store = default_store() if store is None else store
+    store = default_store()
     parts = parts_of(levels, pack=pack, compile=compile)
     rows = _checked(prompts, parts[0])
     key = {
@@ -290,15 +287,9 @@ def kept(
         "request": {**request.options(), "batch": request.batch},
     }
     value = store.get(key)
-    try:
-        assert value is not None
-        things = [parts[int(n)].thing for n in value["parts"]]
-        options = {name: value[name] for name in ("rounds", "rule", "tail")}
-        chain = make(things, value["windows"], **options)
-        chain.prediction = Prediction(*map(float, value["prediction"]))
+    chain = None if value is None else _kept_chain(make, parts, value)
+    if chain is not None:
         return chain
-    except (AssertionError, TypeError, ValueError, KeyError, IndexError):
-        pass
     things = [part.thing for part in parts]
     found = plan(make, things, rows, request, pack=pack, compile=compile, limit=limit)
     best = found.recommended
@@ -308,6 +299,18 @@ def kept(
     store.put(key, {"parts": numbers, **fields, "rule": best.rule, "tail": best.tail})
     chain = found.chain()
     chain.prediction = Prediction(best.predicted_tokens_per_second, best.uncertainty)
+    return chain
+
+
+def _kept_chain(make: Make, parts: Sequence[Part], value: Any) -> Any:
+    """The chain that is kept as `value`; None where it stands for none of these parts."""
+    try:
+        things = [parts[int(n)].thing for n in value["parts"]]
+        options = {name: value[name] for name in ("rounds", "rule", "tail")}
+        chain = make(things, value["windows"], **options)
+        chain.prediction = Prediction(*map(float, value["prediction"]))
+    except (TypeError, ValueError, KeyError, IndexError):
+        return None
     return chain
 
 

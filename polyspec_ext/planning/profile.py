@@ -21,18 +21,17 @@ def pass_seconds(
     widths: Sequence[int],
     *,
     repeats: int = REPEATS,
-    context: int = CONTEXT,
     limit: float = LIMIT,
     clock: Callable[[], float] | None = None,
 ) -> list[dict[int, float]]:
     """Time passes of one sequence through each level, in turns, so that a change in the machine's
-    load meets all of them. The levels begin a batch of their own and are left in it.
+    load meets all of them. Every pass has `CONTEXT` tokens before it, fewer where a level has no
+    room for them. The levels begin a batch of their own and are left in it.
 
     Args:
         levels: measured side by side.
         widths: numbers of tokens of a pass, >= 1 each.
         repeats: turns, after an untimed one.
-        context: tokens that every pass has before it, fewer where a level has no room for them.
         limit: seconds for each of `levels`; where they are over, the turns end after the second.
         clock: seconds from any origin. None: wall time, or, where torch has one thread, that
             thread's processor time, which stands still while others have the processor.
@@ -52,7 +51,7 @@ def pass_seconds(
     fastest: list[dict[int, float]] = [{} for _ in levels]
     longest = max(widths)
     rooms = [getattr(level, "max_length", None) for level in levels]
-    context = max(min([context, *(room - longest for room in rooms if room is not None)]), 0)
+    context = max(min([CONTEXT, *(room - longest for room in rooms if room is not None)]), 0)
     blocks = []
     for level in levels:
         tokens = torch.arange(context + longest, device=getattr(level, "device", "cpu"))

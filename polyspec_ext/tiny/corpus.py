@@ -31,10 +31,10 @@ def gsm8k(path: Path) -> list[str]:
     return documents
 
 
-def shakespeare(path: Path, speeches: int = 6) -> list[str]:
-    """Passages of a few consecutive speeches, split at the blank lines between speakers."""
+def shakespeare(path: Path) -> list[str]:
+    """Passages of six consecutive speeches, split at the blank lines between speakers."""
     parts = path.read_text(encoding="utf-8").split("\n\n")
-    return ["\n\n".join(parts[i : i + speeches]).strip() for i in range(0, len(parts), speeches)]
+    return ["\n\n".join(parts[i : i + 6]).strip() for i in range(0, len(parts), 6)]
 
 
 def train_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyspec_ext.bench.differences import first_difference, surprise
 from polyspec_ext.bench.generation_calls import Answer, Request
-from polyspec_ext.bench.measuring import Clock, Step, device_clock, interleaved, timed
+from polyspec_ext.bench.measuring import Step, device_clock, interleaved, timed
 from polyspec_ext.bench.paper.conversation import Conversation, Prompt
 from polyspec_ext.bench.paper.methods import Call
 from polyspec_ext.bench.paper.questions import Question
@@ -58,7 +58,6 @@ class Runner:
         eos: ids that end a text.
         writer: has what is done already, and takes what is measured.
         tick: called after every turn of a method.
-        clock: seconds from any origin; None: wall time of the model's device.
     """
 
     def __init__(
@@ -72,14 +71,13 @@ class Runner:
         writer: TurnWriter,
         *,
         tick: Callable[[], object] = lambda: None,
-        clock: Clock | None = None,
     ) -> None:
         self._first = next(call for call in calls if call.method.baseline)
         self._others = [call for call in calls if call is not self._first]
         self._questions, self._conversation = questions, conversation
         self._asked, self._model, self._eos = asked, model, eos
         self._writer, self._tick = writer, tick
-        self._clock = clock or device_clock(model.device)
+        self._clock = device_clock(model.device)
         self._done: Mapping[Key, Turn] = {turn.key: turn for turn in writer.turns}
         # Of the question at hand: everybody's answers, and the baseline's prompt and text.
         self._answers: dict[str, Answers] = {}

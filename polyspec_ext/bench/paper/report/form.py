@@ -134,12 +134,12 @@ def interval(key: str, digits: int = 2) -> Callable[[Record], str]:
     return text
 
 
-def beside(shown: Callable[[Record], str], key: str, digits: int = 2) -> Callable[[Record], str]:
+def beside(shown: Callable[[Record], str], key: str) -> Callable[[Record], str]:
     """Shows something, and in brackets the number that the paper prints there, if one."""
 
     def text(record: Record) -> str:
         paper = record[key]
-        return shown(record) + ("" if paper is None else f" (paper {paper:.{digits}f})")
+        return shown(record) + ("" if paper is None else f" (paper {paper:.2f})")
 
     return text
 

@@ -117,17 +117,17 @@ def _median_ratios(sums: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return found
 
 
-def pooled_length(turns: Turns, keys: Sequence[Key], level: int = 0) -> Interval | None:
-    """Tokens per verification of a level, its correction or bonus included, pooled over all its
+def pooled_length(turns: Turns, keys: Sequence[Key]) -> Interval | None:
+    """Tokens per verification of the target, its correction or bonus included, pooled over all its
     verifications. None where nothing was verified."""
     sums: dict[Any, list[float]] = {}
     count = 0
     for key in keys:
         levels = turns[key].levels
-        if level < len(levels) and levels[level].accepted:
+        if levels and levels[0].accepted:
             entry = sums.setdefault(key[0], [0.0, 0.0])
-            entry[0] += sum(levels[level].accepted)
-            entry[1] += len(levels[level].accepted)
+            entry[0] += sum(levels[0].accepted)
+            entry[1] += len(levels[0].accepted)
             count += 1
     if not sums:
         return None
