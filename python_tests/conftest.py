@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -34,6 +35,27 @@ def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a chain of untrained models."""
+    import saved_chain  # which loads much that most tests do not need
+
+    return saved_chain.save(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def tiny_untrained(untrained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models of `tiny` are the untrained ones."""
+    monkeypatch.setenv("POLYSPEC_TINY", str(untrained))
+
+
+@pytest.fixture
+def nothing_compiled() -> None:
+    """Graphs of other tests in the same process are neither counted nor found."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

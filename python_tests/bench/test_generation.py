@@ -13,16 +13,7 @@ import torch
 from polyspec_ext import cli, tiny
 from polyspec_ext.bench import generation, generation_calls, machine, measuring
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_chain.save(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(autouse=True)
-def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYSPEC_TINY", str(folder))
-
+pytestmark = pytest.mark.usefixtures("tiny_untrained")
 
 SMALL = [
     "--prompts",
@@ -44,10 +35,10 @@ def bench(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str
 
 
 @pytest.fixture(scope="module")
-def models(folder: Path) -> dict[str, Any]:
+def models(untrained: Path) -> dict[str, Any]:
     from polyspec_ext.levels import load
 
-    return {name: load(folder / name).model for name in tiny.LEVELS}
+    return {name: load(untrained / name).model for name in tiny.LEVELS}
 
 
 def packed(models: dict[str, Any]) -> dict[str, Any]:

@@ -24,10 +24,7 @@ HEADS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_compiled_before() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def model() -> LlamaForCausalLM:

@@ -11,12 +11,7 @@ import polyspec_ext as ps
 from polyspec_ext.levels import compiled
 from polyspec_ext.levels.base import InputBlock
 
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled_before() -> None:
-    """Graphs of other tests in the same process are neither counted nor found."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def model(seed: int, heads: int = 2) -> LlamaForCausalLM:

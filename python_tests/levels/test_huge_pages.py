@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from resident import resident_bytes
 
 from polyspec_ext.levels import huge_pages
 from polyspec_ext.levels.cpu_packed import DenseLinear
@@ -17,12 +18,6 @@ MIB = 1 << 20
 def random_bytes(size: int, seed: int = 0) -> torch.Tensor:
     random = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=random)
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
 
 
 def huge_bytes() -> int:
@@ -56,12 +51,12 @@ def test_pages_are_huge() -> None:
 
 
 def test_memory_goes_with_the_tensors() -> None:
-    before = resident()
+    before = resident_bytes()
     layer = DenseLinear([torch.nn.Linear(4096, 8192)])  # 128 MiB
-    assert resident() - before > 120 * MIB
+    assert resident_bytes() - before > 120 * MIB
     del layer
     gc.collect()
-    assert resident() - before < 40 * MIB
+    assert resident_bytes() - before < 40 * MIB
 
 
 def test_threads_get_parts_of_their_own() -> None:

@@ -12,16 +12,12 @@ import pytest
 import torch
 from evidence import ALPHA, chi_square
 from recorder import Recorder, addresses, keys_of_captures, on_a_device
-from small_models import PROMPT, V, make, plain_greedy, rough
+from small_models import PROMPT, V, keys_of, make, plain_greedy, rough
 
 import polyspec_ext as ps
 from polyspec_ext.kv_cache.rollback import RollbackCache
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock
 from polyspec_ext.runtime.graphs import Graphs
-
-
-def keys_of(cache: Any, row: int, length: int) -> torch.Tensor:
-    return torch.stack([layer.keys[row, :, :length] for layer in cache.layers])
 
 
 def own_keys(model: Any, tokens: list[int]) -> torch.Tensor:

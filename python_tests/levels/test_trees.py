@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from small_models import FAMILIES, V, make
+from small_models import FAMILIES, V, keys_of, make
 
 from polyspec_ext.kv_cache import masks
 from polyspec_ext.kv_cache.rollback import RollbackCache
@@ -29,10 +29,6 @@ ROWS = [
 @torch.inference_mode()
 def plain(model: Any, text: list[int]) -> torch.Tensor:
     return model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]  # type: ignore[no-any-return]
-
-
-def keys_of(cache: Any, row: int, length: int) -> torch.Tensor:
-    return torch.stack([layer.keys[row, :, :length] for layer in cache.layers])
 
 
 def require_trees(

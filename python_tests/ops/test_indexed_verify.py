@@ -9,6 +9,7 @@ import pytest
 import torch
 from bitwise import equal
 from dispatched import arguments_of
+from slots import slotted
 
 import polyspec_ext as ps
 
@@ -59,19 +60,6 @@ def ragged(call: dict[str, Any]) -> dict[str, Any]:
     made |= {"offsets": offsets, "draft_len": K, "draft_tokens": tokens(call["draft_tokens"])}
     if "draft_rows" in call:
         made["draft_rows"] = tokens(call["draft_rows"])
-    return made
-
-
-def slotted(call: dict[str, Any]) -> dict[str, Any]:
-    slots = torch.randperm(B + 3, device=call["seed"].device)[:B]
-    made = {**call, "slots": slots}
-    for name in ("temperature", "seed", "position", "room"):
-        if name in call:
-            made[name] = call[name].new_full((B + 3,), -1)
-            made[name][slots] = call[name]
-    if "eos" in call:
-        made["eos"] = call["eos"].new_full((B + 3, 2), -1)
-        made["eos"][slots] = call["eos"]
     return made
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from bitwise import equal
 from dispatched import arguments_of
+from slots import slotted
 
 import polyspec_ext as ps
 
@@ -181,16 +182,6 @@ def ragged(call: dict[str, Any]) -> dict[str, Any]:
     made["draft_rows"] = call["draft_rows"][mask]
     for name in ("draft_tokens", "parents"):
         made[name] = torch.nn.functional.pad(call[name], (0, 1), value=-9)[mask]
-    return made
-
-
-def slotted(call: dict[str, Any]) -> dict[str, Any]:
-    slots = torch.randperm(B + 3, device=call["seed"].device)[:B]
-    made = {**call, "slots": slots}
-    for name in ("temperature", "seed", "position", "room", "eos"):
-        if isinstance(call.get(name), torch.Tensor):
-            made[name] = call[name].new_full((B + 3, *call[name].shape[1:]), -1)
-            made[name][slots] = call[name]
     return made
 
 

@@ -7,17 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import saved_chain
 
 from polyspec_ext import cli
 from polyspec_ext.bench import chains
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("POLYSPEC_TINY", str(saved_chain.save(tmp_path)))
-    return tmp_path
-
+pytestmark = pytest.mark.usefixtures("tiny_untrained")
 
 FEW = ("--max-new-tokens", "24", "--seconds", "1", "--repeats", "1")
 
@@ -37,8 +31,8 @@ def test_json_names_every_candidate(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["recommended"]["measured_tokens_per_second"] > 0
 
 
-def test_models_of_ones_own(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    models = ("--target", str(folder / "target"), "--draft", str(folder / "drafter"))
+def test_models_of_ones_own(capsys: pytest.CaptureFixture[str], untrained: Path) -> None:
+    models = ("--target", str(untrained / "target"), "--draft", str(untrained / "drafter"))
     assert cli.main(["plan", "3 + 4 =", *models, *FEW, "--theorem", "--batch", "2"]) == 0
     out = capsys.readouterr().out
     assert "temperature 0, batch 2;" in out
@@ -47,19 +41,19 @@ def test_models_of_ones_own(capsys: pytest.CaptureFixture[str], folder: Path) ->
 
 
 def test_theorem_on_the_grown_target(
-    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], untrained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its parts are those of `bench chains`, which has tests of its own: here stand small ones."""
     asked: list[tuple[int, Path | None]] = []
 
     def parts_of(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         asked.append((args.times, args.w4))
-        return {"target": folder / "target", "middle": folder / "middle"}, {}
+        return {"target": untrained / "target", "middle": untrained / "middle"}, {}
 
     monkeypatch.setattr(chains, "parts_of", parts_of)
-    words = ("--grown", "4", "--w4", str(folder / "w4"), "--theorem", "--json")
+    words = ("--grown", "4", "--w4", str(untrained / "w4"), "--theorem", "--json")
     assert cli.main(["plan", "How many?", *FEW, *words]) == 0
-    assert asked == [(4, folder / "w4")]
+    assert asked == [(4, untrained / "w4")]
     levels = [one["levels"] for one in json.loads(capsys.readouterr().out)["candidates"]]
     assert sorted(levels) == [["target"], ["target", "middle"]]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from failing import PROMPTS, SAMPLING, Failing, model
+from resident import resident_bytes
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel
@@ -21,12 +21,6 @@ def make(alone: bool = False) -> tuple[ps.Chain, list[HuggingFaceLevel]]:
     """`alone`: rounds of the target without host synchronisation, as on a CUDA device."""
     levels = [HuggingFaceLevel(model(seed, 1), name=f"level {seed}") for seed in range(2)]
     return ps.Chain(levels, [2], sync_each_step=not alone), levels
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def living() -> tuple[int, int]:
@@ -73,7 +67,7 @@ def test_hundreds_of_calls_leave_nothing_behind(alone: bool) -> None:
     list(calls(chain, levels, 60))
     # What the latest call keeps depends on which of its rows left: the same call before each count.
     chain.generate(PROMPTS[0], 3, eos_token_id=[])
-    before, memory = living(), resident()
+    before, memory = living(), resident_bytes()
     seen = list(calls(chain, levels, 300))
     chain.generate(PROMPTS[0], 3, eos_token_id=[])
     after = living()
@@ -82,7 +76,7 @@ def test_hundreds_of_calls_leave_nothing_behind(alone: bool) -> None:
     }  # fmt: skip
     assert after[0] == before[0]
     assert after[1] - before[1] < 60
-    assert resident() - memory < 8 << 20
+    assert resident_bytes() - memory < 8 << 20
 
 
 def test_what_a_leak_looks_like() -> None:

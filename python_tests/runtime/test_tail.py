@@ -9,6 +9,7 @@ import pytest
 import toy
 import toy_rows
 from captured_chains import PROMPTS, level
+from device_rounds import same
 from recorder import Recorder
 from small_models import PROMPT, make, plain_greedy, rough
 from toy_trees import TreeDrafter, TreeLevel
@@ -96,16 +97,6 @@ def chains(window: list[int], tail: int, **options: Any) -> list[ps.Chain]:
             ps.Chain(levels, window, tail=tail, sync_each_step=sync, graphs=graphs, **options)
         )
     return made
-
-
-def same(a: ps.Output, b: ps.Output) -> None:
-    assert a.sequences.equal(b.sequences)
-    for mine, theirs in zip([a.stats, *a.requests], [b.stats, *b.requests], strict=True):
-        for x, y in zip(mine.levels, theirs.levels, strict=True):
-            for name in LevelStats.__slots__:
-                # A pass that no row needs is still done, and a draft is not cut short.
-                if "seconds" not in name and name != "num_forward_passes":
-                    assert getattr(x, name) == getattr(y, name), name
 
 
 @pytest.mark.parametrize(

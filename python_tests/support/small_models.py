@@ -79,3 +79,8 @@ def rough(model: Any, amount: float = 0.03, seed: int = 1) -> Any:
         for p in other.parameters():
             p += amount * torch.randn(p.shape, generator=random)
     return other
+
+
+def keys_of(cache: Any, row: int, length: int) -> torch.Tensor:
+    """``[layers, heads, length, D]``, the keys of one row of a cache."""
+    return torch.stack([layer.keys[row, :, :length] for layer in cache.layers])

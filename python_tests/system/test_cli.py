@@ -22,15 +22,7 @@ from polyspec_ext import cli, tiny
 from polyspec_ext.cli import demo, entry
 from polyspec_ext.tiny import train
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_chain.save(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(autouse=True)
-def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYSPEC_TINY", str(folder))
+pytestmark = pytest.mark.usefixtures("tiny_untrained")
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -78,9 +70,9 @@ def test_generate_streams_the_text_that_json_has(capsys: pytest.CaptureFixture[s
 
 
 def test_generate_with_a_chain_of_ones_own(
-    capsys: pytest.CaptureFixture[str], folder: Path
+    capsys: pytest.CaptureFixture[str], untrained: Path
 ) -> None:
-    target, middle, drafter = (str(folder / level) for level in tiny.LEVELS)
+    target, middle, drafter = (str(untrained / level) for level in tiny.LEVELS)
     plain = json.loads(
         call(capsys, "generate", "x", "--target", target, "--json", "--max-new-tokens", "10")[1]
     )
@@ -161,12 +153,12 @@ def test_several_prompts_are_one_batch_with_values_for_each(
 )
 def test_bad_input_is_one_line(
     capsys: pytest.CaptureFixture[str],
-    folder: Path,
+    untrained: Path,
     tmp_path: Path,
     options: list[str],
     text: str,
 ) -> None:
-    places = {"{empty}": str(tmp_path), "{model}": str(folder / "target")}
+    places = {"{empty}": str(tmp_path), "{model}": str(untrained / "target")}
     prompt = [] if options[0] == "-" else ["x"]
     status, out, err = call(
         capsys, "generate", *prompt, *(places.get(word, word) for word in options)
