@@ -24,7 +24,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from polyspec_ext import progress, tiny
-from polyspec_ext.bench import machine, output
+from polyspec_ext.bench import chains_table, machine, output
 from polyspec_ext.bench.differences import verdict
 from polyspec_ext.bench.generation_calls import (
     ASSISTED,
@@ -348,22 +348,23 @@ def rows_of(
     model: Any,
     temperature: float,
     planned: Planned | None,
-    now: Mapping[str, float],
+    at_run_speed: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    rows = []
+    """What the report has of every contender, plain decoding first.
+
+    Args:
+        at_run_speed: of `Planned.at_the_speed_of`.
+    """
+    plain, rows = made[0], []
     for one in made:
-        found = verdict(model, prompts, made[0].texts, one.texts, temperature)
-        stats = merge(one.stats) if one.stats else None  # transformers tells nothing
-        levels = () if stats is None else stats.levels
-        tokens = max(1, sum(one.tokens.values()))
-        inside = sum(level.seconds for level in levels)
-        gain = ratios(one, made[0])
-        at_speed = now.get(one.label)
-        off = of_gain = None
-        if one.predicted is not None and made[0].predicted is not None:
-            off = one.predicted / one.rate()
+        found = verdict(model, prompts, plain.texts, one.texts, temperature)
+        gain, rate = ratios(one, plain), one.rate()
+        adjusted = at_run_speed.get(one.label)
+        over_measured = gain_over_measured = None
+        if one.predicted is not None and plain.predicted is not None:
+            over_measured = one.predicted / rate
             # Of the chain and of plain decoding in one run, whatever the processor did before it.
-            of_gain = one.predicted / made[0].predicted / gain["median"]
+            gain_over_measured = one.predicted / plain.predicted / gain["median"]
         rows.append(
             {
                 "label": one.label,
@@ -373,46 +374,51 @@ def rows_of(
                 "rule": one.rule,
                 "predicted_tokens_per_second": one.predicted,
                 "uncertainty": one.uncertainty,
-                "tokens_per_second": one.rate(),
-                "predicted_over_measured": off,
-                "predicted_at_the_runs_speed": at_speed,
+                "tokens_per_second": rate,
+                "predicted_over_measured": over_measured,
+                "predicted_at_the_runs_speed": adjusted,
                 "predicted_at_the_runs_speed_over_measured": (
-                    None if at_speed is None else at_speed / one.rate()
+                    None if adjusted is None else adjusted / rate
                 ),
                 "x_plain": gain,
-                "predicted_over_measured_x_plain": of_gain,
+                "predicted_over_measured_x_plain": gain_over_measured,
                 "decoding_tokens_per_second": one.decoding_rate(),
                 "lossless": found.lossless,
                 "verdict": str(found),
-                # By level: L_i, its mean acceptance length; F_i, passes per token; T_i, seconds
-                # of a pass.
-                "levels": [
-                    {
-                        "name": level.name,
-                        "acceptance_length": (
-                            level.mean_acceptance_length if level.num_drafts else None
-                        ),
-                        "passes_per_token": level.num_forward_passes / tokens,
-                        "ms": (
-                            1e3 * level.seconds / level.num_forward_passes
-                            if level.num_forward_passes
-                            else None  # a drafter without a model
-                        ),
-                    }
-                    for level in levels
-                ],
-                # By level, and outside the levels: seconds and steps for a token of the text.
-                "work": None
-                if planned is None or one.label not in planned.candidates or stats is None
-                else {
-                    "predicted": planned.candidates[one.label].work.to_dict(),
-                    "measured": observed_work(stats).to_dict(),
-                },
-                # What is no level's: the engine's own share of the time.
-                "engine_share": None if stats is None else 1 - inside / stats.decode_seconds,
+                **_work_of(one, planned),
             }
         )
     return rows
+
+
+def _work_of(one: Contender, planned: Planned | None) -> dict[str, Any]:
+    """What the engine counted: of each level L_i, its mean acceptance length, F_i, its passes per
+    token, and T_i, milliseconds of a pass; seconds and steps for a token of the text, by level and
+    outside the levels; and the share of the time that is no level's but the engine's own.
+    transformers tells nothing."""
+    if not one.stats:
+        return {"levels": [], "work": None, "engine_share": None}
+    stats, tokens = merge(one.stats), max(1, sum(one.tokens.values()))
+    candidate = None if planned is None else planned.candidates.get(one.label)
+    return {
+        "levels": [
+            {
+                "name": level.name,
+                "acceptance_length": level.mean_acceptance_length if level.num_drafts else None,
+                "passes_per_token": level.num_forward_passes / tokens,
+                "ms": (
+                    1e3 * level.seconds / level.num_forward_passes
+                    if level.num_forward_passes
+                    else None  # a drafter without a model
+                ),
+            }
+            for level in stats.levels
+        ],
+        "work": None
+        if candidate is None
+        else {"predicted": candidate.work.to_dict(), "measured": observed_work(stats).to_dict()},
+        "engine_share": 1 - sum(level.seconds for level in stats.levels) / stats.decode_seconds,
+    }
 
 
 def choice_of(
@@ -468,14 +474,14 @@ def report_of(args: Settings) -> dict[str, Any]:
         if not shared:
             models = {n: p.model for n, p in parts.items() if isinstance(p, HuggingFaceLevel)}
             shared = overlaps(model, models, prompts, made[0].texts)
-        now = {} if planned is None else planned.at_the_speed_of(made)
+        at_run_speed = {} if planned is None else planned.at_the_speed_of(made)
         results.append(
             {
                 "temperature": temperature,
                 "planned_texts": None if planned is None else planned.plan.measured.texts,
-                "rows": rows_of(made, prompts, model, temperature, planned, now),
+                "rows": rows_of(made, prompts, model, temperature, planned, at_run_speed),
                 "choice": choice_of(made, {one.label: one.predicted for one in made}),
-                "choice_at_the_runs_speed": choice_of(made, now),
+                "choice_at_the_runs_speed": choice_of(made, at_run_speed),
             }
         )
     return {
@@ -513,115 +519,11 @@ def _transformers(parts: dict[str, Any]) -> list[Contender]:
     ]
 
 
-def _target(settings: dict[str, Any]) -> str:
-    """What it is, in words."""
-    if settings["shape"] is None:
-        return f"the shipped one grown {settings['times']} times"
-    return (
-        f"a trained small model at the cost of {settings['shape']}: the shipped one, grown to its "
-        "width and depth, with the same distribution; its vocabulary stays the small one, and its "
-        "4-bit copy is not calibrated"
-    )
-
-
-def _windows(settings: dict[str, Any]) -> str:
-    if not settings["plan_seconds"]:
-        return "Windows: the engine's own choice."
-    return (
-        f"Windows and tails (+): the planner's, from at most {settings['plan_seconds']} seconds of "
-        "measuring on these questions, and a moment of every chain's own work, with what it "
-        "predicts and twice the standard error of that; at the run's speed: predicted over "
-        "measured where every level's times are in the ratio of what they took in the other chains "
-        "of the run to what was predicted of them there."
-    )
-
-
-def _window(row: dict[str, Any]) -> str:
-    text = ",".join(map(str, row["window"])) or "-"
-    return f"{text} + {row['tail']}" if row["tail"] else text
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-_HEADS = (
-    "chain", "window", "predicted", "+-", "tokens/s", "predicted/measured", "at the run's speed",
-    "x plain", "predicted/measured, x plain", "decoding", "L", "F", "T", "engine", "lossless",
-)  # fmt: skip
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    levels = row["levels"]
-    lengths = [x["acceptance_length"] for x in levels if x["acceptance_length"] is not None]
-    return [
-        row["label"],
-        _window(row),
-        _shown(row["predicted_tokens_per_second"], ".1f"),
-        _shown(row["uncertainty"], ".1%"),
-        f"{row['tokens_per_second']:.1f}",
-        _shown(row["predicted_over_measured"], ".2f"),
-        _shown(row["predicted_at_the_runs_speed_over_measured"], ".2f"),
-        f"{row['x_plain']['median']:.2f}",
-        _shown(row["predicted_over_measured_x_plain"], ".2f"),
-        _shown(row["decoding_tokens_per_second"], ".1f"),
-        ", ".join(f"{x:.2f}" for x in lengths) or "-",
-        ", ".join(f"{x['passes_per_token']:.2f}" for x in levels) or "-",
-        ", ".join(_shown(x["ms"], ".1f") for x in levels) or "-",
-        "-" if row["engine_share"] is None else f"{100 * row['engine_share']:.0f} %",
-        row["verdict"],
-    ]
-
-
-def markdown(report: dict[str, Any]) -> str:
-    """The report as tables."""
-    where, settings = report["machine"], report["settings"]
-    lines = [
-        f"# Chains below a target of {settings['parameters'] / 1e6:.0f} million parameters, "
-        f"{where['device_name']}",
-        "",
-        f"{machine.conditions(report)}. The target is {_target(settings)}, in {settings['dtype']}; "
-        f"{settings['prompts']} questions ({settings['source']}), up to "
-        f"{settings['max_new_tokens']} new tokens, median of {settings['repeats']} repeats in "
-        f"turns, prefill included; decoding: without it. {_windows(settings)}",
-        "",
-    ]
-    passes = {name: times for name, times in report["pass_ms"].items() if name != "tokens"}
-    shared = {name: report["overlap"].get(name.split(",")[0]) for name in passes}
-    widths = map(output.token_count, report["pass_ms"]["tokens"])
-    lines += output.table(
-        ["ms of a pass", *widths, "E[1 - TV]"],
-        (
-            [name, *(f"{ms:.2f}" for ms in times), _shown(shared[name], ".3f")]
-            for name, times in passes.items()
-        ),
-    )
-    for result in report["results"]:
-        lines += [
-            "",
-            f"## Temperature {result['temperature']:g}",
-            "",
-            "L: mean acceptance length; F: passes per token; T: ms of a pass with its "
-            "verification; by level, the target first.",
-            "",
-            *output.table(_HEADS, map(_cells, result["rows"])),
-        ]
-        choice, now = result["choice"], result["choice_at_the_runs_speed"]
-        if choice is not None:
-            lines += [
-                "",
-                f"By prediction: {choice['chosen']}; the fastest: {choice['fastest']}; "
-                f"{choice['of_fastest']:.3f} of it. By prediction at the run's speed: "
-                f"{now['chosen']}; {now['of_fastest']:.3f}.",
-            ]
-    return "\n".join(lines)
-
-
 def run(args: argparse.Namespace) -> int:
     """The subcommand. Returns 1 where texts are not the target's own."""
     names = [each.name for each in dataclasses.fields(Settings)]
     report = report_of(Settings(**{name: getattr(args, name) for name in names}))
-    output.show(report, markdown, as_json=args.json, json_file=args.json_file)
+    output.show(report, chains_table.markdown, as_json=args.json, json_file=args.json_file)
     return 0 if is_lossless(report) else 1
 
 

@@ -55,7 +55,6 @@ def _result(result: Report) -> Iterator[str]:
 
 def _cells(row: Report) -> list[str]:
     rate, times = row["tokens_per_second"], row["x_plain"]
-    decoding = row["decoding_tokens_per_second"]
     return [
         row["label"],
         ",".join(map(str, row["window"])) or "-",
@@ -64,6 +63,6 @@ def _cells(row: Report) -> list[str]:
         f"{rate['low']:.1f} to {rate['high']:.1f}",
         f"{times['median']:.2f}",
         f"{times['low']:.2f} to {times['high']:.2f}",
-        "-" if decoding is None else f"{decoding:.1f}",
+        output.number(row["decoding_tokens_per_second"], ".1f"),
         row["verdict"],
     ]

@@ -26,6 +26,11 @@ def _line(cells: Sequence[str]) -> str:
     return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
 
 
+def number(value: float | None, form: str) -> str:
+    """A value in the format `form`; "-" where there is none."""
+    return "-" if value is None else format(value, form)
+
+
 def token_count(count: int) -> str:
     """ "1 token", "2 tokens"."""
     return f"{count} token{'s' * (count > 1)}"

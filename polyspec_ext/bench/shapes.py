@@ -20,8 +20,8 @@ import polyspec_ext as ps
 from polyspec_ext import progress
 from polyspec_ext.bench import machine, output, timing
 from polyspec_ext.bench.memory import memory_free, require_memory
-from polyspec_ext.bench.paper.parts import weight_bytes
 from polyspec_ext.bench.published_shapes import SHAPES, Shape, config_of
+from polyspec_ext.bench.weights import weight_bytes
 from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork
 from polyspec_ext.drafters.eagle.passes import HeadPasses
 from polyspec_ext.drafters.trees import DynamicTree
@@ -601,9 +601,8 @@ def markdown(report: dict[str, Any]) -> str:
         ]
     rows = []
     for row in report["passes"]:
-        floor, over = row["floor_ms"], row["over_floor"]
         cells = [row["what"], row["runs"], str(row["tokens"]), f"{row['ms']:.3f}"]
-        cells += ["-" if floor is None else f"{floor:.3f}", "-" if over is None else f"{over:.2f}"]
+        cells += [output.number(row["floor_ms"], ".3f"), output.number(row["over_floor"], ".2f")]
         rows.append([*cells, f"{row['whole_ms']:.3f}"])
     for row in report["behind_long_context"]:
         name = f"{row['what']}, behind {settings['long_context']} tokens"

@@ -25,7 +25,7 @@ import platformdirs
 
 from .. import progress, tiny
 from ..bench import chains as grown_chains
-from ..bench import machine
+from ..bench import chains_table, machine
 from ..bench.differences import verdict
 from ..bench.generation_calls import chain_call, generate_call
 from ..bench.machine import QUESTIONS
@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(result, entries[-1], tokenizer)
         if args.grown:
-            print("\n" + grown_chains.markdown(result["grown"]))
+            print("\n" + chains_table.markdown(result["grown"]))
     same = all(row["lossless"] for row in result["configurations"])
     if args.grown:
         same = same and grown_chains.is_lossless(result["grown"])

@@ -14,7 +14,7 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.bench import chains, int4, memory
+from polyspec_ext.bench import chains, chains_table, int4, memory
 from polyspec_ext.bench.differences import Z_LIMIT, verdict
 from polyspec_ext.bench.ggml import Ggml
 from polyspec_ext.bench.published_shapes import SHAPES, Shape, growth_of
@@ -71,7 +71,7 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert [row["window"] for row in rows[3:]] == [[4]] * 6
     assert all(row["predicted_tokens_per_second"] is None for row in rows)
     assert report["results"][0]["choice"] is None
-    assert "| target <- EAGLE tree |" in chains.markdown(report)
+    assert "| target <- EAGLE tree |" in chains_table.markdown(report)
     # Only levels that verify have a length: JSON has no NaN.
     json.dumps(report, allow_nan=False)
     assert all(row["levels"][-1]["acceptance_length"] is None for row in rows if row["levels"])
@@ -107,7 +107,7 @@ def test_a_run_of_chains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     again = report["results"][0]["choice_at_the_runs_speed"]
     best = max(planned, key=lambda row: row["predicted_at_the_runs_speed"])
     assert (again["chosen"], again["fastest"]) == (best["label"], fastest["label"])
-    text = chains.markdown(report)
+    text = chains_table.markdown(report)
     assert "at most 1 seconds of measuring" in text
     assert f"{rows[0]['predicted_at_the_runs_speed_over_measured']:.2f} | 1.00 |" in text
     assert f"By prediction: {chosen['label']}; the fastest: {fastest['label']}" in text

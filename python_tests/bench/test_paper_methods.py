@@ -14,8 +14,9 @@ from polyspec_ext import tiny
 from polyspec_ext.bench.generation_calls import Request
 from polyspec_ext.bench.paper import prepare, presets, record, report
 from polyspec_ext.bench.paper.methods import Call, Method, default_keys, read_keys
-from polyspec_ext.bench.paper.parts import Parts, Places, Tree, shipped, weight_bytes
+from polyspec_ext.bench.paper.parts import Parts, Places, Tree, shipped
 from polyspec_ext.bench.paper.report.tables.compared import windows_of
+from polyspec_ext.bench.weights import weight_bytes
 from polyspec_ext.cli.entry import main
 
 ALL = (

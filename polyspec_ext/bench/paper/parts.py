@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from polyspec_ext.drafters import (
     SuffixMatch,
 )
 from polyspec_ext.levels import HuggingFaceLevel, load
-from polyspec_ext.levels.replacement import Part
 from polyspec_ext.planning import level_for
 
 TARGET, W4 = "target", "w4"
@@ -311,25 +309,3 @@ def _shown(place: str | Path | None, name: str, times: int) -> str:
         grown = f", grown {times} times" if times > 1 and name in (TARGET, W4, *HEADS) else ""
         return f"shipped {TARGET if name == W4 else name}{grown}"
     return Path(place).name if Path(place).is_dir() else str(place)
-
-
-def weight_bytes(model: Any) -> int:
-    """Bytes of weights that a pass of one token reads: all but the input embeddings, unless they
-    are the output head as well."""
-    embed, head = model.get_input_embeddings(), model.get_output_embeddings()
-    aside = {embed.weight.data_ptr()}
-    if head is not None:
-        aside -= {getattr(head, "weight", embed.weight).data_ptr()}
-    modules = list(model.modules())
-    # (Projections that are one product do not own it.)
-    modules += {module.merged.linear for module in modules if isinstance(module, Part)}
-    seen: dict[int, int] = {}
-    for tensor in itertools.chain.from_iterable(_tensors(module) for module in modules):
-        if tensor.data_ptr() not in aside:
-            seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
-    return sum(seen.values())
-
-
-def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters(recurse=False)
-    yield from module.buffers(recurse=False)

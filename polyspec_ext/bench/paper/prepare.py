@@ -21,7 +21,8 @@ from polyspec_ext.bench.paper.methods import (
     Method,
     with_windows,
 )
-from polyspec_ext.bench.paper.parts import TARGET, W4, Parts, weight_bytes
+from polyspec_ext.bench.paper.parts import TARGET, W4, Parts
+from polyspec_ext.bench.weights import weight_bytes
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planned import plan
 from polyspec_ext.planning import pass_seconds
