@@ -214,7 +214,11 @@ class Chain:
         alone where speculation does not pay. It is planned once for these levels, prompts and
         requests on a machine, and the answer kept in the user's cache folder.
 
-        Args and errors: those of `ps.plan`.
+        Args:
+            levels ... seconds: as of `ps.plan`.
+
+        Raises:
+            TypeError, ValueError: as of `ps.plan`.
         """
         request = Request(max_new_tokens, temperature)
         chain: Chain = kept(
@@ -300,9 +304,14 @@ class Chain:
         eos_token_id: int | Sequence[int] | None = None,
     ) -> Stream:
         """Like `generate` for one prompt, but yields each new token when the target has committed
-        it.
+        it. A chain works on one batch at a time: starting another ends this one.
 
-        A chain works on one batch at a time: starting another ends this one.
+        Args:
+            input_ids: one prompt, ``[N]`` or ``[1, N]``.
+            max_new_tokens ... eos_token_id: as of `generate`, one value each.
+
+        Raises:
+            TypeError, ValueError: as of `generate`; several prompts.
         """
         prompts = inputs.prompts(
             "input_ids", inputs.rows_of("input_ids", input_ids), self.vocab_sizes[0]
@@ -335,8 +344,14 @@ class Chain:
     ) -> Batch:
         """A batch of token lists, to be moved on by ``advance()`` as the caller likes.
 
-        Arguments are those of `generate`; the lists are copied. `processors` and `observe` are
-        those of `Batch`. `encoder_input_ids` may be an `EncodedInput`, which has a mask as well.
+        Args:
+            prompts: as `input_ids` of `generate`; the lists are copied.
+            max_new_tokens ... eos_token_id: as of `generate`.
+            encoder_input_ids: as of `generate`, or an `EncodedInput`, which has a mask as well.
+            processors, observe: as of `Batch`.
+
+        Raises:
+            TypeError, ValueError: as of `generate`.
         """
         encoded = inputs.encoded(
             encoder_input_ids, getattr(self.levels[0], "reads_encoder_input", False), self.names[0]

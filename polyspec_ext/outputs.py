@@ -29,8 +29,15 @@ class Output:
 
 
 class Stream:
-    """Iterator over the new tokens of one prompt, as the target commits them; `stats` is up to date
-    after each."""
+    """Iterator over the new tokens of one prompt, as the target commits them.
+
+    Args:
+        batch: of one row.
+
+    Raises:
+        RequestError: of ``next``: a row of logits has no distribution.
+        RuntimeError: of ``next``: the chain has begun another batch since, or this one failed.
+    """
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -39,6 +46,7 @@ class Stream:
 
     @property
     def stats(self) -> Stats:
+        """Up to date after each token."""
         return self.batch.stats
 
     def __iter__(self) -> Iterator[int]:

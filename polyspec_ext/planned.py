@@ -63,6 +63,9 @@ def plan(
         trials: how many of the fastest chains are run for a moment before anything is recommended;
             None: all, so that every prediction goes by the chain's own steps.
 
+    Returns:
+        The predictions, what they follow from, and the recommended chain.
+
     Raises:
         TypeError, ValueError: as `Chain` and `Chain.generate` have it.
     """

@@ -71,10 +71,12 @@ def custom_generate(
     greedily (up to ties), the same distribution when sampling (but for ties at the edge of top-p:
     `take_apart`).
 
-    Called by `generate`; the positional arguments are those of its own loop, and ``model_kwargs``
-    what it would call the model with. These are passed through `generate`:
+    Called by `generate`, which gives it the positional arguments of its own loop and, as
+    ``model_kwargs``, what it would call the model with. The others are passed through `generate`.
 
     Args:
+        model ... generation_config: those of `generate`'s own loop; `input_ids` are ``[B, P]``,
+            padded on the left.
         chain: its target must be `model` itself.
         token_streamer: is given what the `streamer` of `generate` is given: the prompts ``[B, P]``,
             then ``[B]`` tokens a step, then its end.

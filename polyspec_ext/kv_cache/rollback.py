@@ -115,7 +115,11 @@ class RollbackCache(Cache):  # type: ignore[misc]
 
     @classmethod
     def for_model(cls, model: Any, batch_size: int, **options: Any) -> RollbackCache:
-        """A cache of `model`'s dtype, on its device. `options`: the constructor's."""
+        """A cache of `batch_size` rows in `model`'s dtype, on its device.
+
+        Args:
+            options: the constructor's.
+        """
         return cls(
             model.config, batch_size, **{"dtype": model.dtype, "device": model.device, **options}
         )
@@ -131,16 +135,18 @@ class RollbackCache(Cache):  # type: ignore[misc]
         slack: int = 32,
         **options: Any,
     ) -> RollbackCache:
-        """A cache of `sinks` first and `window` latest tokens per row, for a drafter
-        (`kv_cache.streaming`).
+        """A cache of `sinks` first and `window` latest tokens for each of `batch_size` rows, for a
+        drafter (`kv_cache.streaming`).
 
         Args:
             window: tokens that a query sees beside the sinks, itself included.
             sinks: first tokens that are kept for good.
             slack: at most so many tokens can be rolled back, and one more go in one forward pass.
+            options: the constructor's.
 
         Raises:
-            ValueError: the model's positions cannot be moved; names the model.
+            ValueError: a number is out of its range; or the model's positions cannot be moved:
+                names the model.
         """
         if window < 1 or sinks < 0 or slack < 0:
             raise ValueError(
@@ -211,8 +217,14 @@ class RollbackCache(Cache):  # type: ignore[misc]
         return any(not isinstance(layer, RingLayer) for layer in self.layers)
 
     def prepare(self, tokens: int, counts: Sequence[int] | torch.Tensor | None = None) -> None:
-        """Prepare a forward pass whose mask and positions are made elsewhere; arguments: those of
-        `inputs`."""
+        """Prepare a forward pass whose mask and positions are made elsewhere.
+
+        Args:
+            tokens, counts: as of `inputs`.
+
+        Raises:
+            ValueError: `tokens` is not positive.
+        """
         if tokens < 1:
             raise ValueError(f"tokens: expected >= 1, given {tokens}")
         self.rows.begin(tokens, counts)
@@ -464,7 +476,11 @@ class RollbackCache(Cache):  # type: ignore[misc]
         return [rows.lengths, rows.base, rows.status, *states]
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last ``-tokens_to_remove`` tokens of every row, as transformers 5 counts."""
+        """Remove the last ``-tokens_to_remove`` tokens of every row, as transformers 5 counts.
+
+        Raises:
+            ValueError: `tokens_to_remove` is positive.
+        """
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove: expected <= 0, given {tokens_to_remove}")
         rows = self.rows

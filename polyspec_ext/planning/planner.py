@@ -57,6 +57,7 @@ class Plan:
         measured: what all of it follows from.
         parts: the levels and drafters.
         request: what was planned for.
+        make: `Chain`.
     """
 
     candidates: list[Candidate]

@@ -64,6 +64,7 @@ class PromptFeatures:
         return self
 
     def __call__(self, prompt: Sequence[int]) -> list[float]:
+        """``[F]``, those of one prompt's token ids."""
         found = [1.0]
         if self._length:
             found.append(math.log(1 + len(prompt)))
@@ -115,13 +116,14 @@ class AccuracyModel:
 
 
 def promised_throughput(accuracy: float, token: float, verify: float, most: int = 16) -> float:
-    """Tokens per second with the best window: the maximum over 0 <= g <= `most` of equation 1,
-    ``(1 - A^{g+1}) / ((1 - A) (g a + b))``.
+    """Tokens per second with the best window: the maximum over 0 <= g <= `most` of equation 1 of
+    Liu, Park and Shen, ``(1 - A^{g+1}) / ((1 - A) (g a + b))``.
 
     Args:
         accuracy: A, in [0, 1].
         token: a, seconds of a drafted token.
         verify: b, seconds of a verification, > 0.
+        most: the largest window.
     """
     tokens, reach, best = 0.0, 1.0, 0.0
     for g in range(most + 1):

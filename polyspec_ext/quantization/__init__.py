@@ -45,6 +45,9 @@ def quantize_w4(model: Any, group_size: int = 128, calibration: Sequence[Any] | 
             every weight is rounded to the nearest, which takes a fraction of the time and loses
             more.
 
+    Returns:
+        The copy, on the device of `model`.
+
     Raises:
         TypeError, ValueError: an argument is none of these, or nothing can be quantised; the
             message names the argument.
@@ -78,6 +81,10 @@ def save_w4(copy: Any, folder: str | Path) -> None:
     Two values lie in a byte, the even input in the low nibble; scales and zeros are bfloat16. A few
     of the model's own weights are written beside them, by which `load_w4` knows it.
 
+    Args:
+        copy: of `quantize_w4`.
+        folder: made where it is not there.
+
     Raises:
         ValueError: the model has no such weights.
     """
@@ -103,6 +110,13 @@ def save_w4(copy: Any, folder: str | Path) -> None:
 
 def load_w4(model: Any, folder: str | Path) -> Any:
     """The copy that `save_w4` kept, over the model that it was made of.
+
+    Args:
+        model: as `quantize_w4` was given it.
+        folder: as `save_w4` was given it.
+
+    Returns:
+        The copy, as `quantize_w4` returned it.
 
     Raises:
         FileNotFoundError: nothing was kept there.

@@ -5,12 +5,11 @@ Four stages, each resumable (a finished stage's directory is kept and skipped on
 1. *seed*: a model of the middle's shape, trained on the text.
 2. *target*: the seed with identity layers put in between, trained on. Starting from the seed saves
    most of the early training.
-3. *middle*: starts as the target without those layers, which keeps much of its distribution, and is
-taught
-   the target's distribution in four rounds, each with a learning rate that rises and decays anew.
+3. *middle*: starts as the target without those layers, which keeps much of its distribution, and
+   is taught the target's distribution in four rounds, each with a learning rate that rises and
+   decays anew.
 4. *drafter*: starts as the middle's first layer, and is taught the distribution of the middle,
-which is the
-   level that verifies it and costs a quarter of the target to ask.
+   which is the level that verifies it and costs a quarter of the target to ask.
 
 The report (`report.json`) holds the held-out loss of each model and its overlap with the target:
 E[1 - TV] at temperature 1 over GSM8K's test split, which is the per-token acceptance of speculative
