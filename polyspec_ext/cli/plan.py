@@ -10,6 +10,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from .. import progress, tiny
+from ..bench import chains
 from ..bench.machine import QUESTIONS
 from ..planned import plan
 from ..planning import Switch, default_store, plot
@@ -105,8 +106,6 @@ def add_command(commands: Any) -> None:
 
 
 def _grown(args: argparse.Namespace) -> list[Any]:
-    from ..bench import chains
-
     progress.note("making the 4-bit copy, which takes a minute or two")
     # As `bench chains` has them: the target in the data type that is faster here.
     settings = chains.Settings(times=args.grown, w4=args.w4)

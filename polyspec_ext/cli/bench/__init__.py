@@ -1,5 +1,5 @@
 """``python -m polyspec_ext bench kernels|overhead|generate|chains|levels|int4|adaptation|paper|
-report|shapes``: the options of each kind. What they measure with is imported when one runs.
+report|shapes``: the options of each kind.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
+from ...bench import adaptation
 from .. import options
 
 
@@ -53,10 +53,4 @@ def add_command(kinds: Any) -> None:
     )
     sub.add_argument("--plots", type=Path, metavar="DIR", help="draw PNGs there (matplotlib)")
     options.add_threads(sub)
-    sub.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from ...bench import adaptation
-
-    return adaptation.run(args)
+    sub.set_defaults(run=adaptation.run)

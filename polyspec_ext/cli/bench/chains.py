@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import tiny
+from ...bench import chains
 from ...bench.published_shapes import SHAPES
 from .. import options
 
@@ -74,13 +75,11 @@ def add_command(kinds: Any) -> None:
     options.add_temperatures(sub)
     options.add_seed(sub)
     options.add_threads(sub)
-    sub.set_defaults(run=_run)
+    sub.set_defaults(run=chains.run)
 
 
 def _chains(text: str) -> list[tuple[str, ...]]:
-    from ...bench.chains import combinations
-
-    known = [one[1:] for one in combinations(5)]
+    known = [one[1:] for one in chains.combinations(5)]
     asked = [tuple(name.strip() for name in one.split(",")) for one in text.split(";")]
     for one in asked:
         if one not in known:
@@ -89,9 +88,3 @@ def _chains(text: str) -> list[tuple[str, ...]]:
                 f"{','.join(one)}"
             )
     return asked
-
-
-def _run(args: argparse.Namespace) -> int:
-    from ...bench import chains
-
-    return chains.run(args)

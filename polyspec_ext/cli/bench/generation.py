@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
+from ...bench import generation
 from .. import options
 
 
@@ -39,10 +39,4 @@ def add_command(kinds: Any) -> None:
     options.add_seed(sub)
     options.add_processor_time(sub)
     options.add_threads(sub)
-    sub.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from ...bench import generation
-
-    return generation.run(args)
+    sub.set_defaults(run=generation.run)

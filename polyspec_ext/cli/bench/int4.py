@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
+from ...bench import int4
 from .. import options
 
 
@@ -37,10 +37,4 @@ def add_command(kinds: Any) -> None:
         "(-DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON): llama.cpp's Q4_0 as well",
     )
     options.add_threads(sub)
-    sub.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from ...bench import int4
-
-    return int4.run(args)
+    sub.set_defaults(run=int4.run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ...bench import kernels
 from .. import options
 
 
@@ -65,10 +66,4 @@ def add_command(kinds: Any) -> None:
     options.add_processor_time(runs)
     options.add_threads(runs)
     options.add_seed(runs, "of logits and draws")
-    sub.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from ...bench import kernels
-
-    return kernels.run(args)
+    sub.set_defaults(run=kernels.run)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
+from ...bench import levels
 from .. import options
 
 
@@ -29,10 +29,4 @@ def add_command(kinds: Any) -> None:
         help="through torch.compile as well, which takes minutes (default: %(default)s)",
     )
     options.add_threads(sub)
-    sub.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from ...bench import levels
-
-    return levels.run(args)
+    sub.set_defaults(run=levels.run)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
+from ...bench import overhead
 from .. import options
 
 
@@ -31,10 +31,4 @@ def add_command(kinds: Any) -> None:
     )
     options.add_temperature(sub, 1.0)
     options.add_threads(sub)
-    sub.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from ...bench import overhead
-
-    return overhead.run(args)
+    sub.set_defaults(run=overhead.run)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
+from ...bench.paper import command
+from ...bench.paper.presets import PRESETS
 from .. import options
-
-_PRESETS = ("vicuna-7b", "vicuna-13b", "llama2-7b", "llama2-70b", "llama3-8b", "qwen2-7b")
 
 
 def add_command(kinds: Any) -> None:
@@ -31,7 +30,7 @@ def add_command(kinds: Any) -> None:
     _add_questions(sub)
     _add_models(sub)
     _add_methods(sub)
-    sub.set_defaults(run=_run)
+    sub.set_defaults(run=command.run)
 
 
 def _add_questions(sub: Any) -> None:
@@ -59,7 +58,9 @@ def _add_questions(sub: Any) -> None:
 
 def _add_models(sub: Any) -> None:
     group = sub.add_argument_group("models", "without any: the shipped ones")
-    group.add_argument("--preset", choices=_PRESETS, help="the paper's target and its EAGLE-2 head")
+    group.add_argument(
+        "--preset", choices=tuple(PRESETS), help="the paper's target and its EAGLE-2 head"
+    )
     group.add_argument("--target", metavar="MODEL", help="model directory or id")
     group.add_argument(
         "--draft",
@@ -108,9 +109,3 @@ def _add_methods(sub: Any) -> None:
         help="that the planner may measure to find windows; 0: windows as they are shipped "
         "(default: %(default)s)",
     )
-
-
-def _run(args: argparse.Namespace) -> int:
-    from ...bench.paper import command
-
-    return command.run(args)

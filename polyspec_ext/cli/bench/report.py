@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
+from ...bench.paper import report
 from .. import options
 
 
@@ -21,10 +21,4 @@ def add_command(kinds: Any) -> None:
     sub.add_argument(
         "--output", metavar="DIR", help="(default: the folder of the run, where it is one)"
     )
-    sub.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from ...bench.paper import report
-
-    return report.run(args)
+    sub.set_defaults(run=report.run)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
+from ...bench import shapes
 from ...bench.published_shapes import SHAPES
 from .. import options
 
@@ -45,10 +45,4 @@ def add_command(kinds: Any) -> None:
         "%(default)s); on CUDA passes are captured as graphs in any case",
     )
     options.add_threads(sub)
-    sub.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from ...bench import shapes
-
-    return shapes.run(args)
+    sub.set_defaults(run=shapes.run)
