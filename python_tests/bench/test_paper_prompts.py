@@ -104,12 +104,12 @@ def test_templates_that_there_are_not(tokenizer: Any) -> None:
 def test_the_six_tasks_in_turns() -> None:
     kinds = [*["writing"] * 3, *["math"] * 2, "qa", "qa", "rag", "math_reasoning"]
     made = [Question(n, kind, ("?",)) for n, kind in enumerate(kinds)]
-    some = questions.some(made, 3)
+    some = questions.select(made, 3)
     assert [(one.task, one.question_id) for one in some] == [
         ("mt_bench", 0), ("qa", 5), ("math", 8), ("rag", 7),
         ("mt_bench", 3), ("qa", 6), ("mt_bench", 1),
     ]  # fmt: skip
-    assert questions.digest(some) == questions.digest(questions.some(made, 3))
+    assert questions.digest(some) == questions.digest(questions.select(made, 3))
     assert questions.digest(some) != questions.digest(some[1:])
 
 
@@ -121,7 +121,7 @@ def test_spec_bench_itself() -> None:
         own = [one for one in found if one.task == task]
         assert len(own) == 80
         assert {len(one.turns) for one in own} == {2 if task == questions.MT_BENCH else 1}
-    some = questions.some(found, 10)
+    some = questions.select(found, 10)
     assert len(some) == 60
     assert len({one.category for one in some if one.task == questions.MT_BENCH}) == 8
 

@@ -37,14 +37,13 @@ def run(args: argparse.Namespace) -> int:
         for command in error.commands:
             print(f"  {command}", file=sys.stderr)
         return BAD_INPUT
-    asked = questions.read(args.questions)
-    some = questions.some(asked, args.per_task)
+    chosen = questions.select(questions.read(args.questions), args.per_task)
     device = torch.device(args.device)
     on_cpu = device.type == "cpu"
     keys = args.methods or default_keys(places, args.compile, on_cpu)
     methods = read_keys(keys, places, on_cpu=on_cpu, compile=args.compile)
     parts = Parts(places, args.device, _dtype(args.dtype), args.compile)
-    return _measure(args, parts, methods, some, template)
+    return _measure(args, parts, methods, chosen, template)
 
 
 def places_of(args: argparse.Namespace) -> tuple[Places, str]:
@@ -108,15 +107,12 @@ def _measure(
     args: argparse.Namespace,
     parts: Parts,
     methods: list[Method],
-    some: Sequence[Question],
+    chosen: Sequence[Question],
     template: str,
 ) -> int:
-    facts = record.read_facts(args.output) if (args.output / record.FACTS).is_file() else None
-    if facts is not None:
-        # Windows are those that were found when the run began.
-        begun = [Method.from_dict(given) for given in facts["methods"]]
-        if [method.name for method in begun] == [method.name for method in methods]:
-            methods = begun
+    begun = record.read_facts(args.output) if (args.output / record.FACTS).is_file() else None
+    if begun is not None:
+        methods = _with_windows_of(begun, methods)
     spent = Spent()
     with spent.on("models"):
         room = _room(parts, methods, args.max_new_tokens)
@@ -124,11 +120,11 @@ def _measure(
         prepare.loaded(methods, parts)
     with spent.on("W4 copy"):
         prepare.quantised(methods, parts)
-    looked_at = [conversation.prompt(one.turns[:1], []).ids for one in some[:_LOOKED_AT]]
+    looked_at = [conversation.prompt(one.turns[:1], []).ids for one in chosen[:_LOOKED_AT]]
     with spent.on("compilation"):
         prepare.compiled(methods, parts, looked_at[0], args.temperature)
     prediction: dict[str, Any] = {}
-    if facts is None and args.plan_seconds > 0:
+    if begun is None and args.plan_seconds > 0:
         with spent.on("plan"):
             found = prepare.planned(
                 methods,
@@ -140,8 +136,8 @@ def _measure(
             )
         methods, prediction = found.methods, found.prediction
     calls = [Call(method, parts) for method in progress.bar(methods, desc="methods", leave=False)]
-    wanted = _facts(args, parts, methods, some, conversation)
-    if facts is None:
+    facts = _facts(args, parts, methods, chosen, conversation)
+    if begun is None:
         with spent.on("passes"):
             about = prepare.surroundings(
                 methods,
@@ -151,17 +147,10 @@ def _measure(
                 max_new_tokens=args.max_new_tokens,
                 seed=args.seed,
             )
-        facts = {**wanted, "prediction": prediction, **about, "seconds": []}
+        facts = {**facts, "prediction": prediction, **about, "seconds": []}
     else:
-        other = record.differences(facts, wanted)
-        if other:
-            raise ValueError(
-                f"--output: expected the settings of the run that {args.output} has begun, or "
-                f"another folder; given others: {'; '.join(other)}"
-            )
-        again = {"created": wanted["created"], "commit": wanted["commit"]}
-        facts = {**facts, "continued": [*facts.get("continued", []), again]}
-    turns = sum(len(one.turns) for one in some)
+        facts = _continued(begun, facts, args.output)
+    turns = sum(len(one.turns) for one in chosen)
     asked = Asked(args.repeats, args.max_new_tokens, args.temperature, args.seed, args.warm_up)
     before = facts.get("seconds", [])  # of the sessions that this one goes on from
     with (
@@ -171,7 +160,7 @@ def _measure(
         eos = frozenset(parts.eager.eos_token_ids)
         model = parts.eager.model
         runner = Runner(
-            calls, some, conversation, asked, model, eos, writer, tick=lambda: bar.update(1)
+            calls, chosen, conversation, asked, model, eos, writer, tick=lambda: bar.update(1)
         )
         with spent.on("warm-up"):
             runner.warm_up()
@@ -182,6 +171,33 @@ def _measure(
     done = record.read_run(args.output)
     report.run(argparse.Namespace(runs=[args.output], output=None))
     return SOME_FAILED if any(not turn.ok for turn in done.turns) else 0
+
+
+def _with_windows_of(begun: dict[str, Any], methods: list[Method]) -> list[Method]:
+    """The methods with the windows that were found when the run began."""
+    before = [Method.from_dict(given) for given in begun["methods"]]
+    same = [method.name for method in before] == [method.name for method in methods]
+    return before if same else methods
+
+
+def _continued(begun: dict[str, Any], facts: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The facts of a run that goes on.
+
+    Args:
+        begun: those in its folder.
+        facts: of the session that goes on with it.
+
+    Raises:
+        ValueError: it has other settings.
+    """
+    other = record.differences(begun, facts)
+    if other:
+        raise ValueError(
+            f"--output: expected the settings of the run that {folder} has begun, or another "
+            f"folder; given others: {'; '.join(other)}"
+        )
+    again = {"created": facts["created"], "commit": facts["commit"]}
+    return {**begun, "continued": [*begun.get("continued", []), again]}
 
 
 def _room(parts: Parts, methods: Sequence[Method], max_new_tokens: int) -> int:
@@ -196,7 +212,7 @@ def _facts(
     args: argparse.Namespace,
     parts: Parts,
     methods: Sequence[Method],
-    some: Sequence[Question],
+    chosen: Sequence[Question],
     conversation: Conversation,
 ) -> dict[str, Any]:
     """What ``run.json`` says before anything is measured."""
@@ -216,10 +232,10 @@ def _facts(
         "versions": versions,
         "settings": {
             "questions": Path(source).stem,
-            "digest": questions.digest(some),
-            "count": len(some),
+            "digest": questions.digest(chosen),
+            "count": len(chosen),
             "per_task": args.per_task,
-            "turns": sum(len(one.turns) for one in some),
+            "turns": sum(len(one.turns) for one in chosen),
             "repeats": args.repeats,
             "max_new_tokens": args.max_new_tokens,
             "temperature": args.temperature,

@@ -96,7 +96,7 @@ def _question(line: str, place: Path, number: int) -> Question:
     return Question(question_id, category, tuple(turns))
 
 
-def some(questions: Sequence[Question], per_task: int) -> list[Question]:
+def select(questions: Sequence[Question], per_task: int) -> list[Question]:
     """`per_task` questions of every task that has any, the tasks in turns, so that a run that ends
     early has some of each. Of a task's categories each gives one in turn."""
     chosen = []
