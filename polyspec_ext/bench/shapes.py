@@ -410,12 +410,12 @@ def _whole(
 
 
 @dataclass(frozen=True)
-class MeasuredSeconds:
+class TimedPasses:
     """`theory.PassSeconds` of measured times, of one row.
 
     Args:
         passes: of every level, the target first, by tokens read.
-        verify: of a verification, by tokens verified.
+        check: of a verification beside its pass, by tokens verified.
     """
 
     passes: Sequence[Times]
@@ -473,7 +473,7 @@ def _best(
     check: Times,
 ) -> tuple[float, tuple[int, ...]]:
     """Tokens per second and windows of the fastest."""
-    seconds, accept = MeasuredSeconds(passes, check), Acceptance.constant(*acceptances)
+    seconds, accept = TimedPasses(passes, check), Acceptance.constant(*acceptances)
     return max(
         (
             expectation(
