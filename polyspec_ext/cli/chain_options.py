@@ -73,7 +73,7 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
     options.add_threads(group)
     group.add_argument(
         "--pack",
-        choices=("auto", "on", "off"),
+        choices=tuple(options.SWITCHES),
         help="pack the weights for the CPU's matrix kernels, which takes their memory again; auto: "
         "where that is faster on this processor, and draft levels in bfloat16 where that is "
         "(default: auto for the shipped chain, else off)",
@@ -128,15 +128,14 @@ def build_chain(args: argparse.Namespace) -> Chain:
         )
     chosen: dict[str, Any] = {"rule": args.rule, "dtype": dtype, "device": args.device}
     chosen.update(compile=args.compile, rounds=args.rounds, tail=args.tail, policy=args.policy)
-    packs: dict[str, Any] = {"auto": "auto", "on": True, "off": False}
     if args.target is None:
         if args.middle or args.drafter:
             raise ValueError("--middle and --drafter: expected a --target with them, given none")
-        return tiny.chain(window=args.window, pack=packs[args.pack or "auto"], **chosen)
+        return tiny.chain(window=args.window, pack=options.SWITCHES[args.pack or "auto"], **chosen)
     levels = [("--target", args.target), *(("--middle", place) for place in args.middle)]
     if args.drafter:
         levels.append(("--drafter", args.drafter))
-    chosen["pack"] = packs[args.pack or "off"]
+    chosen["pack"] = options.SWITCHES[args.pack or "off"]
     try:
         return Chain([place for _, place in levels], args.window, **chosen)
     except (TypeError, ValueError) as error:

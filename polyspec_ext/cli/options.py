@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from ..planning import Switch
+
 T = TypeVar("T")
 NO_END = float("inf")
+SWITCHES: dict[str, Switch] = {"auto": "auto", "on": True, "off": False}  # by their words
 
 
 class Parser(argparse.ArgumentParser):

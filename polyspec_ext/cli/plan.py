@@ -13,7 +13,7 @@ from .. import progress, tiny
 from ..bench import chains
 from ..bench.machine import QUESTIONS
 from ..planned import plan
-from ..planning import Switch, default_store, plot
+from ..planning import default_store, plot
 from . import options
 
 
@@ -49,7 +49,7 @@ def add_command(commands: Any) -> None:
         "--w4", type=Path, metavar="DIR", help="keep the 4-bit copy of --grown there for next time"
     )
     models.add_argument(
-        "--pack", choices=("auto", "on", "off"), default="auto", help="(default: %(default)s)"
+        "--pack", choices=tuple(options.SWITCHES), default="auto", help="(default: %(default)s)"
     )
     models.add_argument(
         "--compile", action="store_true", help="decode through torch.compile, which takes a minute"
@@ -95,7 +95,7 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="forget how levels were found to run fastest, and time it again",
     )
-    sub.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    options.add_json(sub, "tables")
     sub.add_argument(
         "--plot",
         type=Path,
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"grown: expected no --target beside it, given {args.target}")
     if args.w4 is not None and args.grown is None:
         raise ValueError("w4: expected --grown as well, given none")
-    pack: Switch = "auto" if args.pack == "auto" else args.pack == "on"
+    pack = options.SWITCHES[args.pack]
     shipped = args.target is None
     levels: list[Any] = [args.target, *args.draft]
     tokenizer = tiny.tokenizer() if shipped else AutoTokenizer.from_pretrained(args.target)
