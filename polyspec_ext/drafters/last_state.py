@@ -6,7 +6,7 @@ emitted from it. Proposals are trees of the likeliest tokens.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -16,12 +16,13 @@ from torch import nn
 
 from ..levels import HuggingFaceLevel
 from ..levels.base import Counts, PromptBatch
+from ..levels.compiled import CompiledPasses
 from ..levels.cpu_packed import pack_layers
 from ..tensors import Place
 from . import checkpoint
 from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .target import Target
-from .trees import DynamicTree, Tree
+from .trees import DynamicTree, Nodes, Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,6 +90,37 @@ class LastStateHeads(nn.Module):
         return [*self.parameters(), *self.buffers()]
 
 
+class Growth(nn.Module):
+    """A draft as one pass, with arguments as a model's.
+
+    Args:
+        heads, tree: of the drafter.
+    """
+
+    def __init__(self, heads: LastStateHeads, tree: Tree) -> None:
+        super().__init__()
+        self.heads, self.tree = heads, tree
+
+    def forward(
+        self, input_ids: torch.Tensor, states: torch.Tensor, lengths: torch.Tensor, depth: int
+    ) -> tuple[Nodes, int]:
+        """Trees below the tokens ``[B, 1]`` that the verifier emitted from its `states`
+        ``[B, 1, H]`` (see `Tree.grow`), and how many passes of heads they took."""
+        heads, passes = self.heads, 1
+
+        def expand(
+            tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            nonlocal passes
+            passes += 1
+            out = heads.below(above, tokens)
+            return out, heads.logits(out, depth)
+
+        first = heads.root(states, input_ids)
+        nodes = self.tree.grow(heads.logits(first, 0)[:, 0], first, lengths, depth, expand)
+        return nodes, passes
+
+
 class LastStateDrafter:
     """Such heads behind a batch.
 
@@ -98,13 +130,27 @@ class LastStateDrafter:
         name: for messages and statistics.
         pack: on the CPU, run the heads on packed weights (`levels.cpu_packed`), which take their
             memory again; later changes of their linear weights are not seen.
+        compile: drafts of one row run through `torch.compile` (`levels.compiled`): each time that
+            one is deeper than all before, that depth is compiled. Shallower ones, such as those at
+            the end of a text, run without.
     """
 
     HEADS: ClassVar[type[LastStateHeads]]
 
-    def __init__(self, heads: LastStateHeads, tree: Tree, name: str, pack: bool = False) -> None:
-        self._given, self.tree, self.name, self._pack = heads, tree, name, pack
+    def __init__(
+        self,
+        heads: LastStateHeads,
+        tree: Tree,
+        name: str,
+        pack: bool = False,
+        compile: bool = False,
+    ) -> None:
+        self._given, self.tree, self.name = heads, tree, name
+        self._pack, self._compile = pack, compile
         self._heads = pack_layers(heads) if pack else heads
+        self._growth = Growth(self._heads, tree)
+        self._compiled = CompiledPasses(self._growth) if compile else None
+        self._deepest = 0  # of the depths that are compiled
         weight = next(heads.parameters())
         self.device, self._dtype = weight.device, weight.dtype
         self.vocab_size = heads.vocab_size
@@ -113,7 +159,7 @@ class LastStateDrafter:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `copy` and `pickle`: made anew over copies."""
-        return type(self), (self._given, self.tree, self.name, self._pack)
+        return type(self), (self._given, self.tree, self.name, self._pack, self._compile)
 
     @classmethod
     def from_pretrained(
@@ -130,7 +176,9 @@ class LastStateDrafter:
             place: a directory with the heads' file (`medusa_lm_head.pt`, `hydra_lm_head.pt`) and,
                 where there is one, config.json; or its id on the Hugging Face hub.
             target: that they were trained for. Below a level with packed weights
-                (`HuggingFaceLevel`) they run on packed ones too, whose memory is taken again.
+                (`HuggingFaceLevel`) they run on packed ones too, whose memory is taken again. Below
+                one that decodes through `torch.compile` drafts of one row do as well: the first
+                takes seconds to minutes.
             tree: `DynamicTree()` by default, or a `StaticTree`.
             dtype: of the heads; None: the target's.
 
@@ -154,7 +202,7 @@ class LastStateDrafter:
             return heads
 
         heads = own.load(make, tensors, dtype, name)
-        return cls(heads, tree or DynamicTree(), Path(str(place)).name, own.pack)
+        return cls(heads, tree or DynamicTree(), Path(str(place)).name, own.pack, own.compile)
 
     @property
     def num_heads(self) -> int:
@@ -198,31 +246,24 @@ class LastStateDrafter:
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """See `BatchedDrafter.draft`. A text of one token has no state, and gets no draft."""
-        heads = self._heads
         lengths, counts, positions = (
             torch.as_tensor(given, device=self.device)
             for given in (inputs.lengths, inputs.counts, inputs.positions)
         )
         state, known = self._state(inputs, positions - 2)
         last = (counts - 1).clamp_min(0)
-        token = inputs.tokens.gather(1, last[:, None]).clamp(0, self.vocab_size - 1)
-        states = heads.root(state, token)
-
-        def expand(
-            tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            self.num_forward_passes += 1
-            out = heads.below(above, tokens)
-            return out, heads.logits(out, depth)
-
-        self.num_forward_passes += 1
-        nodes = self.tree.grow(
-            heads.logits(states, 0)[:, 0],
-            states,
-            torch.where(known, lengths, 0),
-            min(inputs.most, heads.count),
-            expand,
+        depth, batch = min(inputs.most, self._heads.count), len(state)
+        run: Callable[..., tuple[Nodes, int]] = self._growth
+        if self._compiled is not None and batch == 1:
+            run = self._compiled if depth <= self._deepest else self._compiled.compile
+            self._deepest = max(self._deepest, depth)
+        nodes, passes = run(
+            input_ids=inputs.tokens.gather(1, last[:, None]).clamp(0, self.vocab_size - 1),
+            states=state,
+            lengths=torch.where(known, lengths, 0),
+            depth=depth,
         )
+        self.num_forward_passes += passes
         return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)
 
     def _state(self, inputs: DraftInput, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -286,9 +286,8 @@ class Parts:
                 }
         for name in sorted(self._heads):
             place = self.places.heads[name]
-            # As the target does; only EAGLE heads are compiled.
-            words = ["packed"] * self.target.pack
-            words += ["compiled"] * (self.target.compile and name != HYDRA)
+            # As the target does.
+            words = ["packed"] * self.target.pack + ["compiled"] * self.target.compile
             yield {
                 "name": name,
                 "place": _shown(place, name, self.places.times),
