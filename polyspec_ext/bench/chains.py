@@ -185,8 +185,11 @@ def faster(
     return min(pairs, key=lambda pair: pair[1][1] + pair[1][8])
 
 
-def parts_of(args: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What stands in the chains, by kind, and the milliseconds of their passes."""
+def parts_of(
+    args: Settings, small: Mapping[str, HuggingFaceLevel] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What stands in the chains, by kind, and the milliseconds of their passes; `small`: see
+    `report_of`."""
     growth = args.growth()
     target, seconds = faster_target(args.device, **growth)
 
@@ -199,23 +202,27 @@ def parts_of(args: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
     copy = w4_copy(target.model, args.w4, texts)
     shown = {f"{TARGET}, {name}": times for name, times in seconds.items()}
     if args.compile:
+        plain = target
         target, times = faster(
-            lambda how: packed(target.model, name=TARGET, compile=how), args.compile
+            lambda how: packed(plain.model, name=TARGET, compile=True) if how else plain,
+            args.compile,
         )
         if target.compile:
             shown[f"{TARGET}, compiled"] = times
-    apart, times = faster(lambda how: packed(copy, name=W4, compile=how), args.compile)
-    shown[W4 + (", compiled" if apart.compile else "")] = times
     # One level each for all chains: they take turns.
     parts: dict[str, Any] = {TARGET: target}
-    parts[W4] = packed(copy, name=W4, shares_cache_with=target, compile=apart.compile)
-    if args.on_cpu:
-        small_levels = tiny.levels(compile=args.compile)
-    else:
-        small_levels = tiny.levels(dtype=target.model.dtype, device=args.device)
-    parts[MIDDLE], parts[DRAFTER] = small_levels["middle"], small_levels["drafter"]
+    # Its passes have the target's Python and less besides: what makes these faster makes those.
+    compile = target.compile
+    if args.compile == "auto" and not compile:
+        compile = faster(lambda how: packed(copy, compile=how), args.compile)[0].compile
+    parts[W4] = packed(copy, name=W4, shares_cache_with=target, compile=compile)
+    if small is None and args.on_cpu:
+        small = tiny.levels(compile=args.compile)
+    elif small is None:
+        small = tiny.levels(dtype=target.model.dtype, device=args.device)
+    parts[MIDDLE], parts[DRAFTER] = small["middle"], small["drafter"]
     parts[NGRAM] = PromptLookup()
-    dtype = small_levels[DRAFTER].model.dtype
+    dtype = small[DRAFTER].model.dtype
     with tempfile.TemporaryDirectory() as folder:
         try:
             place = tiny.grown_head(args.head, growth["times"], folder)
@@ -226,11 +233,9 @@ def parts_of(args: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
                 parts[name] = Eagle.from_pretrained(
                     place, target, tree=tree, dtype=dtype, name=name
                 )
-    small = _seconds([parts[MIDDLE], parts[DRAFTER]])
-    shown |= {
-        name + (", compiled" if parts[name].compile else ""): times
-        for name, times in zip((MIDDLE, DRAFTER), small, strict=True)
-    }
+    others = (W4, MIDDLE, DRAFTER)
+    for name, times in zip(others, _seconds([parts[name] for name in others]), strict=True):
+        shown[name + (", compiled" if parts[name].compile else "")] = times
     return parts, {name: [1e3 * times[w] for w in WIDTHS] for name, times in shown.items()}
 
 
@@ -440,12 +445,18 @@ def choice_of(
     return {"chosen": chosen.label, "fastest": fastest.label, "of_fastest": of_fastest}
 
 
-def report_of(args: Settings) -> dict[str, Any]:
-    """Measures; gives the report that the JSON holds."""
+def report_of(
+    args: Settings, small: Mapping[str, HuggingFaceLevel] | None = None
+) -> dict[str, Any]:
+    """Measures; gives the report that the JSON holds.
+
+    Args:
+        small: the shipped middle and drafter, where they are at hand as levels. None: made here.
+    """
     asked, source = machine.questions(args.prompts, args.questions)
     prompts = tiny.prompt_ids(asked)
     before = machine.load_average()
-    parts, times = parts_of(args)
+    parts, times = parts_of(args, small)
     model = parts[TARGET].model
     asked_for = combinations(args.levels)
     if args.chains:

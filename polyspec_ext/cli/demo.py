@@ -141,12 +141,12 @@ def run(args: argparse.Namespace) -> int:
         args.compile = "none"
     if args.compile != "none":
         progress.note("compiling, which takes a few minutes the first time on a machine")
-        compiled = tiny.levels(compile="auto" if args.compile == "auto" else True)
-        choices |= {name + COMPILED: str(level.choice) for name, level in compiled.items()}
-        if compiled["target"].compile:
-            plain(compiled["target"], COMPILED)
-        if any(level.compile for level in compiled.values()):
-            chains(compiled, COMPILED)
+        levels = tiny.levels(compile="auto" if args.compile == "auto" else True)
+        choices |= {name + COMPILED: str(level.choice) for name, level in levels.items()}
+        if levels["target"].compile:
+            plain(levels["target"], COMPILED)
+        if any(level.compile for level in levels.values()):
+            chains(levels, COMPILED)
     total = len(entries) * len(prompts) * args.repeats
     with progress.bar(total=total, desc="measuring", leave=False) as bar:
         measure(
@@ -174,7 +174,8 @@ def run(args: argparse.Namespace) -> int:
                 compile="auto" if args.compile == "auto" else args.compile == "all",
                 temperature=(args.temperature,),
                 seed=args.seed,
-            )
+            ),
+            levels,
         )
     if args.json:
         result["texts"] = [

@@ -27,7 +27,7 @@ Measure = Callable[[Sequence[Any], Sequence[int]], list[dict[int, float]]]
 # A candidate must be faster by so much than those before it: less is within the noise, and the
 # earlier ones are simpler.
 MARGIN = 0.03
-SCHEMA = 2  # of what is kept, and of the products it was timed with
+SCHEMA = 3  # of what is kept, and of the products it was timed with
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,9 @@ def choose(
             passes, raise an error is left out, unless none is left.
         candidates: without compilation, the simplest first; a later one must be faster by `MARGIN`.
         widths: tokens of the passes, each >= 1.
-        compile: True: the fastest compiled one. "auto": compiled only where that is faster. As
-            compiling takes long, that is tried with the data type that won without it.
+        compile: True: the one that is the fastest without it, compiled. "auto": compiled only where
+            that is faster. Compiling takes long, and saves the same Python in all of them, so no
+            other is compiled.
         shape: tells models apart whose passes cost differently.
         store: where the answer is kept, by processor, instruction sets, threads, versions and all
             of the above. None: `default_store`.
@@ -111,39 +112,53 @@ def choose(
             return make(known.config), known
         except (ValueError, RuntimeError):  # what could be made then cannot be made now
             pass
-    made: dict[LevelConfig, _Level] = {}
-    seconds: dict[LevelConfig, dict[int, float]] = {}
-
-    def fastest(some: Sequence[LevelConfig]) -> LevelConfig:
-        errors: list[Exception] = []
-        for config in some:
-            try:
-                if config not in made:
-                    level = make(config)
-                    pass_seconds([level], widths, repeats=1)  # which compiles
-                    made[config] = level
-            except Exception as error:  # oneDNN's, or a compiler's: any other candidate will do
-                errors.append(error)
-                if config.compile:
-                    warnings.warn(f"{config}: left out: {error}", stacklevel=3)
-        rivals = [config for config in some if config in made]
-        if not rivals:
-            raise errors[-1]
-        times = measure([made[config] for config in rivals], widths)
-        seconds.update(zip(rivals, times, strict=True))
-        best = rivals[0]
-        for config in rivals[1:]:
-            if sum(seconds[config].values()) < (1 - MARGIN) * sum(seconds[best].values()):
-                best = config
-        return best
-
-    best = fastest(candidates)
-    if compile:
-        compiled = [replace(c, compile=True) for c in candidates if c.dtype == best.dtype]
-        best = fastest(compiled if compile is True else [best, *compiled])
-    choice = Choice(best, seconds)
+    if not compile:
+        level, choice = _fastest(make, candidates, widths, measure)
+    else:
+        level, plain = choose(make, candidates, widths, shape=shape, store=store, measure=measure)
+        compiled = replace(plain.config, compile=True)
+        if compile is True:
+            level, choice = make(compiled), replace(plain, config=compiled)
+        else:
+            without = level
+            level, choice = _fastest(
+                lambda config: make(config) if config.compile else without,
+                [plain.config, compiled],
+                widths,
+                measure,
+            )
+            earlier = {} if plain.cached else plain.seconds
+            choice = replace(choice, seconds={**earlier, **choice.seconds})
     store.put(key, _written(choice))
-    return made[best], choice
+    return level, choice
+
+
+def _fastest(
+    make: Callable[[LevelConfig], _Level],
+    candidates: Sequence[LevelConfig],
+    widths: Sequence[int],
+    measure: Measure,
+) -> tuple[_Level, Choice]:
+    """See `choose`."""
+    made: dict[LevelConfig, _Level] = {}
+    errors: list[Exception] = []
+    for config in candidates:
+        try:
+            level = make(config)
+            pass_seconds([level], widths, repeats=1)  # which compiles
+            made[config] = level
+        except Exception as error:  # oneDNN's, or a compiler's: any other candidate will do
+            errors.append(error)
+            if config.compile:
+                warnings.warn(f"{config}: left out: {error}", stacklevel=3)
+    if not made:
+        raise errors[-1]
+    seconds = dict(zip(made, measure(list(made.values()), widths), strict=True))
+    best, *later = made
+    for config in later:
+        if sum(seconds[config].values()) < (1 - MARGIN) * sum(seconds[best].values()):
+            best = config
+    return made[best], Choice(best, seconds)
 
 
 def _key(
@@ -160,26 +175,32 @@ def _key(
 
 
 def _written(choice: Choice) -> dict[str, Any]:
-    """As JSON: the chosen candidate's place among the candidates, and these with their times."""
+    """As JSON: the chosen candidate, and those that were measured with their times."""
     measured = [
-        [_name(c.dtype), c.pack, c.compile, [[width, value] for width, value in times.items()]]
-        for c, times in choice.seconds.items()
+        [*_words(config), [[width, value] for width, value in times.items()]]
+        for config, times in choice.seconds.items()
     ]
-    return {"chosen": list(choice.seconds).index(choice.config), "measured": measured}
+    return {"chosen": _words(choice.config), "measured": measured}
 
 
 def _read(value: Any) -> Choice | None:
     """The reverse; None where `value` is something else."""
     try:
         seconds = {
-            LevelConfig(_dtype(dtype), bool(pack), bool(compiled)): {
-                int(width): float(each) for width, each in times
-            }
-            for dtype, pack, compiled, times in value["measured"]
+            _config(*words): {int(width): float(each) for width, each in times}
+            for *words, times in value["measured"]
         }
-        return Choice(list(seconds)[value["chosen"]], seconds, cached=True)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError):
+        return Choice(_config(*value["chosen"]), seconds, cached=True)
+    except (TypeError, ValueError, KeyError, AttributeError):
         return None
+
+
+def _words(config: LevelConfig) -> list[Any]:
+    return [_name(config.dtype), config.pack, config.compile]
+
+
+def _config(dtype: str, pack: Any, compile: Any) -> LevelConfig:
+    return LevelConfig(_dtype(dtype), bool(pack), bool(compile))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -105,20 +105,33 @@ def test_measured_times_decide() -> None:
     )
 
 
-def test_compilation_is_tried_with_the_data_type_that_won() -> None:
+def test_what_won_without_it_is_compiled_and_nothing_else() -> None:
     cost = {PLAIN: 4.0, PACKED: 3.0, HALF: 2.0, HALF_PACKED: 2.5}
-    cost |= {replace(config, compile=True): 1.0 for config in cost}
-    compiled = replace(HALF_PACKED, compile=True)
-    machine, choice = choose(cost | {compiled: 0.5}, compile="auto")
-    assert choice.config == compiled
-    assert [config for config in machine.made if config.compile] == [
-        replace(HALF, compile=True),
-        compiled,
-    ]
+    compiled = replace(HALF, compile=True)
+    cost |= {replace(config, compile=True): 0.5 for config in cost} | {compiled: 1.0}
+    for how in ("auto", True):
+        machine, choice = choose(cost, compile=how)
+        assert choice.config == compiled
+        assert machine.made == [PLAIN, PACKED, HALF, HALF_PACKED, compiled]
     slow = {config: 9.0 if config.compile else seconds for config, seconds in cost.items()}
     assert choose(slow, compile="auto")[1].config == HALF
-    assert choose(slow, compile=True)[1].config == replace(HALF, compile=True)
+    assert choose(slow, compile=True)[1].config == compiled
     assert not any(config.compile for config in choose(cost)[0].made)
+
+
+def test_what_is_known_without_compilation_is_not_measured_again(tmp_path: Path) -> None:
+    compiled = replace(PACKED, compile=True)
+    cost = COST | {compiled: 0.5}
+    choose(cost, store=planning.Store(tmp_path))
+    machine, choice = choose(cost, [PLAIN, PACKED], store=planning.Store(tmp_path), compile="auto")
+    assert machine.made == [PACKED, compiled]
+    assert list(choice.seconds) == [PACKED, compiled]
+    for how in ("auto", True):
+        again = planning.Store(tmp_path)
+        choose(cost, [PLAIN, PACKED], store=again, compile=how)
+        machine, known = choose(cost, [PLAIN, PACKED], store=again, compile=how)
+        assert known.cached
+        assert machine.made == [known.config] == [compiled]
 
 
 def test_what_fails_is_left_out() -> None:
