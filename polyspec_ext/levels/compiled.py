@@ -1,8 +1,9 @@
 """A model's short passes through `torch.compile`, which takes transformers' Python out of them.
 
-What is compiled are few kinds of passes, all of one row: of one token and of several, with hidden
-states and without. All of them are compiled when the first one is asked for. A pass that would need
-yet another kind runs as without compilation, since compiling it takes longer than any text.
+What is compiled are few kinds of passes, all of one row: of one token and of several, with the
+hidden states of all layers and with the last ones alone, which the head reads anyway, so that they
+cost nothing. All of them are compiled when the first one is asked for. A pass that would need yet
+another kind runs as without compilation, since compiling it takes longer than any text.
 """
 
 from __future__ import annotations
@@ -23,32 +24,42 @@ _TOKENS = {"input_ids": 1, "position_ids": 1, "attention_mask": 2, "states": 1}
 _numbers = itertools.count()
 
 
+def logits(model: Any, **arguments: Any) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """A pass of a `transformers` model that gives no hidden states."""
+    return model.forward(**arguments).logits, ()
+
+
+def logits_and_last(model: Any, **arguments: Any) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """One that gives the last hidden states."""
+    out = model.forward(**arguments, output_hidden_states=True)
+    return out.logits, out.hidden_states[-1:]
+
+
+def logits_and_all(model: Any, **arguments: Any) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """One that gives the hidden states of all layers."""
+    out = model.forward(**arguments, output_hidden_states=True)
+    return out.logits, out.hidden_states
+
+
 class CompiledPasses:
     """A model's passes of one row.
 
-    Dynamo keeps what it compiles by code object. All models of `transformers` share a few, and
-    would look through, and use up, each other's entries, so every model gets its own copy.
+    Dynamo keeps what it compiles by code object. Models would look through, and use up, each
+    other's entries, so every one gets its own copy.
 
     Args:
+        call: a pass, of the model and its arguments.
         model: changes of it, and of the functions that it calls, behind the first passes are not
             seen: guards on every module, parameter and function would cost more than a small
             model's pass.
     """
 
-    def __init__(self, model: Any) -> None:
-        method = model.forward
-        function = getattr(method, "__func__", None)
-        if isinstance(function, types.FunctionType):
-            code = function.__code__
-            own = types.FunctionType(
-                code.replace(co_name=f"{code.co_name}_{next(_numbers)}"),
-                function.__globals__,
-                function.__name__,
-                function.__defaults__,
-                function.__closure__,
-            )
-            own.__kwdefaults__ = function.__kwdefaults__
-            method = types.MethodType(own, model)
+    def __init__(self, call: types.FunctionType, model: Any) -> None:
+        code = call.__code__
+        own = types.FunctionType(
+            code.replace(co_name=f"{code.co_name}_{next(_numbers)}"), call.__globals__
+        )
+        self.call, method = call, types.MethodType(own, model)
         options: dict[str, Any] = {
             "guard_filter_fn": _of_arguments,
             # Half precision is rounded where the model rounds it, whatever is fused: else a pass of

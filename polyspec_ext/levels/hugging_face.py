@@ -138,9 +138,8 @@ class HuggingFaceLevel(ModelLevel):
         self._rolls = isinstance(self._cache, RollbackCache)
         self._chunk = min(prefill_chunk, caches.longest_pass(self._cache))
         self.pack, self.compile = pack, compile
-        self._compiled: compiled.CompiledPasses | None = None
-        # Whether passes that give the hidden states of these layers are compiled.
-        self._kinds: dict[tuple[int, ...], bool] = {}
+        # Passes that give the hidden states of these layers; None: they cannot be compiled.
+        self._compiled: dict[tuple[int, ...], compiled.CompiledPasses | None] = {}
         self.choice: object | None = None
         self._reserved = 0
         self._member: Member | None = None
@@ -150,8 +149,6 @@ class HuggingFaceLevel(ModelLevel):
         self.one_at_a_time = self._without(placed, masked)
         self.no_trees: str | None = None
         self._probe(new_cache, wanted=placed and masked)
-        if compile:
-            self._compiled = compiled.CompiledPasses(self._runs)
         if shares_cache_with is not None:
             if new_cache is not None or streaming is not None or cache_options:
                 raise ValueError(
@@ -379,9 +376,8 @@ class HuggingFaceLevel(ModelLevel):
         whole = block.parents is not None or isinstance(block.counts, torch.Tensor)
         if width > self._chunk and not whole:
             return self._long(block)
-        if self._is_compiled(block):
-            return self._compiled_pass(block)
-        return self._pass(block)
+        passes = self._compiled_passes(block)
+        return self._pass(block) if passes is None else self._compiled_pass(passes, block)
 
     def _inputs(self, block: InputBlock) -> dict[str, Any]:
         """Arguments of a pass of the model, whose cache is prepared for it."""
@@ -413,66 +409,73 @@ class HuggingFaceLevel(ModelLevel):
 
     # ---- compiled passes -------------------------------------------------------------------------
 
-    def _is_compiled(self, block: InputBlock) -> bool:
-        """Whether a pass goes through `torch.compile`. Asked for the first time, all are made."""
+    def _compiled_passes(self, block: InputBlock) -> compiled.CompiledPasses | None:
+        """What runs a pass through `torch.compile`, if anything does. Asked for the first time, all
+        are made."""
         rows, width = block.tokens.shape
         counts, layers = block.counts, block.hidden_layers
-        if self._compiled is None or rows > 1 or width > compiled.LONGEST:
-            return False
+        if not self.compile or rows > 1 or width > compiled.LONGEST:
+            return None
         if isinstance(counts, torch.Tensor) or (counts is not None and counts[0] != width):
-            return False
+            return None
         if self._rolls:
             held = self._cache.rows.host
             if held is None or held[0] < compiled.CONTEXT:
-                return False
-        if layers not in self._kinds:
-            self._kinds[layers] = self._compile(layers)
-        return self._kinds[layers]
+                return None
+        if layers not in self._compiled:
+            self._compiled[layers] = self._compile(layers)
+        return self._compiled[layers]
 
-    def _compiled_pass(self, block: InputBlock) -> LevelOutput:
-        assert self._compiled is not None
+    def _compiled_pass(self, passes: compiled.CompiledPasses, block: InputBlock) -> LevelOutput:
         layers, rows = block.hidden_layers, _logits_rows(block)
-        out = self._compiled(**self._compiled_inputs(block))
-        logits = out.logits[:, -block.keep :] if rows is None else gather(out.logits, rows)
-        hidden = {layer: out.hidden_states[layer] for layer in layers} if layers else None
-        return LevelOutput(logits, hidden)
+        logits, states = passes(**self._compiled_inputs(block))
+        logits = logits[:, -block.keep :] if rows is None else gather(logits, rows)
+        return LevelOutput(logits, {layer: states[layer] for layer in layers} or None)
 
     def _compiled_inputs(self, block: InputBlock) -> dict[str, Any]:
-        """How many logits are wanted, and of which layers the states, makes no kind of its own."""
+        """How many logits are wanted makes no kind of its own."""
         arguments = self._inputs(block)
         if self._slices:
             arguments["logits_to_keep"] = 0
-        if block.hidden_layers:
-            arguments["output_hidden_states"] = True
         return arguments
 
-    def _compile(self, layers: tuple[int, ...]) -> bool:
+    def _compile(self, layers: tuple[int, ...]) -> compiled.CompiledPasses | None:
         """Compiles every kind of pass that gives these hidden states, over a cache of its own.
-        Returns whether it can be: compiled passes run no hooks, so what the model itself returns
-        has to be the same."""
-        assert self._compiled is not None
+        None: they cannot be."""
         context = 2 * compiled.CONTEXT
         ids = torch.arange(context + max(compiled.WIDTHS), device=self.device) % self.vocab_size
         kept, self._cache = self._cache, self._make(1, len(ids))
         try:
             self._pass(InputBlock(ids[None, :context], 1))
-            if layers:
-                block = InputBlock(ids[None, context:], 1, hidden_layers=layers)
-                with self._states.taken(layers) as hidden:
-                    out = self._runs(**self._compiled_inputs(block))
-                self._cut([context])
-                if not self._states.returned(hidden, out):
-                    return False
-            if any(done and bool(layers) == bool(other) for other, done in self._kinds.items()):
-                return True
+            call = compiled.logits
+            if self._returns(layers or (-1,), ids[None, context:]):
+                call = compiled.logits_and_all
+                if set(layers) <= {-1}:
+                    call = compiled.logits_and_last
+            elif layers:
+                return None
+            self._cut([context])
+            serve = (call, compiled.logits_and_all) if layers else (call,)
+            for known in self._compiled.values():
+                if known is not None and known.call in serve:
+                    return known
+            passes = compiled.CompiledPasses(call, self._runs)
             for width in compiled.WIDTHS:
                 tokens = ids[None, context : context + width]
-                block = InputBlock(tokens, width, hidden_layers=layers)
-                self._compiled.compile(**self._compiled_inputs(block))
+                passes.compile(**self._compiled_inputs(InputBlock(tokens, width)))
                 self._cut([context])
         finally:
             self._cache = kept
-        return True
+        return passes
+
+    def _returns(self, layers: tuple[int, ...], ids: torch.Tensor) -> bool:
+        """Whether the model itself returns these hidden states: compiled passes run no hooks."""
+        if not self._states:
+            return False
+        block = InputBlock(ids, 1, hidden_layers=layers)
+        with self._states.taken(layers) as hidden:
+            out = self._runs(**self._compiled_inputs(block), output_hidden_states=True)
+        return self._states.returned(hidden, out)
 
     def _long(self, block: InputBlock) -> LevelOutput:
         """A pass of more tokens than go in one: in pieces, whose logits are put together."""

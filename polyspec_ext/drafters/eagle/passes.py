@@ -329,7 +329,7 @@ class HeadPasses:
 
     def _compile(self) -> compiled.CompiledPasses:
         """Passes of one pair and of several, compiled over a cache of their own."""
-        passes, context = compiled.CompiledPasses(self._step), 2 * compiled.CONTEXT
+        passes, context = compiled.CompiledPasses(Step.forward, self._step), 2 * compiled.CONTEXT
         cache = self._new_cache(1, context + max(compiled.WIDTHS))
         # The table of rotations grows with the cache, and would be a constant to them.
         self._runs.rotations = None
