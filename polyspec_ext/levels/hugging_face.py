@@ -137,7 +137,7 @@ class HuggingFaceLevel(ModelLevel):
         caches.require_croppable(self._cache, self.name)
         self._rolls = isinstance(self._cache, RollbackCache)
         self._chunk = min(prefill_chunk, caches.longest_pass(self._cache))
-        self.pack, self.compile = pack, compile
+        self.pack, self.compile = pack, False
         # Passes that give the hidden states of these layers; None: they cannot be compiled.
         self._compiled: dict[tuple[int, ...], compiled.CompiledPasses | None] = {}
         self.choice: object | None = None
@@ -149,6 +149,7 @@ class HuggingFaceLevel(ModelLevel):
         self.one_at_a_time = self._without(placed, masked)
         self.no_trees: str | None = None
         self._probe(new_cache, wanted=placed and masked)
+        self.compile = compile
         if shares_cache_with is not None:
             if new_cache is not None or streaming is not None or cache_options:
                 raise ValueError(
