@@ -473,9 +473,12 @@ class HuggingFaceLevel(ModelLevel):
         """Whether the model itself returns these hidden states: compiled passes run no hooks."""
         if not self._states:
             return False
-        block = InputBlock(ids, 1, hidden_layers=layers)
-        with self._states.taken(layers) as hidden:
-            out = self._runs(**self._compiled_inputs(block), output_hidden_states=True)
+        arguments = self._compiled_inputs(InputBlock(ids, 1))
+        try:
+            with self._states.taken(layers) as hidden:
+                out = self._runs(**arguments, output_hidden_states=True)
+        except Exception:  # the model's own, of whatever kind: it gives none
+            return False
         return self._states.returned(hidden, out)
 
     def _long(self, block: InputBlock) -> LevelOutput:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 import torch
 from compiled_passes import short_passes_in_python
@@ -94,6 +97,50 @@ def test_hidden_states_of_compiled_passes() -> None:
         wanted, found = (own.forward_block(block) for own in (plain, level))
         torch.testing.assert_close(found.hidden[1], wanted.hidden[1], rtol=0, atol=1e-5)
     assert graphs["unique_graphs"] == made
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_last_hidden_states_have_no_graphs_of_their_own() -> None:
+    plain = ps.HuggingFaceLevel(model(3))
+    level = ps.HuggingFaceLevel(model(3), compile=True)
+    graphs = torch._dynamo.utils.counters["stats"]
+    for asked in ((), (-1,)):
+        block = InputBlock(torch.tensor([[3, 1, 2]]), 2, hidden_layers=asked)
+        for own in (plain, level):
+            own.prefill(torch.arange(1, 9)[None])
+        wanted, found = (own.forward_block(block) for own in (plain, level))
+        torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=1e-5)
+        assert (found.hidden is None) == (not asked)
+        assert graphs["unique_graphs"] == len(compiled.WIDTHS)
+    torch.testing.assert_close(found.hidden[-1], wanted.hidden[-1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_model_that_does_not_return_its_hidden_states() -> None:
+    """They are read by a hook, without compilation; passes without them are compiled."""
+
+    class Silent(LlamaForCausalLM):
+        @functools.wraps(LlamaForCausalLM.forward)
+        def forward(self, *arguments: Any, output_hidden_states: bool = False, **more: Any) -> Any:
+            if output_hidden_states:
+                raise RuntimeError("no hidden states")
+            return super().forward(*arguments, **more)
+
+    torch.manual_seed(3)
+    one = Silent(model(3).config).eval()
+    plain, level = ps.HuggingFaceLevel(one), ps.HuggingFaceLevel(one, compile=True)
+    for asked in ((), (-1,)):
+        block = InputBlock(torch.tensor([[3, 1, 2]]), 2, hidden_layers=asked)
+        for own in (plain, level):
+            own.prefill(torch.arange(1, 9)[None])
+        wanted = plain.forward_block(block)
+        level.forward_block(block)
+        level.rollback([8])
+        with short_passes_in_python([level]) as passes:
+            found = level.forward_block(block)
+        assert passes == [len(asked)]
+        torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.hidden[-1], wanted.hidden[-1], rtol=0, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -324,8 +324,13 @@ def test_demo_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
 def test_demo_has_a_second_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Chains below the grown target; its 4-bit copy is kept."""
+    """Chains below the grown target; its 4-bit copy is kept, and the small models are the levels of
+    the first table, compiled ones among them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    levels, made = tiny.levels, []
+    monkeypatch.setattr(
+        tiny, "levels", lambda *names, **options: made.append(names) or levels(*names, **options)
+    )
     command = ("demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6")
     written = []
     for _ in range(2):
@@ -338,6 +343,7 @@ def test_demo_has_a_second_table(
         (kept,) = (tmp_path / "polyspec_ext" / "w4").iterdir()
         written.append((kept / "int4.safetensors").stat().st_mtime_ns)
     assert written[0] == written[1]
+    assert made == [(), (["target"],), ()]  # whose texts the copy is calibrated on, once
 
 
 def test_demo_says_when_the_text_differs(
