@@ -54,7 +54,8 @@ class CompiledPasses:
             model's pass.
     """
 
-    def __init__(self, call: types.FunctionType, model: Any) -> None:
+    def __init__(self, call: Callable[..., Any], model: Any) -> None:
+        assert isinstance(call, types.FunctionType)
         code = call.__code__
         own = types.FunctionType(
             code.replace(co_name=f"{code.co_name}_{next(_numbers)}"), call.__globals__
