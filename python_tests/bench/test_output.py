@@ -1,0 +1,55 @@
+"""What benchmarks put out alike: tables, reports, an error where a device is not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polyspec_ext import cli, ops
+from polyspec_ext.bench import output
+from polyspec_ext.bench.timing import rotated
+
+
+def test_a_table() -> None:
+    rows = [["a", "1", ""], ["b", "20", "x"]]
+    assert output.table(["", "n", "note"], rows, [1]) == [
+        "| | n | note |",
+        "|---|---:|---|",
+        "| a | 1 | |",
+        "| b | 20 | x |",
+    ]
+    assert output.table(["n"], []) == ["| n |", "|---|"]
+
+
+def test_cells() -> None:
+    assert [output.number(value, ".1f") for value in (0.0, 2.25, None)] == ["0.0", "2.2", "-"]
+    assert [output.token_count(count) for count in (1, 2)] == ["1 token", "2 tokens"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_report(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, report = tmp_path / "report.json", {"rows": [1, 2]}
+    output.show(report, lambda one: f"# {one['rows']}", as_json=as_json, json_file=str(file))
+    out = capsys.readouterr().out
+    assert (json.loads(out) == report) if as_json else (out == "# [1, 2]\n")
+    assert json.loads(file.read_text()) == report
+
+
+def test_everybody_has_every_place_once() -> None:
+    assert [rotated("abc", turn) for turn in range(4)] == [
+        ["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]
+    ]  # fmt: skip
+    assert rotated([], 3) == []
+
+
+@pytest.mark.parametrize("kind", ["kernels", "overhead"])
+def test_a_device_that_is_not_here(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "has_cuda", lambda: False)
+    assert cli.main(["bench", kind, "--device", "cuda"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --device cuda: no CUDA device, or a build without CUDA kernels\n"
+    )
