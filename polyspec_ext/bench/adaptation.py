@@ -233,9 +233,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
     before = machine.load_average()
     report: dict[str, Any] = {
-        "schema": SCHEMA,
-        "command": "bench adaptation",
-        "machine": machine.describe("cpu"),
+        **machine.header("adaptation", SCHEMA, "cpu"),
         "overhead_us": {str(n): overhead(n) for n in (2, 3, 4)},
         "chains": {},
     }

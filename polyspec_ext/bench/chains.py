@@ -496,9 +496,7 @@ def report_of(
             }
         )
     return {
-        "schema": SCHEMA,
-        "command": "bench chains",
-        "machine": machine.describe(args.device),
+        **machine.header("chains", SCHEMA, args.device),
         "settings": {
             "prompts": len(prompts),
             "source": source,

@@ -173,11 +173,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             )
             results.append(_results(made, prompts, models["target"], temperature))
     return {
-        "schema": SCHEMA,
-        "command": "bench generate",
-        "date": machine.today(),
-        "device": "cpu",
-        "machine": machine.describe("cpu"),
+        **machine.header("generate", SCHEMA, "cpu", dated=True),
         "settings": {
             "prompts": len(prompts),
             "source": source,

@@ -139,9 +139,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         rows += measure(outputs, inputs, args.tokens or list(TOKENS), args.repeats, clock, ggml)
     copy = timing.copy_bandwidth(timing.CpuClock(), "cpu")
     return {
-        "schema": SCHEMA,
-        "command": "bench int4",
-        "machine": machine.describe("cpu"),
+        **machine.header("int4", SCHEMA, "cpu"),
         "settings": {"repeats": args.repeats, "group": GROUP},
         "copy_gbs": copy,
         "load": {"before": before, "after": machine.load_average()},

@@ -149,11 +149,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
     def report() -> dict[str, Any]:
         return {
-            "schema": SCHEMA,
-            "command": "bench kernels",
-            "date": machine.today(),
-            "device": device,
-            "machine": machine.describe(device),
+            **machine.header("kernels", SCHEMA, device, dated=True),
             "settings": {
                 "repeats": repeats,
                 "cold": cold,

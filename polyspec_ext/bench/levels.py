@@ -51,9 +51,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         for config, times in measure(name, widths, args.repeats, args.compile == "all").items()
     ]
     return {
-        "schema": SCHEMA,
-        "command": "bench levels",
-        "machine": machine.describe("cpu"),
+        **machine.header("levels", SCHEMA, "cpu"),
         "settings": {"repeats": args.repeats, "tokens": widths},
         "load": {"before": before, "after": machine.load_average()},
         "rows": rows,

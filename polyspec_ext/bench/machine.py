@@ -58,6 +58,19 @@ def describe(device: str) -> dict[str, Any]:
     }
 
 
+def header(kind: str, schema: int, device: str, *, dated: bool = False) -> dict[str, Any]:
+    """What the JSON report of ``bench <kind>`` begins with.
+
+    Args:
+        schema: number of its form.
+        device: "cpu" or "cuda".
+        dated: with the date, in UTC, and the device.
+    """
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    when = {"date": date, "device": device} if dated else {}
+    return {"schema": schema, "command": f"bench {kind}", **when, "machine": describe(device)}
+
+
 def require_device(device: str) -> None:
     """
     Raises:
@@ -65,11 +78,6 @@ def require_device(device: str) -> None:
     """
     if device == "cuda" and not ops.has_cuda():
         raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
-
-
-def today() -> str:
-    """The date of a report, in UTC."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%d")
 
 
 def cores() -> int:

@@ -244,11 +244,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         cases = measure(levels, batches, args.device, turns, args.temperature, bar.update)
     rows = [_row(case) for case in cases]
     return {
-        "schema": SCHEMA,
-        "command": "bench overhead",
-        "date": machine.today(),
-        "device": args.device,
-        "machine": machine.describe(args.device),
+        **machine.header("overhead", SCHEMA, args.device, dated=True),
         "settings": {"turns": turns, "temperature": args.temperature, "vocab": VOCAB},
         "load": {"before": before, "after": machine.load_average()},
         "cases": rows,

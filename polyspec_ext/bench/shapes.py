@@ -515,10 +515,8 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         "group": GROUP,
     }
     return {
-        "schema": SCHEMA,
-        "command": "bench shapes",
+        **machine.header("shapes", SCHEMA, args.device),
         "label": LABEL,
-        "machine": machine.describe(args.device),
         "settings": settings,
         "copy_gbs": GB * found.copy,
         "load": {"before": before, "after": machine.load_average()},

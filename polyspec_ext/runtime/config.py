@@ -10,8 +10,6 @@ import torch
 
 from .. import ops
 
-RULES = ("token", "block")
-
 
 @dataclass(frozen=True, slots=True)
 class Operators:

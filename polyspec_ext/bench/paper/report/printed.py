@@ -96,7 +96,6 @@ VARIANCES = {"sampled": (5.0, 50.0), "greedy": (15.0, 60.0)}
 # The adaptation paper; gains over speculation with the best fixed window.
 WINDOW_GAIN, WINDOW_SPEEDUP = 0.0769, 2.07
 SELECTION_GAIN = (0.0355, 0.1648)
-SPECDEC_GAIN = 0.057  # over SpecDec++
 EAGLE_GAINS = {"Vicuna-7B": 0.0707, "LLaMA2-7B": 0.0337, "Vicuna-13B": 0.0255}  # MT-bench
 
 INCONSISTENCIES = (
