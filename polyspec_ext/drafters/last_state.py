@@ -149,7 +149,7 @@ class LastStateDrafter:
         self._pack, self._compile = pack, compile
         self._heads = pack_layers(heads) if pack else heads
         self._growth = Growth(self._heads, tree)
-        self._compiled = CompiledPasses(self._growth) if compile else None
+        self._compiled = CompiledPasses(Growth.forward, self._growth) if compile else None
         self._deepest = 0  # of the depths that are compiled
         weight = next(heads.parameters())
         self.device, self._dtype = weight.device, weight.dtype
