@@ -20,8 +20,8 @@ class HiddenStates(NamedTuple):
     """Hidden states of one pass of a verifier, of the tokens that it read and that stand: the
     target's of the prompts (all tokens but the last), or those of a verification. Every committed
     token but the last has a state of the target's, and every token of a text but the last one of
-    some verifier, unless a verifier's have another width than the drafter wants: those are not
-    told.
+    some verifier, unless a verifier's have another width than the drafter wants, or fewer layers:
+    those are not told.
 
     Attributes:
         level: that read them; 1 is the target.
@@ -118,6 +118,7 @@ class DraftInput:
             target's are told behind each of its passes, and replace those of levels below it. Rows
             without a part are told again. Where `text` is None they are one, and `tokens` begin
             with the first token whose state is told.
+        vocab_size: ids of the level above are below it, and so must be those that are drafted.
     """
 
     tokens: torch.Tensor
@@ -135,6 +136,7 @@ class DraftInput:
     processors: LogitsProcessors | None = None
     text: Callable[[int], torch.Tensor] | None = None
     hidden: Sequence[HiddenStates] = ()
+    vocab_size: int = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -173,7 +175,8 @@ class BatchedDrafter(Protocol):
 
     Attributes:
         name: for messages and statistics.
-        vocab_size: ids that it draws are below it.
+        vocab_size: ids that it draws are below it. Those that it reads are, too, unless it has an
+            `input_vocab_size`; others come as 0.
         max_length: longest context; None: no limit.
         device: of tokens and logits.
         capabilities: stated, not probed by the caller.

@@ -102,10 +102,16 @@ class Growth(nn.Module):
         self.heads, self.tree = heads, tree
 
     def forward(
-        self, input_ids: torch.Tensor, states: torch.Tensor, lengths: torch.Tensor, depth: int
+        self,
+        input_ids: torch.Tensor,
+        states: torch.Tensor,
+        lengths: torch.Tensor,
+        depth: int,
+        vocab_size: int | None = None,
     ) -> tuple[Nodes, int]:
         """Trees below the tokens ``[B, 1]`` that the verifier emitted from its `states`
-        ``[B, 1, H]`` (see `Tree.grow`), and how many passes of heads they took."""
+        ``[B, 1, H]`` (see `Tree.grow`), of ids below `vocab_size` (None: all), and how many passes
+        of heads they took."""
         heads, passes = self.heads, 1
 
         def expand(
@@ -114,10 +120,11 @@ class Growth(nn.Module):
             nonlocal passes
             passes += 1
             out = heads.below(above, tokens)
-            return out, heads.logits(out, depth)
+            return out, heads.logits(out, depth)[..., :vocab_size]
 
         first = heads.root(states, input_ids)
-        nodes = self.tree.grow(heads.logits(first, 0)[:, 0], first, lengths, depth, expand)
+        likely = heads.logits(first, 0)[:, 0, :vocab_size]
+        nodes = self.tree.grow(likely, first, lengths, depth, expand)
         return nodes, passes
 
 
@@ -254,7 +261,9 @@ class LastStateDrafter:
         last = (counts - 1).clamp_min(0)
         depth, batch = min(inputs.most, self._heads.count), len(state)
         run: Callable[..., tuple[Nodes, int]] = self._growth
-        if self._compiled is not None and batch == 1:
+        # Where the level above has fewer ids, which is not compiled.
+        vocab_size = inputs.vocab_size if inputs.vocab_size < self.vocab_size else None
+        if self._compiled is not None and batch == 1 and vocab_size is None:
             run = self._compiled if depth <= self._deepest else self._compiled.compile
             self._deepest = max(self._deepest, depth)
         nodes, passes = run(
@@ -262,6 +271,7 @@ class LastStateDrafter:
             states=state,
             lengths=torch.where(known, lengths, 0),
             depth=depth,
+            vocab_size=vocab_size,
         )
         self.num_forward_passes += passes
         return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)

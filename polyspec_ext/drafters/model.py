@@ -33,7 +33,6 @@ class DraftModel(LevelAdapter):
         super().__init__(level)
         if vocab_size is not None:
             self.vocab_size = min(vocab_size, self.vocab_size)
-        self._cuts = self.vocab_size < level.vocab_size
         self.num_forward_passes = 0
         self._sample = sample
 
@@ -53,6 +52,8 @@ class DraftModel(LevelAdapter):
         parameters = inputs.parameters.on(self.device).values()
         loop = _OnDevice(inputs) if inputs.eos is None else _OnHost(inputs)
         positions, level, rounds = loop.positions, inputs.level, loop.rounds
+        vocab_size = min(self.vocab_size, inputs.vocab_size)
+        cuts = vocab_size < self.input_vocab_size
         samples: list[ops.SampleResult] = []
         rows: RowBuffer | None = None
         places: Sequence[torch.Tensor] = ()
@@ -60,8 +61,8 @@ class DraftModel(LevelAdapter):
         for i in range(inputs.most):
             counts, first = loop.counts(i)
             logits = self.forward(InputBlock(tokens, 1, counts, first)).logits
-            if self._cuts:
-                logits = logits[..., : self.vocab_size]
+            if cuts:
+                logits = logits[..., :vocab_size]
             if inputs.processors is not None:
                 logits = loop.processed(logits)
             behind = logits.select(1, 0)

@@ -48,7 +48,7 @@ class ProposalDrafter:
         self.name = str(getattr(drafter, "name", type(drafter).__name__))
         self.device = torch.device("cpu")
         self.max_length: int | None = None
-        self.vocab_size, self._target_vocab_size = vocab_size, target_vocab_size
+        self.vocab_size, self.input_vocab_size = vocab_size, target_vocab_size
         self._level = level
         self._trees = bool(getattr(drafter, "trees", False))
         self._drafters: list[Drafter] = []
@@ -139,8 +139,8 @@ class ProposalDrafter:
                 proposal,
                 length,
                 name=self.name,
-                vocab_size=self.vocab_size,
-                target_vocab_size=self._target_vocab_size,
+                vocab_size=min(self.vocab_size, inputs.vocab_size),
+                target_vocab_size=self.input_vocab_size,
                 trees=self._trees,
             )
             if proposed.parents is None:
@@ -160,6 +160,7 @@ class ProposalDrafter:
     def _block(self, proposals: Sequence[Proposed | None], inputs: DraftInput) -> DraftBlock:
         given = [Proposed([]) if own is None else own for own in proposals]
         width = max(1, *(len(own.tokens) for own in given))
+        vocab_size = min(self.vocab_size, inputs.vocab_size)
         sampled = inputs.wants_rows and any(own.tokens and own.logits is not None for own in given)
         tree = any(own.parents for own in given)
         parents = drawn = None
@@ -174,7 +175,7 @@ class ProposalDrafter:
         return DraftBlock(
             self._padded([own.tokens for own in given], width),
             on_device([len(own.tokens) for own in given], torch.int64, self.device),
-            rows=_rows(given, width, self.vocab_size, tree) if sampled else None,
+            rows=_rows(given, width, vocab_size, tree) if sampled else None,
             parents=parents,
             drawn=drawn,
         )

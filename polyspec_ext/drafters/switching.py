@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..levels.base import Counts, PromptBatch
+from ..levels.base import Counts, PromptBatch, input_vocab_size
 from ..tensors import known_ids
 from .base import BatchedDrafter, DraftBlock, Drafter, DrafterCapabilities, DraftInput
 from .proposals import ProposalDrafter
@@ -80,6 +80,7 @@ class SwitchingDrafter:
             )
         self.device = self.members[0].device
         self.vocab_size = max(one.vocab_size for one in self.members)
+        self.input_vocab_size = max(map(input_vocab_size, self.members))
         limits = [one.max_length for one in self.members if one.max_length is not None]
         self.max_length = min(limits) if limits else None
         self.name = " | ".join(one.name for one in self.members)
@@ -108,7 +109,7 @@ class SwitchingDrafter:
         counts = prompts.counts
         read = [prompts.tokens.shape[1]] * len(prompts.tokens) if counts is None else counts
         for number, one in enumerate(self.members):
-            known = known_ids(prompts.tokens, one.vocab_size)
+            known = known_ids(prompts.tokens, input_vocab_size(one))
             one.prefill(prompts._replace(tokens=known))
             self._held[number] = [int(n) for n in read]
 
@@ -127,7 +128,7 @@ class SwitchingDrafter:
         for b, text in enumerate(texts):
             if text is not None:
                 tokens[b, : counts[b]] = text
-        given = known_ids(tokens.to(self.device), one.vocab_size)
+        given = known_ids(tokens.to(self.device), input_vocab_size(one))
         block = one.draft(replace(inputs, tokens=given, counts=counts))
         ids = block.tokens.tolist()
         drawn = None if block.counts is None else block.counts.tolist()

@@ -81,6 +81,7 @@ class LevelCapabilities:
         keeps_lengths: its lengths can stay on the device for a whole round, given the right cache
             (`device_lengths`): it has the methods of `DeviceLengths`.
         hidden_size: width of its hidden states; None: not told.
+        num_layers: decoder layers, whose states these are; None: not told.
     """
 
     batches: bool = False
@@ -90,6 +91,7 @@ class LevelCapabilities:
     trees: bool = False
     keeps_lengths: bool = False
     hidden_size: int | None = None
+    num_layers: int | None = None
 
 
 # States of a pass, ``[B, T, H]`` by layer. Layer k is the state after k decoder layers, 0 that of
@@ -232,6 +234,12 @@ class BatchedLevel(Protocol):
         ...
 
 
+def input_vocab_size(part: Any) -> int:
+    """Ids that a level or drafter reads are below this. Its `vocab_size`, below which are those
+    that it draws, may be smaller: then it says so by an attribute of this name."""
+    return int(getattr(part, "input_vocab_size", part.vocab_size))
+
+
 class DeviceLengths(Protocol):
     """What a level or drafter has beside, whose lengths can stay on the device for a whole round
     (`LevelCapabilities.keeps_lengths`)."""
@@ -256,8 +264,8 @@ class LevelAdapter:
     What the four methods of `Level` do not say, a level takes as the engine gives it: prompts and
     blocks with more than tokens by `prefill_batch` and `forward_block`, which are as `prefill` and
     `forward` of `BatchedLevel`, and `keep_path`. It says so by `supports_hidden_states` (and
-    `hidden_size`) and `supports_trees`, and by `reads_encoder_input` that its prompts need
-    `PromptBatch.encoded`.
+    `hidden_size`, `num_layers`) and `supports_trees`, and by `reads_encoder_input` that its
+    prompts need `PromptBatch.encoded`.
 
     Args:
         level: of one sequence, or of batches.
@@ -273,7 +281,7 @@ class LevelAdapter:
         self.name = name or str(getattr(level, "name", type(level).__name__))
         self.max_length: int | None = getattr(level, "max_length", None)
         self.device = device_of(level)
-        self.vocab_size = self._width = int(level.vocab_size)
+        self.vocab_size = self.input_vocab_size = int(level.vocab_size)
 
     @property
     def capabilities(self) -> LevelCapabilities:
@@ -283,6 +291,7 @@ class LevelAdapter:
             reads_apart=bool(getattr(self.level, "reads_apart", False)),
             hidden_states=bool(getattr(self.level, "supports_hidden_states", False)),
             hidden_size=getattr(self.level, "hidden_size", None),
+            num_layers=getattr(self.level, "num_layers", None),
             trees=bool(getattr(self.level, "supports_trees", False)),
             keeps_lengths=all(hasattr(self.level, name) for name in _ON_DEVICE),
         )
@@ -325,7 +334,9 @@ class LevelAdapter:
         else:
             out = LevelOutput(self.level.forward(tokens, keep, counts, first))
         batch = tokens.shape[0]
-        returned.require_logits(self.name, out.logits, batch, keep, self._width, self.device)
+        returned.require_logits(
+            self.name, out.logits, batch, keep, self.input_vocab_size, self.device
+        )
         return out
 
     def _require_hidden(

@@ -121,7 +121,7 @@ class HuggingFaceLevel(ModelLevel):
         self._runs = packed(model, self.name) if pack else model
         self._head = self._runs.get_output_embeddings()
         self._states = HiddenStates(self._runs)
-        self.hidden_size = int(text_config.hidden_size)
+        self.hidden_size, self.num_layers = int(text_config.hidden_size), self._states.count
         parameters = inspect.signature(model.forward).parameters
         self._slices = "logits_to_keep" in parameters
         # Positions and causality follow from the cache, so the only arguments a pass over rows in

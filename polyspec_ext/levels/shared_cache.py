@@ -227,7 +227,7 @@ class Member:
         else:
             record = shared.record
             empty = any(rows) and not any(record or ())
-            if record is None or empty or not _within(record, rows):
+            if record is None or empty or not _within(record, rows, self.level.vocab_size):
                 shared.begin(prompts._replace(hidden_layers=()), limits, rows)
                 record = rows
             shared.early = [list(row) for row in record]
@@ -282,7 +282,7 @@ class Member:
         start = end = have.clone()
         skipped: torch.Tensor | None = None
         # Hidden states of tokens that a level above has read are that level's, if it has them.
-        alone = bool(layers) and not all(_alike(m.level, self.level) for m in members)
+        alone = bool(layers) and not all(_alike(m.level, self.level, layers) for m in members)
         if above:
             held = torch.stack(above).amax(0)
             skip = torch.minimum((held - have).clamp_min(0), counts)
@@ -384,16 +384,18 @@ def _agree(early: list[list[int]], rows: list[list[int]]) -> bool:
     )
 
 
-def _within(record: list[list[int]], rows: list[list[int]]) -> bool:
-    """Every row of `record` begins the same row of `rows`."""
-    return len(record) == len(rows) and all(
-        row[: len(past)] == past for past, row in zip(record, rows, strict=True)
+def _within(record: list[list[int]], rows: list[list[int]], vocab_size: int) -> bool:
+    """Every row of `record` begins the same row of `rows`, which have other ids as 0."""
+    known = [[token if token < vocab_size else 0 for token in past] for past in record]
+    return len(known) == len(rows) and all(
+        row[: len(past)] == past for past, row in zip(known, rows, strict=True)
     )
 
 
-def _alike(level: Any, other: Any) -> bool:
+def _alike(level: Any, other: Any, layers: Sequence[int]) -> bool:
     """Whether the hidden states of the one can stand for the other's."""
-    return bool(level.supports_hidden_states) and level.hidden_size == other.hidden_size
+    has = bool(level.supports_hidden_states) and level.num_layers >= max(layers)
+    return has and level.hidden_size == other.hidden_size
 
 
 def _back(states: torch.Tensor, by: torch.Tensor, width: int) -> torch.Tensor:

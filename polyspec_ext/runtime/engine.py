@@ -31,7 +31,13 @@ from ..drafters.base import (
     TreeSize,
 )
 from ..errors import ERROR_BITS, RequestError, named
-from ..levels.base import BatchedLevel, DeviceLengths, InputBlock, LevelOutput
+from ..levels.base import (
+    BatchedLevel,
+    DeviceLengths,
+    InputBlock,
+    LevelOutput,
+    input_vocab_size,
+)
 from ..sampling import LogitsProcessors
 from ..stats import StatsRecorder
 from ..tensors import FixedParameters, Parameters, known_ids
@@ -458,6 +464,7 @@ class Engine:
                     processors=self._processors,
                     text=state.text if host else None,
                     hidden=told.told(),
+                    vocab_size=self.config.vocab_sizes[-2],
                 )
             )
             tree = buffers.tree = self._pending_tree(buffers, block, step)
@@ -641,8 +648,8 @@ class Engine:
     def _known(self, input_ids: torch.Tensor, part: Part) -> torch.Tensor:
         """`input_ids` where a level reads them, without ids that it does not know."""
         ids = input_ids if input_ids.device == part.device else input_ids.to(part.device)
-        fewer = part.vocab_size < self.config.vocab_sizes[0]
-        return known_ids(ids, part.vocab_size) if fewer else ids
+        size = input_vocab_size(part)
+        return known_ids(ids, size) if size < self.config.vocab_sizes[0] else ids
 
     def _forward(self, number: int, block: InputBlock) -> LevelOutput:
         """What a level gives, without logits of ids that it may not draw."""

@@ -16,7 +16,7 @@ import torch
 
 from ..drafters.base import BatchedDrafter, HiddenStates
 from ..errors import named
-from ..levels.base import BatchedLevel, PromptBatch
+from ..levels.base import BatchedLevel, PromptBatch, input_vocab_size
 from ..stats import StatsRecorder
 from ..tensors import known_ids, padded
 from .request import Row
@@ -60,7 +60,7 @@ def prefill(
             with named(names, number - 1, slots), place:
                 tokens, counts = padded([row.tokens[:-1] for row in slots], part.device)
                 even = min(counts) == tokens.shape[1]
-                tokens = known_ids(tokens, part.vocab_size)
+                tokens = known_ids(tokens, input_vocab_size(part))
                 layers = hidden_layers if number == 1 else ()
                 encoded = slots[0].encoded  # levels with an encoder take one row
                 if encoded is not None and number > 1:
@@ -90,5 +90,5 @@ def read_rest(part: Part, slots: Sequence[Row], held: Sequence[int]) -> list[int
     """
     rest = [[] if row.ended else row.tokens[have:-1] for row, have in zip(slots, held, strict=True)]
     tokens, counts = padded(rest, part.device)
-    part.read(known_ids(tokens, part.vocab_size), counts)
+    part.read(known_ids(tokens, input_vocab_size(part)), counts)
     return [have + count for have, count in zip(held, counts, strict=True)]

@@ -15,7 +15,8 @@ def levels_telling(levels: Sequence[BatchedLevel], drafter: BatchedDrafter) -> s
     """Numbers of the levels whose hidden states the drafter is told.
 
     Raises:
-        ValueError: a level has none, or the target's are of another width than the drafter reads.
+        ValueError: a level has none, or the target's are of another width than the drafter reads,
+            or of fewer layers.
     """
     wanted = drafter.capabilities
     found = set()
@@ -27,12 +28,19 @@ def levels_telling(levels: Sequence[BatchedLevel], drafter: BatchedDrafter) -> s
                 f"{drafter.name} wants them, given one that does not"
             )
         sizes = {wanted.hidden_size, can.hidden_size} - {None}
-        if len(sizes) < 2:
+        deepest = max(wanted.hidden_layers)
+        deep = can.num_layers is None or can.num_layers >= deepest
+        if len(sizes) < 2 and deep:
             found.add(number)
-        elif number == 1:
+        elif number == 1 and deep:
             raise ValueError(
                 f"{level.name}: expected hidden states of {wanted.hidden_size} values, as "
                 f"{drafter.name} reads them, given {can.hidden_size}"
+            )
+        elif number == 1:
+            raise ValueError(
+                f"{level.name}: expected hidden states of layer {deepest}, as {drafter.name} reads "
+                f"them, given {can.num_layers} layers"
             )
     return found
 

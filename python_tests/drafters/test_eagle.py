@@ -118,6 +118,36 @@ def test_a_copy_in_the_targets_cache_tells_what_the_target_has_not_read(
     assert drafter.behind_the_target > 3
 
 
+class Covered(ps.Eagle):
+    """Sees that what is told leaves out no token in front of it."""
+
+    def prefill(self, prompts: Any) -> Any:
+        self.known = 0  # leading tokens whose states have been told
+        return super().prefill(prompts)
+
+    def draft(self, inputs: Any) -> Any:
+        text = inputs.text(0)
+        self.known = min(self.known, len(text) - 1)
+        for own in (one for one in inputs.hidden if one.counts[0]):
+            assert own.positions[0] <= self.known
+            self.known = max(self.known, own.positions[0] + own.counts[0])
+        return super().draft(inputs)
+
+
+def test_a_level_without_the_layers_tells_nothing(target: Any, tmp_path: Path) -> None:
+    """An early exit between the target and its copy, all in one cache: the copy reads what only
+    the early exit has read."""
+    drafter = Covered.from_pretrained(save(THIRD, weights_of(THIRD, 4), tmp_path), target)
+    owner = ps.HuggingFaceLevel(target)
+    early = ps.drafters.early_exit(owner, 2)
+    between = ps.HuggingFaceLevel(rough(target, 0.1), shares_cache_with=owner)
+    chain = ps.Chain([owner, early, between, drafter], [8, 4, 2])
+    out = chain.generate(PROMPTS[0], 60, temperature=1.0, seed=2, eos_token_id=[])
+    assert out.stats.levels[2].num_accepted_tokens > 5
+    with pytest.raises(ValueError, match=r"expected hidden states of layer 3, .* given 2 layers"):
+        ps.Chain([early, drafter], [3])
+
+
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
 @pytest.mark.parametrize("levels", [1, 2])
 def test_greedy_chains_give_the_targets_text(

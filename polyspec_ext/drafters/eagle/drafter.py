@@ -4,9 +4,9 @@ What it reads of a text are pairs of a token and the state behind the token befo
 whichever verifier read that last. The target's states replace those of the levels below it after
 each of its passes. Pairs made of the head's own states are dropped when a draft ends.
 
-A verifier whose states have another width (a smaller model between the target and the head) tells
-none: the head reads what that one accepted behind its own states, until another verifier has read
-it.
+A verifier whose states have another width, or that has not the layers that the head reads (a
+smaller model between the target and the head), tells none: the head reads what that one accepted
+behind its own states, until another verifier has read it.
 """
 
 from __future__ import annotations
@@ -158,20 +158,26 @@ class Eagle:
         return self._draft_tree(self.tree, inputs, states)
 
     def _draft_tree(self, tree: Tree, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
-        head = self._head
+        head, places = self._head, self._head.places_below(inputs.vocab_size)
+
+        def logits(of: torch.Tensor) -> torch.Tensor:
+            own = head.logits(of)
+            return own if places is None else own.index_select(-1, places)
+
+        def targets(tokens: torch.Tensor) -> torch.Tensor:
+            return head.tokens_of_target(tokens if places is None else places[tokens])
 
         def expand(
             tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
             self._own_passes += 1
-            out = head.step(head.tokens_of_target(tokens), above, depth, ancestors)
-            return out, head.logits(out)
+            out = head.step(targets(tokens), above, depth, ancestors)
+            return out, logits(out)
 
         lengths = torch.as_tensor(inputs.lengths, device=self.device)
         self._own_passes += 1
-        nodes = tree.grow(head.logits(states)[:, 0], states, lengths, inputs.most, expand)
-        tokens = head.tokens_of_target(nodes.tokens)
-        return DraftBlock(tokens, nodes.counts, parents=nodes.parents)
+        nodes = tree.grow(logits(states)[:, 0], states, lengths, inputs.most, expand)
+        return DraftBlock(targets(nodes.tokens), nodes.counts, parents=nodes.parents)
 
     def _read_told(self, inputs: DraftInput) -> torch.Tensor:
         """`_read_pairs` where the host knows no text: what is told is all that is new."""

@@ -108,6 +108,7 @@ class HeadPasses:
         self._stand = torch.zeros(0, dtype=torch.int64)
         self._ahead = False
         self._weights: Place | None = None  # None: to be asked anew, since a batch begins
+        self._places: dict[int, torch.Tensor] = {}  # below a number of ids
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `copy` and `pickle`: made anew over copies, with an empty cache."""
@@ -176,7 +177,7 @@ class HeadPasses:
         if self._weights is None:
             parts = (self._step, self._head)
             weights = [x for part in parts for x in (*part.parameters(), *part.buffers())]
-            weights += [] if self.ids is None else [self.ids]
+            weights += [*([] if self.ids is None else [self.ids]), *self._places.values()]
             self._weights = Place(self.network, weights)
         form = (cache.rows.capacity, cache.rows.span_of(tokens), self._weights)
         return Place(cache, [*cache.tensors, self._stand], form)
@@ -290,6 +291,16 @@ class HeadPasses:
             return logits[..., : self.vocab_size]
         full = logits.new_full((*logits.shape[:-1], self.vocab_size), -float("inf"))
         return full.index_copy_(full.dim() - 1, self.ids, logits)
+
+    def places_below(self, vocab_size: int) -> torch.Tensor | None:
+        """``[n]`` int64, the ids of the draft vocabulary that stand for the target's below
+        `vocab_size`; None: all do."""
+        if vocab_size >= self.vocab_size:
+            return None
+        if vocab_size not in self._places:
+            known = torch.arange(self.vocab_size) if self.ids is None else self.ids
+            self._places[vocab_size] = (known < vocab_size).nonzero()[:, 0].to(self.device)
+        return self._places[vocab_size]
 
     def tokens_of_target(self, ids: torch.Tensor) -> torch.Tensor:
         """The target's ids of ids of the draft vocabulary."""
