@@ -291,16 +291,17 @@ def contenders(
     made = []
     candidates: dict[str, Candidate] = {}
     for names in [(TARGET,), *asked_for]:
-        one = None if found is None else _planned(found, [parts[name] for name in names])
-        if found is None or one is None:
-            made.append(_contender(names, Chain([parts[name] for name in names])))
+        things = [parts[name] for name in names]
+        candidate = None if found is None else _planned(found, things)
+        if found is None or candidate is None:
+            made.append(_contender(names, Chain(things)))
             continue
-        things = [found.parts[number].thing for number in one.parts]
+        things = [found.parts[number].thing for number in candidate.parts]
         names = tuple(next(n for n in names if parts[n] is thing) for thing in things)
-        made.append(_contender(names, found.chain(one)))
-        made[-1].predicted = one.predicted_tokens_per_second
-        made[-1].uncertainty = one.uncertainty
-        candidates[made[-1].label] = one
+        made.append(_contender(names, found.chain(candidate)))
+        made[-1].predicted = candidate.predicted_tokens_per_second
+        made[-1].uncertainty = candidate.uncertainty
+        candidates[made[-1].label] = candidate
     return made, None if found is None else Planned(found, candidates)
 
 

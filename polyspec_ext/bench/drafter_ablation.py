@@ -16,7 +16,7 @@ from polyspec_ext.bench.traces import LOOKUP, Text
 from polyspec_ext.policies import AccuracyModel, DrafterChoice, PromptFeatures
 
 DRAFTERS = ("drafter", "middle", LOOKUP)
-MOST = 12  # tokens of a window
+MAX_WINDOW = 12  # tokens of a window
 WORDS = 16  # of TF-IDF
 FOR_GOOD = 10**9  # rounds: the drafter of a request's first stays
 GROUPS = ("length", "perplexity", "tf-idf")
@@ -41,7 +41,7 @@ class Field:
 
     def adapted(self, drafter: int, window: int) -> Run:
         """One drafter, windows by `joint`."""
-        policy = policies.Joint(max_windows=[MOST])
+        policy = policies.Joint(max_windows=[MAX_WINDOW])
         return replay([own[drafter] for own in self.texts], self.costs[drafter], policy, [window])
 
     def chosen(
@@ -59,7 +59,7 @@ class Field:
 
     def best(self) -> tuple[int, int]:
         """The drafter and window of the most tokens per second on these texts."""
-        pairs = [(d, w) for d in range(len(DRAFTERS)) for w in range(MOST + 1)]
+        pairs = [(d, w) for d in range(len(DRAFTERS)) for w in range(MAX_WINDOW + 1)]
         return max(pairs, key=lambda pair: self.alone(*pair).speed)
 
 
@@ -74,10 +74,15 @@ def features_of(groups: Sequence[str], texts: Sequence[Text]) -> PromptFeatures:
 
 
 def fitted(
-    groups: Sequence[str], tuning: Sequence[Text], others: Sequence[Text], own: Field
+    groups: Sequence[str], tuning: Sequence[Text], others: Sequence[Text], field: Field
 ) -> AccuracyModel:
-    """By least squares on the texts for tuning; `others` are those it will be asked about."""
-    accuracies = [[trace.accuracy for trace in traces] for traces in own.texts]
+    """The model by features of some of `GROUPS`, by least squares.
+
+    Args:
+        tuning: texts that it is fitted on; `field`: of these.
+        others: those that it will be asked about.
+    """
+    accuracies = [[trace.accuracy for trace in traces] for traces in field.texts]
     model = AccuracyModel(features_of(groups, [*tuning, *others]))
     # A request's report has the prompt alone, as it begins.
     return model.fit([text.prompt for text in tuning], accuracies)
@@ -95,28 +100,30 @@ def drafter_ablation(
         features_of(GROUPS, tuning)
         groups = GROUPS
 
-    def model(some: Sequence[str]) -> AccuracyModel:
-        return fitted(some, tuning, texts, prior)
+    def model(chosen: Sequence[str]) -> AccuracyModel:
+        return fitted(chosen, tuning, texts, prior)
 
     def joint() -> policies.WindowPolicy:
-        return policies.Joint(max_windows=[MOST])
+        return policies.Joint(max_windows=[MAX_WINDOW])
 
-    def squares(some: Sequence[str], policy: Callable[[], policies.WindowPolicy]) -> float:
-        return field.chosen(drafter, window, policy, model(some), FOR_GOOD).speed
+    def least_squares(chosen: Sequence[str], policy: Callable[[], policies.WindowPolicy]) -> float:
+        return field.chosen(drafter, window, policy, model(chosen), FOR_GOOD).speed
 
     fixed, every = policies.Fixed, list(groups)
-    best_of_each = [max(_each(field, own), key=lambda run: run.speed) for own in field.texts]
+    best_of_each = [
+        max(_every_choice(field, traces), key=lambda run: run.speed) for traces in field.texts
+    ]
     what = {
         f"{name}, window {best}": field.alone(number, best).speed
         for number, name in enumerate(DRAFTERS)
-        for best in [max(range(MOST + 1), key=lambda w: prior.alone(number, w).speed)]
+        for best in [max(range(MAX_WINDOW + 1), key=lambda w: prior.alone(number, w).speed)]
     }
     what |= {
         f"window only ({DRAFTERS[drafter]})": field.adapted(drafter, window).speed,
         "drafter only, bandit": field.chosen(drafter, window, fixed).speed,
-        "drafter only, least squares": squares(every, fixed),
+        "drafter only, least squares": least_squares(every, fixed),
         "both, bandit": field.chosen(drafter, window, joint).speed,
-        "both, least squares": squares(every, joint),
+        "both, least squares": least_squares(every, joint),
         "both, least squares, then bandit": field.chosen(
             drafter, window, joint, model(every)
         ).speed,
@@ -125,15 +132,16 @@ def drafter_ablation(
     sets: list[list[str]] = [[], *([one] for one in every)]
     sets += [[other for other in every if other != one] for one in every] if len(every) > 2 else []
     sets.append(every)
-    by_features = {" + ".join(some) or "none": squares(some, joint) for some in sets}
+    by_features = {" + ".join(each) or "none": least_squares(each, joint) for each in sets}
     return {"chosen": what, "features": by_features}
 
 
-def _each(field: Field, own: Sequence[Trace]) -> list[Run]:
+def _every_choice(field: Field, traces: Sequence[Trace]) -> list[Run]:
+    """One text, as each drafter sees it, with every drafter and window."""
     return [
         replay([trace], costs, None, [window])
-        for trace, costs in zip(own, field.costs, strict=True)
-        for window in range(MOST + 1)
+        for trace, costs in zip(traces, field.costs, strict=True)
+        for window in range(MAX_WINDOW + 1)
     ]
 
 
