@@ -10,7 +10,14 @@ import torch
 
 from ..levels.base import Counts, PromptBatch, input_vocab_size
 from ..tensors import known_ids
-from .base import BatchedDrafter, DraftBlock, Drafter, DrafterCapabilities, DraftInput
+from .base import (
+    BatchedDrafter,
+    DraftBlock,
+    Drafter,
+    DrafterCapabilities,
+    DraftInput,
+    RowBuffer,
+)
 from .proposals import ProposalDrafter
 
 
@@ -86,6 +93,7 @@ class SwitchingDrafter:
         self.name = " | ".join(one.name for one in self.members)
         self.active = 0
         self._held: list[list[int]] = [[] for _ in self.members]  # tokens read, by member and row
+        self._rows: list[RowBuffer | None] = [None] * len(self.members)  # of their latest drafts
 
     @property
     def num_forward_passes(self) -> int:
@@ -103,7 +111,8 @@ class SwitchingDrafter:
 
     def __getstate__(self) -> dict[str, Any]:
         """For `copy` and `pickle`: without what belongs to a batch."""
-        return {**self.__dict__, "_held": [[] for _ in self.members]}
+        none: list[None] = [None] * len(self.members)
+        return {**self.__dict__, "_held": [[] for _ in self.members], "_rows": none}
 
     def prefill(self, prompts: PromptBatch) -> None:
         counts = prompts.counts
@@ -129,7 +138,10 @@ class SwitchingDrafter:
             if text is not None:
                 tokens[b, : counts[b]] = text
         given = known_ids(tokens.to(self.device), input_vocab_size(one))
-        block = one.draft(replace(inputs, tokens=given, counts=counts))
+        # Rows of logits are written again by the member whose they are: another's may be a user's.
+        rows = self._rows[self.active]
+        block = one.draft(replace(inputs, tokens=given, counts=counts, rows=rows))
+        self._rows[self.active] = block.rows
         ids = block.tokens.tolist()
         drawn = None if block.counts is None else block.counts.tolist()
         for b, count in enumerate(counts):

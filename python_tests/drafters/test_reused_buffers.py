@@ -159,3 +159,37 @@ def test_scores_that_an_observer_keeps() -> None:
             pass
         kept.append(torch.cat(seen))
     assert kept[0].equal(kept[1])
+
+
+class OfItsOwn:
+    """Draws from rows of logits that it keeps."""
+
+    name = "of its own"
+
+    def __init__(self) -> None:
+        self.logits = torch.randn(1, 2, 20, generator=torch.Generator().manual_seed(3))
+
+    def propose(self, context: Context, k: int) -> Proposal:
+        drawn = [
+            ps.sample(
+                self.logits[:, i], context.sampling.temperature, seed=context.seed,
+                position=len(context.tokens) + i, level=context.level, round=context.round,
+            )
+            for i in range(k)
+        ]  # fmt: skip
+        statistics = torch.stack([one.statistics for one in drawn], 1)
+        return Proposal([int(one.tokens) for one in drawn], self.logits[:, :k], None, statistics)
+
+
+def test_a_switch_leaves_the_rows_of_others_alone() -> None:
+    """A model that drafts next does not write its rows where a user's were."""
+    own = OfItsOwn()
+    kept = own.logits.clone()
+    target, model = toy_rows.make(2)
+    switching = ps.SwitchingDrafter([own, ps.DraftModel(model)])
+    batch = ps.Chain([target, switching], [2]).batch([[1, 2]], 30, 1.0, eos_token_id=[])
+    for number in range(8):
+        switching.active = number % 2
+        batch.advance()
+    assert batch.stats.levels[0].num_draft_tokens == 16
+    assert own.logits.equal(kept)
