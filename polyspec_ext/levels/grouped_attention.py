@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ..kv_cache import masks as cache_masks
 from ..ops import attention as cache_attention
 
 NAME = "polyspec_grouped"
@@ -44,6 +45,10 @@ def grouped_attention(
     tokens = query.shape[2]
     # Several tokens without a mask see what lies before each of them.
     causal = attention_mask is None and tokens > 1
+    if causal and tokens == key.shape[2] <= _FEW and _is_causal(module, arguments):
+        # The first of a text: with the bits that they have in a batch, or one by one.
+        strip = cache_masks.causal_strip(tokens, 0, query.dtype)
+        attention_mask, causal = cache_masks.cut_strip(strip, 0, tokens), False
     if causal or any(arguments.get(name) is not None for name in _MORE):
         plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **arguments
@@ -56,6 +61,12 @@ def grouped_attention(
         query, key, value, attention_mask, dropout, scale=scaling, enable_gqa=True
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _is_causal(module: nn.Module, arguments: dict[str, Any]) -> bool:
+    """As transformers' sdpa attention finds out."""
+    given = arguments.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if given is None else given)
 
 
 AttentionInterface.register(NAME, grouped_attention)

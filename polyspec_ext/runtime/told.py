@@ -94,7 +94,7 @@ class StatesWindow:
     def write(self, told: StatesList) -> None:
         """Begin with these."""
         self.counts.zero_()
-        for own in told.passes:
+        for own in (one for one in told.passes if any(one.counts)):
             begin, counts = (
                 torch.as_tensor(given, device=self.begin.device)
                 for given in (own.positions, own.counts)

@@ -77,3 +77,20 @@ def test_rows_beside_a_row_do_not_change_it(dtype: torch.dtype) -> None:
     for row in range(3):
         for sizes in (SINGLE, *BLOCKS):
             assert logits(level(dtype), ids(3)[row : row + 1], sizes)[0].equal(together[row])
+
+
+@DTYPES
+def test_a_prompt_has_the_same_keys_alone_in_a_batch_and_token_by_token(dtype: torch.dtype) -> None:
+    made, text = level(dtype), ids()[:, :30]
+
+    def behind() -> torch.Tensor:
+        return made.forward(ids()[:1, 30:31].expand(len(made.cache.lengths), -1), 1)[0].clone()
+
+    made.prefill(text)
+    wanted = behind()
+    made.prefill(torch.cat([text, text.flip(1)]), [30, 19])
+    assert behind().equal(wanted)
+    made.prefill(text[:, :1])
+    for place in range(1, 30):
+        made.forward(text[:, place : place + 1], 1)
+    assert behind().equal(wanted)

@@ -48,3 +48,16 @@ def test_a_later_pass_replaces_what_it_has_read() -> None:
         # What stood behind the later pass's end does not stand any more.
         assert by_position(told, 0) == {4: 104.0, 5: 105.0, 6: 206.0, 7: 207.0}
         assert by_position(told, 1) == {position: 100.0 + position for position in range(4, 9)}
+
+
+def test_prompts_of_one_token_have_no_states() -> None:
+    """What is put together begins with the pass behind them."""
+    told, window = both()
+    none = states(0, 1, 0)
+    told.add(1, none, torch.tensor([0, 0]), torch.tensor([0, 0]))
+    told.add(1, states(0, 1, 2), torch.tensor([0, 0]), torch.tensor([2, 1]))
+    assert isinstance(told, StatesList)
+    assert isinstance(window, StatesWindow)
+    window.write(told)
+    assert by_position(window, 0) == {0: 100.0, 1: 101.0}
+    assert by_position(window, 1) == {0: 100.0}
