@@ -71,9 +71,9 @@ class HuggingFaceLevel(ModelLevel):
             memory again, later changes to the model's are not seen, and logits may round
             differently.
         compile: decode one row through `torch.compile` (`levels.compiled`). The first pass, and the
-            first that gives hidden states, take seconds to minutes, no later one does; logits may
-            round differently. Batches, prompts and rounds that a CUDA device does alone are read as
-            without it.
+            first that gives hidden states of other layers than the last, take seconds to minutes,
+            no later one does; logits may round differently. Batches, prompts and rounds that a CUDA
+            device does alone are read as without it.
         cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
 
     Attributes:
