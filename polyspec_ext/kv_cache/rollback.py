@@ -267,13 +267,19 @@ class RollbackCache(Cache):  # type: ignore[misc]
                 "attention_mask": self._causal_mask(rows.at, tokens),
                 "position_ids": self._range(rows.at, tokens),
             }
-        positions = cache_masks.query_positions(rows.base, rows.counts, tokens)
         tree = None
-        if parents is not None:
+        if parents is None:
+            positions = cache_masks.query_positions(rows.base, rows.counts, tokens)
+        else:
             parents = parents.to(rows.base.device).expand(self.batch_size, tokens)
             tree = cache_masks.ancestors(parents, depth)
-            # Padding stays below the positions of its row's tokens.
-            positions = torch.minimum(rows.base[:, None] + tree.sum(-1) - 1, positions[:, -1:])
+            positions = rows.base[:, None] + tree.sum(-1) - 1
+            if rows.counts is not None:
+                # Padding stays below the positions of its row's tokens, of which a tree has more
+                # than its paths are long.
+                inside = torch.arange(tokens, device=positions.device) < rows.counts[:, None]
+                before = (rows.base - 1).clamp_min(0)
+                positions = torch.where(inside, positions, before[:, None])
         masks: dict[tuple[int | None, ...], torch.Tensor] = {}
         by_type: dict[str, torch.Tensor] = {}
         for layer, kind in zip(self.layers, self.types, strict=True):

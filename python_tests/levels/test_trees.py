@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from small_models import FAMILIES, V, keys_of, make
+from small_models import FAMILIES, V, keys_of, make, plain_greedy
 
+import polyspec_ext as ps
 from polyspec_ext.kv_cache import masks
 from polyspec_ext.kv_cache.rollback import RollbackCache
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelAdapter, PromptBatch
@@ -234,3 +235,30 @@ def test_a_model_that_reads_trees_wrongly_is_found(
     assert level.supports_batches
     assert level.no_trees is not None
     assert "gives the nodes of a tree other logits" in level.no_trees
+
+
+class Wide:
+    """Proposes a tree of more nodes than its paths are long, behind short texts a deep one."""
+
+    name, trees = "wide", True
+
+    def fork(self) -> Wide:
+        return Wide()
+
+    def propose(self, context: ps.Context, k: int) -> ps.Proposal:
+        deep = [] if len(context.tokens) > 100 else list(range(-1, k - 1))
+        parents = [*deep, -1, -1, -1, -1]
+        return ps.Proposal(list(range(3, 3 + len(parents))), parents=parents)
+
+
+def test_trees_up_to_the_end_of_the_context() -> None:
+    """Learned positions end there, for the padding beside a tree as well."""
+    model = make("gpt2")  # of 128 positions
+    chain = ps.Chain([HuggingFaceLevel(model), Wide()], [5])
+    prompts = [[5, 17, 80] * 41, [9, 4], [7] * 125]
+    new = [128 - len(prompt) for prompt in prompts]
+    new[1] = 30
+    out = chain.generate(prompts, new, eos_token_id=[], pad_token_id=0).sequences.tolist()
+    for row, prompt, count in zip(out, prompts, new, strict=True):
+        text = plain_greedy(model, prompt, count)
+        assert row[: len(text)] == text
