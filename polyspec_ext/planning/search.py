@@ -408,13 +408,15 @@ def insertions(measured: Measured, found: Sequence[Candidate]) -> list[Insertion
         above, new, below = one.parts[place - 1 :]
         window = one.windows[place]
         pending = after.verified[place - 1] / (steps[place - 1] / after.rounds.sum())
-        scale = MeasuredSeconds(measured, one.parts).scale
+        scale, draft = MeasuredSeconds(measured, one.parts).scale, measured.draft[below, False]
         seconds = (
             measured.verify[above, False].at(round(pending)) * scale[above],
             measured.verify[new, False].at(window) * scale[new],
-            measured.draft[below, False].at(window) * scale[below] / window,
+            draft.at(window) * scale[below] / window,
         )
-        test = insertion_test(*seconds, *lengths, beta=float(window))
+        # In passes that take T_below: a drafter without a model has no more to do for many tokens.
+        beta_before = window * draft.at(base.windows[-1]) / draft.at(window)
+        test = insertion_test(*seconds, *lengths, float(window), beta_before)
         names = one.levels[place], one.levels[place - 1], one.levels[-1]
         tests.append(Insertion(*names, lengths, seconds, test, base, one))
     return tests

@@ -44,7 +44,7 @@ class InsertionTest(NamedTuple):
         ratio_below, bound_below: condition (2), ``T_new/T_{i+1} < beta (L_new/L_i - 1)``.
         exact_seconds, exact_bound: ``T_new < L_new [T_i (1/L_i - 1/L_{i-new}) + beta T_{i+1}
             (1/L_i - 1/L_new)]``, which is Lemma 3.1 before against after where M_{i+1} is the last
-            model.
+            model. Where beta is another before, it is that one over L_i.
     """
 
     ratio_above: float
@@ -94,6 +94,7 @@ def insertion_test(
     length_of_new: float,
     new_length: float,
     beta: float,
+    beta_before: float | None = None,
 ) -> InsertionTest:
     """Theorem 3.2 for M_new between M_i and M_{i+1}.
 
@@ -101,13 +102,15 @@ def insertion_test(
         seconds, new_seconds, seconds_below: T_i, T_new and T_{i+1} of one pass.
         length, length_of_new, new_length: as `insertion_bound` has them.
         beta: passes of M_{i+1} per verification above it.
+        beta_before: without M_new; None: as many, which the printed conditions assume.
     """
     bound = insertion_bound(length, length_of_new, new_length)
+    before = beta if beta_before is None else beta_before
     return InsertionTest(
         new_seconds / seconds,
         bound,
         new_seconds / seconds_below if seconds_below else float("inf"),
         beta * (new_length / length - 1),
         new_seconds,
-        seconds * bound + beta * seconds_below * (new_length / length - 1),
+        seconds * bound + seconds_below * (before * new_length / length - beta),
     )
