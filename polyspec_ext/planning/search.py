@@ -402,24 +402,31 @@ def insertions(measured: Measured, found: Sequence[Candidate]) -> list[Insertion
         base = by_parts[kept]
         after = predict(measured, one.parts, one.windows, one.rounds, tail=one.tail)
         before = predict(measured, base.parts, base.windows, base.rounds, tail=base.tail)
-        steps = after.steps.sum(0)
-        of_new = after.emitted(place)
-        lengths = before.emitted(place), of_new, of_new * float(steps[place - 1] / steps[place])
         above, new, below = one.parts[place - 1 :]
-        window = one.windows[place]
-        pending = after.verified[place - 1] / (steps[place - 1] / after.rounds.sum())
+        window, steps, of_new = one.windows[place], after.steps.sum(0), after.emitted(place)
+        lengths = before.emitted(place), of_new, of_new * float(steps[place - 1] / steps[place])
         scale, draft = MeasuredSeconds(measured, one.parts).scale, measured.draft[below, False]
         seconds = (
-            measured.verify[above, False].at(round(pending)) * scale[above],
+            _verification(measured, after, place, above) * scale[above],
             measured.verify[new, False].at(window) * scale[new],
             draft.at(window) * scale[below] / window,
         )
-        # In passes that take T_below: a drafter without a model has no more to do for many tokens.
-        beta_before = window * draft.at(base.windows[-1]) / draft.at(window)
-        test = insertion_test(*seconds, *lengths, float(window), beta_before)
+        without = (
+            _verification(measured, before, place, above) * scale[above],
+            # In passes of T_below: a drafter without a model is as fast with many tokens.
+            window * draft.at(base.windows[-1]) / draft.at(window),
+        )
+        test = insertion_test(*seconds, *lengths, float(window), without)
         names = one.levels[place], one.levels[place - 1], one.levels[-1]
         tests.append(Insertion(*names, lengths, seconds, test, base, one))
     return tests
+
+
+def _verification(measured: Measured, found: Expectation, level: int, part: int) -> float:
+    """Seconds of a verification by `level`, as the tables have them for the tokens that it finds
+    pending on average."""
+    pending = found.verified[level - 1] * found.rounds.sum() / found.steps.sum(0)[level - 1]
+    return measured.verify[part, False].at(round(float(pending)))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class InsertionTest(NamedTuple):
         ratio_below, bound_below: condition (2), ``T_new/T_{i+1} < beta (L_new/L_i - 1)``.
         exact_seconds, exact_bound: ``T_new < L_new [T_i (1/L_i - 1/L_{i-new}) + beta T_{i+1}
             (1/L_i - 1/L_new)]``, which is Lemma 3.1 before against after where M_{i+1} is the last
-            model. Where beta is another before, it is that one over L_i.
+            model. Where T_i and beta are others without M_new, these are over L_i.
     """
 
     ratio_above: float
@@ -94,7 +94,7 @@ def insertion_test(
     length_of_new: float,
     new_length: float,
     beta: float,
-    beta_before: float | None = None,
+    without: tuple[float, float] | None = None,
 ) -> InsertionTest:
     """Theorem 3.2 for M_new between M_i and M_{i+1}.
 
@@ -102,15 +102,17 @@ def insertion_test(
         seconds, new_seconds, seconds_below: T_i, T_new and T_{i+1} of one pass.
         length, length_of_new, new_length: as `insertion_bound` has them.
         beta: passes of M_{i+1} per verification above it.
-        beta_before: without M_new; None: as many, which the printed conditions assume.
+        without: T_i and beta without M_new; None: the same, which the printed conditions assume.
     """
     bound = insertion_bound(length, length_of_new, new_length)
-    before = beta if beta_before is None else beta_before
+    seconds_before, beta_before = (seconds, beta) if without is None else without
+    saved = seconds_before / length - seconds / length_of_new
+    saved += seconds_below * (beta_before / length - beta / new_length)
     return InsertionTest(
         new_seconds / seconds,
         bound,
         new_seconds / seconds_below if seconds_below else float("inf"),
         beta * (new_length / length - 1),
         new_seconds,
-        seconds * bound + seconds_below * (before * new_length / length - beta),
+        new_length * saved,
     )
