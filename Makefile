@@ -1,6 +1,11 @@
 # The README's two commands, from a fresh clone:
 #   make demo                 make test
+#   make demo-full            the demo with what takes several minutes more
+#   make demo-real            the demo on Qwen2.5-Coder 1.5B and 0.5B, beside llama.cpp: brings 1.6 GB;
+#                             DEMO="--repeats 1" adds options
 #   make quick                after `make test` once: what was changed is built, and half a minute of tests
+#   make llama            chains of GGUF models inside llama.cpp, measured: brings 1.6 GB of models, or
+#                         MODELS=dir; LLAMA="--rounds 5" adds options of csrc/examples/llama_cpp/compare.py
 #   make demo VENV=dir        an environment that exists already, or another place for a new one
 #   make test PYTHON=python3.12   the interpreter to make the environment from
 #   make test-oldest          the oldest torch and transformers, in an environment of its own (4.5 GB)
@@ -11,6 +16,8 @@ PYTHON ?= python3
 # index in use need not bring the CUDA libraries; set TORCH=torch on a machine with a GPU.
 TORCH ?= torch==2.13.0
 
+EXAMPLE = csrc/examples/llama_cpp
+LLAMA_PROGRAM = build/llama/program/polyspec_llama
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 CXX_FILES = $$(find csrc -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
@@ -23,10 +30,33 @@ QUICK_PYTEST = $(addprefix python_tests/, \
   runtime/test_chain.py runtime/test_batches.py runtime/test_plan.py runtime/test_parameters.py runtime/test_stats.py \
   system/test_structure.py system/test_surface.py system/test_smoke.py)
 
-.PHONY: demo test quick rebuilt test-oldest environment test-environment lint clean
+.PHONY: demo demo-full demo-real llama $(LLAMA_PROGRAM) test quick rebuilt test-oldest environment test-environment lint clean
 
 demo: environment
 	$(PY) -m polyspec_ext demo
+
+demo-full: environment
+	$(PY) -m polyspec_ext demo --full
+
+# Real models, in 4 bits here as they are there.
+demo-real: environment $(LLAMA_PROGRAM)
+	$(PIP) accelerate gguf
+	models=$$($(PY) $(EXAMPLE)/get.py qwen1.5b qwen0.5b) && set -- $$models && \
+	$(PY) -m polyspec_ext demo --target "w4:$$1" --drafter "w4:$$2" --gguf "$$1,$$2" --llama $(LLAMA_PROGRAM) $(DEMO)
+
+# The library, llama.cpp and the program that uses both in folders of their own; what is there already stays.
+$(LLAMA_PROGRAM): export POLYSPEC_CUDA = OFF
+$(LLAMA_PROGRAM): $(PY)
+	$(PIP) "cmake>=3.24" ninja
+	engine=$$($(PY) $(EXAMPLE)/get.py llama.cpp) && \
+	$(VENV)/bin/cmake -S . -B build/llama/core -DCMAKE_INSTALL_PREFIX="$(CURDIR)/build/llama/prefix" && \
+	$(VENV)/bin/cmake --build build/llama/core --parallel 2 --target install >/dev/null && \
+	$(VENV)/bin/cmake -S $(EXAMPLE) -B build/llama/program -DCMAKE_PREFIX_PATH="$(CURDIR)/build/llama/prefix;$$engine" && \
+	$(VENV)/bin/cmake --build build/llama/program
+
+llama: $(LLAMA_PROGRAM)
+	$(PY) $(EXAMPLE)/compare.py --program $(LLAMA_PROGRAM) --json build/llama/results.json \
+	  $(if $(MODELS),--models $(MODELS)) $(LLAMA)
 
 test: test-environment
 	$(VENV)/bin/ctest --test-dir build/test --output-on-failure --parallel 2
@@ -60,7 +90,9 @@ $(PY):
 
 environment: $(PY)
 	@$(PY) -c "import torch" 2>/dev/null || (echo "installing $(TORCH)" && $(PIP) "$(TORCH)")
+	@echo "installing what the build needs"
 	$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13"
+	@echo "building polyspec_ext, which takes minutes the first time"
 	$(PIP) --no-build-isolation -e .
 
 # One build folder for the module and for CTest. With nvcc at hand the CUDA kernels are compiled as well.

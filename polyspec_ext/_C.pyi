@@ -107,7 +107,7 @@ class WindowPolicy:
     def __init__(self, options: PolicyOptions) -> None: ...
     def next(
         self,
-        request: int,
+        row: int,
         begins: bool,
         steps: Sequence[tuple[int, int, int, int, int, float, bool]],
         tokens: Sequence[int],
@@ -159,6 +159,8 @@ class HostReport:
     def kept(self) -> list[list[int]]: ...
     @property
     def slots(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def status(self) -> int: ...
 
 class HostRounds:
     def __init__(

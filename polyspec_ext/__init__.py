@@ -20,6 +20,7 @@ from polyspec_ext import ops as ops
 from polyspec_ext import policies as policies
 
 if TYPE_CHECKING:
+    from polyspec_ext import tiny as tiny
     from polyspec_ext.chain import Chain as Chain
     from polyspec_ext.drafters import Context as Context
     from polyspec_ext.drafters import Drafter as Drafter
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from polyspec_ext.quantization import load_w4 as load_w4
     from polyspec_ext.quantization import quantize_w4 as quantize_w4
     from polyspec_ext.quantization import save_w4 as save_w4
+    from polyspec_ext.scheduler import Scheduler as Scheduler
     from polyspec_ext.seeds import row_seeds as row_seeds
 
 # Public names by their module, which is imported when one is first asked for: most pull in
@@ -80,17 +82,21 @@ _NAMES = {
     "planned": ("plan",),
     "planning.planner": ("Plan",),
     "quantization": ("load_w4", "quantize_w4", "save_w4"),
+    "scheduler": ("Scheduler",),
     "seeds": ("row_seeds",),
 }  # fmt: skip
 
-Scheduler = _C.Scheduler
+_MODULES = ("ops", "policies", "tiny")
+
 __version__ = str(_C.build_info()["version"])
-__all__ = sorted(["Scheduler", "policies", *itertools.chain.from_iterable(_NAMES.values())])
+__all__ = sorted([*_MODULES, *itertools.chain.from_iterable(_NAMES.values())])
 
 del torch
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     for module, names in _NAMES.items():
         if name in names:
             value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
@@ -100,4 +106,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """The public names, for `dir` and for completion."""
+    return [*__all__, "__version__"]

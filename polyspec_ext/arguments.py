@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
@@ -31,6 +32,8 @@ def shown(value: object) -> str:
         return f"a {value.dtype} tensor{shape}"
     if isinstance(value, type):
         return f"the class {value.__name__}"
+    if isinstance(value, Path):
+        value = str(value)
     if value is None or isinstance(value, bool | int | float | str):
         text = repr(value)
         return text if len(text) <= 80 else f"{text[:77]}..."
@@ -75,9 +78,9 @@ def real(name: str, value: Any, high: float = 1.0) -> float:
     return float(_checks.real(name, _scalar(name, value), _ANYWHERE, high)[0])
 
 
-def integer(name: str, value: Any, high: int = _checks.INT64_MAX) -> int:
-    """An integer in [0, high]."""
-    return _checks.integer(name, _scalar(name, value), _ANYWHERE, high)[0]
+def integer(name: str, value: Any, high: int = _checks.INT64_MAX, low: int = 0) -> int:
+    """An integer in [low, high]."""
+    return _checks.integer(name, _scalar(name, value), _ANYWHERE, high, low)[0]
 
 
 def integers(name: str, values: Sequence[Any]) -> list[int]:
@@ -128,6 +131,18 @@ def sizes(name: str, value: Any, count: int, of: int) -> list[int]:
     return [integer(name, one, SIZE_MAX) for one in given]
 
 
+def row_integers(name: str, value: Any) -> list[int]:
+    """Integers in one of the containers, one of each row.
+
+    Raises:
+        TypeError: no container, or something else in it.
+    """
+    given = entries(name, value)
+    if given is None:
+        raise TypeError(f"{name}: expected integers in a list, given {shown(value)}")
+    return integers(name, given)
+
+
 def per_row(name: str, value: Any, count: int) -> list[Any]:
     """`value` once per row.
 
@@ -168,10 +183,28 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def instance(name: str, value: Any, kind: type) -> None:
-    """An object of a class, or that does what a protocol says; or None."""
-    if value is not None and (isinstance(value, type) or not isinstance(value, kind)):
-        raise TypeError(f"{name}: expected a {kind.__name__} or None, given {shown(value)}")
+def instance(name: str, value: Any, kind: type, none: bool = True) -> None:
+    """An object of a class, or that does what a protocol says; or None, where `none` says so."""
+    if value is None and none:
+        return
+    if isinstance(value, type) or not isinstance(value, kind):
+        other = " or None" if none else ""
+        raise TypeError(f"{name}: expected a {kind.__name__}{other}, given {shown(value)}")
+
+
+def function(name: str, value: Any, none: bool = False) -> None:
+    """What can be called; or None, where `none` says so."""
+    if not callable(value) and not (none and value is None):
+        other = " or None" if none else ""
+        raise TypeError(f"{name}: expected a function{other}, given {shown(value)}")
+
+
+def label(name: str, value: Any) -> None:
+    """A name, or None."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name}: expected a string or None, given {shown(value)}")
+    if value == "":
+        raise ValueError(f"{name}: expected a string or None, given ''")
 
 
 def switch(name: str, value: Any) -> None:
@@ -181,14 +214,42 @@ def switch(name: str, value: Any) -> None:
 
 
 def dtype(name: str, value: Any) -> torch.dtype | None:
-    """A data type that logits may have; None stays None."""
-    if value is None or (isinstance(value, torch.dtype) and value in _checks.LOGITS_DTYPES):
-        return value
-    wrong = ValueError if isinstance(value, torch.dtype) else TypeError
+    """A data type that logits may have, or its name; None stays None."""
+    found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if found is None and value is None:
+        return None
+    if isinstance(found, torch.dtype) and found in _checks.LOGITS_DTYPES:
+        return found
+    wrong = ValueError if isinstance(value, torch.dtype | str) else TypeError
     what = value if isinstance(value, torch.dtype) else shown(value)
     raise wrong(
-        f"{name}: expected torch.float32, torch.bfloat16, torch.float16 or None, given {what}"
+        f"{name}: expected torch.float32, torch.bfloat16, torch.float16, the name of one, or None, "
+        f"given {what}"
     )
+
+
+def loaded_dtype(name: str, value: Any) -> torch.dtype | Literal["auto"] | None:
+    """As `dtype`, or "auto": what a checkpoint has itself."""
+    return "auto" if isinstance(value, str) and value == "auto" else dtype(name, value)
+
+
+def path(name: str, value: Any) -> Path:
+    """A path, whatever may be there."""
+    if not isinstance(value, str | Path):
+        raise TypeError(f"{name}: expected a path, given {shown(value)}")
+    if not str(value) or "\0" in str(value):
+        raise ValueError(f"{name}: expected a path, given {shown(str(value))}")
+    return Path(value)
+
+
+def model(name: str, value: Any) -> None:
+    """A loaded causal language model of `transformers`, or what wraps one."""
+    if isinstance(value, torch.nn.Module) and hasattr(value, "config"):
+        return
+    hint = ""
+    if isinstance(value, str | Path):
+        hint = "; transformers.AutoModelForCausalLM.from_pretrained loads it"
+    raise TypeError(f"{name}: expected a loaded model of transformers, given {shown(value)}{hint}")
 
 
 def place(name: str, value: Any) -> torch.device:

@@ -7,15 +7,17 @@ for every one of them. `runtime.engine` does it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
 from . import arguments, inputs, validate
 from .drafters import BatchedDrafter, Drafter, DraftModel, element, elements, levels_of
 from .drafters.proposals import ProposalDrafter
-from .inputs import Floats, Ints, Prompt
+from .inputs import Floats, Ints, Prompt, Tokenized
 from .levels import (
     BatchedLevel,
     EncodedInput,
@@ -23,7 +25,7 @@ from .levels import (
     LevelAdapter,
     vocabulary,
 )
-from .levels.describe import level_line
+from .levels.describe import level_line, num_parameters
 from .outputs import Output, Stream
 from .planning import Switch, level_for, widths_of
 from .planning.planner import Prediction, Request, kept
@@ -65,8 +67,9 @@ class Chain:
             cost drafting and no verification of their own: the target verifies each against the
             drafter's distribution. Not with a drafter of trees.
         rule: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2024), on every level.
-        dtype, device: for models loaded here. float32, bfloat16 or float16; by default float32 on
-            the CPU and the checkpoint's own elsewhere. CPU or CUDA; by default the CPU.
+        dtype, device: for models loaded here. float32, bfloat16 or float16, or the name of one, or
+            "auto" for each checkpoint's own; by default float32 on the CPU and "auto" elsewhere.
+            CPU or CUDA; by default the CPU.
         check_vocabulary: compare the tokenizers that lie beside the models.
         graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
             CUDA device; never on the CPU. Only rounds without host synchronisation are captured. A
@@ -111,7 +114,7 @@ class Chain:
         rounds: Sequence[int] | None = None,
         tail: int = 0,
         rule: str = "token",
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         device: str | torch.device | None = None,
         check_vocabulary: bool = True,
         graphs: bool | Graphs | None = None,
@@ -138,7 +141,8 @@ class Chain:
         validate.rule(rule)
         self.rule = rule
         self.prediction: Prediction | None = None
-        dtype, device = arguments.dtype("dtype", dtype), arguments.device("device", device)
+        dtype = arguments.loaded_dtype("dtype", dtype)
+        device = arguments.device("device", device)
         arguments.flag("check_vocabulary", check_vocabulary)
         if graphs is not None and not isinstance(graphs, Graphs):
             arguments.flag("graphs", graphs)
@@ -155,7 +159,9 @@ class Chain:
         widths = widths_of(self.window)
         for place, thing in enumerate(things):
             name = f"levels[{place}]"
-            thing, drafts = element(thing, made, name, dtype)
+            _require_another(name, thing, things[:place])
+            # Of a head the target's data type is its own.
+            thing, drafts = element(thing, made, name, None if dtype == "auto" else dtype)
             if drafts and 0 < place == count - 1:
                 self.drafter = thing
                 _require_apart(name, levels_of(thing), made)
@@ -177,9 +183,10 @@ class Chain:
         if reason is not None and count > 1:
             raise ValueError(
                 f"levels[0]: expected a target whose logits are those of the text alone, given "
-                f"{getattr(made[0], 'name', type(made[0]).__name__)}: {reason}"
+                f"{_name(made[0])}: {reason}"
             )
-        names = _distinct([getattr(level, "name", type(level).__name__) for level in made])
+        names = _distinct([_name(level) for level in made])
+        _warn_of_order(names, made)
         if check_vocabulary:
             vocabulary.require_same(names, made)
         # A level never draws an id that the level above it does not have.
@@ -191,7 +198,7 @@ class Chain:
             own = self.vocab_sizes.pop()
             self.drafter = DraftModel(made.pop(), own, self._operators.sample)
         elif self.drafter is not None:
-            names.append(getattr(self.drafter, "name", type(self.drafter).__name__))
+            names.append(_name(self.drafter))
         self.levels = made  # those that verify; the target is levels[0]
         self.names = names
         self.policy = policy
@@ -233,7 +240,7 @@ class Chain:
         names = [*self.names[: len(given)], *[self.names[-1]] * len(below)]
         self.owner = CacheOwner(list(zip(names, [*given, *below], strict=True)))
         levels: list[BatchedLevel] = [
-            level if isinstance(level, BatchedLevel) else LevelAdapter(level, name)
+            level if isinstance(level, LevelAdapter) else LevelAdapter(level, name)
             for level, name in zip(given, self.names, strict=False)
         ]
         drafter: BatchedDrafter | None = None
@@ -294,14 +301,15 @@ class Chain:
 
     def stream(
         self,
-        input_ids: Prompt,
+        input_ids: Tokenized,
         max_new_tokens: int = 256,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
-        seed: int = 0,
+        seed: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
+        **others: NoReturn,
     ) -> Stream:
         """Like `generate` for one prompt, but yields each new token when the target has committed
         it. A chain works on one batch at a time: starting another ends this one.
@@ -313,8 +321,10 @@ class Chain:
         Raises:
             TypeError, ValueError: as of `generate`; several prompts.
         """
+        inputs.refuse(self.stream, others)
+        ids, mask = inputs.unwrapped("input_ids", input_ids)
         prompts = inputs.prompts(
-            "input_ids", inputs.rows_of("input_ids", input_ids), self.vocab_sizes[0]
+            "input_ids", inputs.rows_of("input_ids", ids), self.vocab_sizes[0], mask
         )
         if len(prompts) != 1:
             raise ValueError(
@@ -329,18 +339,19 @@ class Chain:
 
     def batch(
         self,
-        prompts: Prompt,
+        prompts: Tokenized,
         max_new_tokens: Ints = 256,
         temperature: Floats = 0.0,
         top_k: Ints = 0,
         top_p: Floats = 1.0,
         min_p: Floats = 0.0,
-        seed: Ints = 0,
+        seed: Ints | None = None,
         eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
-        encoder_input_ids: Prompt | EncodedInput | None = None,
+        encoder_input_ids: Tokenized | EncodedInput | None = None,
         processors: LogitsProcessors | None = None,
         observe: Observer | None = None,
+        **others: NoReturn,
     ) -> Batch:
         """A batch of token lists, to be moved on by ``advance()`` as the caller likes.
 
@@ -353,12 +364,16 @@ class Chain:
         Raises:
             TypeError, ValueError: as of `generate`.
         """
+        inputs.refuse(self.batch, others)
+        arguments.instance("processors", processors, LogitsProcessors)
+        arguments.function("observe", observe, none=True)
         encoded = inputs.encoded(
             encoder_input_ids, getattr(self.levels[0], "reads_encoder_input", False), self.names[0]
         )
         vocab_size = self.vocab_sizes[0]
         if not isinstance(prompts, inputs.Prompts):
-            prompts = inputs.prompts("prompts", inputs.rows_of("prompts", prompts), vocab_size)
+            ids, mask = inputs.unwrapped("prompts", prompts)
+            prompts = inputs.prompts("prompts", inputs.rows_of("prompts", ids), vocab_size, mask)
         count = len(prompts)
         inputs.require_batches(self.names, self.engine.parts, count)
         limits = [
@@ -380,13 +395,14 @@ class Chain:
             # Not the caller's: configurations name ids that a smaller vocabulary does not have.
             own = getattr(self.levels[0], "eos_token_ids", ())
             eos_token_id = [token for token in own if 0 <= token < vocab_size]
+        sampling = [Sampling(*own) for own in zip(*values, strict=True)]
         return Batch(
             self.engine,
             self.owner,
             [list(prompt) for prompt in prompts],
             max_new_tokens=limits,
-            sampling=[Sampling(*own) for own in zip(*values, strict=True)],
-            seeds=inputs.seeds(seed, count),
+            sampling=sampling,
+            seeds=inputs.seeds(seed, sampling),
             eos=inputs.eos_sets(eos_token_id, count, vocab_size),
             policy=self.policy,
             processors=processors,
@@ -396,37 +412,42 @@ class Chain:
 
     def generate(
         self,
-        input_ids: Prompt,
+        input_ids: Tokenized,
         max_new_tokens: Ints = 256,
         temperature: Floats = 0.0,
         top_k: Ints = 0,
         top_p: Floats = 1.0,
         min_p: Floats = 0.0,
-        seed: Ints = 0,
+        seed: Ints | None = None,
         eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
         attention_mask: torch.Tensor | None = None,
         pad_token_id: int | None = None,
-        encoder_input_ids: Prompt | None = None,
+        encoder_input_ids: Tokenized | None = None,
+        **others: NoReturn,
     ) -> Output:
         """Continue prompts with exactly the target's distribution.
 
         Args:
             input_ids: one prompt, ``[N]`` or ``[1, N]``; or several, ``[B, N]`` with
                 `attention_mask` or a list of rows of any length; B and N >= 1, integers in
-                [0, vocab_size of the target).
+                [0, vocab_size of the target). Or what a tokenizer gives: a mapping with input_ids
+                and, where it has one, attention_mask.
             max_new_tokens: never exceeded; >= 0. This and what follows: one value, or one per row.
             temperature, top_k, top_p, min_p: make the distribution out of the logits, alike on
                 every level; temperature 0 is the target's argmax.
             seed: in [0, 2**64). The same seed and inputs give the same tokens, whatever the rest of
                 the batch. One value s for B rows stands for ``ps.row_seeds(s, B)``: row 0 has s
                 itself, as a prompt alone, and the others bits hashed out of s and their number.
+                None: another one each call, out of torch's generator, so that
+                ``torch.manual_seed`` fixes it; `Output.seeds` says which.
             eos_token_id: id or ids in [0, vocab_size) that end a text (and are kept), or ids for
                 each row in one more list; None: the target's own, []: none.
             attention_mask: ``[B, N]``, 0 where a row of `input_ids` is padding, on either side.
             pad_token_id: fills the ends of short rows of the output. None: the first EOS id, or 0.
             encoder_input_ids: where the target is an encoder-decoder model, what the encoders read,
-                one text ``[S]`` or ``[1, S]``; `input_ids` is then what the decoders begin with.
+                one text ``[S]`` or ``[1, S]``, or a mapping as of `input_ids`; `input_ids` is then
+                what the decoders begin with.
 
         Raises:
             TypeError, ValueError: bad input; begins with the argument's name, then what was
@@ -434,7 +455,9 @@ class Chain:
             RequestError: a row of logits has no distribution (NaN, +inf, all -inf); names request,
                 level and position. The chain stays usable.
         """
-        given = inputs.rows_of("input_ids", input_ids)
+        inputs.refuse(self.generate, others)
+        ids, attention_mask = inputs.unwrapped("input_ids", input_ids, attention_mask)
+        given = inputs.rows_of("input_ids", ids)
         prompts = inputs.prompts("input_ids", given, self.vocab_sizes[0], attention_mask)
         if pad_token_id is not None:
             pad_token_id = arguments.int64("pad_token_id", pad_token_id)
@@ -456,12 +479,11 @@ class Chain:
         if pad_token_id is None:
             pad_token_id = min(batch.rows[0].eos, default=0)
         return Output(
-            inputs.padded(
-                input_ids, given, prompts, [row.tokens for row in batch.rows], pad_token_id
-            ),
+            inputs.padded(ids, given, prompts, [row.tokens for row in batch.rows], pad_token_id),
             batch.stats,
             [row.stats for row in batch.rows],
             [row.logprobs for row in batch.rows],
+            batch.seeds,
         )
 
 
@@ -481,17 +503,63 @@ def _graphs(wanted: bool | Graphs | None, devices: set[torch.device]) -> Graphs 
 
 
 def _require_apart(name: str, levels: Sequence[object], above: Sequence[object]) -> None:
-    """Refuse a level twice in one chain.
+    """Refuse a level twice in one chain, and one in a cache of which no level above has charge: its
+    keys would stand where the other's are read.
 
     Raises:
-        ValueError: one of `levels` is `above`; the message names `name`.
+        ValueError: one of `levels` is `above`, or the owner of its cache is not; the message names
+            `name`.
     """
     for earlier, other in enumerate(above):
         if any(level is other for level in levels):
             raise ValueError(
-                f"{name}: expected a level of its own, given levels[{earlier}] again, whose cache "
-                "holds one text only"
+                f"{name}: expected a level of its own, given levels[{earlier}] again "
+                f"({_name(other)}), whose cache holds one text only; a model is another level as "
+                "a copy, or as ps.Level(copy, shares_cache_with=...)"
             )
+    for level in levels:
+        owner = getattr(level, "cache_owner", level)
+        if owner is not level and not any(owner is other for other in above):
+            found = ", ".join(map(_name, above)) or "nothing"
+            raise ValueError(
+                f"{name}: expected {_name(owner)}, whose cache {_name(level)} shares, above it, "
+                f"given {found}"
+            )
+
+
+def _require_another(name: str, thing: object, above: Sequence[object]) -> None:
+    """Refuse a model, id or path twice: a level would draft for itself.
+
+    Raises:
+        ValueError: names both places.
+    """
+    if not isinstance(thing, str | Path | torch.nn.Module):
+        return
+    for earlier, other in enumerate(above):
+        if other is thing or (isinstance(thing, str | Path) and other == thing):
+            kind = type(thing).__name__ if isinstance(thing, torch.nn.Module) else repr(thing)
+            raise ValueError(
+                f"{name}: expected another model than levels[{earlier}], given {kind} again; a "
+                "level below is a smaller model, or a copy that is cheaper to run"
+            )
+
+
+def _warn_of_order(names: Sequence[str], levels: Sequence[object]) -> None:
+    """The last word is the first level's, whatever its size: tell of a larger one below another."""
+    sizes = [num_parameters(level) for level in levels]
+    for place in range(1, len(levels)):
+        above, own = sizes[place - 1], sizes[place]
+        if above is not None and own is not None and own > above:
+            warnings.warn(
+                f"levels[{place}]: expected no more parameters than the level above it has, given "
+                f"{names[place]} with {own} below {names[place - 1]} with {above}; the target, "
+                "whose distribution the chain keeps, comes first",
+                stacklevel=3,
+            )
+
+
+def _name(level: object) -> str:
+    return str(getattr(level, "name", type(level).__name__))
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -99,7 +99,22 @@ def add_note(error: BaseException, note: str) -> None:
     setattr(error, "__notes__", notes)  # noqa: B010 (type checkers know the name from 3.11 on)
 
 
-class _Named:
+def name_place(error: Exception, names: Sequence[str], index: int, rows: Iterable[Any]) -> None:
+    """Tells an exception where it came from: level, requests and positions. A RequestError says so
+    itself.
+
+    Args:
+        names: of the levels; `index` counts from 0.
+        rows: that took part (`request.Row`).
+    """
+    if not isinstance(error, RequestError):
+        at = [f"request {row.number} at position {row.committed}" for row in rows]
+        add_note(error, f"in level {index + 1} ({names[index]}), {', '.join(at)}")
+
+
+class named:
+    """A context that does so (`name_place`)."""
+
     __slots__ = ("_index", "_names", "_rows")
 
     def __init__(self, names: Sequence[str], index: int, rows: Iterable[Any]) -> None:
@@ -109,24 +124,8 @@ class _Named:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # A RequestError says so itself.
-        if not isinstance(error, Exception) or isinstance(error, RequestError):
-            return
-        names, index = self._names, self._index
-        number = index + 1 if index >= 0 else len(names)
-        rows = [f"request {row.number} at position {row.committed}" for row in self._rows]
-        add_note(error, f"in level {number} ({names[index]}), {', '.join(rows)}")
-
-
-def named(names: Sequence[str], index: int, rows: Iterable[Any]) -> _Named:
-    """A context that tells an exception where it came from: level, requests and positions. (No
-    generator: that costs a verification round a tenth of its time.)
-
-    Args:
-        names: of the levels; `index` counts from 0, -1 is the last.
-        rows: that took part (`request.Row`).
-    """
-    return _Named(names, index, rows)
+        if isinstance(error, Exception):
+            name_place(error, self._names, self._index, self._rows)
 
 
 def _at(values: PerRequestInt, request: int) -> int:
@@ -151,8 +150,12 @@ def raise_for_status(
         num_accepted: [B], from ``verify``: tokens before the fault, added to the position.
 
     Raises:
+        TypeError: no such status.
         RequestError: names request, level, position and what was found.
     """
+    if not isinstance(status, torch.Tensor) or status.dtype != torch.int32 or status.dim() != 1:
+        given = type(status).__name__
+        raise TypeError(f"status: expected an int32 tensor [B] of an operator, given {given}")
     for request, bits in enumerate(status.tolist()):
         if bits & ERROR_BITS:
             before = 0 if num_accepted is None else int(num_accepted[request])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -10,17 +12,71 @@ import torch
 from . import arguments
 from .drafters.base import BatchedDrafter
 from .levels.base import BatchedLevel, EncodedInput
-from .seeds import row_seeds
+from .sampling import Sampling
+from .seeds import fresh_seed, row_seeds
 from .validate import SEED_MAX
+
+# What `generate` of transformers takes beside its configuration.
+_OF_GENERATE = ("assistant_model", "generation_config", "logits_processor", "negative_prompt_ids",
+                "prefix_allowed_tokens_fn", "stopping_criteria", "streamer", "synced_gpus",
+                "token_streamer", "tokenizer")  # fmt: skip
 
 # One value for all rows, or one per row.
 Ints = int | Sequence[int] | torch.Tensor
 Floats = float | Sequence[float] | torch.Tensor
 Prompt = torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
+Tokenized = Prompt | Mapping[str, Any]  # what a tokenizer gives
 
 
 class Prompts(list[list[int]]):
     """Prompts that `prompts` has checked: ids of the target, at least one each."""
+
+
+def unwrapped(name: str, value: Any, mask: Any = None) -> tuple[Any, Any]:
+    """The ids and the mask of what a tokenizer gives, a mapping; anything else as it is.
+
+    Args:
+        mask: of the caller, which goes before the mapping's own.
+
+    Raises:
+        TypeError: a mapping without ids.
+    """
+    if not isinstance(value, Mapping):
+        return value, mask
+    if value.get("input_ids") is None:
+        raise TypeError(
+            f"{name}: expected token ids, or a mapping with input_ids as a tokenizer gives it, "
+            f"given a mapping of {', '.join(map(str, value)) or 'nothing'}"
+        )
+    return value["input_ids"], value.get("attention_mask") if mask is None else mask
+
+
+def refuse(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
+    """Arguments that `call` does not have.
+
+    Raises:
+        TypeError: there is one: names it, and what takes it or what may have been meant.
+    """
+    if not others:
+        return
+    from transformers import GenerationConfig
+
+    name = next(iter(others))
+    own = [one for one in inspect.signature(call).parameters if one not in ("self", "others")]
+    near = difflib.get_close_matches(name, own, 1, 0.8)
+    hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(own)}"
+    if name in _OF_GENERATE or hasattr(GenerationConfig(), name):
+        taken = "token_streamer" if name == "streamer" else name
+        hint = (
+            f"; model.generate(..., custom_generate=ps.custom_generate, chain=chain, {taken}=...) "
+            "takes it"
+        )
+        if name == "do_sample":
+            hint += "; here temperature=0 is greedy, and any other samples"
+    raise TypeError(
+        f"{name}: expected no such argument of {call.__qualname__}, given "
+        f"{arguments.shown(others[name])}{hint}"
+    )
 
 
 def rows_of(name: str, value: Any) -> list[list[int]]:
@@ -31,6 +87,9 @@ def rows_of(name: str, value: Any) -> list[list[int]]:
         ValueError: an array or tensor of other dimensions, or no prompt.
     """
     wanted = f"{name}: expected token ids of one prompt, or one such row for each of several"
+    if isinstance(value, str) or _texts(value):
+        what = repr(value) if isinstance(value, str) else "texts"
+        raise TypeError(f"{wanted}, given {what:.60}; tokenizer(text).input_ids has them")
     if isinstance(value, torch.Tensor) and (
         value.dtype.is_floating_point or value.dtype == torch.bool
     ):
@@ -47,6 +106,11 @@ def rows_of(name: str, value: Any) -> list[list[int]]:
     if several and len(several) < len(rows):
         raise TypeError(f"{wanted}, given ids and rows side by side")
     return [arguments.integers(name, row) for row in several or [given]]
+
+
+def _texts(value: Any) -> bool:
+    several = isinstance(value, list | tuple) and len(value) > 0
+    return several and all(isinstance(one, str) for one in value)
 
 
 def prompts(
@@ -94,7 +158,8 @@ def encoded(given: Any, wanted: bool, name: str) -> EncodedInput | None:
     """What an encoder-decoder target's encoder reads.
 
     Args:
-        given: `EncodedInput`, or one text in one of the containers of `rows_of`.
+        given: `EncodedInput`, or one text in one of the containers of `rows_of`, or in a mapping
+            that `unwrapped` takes, whose mask says what is padding.
         wanted: the target has an encoder.
         name: of the target.
 
@@ -113,15 +178,24 @@ def encoded(given: Any, wanted: bool, name: str) -> EncodedInput | None:
         )
     if isinstance(given, EncodedInput):
         return given
-    rows = rows_of(argument, given)
+    ids, mask = unwrapped(argument, given)
+    rows = rows_of(argument, ids)
     if len(rows) != 1 or not rows[0]:
         raise ValueError(f"{argument}: expected one text, given {len(rows) if rows[0] else 'none'}")
-    arguments.require_ids(argument, rows[0], arguments.SIZE_MAX)
-    return EncodedInput(torch.tensor(rows))
+    return EncodedInput(torch.tensor(prompts(argument, rows, arguments.SIZE_MAX, mask)))
 
 
-def seeds(seed: Any, count: int) -> list[int]:
-    """One seed per row, each in [0, 2**64); out of a single one as `row_seeds` says."""
+def seeds(seed: Any, sampling: Sequence[Sampling]) -> list[int]:
+    """One seed per row, each in [0, 2**64); out of a single one as `row_seeds` says.
+
+    Args:
+        seed: None: fresh. Greedy rows draw nothing: a batch of such has seed 0, and leaves torch's
+            generator as it is.
+        sampling: of each row.
+    """
+    count = len(sampling)
+    if seed is None:
+        seed = 0 if all(own.greedy for own in sampling) else fresh_seed()
     if arguments.entries("seed", seed) is None:
         return row_seeds(seed, count)
     given = arguments.per_row("seed", seed, count)

@@ -20,12 +20,15 @@ class Output:
         stats: of the whole batch.
         requests: the statistics of each row. Times are those of the passes it took part in.
         logprobs: of the new tokens of each row, under the target's processed distribution.
+        seeds: of each row; as `seed` of the same call they give the same tokens. Where no row
+            samples, those of seed 0.
     """
 
     sequences: torch.Tensor
     stats: Stats
     requests: list[Stats] = field(default_factory=list)
     logprobs: list[list[float]] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
 
 
 class Stream:
@@ -48,6 +51,11 @@ class Stream:
     def stats(self) -> Stats:
         """Up to date after each token."""
         return self.batch.stats
+
+    @property
+    def seeds(self) -> list[int]:
+        """As `Output.seeds`: one."""
+        return self.batch.seeds
 
     def __iter__(self) -> Iterator[int]:
         return self

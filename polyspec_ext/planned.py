@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+from . import arguments
 from .chain import Chain
 from .inputs import Prompt
 from .planning import Switch
@@ -12,6 +14,7 @@ from .planning.parts import Request
 from .planning.planner import Plan
 from .planning.planner import plan as _plan
 from .planning.trials import TRIED
+from .seeds import fresh_seed
 
 
 def plan(
@@ -22,7 +25,7 @@ def plan(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-    seed: int = 0,
+    seed: int | None = 0,
     eos_token_id: int | Sequence[int] | None = None,
     *,
     batch: int = 1,
@@ -51,7 +54,8 @@ def plan(
             likes, and several drafters without a model behind them. The target is the first; the
             others are put in order by their times.
         prompts: token ids, such as will be asked; what is measured is an average over them.
-        max_new_tokens ... eos_token_id: of the requests to come.
+        max_new_tokens ... eos_token_id: of the requests to come. Calls that are measured have seeds
+            of their own, from `seed` on; None: from one out of torch's generator.
         batch: prompts of one call, whose rows share every step and wait for each other; `prompts`
             are taken so many at a time.
         pack, compile: as `Chain` has them.
@@ -69,6 +73,15 @@ def plan(
     Raises:
         TypeError, ValueError: as `Chain` and `Chain.generate` have it.
     """
+    for name, value in (("verify", verify), ("theorem", theorem)):
+        arguments.flag(name, value)
+    arguments.switch("pack", pack)
+    arguments.switch("compile", compile)
+    seconds = arguments.real("seconds", seconds, sys.float_info.max)
+    repeats = arguments.integer("repeats", repeats, low=1)
+    if trials is not None:
+        trials = arguments.integer("trials", trials)
+    seed = fresh_seed() if seed is None else seed
     request = Request(max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id, batch)
     return _plan(
         Chain,

@@ -1,4 +1,5 @@
-"""Progress bars and notes: on standard error, and only where that is a terminal."""
+"""Progress bars, notes and phases: on standard error, and only where that is a terminal, but for
+the phases of a long command."""
 
 from __future__ import annotations
 
@@ -24,6 +25,14 @@ def note(line: str) -> None:
     """A line about what goes on, above the bars; nothing where nobody watches."""
     if on_terminal():
         tqdm.write(line, file=sys.stderr)
+
+
+def phase(line: str) -> None:
+    """A line about what a command of minutes does next. It stands in a log as well, where it is all
+    that shows that something is going on."""
+    if sys.stderr is not None:
+        tqdm.write(line, file=sys.stderr)
+        sys.stderr.flush()
 
 
 @contextmanager

@@ -13,6 +13,18 @@ import torch
 from .validate import LOGITS_DTYPES, kind_of
 
 
+def require_output(name: str, output: Any) -> None:
+    """What ``forward`` of level `name` returned for a block must be a `LevelOutput`.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(output, tuple) or not 1 <= len(output) <= 3:
+        raise TypeError(
+            f"{name}: expected forward to return a LevelOutput, given {kind_of(output)}"
+        )
+
+
 def require_logits(
     name: str, logits: Any, batch: int, keep: int, vocab_size: int, device: torch.device
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -11,6 +11,7 @@ from . import arguments
 from .validate import TEMPERATURE_MAX
 
 
+@runtime_checkable
 class LogitsProcessors(Protocol):
     """Changes logits before temperature and filters make a distribution of them, on every level
     alike (contract C1)."""

@@ -1,6 +1,8 @@
-"""The seeds of a batch's rows, out of one."""
+"""The seeds of a batch's rows, out of one, and where that comes from."""
 
 from __future__ import annotations
+
+import torch
 
 from . import _C, arguments
 from .validate import SEED_MAX
@@ -26,3 +28,8 @@ def row_seeds(seed: int, count: int) -> list[int]:
     seed = arguments.integer("seed", seed, SEED_MAX)
     rows = range(arguments.integer("count", count))
     return [_C.row_seed(seed, row) if row else seed for row in rows]
+
+
+def fresh_seed() -> int:
+    """A seed out of torch's generator of the CPU, which ``torch.manual_seed`` fixes."""
+    return int(torch.randint(2**63 - 1, (), device="cpu"))

@@ -200,49 +200,90 @@ class StatsRecorder:
 
     Args:
         total: of the batch; for a batch of one it is the row's as well.
+
+    Attributes:
+        prefill_seconds: of the batch so far.
     """
 
     def __init__(self, total: Stats) -> None:
-        self._total = total
+        self._total, self.prefill_seconds = total, 0.0
+        self._rows: Sequence[Stats] = ()
 
-    def _of(self, rows: Sequence[Stats]) -> list[Stats]:
+    def follow(self, rows: Sequence[Stats]) -> None:
+        """The rows that entries are of from now on."""
+        self._rows = rows
+
+    def _all(self) -> list[Stats]:
         total = self._total
-        return [total, *[row for row in rows if row is not total]]
+        return [total, *[row for row in self._rows if row is not total]]
 
-    def decoded(self, rows: Sequence[Stats], seconds: float) -> None:
-        for stats in self._of(rows):
+    def decoded(self, seconds: float) -> None:
+        """A round of the target took so long."""
+        for stats in self._all():
             stats.decode_seconds += seconds
 
-    def committed(self, row: Stats, tokens: int) -> None:
-        for stats in self._of([row]):
-            stats.num_new_tokens += tokens
-
-    def proposed(self, row: Stats, tokens: int) -> None:
-        for stats in self._of([row]):
-            level = stats.levels[-1]
-            level.num_proposals += 1
-            level.num_proposed_tokens += tokens
-
-    def verified(
-        self,
-        row: Stats,
-        index: int,
-        drafted: int,
-        accepted: int,
-        emitted: int,
-        of_tail: int = 0,
-    ) -> None:
-        for stats in self._of([row]):
-            stats.levels[index].verified(drafted, accepted, emitted, of_tail)
-
-    def prefilled(self, rows: Sequence[Stats], index: int, seconds: float) -> None:
-        for stats in self._of(rows):
+    def prefilled(self, index: int, seconds: float) -> None:
+        """A level has read the prompts."""
+        self.prefill_seconds += seconds
+        for stats in self._all():
             stats.levels[index].prefill_seconds += seconds
 
-    def spent(self, rows: Sequence[Stats], index: int, seconds: float, passes: int) -> None:
-        for stats in self._of(rows):
+    def spent(self, index: int, seconds: float, passes: int) -> None:
+        """A level has read what it lagged behind."""
+        for stats in self._all():
             level = stats.levels[index]
             level.num_forward_passes += passes
+            level.seconds += seconds
+
+    def drafted(
+        self,
+        entries: Sequence[Sequence[int]],
+        seconds: float,
+        passes: int,
+        nodes: Sequence[int] | None = None,
+    ) -> None:
+        """A draft, by row.
+
+        Args:
+            entries: as of the state rows' log: tokens asked for (-1: no part), position, accepted,
+                emitted, ended, status, of_tail.
+            nodes: of trees.
+        """
+        total = self._total
+        took = [total]
+        for at, (row, entry) in enumerate(zip(self._rows, entries, strict=True)):
+            if entry[0] < 0:
+                continue
+            both = (row,) if row is total else (row, total)
+            for stats in both:
+                level = stats.levels[-1]
+                level.num_proposals += 1
+                level.num_proposed_tokens += entry[3] if nodes is None else nodes[at]
+            if row is not total:
+                took.append(row)
+        for stats in took:
+            level = stats.levels[-1]
+            level.num_forward_passes += passes
+            level.seconds += seconds
+
+    def verified(self, index: int, entries: Sequence[Sequence[int]], seconds: float) -> None:
+        """A verification by one level, by row; what the target emits is committed."""
+        total = self._total
+        took = [total]
+        for row, entry in zip(self._rows, entries, strict=True):
+            tokens, _, accepted, emitted, _, _, of_tail = entry
+            if tokens < 0:
+                continue
+            both = (row,) if row is total else (row, total)
+            for stats in both:
+                stats.levels[index].verified(tokens, accepted, emitted, of_tail)
+                if index == 0:
+                    stats.num_new_tokens += emitted
+            if row is not total:
+                took.append(row)
+        for stats in took:
+            level = stats.levels[index]
+            level.num_forward_passes += 1
             level.seconds += seconds
 
 

@@ -1,5 +1,4 @@
-"""From per-request host values to operator arguments: a scalar where all rows agree (which costs
-nothing), else a tensor."""
+"""From host values to tensors: rows of a batch, their parameters, and where they lie."""
 
 from __future__ import annotations
 
@@ -37,69 +36,48 @@ _DTYPES = {
 }
 
 
-class Parameters:
-    """Sampling parameters and seeds of the rows in a batch, as keyword arguments of ``ps.sample``
-    and ``ps.verify``.
-
-    Args:
-        sampling, seeds: one per row.
-    """
-
-    def __init__(self, sampling: Sequence[Sampling], seeds: Sequence[int]) -> None:
-        self.sampling, self.seeds = list(sampling), list(seeds)
-        self.greedy = all(one.greedy for one in sampling)
-        self._made: dict[torch.device, dict[str, Any]] = {}
-
-    def on(self, device: torch.device) -> dict[str, Any]:
-        """temperature, top_k, top_p, min_p and seed, in this order. Made once per device."""
-        if device not in self._made:
-            made: dict[str, Any] = {}
-            for name in _DTYPES:
-                values = self.values(name)
-                same = len(set(values)) == 1
-                made[name] = values[0] if same else self.column(name, device)
-            self._made[device] = made
-        return self._made[device]
-
-    def values(self, name: str) -> list[Any]:
-        """Of one of them, by row."""
-        return self.seeds if name == "seed" else [getattr(one, name) for one in self.sampling]
-
-    def column(self, name: str, device: torch.device) -> torch.Tensor:
-        """The same, ``[B]``; of a seed the 64 bits as torch holds them."""
-        values = self.values(name)
-        if name == "seed":
-            values = [seed - 2**64 if seed >= 2**63 else seed for seed in values]
-        return on_device(values, _DTYPES[name], device)
-
-
-class FixedParameters(Parameters):
-    """`Parameters` of B rows at one place on a device, where captured graphs read them anew.
+class RowParameters:
+    """Sampling parameters and seeds of B rows, one tensor ``[B]`` of each at one place, where
+    captured steps read them anew.
 
     Args:
         batch: rows, B.
         device: where they lie.
+
+    Attributes:
+        sampling, seeds: the same on the host, by row; empty before the first `write`.
+        greedy: every row's temperature is 0.
     """
 
     def __init__(self, batch: int, device: torch.device) -> None:
-        super().__init__([], [])
-        self._written: Parameters | None = None
+        self.sampling: Sequence[Sampling] = ()
+        self.seeds: Sequence[int] = ()
+        self.greedy, self._device = True, device
         self._tensors = {
             name: torch.zeros(batch, dtype=dtype, device=device) for name, dtype in _DTYPES.items()
         }
+        self._moved: dict[torch.device, dict[str, torch.Tensor]] = {device: self._tensors}
 
-    def write(self, parameters: Parameters) -> None:
-        """Hold these from now on."""
-        if self._written is parameters:
-            return
-        self._written, self.greedy = parameters, parameters.greedy
-        self.sampling, self.seeds = parameters.sampling, parameters.seeds
+    def write(self, sampling: Sequence[Sampling], seeds: Sequence[int]) -> RowParameters:
+        """Hold these from now on. Returns itself."""
+        if (self.sampling, self.seeds) == (sampling, seeds):
+            return self
+        self.sampling, self.seeds = sampling, seeds
+        self.greedy = all(one.greedy for one in sampling)
+        self._moved = {self._device: self._tensors}
+        # A tensor holds the 64 bits of a seed as torch has them.
+        bits = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
         for name, own in self._tensors.items():
-            own.copy_(parameters.column(name, own.device), non_blocking=True)
+            values = bits if name == "seed" else [getattr(one, name) for one in sampling]
+            own.copy_(on_device(values, own.dtype, own.device), non_blocking=True)
+        return self
 
-    def on(self, device: torch.device) -> dict[str, Any]:
-        """As of `Parameters`; each ``[B]``."""
-        return self._tensors
+    def on(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """temperature, top_k, top_p, min_p and seed, in this order: keyword arguments of
+        `ps.sample` and `ps.verify`."""
+        if device not in self._moved:
+            self._moved[device] = {name: moved(own, device) for name, own in self._tensors.items()}
+        return self._moved[device]
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, list[int]]:

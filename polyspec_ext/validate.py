@@ -25,7 +25,7 @@ NODE_MAX = 2**14 - 1
 
 LOGITS_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 INT_DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
-_RULES = {"token": 0, "block": 1}
+RULES = {"token": 0, "block": 1}
 _CPU = torch.device("cpu")
 _BUILT_WITH_CUDA = bool(_C.build_info()["cuda"])
 
@@ -243,17 +243,17 @@ def _index(name: str, value: Any) -> int:
 
 
 def integer(
-    name: str, value: Any, place: Place, high: int = INT64_MAX
+    name: str, value: Any, place: Place, high: int = INT64_MAX, low: int = 0
 ) -> tuple[int, torch.Tensor | None]:
-    """An integer in [0, high], or an integer tensor [B]: (scalar, None) or (unused, tensor)."""
+    """An integer in [low, high], or an integer tensor [B]: (scalar, None) or (unused, tensor)."""
     if type(value) is not int:
         if isinstance(value, torch.Tensor):
             if value.dtype not in INT_DTYPES:
                 _wrong_kind(name, "an integer or an integer tensor", value)
             return 0, _per_request(name, value, place, torch.int64)
         value = _index(name, value)
-    if not 0 <= value <= high:
-        raise ValueError(f"{name}: expected an integer in [0, {high}], given {value}")
+    if not low <= value <= high:
+        raise ValueError(f"{name}: expected an integer in [{low}, {high}], given {value}")
     return value, None
 
 
@@ -278,7 +278,7 @@ def level(value: Any) -> int:
 
 def rule(value: Any) -> int:
     """The operator's number of a rule."""
-    number = _RULES.get(value) if isinstance(value, str) else None
+    number = RULES.get(value) if isinstance(value, str) else None
     if number is None:
         raise ValueError(f"rule: expected 'token' or 'block', given {value!r}")
     return number

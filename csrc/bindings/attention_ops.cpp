@@ -31,7 +31,7 @@ void set_strides(const Tensor& tensor, int64_t (&strides)[3]) {
 
 // query [b, h, t, d], key [b, groups, n, d], value [b, groups, n, e], mask [b or 1, 1, t, n].
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptTensor& mask,
-                 double scale) {
+                 double scale, bool causal) {
   expect_four(query, "query");
   expect_four(key, "key");
   expect_four(value, "value");
@@ -53,6 +53,10 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   STD_TORCH_CHECK(params.groups >= 1 && params.heads >= 1 && params.heads % params.groups == 0,
                   "key: expected a size in dimension 1 that divides the heads of query, ",
                   params.heads, ", got ", params.groups);
+  STD_TORCH_CHECK(!causal || params.length >= params.tokens,
+                  "key: expected at least the tokens of query in dimension 2 where causal, ",
+                  params.tokens, ", got ", params.length);
+  params.causal = causal;
   const int32_t dtype = dtype_of(query);
   params.dtype = wide_float_type(query, "query");
   params.scale = static_cast<float>(scale);
@@ -80,7 +84,10 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
-  m.def("attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor");
+  m.def(
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool causal) "
+      "-> "
+      "Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) { m.impl("attention", TORCH_BOX(&attention)); }

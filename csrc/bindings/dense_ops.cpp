@@ -23,8 +23,9 @@ Tensor dense_pack(const Tensor& weights) {
   const Place place(weights);
   polyspec::DensePackParams params;
   params.shape = shape_of(weights, "weights", weights.size(0));
-  params.weights = weights.const_data_ptr();
-  params.weights_stride = weights.stride(0);
+  const Tensor rows = rows_apart(weights);
+  params.weights = rows.const_data_ptr();
+  params.weights_stride = rows.stride(0);
   const Tensor packed =
       empty(place, {polyspec::dense_packed_bytes(params.shape)}, aoti_torch_dtype_uint8());
   params.packed = packed.mutable_data_ptr();
@@ -39,8 +40,9 @@ Tensor dense_product(const Tensor& x, const Tensor& packed, int64_t outputs,
   polyspec::DenseProductParams params;
   params.shape = shape_of(x, "x", outputs);
   params.tokens = x.size(0);
-  params.x = x.const_data_ptr();
-  params.x_stride = x.stride(0);
+  const Tensor rows = rows_apart(x);
+  params.x = rows.const_data_ptr();
+  params.x_stride = rows.stride(0);
   expect(packed, "packed", place, {polyspec::dense_packed_bytes(params.shape)});
   expect_uint8(packed, "packed");
   params.packed = packed.const_data_ptr();

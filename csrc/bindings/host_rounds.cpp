@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -29,6 +30,7 @@ void require(const polyspec::Result& result) {
 
 // A step that is due for some rows of the batch.
 struct HostStep {
+  uint64_t number = 0;  // no other step has it
   int32_t level = 0;
   int64_t most = 0;            // the largest of `lengths`
   int64_t lag = 0;             // no row has more tokens to read in front of these
@@ -49,6 +51,7 @@ struct HostReport {
   std::vector<Entry> entries;              // [b], see RoundShape::Log
   std::vector<std::vector<int64_t>> kept;  // [n, b]
   std::vector<int32_t> cut;                // levels whose cache holds more than that of some row
+  int64_t status = 0;                      // bits of all entries
   Array<int64_t> slots;                    // [b, w]
 };
 
@@ -56,11 +59,17 @@ class HostRounds {
  public:
   HostRounds(RoundShape shape, Array<int64_t> words, Array<int64_t> eos)
       : shape_(shape), words_(std::move(words)), eos_(std::move(eos)) {
+    if (shape_.levels < 2 || shape_.levels >= 1 << 16 || shape_.steps < 1 || shape_.capacity < 0) {
+      throw std::invalid_argument(
+          "shape: expected 2 to 65535 levels, steps >= 1 and capacity >= 0, given " +
+          std::to_string(shape_.levels) + ", " + std::to_string(shape_.steps) + " and " +
+          std::to_string(shape_.capacity));
+    }
     if (words_.ndim() != 2 || words_.shape(1) != shape_.words())
       throw std::invalid_argument("words: expected shape [B, " + std::to_string(shape_.words()) +
                                   "]");
     if (eos_.ndim() != 2 || eos_.shape(0) != words_.shape(0))
-      throw std::invalid_argument("eos: expected shape [B, E]");
+      throw std::invalid_argument("eos: expected shape [" + std::to_string(batch()) + ", E]");
     due_.resize(2 * batch());
     none_.resize(batch());
   }
@@ -83,8 +92,15 @@ class HostRounds {
       if (due_[row] != step.level) continue;
       step.group.push_back(row);
       const int64_t* words = this->words(row);
+      const int64_t total = words[RoundShape::kTotal];
       const int64_t cached = words[shape_.level_at(step.level) + RoundShape::kCached];
-      width = std::max(width, words[RoundShape::kTotal] - cached);
+      if (cached < 0 || cached > total || total > shape_.capacity) {
+        throw std::invalid_argument(
+            "words: expected 0 <= cached <= total <= " + std::to_string(shape_.capacity) +
+            " in row " + std::to_string(row) + ", given " + std::to_string(cached) + " and " +
+            std::to_string(total));
+      }
+      width = std::max(width, total - cached);
     }
     step.input_ids = Array<int64_t>({b, width});
     step.plan = Array<int64_t>({static_cast<int64_t>(polyspec::kPlanRows), b});
@@ -110,6 +126,7 @@ class HostRounds {
       step.even &= step.lengths[row] == step.most;
       step.tail |= step.level == shape_.levels && next.plan[polyspec::kPlanOfTail * b + row] > 0;
     }
+    step.number = due_number_ = new_number();
     return step;
   }
 
@@ -117,6 +134,8 @@ class HostRounds {
                     const std::optional<Array<int64_t>>& counts,
                     const std::optional<Array<int32_t>>& status, int64_t padding, bool ends) {
     const int64_t b = batch();
+    if (step.number != due_number_)
+      throw std::invalid_argument("step: expected the one that `next` of this object gave last");
     if (tokens.ndim() != 2 || tokens.shape(0) != b || tokens.shape(1) < 1)
       throw std::invalid_argument("tokens: expected shape [" + std::to_string(b) + ", W]");
     const int64_t width = tokens.shape(1);
@@ -143,11 +162,14 @@ class HostRounds {
     std::vector<std::vector<int64_t>> held = cached();
     for (int64_t row = 0; row < b; ++row) held[step.level - 1][row] += step.counts[row];
     require(polyspec::schedule_report(report));
+    due_number_ = new_number();
     made.entries.resize(b);
     for (int64_t row = 0; row < b; ++row) {
       int64_t* words = this->words(row);
       words[RoundShape::kStep] = 0;
       std::copy_n(words + shape_.log_at(), made.entries[row].size(), made.entries[row].begin());
+      if (made.entries[row][RoundShape::kCount] >= 0)
+        made.status |= made.entries[row][RoundShape::kStatus];
     }
     made.kept = cached();
     for (int32_t level = step.level; level <= shape_.levels; ++level) {
@@ -161,6 +183,10 @@ class HostRounds {
   }
 
  private:
+  static uint64_t new_number() {
+    static std::atomic<uint64_t> last{0};
+    return ++last;
+  }
   int64_t batch() const { return words_.shape(0); }
   int64_t* words(int64_t row) { return words_.mutable_data() + row * shape_.words(); }
   std::vector<std::vector<int64_t>> cached() {  // [n, b]
@@ -182,6 +208,7 @@ class HostRounds {
 
   RoundShape shape_;
   Array<int64_t> words_, eos_;
+  uint64_t due_number_ = new_number();  // of the step to report, which nobody has at first
   std::vector<int64_t> due_;
   std::vector<int32_t> none_;  // statuses of steps that tell none
 };
@@ -214,10 +241,12 @@ void bind_host_rounds(py::module_& m) {
   py::class_<HostReport>(m, "HostReport",
                          "What a step has brought: `entries` of the log by row, `kept` tokens that "
                          "each level's cache may keep [n, B], `cut` the levels from the step's own "
-                         "downwards whose cache holds more, and `slots` [B, W] int64.")
+                         "downwards whose cache holds more, `slots` [B, W] int64, and `status` "
+                         "the bits of all entries.")
       .def_readonly("entries", &HostReport::entries)
       .def_readonly("cut", &HostReport::cut)
       .def_readonly("kept", &HostReport::kept)
+      .def_readonly("status", &HostReport::status)
       .def_readonly("slots", &HostReport::slots);
 
   py::class_<HostRounds>(m, "HostRounds", "State rows in the host's memory, which it refers to.")
@@ -228,6 +257,7 @@ void bind_host_rounds(py::module_& m) {
            "are complete.")
       .def("report", &HostRounds::report, py::arg("step"), py::arg("tokens"), py::arg("counts"),
            py::arg("status"), py::arg("padding"), py::arg("ends") = true,
-           "See `ops.schedule.report`; `status` None: nothing went wrong; `ends` False: no token "
+           "See `ops.schedule.report`, of the step that `next` gave last; `status` None: nothing "
+           "went wrong; `ends` False: no token "
            "ends a text. The log is empty then.");
 }

@@ -23,12 +23,46 @@ polyspec::Int4Shape shape_of(int64_t outputs, int64_t inputs, int64_t group, boo
   return shape;
 }
 
-float* floats(const Tensor& tensor, const char* name, const Place& place, int64_t rows,
-              int64_t columns) {
+// Values, scales and zeros to be written.
+std::tuple<Tensor, Tensor, Tensor> unpacked(const Place& place, const polyspec::Int4Shape& shape) {
+  const int64_t groups = shape.inputs / shape.group;
+  return {empty(place, {shape.outputs, shape.inputs}, aoti_torch_dtype_uint8()),
+          empty(place, {shape.outputs, groups}, aoti_torch_dtype_float32()),
+          empty(place, {shape.outputs, groups}, aoti_torch_dtype_float32())};
+}
+
+const float* floats(const Tensor& tensor, const char* name, const Place& place, int64_t rows,
+                    int64_t columns) {
   expect(tensor, name, place, {rows, columns});
   STD_TORCH_CHECK(dtype_of(tensor) == aoti_torch_dtype_float32() && tensor.is_contiguous(), name,
                   ": expected a contiguous tensor of float32");
-  return static_cast<float*>(tensor.mutable_data_ptr());
+  return static_cast<const float*>(tensor.const_data_ptr());
+}
+
+// weights [n, k], importance [k].
+std::tuple<Tensor, Tensor, Tensor> int4_round(const Tensor& weights, const OptTensor& importance,
+                                              int64_t group, bool float_scales) {
+  STD_TORCH_CHECK(weights.dim() == 2, "weights: expected 2 dimensions, got ", weights.dim());
+  expect_unit_stride(weights, "weights");
+  const Place place(weights);
+  polyspec::Int4RoundParams params;
+  params.shape = shape_of(weights.size(0), weights.size(1), group, float_scales);
+  params.dtype = float_type(weights, "weights");
+  params.weights = weights.const_data_ptr();
+  params.stride = weights.stride(0);
+  if (importance.has_value()) {
+    expect(*importance, "importance", place, {params.shape.inputs});
+    STD_TORCH_CHECK(
+        dtype_of(*importance) == aoti_torch_dtype_float32() && importance->is_contiguous(),
+        "importance: expected a contiguous tensor of float32");
+    params.importance = static_cast<const float*>(importance->const_data_ptr());
+  }
+  std::tuple<Tensor, Tensor, Tensor> made = unpacked(place, params.shape);
+  params.values = static_cast<uint8_t*>(std::get<0>(made).mutable_data_ptr());
+  params.scales = static_cast<float*>(std::get<1>(made).mutable_data_ptr());
+  params.zeros = static_cast<float*>(std::get<2>(made).mutable_data_ptr());
+  run<1>(&polyspec::int4_round, params, place);
+  return made;
 }
 
 // values [n, k], scales and zeros [n, k / group].
@@ -40,7 +74,7 @@ Tensor int4_pack(const Tensor& values, const Tensor& scales, const Tensor& zeros
   polyspec::Int4PackParams params;
   params.shape = shape_of(values.size(0), values.size(1), group, float_scales);
   const int64_t groups = params.shape.inputs / group;
-  params.values = static_cast<uint8_t*>(values.mutable_data_ptr());
+  params.values = static_cast<const uint8_t*>(values.const_data_ptr());
   params.scales = floats(scales, "scales", place, params.shape.outputs, groups);
   params.zeros = floats(zeros, "zeros", place, params.shape.outputs, groups);
   const Tensor packed =
@@ -50,22 +84,20 @@ Tensor int4_pack(const Tensor& values, const Tensor& scales, const Tensor& zeros
   return packed;
 }
 
-uint8_t* packed_of(const Tensor& packed, const Place& place, const polyspec::Int4Shape& shape) {
+const uint8_t* packed_of(const Tensor& packed, const Place& place,
+                         const polyspec::Int4Shape& shape) {
   expect(packed, "packed", place, {polyspec::int4_packed_bytes(shape)});
   expect_uint8(packed, "packed");
-  return static_cast<uint8_t*>(packed.mutable_data_ptr());
+  return static_cast<const uint8_t*>(packed.const_data_ptr());
 }
 
 std::tuple<Tensor, Tensor, Tensor> int4_unpack(const Tensor& packed, int64_t outputs,
                                                int64_t inputs, int64_t group, bool float_scales) {
   const Place place(packed);
-  polyspec::Int4PackParams params;
+  polyspec::Int4UnpackParams params;
   params.shape = shape_of(outputs, inputs, group, float_scales);
   params.packed = packed_of(packed, place, params.shape);
-  std::tuple<Tensor, Tensor, Tensor> made{
-      empty(place, {outputs, inputs}, aoti_torch_dtype_uint8()),
-      empty(place, {outputs, inputs / group}, aoti_torch_dtype_float32()),
-      empty(place, {outputs, inputs / group}, aoti_torch_dtype_float32())};
+  std::tuple<Tensor, Tensor, Tensor> made = unpacked(place, params.shape);
   params.values = static_cast<uint8_t*>(std::get<0>(made).mutable_data_ptr());
   params.scales = static_cast<float*>(std::get<1>(made).mutable_data_ptr());
   params.zeros = static_cast<float*>(std::get<2>(made).mutable_data_ptr());
@@ -83,8 +115,9 @@ Tensor int4_product(const Tensor& x, const Tensor& packed, int64_t outputs, int6
   params.shape = shape_of(outputs, x.size(1), group, float_scales);
   params.tokens = x.size(0);
   params.dtype = float_type(x, "x");
-  params.x = x.const_data_ptr();
-  params.x_stride = x.stride(0);
+  const Tensor rows = rows_apart(x);
+  params.x = rows.const_data_ptr();
+  params.x_stride = rows.stride(0);
   params.packed = packed_of(packed, place, params.shape);
   const Tensor y = empty(place, {params.tokens, outputs}, dtype_of(x));
   const Tensor workspace =
@@ -101,6 +134,9 @@ Tensor int4_product(const Tensor& x, const Tensor& packed, int64_t outputs, int6
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
   m.def(
+      "int4_round(Tensor weights, Tensor? importance, int group, bool float_scales) -> "
+      "(Tensor values, Tensor scales, Tensor zeros)");
+  m.def(
       "int4_pack(Tensor values, Tensor scales, Tensor zeros, int group, bool float_scales) -> "
       "Tensor");
   m.def(
@@ -112,6 +148,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
+  m.impl("int4_round", TORCH_BOX(&int4_round));
   m.impl("int4_pack", TORCH_BOX(&int4_pack));
   m.impl("int4_unpack", TORCH_BOX(&int4_unpack));
   m.impl("int4_product", TORCH_BOX(&int4_product));

@@ -25,14 +25,14 @@ namespace {
 // level, tokens, accepted, width, batch, seconds, repeated
 using Step = std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, double, bool>;
 
-std::vector<int64_t> next(WindowPolicy& policy, int64_t request, bool begins,
+std::vector<int64_t> next(WindowPolicy& policy, int64_t row, bool begins,
                           const std::vector<Step>& steps, const std::vector<int64_t>& tokens) {
   std::vector<StepReport> made;
   made.reserve(steps.size());
   for (const auto& [level, count, accepted, width, batch, seconds, repeated] : steps) {
     made.push_back({level, count, accepted, width, batch, seconds, repeated});
   }
-  const RoundReport report{request,       begins,
+  const RoundReport report{row,           begins,
                            made.data(),   static_cast<int64_t>(made.size()),
                            tokens.data(), static_cast<int64_t>(tokens.size())};
   std::vector<int64_t> windows(static_cast<size_t>(policy.levels() - 1));
@@ -77,8 +77,7 @@ void bind_policies(py::module_& m) {
 
   py::class_<WindowPolicy>(m, "WindowPolicy", "Chooses windows (polyspec/policy.hpp).")
       .def(py::init(&polyspec::make_policy), py::arg("options"))
-      .def("next", &next, py::arg("request"), py::arg("begins"), py::arg("steps"),
-           py::arg("tokens"),
+      .def("next", &next, py::arg("row"), py::arg("begins"), py::arg("steps"), py::arg("tokens"),
            "Windows of a row's next round. Steps are (level, tokens, accepted, width, batch, "
            "seconds, repeated).")
       .def("reset", &WindowPolicy::reset, "Forgets all rows and times.")

@@ -82,6 +82,12 @@ inline void expect_unit_stride(const Tensor& tensor, const char* name) {
                   ": expected unit stride in the last dimension, got ", tensor.stride(last));
 }
 
+// A matrix whose rows do not overlap, as expanded ones do: a copy where they might.
+inline Tensor rows_apart(const Tensor& matrix) {
+  const bool apart = matrix.size(0) < 2 || matrix.stride(0) >= matrix.size(1);
+  return apart ? matrix : torch::stable::contiguous(matrix);
+}
+
 // Data of a contiguous tensor of int64 or int32.
 template <class T>
 T* integers(const Tensor& tensor, const char* name, const Place& place,

@@ -1,4 +1,4 @@
-// The operators polyspec::sample and polyspec::verify for torch's dispatcher, on the LibTorch
+// The operators polyspec::sample, verify and verify_tree for torch's dispatcher, on the LibTorch
 // stable ABI (target 2.11): one binary serves torch 2.11 and every later release.
 //
 // What is checked here is what memory safety needs: kinds, shapes and strides of every pointer.
@@ -118,9 +118,50 @@ void set_slots(const OptTensor& slots, int64_t num_slots, Batch* place, Params* 
   params->num_slots = place->holders = num_slots;
 }
 
+// Reads where texts end and makes the outputs of that, int64 [5, B].
+Tensor set_cut(const Batch& place, const OptTensor& eos, int64_t room, const OptTensor& rooms,
+               polyspec::CutParams* cut) {
+  if (eos.has_value()) {
+    STD_TORCH_CHECK(eos->dim() == 2 && (eos->size(0) == 1 || eos->size(0) == place.holders),
+                    "eos: expected shape [1, E] or [B, E], or [S, E] with slots");
+    cut->eos_count = eos->size(1);
+    cut->eos_stride = eos->size(0) == 1 ? 0 : cut->eos_count;
+    cut->eos = data_of<int64_t>(eos, "eos", place, {eos->size(0), cut->eos_count});
+  }
+  cut->room = per_request<int64_t>(room, rooms, "room", place);
+  const Tensor ends = empty<int64_t>(place, {5, place.batch});
+  int64_t** const outputs[] = {&cut->num_emitted, &cut->ended, &cut->cache_lengths, &cut->next_ids,
+                               &cut->next_positions};
+  int64_t* row = out_ptr<int64_t>(ends);
+  for (int64_t** const output : outputs) {
+    *output = row;
+    row += place.batch;
+  }
+  return ends;
+}
+
+// What every verification writes, of so many tokens for each request.
+struct Emitted {
+  Tensor tokens, num_accepted, logprobs, status, statistics;
+
+  Emitted(const Batch& place, int64_t count)
+      : tokens(empty<int64_t>(place, {place.batch, count})),
+        num_accepted(empty<int64_t>(place, {place.batch})),
+        logprobs(empty<float>(place, {place.batch, count})),
+        status(empty<int32_t>(place, {place.batch})),
+        statistics(empty<int64_t>(place, {place.batch, count, 2})) {}
+
+  template <class Params>
+  void point(Params* params) const {
+    params->tokens = out_ptr<int64_t>(tokens);
+    params->num_accepted = out_ptr<int64_t>(num_accepted);
+    params->logprobs = out_ptr<float>(logprobs);
+    params->status = out_ptr<int32_t>(status);
+    params->statistics = out_ptr<polyspec::RowStatistics>(statistics);
+  }
+};
+
 using Sampled = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-using VerifiedAndCut = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Sampled sample(const Tensor& logits, double temperature, const OptTensor& temperatures,
                int64_t top_k, const OptTensor& top_ks, double top_p, const OptTensor& top_ps,
@@ -155,23 +196,18 @@ Sampled sample(const Tensor& logits, double temperature, const OptTensor& temper
   return {tokens, logprobs, status, statistics};
 }
 
-// A verification whose arguments are checked and whose outputs are made.
-struct Verification {
-  polyspec::VerifyParams params;
-  Batch place;
-  Verified outputs;
-};
+using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-Verification prepare(const Tensor& target_logits, const Tensor& draft_tokens,
-                     const OptTensor& draft_logits, const OptTensor& draft_lengths,
-                     const OptTensor& target_to_draft, const OptTensor& draft_statistics,
-                     double temperature, const OptTensor& temperatures, int64_t top_k,
-                     const OptTensor& top_ks, double top_p, const OptTensor& top_ps, double min_p,
-                     const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
-                     int64_t position, const OptTensor& positions, int64_t round,
-                     const OptTensor& rounds, int64_t level, int64_t rule, const OptTensor& draws,
-                     const OptTensor& draft_rows, const OptTensor& slots, int64_t num_slots,
-                     const OptTensor& offsets, int64_t draft_len) {
+Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const OptTensor& offsets,
+                int64_t draft_len, const OptTensor& draft_logits, const OptTensor& draft_lengths,
+                const OptTensor& draft_rows, const OptTensor& draft_statistics,
+                const OptTensor& target_to_draft, double temperature, const OptTensor& temperatures,
+                int64_t top_k, const OptTensor& top_ks, double top_p, const OptTensor& top_ps,
+                double min_p, const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
+                int64_t position, const OptTensor& positions, int64_t round,
+                const OptTensor& rounds, int64_t level, int64_t rule, const OptTensor& draws,
+                const OptTensor& slots, int64_t num_slots, const OptTensor& eos, int64_t room,
+                const OptTensor& rooms) {
   polyspec::VerifyParams params;
   Batch place = set_rows(target_logits, offsets, "K", &draft_len, &params);
   STD_TORCH_CHECK(!(params.offsets != nullptr && draft_lengths.has_value()),
@@ -229,85 +265,33 @@ Verification prepare(const Tensor& target_logits, const Tensor& draft_tokens,
            draft_len + 1);
   params.rule = static_cast<polyspec::Rule>(rule);
 
-  const Tensor tokens = empty<int64_t>(place, {place.batch, draft_len + 1});
-  const Tensor num_accepted = empty<int64_t>(place, {place.batch});
-  const Tensor logprobs = empty<float>(place, {place.batch, draft_len + 1});
-  const Tensor status = empty<int32_t>(place, {place.batch});
-  const Tensor statistics = empty<int64_t>(place, {place.batch, draft_len + 1, 2});
-  params.tokens = out_ptr<int64_t>(tokens);
-  params.num_accepted = out_ptr<int64_t>(num_accepted);
-  params.logprobs = out_ptr<float>(logprobs);
-  params.status = out_ptr<int32_t>(status);
-  params.statistics = out_ptr<polyspec::RowStatistics>(statistics);
-  return {params, place, {tokens, num_accepted, logprobs, status, statistics}};
-}
+  const Emitted out(place, draft_len + 1);
+  out.point(&params);
+  const Tensor ends = set_cut(place, eos, room, rooms, &params.cut);
 
-void run_verify(Verification& call) {
   constexpr int64_t kFewRows = 256;  // about as many as a device has multiprocessors
-  const int64_t rows = call.place.batch * (call.params.draft_len + 1);
-  if (call.place.cuda() && rows > 0 && rows <= kFewRows) {
-    const torch::stable::accelerator::DeviceGuard guard(call.place.device_index);
-    call.params.workspace = Workspaces::lend(call.place, current_stream(call.place));
+  const int64_t rows = place.batch * (draft_len + 1);
+  if (place.cuda() && rows > 0 && rows <= kFewRows) {
+    const torch::stable::accelerator::DeviceGuard guard(place.device_index);
+    params.workspace = Workspaces::lend(place, current_stream(place));
   }
-  run<1>(&polyspec::verify, call.params, call.place);
+  run<1>(&polyspec::verify, params, place);
+  return {out.tokens, out.num_accepted, out.logprobs, out.status, out.statistics, ends};
 }
-
-// Reads where texts end and makes the outputs of that, int64 [5, B].
-Tensor prepare_cut(const Batch& place, const OptTensor& eos, int64_t room, const OptTensor& rooms,
-                   polyspec::CutParams* cut) {
-  if (eos.has_value()) {
-    STD_TORCH_CHECK(eos->dim() == 2 && (eos->size(0) == 1 || eos->size(0) == place.holders),
-                    "eos: expected shape [1, E] or [B, E], or [S, E] with slots");
-    cut->eos_count = eos->size(1);
-    cut->eos_stride = eos->size(0) == 1 ? 0 : cut->eos_count;
-    cut->eos = data_of<int64_t>(eos, "eos", place, {eos->size(0), cut->eos_count});
-  }
-  cut->room = per_request<int64_t>(room, rooms, "room", place);
-  const Tensor ends = empty<int64_t>(place, {5, place.batch});
-  int64_t** const outputs[] = {&cut->num_emitted, &cut->ended, &cut->cache_lengths, &cut->next_ids,
-                               &cut->next_positions};
-  int64_t* row = out_ptr<int64_t>(ends);
-  for (int64_t** const output : outputs) {
-    *output = row;
-    row += place.batch;
-  }
-  return ends;
-}
-
-// The operators `verify` and `verify_cut`, which takes what `prepare` takes and where texts end.
-template <class>
-struct Verify;
-template <class... Args>
-struct Verify<Verification(Args...)> {
-  static Verified plain(Args... args) {
-    Verification call = prepare(args...);
-    run_verify(call);
-    return call.outputs;
-  }
-
-  static VerifiedAndCut cut(Args... args, const OptTensor& eos, int64_t room,
-                            const OptTensor& rooms) {
-    Verification call = prepare(args...);
-    const Tensor ends = prepare_cut(call.place, eos, room, rooms, &call.params.cut);
-    run_verify(call);
-    return std::tuple_cat(call.outputs, std::make_tuple(ends));
-  }
-};
-using VerifyOperators = Verify<decltype(prepare)>;
 
 using VerifiedTree = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 VerifiedTree verify_tree(const Tensor& target_logits, const Tensor& draft_tokens,
-                         const Tensor& parents, const OptTensor& counts, int64_t depth,
-                         const OptTensor& draft_logits, const OptTensor& draft_rows,
-                         const OptTensor& draft_statistics, const OptTensor& target_to_draft,
-                         double temperature, const OptTensor& temperatures, int64_t top_k,
-                         const OptTensor& top_ks, double top_p, const OptTensor& top_ps,
-                         double min_p, const OptTensor& min_ps, int64_t seed,
-                         const OptTensor& seeds, int64_t position, const OptTensor& positions,
-                         int64_t round, const OptTensor& rounds, int64_t level,
-                         const OptTensor& draws, const OptTensor& slots, int64_t num_slots,
-                         const OptTensor& offsets, int64_t nodes, const OptTensor& eos,
+                         const Tensor& parents, const OptTensor& offsets, int64_t nodes,
+                         int64_t depth, const OptTensor& counts, const OptTensor& draft_logits,
+                         const OptTensor& draft_rows, const OptTensor& draft_statistics,
+                         const OptTensor& target_to_draft, double temperature,
+                         const OptTensor& temperatures, int64_t top_k, const OptTensor& top_ks,
+                         double top_p, const OptTensor& top_ps, double min_p,
+                         const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
+                         int64_t position, const OptTensor& positions, int64_t round,
+                         const OptTensor& rounds, int64_t level, const OptTensor& draws,
+                         const OptTensor& slots, int64_t num_slots, const OptTensor& eos,
                          int64_t room, const OptTensor& rooms) {
   polyspec::VerifyTreeParams params;
   Batch place = set_rows(target_logits, offsets, "N", &nodes, &params);
@@ -348,23 +332,15 @@ VerifiedTree verify_tree(const Tensor& target_logits, const Tensor& draft_tokens
   set_draw(&params.draw, place, seed, seeds, position, positions, round, rounds, level, draws,
            nodes + depth + 1);
 
-  const Tensor tokens = empty<int64_t>(place, {place.batch, depth + 1});
-  const Tensor num_accepted = empty<int64_t>(place, {place.batch});
+  const Emitted out(place, depth + 1);
+  out.point(&params);
   const Tensor path = empty<int64_t>(place, {place.batch, depth});
   const Tensor rows = empty<int64_t>(place, {place.batch, depth + 1});
-  const Tensor logprobs = empty<float>(place, {place.batch, depth + 1});
-  const Tensor status = empty<int32_t>(place, {place.batch});
-  const Tensor statistics = empty<int64_t>(place, {place.batch, depth + 1, 2});
-  params.tokens = out_ptr<int64_t>(tokens);
-  params.num_accepted = out_ptr<int64_t>(num_accepted);
   params.path = out_ptr<int64_t>(path);
   params.rows = out_ptr<int64_t>(rows);
-  params.logprobs = out_ptr<float>(logprobs);
-  params.status = out_ptr<int32_t>(status);
-  params.statistics = out_ptr<polyspec::RowStatistics>(statistics);
-  const Tensor ends = prepare_cut(place, eos, room, rooms, &params.cut);
+  const Tensor ends = set_cut(place, eos, room, rooms, &params.cut);
   run<1>(&polyspec::verify_tree, params, place);
-  return {tokens, num_accepted, path, rows, logprobs, status, statistics, ends};
+  return {out.tokens, out.num_accepted, out.logprobs, out.status, out.statistics, path, rows, ends};
 }
 
 }  // namespace
@@ -378,50 +354,38 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "int position, Tensor? positions, int round, Tensor? rounds, int node, Tensor? nodes, "
       "int level, Tensor? draws) "
       "-> (Tensor tokens, Tensor logprobs, Tensor status, Tensor distributions)");
-  m.def(
-      "verify(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, "
-      "Tensor? draft_lengths, Tensor? target_to_draft, Tensor? draft_statistics, "
-      "float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
-      "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, Tensor? seeds, "
-      "int position, Tensor? positions, int round, Tensor? rounds, int level, int rule, "
-      "Tensor? draws, Tensor? draft_rows, Tensor? slots, int num_slots, Tensor? offsets, "
-      "int draft_len) "
-      "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, Tensor "
-      "distributions)");
+  // What the outputs' shapes depend on comes first, where fake implementations find it.
   // ends: num_emitted, ended, cache_lengths, next_ids, next_positions; int64 [5, B].
   m.def(
-      "verify_cut(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, "
-      "Tensor? draft_lengths, Tensor? target_to_draft, Tensor? draft_statistics, "
-      "float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
-      "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, Tensor? seeds, "
-      "int position, Tensor? positions, int round, Tensor? rounds, int level, int rule, "
-      "Tensor? draws, Tensor? draft_rows, Tensor? slots, int num_slots, Tensor? offsets, "
-      "int draft_len, Tensor? eos, int room, Tensor? rooms) "
-      "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, Tensor "
-      "distributions, "
-      "Tensor ends)");
-  m.def(
-      "verify_tree(Tensor target_logits, Tensor draft_tokens, Tensor parents, Tensor? counts, "
-      "int depth, Tensor? draft_logits, Tensor? draft_rows, Tensor? draft_statistics, "
+      "verify(Tensor target_logits, Tensor draft_tokens, Tensor? offsets, int draft_len, "
+      "Tensor? draft_logits, Tensor? draft_lengths, Tensor? draft_rows, Tensor? draft_statistics, "
       "Tensor? target_to_draft, float temperature, Tensor? temperatures, int top_k, "
       "Tensor? top_ks, float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, "
       "Tensor? seeds, int position, Tensor? positions, int round, Tensor? rounds, int level, "
-      "Tensor? draws, Tensor? slots, int num_slots, Tensor? offsets, int nodes, Tensor? eos, "
-      "int room, Tensor? rooms) "
-      "-> (Tensor tokens, Tensor num_accepted, Tensor path, Tensor rows, Tensor logprobs, "
-      "Tensor status, Tensor distributions, Tensor ends)");
+      "int rule, Tensor? draws, Tensor? slots, int num_slots, Tensor? eos, int room, "
+      "Tensor? rooms) "
+      "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, "
+      "Tensor distributions, Tensor ends)");
+  m.def(
+      "verify_tree(Tensor target_logits, Tensor draft_tokens, Tensor parents, Tensor? offsets, "
+      "int nodes, int depth, Tensor? counts, Tensor? draft_logits, Tensor? draft_rows, "
+      "Tensor? draft_statistics, Tensor? target_to_draft, float temperature, "
+      "Tensor? temperatures, int top_k, Tensor? top_ks, float top_p, Tensor? top_ps, "
+      "float min_p, Tensor? min_ps, int seed, Tensor? seeds, int position, Tensor? positions, "
+      "int round, Tensor? rounds, int level, Tensor? draws, Tensor? slots, int num_slots, "
+      "Tensor? eos, int room, Tensor? rooms) "
+      "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, "
+      "Tensor distributions, Tensor path, Tensor rows, Tensor ends)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
   m.impl("verify_tree", TORCH_BOX(&verify_tree));
   m.impl("sample", TORCH_BOX(&sample));
-  m.impl("verify", TORCH_BOX(&VerifyOperators::plain));
-  m.impl("verify_cut", TORCH_BOX(&VerifyOperators::cut));
+  m.impl("verify", TORCH_BOX(&verify));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
   m.impl("verify_tree", TORCH_BOX(&verify_tree));
   m.impl("sample", TORCH_BOX(&sample));
-  m.impl("verify", TORCH_BOX(&VerifyOperators::plain));
-  m.impl("verify_cut", TORCH_BOX(&VerifyOperators::cut));
+  m.impl("verify", TORCH_BOX(&verify));
 }

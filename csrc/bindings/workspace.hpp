@@ -1,15 +1,18 @@
 // Workspaces for verify on CUDA: slices of one arena per device, zeroed once. Eager calls of a
-// stream share a slice, since they follow each other; a captured call gets one of its own for good,
-// since graphs may be replayed on any stream. Where none is left, or the arena would have to be
-// made during a capture, calls do without: they are slower for the smallest batches and give the
-// same.
+// stream share a slice, since they follow each other; a captured call has one of its own until its
+// graph is gone, since graphs may be replayed on any stream. Where none is left, or the arena would
+// have to be made during a capture, calls do without: they are slower for the smallest batches and
+// give the same.
 #pragma once
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 
+#include "polyspec/capture.hpp"
 #include "polyspec/verify.hpp"
+#include "slices.hpp"
 #include "stable.hpp"
 
 namespace bindings {
@@ -18,37 +21,52 @@ class Workspaces {
  public:
   // The workspace for a call on the stream, 16-byte aligned, or nullptr.
   static void* lend(const Place& place, polyspec::Stream stream) {
-    static Workspaces all;
-    const std::lock_guard<std::mutex> lock(all.mutex_);
-    return all.slice(place, stream);
+    static Workspaces& all = *new Workspaces;  // graphs may outlive what is destroyed at exit
+    return polyspec::is_capturing(stream) ? all.of_graph(place, stream)
+                                          : all.of_stream(place, stream);
   }
 
  private:
   static constexpr int64_t kSlices = 128;
 
-  struct Arena {
-    bool asked_for = false;
-    char* memory = nullptr;
-    int64_t used = 0;  // slices
+  struct Loan {
+    Slices* slices;
+    void* slice;
   };
 
-  void* slice(const Place& place, polyspec::Stream stream) {
-    const bool capturing = polyspec::is_capturing(stream);
-    if (!capturing) {
-      const auto mine = of_stream_.find({place.device_index, stream.cuda});
-      if (mine != of_stream_.end()) return mine->second;
-    }
-    Arena& arena = arenas_[place.device_index];
-    if (!arena.asked_for && !capturing) make(place, stream, &arena);
-    if (arena.memory == nullptr || arena.used == kSlices) return nullptr;
-    void* const made = arena.memory + arena.used++ * polyspec::kVerifyWorkspaceBytes;
-    if (!capturing) of_stream_[{place.device_index, stream.cuda}] = made;
-    return made;
+  void* of_stream(const Place& place, polyspec::Stream stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    void*& mine = streams_[{place.device_index, stream.cuda}];
+    if (mine != nullptr) return mine;
+    const auto [arena, asked_first] = arenas_.try_emplace(place.device_index);
+    if (asked_first) arena->second = make(place, stream);
+    if (arena->second != nullptr) mine = arena->second->lend();
+    return mine;
   }
 
-  // From torch's allocator, and never given back: graphs may hold on to slices.
-  static void make(const Place& place, polyspec::Stream stream, Arena* arena) {
-    arena->asked_for = true;
+  void* of_graph(const Place& place, polyspec::Stream stream) {
+    Slices* slices = nullptr;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto arena = arenas_.find(place.device_index);
+      if (arena != arenas_.end()) slices = arena->second.get();
+    }
+    void* const mine = slices == nullptr ? nullptr : slices->lend();
+    if (mine == nullptr) return nullptr;
+    auto loan = std::make_unique<Loan>(Loan{slices, mine});
+    // Where nobody says when the graph goes, the slice stays with it for good.
+    if (polyspec::when_graph_goes(stream, &give_back, loan.get()).ok()) loan.release();
+    return mine;
+  }
+
+  static void give_back(void* argument) {
+    const std::unique_ptr<Loan> loan(static_cast<Loan*>(argument));
+    loan->slices->give_back(loan->slice);
+  }
+
+  // From torch's allocator, and never given back: graphs may hold on to slices. nullptr: it could
+  // not be zeroed.
+  static std::unique_ptr<Slices> make(const Place& place, polyspec::Stream stream) {
     const int64_t bytes = kSlices * polyspec::kVerifyWorkspaceBytes;
     const int64_t size = bytes / 8;
     const int64_t stride = 1;
@@ -58,13 +76,14 @@ class Workspaces {
                                                     &handle));
     const Tensor* const kept = new Tensor(handle);
     void* const memory = kept->mutable_data_ptr();
-    if (polyspec::clear_workspace(memory, bytes, stream).ok())
-      arena->memory = static_cast<char*>(memory);
+    if (!polyspec::clear_workspace(memory, bytes, stream).ok()) return nullptr;
+    return std::make_unique<Slices>(static_cast<char*>(memory), kSlices,
+                                    polyspec::kVerifyWorkspaceBytes);
   }
 
   std::mutex mutex_;
-  std::map<int32_t, Arena> arenas_;                              // by device
-  std::map<std::pair<int32_t, CUstream_st*>, void*> of_stream_;  // by device and stream
+  std::map<int32_t, std::unique_ptr<Slices>> arenas_;          // by device; asked for once
+  std::map<std::pair<int32_t, CUstream_st*>, void*> streams_;  // by device and stream
 };
 
 }  // namespace bindings

@@ -1,4 +1,4 @@
-# The library `polyspec` and its CMake package. C++17, no torch, no Python.
+# The library `polyspec`. C++17, no torch, no Python.
 set(POLYSPEC_CXX_WARNINGS -Wall -Wextra)
 if(POLYSPEC_WERROR)
   list(APPEND POLYSPEC_CXX_WARNINGS -Werror)
@@ -27,6 +27,8 @@ target_include_directories(polyspec PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SO
                                            "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
 target_include_directories(polyspec PRIVATE csrc/src)
 target_compile_options(polyspec PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${POLYSPEC_CXX_FLAGS}>")
+# Its comparisons become those of vectors (see polyspec_add_copies).
+set_source_files_properties(csrc/src/cpu/int4_round.cpp PROPERTIES COMPILE_OPTIONS -fno-trapping-math)
 
 # rows.cpp, int4_product.cpp, dense_product.cpp and attention.cpp once per instruction set; dispatch.cpp and those by
 # names of that end in csrc/src/cpu choose among the copies at run time.
@@ -77,7 +79,7 @@ endforeach()
 
 if(POLYSPEC_CUDA)
   file(GLOB polyspec_kernels CONFIGURE_DEPENDS csrc/src/cuda/*.cu)
-  target_sources(polyspec PRIVATE ${polyspec_kernels})
+  target_sources(polyspec PRIVATE ${polyspec_kernels} csrc/src/cuda/capture.cpp)
   target_link_libraries(polyspec PRIVATE CUDA::cudart_static)
   # A fused multiply-add on the device would round a distribution differently from the CPU (contract C3); a spill
   # or local memory is a performance fault that nobody sees, hence an error.
@@ -117,44 +119,3 @@ if(POLYSPEC_CUDA)
 else()
   target_sources(polyspec PRIVATE csrc/src/cuda/stub.cpp)
 endif()
-
-# Embedders: find_package(polyspec), then link polyspec::polyspec; or pkg-config.
-include(CMakePackageConfigHelpers)
-install(TARGETS polyspec EXPORT polyspec-targets ARCHIVE LIBRARY RUNTIME COMPONENT library)
-install(DIRECTORY csrc/include/polyspec DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT library)
-set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/polyspec)
-install(EXPORT polyspec-targets NAMESPACE polyspec:: DESTINATION ${package_dir} COMPONENT library)
-configure_package_config_file(csrc/cmake/polyspec-config.cmake.in polyspec-config.cmake
-                              INSTALL_DESTINATION ${package_dir})
-write_basic_package_version_file(polyspec-config-version.cmake COMPATIBILITY SameMinorVersion)
-install(FILES "${CMAKE_CURRENT_BINARY_DIR}/polyspec-config.cmake"
-              "${CMAKE_CURRENT_BINARY_DIR}/polyspec-config-version.cmake"
-        DESTINATION ${package_dir} COMPONENT library)
-
-# polyspec.pc names its prefix relative to itself, so that an installation can be moved. A C compiler does not add the
-# C++ runtime that the static library needs.
-foreach(place IN ITEMS LIBDIR INCLUDEDIR)
-  string(TOLOWER pc_${place} variable)
-  if(IS_ABSOLUTE "${CMAKE_INSTALL_${place}}")
-    set(${variable} "${CMAKE_INSTALL_${place}}")
-  else()
-    set(${variable} "\${prefix}/${CMAKE_INSTALL_${place}}")
-  endif()
-endforeach()
-if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
-  file(RELATIVE_PATH pc_prefix "${CMAKE_INSTALL_LIBDIR}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
-else()
-  file(RELATIVE_PATH pc_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
-endif()
-string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
-set(pc_private ${CMAKE_CXX_IMPLICIT_LINK_LIBRARIES})
-list(REMOVE_ITEM pc_private c gcc gcc_s)
-list(REMOVE_DUPLICATES pc_private)
-list(TRANSFORM pc_private PREPEND -l)
-if(POLYSPEC_CUDA)
-  list(PREPEND pc_private "-L${CUDAToolkit_LIBRARY_DIR}" -lcudart_static -lrt -lpthread -ldl)
-endif()
-list(JOIN pc_private " " pc_private)
-configure_file(csrc/cmake/polyspec.pc.in polyspec.pc @ONLY)
-install(FILES "${CMAKE_CURRENT_BINARY_DIR}/polyspec.pc" DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
-        COMPONENT library)

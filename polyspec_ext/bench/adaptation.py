@@ -1,8 +1,8 @@
 """``bench adaptation``: every window policy beside the best fixed windows and beside an oracle, on
 recorded traces of the shipped models in simulated time, and live.
 
-Numbers are of texts that are held out (`traces`): policies' defaults, fixed windows that were found
-before, and models of accuracies come from the other half, which `--half tuning` shows.
+Numbers are of texts that are held out (`traces`): policies' defaults and fixed windows that were
+found before come from the other half, which `--half tuning` shows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from polyspec_ext import drawing, policies, progress, tiny
 from polyspec_ext.bench import machine, output
-from polyspec_ext.bench.drafter_ablation import drafter_ablation
 from polyspec_ext.bench.replay import Costs, Run, Trace, oracle, replay
 from polyspec_ext.bench.traces import (
     BRANCH,
@@ -268,12 +267,7 @@ def _replayed(traces: Traces, half: str) -> dict[str, Any]:
             }
             for name, texts in sets.items()
         }
-    known = [text for texts in other.values() for text in texts]
-    real = {name: texts for name, texts in sets.items() if name not in (NOTHING, TURNING)}
-    drafters = {
-        name: drafter_ablation(known, texts, traces.seconds) for name, texts in real.items()
-    }
-    return {"half": half, "chains": chains, "drafters": drafters, "seconds": traces.seconds}
+    return {"half": half, "chains": chains, "seconds": traces.seconds}
 
 
 def _traces(args: argparse.Namespace) -> Traces:
@@ -311,17 +305,6 @@ def markdown(report: dict[str, Any]) -> str:
         lines += ["", "Ablation, over the best fixed windows:", ""]
         options = [(name, value) for name, of in first["ablation"].items() for value in of]
         lines += _by_set(sets, options, _ablated_over_best, "{0[0]} {0[1]}".format)
-    drafters = report.get("drafters", {})
-    for title, key in (
-        ("What is chosen", "chosen"),
-        ("Features, drafter and window chosen", "features"),
-    ):
-        if drafters:
-            heading = f"## {title}: target, one of three drafters"
-            lines += ["", heading, "", "Tokens per second.", ""]
-            speeds = {name: own[key] for name, own in drafters.items()}
-            rows = next(iter(speeds.values()))
-            lines += _by_set(speeds, rows, lambda own, row: f"{own[row]:.1f}")
     if "live" in report:
         live = report["live"]
         lines += ["", "## Live, three levels", "", "Tokens per second over plain decoding.", ""]

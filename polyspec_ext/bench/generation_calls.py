@@ -29,10 +29,17 @@ class Request:
 
 class Answer(NamedTuple):
     """New tokens of each prompt, up to and including an EOS, and what the engine counted (None for
-    transformers)."""
+    others than ours).
+
+    Attributes:
+        seconds: of an engine that times itself; None: the caller does.
+        prefill_seconds: of an engine that tells them without `stats`.
+    """
 
     texts: list[list[int]]
     stats: Stats | None = None
+    seconds: float | None = None
+    prefill_seconds: float | None = None
 
 
 Decode = Callable[[Request], Answer]

@@ -1,4 +1,4 @@
-"""``bench int4``: the 4-bit product beside torch's own operator, llama.cpp's and bfloat16 weights,
+"""``bench int4``: the 4-bit product beside torch's own operator and bfloat16 weights,
 by number of tokens, in turns within one run."""
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from polyspec_ext.bench import machine, output, timing
-from polyspec_ext.bench.ggml import Ggml
 from polyspec_ext.levels import huge_pages
 from polyspec_ext.levels.cpu_packed import DenseLinear, OneDnnLinear, PackedLinear
 from polyspec_ext.ops import int4
@@ -45,9 +44,7 @@ def shapes_of(texts: list[str]) -> list[tuple[int, int]]:
 Product = Callable[[torch.Tensor], object]
 
 
-def contenders(
-    outputs: int, inputs: int, tokens: list[int], ggml: Ggml | None
-) -> dict[str, list[Product]]:
+def contenders(outputs: int, inputs: int) -> dict[str, list[Product]]:
     """By name, as many products with weights of their own as fill `COLD`."""
     random = torch.Generator().manual_seed(0)
     values = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=random)
@@ -82,8 +79,6 @@ def contenders(
     add("polyspec", packed.numel(), ours)
     if outputs % 16 == 0:
         add("torch int4", packed.numel(), theirs)
-    if ggml is not None and outputs % 8 == 0:
-        add("llama.cpp Q4_0", packed.numel(), lambda: ggml.product(weight, tokens))
     add("torch bfloat16", 2 * weight.numel(), plain)
     if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         add("oneDNN bfloat16, packed", 2 * weight.numel(), lambda: bfloat16(OneDnnLinear))
@@ -98,10 +93,9 @@ def measure(
     tokens: list[int],
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
-    ggml: Ggml | None = None,
 ) -> list[dict[str, Any]]:
     """A row per contender and number of tokens: the median of the turns in microseconds."""
-    made = contenders(outputs, inputs, tokens, ggml)
+    made = contenders(outputs, inputs)
     taken: dict[tuple[str, int], list[float]] = {}
     for turn in range(repeats + 1):
         for count in tokens:
@@ -114,7 +108,7 @@ def measure(
                 if turn:
                     taken.setdefault((name, count), []).append(seconds)
     bits = dict.fromkeys(made, 4 + 32 / GROUP)  # bfloat16 scales and zeros
-    bits |= {name: 16 for name in made if "bfloat16" in name} | {"llama.cpp Q4_0": 4.5}
+    bits |= {name: 16 for name in made if "bfloat16" in name}
     weights = {name: outputs * inputs * bits[name] / 8 for name in made}
     return [
         {
@@ -134,9 +128,8 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     before = machine.load_average()
     rows = []
     clock = time.process_time if args.processor_time else time.perf_counter
-    ggml = Ggml(args.ggml, torch.get_num_threads()) if args.ggml else None
     for outputs, inputs in shapes_of(args.shapes or list(SHAPES)):
-        rows += measure(outputs, inputs, args.tokens or list(TOKENS), args.repeats, clock, ggml)
+        rows += measure(outputs, inputs, args.tokens or list(TOKENS), args.repeats, clock)
     copy = timing.copy_bandwidth(timing.CpuClock(), "cpu")
     return {
         **machine.header("int4", SCHEMA, "cpu"),

@@ -34,19 +34,20 @@ class Step(NamedTuple):
 
 
 def interleaved(
-    everybody: Sequence[T], tasks: Sequence[int], repeats: int
+    everybody: Sequence[T], tasks: Sequence[int], repeats: int, first: int = 1
 ) -> Iterator[tuple[Step, T]]:
-    """Everybody at every turn. The first comes first, since the others are compared with it; the
+    """Everybody at every turn. The first come first, since the others are compared with them; the
     others rotate.
 
     Args:
         tasks: turns of each.
+        first: how many come first.
     """
-    first, others = everybody[:1], everybody[1:]
+    ahead, others = everybody[:first], everybody[first:]
     for repeat in range(repeats):
         for task, turns in enumerate(tasks):
             for turn in range(turns):
-                for one in (*first, *rotated(others, task + turn + repeat)):
+                for one in (*ahead, *rotated(others, task + turn + repeat)):
                     yield Step(repeat, task, turn), one
 
 
@@ -63,10 +64,11 @@ def device_clock(device: torch.device) -> Clock:
 
 
 def timed(decode: Decode, request: Request, clock: Clock) -> tuple[Answer, float]:
-    """What is answered, and the seconds that it took."""
+    """What is answered, and the seconds that it took, by its own clock where it has one."""
     began = clock()
     answer = decode(request)
-    return answer, clock() - began
+    spent = clock() - began
+    return answer, spent if answer.seconds is None else answer.seconds
 
 
 class Spent:
@@ -104,7 +106,8 @@ class Contender:
             relative.
         seconds: by (repeat, first prompt of a call); tokens: the same.
         texts: by prompt, of the last repeat.
-        stats: of every call; none of transformers.
+        stats: of every call; none of transformers and other engines.
+        plain: label of the contender whose texts these are compared with; None: the first.
     """
 
     label: str
@@ -122,6 +125,7 @@ class Contender:
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
     texts: dict[int, list[int]] = field(default_factory=dict)
     stats: list[Stats] = field(default_factory=list)
+    plain: str | None = None
 
     def rates(self) -> list[float]:
         """Tokens per second of every repeat."""

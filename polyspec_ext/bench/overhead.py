@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from polyspec_ext import ops, progress
-from polyspec_ext.bench import machine, output, timing
-from polyspec_ext.ops import verify_sample
+from polyspec_ext import progress
+from polyspec_ext.bench import calls, machine, output, timing
+from polyspec_ext.ops import unchecked
 from polyspec_ext.runtime.config import Operators
 
-SCHEMA = 1  # of the JSON report
+SCHEMA = 2  # of the JSON report
 BUDGET = 150.0  # microseconds per round at batch 1
 LEVELS, BATCHES = (2, 3, 4), (1, 8, 32)
 TURNS, QUICK_TURNS = 20, 4
@@ -126,15 +126,16 @@ class Meters:
         a CUDA device."""
         with ExitStack() as stack:
             for name in ("_sample", "_verify"):
-                stack.enter_context(_replaced(verify_sample, name, self.operators))
+                stack.enter_context(_replaced(unchecked, name, self.operators))
             if device == "cuda":
                 for name in ("tolist", "cpu", "to"):
                     stack.enter_context(_replaced(torch.Tensor, name, self.waiting))
             yield
 
     def timed_operators(self) -> Operators:
-        """The operators as a chain calls them, argument checks included."""
-        return Operators(self.functions.wrap(ops.sample), self.functions.wrap(ops.verify))
+        """The operators as a chain calls them, with the Python around their compiled part."""
+        wrap = self.functions.wrap
+        return Operators(wrap(unchecked.sample), wrap(unchecked.verify))
 
 
 @contextmanager
@@ -248,6 +249,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         "settings": {"turns": turns, "temperature": args.temperature, "vocab": VOCAB},
         "load": {"before": before, "after": machine.load_average()},
         "cases": rows,
+        "calls": [calls.measure(name) for name in calls.CASES] if args.device == "cpu" else [],
         "targets": _targets(rows, args.device),
     }
 
@@ -289,6 +291,10 @@ def markdown(report: dict[str, Any]) -> str:
     for target in report["targets"]:
         word = "met" if target["met"] else "**missed**"
         lines.append(f"{target['text']}: {target['measured']:.0f}, {word}")
+    if report["calls"]:
+        found = ([one["name"], str(one["calls"]), str(one["files"])] for one in report["calls"])
+        heads = ["Python calls per round of the target", "calls", "files"]
+        lines += ["", *output.table(heads, found)]
     return "\n".join(lines)
 
 

@@ -3,41 +3,27 @@ windows would have done, step by step, without a model."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from polyspec_ext.bench.traces import LOOKUP, Text
-from polyspec_ext.drafters import Context, PromptLookup
+from polyspec_ext.bench.traces import Text
 from polyspec_ext.policies import RoundReport, StepReport, WindowPolicy
 from polyspec_ext.runtime.plan import default_rounds
-
-_LOOKED_UP = 16  # tokens that prompt lookup is asked for at most
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of the passes of a chain, by level and number of tokens read.
-
-    Attributes:
-        at_once: the drafter proposes all its tokens at the cost of one.
-    """
+    """Seconds of the passes of a chain, by level and number of tokens read."""
 
     levels: Sequence[dict[int, float]]
-    at_once: bool = False
 
     def verify(self, level: int, pending: int) -> float:
         """A pass of `level` that reads `pending` tokens and the one before them."""
         return _between(self.levels[level - 1], pending + 1)
 
-    def draft(self, tokens: int, missed: int = 0) -> float:
-        """One pass per token; the first reads what the verification left, and `missed` tokens more
-        where another drafter was at work."""
-        one = self.levels[-1][1]
-        if self.at_once:
-            return one
-        more = _between(self.levels[-1], missed + 1) - one if missed else 0.0
-        return tokens * one + more
+    def draft(self, tokens: int) -> float:
+        """One pass per token."""
+        return tokens * self.levels[-1][1]
 
 
 def _between(times: dict[int, float], width: int) -> float:
@@ -66,48 +52,24 @@ class Run:
 
 
 class Trace:
-    """One text as a chain of two levels (target and one below) or of all three sees it. The lowest
-    of two may be prompt lookup."""
+    """One text as a chain of two levels (target and one below) or of all three sees it."""
 
     def __init__(self, text: Text, levels: Sequence[str]) -> None:
         self.text, self.size, self.levels = text, len(text.tokens), len(levels)
-        # [p]: accepted tokens of an endless block that begins at p; tokens that can be proposed.
-        self.runs, self.given = [0] * (self.size + 1), [self.size] * (self.size + 1)
-        if LOOKUP in levels:
-            self._look_up()
-            return
+        # [p]: accepted tokens of an endless block that begins at p.
+        self.runs = [0] * (self.size + 1)
         accepts = text.middle if "middle" in levels else text.drafter
         for p in reversed(range(self.size)):
             self.runs[p] = self.runs[p + 1] + 1 if accepts[p] else 0
 
-    def _look_up(self) -> None:
-        drafter, context, new = PromptLookup(), Context(list(self.text.prompt)), self.text.tokens
-        for p, token in enumerate(new):
-            found = drafter.propose(context, _LOOKED_UP).tokens
-            pairs = zip(found, new[p:], strict=False)
-            self.given[p] = len(found)
-            self.runs[p] = sum(
-                1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-            )
-            context.valid = len(context.tokens)
-            context.tokens.append(token)
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the positions whose token the target accepts."""
-        return sum(run > 0 for run in self.runs) / self.size
-
-    def round(
-        self, at: int, windows: Sequence[int], costs: Costs, missed: int = 0
-    ) -> tuple[int, list[StepReport]]:
+    def round(self, at: int, windows: Sequence[int], costs: Costs) -> tuple[int, list[StepReport]]:
         """Tokens that a round of the target commits from position `at` on, and its steps."""
         room = self.size - at
         steps: list[StepReport] = []
         if self.levels == 2 or windows[0] == 0:
-            asked = min(windows[0], room - 1)
-            pending = min(asked, self.given[at])
-            if asked > 0:
-                seconds = costs.draft(pending, missed)
+            pending = min(windows[0], room - 1)
+            if pending > 0:
+                seconds = costs.draft(pending)
                 steps.append(StepReport(2, pending, 0, pending, 1, seconds))
         else:
             pending = self._gather(at, windows, room, costs, steps)
@@ -166,48 +128,6 @@ def replay(
             run.windows.append(now)
             run.seconds += sum(step.seconds for step in steps)
         run.tokens += trace.size
-    return run
-
-
-@dataclass
-class Members:
-    """Drafters that a `policies.DrafterChoice` chooses among in a replay."""
-
-    members: Sequence[str]
-    active: int = 0
-
-
-def replay_choice(
-    texts: Sequence[Sequence[Trace]],
-    costs: Sequence[Costs],
-    policy: WindowPolicy,
-    drafters: Members,
-    windows: Sequence[int],
-) -> Run:
-    """All texts one after another, each round with the drafter that is active then. Who is set to
-    work reads first what it has missed (`drafters.SwitchingDrafter`).
-
-    Args:
-        texts: by text and drafter.
-        costs: by drafter.
-    """
-    run = Run()
-    for traces in texts:
-        at, now, committed = 0, list(windows), 0
-        size, text = traces[0].size, traces[0].text
-        steps: list[StepReport] = []
-        read = [0] * len(traces)
-        while at < size:
-            known = [*text.prompt, *text.tokens[:at]]
-            now = list(policy.next(RoundReport(0, now, known, committed, steps)))
-            one = drafters.active
-            committed, steps = traces[one].round(at, now, costs[one], at - read[one])
-            at += committed
-            if len(steps) > 1:
-                read[one] = at
-            run.windows.append(now)
-            run.seconds += sum(step.seconds for step in steps)
-        run.tokens += size
     return run
 
 

@@ -3,8 +3,7 @@ long its passes take. Whatever windows a chain has, its rounds along these texts
 exactly (`replay`).
 
 Texts at even places of a set are for tuning: whatever is chosen by looking at numbers, such as the
-policies' defaults and the weights of an accuracy model, is chosen on them. Those at odd places are
-held out, and reports are about them.
+policies' defaults, is chosen on them. Those at odd places are held out, and reports are about them.
 
 At temperature 0 the target's text does not depend on the chain (contract C5), a token is accepted
 where it is the argmax of the level above, and what the middle level hands up is its own greedy
@@ -16,23 +15,19 @@ the target rejects, the drafter goes on along the middle's own continuation, whi
 from __future__ import annotations
 
 import json
-import math
 import random
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from polyspec_ext import planning, progress, tiny
-from polyspec_ext.drafters import Context, PromptLookup
 from polyspec_ext.levels import load
 
 BRANCH = 24  # tokens that are recorded behind a rejected one
 TUNING, HELD_OUT = "tuning", "held-out"
-LOOKUP = "prompt-lookup"
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,6 @@ class Text:
         inner: whether the drafter's argmax is the middle's.
         branches: by position where the middle's argmax is not the token: whether the drafter's is
             the middle's at each of the next `BRANCH` positions of the middle's own continuation.
-        perplexity: of the prompt under the drafter; 1 where it has less than two tokens.
     """
 
     prompt: list[int]
@@ -55,13 +49,11 @@ class Text:
     middle: list[bool]
     inner: list[bool]
     branches: dict[int, list[bool]]
-    perplexity: float
 
 
 @dataclass(frozen=True)
 class Traces:
-    """Texts by prompt set, and seconds of a pass by level and number of tokens; of prompt lookup,
-    of a proposal, under 1."""
+    """Texts by prompt set, and seconds of a pass by level and number of tokens."""
 
     sets: dict[str, list[Text]]
     seconds: dict[str, dict[int, float]]
@@ -84,9 +76,13 @@ class Traces:
     @classmethod
     def read(cls, path: Path) -> Traces:
         made = json.loads(path.read_text())
+        kept = {own.name for own in fields(Text)} - {"branches"}
         sets = {
             name: [
-                Text(**{**one, "branches": {int(p): f for p, f in one["branches"].items()}})
+                Text(
+                    **{name: one[name] for name in kept},
+                    branches={int(p): f for p, f in one["branches"].items()},
+                )
                 for one in texts
             ]
             for name, texts in made["sets"].items()
@@ -150,24 +146,7 @@ def measured_seconds() -> dict[str, dict[int, float]]:
         {width: min(own[other] for other in widths if other >= width) for width in widths}
         for own in times
     ]
-    found = dict(zip(made, least, strict=True))
-    found[LOOKUP] = {1: _lookup_seconds()}
-    return found
-
-
-def _lookup_seconds() -> float:
-    """Of a proposal of prompt lookup, the next token of its text read with it: the least of some
-    texts' averages."""
-    chance, best, tokens = random.Random(0), math.inf, 200
-    for _ in range(5):
-        drafter, context = PromptLookup(), Context([0])
-        began = time.perf_counter()
-        for _ in range(tokens):
-            drafter.propose(context, 8)
-            context.valid = len(context.tokens)
-            context.tokens.append(chance.randrange(50))
-        best = min(best, (time.perf_counter() - began) / tokens)
-    return best
+    return dict(zip(made, least, strict=True))
 
 
 def _greedy(model: Any, rows: list[list[int]], length: int) -> torch.Tensor:
@@ -221,13 +200,4 @@ def _text(models: dict[str, Any], prompt: list[int], length: int) -> Text:
         [a == b for a, b in zip(middle, new, strict=True)],
         [a == b for a, b in zip(drafter, middle, strict=True)],
         branches,
-        _perplexity(models["drafter"], prompt),
     )
-
-
-def _perplexity(model: Any, prompt: Sequence[int]) -> float:
-    if len(prompt) < 2:
-        return 1.0
-    ids = torch.tensor([list(prompt)])
-    rows = model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
-    return float((-rows.gather(-1, ids[0, 1:, None]).mean()).exp())

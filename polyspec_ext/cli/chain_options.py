@@ -7,25 +7,33 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from .. import tiny
 from ..chain import Chain
+from ..command import options
 from ..planning import default_store
 from ..policies import POLICIES
-from . import options
 
 
 def add_chain_options(parser: argparse.ArgumentParser) -> None:
     """Options that choose the models of a chain."""
-    group = parser.add_argument_group("chain", "without --target: the shipped three-level chain")
-    group.add_argument("--target", metavar="MODEL", help="model directory or id")
+    group = parser.add_argument_group(
+        "chain",
+        "without --target: the shipped target, and below it the shipped middle and drafter where "
+        "neither --middle nor --drafter is given",
+    )
+    group.add_argument(
+        "--target",
+        metavar="MODEL",
+        help="model directory or id; here and below 'w4:MODEL' is its 4-bit copy, made once and "
+        "kept in polyspec_ext/w4 of the user's cache folder",
+    )
     group.add_argument(
         "--middle",
         metavar="MODEL",
         action="append",
         default=[],
-        help="level between target and drafter; may be repeated",
+        help="level between target and drafter, or 'w4', the target's 4-bit copy over the target's "
+        "cache; may be repeated",
     )
     group.add_argument(
         "--drafter",
@@ -66,8 +74,8 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--dtype",
-        help="of the models (default: float32 on the CPU, where the shipped draft levels run in "
-        "bfloat16 if it multiplies that, and the checkpoint's own elsewhere)",
+        help="of the models; auto: each checkpoint's own (default: auto; of the shipped models "
+        "on the CPU float32, where draft levels run in bfloat16 if it multiplies that)",
     )
     group.add_argument("--device", default="cpu", help="of the models (default: %(default)s)")
     options.add_threads(group)
@@ -75,8 +83,7 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         "--pack",
         choices=tuple(options.SWITCHES),
         help="pack the weights for the CPU's matrix kernels, which takes their memory again; auto: "
-        "where that is faster on this processor, and draft levels in bfloat16 where that is "
-        "(default: auto for the shipped chain, else off)",
+        "where that is faster on this processor (default: auto)",
     )
     add_measure_again(group)
     group.add_argument(
@@ -105,7 +112,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         ("--top-k", options.COUNTS_OR_NONE, 0, "K,...", "0 is off"),
         ("--top-p", options.SHARES, 1.0, "P,...", "1 is off"),
         ("--min-p", options.SHARES, 0.0, "P,...", "0 is off"),
-        ("--seed", options.SEEDS, 0, "S,...", "the same seed, the same text"),
+        ("--seed", options.SEEDS, None, "S,...", "the same seed, the same text"),
     ):
         read: Callable[[str], Any] = kind
         group.add_argument(
@@ -113,29 +120,36 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
             type=read,
             default=[default],
             metavar=metavar,
-            help=f"{meaning} (default: {default:g})",
+            help=f"{meaning} (default: {'a fresh one' if default is None else f'{default:g}'})",
         )
+
+
+def sampling_of(args: argparse.Namespace, count: int) -> dict[str, Any]:
+    """What `add_sampling_options` has read, for `count` prompts, as `Chain.generate` takes it."""
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+    given: dict[str, list[Any]] = {name: getattr(args, name) for name in names}
+    for name, values in given.items():
+        if len(values) not in (1, count):
+            raise ValueError(
+                f"{name}: expected one value, or as many as prompts ({count}), given {len(values)}"
+            )
+    return {name: values if len(values) > 1 else values[0] for name, values in given.items()}
 
 
 def build_chain(args: argparse.Namespace) -> Chain:
     """The chain that the options describe."""
     if args.measure_again:
         default_store().clear()
-    dtype = None if args.dtype is None else getattr(torch, args.dtype, args.dtype)
-    if not isinstance(dtype, torch.dtype | None):
-        raise ValueError(
-            f"--dtype: expected a torch dtype such as float32 or bfloat16, given {args.dtype!r}"
-        )
+    dtype = args.dtype if args.target is None else args.dtype or "auto"
     chosen: dict[str, Any] = {"rule": args.rule, "dtype": dtype, "device": args.device}
     chosen.update(compile=args.compile, rounds=args.rounds, tail=args.tail, policy=args.policy)
-    if args.target is None:
-        if args.middle or args.drafter:
-            raise ValueError("--middle and --drafter: expected a --target with them, given none")
-        return tiny.chain(window=args.window, pack=options.SWITCHES[args.pack or "auto"], **chosen)
-    levels = [("--target", args.target), *(("--middle", place) for place in args.middle)]
+    chosen["pack"] = options.SWITCHES[args.pack or "auto"]
+    if args.target is None and not args.middle and not args.drafter:
+        return tiny.chain(window=args.window, **chosen)
+    target = tiny.path("target") if args.target is None else args.target
+    levels = [("--target", target), *(("--middle", place) for place in args.middle)]
     if args.drafter:
         levels.append(("--drafter", args.drafter))
-    chosen["pack"] = options.SWITCHES[args.pack or "off"]
     try:
         return Chain([place for _, place in levels], args.window, **chosen)
     except (TypeError, ValueError) as error:

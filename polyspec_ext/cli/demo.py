@@ -1,12 +1,13 @@
-"""``python -m polyspec_ext demo``: the shipped chain beside plain decoding of the same target, in
-one run.
+"""``python -m polyspec_ext demo``: the shipped chain beside plain decoding of the same target.
 
-The baselines are all the same target with its cache: transformers' own greedy `generate`, and the
-same engine with one level, its weights packed and not, and compiled. The fastest of them is what
-ratios are over. Configurations take turns, so that a change in the machine's load meets them all.
+It streams an answer of the three-level chain, then measures: plain decoding, two levels and three
+levels answer in turns, so that a change in the machine's load meets them all. The baselines are the
+same target with its cache: transformers' own greedy `generate`, and the same engine with one level,
+its weights packed and not. Ratios are over the fastest of them. That takes two minutes.
 
-A second table has chains below the same target grown, whose passes are dear enough that a 4-bit
-copy between target and drafter pays.
+``--full`` goes on with what takes longer: the same models compiled, and chains below the same
+target grown, whose passes are dear enough that a 4-bit copy between target and drafter pays. Every
+table is printed once it is measured.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +28,24 @@ import platformdirs
 from .. import progress, tiny
 from ..bench import chains as grown_chains
 from ..bench import chains_table, machine
-from ..bench.differences import verdict
 from ..bench.generation_calls import chain_call, generate_call
-from ..bench.machine import QUESTIONS
 from ..bench.measuring import Contender, measure
 from ..chain import Chain
+from ..command import options
+from ..command.run import INTERRUPTED
 from ..levels import HuggingFaceLevel
 from ..planning import default_store
-from ..quantization import FORMAT
-from ..stats import merge
+from ..quantization.kept import FORMAT
 from ..tiny import growth
-from . import chain_options, options
+from . import chain_options, demo_models, demo_table
+from .demo_models import Levels, Models
+from .texts import TextPrinter, speed
 
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
 COMPILED = ", compiled"
-WIDTH = 56  # of the labels, in characters
-# Of the second table, each by its levels below the grown target.
+_WARM_UP = 12  # tokens of a first call of a user's own models
+SECONDS = 75  # of the first table, so that the whole takes two minutes on two cores
+# Of the last table, each by its levels below the grown target.
 GROWN = (
     (grown_chains.TREE,),
     (grown_chains.DRAFTER,),
@@ -58,14 +62,46 @@ def add_command(commands: Any) -> None:
     sub = commands.add_parser(
         "demo",
         help="plain decoding, two levels and three levels side by side",
-        description=(
-            "The shipped models: plain decoding, two-level chains and the three-level "
-            "chain in one run."
-        ),
+        description="The shipped models: an answer of the three-level chain as it comes, then "
+        "plain decoding, two-level chains and the three-level chain measured in turns. Tables are "
+        "printed as they are finished; Ctrl-C keeps them.",
     )
-    options.add_count(sub, "--prompts", 6, "questions")
+    sub.add_argument(
+        "--full",
+        action="store_true",
+        help="also what takes longer, several minutes the first time: the models compiled, and a "
+        "target that is 4 times as wide with its 4-bit copy",
+    )
+    own = sub.add_argument_group(
+        "models",
+        "the shipped ones, or your own: plain decoding, the target with the drafter, and with its "
+        "4-bit copy between them (of a target that is one itself, with prompt lookup below)",
+    )
+    own.add_argument(
+        "--target", metavar="MODEL", help="directory, id or GGUF file; 'w4:MODEL': its 4-bit copy"
+    )
+    own.add_argument("--drafter", metavar="MODEL", help="the same (default: prompt lookup)")
+    options.add_llama(own)
+    sub.add_argument(
+        "--prompts",
+        type=options.COUNT,
+        metavar="N",
+        help="questions (default: the 6 of the shipped models, the 3 of others)",
+    )
     options.add_count(sub, "--repeats", 3, "runs per question")
-    options.add_count(sub, "--max-new-tokens", 128)
+    sub.add_argument(
+        "--seconds",
+        type=options.number(0),
+        metavar="S",
+        help="after which no repeat of the first table is begun or finished any more, but the "
+        f"first (default: {SECONDS}, with --full no bound)",
+    )
+    sub.add_argument(
+        "--max-new-tokens",
+        type=options.COUNT,
+        metavar="N",
+        help="(default: 128 of the shipped models, 48 of others, whose tokens take longer)",
+    )
     options.add_temperature(sub, 0.0)
     options.add_seed(sub)
     sub.add_argument(
@@ -82,115 +118,277 @@ def add_command(commands: Any) -> None:
     sub.add_argument(
         "--compile",
         choices=("auto", "none", "all"),
-        default="auto",
-        help="what goes through torch.compile, beside the same without: the levels that it makes "
-        "faster on this processor, none, or all (needs a C++ compiler; default: %(default)s)",
+        help="what goes through torch.compile, in a table of its own: the levels that it makes "
+        "faster on this processor, none, or all (needs a C++ compiler; default: none, with --full "
+        "auto)",
     )
     sub.add_argument(
         "--grown",
         type=options.COUNT_OR_NONE,
-        default=4,
         metavar="N",
-        help="how many times as wide the target of the second table is; 0: no second table "
-        "(default: %(default)s, 112 million parameters)",
+        help="how many times as wide the target of the last table is; 0: no such table "
+        "(default: 0, with --full 4, which are 112 million parameters)",
     )
     chain_options.add_measure_again(sub)
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print. Returns 1 where texts are not the target's own."""
-    if args.prompts > len(QUESTIONS):
-        raise ValueError(f"--prompts: expected at most {len(QUESTIONS)}, given {args.prompts}")
-    tokenizer = tiny.tokenizer()
-    # One level each for all chains: they take turns.
+    """Measure and print. Returns 1 where texts are not the target's own, 130 where Ctrl-C came
+    behind the first table."""
+    if args.target is None and (args.drafter or args.gguf):
+        raise ValueError("--drafter, --gguf: expected a --target with them")
+    if args.target is not None and (args.full or args.grown or args.compile):
+        raise ValueError("--full, --grown, --compile: expected without --target, given both")
+    compile = args.compile or ("auto" if args.full else "none")
+    times = (4 if args.full else 0) if args.grown is None else args.grown
+    if compile != "none" and _compiler() is None:
+        print("no C++ compiler found: nothing is compiled", file=sys.stderr)
+        compile = "none"
     if args.measure_again:
         default_store().clear()
-    levels = tiny.levels()
-    target = levels["target"]
-    prompts = tiny.prompt_ids(QUESTIONS[: args.prompts])
-    eos = frozenset(target.eos_token_ids)
-    entries: list[Contender] = []
-
-    def plain(level: HuggingFaceLevel, how: str) -> None:
-        call = chain_call(Chain([level]))
-        entries.append(Contender(PLAIN + how, PLAIN, ("target",), call))
-
-    def chains(parts: dict[str, HuggingFaceLevel], how: str) -> None:
-        for label, names, window in (
-            ("two levels: target, drafter", ("target", "drafter"), args.two_level_window),
-            ("two levels: target, middle", ("target", "middle"), args.two_level_window),
-            ("three levels: target, middle, drafter", tiny.LEVELS, args.window),
-        ):
-            chosen = list(tiny.WINDOWS[names]) if window is None else window
-            rounds = tiny.ROUNDS.get(names) if window is None else None
-            chain = Chain([parts[name] for name in names], chosen, rounds=rounds)
-            call = chain_call(chain)
-            entries.append(Contender(label + how, "chain", names, call, window=chosen))
-
-    plain(target, "")
-    alone = generate_call(target.model, eos)
-    entries.append(Contender(GENERATE, GENERATE, ("target",), alone))
-    with contextlib.suppress(ValueError):  # where nothing can be packed
-        other = HuggingFaceLevel(target.model, pack=not target.pack)
-        plain(other, ", packed" if other.pack else ", weights as torch keeps them")
-    chains(levels, "")
-    choices = {name: str(level.choice) for name, level in levels.items()}
-    if args.compile != "none" and _compiler() is None:
-        print("no C++ compiler found: nothing is compiled", file=sys.stderr)
-        args.compile = "none"
-    if args.compile != "none":
-        progress.note("compiling, which takes a few minutes the first time on a machine")
-        levels = tiny.levels(compile="auto" if args.compile == "auto" else True)
-        choices |= {name + COMPILED: str(level.choice) for name, level in levels.items()}
-        if levels["target"].compile:
-            plain(levels["target"], COMPILED)
-        if any(level.compile for level in levels.values()):
-            chains(levels, COMPILED)
-    total = len(entries) * len(prompts) * args.repeats
-    with progress.bar(total=total, desc="measuring", leave=False) as bar:
-        measure(
-            entries,
-            prompts,
-            repeats=args.repeats,
-            max_new_tokens=args.max_new_tokens,
-            temperature=args.temperature,
-            seed=args.seed,
-            warm_up=args.max_new_tokens,
-            tick=bar.update,
+    if args.max_new_tokens is None:
+        args.max_new_tokens = 128 if args.target is None else 48
+    demo = Demo(args, (demo_models.shipped if args.target is None else demo_models.own)(args))
+    interrupted = False
+    try:
+        demo.answer()
+        demo.chains(SECONDS if args.seconds is None and not args.full else args.seconds)
+        if compile != "none":
+            demo.compiled("auto" if compile == "auto" else True)
+        if times:
+            demo.grown(times, "auto" if compile == "auto" else compile == "all")
+    except KeyboardInterrupt:
+        if not demo.is_measured:
+            raise
+        interrupted = True
+        progress.phase("interrupted: what was finished is kept")
+    if args.json:
+        print(json.dumps(demo.result, indent=2))
+    elif not (args.full or interrupted or args.target):
+        progress.phase(
+            "`demo --full` also measures these models compiled, and a target whose passes take "
+            "longer"
         )
-    result = _report(entries, prompts, target.model, args)
-    result["choices"] = choices
-    if args.grown:
-        progress.note("the same target grown: its 4-bit copy is calibrated the first time")
-        result["grown"] = grown_chains.report_of(
+    if interrupted:
+        return INTERRUPTED
+    return 0 if demo.is_lossless else 1
+
+
+class Demo:
+    """What is shown, one part after the other; the levels are shared by all chains, which take
+    turns.
+
+    Attributes:
+        result: the JSON object, with every part that is finished.
+    """
+
+    def __init__(self, args: argparse.Namespace, models: Models) -> None:
+        self._args, self._models = args, models
+        self._levels, self._prompts = models.levels, models.prompts
+        self._tables: list[dict[str, Any]] = []
+        self.result: dict[str, Any] = {
+            "machine": machine.describe("cpu"),
+            "temperature": args.temperature,
+            "max_new_tokens": args.max_new_tokens,
+            "tables": self._tables,
+        }
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is a table."""
+        return bool(self._tables)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether all texts are the target's own."""
+        grown = self.result.get("grown")
+        rows = [row for table in self._tables for row in table["configurations"]]
+        return all(row["lossless"] is not False for row in rows) and (
+            grown is None or grown_chains.is_lossless(grown)
+        )
+
+    def answer(self) -> None:
+        """The longest chain answers the first question, as a stream."""
+        args, models = self._args, self._models
+        chain = models.chains(self._levels)[-1].chain
+        print_it = not args.json
+        if print_it:
+            print(f"Question: {models.questions[0]}\nAnswer:", end="", flush=True)
+        printer = TextPrinter(models.tokenizer, shown=print_it)
+        stream = chain.stream(
+            self._prompts[0], args.max_new_tokens, args.temperature, seed=args.seed
+        )
+        for token in stream:
+            printer.add(token)
+        if print_it:
+            printer.end()
+            levels = "three levels" if len(chain.names) > 2 else "two levels"
+            print(f"({levels}: {speed(stream.stats)})\n", flush=True)
+        self.result["text"] = printer.text
+
+    def chains(self, seconds: float | None) -> None:
+        """The first table: nothing compiled.
+
+        Args:
+            seconds: after which no repeat but the first is finished.
+        """
+        target = self._levels["target"]
+        entries = [_plain(target, ""), self._generate()]
+        with contextlib.suppress(ValueError):  # where nothing can be packed
+            other = HuggingFaceLevel(target.model, pack=not target.pack)
+            how = ", packed" if other.pack else ", weights as torch keeps them"
+            entries.append(_plain(other, how))
+        entries += [*self._contenders(self._levels, ""), *self._models.others]
+        self._measure(entries, self._levels, "", seconds)
+
+    def compiled(self, how: Any) -> None:
+        """The second table: the levels that `how` says compiled, beside plain decoding without.
+
+        Args:
+            how: "auto" or True, as of `tiny.levels`.
+        """
+        progress.phase("compiling the models, which takes a few minutes the first time")
+        levels = tiny.levels(compile=how)
+        entries = [_plain(self._levels["target"], ""), self._generate()]
+        if levels["target"].compile:
+            entries.append(_plain(levels["target"], COMPILED))
+        if any(level.compile for level in levels.values()):
+            entries += self._contenders(levels, COMPILED)
+        self._levels = levels
+        self._measure(entries, levels, COMPILED, None)
+
+    def grown(self, times: int, compile: Any) -> None:
+        """The last table: chains below the target grown.
+
+        Args:
+            times: its width.
+            compile: "auto", True or False, as of `grown_chains.Settings`.
+        """
+        progress.phase(
+            f"the same target {times} times as wide: making its 4-bit copy, which is kept, then "
+            "planning and measuring chains; several minutes"
+        )
+        args = self._args
+        report = grown_chains.report_of(
             grown_chains.Settings(
-                prompts=min(3, args.prompts),
+                prompts=min(3, args.prompts or 3),
                 repeats=args.repeats,
                 max_new_tokens=args.max_new_tokens,
-                times=args.grown,
+                times=times,
                 chains=GROWN,
-                w4=_copy_folder(args.grown),
-                compile="auto" if args.compile == "auto" else args.compile == "all",
+                w4=_copy_folder(times),
+                compile=compile,
                 temperature=(args.temperature,),
                 seed=args.seed,
             ),
-            levels,
+            self._levels,
         )
-    if args.json:
-        result["texts"] = [
-            tokenizer.decode(entries[-1].texts[n], skip_special_tokens=True)
-            for n in range(len(prompts))
+        self.result["grown"] = report
+        if not args.json:
+            print(chains_table.markdown(report), flush=True)
+
+    def _generate(self) -> Contender:
+        target = self._levels["target"]
+        call = generate_call(target.model, frozenset(target.eos_token_ids))
+        return Contender(GENERATE, GENERATE, ("target",), call)
+
+    def _contenders(self, levels: Levels, how: str) -> list[Contender]:
+        return [
+            Contender(
+                one.label + how,
+                "chain",
+                one.names,
+                chain_call(one.chain),
+                window=list(one.chain.window),
+            )
+            for one in self._models.chains(levels)
         ]
-        print(json.dumps(result, indent=2))
-    else:
-        _print(result, entries[-1], tokenizer)
-        if args.grown:
-            print("\n" + chains_table.markdown(result["grown"]))
-    same = all(row["lossless"] for row in result["configurations"])
-    if args.grown:
-        same = same and grown_chains.is_lossless(result["grown"])
-    return 0 if same else 1
+
+    def _measure(
+        self, entries: list[Contender], levels: Levels, how: str, seconds: float | None
+    ) -> None:
+        """A table of `entries`: measured, kept and printed. Where Ctrl-C comes behind the first
+        repeat, it has the repeats until then."""
+        args, count = self._args, len(self._prompts)
+        progress.phase(
+            f"measuring {len(entries)} configurations{how}: {count} questions, up to "
+            f"{args.repeats} repeats each"
+        )
+        interrupted = False
+        with progress.bar(
+            total=len(entries) * count * args.repeats, desc="measuring", leave=False
+        ) as bar:
+            began = time.monotonic()
+
+            def tick(answered: int) -> None:
+                bar.update(answered)
+                whole = _whole_repeats(entries, count)
+                if seconds is None or not whole:
+                    return
+                spent = time.monotonic() - began
+                between = all(len(one.seconds) == whole * count for one in entries)
+                if (spent + spent / whole if between else spent) > seconds:
+                    raise _Late
+
+            try:
+                measure(
+                    entries,
+                    self._prompts,
+                    repeats=args.repeats,
+                    max_new_tokens=args.max_new_tokens,
+                    temperature=args.temperature,
+                    seed=args.seed,
+                    warm_up=args.max_new_tokens if args.target is None else _WARM_UP,
+                    tick=tick,
+                )
+            except _Late:
+                pass
+            except KeyboardInterrupt:
+                if not _whole_repeats(entries, count):
+                    raise
+                interrupted = True
+        repeats = _keep_whole_repeats(entries, count)
+        choices = {name + how: str(level.choice) for name, level in levels.items()}
+        table = {
+            "prompts": count,
+            "repeats": repeats,
+            "max_new_tokens": args.max_new_tokens,
+            "temperature": args.temperature,
+            **demo_table.rows_of(
+                entries, self._prompts, levels["target"].model, args.temperature, GENERATE
+            ),
+            "choices": choices,
+        }
+        self._tables.append(table)
+        if not args.json:
+            demo_table.show(table, self.result["machine"])
+        if interrupted:
+            raise KeyboardInterrupt
+
+
+class _Late(Exception):
+    """The time for a table is over."""
+
+
+def _whole_repeats(entries: list[Contender], count: int) -> int:
+    """Repeats in which everybody has answered all of `count` prompts."""
+    return min(len(one.seconds) for one in entries) // count
+
+
+def _keep_whole_repeats(entries: list[Contender], count: int) -> int:
+    """Forget what everybody has measured behind them; returns how many there are."""
+    whole = _whole_repeats(entries, count)
+    for one in entries:
+        for key in [key for key in one.seconds if key[0] >= whole]:
+            del one.seconds[key]
+            del one.tokens[key]
+        del one.stats[whole * count :]
+    return whole
+
+
+def _plain(level: HuggingFaceLevel, how: str) -> Contender:
+    return Contender(PLAIN + how, PLAIN, ("target",), chain_call(Chain([level])))
 
 
 def _copy_folder(times: int) -> Path | None:
@@ -207,92 +405,4 @@ def _compiler() -> str | None:
     """What torch.compile would call."""
     return next(
         filter(None, map(shutil.which, (os.environ.get("CXX", ""), "g++", "clang++"))), None
-    )
-
-
-def _report(
-    entries: list[Contender], prompts: list[list[int]], target: Any, args: argparse.Namespace
-) -> dict[str, Any]:
-    theirs = next(e for e in entries if e.kind == GENERATE)
-    alone = [e for e in entries if len(e.levels) == 1]
-    fastest = max(alone, key=Contender.rate)
-    decoding = max(e.decoding_rate() or 0.0 for e in alone)
-    rows = []
-    for e in entries:
-        found = verdict(target, prompts, entries[0].texts, e.texts, args.temperature)
-        rate, own = e.rate(), e.decoding_rate()
-        rows.append(
-            {
-                "label": e.label,
-                "window": e.window,
-                "tokens_per_second": rate,
-                "ratio": rate / fastest.rate(),
-                "ratio_to_generate": rate / theirs.rate(),
-                "decoding_ratio": None if own is None else own / decoding,
-                "new_tokens": sum(map(len, e.texts.values())),
-                "lossless": found.lossless,
-                "verdict": str(found),
-                "stats": merge(e.stats).to_dict() if e.stats else None,
-            }
-        )
-    return {
-        "machine": machine.describe("cpu"),
-        "temperature": args.temperature,
-        "prompts": len(prompts),
-        "repeats": args.repeats,
-        "max_new_tokens": args.max_new_tokens,
-        "fastest_plain": fastest.label,
-        "configurations": rows,
-    }
-
-
-def _print(result: dict[str, Any], shown: Contender, tokenizer: Any) -> None:
-    for number, text in shown.texts.items():
-        print(
-            "Question: "
-            f"{QUESTIONS[number]}\nAnswer:{tokenizer.decode(text, skip_special_tokens=True)}\n"
-        )
-    print("(the text above is the three-level chain's)\n")
-    greedy = result["temperature"] == 0
-    print(
-        f"{'configuration':{WIDTH}} {'window':>6} {'tokens/s':>9} {'ratio':>6} {'decoding':>8} "
-        f"{'/generate':>9}  "
-        f"{'same text as plain' if greedy else 'likelihood under the target'}"
-    )
-    for row in result["configurations"]:
-        window = ",".join(map(str, row["window"])) or "-"
-        line = f"{row['label']:{WIDTH}} {window:>6} {row['tokens_per_second']:9.1f}"
-        alone = row["decoding_ratio"]
-        line += f" {row['ratio']:5.2f}x {'-' if alone is None else f'{alone:.2f}x':>8}"
-        print(f"{line} {row['ratio_to_generate']:8.2f}x  {row['verdict']}")
-    print(
-        f"\n{'per level':{WIDTH}} forward passes   ms/pass  mean acceptance length  acceptance rate"
-    )
-    for row in result["configurations"]:
-        if row["stats"] is None or len(row["stats"]["levels"]) == 1:
-            continue
-        print(row["label"])
-        for level in row["stats"]["levels"]:
-            passes = level["num_forward_passes"]
-            each = level["seconds"] / max(1, passes) * 1e3
-            line = f"  {level['name']:{WIDTH - 2}} {passes:14}  {each:8.2f}"
-            if level["mean_acceptance_length"] is not None:
-                line += f"  {level['mean_acceptance_length']:22.2f}"
-                line += f"  {level['draft_acceptance_rate']:15.2f}"
-            print(line)
-    where = result["machine"]
-    print("\nfastest on this processor, by timing each level's passes")
-    for name, choice in result["choices"].items():
-        print(f"  {name}: {choice}")
-    print(
-        f"\nratio: over the fastest plain decoding ({result['fastest_plain']}), prefill included; "
-        "decoding: over the\nfastest by the same engine, without the prefill; /generate: over "
-        "transformers' generate"
-    )
-    print(
-        f"{result['prompts']} questions, median of {result['repeats']} interleaved runs each, up "
-        f"to {result['max_new_tokens']} new "
-        f"tokens, temperature {result['temperature']:g}\n{where['cpu']}, "
-        f"{where['cores']} cores, "
-        f"{where['threads']} threads; torch {where['torch']}, transformers {where['transformers']}"
     )

@@ -1,4 +1,4 @@
-"""The command line: ``python -m polyspec_ext generate|demo|plan|bench ...``."""
+"""The command line: ``python -m polyspec_ext generate|chat|demo|plan|export|bench ...``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from . import bench, demo, generate, options, plan
-from .run import help_of, run_command
+from ..command import options
+from ..command.run import help_of, run_command
+from . import bench, chat, demo, export, generate, plan
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -26,7 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=help_of(parser))
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    for command in (generate, demo, plan, bench):
+    for command in (generate, chat, demo, plan, export, bench):
         command.add_command(commands)
     return parser
 

@@ -7,14 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from .. import progress, tiny
 from ..bench import chains
 from ..bench.machine import QUESTIONS
+from ..chat import has_template
+from ..command import options
+from ..levels import tokenizer_at
 from ..planned import plan
 from ..planning import default_store, plot
-from . import options
+from ..quantization.stored import original
+from .texts import add_raw, require_text, text_prompt
 
 
 def add_command(commands: Any) -> None:
@@ -26,8 +28,12 @@ def add_command(commands: Any) -> None:
         "renewal model, and recommend one, or none. Without --target: the shipped models.",
     )
     sub.add_argument(
-        "prompt", nargs="*", type=options.prompt, help="text (default: six built-in questions)"
+        "prompt",
+        nargs="*",
+        type=options.prompt,
+        help="text, read as by generate (default: six built-in questions)",
     )
+    add_raw(sub)
     models = sub.add_argument_group("models")
     models.add_argument("--target", metavar="MODEL", help="model directory or id")
     models.add_argument(
@@ -102,7 +108,7 @@ def add_command(commands: Any) -> None:
         metavar="FILE",
         help="predicted against measured, and where a third model pays, as a picture",
     )
-    sub.set_defaults(run=run)
+    sub.set_defaults(run=run, system=None)
 
 
 def _grown(args: argparse.Namespace) -> list[Any]:
@@ -126,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     pack = options.SWITCHES[args.pack]
     shipped = args.target is None
     levels: list[Any] = [args.target, *args.draft]
-    tokenizer = tiny.tokenizer() if shipped else AutoTokenizer.from_pretrained(args.target)
+    tokenizer = tiny.tokenizer() if shipped else tokenizer_at(original(args.target))
     if args.grown is not None:
         levels = _grown(args)
     elif shipped:
@@ -134,10 +140,10 @@ def run(args: argparse.Namespace) -> int:
             made = tiny.levels(pack=pack, compile=args.compile)
         levels = [*made.values(), "prompt-lookup"]
     asked = args.prompt or list(QUESTIONS[:6])
-    texts = [tiny.prompt_of(one) for one in asked] if shipped or not args.prompt else asked
-    prompts: list[list[int]] = [tokenizer(text)["input_ids"] for text in texts]
-    if min(map(len, prompts)) == 0:
-        raise ValueError("prompt: expected at least 1 token each, given none")
+    require_text(asked)
+    if not args.prompt and (args.raw or not has_template(tokenizer)):
+        asked = [tiny.prompt_of(one) for one in asked]  # a question that a text goes on to answer
+    prompts = [text_prompt(args, tokenizer, text).input_ids for text in asked]
     found = plan(
         levels,
         prompts,

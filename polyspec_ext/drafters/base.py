@@ -10,7 +10,7 @@ import torch
 
 from ..levels.base import Counts, LevelCapabilities, PromptBatch
 from ..sampling import Sampling
-from ..tensors import Parameters
+from ..tensors import RowParameters
 
 if TYPE_CHECKING:
     from ..sampling import LogitsProcessors
@@ -67,11 +67,12 @@ class DrafterCapabilities(LevelCapabilities):
         batches, reads_apart, keeps_lengths: as of a level.
         device_lengths: it drafts without the host in the batch at hand: counts and lengths may be
             tensors.
-        trees: its blocks may be trees; the level above it must read them.
+        trees: its blocks are trees, a chain one of a single path; the level above it must read
+            them.
         hidden_layers: layers of the verifiers whose hidden states it wants.
         hidden_size: width of these states; None: any.
         tree_size: from the levels asked for to the size of a row's tree, where that depends on
-            nothing else and every block is a tree; None: it may.
+            nothing else; None: it may.
     """
 
     batches: bool = True
@@ -102,8 +103,8 @@ class DraftInput:
         lengths: ``[B]``, tokens to draft, or the levels of a tree; fewer are fine where their
             number does not depend on the values of sampled tokens (contract C2).
         most: the largest of `lengths`; the host knows it.
-        positions: ``[B]``, absolute position of the first token to draft.
-        rounds: ``[B]``, drafting rounds of each row so far; key the draws (contract C3).
+        positions: ``[B]`` int64, absolute position of the first token to draft.
+        rounds: ``[B]`` int64, drafting rounds of each row so far; key the draws (contract C3).
         level: the drafter's number in the chain, n (papers: M_n).
         parameters: of the rows; a sampled token must be drawn from the distribution they give.
         wants_rows: somebody will ask for the rows of logits; not where every row is greedy.
@@ -125,10 +126,10 @@ class DraftInput:
     counts: Counts
     lengths: Counts
     most: int
-    positions: Counts
-    rounds: Counts
+    positions: torch.Tensor
+    rounds: torch.Tensor
     level: int
-    parameters: Parameters
+    parameters: RowParameters
     wants_rows: bool
     requests: Sequence[int]
     rows: RowBuffer | None = None
@@ -156,7 +157,8 @@ class DraftBlock:
             the nodes of one parent in the order in which they are tried. None: a chain. Of a tree
             `counts` are its nodes, and `rows` ``[B, N+1, Vd]``: row 0 is what the children of the
             root were drawn from, each independently of the others, and row i+1 those of node i;
-            `status` is None.
+            `status` is None. A drafter drafts trees or chains, as its capabilities say: what rule
+            a row is verified by must not depend on its neighbours (contract C3).
         drawn: ``[B, N+1]`` bool, of a tree with `rows`: whether the children behind each were drawn
             from it; elsewhere they are deterministic. None: all were.
     """

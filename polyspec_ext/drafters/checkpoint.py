@@ -3,15 +3,19 @@ module that they are for."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+
+from .. import arguments
+from ..arguments import shown
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -23,11 +27,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: there is none, or it is no JSON object; names it.
     """
-    place = folder / "config.json"
+    return _read_json(folder / "config.json")
+
+
+def _read_json(place: Path) -> dict[str, Any]:
     try:
         given = json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{place}: expected a readable config.json: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{place}: expected a readable {place.name}: {error}") from error
     if not isinstance(given, dict):
         raise ValueError(f"{place}: expected a JSON object, given {type(given).__name__}")
     return given
@@ -37,16 +44,32 @@ def weight_files(folder: Path) -> list[Path]:
     """The files of tensors of a directory: whole, or as many as an index names.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are none, or the index names others than files beside it.
     """
     for one in _WEIGHTS:
         if (folder / one).is_file():
             return [folder / one]
         index = folder / f"{one}.index.json"
         if index.is_file():
-            parts = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            return [folder / part for part in sorted(set(parts))]
+            return [folder / part for part in _shards(index)]
     raise ValueError(f"{folder}: expected {' or '.join(_WEIGHTS)}, given neither")
+
+
+def _shards(index: Path) -> list[str]:
+    """The files that an index names."""
+    places = _read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise ValueError(
+            f"{index}: weight_map: expected the file of every tensor, given {shown(places)}"
+        )
+    for key, part in places.items():
+        # A path would lead out of the folder.
+        if not isinstance(part, str) or part in ("", "..") or PureWindowsPath(part).name != part:
+            raise ValueError(
+                f"{index}: weight_map: {key}: expected the name of a file beside it, given "
+                f"{shown(part)}"
+            )
+    return sorted(set(places.values()))
 
 
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:
@@ -77,7 +100,7 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
             f"{file}: expected a checkpoint of tensors only, given one with Python objects in it, "
             f"which may run code when it is read; refused: {reason}"
         ) from error
-    except (OSError, RuntimeError, EOFError) as error:
+    except Exception as error:  # a broken pickle raises whatever its bytes lead to
         raise ValueError(
             f"{file}: expected a checkpoint as torch.save writes it: {error}"
         ) from error
@@ -106,10 +129,14 @@ def load_into(
         if key not in tensors:
             raise ValueError(f"{name}: {key}: expected shape {list(value.shape)}, given none")
         found = tensors[key]
+        if found.layout != torch.strided or found.is_meta or found.is_quantized:
+            raise ValueError(f"{name}: {key}: expected plain numbers, given {shown(found)}")
         if found.shape != value.shape:
             raise ValueError(
                 f"{name}: {key}: expected shape {list(value.shape)}, given {list(found.shape)}"
             )
+        if value.is_floating_point() and not found.is_floating_point():
+            raise ValueError(f"{name}: {key}: expected floating point, given {found.dtype}")
     for key, found in tensors.items():
         if key not in wanted:
             raise ValueError(
@@ -121,6 +148,13 @@ def load_into(
         for key, value in wanted.items()
     }
     module.load_state_dict(taken, assign=True)
+
+
+def count_of(names: Iterable[str], begin: str) -> int:
+    """How many parts there are, ``{begin}0.``, ``{begin}1.`` and so on, without a gap."""
+    rests = (name.removeprefix(begin) for name in names if name.startswith(begin))
+    found = {rest.partition(".")[0] for rest in rests}
+    return next(number for number in itertools.count() if str(number) not in found)
 
 
 def names_in(file: Path) -> set[str]:
@@ -138,9 +172,10 @@ def folder_of(place: str | Path, files: Sequence[str] = ("*.json", *_FILES)) -> 
     """A directory, or what the hub has under this id.
 
     Raises:
+        TypeError: it is no path.
         ValueError: it is neither; names it.
     """
-    folder = Path(place)
+    folder = arguments.path("place", place)
     if folder.is_dir():
         return folder
     from huggingface_hub import snapshot_download

@@ -3,7 +3,7 @@ drafted before its own. Read from `hydra_lm_head.pt` as it is published."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ class HydraHeads(LastStateHeads):
         super().__init__(tensors, target)
         self._embed: list[nn.Module] = [target.model.get_input_embeddings()]  # not a part of this
         width = self.hidden_size
-        self.count = _count(tensors, "hydra_lm_head")
+        self.count = checkpoint.count_of(tensors, "hydra_lm_head.")
 
         def product(key: str, inner: int, outer: int) -> nn.Linear:
             return nn.Linear(inner, outer, bias=f"{key}.bias" in tensors)
@@ -35,7 +35,7 @@ class HydraHeads(LastStateHeads):
             key, wide = f"hydra_mlp.{i}", (i + 2) * width
             residual = product(f"{key}.0.res_connection", wide, width)
             blocks = [Block(product(f"{key}.0.linear", wide, width), residual)]
-            for j in range(1, _count(tensors, key)):
+            for j in range(1, checkpoint.count_of(tensors, f"{key}.")):
                 blocks.append(Block(product(f"{key}.{j}.linear", width, width)))
             self.hydra_mlp.append(nn.Sequential(*blocks))
             self.hydra_lm_head.append(product(f"hydra_lm_head.{i}", width, self.vocab_size))
@@ -65,10 +65,3 @@ class Hydra(LastStateDrafter):
     """Hydra heads as the drafter of a chain. Its tree is no deeper than the heads are many."""
 
     HEADS = HydraHeads
-
-
-def _count(names: Iterable[str], begin: str) -> int:
-    """How many ``begin.N...`` there are, from 0 on."""
-    rests = (name.removeprefix(f"{begin}.") for name in names if name.startswith(f"{begin}."))
-    numbers = (rest.split(".")[0] for rest in rests)
-    return max((int(number) for number in numbers if number.isdigit()), default=-1) + 1

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .. import arguments
 from ..levels import HuggingFaceLevel
 from ..levels.base import Counts, PromptBatch
 from ..levels.compiled import CompiledPasses
@@ -190,14 +191,17 @@ class LastStateDrafter:
             dtype: of the heads; None: the target's.
 
         Raises:
+            TypeError: an argument is none of these.
             ValueError: no such file, one with code in it, heads of another form, or tensors that
                 are missing, unknown or of another shape; names them.
         """
+        own = Target(target)
+        arguments.instance("tree", tree, Tree)
+        arguments.dtype("dtype", dtype)
         folder, kind = checkpoint.folder_of(place, (cls.HEADS.FILE, "*.json")), cls.HEADS
         kind.require_form(folder)
         name = str(folder / kind.FILE)
         tensors = checkpoint.read_file(folder / kind.FILE)
-        own = Target(target)
 
         def make() -> LastStateHeads:
             heads = kind(tensors, own)

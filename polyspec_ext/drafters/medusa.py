@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from . import checkpoint
 from .last_state import Block, LastStateDrafter, LastStateHeads
 from .target import Target
 
@@ -25,10 +26,8 @@ class MedusaHeads(LastStateHeads):
         super().__init__(tensors, target)
         # Keys: {head}.{block}.linear.weight and .bias, {head}.{blocks}.weight. (Several blocks
         # share their weights, and keys repeat.)
-        parts = [key.split(".") for key in tensors]
-        parts = [part for part in parts if len(part) > 2 and all(map(str.isdigit, part[:2]))]
-        self.count = max((int(part[0]) for part in parts), default=-1) + 1
-        blocks = max((int(part[1]) for part in parts if part[2] != "weight"), default=-1) + 1
+        self.count = checkpoint.count_of(tensors, "")
+        blocks = checkpoint.count_of((key for key in tensors if ".linear." in key), "0.")
         width = self.hidden_size
         for i in range(self.count):
             head = [Block(nn.Linear(width, width)) for _ in range(blocks)]

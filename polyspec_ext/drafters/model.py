@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
-from .. import ops
+from .. import arguments
 from ..errors import ERROR_BITS, RequestError
-from ..levels.base import Counts, InputBlock, Level, LevelAdapter
+from ..levels.base import BatchedLevel, Counts, InputBlock, Level, LevelAdapter
+from ..ops import SampleResult, unchecked
+from ..sampling import LogitsProcessors
 from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
 
 
@@ -21,17 +23,24 @@ class DraftModel(LevelAdapter):
         level: the model; its cache belongs to this drafter from now on.
         vocab_size: ids from here on are cut off the logits before anything is drawn (a padded
             vocabulary, or one larger than the level's above). None: the level's own.
-        sample: `ps.sample`, or what stands in for it.
+        sample: `ops.unchecked.sample`, or what stands in for it.
+
+    Raises:
+        TypeError, ValueError: an argument is none of these.
     """
 
     def __init__(
         self,
         level: Level,
         vocab_size: int | None = None,
-        sample: Callable[..., Any] = ops.sample,
+        sample: Callable[..., Any] = unchecked.sample,
     ) -> None:
+        if isinstance(level, type) or not isinstance(level, Level | BatchedLevel):
+            raise TypeError(f"level: expected a level, given {arguments.shown(level)}")
+        arguments.function("sample", sample)
         super().__init__(level)
         if vocab_size is not None:
+            vocab_size = arguments.integer("vocab_size", vocab_size, arguments.SIZE_MAX, 1)
             self.vocab_size = min(vocab_size, self.vocab_size)
         self.num_forward_passes = 0
         self._sample = sample
@@ -49,24 +58,32 @@ class DraftModel(LevelAdapter):
         Raises:
             RequestError: a row of logits has no distribution, and the host may read the tokens.
         """
-        parameters = inputs.parameters.on(self.device).values()
-        loop = _OnDevice(inputs) if inputs.eos is None else _OnHost(inputs)
-        positions, level, rounds = loop.positions, inputs.level, loop.rounds
+        parameters = tuple(inputs.parameters.on(self.device).values())
+        positions, rounds, read = (
+            torch.as_tensor(given, device=self.device)
+            for given in (inputs.positions, inputs.rounds, inputs.counts)
+        )
+        steps = torch.arange(inputs.most, device=self.device)
+        drawn_at = (steps[:, None] + positions).unbind()
+        # Tokens that each row has yet to draw. Where the host must not wait for the device, every
+        # row with a part draws all of them.
+        left = None if inputs.eos is None else list(map(int, inputs.lengths))
+        drawn_by_row: list[list[int]] = [] if left is None else [[] for _ in left]
+        counts, first = (read, (read - 1).clamp_min(0)) if left is None else _all_read(inputs)
         vocab_size = min(self.vocab_size, inputs.vocab_size)
-        cuts = vocab_size < self.input_vocab_size
-        samples: list[ops.SampleResult] = []
+        samples: list[SampleResult] = []
         rows: RowBuffer | None = None
         places: Sequence[torch.Tensor] = ()
         tokens: torch.Tensor = inputs.tokens
         for i in range(inputs.most):
-            counts, first = loop.counts(i)
             logits = self.forward(InputBlock(tokens, 1, counts, first)).logits
-            if cuts:
+            if logits.shape[2] > vocab_size:
                 logits = logits[..., :vocab_size]
             if inputs.processors is not None:
-                logits = loop.processed(logits)
+                assert left is not None, "processors need the host to see the tokens"
+                logits = _processed(logits, inputs, inputs.processors, left, drawn_by_row)
             behind = logits.select(1, 0)
-            drawn = self._sample(behind, *parameters, positions[i], level, rounds)
+            drawn = self._sample(behind, *parameters, drawn_at[i], inputs.level, rounds)
             samples.append(drawn)
             if inputs.wants_rows:
                 if rows is None:
@@ -74,9 +91,24 @@ class DraftModel(LevelAdapter):
                     places = rows.logits.unbind(1)
                 # The level may write its logits again with the next pass.
                 places[i].copy_(behind)
-            if loop.ended(i, drawn):
-                break
-            tokens = loop.known(drawn.tokens).unsqueeze(1)
+            tokens = drawn.tokens
+            if left is None:
+                # One that could not be drawn is -1, and the host has not read it yet.
+                tokens, counts, first = tokens.clamp_min(0), read.clamp(max=1), read.clamp(max=0)
+            else:
+                assert inputs.eos is not None
+                ids: list[int] = tokens.tolist()
+                if min(ids) < 0:
+                    _require_drawn(drawn, inputs, left, i)
+                    tokens = tokens.clamp_min(0)  # a row without a part may have drawn none
+                for b, token in enumerate(ids):
+                    if left[b]:
+                        drawn_by_row[b].append(token)
+                        left[b] = 0 if token in inputs.eos[b] else left[b] - 1
+                if not any(left):
+                    break
+                counts, first = None if all(left) else [min(n, 1) for n in left], None
+            tokens = tokens.unsqueeze(1)
         self.num_forward_passes += len(samples)
         if rows is not None:
             assert rows.statistics is not None
@@ -85,7 +117,48 @@ class DraftModel(LevelAdapter):
                 own = own[:, : len(samples)]
             torch.stack([s.statistics for s in samples], 1, out=own)
         tokens = torch.stack([s.tokens for s in samples], 1)
-        return DraftBlock(tokens, status=loop.status(samples), rows=rows)
+        status = None if left is not None else torch.stack([s.status for s in samples], 1)
+        return DraftBlock(tokens, status=status, rows=rows)
+
+
+def _all_read(inputs: DraftInput) -> tuple[Counts | None, Counts | None]:
+    """`counts` and `first` of a draft's first pass, as the host knows them."""
+    read = list(map(int, inputs.counts))
+    if min(read) == inputs.tokens.shape[1]:
+        return None, None
+    return read, [max(n - 1, 0) for n in read]
+
+
+def _require_drawn(
+    drawn: SampleResult, inputs: DraftInput, left: Sequence[int], place: int
+) -> None:
+    """Every row that draws token `place` has drawn it.
+
+    Raises:
+        RequestError: one has not.
+    """
+    for b, bits in enumerate(drawn.status.tolist()):
+        if left[b] and bits & ERROR_BITS:
+            at = int(inputs.positions[b]) + place
+            raise RequestError(inputs.requests[b], inputs.level, at, bits)
+
+
+def _processed(
+    logits: torch.Tensor,
+    inputs: DraftInput,
+    processors: LogitsProcessors,
+    left: Sequence[int],
+    drawn: Sequence[Sequence[int]],
+) -> torch.Tensor:
+    """Logits as the processors give them, of the rows that draw another token."""
+    assert inputs.text is not None
+    out = logits.to(torch.float32, copy=True)  # as processors give it, whatever the dtype
+    for b, own in enumerate(drawn):
+        if left[b]:
+            text = inputs.text(b)
+            prefix = torch.cat([text, text.new_tensor(own)]).to(logits.device)
+            out[b] = processors.apply(logits[b], prefix, inputs.requests[b])
+    return out
 
 
 def _room(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
@@ -99,110 +172,3 @@ def _room(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
     # Zeros: what no row fills is handed to the operator as well, and must be harmless.
     statistics = torch.zeros(batch, most, 2, dtype=torch.int64, device=logits.device)
     return RowBuffer(logits.new_zeros(batch, most, vocab), statistics)
-
-
-def _ahead(positions: torch.Tensor, most: int) -> tuple[torch.Tensor, ...]:
-    """The positions of the tokens that each of `most` passes draws."""
-    steps = torch.arange(most, device=positions.device)
-    return (steps[:, None] + positions).unbind()
-
-
-class _OnDevice:
-    """Which rows take part in each pass, without host synchronisation: every row that has a part
-    draws all tokens."""
-
-    def __init__(self, inputs: DraftInput) -> None:
-        counts, positions, self.rounds = (
-            torch.as_tensor(given, device=inputs.tokens.device)
-            for given in (inputs.counts, inputs.positions, inputs.rounds)
-        )
-        self.positions = _ahead(positions, inputs.most)
-        self._counts, self._first = counts, (counts - 1).clamp_min(0)
-        self._one, self._zero = counts.clamp(max=1), torch.zeros_like(counts)
-
-    def counts(self, place: int) -> tuple[Counts | None, Counts | None]:
-        """Tokens that each row reads in pass `place`, and the last of them."""
-        return (self._one, self._zero) if place else (self._counts, self._first)
-
-    def ended(self, place: int, drawn: ops.SampleResult) -> bool:
-        """Whether nobody draws another token."""
-        return False
-
-    def known(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Ids to read: one that could not be drawn is -1, and the host has not read it yet."""
-        return tokens.clamp_min(0)
-
-    def status(self, samples: Sequence[ops.SampleResult]) -> torch.Tensor | None:
-        return torch.stack([s.status for s in samples], 1)
-
-    def processed(self, logits: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("processors need the host to see the tokens")
-
-
-class _OnHost:
-    """Which rows take part in each pass: those that have not drawn all their tokens, or an EOS."""
-
-    def __init__(self, inputs: DraftInput) -> None:
-        assert inputs.eos is not None
-        self._inputs, self._eos = inputs, inputs.eos
-        self._width = inputs.tokens.shape[1]
-        self._read = [int(n) for n in inputs.counts]
-        self._left = [int(n) for n in inputs.lengths]
-        self._drawn: list[list[int]] = [[] for _ in self._left]
-        self._unknown = False
-        self.positions: Sequence[int] | tuple[torch.Tensor, ...]
-        self.rounds: int | torch.Tensor
-        if len(self._left) == 1:  # scalars cost the operator less than tensors
-            first, self.rounds = int(inputs.positions[0]), int(inputs.rounds[0])
-            self.positions = range(first, first + inputs.most)
-        else:
-            positions, self.rounds = (
-                torch.as_tensor(given, device=inputs.tokens.device)
-                for given in (inputs.positions, inputs.rounds)
-            )
-            self.positions = _ahead(positions, inputs.most)
-
-    def counts(self, place: int) -> tuple[Counts | None, Counts | None]:
-        if place == 0:
-            read, width = self._read, self._width
-            last = [max(n - 1, 0) for n in read]
-            return (None, None) if min(read) == width else (read, last)
-        return (None, None) if all(self._left) else ([min(n, 1) for n in self._left], None)
-
-    def ended(self, place: int, drawn: ops.SampleResult) -> bool:
-        eos, left, own = self._eos, self._left, self._drawn
-        tokens: list[int] = drawn.tokens.tolist()
-        self._unknown = min(tokens) < 0
-        if self._unknown:
-            self._raise(drawn, place)
-        for b, token in enumerate(tokens):
-            if left[b]:
-                own[b].append(token)
-                left[b] = 0 if token in eos[b] else left[b] - 1
-        return not any(left)
-
-    def known(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Ids to read: a row without a part may have drawn none."""
-        return tokens.clamp_min(0) if self._unknown else tokens
-
-    def status(self, samples: Sequence[ops.SampleResult]) -> None:
-        """Errors have been raised."""
-
-    def _raise(self, drawn: ops.SampleResult, place: int) -> None:
-        inputs = self._inputs
-        for b, bits in enumerate(drawn.status.tolist()):
-            if self._left[b] and bits & ERROR_BITS:
-                at = int(inputs.positions[b]) + place
-                raise RequestError(inputs.requests[b], inputs.level, at, bits)
-
-    def processed(self, logits: torch.Tensor) -> torch.Tensor:
-        inputs = self._inputs
-        assert inputs.processors is not None
-        assert inputs.text is not None
-        out = logits.to(torch.float32, copy=True)  # as processors give it, whatever the dtype
-        for b, (left, drawn) in enumerate(zip(self._left, self._drawn, strict=True)):
-            if left:
-                text = inputs.text(b)
-                prefix = torch.cat([text, text.new_tensor(drawn)]).to(logits.device)
-                out[b] = inputs.processors.apply(logits[b], prefix, inputs.requests[b])
-        return out

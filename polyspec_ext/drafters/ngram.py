@@ -11,7 +11,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import arguments
 from .base import Context, Proposal
+from .prompt_lookup import LONGEST
 
 _FORMAT = 1  # of the file
 
@@ -71,7 +73,7 @@ class NGramTable:
         learning: count the texts that it drafts for. `learn` works in any case.
 
     Raises:
-        ValueError: not 1 <= min_ngram <= max_ngram, or max_entries < 1.
+        TypeError, ValueError: not 1 <= min_ngram <= max_ngram <= 1024, or max_entries < 1.
     """
 
     def __init__(
@@ -81,13 +83,10 @@ class NGramTable:
         max_entries: int = 1_000_000,
         learning: bool = True,
     ) -> None:
-        if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(
-                f"expected 1 <= min_ngram <= max_ngram, given min_ngram={min_ngram}, "
-                f"max_ngram={max_ngram}"
-            )
-        if max_entries < 1:
-            raise ValueError(f"max_entries: expected >= 1, given {max_entries}")
+        max_ngram = arguments.integer("max_ngram", max_ngram, LONGEST, 1)
+        min_ngram = arguments.integer("min_ngram", min_ngram, max_ngram, 1)
+        max_entries = arguments.integer("max_entries", max_entries, low=1)
+        arguments.flag("learning", learning)
         self.name = "n-gram table"
         self.num_forward_passes = 0
         self.learning = learning
@@ -107,7 +106,7 @@ class NGramTable:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Counts the n-grams of a text, such as an earlier output ``[n]``."""
-        self._counts.add([int(token) for token in tokens])
+        self._counts.add(arguments.row_integers("tokens", tokens))
 
     def propose(self, context: Context, k: int) -> Proposal:
         """Up to `k` tokens, as far as the table knows what follows."""
@@ -128,6 +127,7 @@ class NGramTable:
 
     def save(self, place: str | Path) -> None:
         """Writes the table, with all texts so far, as JSON."""
+        place = arguments.path("place", place)
         self._counts.close()
         counts = self._counts
         rows = [[list(key), list(own.items())] for key, own in counts.followers.items()]
@@ -138,17 +138,20 @@ class NGramTable:
             "max_entries": counts.limit,
             "followers": rows,
         }
-        Path(place).write_text(json.dumps(content), encoding="utf-8")
+        place.write_text(json.dumps(content), encoding="utf-8")
 
     @classmethod
     def load(cls, place: str | Path, learning: bool = True) -> NGramTable:
         """The table that `save` wrote.
 
         Raises:
+            TypeError: no path.
             ValueError: the file is none of those.
         """
+        place = arguments.path("place", place)
+        arguments.flag("learning", learning)
         try:
-            content = json.loads(Path(place).read_text(encoding="utf-8"))
+            content = json.loads(place.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 raise ValueError(f"format {content['format']}")
             made = cls(content["max_ngram"], content["min_ngram"], content["max_entries"], learning)
@@ -156,7 +159,7 @@ class NGramTable:
                 tuple(map(int, key)): {int(token): int(count) for token, count in own}
                 for key, own in content["followers"]
             }
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(
                 f"place: expected a file that NGramTable.save wrote, given {str(place)!r}: {error}"
             ) from error

@@ -7,7 +7,10 @@ summaries, quotations).
 
 from __future__ import annotations
 
+from .. import arguments
 from .base import Context, Proposal
+
+LONGEST = 1024  # n-gram: every token of a text is indexed under one of each length
 
 
 class PromptLookup:
@@ -18,15 +21,12 @@ class PromptLookup:
     rollback, so that a proposal costs a few dictionary look-ups whatever the length of the context.
 
     Raises:
-        ValueError: not 1 <= min_ngram <= max_ngram.
+        TypeError, ValueError: not 1 <= min_ngram <= max_ngram <= 1024.
     """
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
-        if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(
-                f"expected 1 <= min_ngram <= max_ngram, given min_ngram={min_ngram}, "
-                f"max_ngram={max_ngram}"
-            )
+        max_ngram = arguments.integer("max_ngram", max_ngram, LONGEST, 1)
+        min_ngram = arguments.integer("min_ngram", min_ngram, max_ngram, 1)
         self.name = "prompt lookup"
         self.num_forward_passes = 0
         self._sizes = range(max_ngram, min_ngram - 1, -1)

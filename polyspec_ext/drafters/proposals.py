@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..arguments import require_ids
+from ..errors import add_note
 from ..levels.base import Counts, PromptBatch
 from ..tensors import on_device
 from ..validate import INT_DTYPES, LOGITS_DTYPES, kind_of
@@ -129,7 +130,12 @@ class ProposalDrafter:
             )
             context.request = inputs.requests[b]
             before = len(context.tokens)
-            proposal = self._drafters[b].propose(context, length)
+            try:
+                proposal = self._drafters[b].propose(context, length)
+            except Exception as error:
+                kind = type(self._drafters[b]).__name__
+                add_note(error, f"in propose of the drafter {self.name} ({kind})")
+                raise
             if len(context.tokens) != before:
                 raise ValueError(
                     f"{self.name}: expected propose to leave context.tokens as they are, {before} "
@@ -162,7 +168,9 @@ class ProposalDrafter:
         width = max(1, *(len(own.tokens) for own in given))
         vocab_size = min(self.vocab_size, inputs.vocab_size)
         sampled = inputs.wants_rows and any(own.tokens and own.logits is not None for own in given)
-        tree = any(own.parents for own in given)
+        # By what the drafter may propose and not by what it does: a row's chain is verified by the
+        # same rule alone as beside another row's tree (contract C3).
+        tree = self._trees
         parents = drawn = None
         if tree:
             above = [
@@ -208,9 +216,8 @@ class Proposed(NamedTuple):
 def _rows(proposals: Sequence[Proposed], width: int, vocab_size: int, tree: bool) -> RowBuffer:
     """The rows of logits that the tokens were drawn from, side by side; of a chain that is
     deterministic among chains they are one-hot."""
-    if len(proposals) == 1:
-        one = proposals[0]
-        assert one.logits is not None
+    one = proposals[0]
+    if len(proposals) == 1 and one.logits is not None and one.logits.shape[1] == width + tree:
         logits = one.logits if one.logits.stride(2) == 1 else one.logits.contiguous()
         return RowBuffer(logits, one.statistics)
     given = [own for own in proposals if own.logits is not None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .. import arguments
 from .base import Context, Proposal
 
 _CAP = 32  # suffixes whose latest place is kept up to date with each token, the longest first
@@ -126,12 +127,11 @@ class SuffixMatch:
         min_length: of the suffix, in tokens: nothing is proposed behind a shorter one.
 
     Raises:
-        ValueError: min_length < 1.
+        TypeError, ValueError: min_length < 1.
     """
 
     def __init__(self, min_length: int = 1) -> None:
-        if min_length < 1:
-            raise ValueError(f"min_length: expected >= 1, given {min_length}")
+        min_length = arguments.integer("min_length", min_length, arguments.SIZE_MAX, 1)
         self.name = "suffix match"
         self.num_forward_passes = 0
         self.min_length = min_length

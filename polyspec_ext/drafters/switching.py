@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from .. import arguments
 from ..levels.base import Counts, PromptBatch, input_vocab_size
 from ..tensors import known_ids
+from ..validate import LEVEL_MAX
 from .base import (
     BatchedDrafter,
     DraftBlock,
@@ -30,8 +32,8 @@ class SwitchingDrafter:
     (`policies.DrafterChoice`).
 
     Args:
-        members: drafters that need no hidden states: `DraftModel`, `PromptLookup`, a `Drafter` of
-            one's own.
+        members: drafters of chains of tokens that need no hidden states: `DraftModel`,
+            `PromptLookup`, a `Drafter` of one's own.
         level: its number in the chain, n; for members of the last two kinds.
         vocab_size: ids of the level above are below it; for the same members. None: the largest of
             the other members'.
@@ -40,9 +42,9 @@ class SwitchingDrafter:
         active: index of the member that drafts next.
 
     Raises:
-        TypeError: a member is no drafter.
-        ValueError: less than two members, one that wants hidden states, two that run one level, or
-            members on several devices; or no vocabulary to go by.
+        TypeError: a member is no drafter, or a number none.
+        ValueError: less than two members, one that wants hidden states or drafts trees, two that
+            run one level, or members on several devices; or no vocabulary to go by.
     """
 
     def __init__(
@@ -52,25 +54,37 @@ class SwitchingDrafter:
         level: int = 2,
         vocab_size: int | None = None,
     ) -> None:
+        given = arguments.entries("members", members)
+        if given is None:
+            raise TypeError(
+                f"members: expected a list of drafters, given {arguments.shown(members)}"
+            )
+        members = given
         if len(members) < 2:
             raise ValueError(f"members: expected at least 2 drafters, given {len(members)}")
+        level = arguments.integer("level", level, LEVEL_MAX, 1)
+        if vocab_size is not None:
+            vocab_size = arguments.integer("vocab_size", vocab_size, arguments.SIZE_MAX, 1)
+        for number, one in enumerate(members):
+            if isinstance(one, type) or not isinstance(one, Drafter | BatchedDrafter):
+                raise TypeError(
+                    f"members[{number}]: expected a drafter, given {arguments.shown(one)}"
+                )
         known = [one.vocab_size for one in members if isinstance(one, BatchedDrafter)]
         if vocab_size is None and not known:
             raise ValueError("vocab_size: expected that of the level above, given None")
         size = vocab_size if vocab_size is not None else max(known)
         self.members: list[BatchedDrafter] = []
-        for number, one in enumerate(members):
+        for one in members:
             if isinstance(one, BatchedDrafter):
                 self.members.append(one)
-            elif isinstance(one, Drafter):
-                self.members.append(ProposalDrafter(one, level, size, size))
             else:
-                raise TypeError(
-                    f"members[{number}]: expected a drafter, given {type(one).__name__}"
-                )
+                self.members.append(ProposalDrafter(one, level, size, size))
         for one in self.members:
             if one.capabilities.hidden_layers:
                 raise ValueError(f"{one.name}: expected a drafter without hidden states")
+            if one.capabilities.trees:
+                raise ValueError(f"{one.name}: expected a drafter of chains, given one of trees")
         used: list[object] = []
         for number, one in enumerate(self.members):
             own = levels_of(one)

@@ -30,6 +30,7 @@ class Target:
 
     def __init__(self, given: HuggingFaceLevel | PreTrainedModel) -> None:
         model: Any = given.model if isinstance(given, HuggingFaceLevel) else given
+        arguments.model("target", model)
         self.level = given if isinstance(given, HuggingFaceLevel) else None
         self.model, self.text = model, model.config.get_text_config(decoder=True)
         self.hidden_size, self.vocab_size = int(self.text.hidden_size), int(self.text.vocab_size)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from .. import arguments
+from ..validate import NODE_MAX
 from .base import TreeSize
 
 # From the tokens [B, n] of some nodes, the states [B, n, H] behind their parents, their depth (1:
@@ -37,6 +39,7 @@ class Nodes(NamedTuple):
     counts: torch.Tensor
 
 
+@runtime_checkable
 class Tree(Protocol):
     """How a tree grows."""
 
@@ -74,8 +77,11 @@ class DynamicTree:
     Its depth is the window of the level above (papers: 6 to 8).
 
     Args:
-        top_k: >= 1.
-        total_tokens: that the level above verifies, the root among them; >= 2.
+        top_k: 1 to 16383.
+        total_tokens: that the level above verifies, the root among them; 2 to 16384.
+
+    Raises:
+        TypeError, ValueError: another number, or none.
     """
 
     top_k: int = 10
@@ -83,9 +89,8 @@ class DynamicTree:
 
     def __post_init__(self) -> None:
         for name, least in (("top_k", 1), ("total_tokens", 2)):
-            given = getattr(self, name)
-            if type(given) is not int or given < least:
-                raise ValueError(f"{name}: expected a number >= {least}, given {given!r}")
+            made = arguments.integer(name, getattr(self, name), NODE_MAX + least - 1, least)
+            object.__setattr__(self, name, made)
 
     def grow(
         self,
@@ -177,31 +182,46 @@ def _rerank(
     )
 
 
+def _paths(paths: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Paths of a tree, by length and then by ranks, each once."""
+    given = arguments.entries("paths", paths)
+    if given is None:
+        raise TypeError(f"paths: expected a list of paths, given {arguments.shown(paths)}")
+    if not 1 <= len(given) <= NODE_MAX:
+        raise ValueError(f"paths: expected 1 to {NODE_MAX} paths, given {len(given) or 'none'}")
+    found = set()
+    for one in given:
+        path = arguments.row_integers("paths", one)
+        if not path or min(path) < 0 or max(path) > arguments.SIZE_MAX:
+            raise ValueError(f"paths: expected ranks >= 0, given {path}")
+        found.add(tuple(path))
+    return sorted(found, key=lambda path: (len(path), path))
+
+
 class StaticTree:
     """A tree of one shape, given by its paths as Medusa's are: ``[[0], [0, 0], [1]]`` has the
     likeliest token, the likeliest behind that, and the second likeliest.
 
     Args:
-        paths: ranks from the root on, >= 0. A path's beginnings must be among them.
+        paths: ranks from the root on, >= 0. A path's beginnings must be among them. At most 16383.
 
     Attributes:
         parents: of the nodes, -1 for the root; by depth, then by path.
         depths: of the nodes, from 1 on.
         ranks: of each node among the tokens behind its parent.
+
+    Raises:
+        TypeError, ValueError: no such paths.
     """
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
-        known = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
+        known = _paths(paths)
         for path in known:
-            if not path or not all(type(rank) is int and rank >= 0 for rank in path):
-                raise ValueError(f"paths: expected ranks >= 0, given {list(path)}")
             if len(path) > 1 and path[:-1] not in known:
                 raise ValueError(
                     f"paths: expected every beginning of a path, given {list(path)} without "
                     f"{list(path[:-1])}"
                 )
-        if not known:
-            raise ValueError("paths: expected at least one, given none")
         index = {path: i for i, path in enumerate(known)}
         self.paths = known
         self.parents = [index.get(path[:-1], -1) for path in known]

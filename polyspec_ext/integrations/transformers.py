@@ -45,11 +45,13 @@ class GenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
             distribution; NaN behind the end of a row.
         stats: of the batch.
         requests: statistics of each row.
+        seeds: of each row, as of `Output`.
     """
 
     logprobs: torch.Tensor | None = None
     stats: Stats | None = None
     requests: list[Stats] | None = None
+    seeds: list[int] | None = None
 
 
 def custom_generate(
@@ -64,7 +66,7 @@ def custom_generate(
     seed: int | Sequence[int] | None = None,
     stop_strings: str | Sequence[str] | None = None,
     tokenizer: Any = None,
-    encoder_input_ids: torch.Tensor | None = None,
+    encoder_input_ids: requests.Tokenized | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateOutput:
     """Generates with `chain`, whose target is `model`, what `model` alone would: the same text
@@ -81,13 +83,12 @@ def custom_generate(
         token_streamer: is given what the `streamer` of `generate` is given: the prompts ``[B, P]``,
             then ``[B]`` tokens a step, then its end.
         seed: keys the draws; one value s for B rows stands for ``ps.row_seeds(s, B)`` as for
-            `Chain.generate`, or one per returned row. None: drawn from torch's global generator, so
-            that ``torch.manual_seed`` makes sampling reproducible.
+            `Chain.generate`, or one per returned row. None: another one each call, as there.
         stop_strings, tokenizer: as of `generate`, which keeps them from a custom loop: without a
             tokenizer, the one beside the target's weights is used.
         encoder_input_ids: of an encoder-decoder model, once more what `generate` was given to
-            encode, ``[1, S]``: it hands on only what the target's encoder made of it, and every
-            other level encodes it with its own.
+            encode, ``[1, S]``, or a mapping with input_ids: it hands on only what the target's
+            encoder made of it, and every other level encodes it with its own.
 
     Processors are applied on every level (`TransformersProcessors`), stopping criteria asked row by
     row after every token. A row ends where its criterion is met, whatever the others do. The
@@ -103,6 +104,13 @@ def custom_generate(
         TypeError, ValueError: something that a chain cannot honour; names it.
         RequestError: a row of logits has no distribution.
     """
+    if token_streamer is not None and not all(
+        callable(getattr(token_streamer, name, None)) for name in ("put", "end")
+    ):
+        raise TypeError(
+            "token_streamer: expected an object with put and end, given "
+            f"{arguments.shown(token_streamer)}"
+        )
     try:
         target = require_chain(chain, model)
         assert chain is not None
@@ -170,9 +178,6 @@ class _Run:
             self.pad = ids if ids is None or isinstance(ids, int) else ids[0]
         if self.pad is None and count > 1 and (eos or self.criteria):
             raise ValueError("pad_token_id: expected an id, as rows may end apart, given None")
-        if seed is None:
-            # Greedy decoding draws nothing, and leaves the generator as it is.
-            seed = 0 if parts.sampling.greedy else int(torch.randint(2**63 - 1, ()))
         new = max(limit - self.width, 1)
         self.ids = input_ids.new_full((count, self.width + new), self.pad or 0)
         self.ids[:, : self.width] = input_ids
@@ -251,6 +256,7 @@ class _Run:
             logprobs=logprobs.to(sequences.device),
             stats=batch.stats,
             requests=[row.stats for row in batch.rows],
+            seeds=batch.seeds,
         )
 
     def _take(self, row: int, tokens: list[int]) -> None:

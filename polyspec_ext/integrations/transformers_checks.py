@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import inputs
 from ..chain import Chain
 from ..kv_cache.factory import name_of
 from ..levels.base import EncodedInput
@@ -97,24 +98,26 @@ def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
             )
 
 
-def take_encoded(
-    encoder_input_ids: torch.Tensor | None, model_kwargs: dict[str, Any]
-) -> EncodedInput:
+def take_encoded(encoder_input_ids: Any, model_kwargs: dict[str, Any]) -> EncodedInput:
     """What `generate` has encoded, taken out of its arguments.
 
     Raises:
-        ValueError: the ids are missing, or are not those of the states.
+        TypeError, ValueError: the ids are missing, none, or not those of the states.
     """
+    name = "encoder_input_ids"
     states = model_kwargs.pop("encoder_outputs")[0]
     mask = model_kwargs.pop("attention_mask", None)
     wanted = list(states.shape[:2])
-    if encoder_input_ids is None or list(encoder_input_ids.shape) != wanted:
-        given = None if encoder_input_ids is None else list(encoder_input_ids.shape)
+    ids, _ = inputs.unwrapped(name, encoder_input_ids)
+    rows = [] if ids is None else inputs.rows_of(name, ids)
+    widths = [len(row) for row in rows]
+    if widths != [wanted[1]] * wanted[0]:
+        given = f"rows of {widths}" if rows else "None"
         raise ValueError(
-            "encoder_input_ids: expected the ids that generate was given to encode, of shape "
-            f"{wanted}, for the other levels' encoders, given {given}"
+            f"{name}: expected the ids that generate was given to encode, of shape {wanted}, for "
+            f"the other levels' encoders, given {given}"
         )
-    return EncodedInput(encoder_input_ids, mask, states)
+    return EncodedInput(torch.tensor(rows), mask, states)
 
 
 def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[int]:

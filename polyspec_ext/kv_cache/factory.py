@@ -17,6 +17,7 @@ import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from .. import arguments
 from .rollback import RollbackCache
 
 if TYPE_CHECKING:
@@ -28,11 +29,10 @@ _STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "h
 
 
 def name_of(model: Any) -> str:
-    """How messages call a model: its id, the folder it was loaded from, or its class."""
+    """How messages call a model: its id, the folder or file it was loaded from, or its class."""
     place = str(getattr(model, "name_or_path", "") or "")
-    return (os.path.basename(os.path.normpath(place)) if os.path.isdir(place) else place) or type(
-        model
-    ).__name__
+    there = os.path.basename(os.path.normpath(place)) if os.path.exists(place) else place
+    return there or type(model).__name__
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
@@ -148,8 +148,17 @@ def factory(
             sequence in a `DynamicCache`.
 
     Raises:
-        ValueError: options that exclude each other or that the model cannot have.
+        TypeError, ValueError: options that are none, that exclude each other or that the model
+            cannot have.
     """
+    arguments.function("new_cache", new_cache, none=True)
+    for option, value in options.items():
+        if option not in _OPTIONS:
+            raise TypeError(
+                f"{option}: expected no such argument of a level, given {arguments.shown(value)}; "
+                f"those of its cache are {', '.join(_OPTIONS)}"
+            )
+        arguments.integer(option, value, arguments.SIZE_MAX, 1)
     if new_cache is not None:
         if streaming is not None or options:
             raise ValueError(f"{name}: expected new_cache or options of the default, given both")
@@ -169,9 +178,7 @@ def factory(
         return {**default, **options, "step": step, "capacity": -(-least // step) * step}
 
     if streaming is not None:
-        window: dict[str, int] = (
-            {"window": streaming} if isinstance(streaming, int) else dict(streaming)
-        )
+        window = _window(streaming)
         return Factory(
             lambda rows, capacity: RollbackCache.streaming(
                 model, rows, **window, **{"device": device_of(model), **options}
@@ -191,6 +198,22 @@ def factory(
     # Without a configuration no layer drops what leaves a sliding window; the model's mask hides it
     # instead.
     return Factory(lambda rows, capacity: DynamicCache(), False)
+
+
+_OPTIONS = ("capacity", "step", "bucket")  # of the default cache
+_WINDOW = ("window", "sinks", "slack")  # of one that streams
+
+
+def _window(streaming: Any) -> dict[str, int]:
+    """The options of a streaming cache."""
+    if not isinstance(streaming, Mapping):
+        return {"window": arguments.integer("streaming", streaming, arguments.SIZE_MAX, 1)}
+    if "window" not in streaming or not set(streaming) <= set(_WINDOW):
+        raise ValueError(
+            f"streaming: expected a window, or a dict with window and, if wanted, sinks and slack, "
+            f"given a dict of {', '.join(map(str, streaming)) or 'nothing'}"
+        )
+    return dict(streaming)
 
 
 _STEP = 256  # tokens per row that a cache grows by

@@ -23,6 +23,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     Attributes:
         window: sliding window of the model's attention, or None. All keys are kept; the mask hides
             the old ones.
+        takes_blocks: rows in step may be written as one block (`RollbackCache.update`).
     """
 
     keys: torch.Tensor
@@ -31,6 +32,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     is_croppable = True
     is_compileable = False
     supports_early_init = False
+    takes_blocks = False
 
     def __init__(self, rows: Rows, index: int, window: int | None = None) -> None:
         super().__init__()
@@ -46,6 +48,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self._hold(self._room(key_states), self._room(value_states))
         self.dtype, self.device = key_states.dtype, key_states.device
         self.on_cpu = self.device.type == "cpu"
+        self.takes_blocks = self.on_cpu and type(self) is RollbackLayer
         self.is_initialized = True
 
     def _hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -124,15 +127,9 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append, and return what attention reads: views ``[B, H, span, Dk]`` and values alike."""
         self._begin(key_states, value_states)
-        rows, keys, values = self.rows, self.keys, self.values
-        if rows.at is not None and self.on_cpu:
-            # Rows in step are one block, and two copies cost less than the operator with lengths.
-            new = key_states.shape[2]
-            keys.narrow(2, rows.at, new).copy_(key_states)
-            values.narrow(2, rows.at, new).copy_(value_states)
-        else:
-            self._append(unit_stride(key_states), unit_stride(value_states))
-        return keys.narrow(2, 0, rows.span), values.narrow(2, 0, rows.span)
+        self._append(unit_stride(key_states), unit_stride(value_states))
+        span = self.rows.span
+        return self.keys.narrow(2, 0, span), self.values.narrow(2, 0, span)
 
     def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
         """Which of the slots that `update` returns each query sees, ``[B, T, N]`` bool.
@@ -158,7 +155,9 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_seq_length(self) -> int:
         """Tokens of the longest row, as far as the host knows, before a pass in progress."""
-        return self.rows.base_bound if self._prepared() else self.rows.bound
+        rows = self.rows
+        prepared = rows.new is not None and self.index not in rows.seen
+        return rows.base_bound if prepared else rows.bound
 
     def get_max_length(self) -> int:
         return -1

@@ -24,6 +24,9 @@ class Rows:
         host: the lengths, where the host knows them; None after counts or lengths came as a tensor.
         at: base of every row, where it is one number that the host knows and all rows take `new`
             tokens.
+        first: the pass reads the first tokens of all rows, of which one takes `new`. Attention then
+            reads as many slots, in whatever multiples it does later: no slot is in front of the
+            tokens, and none behind the longest row, so that causality is all there is to a mask.
         bound: no length is above it; `base_bound`: none of `base` is; `peak`: none has been since
             the last reset.
         limit: no row will be longer before the host knows the lengths again, or None: whatever
@@ -68,6 +71,7 @@ class Rows:
         self.host: list[int] | None = [0] * self.batch
         self._base_host: list[int] = self.host
         self.at: int | None = None
+        self.first = False
         self.bound = self.base_bound = self.peak = 0
         self.limit: int | None = None
         self.span = 0
@@ -102,35 +106,36 @@ class Rows:
     ) -> None:
         """A forward pass of `new` tokens per row begins. Lengths change in place, for graphs."""
         before = self.host
+        # Where all rows begin, if the host knows it and it is one number.
+        even = before is not None and before.count(before[0]) == self.batch
         after: list[int] | None = None
         if counts is None:
             self.counts = None
-            after = None if before is None else [n + new for n in before]
+            if before is not None:
+                after = [before[0] + new] * self.batch if even else [n + new for n in before]
         elif isinstance(counts, torch.Tensor):
             self.counts = counts.to(device=self._lengths.device, dtype=torch.int64)
         else:
-            if len(counts) != self.batch or not all(0 <= count <= new for count in counts):
+            if len(counts) != self.batch or min(counts) < 0 or max(counts) > new:
                 raise ValueError(
                     f"counts: expected {self.batch} numbers in [0, {new}], given {list(counts)}"
                 )
-            even = all(count == new for count in counts)
             self.counts = (
                 None
-                if even
+                if min(counts) == new
                 else torch.tensor(list(counts), dtype=torch.int64).to(
                     self._lengths.device, non_blocking=True
                 )
             )
             if before is not None:
-                after = [n + c for n, c in zip(before, counts, strict=True)]
+                after = list(map(int.__add__, before, counts))
         if self.on_cpu and before is not None and after is not None:
             self._base_host, self._late = before, True
         else:
             lengths = self.lengths  # may make both tensors anew
             self._base.copy_(lengths)
             self._lengths.add_(new if self.counts is None else self.counts.clamp(0, new))
-        even_rows = self.counts is None and before is not None
-        self.at = before[0] if even_rows and before and len(set(before)) == 1 else None
+        self.at = before[0] if even and before is not None and self.counts is None else None
         self.host = after
         self.base_bound = self.bound
         if after is not None:
@@ -140,7 +145,14 @@ class Rows:
         self.peak = max(self.peak, self.base_bound + new)
         if self.bound > self.capacity:
             self.capacity = round_up(self.bound, self.step)
-        self.span = self.span_of(self.bound, bucket)
+        begins = before is not None and not any(before) and self.limit is None
+        self.first = begins and self.bound == new
+        if self.first:
+            self.span = new
+        elif (bucket or self.bucket) == 1:
+            self.span = min(self.bound or 1, self.capacity)
+        else:
+            self.span = self.span_of(self.bound, bucket)
         self.new = new
         self.grow = True
         self.seen.clear()
@@ -161,7 +173,7 @@ class Rows:
             torch.minimum(now, lengths.to(now), out=now).clamp_(min=0)
             self.host = None
         else:
-            given = [int(n) for n in lengths]
+            given = list(map(int, lengths))
             if len(given) != self.batch or min(given, default=0) < 0:
                 raise ValueError(f"lengths: expected {self.batch} numbers >= 0, given {given}")
             if not self._late:
@@ -171,7 +183,7 @@ class Rows:
                 torch.minimum(self._lengths, wanted, out=self._lengths)
             self.bound = min(self.bound, max(given, default=0))
             if self.host is not None:
-                self.host = [min(n, m) for n, m in zip(self.host, given, strict=True)]
+                self.host = list(map(min, self.host, given))
         if self.host is not None:
             self.bound = max(self.host, default=0)
         if bound is not None:

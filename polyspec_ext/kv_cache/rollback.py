@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import Cache
 
+from .. import arguments
 from ..ops import kv as cache_ops
+from ..validate import INT_DTYPES
 from . import masks as cache_masks
 from .layers import RingLayer, RollbackLayer
 from .lengths import Rows, round_up
@@ -75,8 +77,12 @@ class RollbackCache(Cache):  # type: ignore[misc]
             can be rolled back: where the host knows the lengths, more are refused.
 
     Raises:
-        ValueError: the model keeps another state than keys and values by position; names it.
+        TypeError, ValueError: an argument is none of these, or the model keeps another state than
+            keys and values by position; names it.
     """
+
+    # Asked for in every pass, so no properties as in the base class; `_survey` has the values.
+    is_sliding = is_linear = is_dummy = cast(list[bool], None)
 
     def __init__(
         self,
@@ -90,20 +96,30 @@ class RollbackCache(Cache):  # type: ignore[misc]
         bucket: int = 1,
         slack: int | None = None,
     ) -> None:
-        for name, value in (
-            ("batch_size", batch_size),
-            ("capacity", capacity),
-            ("step", step),
-            ("bucket", bucket),
-        ):
-            if value < 1:
-                raise ValueError(f"{name}: expected >= 1, given {value}")
-        if slack is not None and slack < 0:
-            raise ValueError(f"slack: expected None or >= 0, given {slack}")
+        batch_size, capacity, step, bucket = (
+            arguments.integer(name, value, arguments.SIZE_MAX, 1)
+            for name, value in (
+                ("batch_size", batch_size),
+                ("capacity", capacity),
+                ("step", step),
+                ("bucket", bucket),
+            )
+        )
+        if slack is not None:
+            slack = arguments.integer("slack", slack, arguments.SIZE_MAX)
+        if not callable(getattr(config, "get_text_config", None)):
+            raise TypeError(
+                "config: expected the configuration of a model of transformers, given "
+                f"{arguments.shown(config)}"
+            )
+        kind = arguments.dtype("dtype", dtype)
+        if kind is None:
+            raise TypeError("dtype: expected that of the model's activations, given None")
+        device = arguments.place("device", device)
         text = config.get_text_config(decoder=True)
         self.types = _layer_types(text)
-        self.dtype = dtype
-        self.rows = Rows(batch_size, capacity, step, bucket, torch.device(device))
+        self.dtype = kind
+        self.rows = Rows(batch_size, capacity, step, bucket, device)
         window = getattr(text, "sliding_window", None)
         super().__init__(
             layers=[self._layer(i, t, window, slack) for i, t in enumerate(self.types)]
@@ -120,6 +136,7 @@ class RollbackCache(Cache):  # type: ignore[misc]
         Args:
             options: the constructor's.
         """
+        arguments.model("model", model)
         return cls(
             model.config, batch_size, **{"dtype": model.dtype, "device": model.device, **options}
         )
@@ -148,10 +165,12 @@ class RollbackCache(Cache):  # type: ignore[misc]
             ValueError: a number is out of its range; or the model's positions cannot be moved:
                 names the model.
         """
-        if window < 1 or sinks < 0 or slack < 0:
-            raise ValueError(
-                f"window, sinks, slack: expected >= 1, >= 0, >= 0, given {window}, {sinks}, {slack}"
-            )
+        arguments.model("model", model)
+        window = arguments.integer("window", window, arguments.SIZE_MAX, 1)
+        sinks, slack = (
+            arguments.integer(name, value, arguments.SIZE_MAX)
+            for name, value in (("sinks", sinks), ("slack", slack))
+        )
         frequencies = rotary_frequencies(model, type(model).__name__)
         cache = cls.for_model(model, batch_size, **options)
         cache.layers = [
@@ -173,20 +192,9 @@ class RollbackCache(Cache):  # type: ignore[misc]
         rings = [layer for layer in self.layers if type(layer) is RingLayer]
         self._ring: RingLayer | None = min(rings, key=lambda layer: layer.slack, default=None)
         self._longest = [0] * self.rows.batch  # that each row has been
-        self._sliding = [layer.is_sliding for layer in self.layers]
-        self._never = [False] * len(self.layers)
-
-    @property
-    def is_sliding(self) -> list[bool]:
-        return self._sliding
-
-    @property
-    def is_linear(self) -> list[bool]:
-        return self._never
-
-    @property
-    def is_dummy(self) -> list[bool]:
-        return self._never
+        self._grown = 0  # the capacity that all layers have
+        self.is_sliding = [layer.is_sliding for layer in self.layers]
+        self.is_linear = self.is_dummy = [False] * len(self.layers)
 
     def _layer(self, index: int, kind: str, window: int | None, slack: int | None) -> RollbackLayer:
         window = None if kind == _FULL else window
@@ -223,18 +231,36 @@ class RollbackCache(Cache):  # type: ignore[misc]
             tokens, counts: as of `inputs`.
 
         Raises:
-            ValueError: `tokens` is not positive.
+            TypeError, ValueError: `tokens` is not positive, or `counts` are not of these rows.
         """
-        if tokens < 1:
-            raise ValueError(f"tokens: expected >= 1, given {tokens}")
-        self.rows.begin(tokens, counts)
+        if type(tokens) is not int or not 0 < tokens <= arguments.SIZE_MAX:
+            tokens = arguments.integer("tokens", tokens, arguments.SIZE_MAX, 1)
+        self.rows.begin(tokens, None if counts is None else self._of_rows("counts", counts))
         if self._ring is not None and self.rows.host is not None:
             self._longest = list(map(max, self._longest, self.rows.host))
         # Here and not in the layers: a compiled pass need not know the capacity.
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.grow()
+        if self.rows.capacity != self._grown:
+            for layer in self.layers:
+                if layer.is_initialized:
+                    layer.grow()
+            self._grown = self.rows.capacity
         self.rows.grow = False
+
+    def _of_rows(
+        self, name: str, given: Sequence[int] | torch.Tensor
+    ) -> Sequence[int] | torch.Tensor:
+        """One integer of each row: those of a tensor stay where they are."""
+        if type(given) is list and set(map(type, given)) == {int}:  # as nearly always
+            return given
+        if not isinstance(given, torch.Tensor):
+            return arguments.row_integers(name, given)
+        if given.dtype not in INT_DTYPES or given.is_meta:
+            raise TypeError(f"{name}: expected integers, given {arguments.shown(given)}")
+        if given.shape != (self.batch_size,):
+            raise ValueError(
+                f"{name}: expected shape [{self.batch_size}], given {list(given.shape)}"
+            )
+        return given
 
     def inputs(
         self,
@@ -262,16 +288,24 @@ class RollbackCache(Cache):  # type: ignore[misc]
         """
         self.prepare(tokens, counts)
         rows = self.rows
-        if parents is None and rows.at is not None and rows.span == rows.bound <= self._near:
-            return {
-                "attention_mask": self._causal_mask(rows.at, tokens),
-                "position_ids": self._range(rows.at, tokens),
-            }
+        if depth is not None:
+            depth = arguments.integer("depth", depth, low=1)
+        if parents is None and rows.span == rows.bound <= self._near:
+            # Causality hides padding too behind the first tokens of rows of any lengths.
+            base = 0 if rows.first else rows.at
+            if base is not None:
+                places = self._positions
+                if places.shape[1] < base + tokens:
+                    places = torch.arange(max(rows.capacity, base + tokens), device=rows.device)
+                    places = self._positions = places[None]
+                # One new token sees everything.
+                causal = None if tokens == 1 else self._causal_mask(base, tokens)
+                return {"attention_mask": causal, "position_ids": places.narrow(1, base, tokens)}
         tree = None
         if parents is None:
             positions = cache_masks.query_positions(rows.base, rows.counts, tokens)
         else:
-            parents = parents.to(rows.base.device).expand(self.batch_size, tokens)
+            parents = self._tree(parents, tokens).to(rows.base.device)
             tree = cache_masks.ancestors(parents, depth)
             positions = rows.base[:, None] + tree.sum(-1) - 1
             if rows.counts is not None:
@@ -289,19 +323,27 @@ class RollbackCache(Cache):  # type: ignore[misc]
         mask: Any = next(iter(by_type.values())) if len(by_type) == 1 else by_type
         return {"attention_mask": mask, "position_ids": positions}
 
-    def _range(self, start: int, count: int) -> torch.Tensor:
-        if self._positions.shape[1] < start + count:
-            length = max(self.rows.capacity, start + count)
-            self._positions = torch.arange(length, device=self.rows.device)[None]
-        return self._positions.narrow(1, start, count)
+    def _tree(self, parents: torch.Tensor, tokens: int) -> torch.Tensor:
+        """``[B, tokens]`` parents of the tokens of a tree."""
+        shapes = ((tokens,), (self.batch_size, tokens))
+        if not isinstance(parents, torch.Tensor) or parents.dtype not in INT_DTYPES:
+            raise TypeError(
+                f"parents: expected an integer tensor, given {arguments.shown(parents)}"
+            )
+        if tuple(parents.shape) not in shapes:
+            raise ValueError(
+                f"parents: expected shape [{tokens}] or [{self.batch_size}, {tokens}], given "
+                f"{list(parents.shape)}"
+            )
+        return parents.expand(self.batch_size, tokens)
 
     def _causal_mask(self, base: int, tokens: int) -> torch.Tensor | None:
         """A mask for a few new tokens without computing one, and None where that is all right.
 
-        One new token sees everything, and a first pass is causal by itself. On the CPU, masks of
-        small passes are cut out of one strip; elsewhere attention kernels want them aligned.
+        A first pass is causal by itself. On the CPU, masks of small passes are cut out of one
+        strip; elsewhere attention kernels want them aligned.
         """
-        if tokens == 1 or base == 0 or tokens > _STRIP or not self.rows.on_cpu:
+        if base == 0 or tokens > _STRIP or not self.rows.on_cpu:
             return None
         strip = self._strip
         if strip is None or strip.shape[1] < base + _STRIP:
@@ -317,10 +359,20 @@ class RollbackCache(Cache):  # type: ignore[misc]
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        kept: tuple[torch.Tensor, torch.Tensor] = self.layers[layer_idx].update(
-            key_states, value_states
-        )
-        return kept
+        rows, layer, at = self.rows, self.layers[layer_idx], self.rows.at
+        batch, _, new, _ = key_states.shape
+        as_prepared = not rows.grow and layer_idx not in rows.seen
+        if not (as_prepared and layer.takes_blocks and (batch, new) == (rows.batch, rows.new)):
+            at = None
+        if at is None:
+            kept: tuple[torch.Tensor, torch.Tensor] = layer.update(key_states, value_states)
+            return kept
+        # Rows in step are one block, and two copies cost less than the operator with lengths.
+        rows.seen.add(layer_idx)
+        keys, values, span = layer.keys, layer.values, rows.span
+        keys.narrow(2, at, new).copy_(key_states)
+        values.narrow(2, at, new).copy_(value_states)
+        return keys.narrow(2, 0, span), values.narrow(2, 0, span)
 
     def rollback(self, lengths: Sequence[int] | torch.Tensor, *, bound: int | None = None) -> None:
         """Keep the first ``lengths[b]`` tokens of row b, never more than it has. Moves no bytes.
@@ -332,8 +384,12 @@ class RollbackCache(Cache):  # type: ignore[misc]
                 needs.
 
         Raises:
-            ValueError: keys that are needed then have been displaced (`slack`).
+            TypeError, ValueError: no such lengths, or keys that are needed then have been
+                displaced (`slack`).
         """
+        lengths = self._of_rows("lengths", lengths)
+        if bound is not None:
+            bound = arguments.integer("bound", bound)
         if self._ring is not None and not isinstance(lengths, torch.Tensor):
             self._require_kept(self._ring, list(lengths))
         self.rows.cut(lengths, bound)
@@ -498,10 +554,13 @@ class RollbackCache(Cache):  # type: ignore[misc]
             )
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.get_seq_length(layer_idx)
+        return int(self.layers[layer_idx].get_seq_length())
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        sizes: tuple[int, int] = self.layers[layer_idx].get_mask_sizes(query_length)
+        rows, layer = self.rows, self.layers[layer_idx]
+        if layer.takes_blocks and rows.new is not None and layer_idx not in rows.seen:
+            return rows.span, 0  # as the layer says
+        sizes: tuple[int, int] = layer.get_mask_sizes(query_length)
         return sizes
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -15,7 +15,8 @@ from .base import (
 )
 from .encoder_decoder import EncoderDecoderLevel
 from .hugging_face import HuggingFaceLevel
-from .loader import Level, as_level, found, load
+from .loader import Level, as_level, load
+from .sources import found, tokenizer_at
 
 __all__ = [
     "BatchedLevel",
@@ -33,4 +34,5 @@ __all__ = [
     "device_of",
     "found",
     "load",
+    "tokenizer_at",
 ]

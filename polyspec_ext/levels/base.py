@@ -255,11 +255,22 @@ class DeviceLengths(Protocol):
         ...
 
 
-_ON_DEVICE = ("forward_block", "reach", "passed")  # methods of a level
+class _Methods(NamedTuple):
+    """What takes prompts and blocks as the engine gives them, and `DeviceLengths`, by name."""
+
+    prefill: str
+    forward: str
+    reserve_span: str
+    note_lengths: str
+
+
+_OF_LEVEL = _Methods("prefill_batch", "forward_block", "reach", "passed")
+_OF_BATCHED = _Methods(*_Methods._fields)
 
 
 class LevelAdapter:
-    """A `Level` as the engine calls it, and what it returns checked: it may be a user's own.
+    """A `Level` or a `BatchedLevel` as the engine calls it, and what it returns checked: it may be
+    a user's own.
 
     What the four methods of `Level` do not say, a level takes as the engine gives it: prompts and
     blocks with more than tokens by `prefill_batch` and `forward_block`, which are as `prefill` and
@@ -268,7 +279,7 @@ class LevelAdapter:
     prompts need `PromptBatch.encoded`.
 
     Args:
-        level: of one sequence, or of batches.
+        level: of one sequence, or of batches; or one that satisfies `BatchedLevel` itself.
         name: for messages.
 
     Raises:
@@ -282,9 +293,14 @@ class LevelAdapter:
         self.max_length: int | None = getattr(level, "max_length", None)
         self.device = device_of(level)
         self.vocab_size = self.input_vocab_size = int(level.vocab_size)
+        self._batched = isinstance(level, BatchedLevel)
+        self._methods = _OF_BATCHED if self._batched else _OF_LEVEL
 
     @property
     def capabilities(self) -> LevelCapabilities:
+        if self._batched:
+            own: LevelCapabilities = self.level.capabilities
+            return own
         return LevelCapabilities(
             batches=bool(getattr(self.level, "supports_batches", False)),
             device_lengths=bool(getattr(self.level, "stays", False)),
@@ -293,7 +309,7 @@ class LevelAdapter:
             hidden_size=getattr(self.level, "hidden_size", None),
             num_layers=getattr(self.level, "num_layers", None),
             trees=bool(getattr(self.level, "supports_trees", False)),
-            keeps_lengths=all(hasattr(self.level, name) for name in _ON_DEVICE),
+            keeps_lengths=all(hasattr(self.level, name) for name in _OF_LEVEL[1:]),
         )
 
     @property
@@ -301,17 +317,20 @@ class LevelAdapter:
         """Why the level takes no batches."""
         reason = getattr(self.level, "one_at_a_time", None)
         kind = type(self.level).__name__
-        return reason or f"{kind} has no `supports_batches` and serves one at a time"
+        lacks = "capabilities without `batches`" if self._batched else "no `supports_batches`"
+        return reason or f"{kind} has {lacks} and serves one at a time"
 
     @property
     def no_trees(self) -> str:
         """Why the level reads no trees."""
         reason = getattr(self.level, "no_trees", None)
-        return reason or f"{type(self.level).__name__} has no `supports_trees`"
+        lacks = "capabilities without `trees`" if self._batched else "no `supports_trees`"
+        return reason or f"{type(self.level).__name__} has {lacks}"
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        if prompts.hidden_layers or getattr(self.level, "reads_encoder_input", False):
-            hidden: Hidden | None = self.level.prefill_batch(prompts)
+        more = prompts.hidden_layers or getattr(self.level, "reads_encoder_input", False)
+        if self._batched or more:
+            hidden: Hidden | None = getattr(self.level, self._methods.prefill)(prompts)
             self._require_hidden(hidden, prompts.hidden_layers, prompts.tokens)
             return hidden
         reserve = getattr(self.level, "reserve", None)
@@ -325,10 +344,15 @@ class LevelAdapter:
 
     def forward(self, block: InputBlock) -> LevelOutput:
         tokens, keep, counts, first = block.tokens, block.keep, block.counts, block.first
-        more = block.hidden_layers or block.parents is not None
+        layers = block.hidden_layers
+        more = self._batched or layers or block.parents is not None
         if more or isinstance(counts, torch.Tensor):
-            out = LevelOutput(*self.level.forward_block(block))
-            self._require_hidden(out.hidden, block.hidden_layers, tokens)
+            out = getattr(self.level, self._methods.forward)(block)
+            if type(out) is not LevelOutput:
+                returned.require_output(self.name, out)
+                out = LevelOutput(*out)
+            if layers:
+                returned.require_hidden(self.name, out.hidden, layers, tokens.shape)
         elif counts is None and first is None:
             out = LevelOutput(self.level.forward(tokens, keep))
         else:
@@ -346,7 +370,9 @@ class LevelAdapter:
             returned.require_hidden(self.name, hidden, layers, tokens.shape)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        if min(counts) == tokens.shape[1]:
+        if self._batched:
+            returned.call(self.name, self.level, "read", tokens, counts)
+        elif min(counts) == tokens.shape[1]:
             self.forward(InputBlock(tokens, 1))
         else:
             last = [max(count - 1, 0) for count in counts]
@@ -354,7 +380,8 @@ class LevelAdapter:
 
     def rollback(self, lengths: Counts) -> Counts:
         given = lengths if isinstance(lengths, torch.Tensor) else list(lengths)
-        return self._kept(self.level.rollback(given), lengths)
+        kept = self.level.rollback(given)
+        return lengths if kept is None else self._kept(kept, lengths)
 
     def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
         return self._kept(self.level.keep_path(begin, path, lengths), lengths)
@@ -368,8 +395,8 @@ class LevelAdapter:
         returned.call(self.name, self.level, "select", rows)
 
     def reserve_span(self, tokens: int) -> Hashable | None:
-        span: Hashable | None = self.level.reach(tokens)
+        span: Hashable | None = getattr(self.level, self._methods.reserve_span)(tokens)
         return span
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        self.level.passed(lengths)
+        getattr(self.level, self._methods.note_lengths)(lengths)

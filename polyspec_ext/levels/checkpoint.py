@@ -10,6 +10,7 @@ from .. import arguments
 from ..kv_cache import factory as caches
 from ..validate import LOGITS_DTYPES
 from .describe import level_line
+from .sources import tokenizer_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -68,12 +69,11 @@ class ModelLevel:
         place = getattr(self.model, "name_or_path", "")
         if not place:
             return None
-        from transformers import AutoTokenizer
-
         try:
-            return AutoTokenizer.from_pretrained(place, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError):
+            found: PreTrainedTokenizerBase = tokenizer_at(place, local=True)
+        except ValueError:
             return None
+        return found
 
 
 def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> None:

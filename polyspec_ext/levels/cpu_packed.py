@@ -12,20 +12,23 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
 from ..ops import dense
 from . import huge_pages
-from .grouped_attention import use_grouped
+from .grouped_attention import use_grouped, watched
+from .quantized import Int4Linear
 from .replacement import is_plain, replaced
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
 # How far logits of the packed model may be from the model's, relative to the largest.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+# Of 4-bit copies, which round activations to 8 bits: the last bit of one may move it by 1 / 254.
+_TOLERANCE_QUANTISED = 0.1
 
 # Just below the largest block by which glibc's threshold moves.
 _LARGEST_KEPT = (32 << 20) - (64 << 10)
@@ -117,7 +120,7 @@ def pack_linear(layers: Sequence[nn.Linear]) -> PackedLinear:
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether `packed` would find a linear layer to pack."""
+    """Whether there is a linear layer to pack."""
     return any(_packable(module) for module in model.modules())
 
 
@@ -147,24 +150,37 @@ def keep_freed_memory() -> None:
     torch.empty(_LARGEST_KEPT, dtype=torch.uint8)
 
 
-def packed(model: _Model, name: str) -> _Model:
+class Runs(NamedTuple):
+    """What a level's passes run in place of its model.
+
+    Attributes:
+        varies: the parts of a pass that may give a token other bits when other tokens stand beside
+            it: "attention", "products", "head". None: nobody has looked.
+    """
+
+    model: Any
+    varies: tuple[str, ...] | None
+
+
+def packed(model: nn.Module, name: str) -> Runs:
     """`model` with packed linear layers (`pack_layers`), and grouped attention in place of sdpa.
-    The process keeps freed memory from then on (`keep_freed_memory`).
+    Layers of 4-bit weights are packed as they are. The process keeps freed memory from then on
+    (`keep_freed_memory`).
 
     Raises:
-        ValueError: nothing can be packed, modules have replaced forwards (as device maps give
+        ValueError: nothing is or can be packed, modules have replaced forwards (as device maps give
         them), or the copy's logits are not the model's; the message names the level.
     """
-    if not can_pack(model):
+    if not can_pack(model) and not _quantised(model):
         raise ValueError(
             f"{name}: expected linear layers on the CPU, in a dtype that oneDNN multiplies here, "
             f"to pack, given {type(model).__name__} without any"
         )
-    others = [path for path, module in model.named_modules() if "forward" in module.__dict__]
-    if others:
+    other = _other_forward(model)
+    if other is not None:
         raise ValueError(
             f"{name}: expected modules with their class's forward to pack, given another one at "
-            f"{others[0] or 'the top'}"
+            f"{other}"
         )
     keep_freed_memory()
     # A model may use its projections in a way that wants each one's own memory.
@@ -172,17 +188,76 @@ def packed(model: _Model, name: str) -> _Model:
         made = pack_layers(model, merge)
         use_grouped(made)
         try:
-            difference = _difference(model, made)
+            difference, attends = _difference(model, made)
         except RuntimeError:
             if merge:
                 continue
             raise
-        if difference <= _TOLERANCE.get(next(model.parameters()).dtype, 1e-4):
-            return made
+        if difference <= _tolerance(model):
+            return Runs(made, varying(made, attends))
     raise ValueError(
         f"{name}: expected the packed model's logits to be the model's, given a relative "
         f"difference of {difference:.1e}; use it unpacked"
     )
+
+
+def unpacked(model: nn.Module) -> Runs:
+    """`model` itself; grouped attention in place of sdpa where it is a 4-bit copy on the CPU, whose
+    products give a token the same bits whatever stands beside it."""
+    if not _quantised(model):
+        return Runs(model, None)
+    if _other_forward(model) is None:
+        made = replaced(model, lambda _: False, pack_linear)
+        use_grouped(made)
+        difference, attends = _difference(model, made)
+        if difference <= _tolerance(model):
+            return Runs(made, varying(made, attends))
+    return Runs(model, varying(model, False))
+
+
+def varying(model: Any, attends: bool) -> tuple[str, ...]:
+    """See `Runs`.
+
+    Args:
+        attends: attention gives a token the same bits.
+    """
+    head = model.get_output_embeddings()
+    products = any(
+        module is not head and _multiplies_by_block(module) for module in model.modules()
+    )
+    found = {
+        "attention": not attends,
+        "products": products,
+        "head": head is not None and _multiplies_by_block(head),
+    }
+    return tuple(part for part, varies in found.items() if varies)
+
+
+def _multiplies_by_block(module: nn.Module) -> bool:
+    """Whether it has a matrix that others than this package multiply with. (Packed ones are vectors
+    of bytes, and masks are bool.)"""
+    if isinstance(module, OneDnnLinear):
+        return True
+    own = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
+    matrices = (tensor for tensor in own if tensor.dim() > 1 and tensor.dtype != torch.bool)
+    return not isinstance(module, nn.Embedding) and any(True for _ in matrices)
+
+
+def _quantised(model: nn.Module) -> bool:
+    return any(isinstance(module, Int4Linear) for module in model.modules())
+
+
+def _other_forward(model: nn.Module) -> str | None:
+    """A module whose forward is not its class's; None: there is none."""
+    named = model.named_modules()
+    return next((path or "the top" for path, module in named if "forward" in module.__dict__), None)
+
+
+def _tolerance(model: nn.Module) -> float:
+    """How far the logits of what runs may be from those of `model`, relative to the largest."""
+    if _quantised(model):
+        return _TOLERANCE_QUANTISED
+    return _TOLERANCE.get(next(model.parameters()).dtype, 1e-4)
 
 
 def _multiplies(dtype: torch.dtype) -> bool:
@@ -211,13 +286,16 @@ def _packable(module: nn.Module) -> bool:
 
 
 @torch.inference_mode()
-def _difference(model: Any, made: Any) -> float:
-    """Of the logits behind a few tokens, some hidden, relative to the largest."""
+def _difference(model: Any, made: Any) -> tuple[float, bool]:
+    """Of the logits behind a few tokens, some hidden, relative to the largest; and whether all of
+    `made`'s attention went through the operator."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
     inputs = {"input_ids": torch.arange(6).view(2, 3) % vocab_size, "attention_mask": mask}
-    wanted, given = (
-        m(**inputs, use_cache=False, return_dict=True).logits[:, 1:].float() for m in (model, made)
-    )
+    inputs |= {"use_cache": False, "return_dict": True}
+    wanted = model(**inputs).logits[:, 1:].float()
+    with watched() as calls:
+        given = made(**inputs).logits[:, 1:].float()
     scale = wanted.abs().amax().clamp_min(1e-30)
-    return float(((given - wanted).abs().amax() / scale).nan_to_num(nan=torch.inf))
+    difference = float(((given - wanted).abs().amax() / scale).nan_to_num(nan=torch.inf))
+    return difference, bool(calls) and all(calls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,9 +22,38 @@ def level_line(level: Any) -> str:
     count = _rounded(sum(weight.numel() for weight in weights))
     words = (("packed", "pack"), ("compiled", "compile"))
     how = [word for word, name in words if getattr(level, name, False) is True]
+    varies = getattr(level, "varies", None)
+    how += [] if varies is None else [_invariance(varies)]
     choice = getattr(level, "choice", None)
     how += [] if choice is None else [f"chosen {choice}"]
     return ", ".join(part for part in (f"{count} parameters", kinds, devices, *how) if part)
+
+
+def num_parameters(level: Any) -> int | None:
+    """Of a level's model; None where that cannot be told: no model of torch's, or quantised
+    layers."""
+    model: Any = getattr(level, "model", None)
+    if not isinstance(model, torch.nn.Module) or has_quantised_layers(model):
+        return None
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def has_quantised_layers(model: torch.nn.Module) -> bool:
+    """Whether a linear layer has no plain weights, whoever has quantised it."""
+    for module in model.modules():
+        inputs, outputs = (getattr(module, f"{end}_features", None) for end in ("in", "out"))
+        if isinstance(inputs, int) and isinstance(outputs, int):
+            weight = getattr(module, "weight", None)
+            if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
+                return True
+            if weight.numel() != inputs * outputs:
+                return True
+    return False
+
+
+def _invariance(varies: Sequence[str]) -> str:
+    """Whether a token's logits are the same bits whatever stands beside it, or what they lack."""
+    return "block-invariant" + (f" but for {' and '.join(varies)}" if varies else "")
 
 
 def _rounded(count: int) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import arguments
 from ..kv_cache import factory as caches
 from .base import EncodedInput, Hidden, PromptBatch
 from .checkpoint import ModelLevel
@@ -55,6 +56,7 @@ class EncoderDecoderLevel(ModelLevel):
     no_trees = "an encoder-decoder model places tokens by their slot in the cache"
 
     def __init__(self, model: PreTrainedModel, *, name: str | None = None) -> None:
+        arguments.label("name", name)
         name = name or caches.name_of(model)
         if not is_encoder_decoder(model):
             raise TypeError(

@@ -1,17 +1,22 @@
 """Attention on the CPU that reads grouped keys and values as they lie.
 
-A few tokens are what torch's attention kernel is slowest at: it works in blocks of far more
-queries, and where there is a mask transformers first copies every key and value head once per
-query head of its group. They go through the operator of `ops.attention`.
+Where there is a mask transformers first copies every key and value head once per query head of its
+group, and torch's kernel rounds by how many queries there are. Here all goes through the operator
+of `ops.attention`, which gives a token the same bits whatever stands beside it: alone, in a
+verification, in a batch and in its prompt.
 
-It comes with packed weights (`cpu_packed`) alone: modules find their attention by their
-configuration, and only there are the modules a copy of the level's own. A model that is run as it
-was given keeps the attention that its owner chose, whose rounding is part of its distribution.
+It comes with products that do so too, packed ones and those of 4-bit copies, alone: modules find
+their attention by their configuration, and only there are the modules a copy of the level's own. A
+model that is run as it was given keeps the attention that its owner chose, whose rounding is part
+of its distribution.
 """
 
 from __future__ import annotations
 
 import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,14 +25,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..kv_cache import masks as cache_masks
 from ..ops import attention as cache_attention
 
 NAME = "polyspec_grouped"
-# Tokens of a row; a compiled pass (`compiled.LONGEST`) must not branch on their number.
-_FEW = 32
 # Arguments that mean more than a mask; none of them comes with the models this is used for so far.
 _MORE = ("position_bias", "cache", "s_aux", "softcap", "head_mask")
+# By thread: for each of its calls since, whether the operator took it.
+_watched: dict[int, list[bool]] = {}
 
 
 def grouped_attention(
@@ -43,24 +47,43 @@ def grouped_attention(
     """transformers' sdpa attention: ``[B, Hq, T, D]`` queries over ``[B, Hkv, N, D]`` keys to
     ``[B, T, Hq, D]``."""
     tokens = query.shape[2]
-    # Several tokens without a mask see what lies before each of them.
-    causal = attention_mask is None and tokens > 1
-    if causal and tokens == key.shape[2] <= _FEW and _is_causal(module, arguments):
-        # The first of a text: with the bits that they have in a batch, or one by one.
-        strip = cache_masks.causal_strip(tokens, 0, query.dtype)
-        attention_mask, causal = cache_masks.cut_strip(strip, 0, tokens), False
-    if causal or any(arguments.get(name) is not None for name in _MORE):
+    causal = attention_mask is None and tokens > 1 and _is_causal(module, arguments)
+    # (Several tokens without a mask are the first of a text. Others would see what they saw in
+    # transformers: as many keys.)
+    other = causal and tokens != key.shape[2]
+    if other or any(arguments.get(name) is not None for name in _MORE):
+        _note(False)
         plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **arguments
         )
         return plain
-    if tokens <= _FEW and cache_attention.takes(query, key, value, attention_mask):
+    own = cache_attention.takes(query, key, value, attention_mask)
+    _note(own)
+    if own:
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        return cache_attention.attention(query, key, value, attention_mask, scale), None
+        made = cache_attention.attention(query, key, value, attention_mask, scale, causal)
+        return made, None
     out = nn.functional.scaled_dot_product_attention(
-        query, key, value, attention_mask, dropout, scale=scaling, enable_gqa=True
+        query, key, value, attention_mask, dropout, causal, scale=scaling, enable_gqa=True
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _note(taken: bool) -> None:
+    if _watched and not torch.compiler.is_compiling():
+        _watched.get(threading.get_ident(), []).append(taken)
+
+
+@contextmanager
+def watched() -> Iterator[list[bool]]:
+    """Meanwhile the list gets, for each call of `grouped_attention` on this thread, whether the
+    operator takes it, so that a token's result is its own."""
+    thread = threading.get_ident()
+    _watched[thread] = []
+    try:
+        yield _watched[thread]
+    finally:
+        del _watched[thread]
 
 
 def _is_causal(module: nn.Module, arguments: dict[str, Any]) -> bool:
@@ -69,8 +92,17 @@ def _is_causal(module: nn.Module, arguments: dict[str, Any]) -> bool:
     return bool(getattr(module, "is_causal", True) if given is None else given)
 
 
+def _additive_mask(*form: Any, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    """transformers' mask for sdpa, and None where that is, in the form that the operator takes."""
+    visible = sdpa_mask(*form, **options)
+    if visible is None:
+        return None
+    shown = torch.zeros((), dtype=dtype, device=visible.device)
+    return torch.where(visible, shown, torch.finfo(dtype).min)
+
+
 AttentionInterface.register(NAME, grouped_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, _additive_mask)
 
 
 def use_grouped(made: nn.Module) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import arguments
 from ..kv_cache import RollbackCache
 from ..kv_cache import factory as caches
 from ..kv_cache.layers import RingLayer
@@ -18,7 +19,7 @@ from ..tensors import Place
 from . import compiled
 from .base import Counts, Hidden, InputBlock, LevelOutput, PromptBatch
 from .checkpoint import ModelLevel
-from .cpu_packed import packed
+from .cpu_packed import packed, unpacked
 from .head import gather, gathering
 from .hidden import HiddenStates
 from .prefill import read_prompts, takes_rows
@@ -72,8 +73,9 @@ class HuggingFaceLevel(ModelLevel):
             differently.
         compile: decode one row through `torch.compile` (`levels.compiled`). The first pass, and the
             first that gives hidden states of other layers than the last, take seconds to minutes,
-            no later one does; logits may round differently. Batches, prompts and rounds that a CUDA
-            device does alone are read as without it.
+            no later one does; logits may round differently. Batches and prompts are read as without
+            it, and so are rounds without host synchronisation, as a CUDA device does them: a chain
+            warns of that.
         cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
 
     Attributes:
@@ -82,11 +84,14 @@ class HuggingFaceLevel(ModelLevel):
         one_at_a_time: why it does not, or None.
         no_trees: why it reads no trees of tokens, or None.
         pack, compile: as given.
+        varies: the parts of a pass ("attention", "products", "head") that may give a token other
+            bits when other tokens stand beside it. Empty: its logits are the same bits alone, in a
+            verification and in a batch. None of a model that runs as it was given: nobody says.
         choice: where the data type, packing and compilation were chosen by timing: what was
             measured (`planning.Choice`); else None.
 
     Raises:
-        TypeError: not a causal language model.
+        TypeError: not a causal language model, or an argument is none of the above.
         ValueError: in training mode, the cache cannot roll back (contract C7), weights on the meta
             device, logits of a type or on a device that the operators do not read, or a few short
             passes (`levels.probe`) show that the model's logits behind a cache are not those of one
@@ -106,6 +111,13 @@ class HuggingFaceLevel(ModelLevel):
         compile: bool = False,
         **cache_options: Any,
     ) -> None:
+        arguments.model("model", model)
+        arguments.label("name", name)
+        prefill_chunk = arguments.integer("prefill_chunk", prefill_chunk, arguments.SIZE_MAX, 1)
+        arguments.flag("pack", pack)
+        arguments.flag("compile", compile)
+        if shares_cache_with is not None and not isinstance(shares_cache_with, HuggingFaceLevel):
+            arguments.model("shares_cache_with", shares_cache_with)
         name = name or caches.name_of(model)
         self._options = {
             "new_cache": new_cache, "streaming": streaming, "prefill_chunk": prefill_chunk,
@@ -113,12 +125,10 @@ class HuggingFaceLevel(ModelLevel):
         }  # fmt: skip
         caches.require_rollback(model, name)
         super().__init__(model, name)
-        if prefill_chunk < 1:
-            raise ValueError(f"prefill_chunk: expected >= 1, given {prefill_chunk}")
         self.prefill_chunk = prefill_chunk
         text_config = model.config.get_text_config(decoder=True)
         # What the passes run: `model` stays as it is.
-        self._runs = packed(model, self.name) if pack else model
+        self._runs, self.varies = packed(model, self.name) if pack else unpacked(model)
         self._head = self._runs.get_output_embeddings()
         self._states = HiddenStates(self._runs)
         self.hidden_size, self.num_layers = int(text_config.hidden_size), self._states.count
@@ -377,7 +387,7 @@ class HuggingFaceLevel(ModelLevel):
         whole = block.parents is not None or isinstance(block.counts, torch.Tensor)
         if width > self._chunk and not whole:
             return self._long(block)
-        passes = self._compiled_passes(block)
+        passes = self._compiled_passes(block) if self.compile else None
         return self._pass(block) if passes is None else self._compiled_pass(passes, block)
 
     def _inputs(self, block: InputBlock) -> dict[str, Any]:
@@ -385,16 +395,19 @@ class HuggingFaceLevel(ModelLevel):
         tokens, counts = block.tokens, block.counts
         longest = tokens.shape[1]
         arguments = self._arguments
-        if self.supports_batches:
-            tree = {"parents": block.parents, "depth": block.depth}
-            arguments = {**arguments, **self._cache.inputs(longest, counts, **tree)}
+        if self.one_at_a_time is None:
+            parents, depth = block.parents, block.depth
+            given = self._cache.inputs(longest, counts, parents=parents, depth=depth)
+            arguments = {**arguments, **given}
         elif counts is not None and any(count != longest for count in counts):
             raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
         return {**arguments, "input_ids": tokens, "past_key_values": self._cache}
 
     def _pass(self, block: InputBlock) -> LevelOutput:
         """One pass of the model."""
-        arguments, rows = self._inputs(block), _logits_rows(block)
+        arguments, rows = self._inputs(block), None
+        if block.first is not None:
+            rows = _logits_rows(block.first, block.keep, block.tokens.shape[1])
         if self._slices:
             arguments["logits_to_keep"] = block.keep if rows is None else 0
         hidden: dict[int, torch.Tensor] | None = None
@@ -415,7 +428,7 @@ class HuggingFaceLevel(ModelLevel):
         are made."""
         rows, width = block.tokens.shape
         counts, layers = block.counts, block.hidden_layers
-        if not self.compile or rows > 1 or width > compiled.LONGEST:
+        if rows > 1 or width > compiled.LONGEST:
             return None
         if isinstance(counts, torch.Tensor) or (counts is not None and counts[0] != width):
             return None
@@ -428,7 +441,9 @@ class HuggingFaceLevel(ModelLevel):
         return self._compiled[layers]
 
     def _compiled_pass(self, passes: compiled.CompiledPasses, block: InputBlock) -> LevelOutput:
-        layers, rows = block.hidden_layers, _logits_rows(block)
+        layers, rows = block.hidden_layers, None
+        if block.first is not None:
+            rows = _logits_rows(block.first, block.keep, block.tokens.shape[1])
         logits, states = passes(**self._compiled_inputs(block))
         logits = logits[:, -block.keep :] if rows is None else gather(logits, rows)
         return LevelOutput(logits, {layer: states[layer] for layer in layers} or None)
@@ -588,14 +603,11 @@ def _pieces(
         yield start, piece, some
 
 
-def _logits_rows(block: InputBlock) -> torch.Tensor | None:
+def _logits_rows(first: Counts, keep: int, longest: int) -> torch.Tensor | None:
     """``[B, keep]``: which of a pass's tokens each row of logits stands behind; None: the last."""
-    longest, first = block.tokens.shape[1], block.first
-    if first is None:
+    if not isinstance(first, torch.Tensor) and min(first) == max(first) == longest - keep:
         return None
-    if not isinstance(first, torch.Tensor) and all(f == longest - block.keep for f in first):
-        return None
-    return _row_indices(torch.as_tensor(first), block.keep, longest)
+    return _row_indices(torch.as_tensor(first), keep, longest)
 
 
 def _joined(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.Tensor]:

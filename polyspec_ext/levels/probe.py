@@ -5,20 +5,23 @@ their slot and not by their position, take causality from the shape of its keys,
 tokens are read behind a cache. So a level of a Hugging Face model is tried once, when it is made,
 with the calls that a chain makes: a prompt, passes of several tokens, rollbacks, and for batches
 rows of different lengths of which some wait, and a tree. That is at most twelve passes over at most
-two rows of a few tokens, in a cache of their own; on every rank of a sharded model alike.
+two rows of a few tokens, in a cache of their own, and one more of a model with quantised layers; on
+every rank of a sharded model alike.
 
 Not covered: what a model does only behind longer texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ..tensors import padded
 from .base import InputBlock, LevelOutput
+from .describe import has_quantised_layers
 from .prefill import Reader
 
 # How far a row of logits may be from its reference, as a fraction of its own spread: this, or a
@@ -26,6 +29,10 @@ from .prefill import Reader
 # much where activations are quantised by the pass. A wrong mask or position does more.
 _TOLERANCE, _TOLERANCE_HALF = 0.02, 0.1
 _TIMES, _MOST = 4.0, 0.3
+# Quantised layers may round activations to 8 bits, where a difference in the last bit of a float
+# moves a value by a whole step. Few passes see that, so embeddings are moved by this part of
+# themselves, in so many rows: enough for some values to take such a step, and nothing to a float.
+_NUDGE, _NUDGED = 1e-4, 4
 # Logits so far below the largest do not matter, and those of masked ids are not finite.
 _REACH = 60.0
 
@@ -176,12 +183,35 @@ class Probe:
             level.model(input_ids=rows, use_cache=False, return_dict=True).logits[0]
             for rows in (ids[:1], ids)
         )
-        rounding = max(map(relative_difference, beside, whole))
+        rounding = _TIMES * max(map(relative_difference, beside, whole))
+        if has_quantised_layers(level.model):
+            with _nudged(level.model):
+                rows = ids[:1].expand(_NUDGED, -1)
+                moved = level.model(input_ids=rows, use_cache=False, return_dict=True).logits
+            rounding = max(
+                rounding, *(float(max(map(relative_difference, own, whole))) for own in moved)
+            )
         self._reference = whole
-        self._tolerance = max(tolerance(whole.dtype), min(_TIMES * rounding, _MOST))
+        self._tolerance = max(tolerance(whole.dtype), min(rounding, _MOST))
 
     def _padded(self, rows: Sequence[list[int]]) -> torch.Tensor:
         return padded(rows, self._level.device)[0]
+
+
+@contextmanager
+def _nudged(model: Any) -> Iterator[None]:
+    """Meanwhile the embeddings of every row are a little off, each in its own way."""
+
+    def nudge(module: object, given: object, states: torch.Tensor) -> torch.Tensor:
+        size = max(_NUDGE, torch.finfo(states.dtype).eps)
+        waves = torch.arange(states.numel(), device=states.device).sin().view_as(states)
+        return (states * (1 + size * waves)).to(states.dtype)
+
+    hook = model.get_input_embeddings().register_forward_hook(nudge)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def failure(differ: Callable[[], tuple[float, float]]) -> str | None:

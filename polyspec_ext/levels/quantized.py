@@ -6,7 +6,7 @@ inputs (polyspec/int4.hpp).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from ..ops import int4
 from . import huge_pages
 from .replacement import Part, is_plain, replaced
 
-_TILES = 8  # of inputs, in the layout of torch's CUDA operator
-_SAMPLE = 32  # weights of a layer by which its model is told from others
+# Of torch's CUDA operator: inputs of a tile, tiles that may lie together, outputs of a tile.
+_TILE, _TOGETHER, _OUTPUTS = 16, (8, 4, 2), 8
+SAMPLE = 32  # weights of a layer by which its model is told from others
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Int4Weights:
 
 def joined(parts: Sequence[Int4Weights]) -> Int4Weights:
     """The matrices one below the other."""
+    if len(parts) == 1:
+        return parts[0]
     return Int4Weights(
         torch.cat([part.values for part in parts]),
         torch.cat([part.scales for part in parts]),
@@ -87,11 +90,8 @@ class Int4Linear(nn.Module):
 
 
 class CudaInt4Linear(nn.Module):
-    """The same on CUDA, by torch's ``_weight_int4pack_mm``, which multiplies in bfloat16.
-
-    Raises:
-        ValueError: the number of outputs is no multiple of 8.
-    """
+    """The same on CUDA, by torch's ``_weight_int4pack_mm``, which multiplies in bfloat16. Its
+    outputs come in tiles, of which the last may hold more than the layer has."""
 
     packed: torch.Tensor
     scales_and_zeros: torch.Tensor
@@ -106,49 +106,55 @@ class CudaInt4Linear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weights.values.shape
         self.group = weights.group
-        if self.out_features % 8:
-            raise ValueError(
-                f"out_features: expected a multiple of 8 on CUDA, given {self.out_features}"
-            )
-        self.padding = -self.in_features % 1024
-        values = nn.functional.pad(weights.values, (0, self.padding), value=8)
-        more = (0, self.padding // self.group)
-        scales, zeros = (nn.functional.pad(t, more) for t in (weights.scales, weights.zeros))
+        more = (0, 0, 0, -self.out_features % _OUTPUTS)
+        values, scales, zeros = (
+            nn.functional.pad(tensor, more)
+            for tensor in (weights.values, weights.scales, weights.zeros)
+        )
         # The even input is the high nibble.
         pairs = (values[:, ::2] << 4 | values[:, 1::2]).to(device)
-        packed = torch.ops.aten._convert_weight_to_int4pack(pairs, _TILES)
+        # The widest that divide the inputs, which are whole groups: two tiles always do.
+        together = next(n for n in _TOGETHER if self.in_features % (n * _TILE) == 0)
+        packed = torch.ops.aten._convert_weight_to_int4pack(pairs, together)
         both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous().to(device)
         self.register_buffer("packed", packed)
         self.register_buffer("scales_and_zeros", both)
         self.register_buffer("bias", bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = nn.functional.pad(x.flatten(0, -2).bfloat16(), (0, self.padding))
+        rows = x.flatten(0, -2).bfloat16()
         y: torch.Tensor = torch.ops.aten._weight_int4pack_mm(
             rows, self.packed, self.group, self.scales_and_zeros
-        ).to(x.dtype)
+        )
+        y = y[:, : self.out_features].to(x.dtype)
         if self.bias is not None:
             y += self.bias
         return y.view(*x.shape[:-1], self.out_features)
 
 
-def quantisable(model: Any, group: int) -> dict[str, nn.Linear]:
-    """The linear layers of `model` that 4-bit weights can stand for, by name: plain ones, but not
-    the head, whose inputs are whole groups. One that stands in several places has its first
-    name."""
-    head = model.get_output_embeddings()
+def quantisable(model: Any, group: int, head: bool = False) -> dict[str, nn.Linear]:
+    """The linear layers of `model` that 4-bit weights can stand for, by name: plain ones whose
+    inputs are whole groups, the output head among them with `head`. One that stands in several
+    places has its first name."""
+    own = model.get_output_embeddings()
     return {
         name: module
         for name, module in model.named_modules()
-        if module is not head and is_plain(module) and module.in_features % group == 0
+        if (head or module is not own) and is_plain(module) and module.in_features % group == 0
     }
+
+
+def head_of(model: Any) -> str | None:
+    """The name of the output head; None: it has none among its modules."""
+    own = model.get_output_embeddings()
+    return next((name for name, module in model.named_modules() if module is own), None)
 
 
 def sample_of(layer: nn.Linear) -> torch.Tensor:
     """Some of its weights, evenly spread, ``[32]`` float32: the same, to rounding, in whatever
     dtype a checkpoint is loaded."""
     weight = layer.weight.detach().flatten()
-    places = torch.linspace(0, weight.numel() - 1, _SAMPLE, dtype=torch.float64).long()
+    places = torch.linspace(0, weight.numel() - 1, SAMPLE, dtype=torch.float64).long()
     return weight[places.to(weight.device)].float().cpu()
 
 
@@ -158,14 +164,20 @@ def samples_of(copy: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def with_weights(model: Any, weights: Mapping[str, Int4Weights]) -> Any:
-    """A copy of `model` that multiplies with `weights` (by the names of `quantisable`) and shares
-    all else with it. Projections of one input are one product."""
-    layers = {name: model.get_submodule(name) for name in weights}
-    given = {id(layer): weights[name] for name, layer in layers.items()}
+def with_weights(model: Any, names: Collection[str], weights: Callable[[str], Int4Weights]) -> Any:
+    """A copy of `model` that multiplies with 4-bit weights and shares all else with it. Projections
+    of one input are one product.
+
+    Args:
+        names: of the layers, as `quantisable` has them.
+        weights: by name; called once for each, and what it gives is packed before the next call, so
+            that they need not all be in memory.
+    """
+    layers = {name: model.get_submodule(name) for name in names}
+    known = {id(layer): name for name, layer in layers.items()}
 
     def make(siblings: Sequence[nn.Linear]) -> nn.Module:
-        matrix = joined([given[id(layer)] for layer in siblings])
+        matrix = joined([weights(known[id(layer)]) for layer in siblings])
         biases = [layer.bias.detach() for layer in siblings if layer.bias is not None]
         bias = torch.cat(biases) if biases else None
         device = siblings[0].weight.device
@@ -173,7 +185,7 @@ def with_weights(model: Any, weights: Mapping[str, Int4Weights]) -> Any:
             return CudaInt4Linear(matrix, bias, device)
         return Int4Linear(matrix, bias)
 
-    made = replaced(model, lambda module: id(module) in given, make)
+    made = replaced(model, lambda module: id(module) in known, make)
     made.sampled_weights = {name: sample_of(layer) for name, layer in layers.items()}
     return made
 

@@ -2,13 +2,15 @@
 
 The verification compares distributions id by id, so ids must mean the same text on every level. A
 chain of levels with different tokenizers would still emit the target's distribution, but every
-draft would be
-nonsense: it is refused instead.
+draft would be nonsense: it is refused instead.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+# Vocabularies that are padded differ by less: ids, or this part of the target's.
+_PADDING, _PART = 1024, 10
 
 
 def _vocabulary(level: Any) -> dict[str, int] | None:
@@ -23,7 +25,8 @@ def require_same(names: list[str], levels: list[Any]) -> None:
 
     Known tokenizers must give the same id to the same token wherever both levels have that id.
     Unknown ones can only be verified by size: a draft vocabulary larger than the target's is then
-    refused. Vocabularies padded to different sizes, or a smaller one for the draft, are fine.
+    refused, and one smaller by more than padding explains. Vocabularies padded to different sizes
+    are fine, and so is a smaller one for the draft whose tokenizer is known.
 
     Raises:
         ValueError: names both levels, what was expected and what was found.
@@ -38,6 +41,13 @@ def require_same(names: list[str], levels: list[Any]) -> None:
                     f"vocabulary of {name}: expected at most the {levels[0].vocab_size} ids of "
                     f"the target {names[0]}, given {level.vocab_size}, and no tokenizers that "
                     "would show that the rest is padding"
+                )
+            size = levels[0].vocab_size
+            if size - level.vocab_size > max(_PADDING, size // _PART):
+                raise ValueError(
+                    f"vocabulary of {name}: expected about the {size} ids of the target "
+                    f"{names[0]}, given {level.vocab_size}, and no tokenizers that would show that "
+                    "their tokens are the same; check_vocabulary=False if you know that they are"
                 )
             continue
         if draft == target:

@@ -1,4 +1,4 @@
-"""Attention of a few tokens over a cache as a function over torch tensors on the CPU
+"""Attention over a cache as a function over torch tensors on the CPU
 (polyspec/attention.hpp)."""
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ def attention(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
+    causal: bool = False,
 ) -> torch.Tensor:
     """``softmax(scale query key^T + mask) value``, where heads of queries share those of keys.
 
     Row (b, t, h) is the same, bit for bit, whatever other queries are in the call, what lies behind
-    the keys that the mask leaves it, and whatever the processor and the number of threads are.
-    Where every key is hidden it is 0.
+    the keys that it sees, and whatever the processor and the number of threads are. Where every key
+    is hidden it is 0.
 
     Args:
         query: [B, Hq, T, D] float32 or bfloat16; as all others, unit stride along the last
-            dimension. T is any, and best below some dozens.
+            dimension.
         key: [B, Hkv, N, D], N >= 1; Hkv divides Hq, and query head h reads key head
             ``h // (Hq // Hkv)``.
         value: [B, Hkv, N, Dv]. D and Dv are multiples of 32 up to 256.
         mask: [B or 1, 1, T, N] of the same dtype, added to the scores (-inf or the lowest number
             hides a key, whose value must be finite); None: every token sees every key.
         scale: of the scores.
+        causal: query t sees keys 0 to ``N - T + t`` only; N >= T then.
 
     Returns:
         [B, T, Hq, Dv], contiguous, in the dtype of `query`.
@@ -56,7 +58,7 @@ def attention(
     Raises:
         RuntimeError: a shape, dtype or stride does not fit; the message names the argument.
     """
-    made: torch.Tensor = torch.ops.polyspec.attention(query, key, value, mask, scale)
+    made: torch.Tensor = torch.ops.polyspec.attention(query, key, value, mask, scale, causal)
     return made
 
 

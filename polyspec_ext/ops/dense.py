@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["pack", "product"]
+__all__ = ["LABEL_BYTES", "pack", "product"]
+
+LABEL_BYTES = 64  # behind packed weights: what they are (polyspec/types.hpp, PackedLayout)
 
 
 def pack(weights: torch.Tensor) -> torch.Tensor:
@@ -48,7 +50,8 @@ def product(
 def _pack_fake(weights: torch.Tensor) -> torch.Tensor:
     outputs, inputs = weights.shape
     together = 4 // weights.element_size()
-    return weights.new_empty(-(-outputs // 16) * -(-inputs // together) * 64, dtype=torch.uint8)
+    tiles = -(-outputs // 16) * -(-inputs // together) * 64
+    return weights.new_empty(tiles + LABEL_BYTES, dtype=torch.uint8)
 
 
 def _product_fake(x: torch.Tensor, packed: object, outputs: int, bias: object) -> torch.Tensor:

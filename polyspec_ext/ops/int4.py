@@ -8,9 +8,42 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["GROUPS", "pack", "product", "unpack"]
+from .dense import LABEL_BYTES
+
+__all__ = ["GROUPS", "pack", "product", "round_to_nearest", "unpack"]
 
 GROUPS = (32, 64, 128, 256)
+
+
+def round_to_nearest(
+    weights: torch.Tensor,
+    group: int,
+    importance: torch.Tensor | None = None,
+    *,
+    float_scales: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A matrix as 4-bit numbers, each weight rounded by itself.
+
+    Each group takes the one of a few ranges with the least squared error: that of all its weights,
+    and narrower ones, since cutting the largest weights may cost less than coarser steps for all.
+
+    Args:
+        weights: [N, K] float32, bfloat16 or float16, finite, unit stride along K; K a multiple of
+            `group`, N any.
+        group: 32, 64, 128 or 256 inputs with one scale and zero.
+        importance: [K] float32 >= 0, of the squared errors; None: all count alike.
+        float_scales: scales and zeros in float32; else they are exact in bfloat16.
+
+    Returns:
+        values [N, K] uint8, scales and zeros [N, K / group] float32, as `pack` takes them.
+
+    Raises:
+        RuntimeError: a shape, dtype or weight is none of these; the message names it.
+    """
+    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.polyspec.int4_round(
+        weights, importance, group, float_scales
+    )
+    return made
 
 
 def pack(
@@ -69,12 +102,21 @@ def product(
     return made
 
 
+def _round_fake(
+    weights: torch.Tensor, importance: object, group: int, *_: object
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    form = (weights.shape[0], weights.shape[1] // group)
+    scales, zeros = (weights.new_empty(form, dtype=torch.float32) for _ in range(2))
+    return weights.new_empty(weights.shape, dtype=torch.uint8), scales, zeros
+
+
 def _pack_fake(
     values: torch.Tensor, scales: object, zeros: object, group: int, float_scales: bool
 ) -> torch.Tensor:
     outputs, inputs = values.shape
     tiles, size = -(-outputs // 16), 4 if float_scales else 2
-    return values.new_empty(tiles * (inputs // group) * (2 * 16 * size + group * 8))
+    weights = tiles * (inputs // group) * (2 * 16 * size + group * 8)
+    return values.new_empty(weights + LABEL_BYTES)
 
 
 def _unpack_fake(
@@ -89,6 +131,7 @@ def _product_fake(x: torch.Tensor, packed: object, outputs: int, *_: object) -> 
     return x.new_empty(x.shape[0], outputs)
 
 
+torch.library.register_fake("polyspec::int4_round", _round_fake)
 torch.library.register_fake("polyspec::int4_pack", _pack_fake)
 torch.library.register_fake("polyspec::int4_unpack", _unpack_fake)
 torch.library.register_fake("polyspec::int4_product", _product_fake)

@@ -11,12 +11,15 @@ Both work under ``torch.compile`` and have fake implementations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, overload
 
 import torch
 
 from polyspec_ext import _C
+from polyspec_ext import arguments as _arguments
 from polyspec_ext import validate as _checks
+
+from . import values
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,7 +32,6 @@ Ids = int | Sequence[int] | torch.Tensor
 
 _sample = torch.ops.polyspec.sample.default
 _verify = torch.ops.polyspec.verify.default
-_verify_cut = torch.ops.polyspec.verify_cut.default
 
 
 class SampleResult(NamedTuple):
@@ -117,6 +119,7 @@ def sample(
     *,
     node: Int = 0,
     draws: torch.Tensor | None = None,
+    validate: bool = False,
 ) -> SampleResult:
     """Draws one token per request from the processed distribution of its logits.
 
@@ -138,6 +141,8 @@ def sample(
         round: in [0, 2**32), counts the level's draws at a position.
         node: in [0, 2**14), tells several draws for one position apart, such as those of a tree.
         draws: [B, 1] int64, 64 uniform bits each, in place of Philox.
+        validate: raise where the logits are probabilities. It reads them on the host, so it waits
+            for the device and is not for graphs or ``torch.compile``.
 
     Raises:
         TypeError: an argument or dtype is of the wrong kind.
@@ -145,6 +150,8 @@ def sample(
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
     place = _checks.logits("logits", logits, "[B, V]", 2)
+    if validate is not False and _arguments.flag("validate", validate):
+        values.check_logits("logits", logits)
     return SampleResult._make(
         _sample(
             logits,
@@ -176,6 +183,7 @@ class _Options(TypedDict, total=False):
     offsets: torch.Tensor | None
     draft_len: int | None
     draws: torch.Tensor | None
+    validate: bool
 
 
 @overload
@@ -226,6 +234,7 @@ def verify(
     draws: torch.Tensor | None = None,
     eos: Ids | None = None,
     room: Int | None = None,
+    validate: bool = False,
 ) -> VerifyResult | CutVerifyResult:
     """Verifies a drafted block against the target's logits and emits what stands.
 
@@ -277,6 +286,9 @@ def verify(
         room: >= 0, most tokens that may be emitted; scalar or [B]. A request with room 0 is not
             read. With ``eos`` or ``room`` given the emitted tokens are cut, and the result is a
             ``CutVerifyResult``; without them nothing is cut.
+        validate: raise where logits are probabilities, or ``draft_statistics`` are not those of the
+            draft rows under the call's parameters, which are computed again. It reads tensors on
+            the host, so it waits for the device and is not for graphs or ``torch.compile``.
 
     Raises:
         TypeError: an argument or dtype is of the wrong kind.
@@ -304,33 +316,57 @@ def verify(
     slots, held = _checks.holders(
         slots, place, temperature, top_k, top_p, min_p, seed, position, round, room
     )
-    arguments = (
+    if validate is not False and _arguments.flag("validate", validate):
+        values.check_logits("target_logits", target_logits)
+        values.check_logits("draft_logits", draft_logits)
+        if draft_logits is not None and draft_statistics is not None:
+            request, row = values.rows_of_draft_tokens(
+                batch, rows - 1, draft_rows, draft_lengths, offsets, draft_tokens.numel(), place[1]
+            )
+            parameters = (temperature, top_k, top_p, min_p)
+            values.check_draft_statistics(
+                draft_logits, draft_statistics, request, row, slots, parameters, statistics_of
+            )
+    cuts = eos is not None or room is not None
+    *outputs, ends = _verify(
         target_logits,
         draft_tokens,
+        offsets,
+        rows - 1,
         draft_logits,
         draft_lengths,
-        target_to_draft,
+        draft_rows,
         draft_statistics,
+        target_to_draft,
         *_checks.per_request(held, temperature, top_k, top_p, min_p, seed, position, round),
         _checks.level(level),
         _checks.rule(rule),
         _checks.draws(draws, place, rows, "[B, K+1]"),
-        draft_rows,
         slots,
         held[0],
-        offsets,
-        rows - 1,
+        None if eos is None else _checks.ids("eos", eos, held),
+        *_checks.integer("room", _checks.INT64_MAX if room is None else room, held),
     )
-    if eos is None and room is None:
-        return VerifyResult._make(_verify(*arguments))
-    ids = None if eos is None else _checks.ids("eos", eos, held)
-    limit = _checks.integer("room", _checks.INT64_MAX if room is None else room, held)
-    *outputs, ends = _verify_cut(*arguments, ids, *limit)
-    return CutVerifyResult(*outputs, *ends.unbind(0))
+    return CutVerifyResult(*outputs, *ends.unbind(0)) if cuts else VerifyResult._make(outputs)
+
+
+def statistics_of(
+    logits: torch.Tensor, parameters: Sequence[Real | Int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Statistics [N, 2] and status [N] of rows under temperature, top_k, top_p and min_p."""
+    temperature, top_k, top_p, min_p = parameters
+    drawn = sample(logits, temperature, top_k, top_p, min_p)  # type: ignore[arg-type]
+    return drawn.statistics, drawn.status
+
+
+def requests_of(target_logits: torch.Tensor, offsets: torch.Tensor | None) -> int:
+    """How many requests a verification has."""
+    return target_logits.shape[0] if offsets is None else offsets.shape[0] - 1
 
 
 def results_of(logits: torch.Tensor, batch: int, rows: int) -> tuple[torch.Tensor, ...]:
-    """Empty tensors like those of `VerifyResult`, of so many requests and rows of the target."""
+    """Empty tensors like those that every verification gives first, of so many requests and rows of
+    the target, and what `CutVerifyResult` has beside them, [5, B]."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return logits.new_empty(shape, dtype=dtype)
@@ -341,28 +377,24 @@ def results_of(logits: torch.Tensor, batch: int, rows: int) -> tuple[torch.Tenso
         empty(batch, rows, dtype=torch.float32),
         empty(batch, dtype=torch.int32),
         empty(batch, rows, 2),
+        empty(5, batch),
     )
 
 
-_OFFSETS = 25  # of the operators' arguments behind the logits; the most draft tokens come next
-
-
 def _sample_fake(logits: torch.Tensor, *rest: object) -> tuple[torch.Tensor, ...]:
-    tokens, _, logprobs, status, statistics = results_of(logits, logits.shape[0], 1)
+    tokens, _, logprobs, status, statistics, _ = results_of(logits, logits.shape[0], 1)
     return tokens.view(-1), logprobs.view(-1), status, statistics.view(-1, 2)
 
 
-def _verify_fake(target_logits: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    offsets = rest[_OFFSETS]
-    batch = target_logits.shape[0] if offsets is None else offsets.shape[0] - 1
-    return results_of(target_logits, batch, rest[_OFFSETS + 1] + 1)
-
-
-def _verify_cut_fake(target_logits: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    made = _verify_fake(target_logits, *rest)
-    return (*made, made[1].new_empty(5, made[1].shape[0]))
+def _verify_fake(
+    target_logits: torch.Tensor,
+    draft_tokens: object,
+    offsets: torch.Tensor | None,
+    draft_len: int,
+    *rest: object,
+) -> tuple[torch.Tensor, ...]:
+    return results_of(target_logits, requests_of(target_logits, offsets), draft_len + 1)
 
 
 torch.library.register_fake("polyspec::sample", _sample_fake)
 torch.library.register_fake("polyspec::verify", _verify_fake)
-torch.library.register_fake("polyspec::verify_cut", _verify_cut_fake)

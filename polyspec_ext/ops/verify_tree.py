@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from polyspec_ext import arguments as _arguments
 from polyspec_ext import validate as _checks
 
-from .verify_sample import results_of
+from . import values
+from .verify_sample import requests_of, results_of, statistics_of
 
 __all__ = ["TreeVerifyResult", "verify_tree"]
 
@@ -77,6 +79,7 @@ def verify_tree(
     draws: torch.Tensor | None = None,
     eos: Ids | None = None,
     room: Int | None = None,
+    validate: bool = False,
 ) -> TreeVerifyResult:
     """Verifies a tree of draft tokens against the target's logits and emits the path that stands.
 
@@ -113,6 +116,7 @@ def verify_tree(
         draws: [B, N+D+1] int64, 64 uniform bits each in place of Philox: the test of each node,
             then the token drawn at each depth.
         eos, room: where texts end, as for ``verify``.
+        validate: look for mistakes that only values show, as for ``verify``.
 
     Raises:
         TypeError: an argument or dtype is of the wrong kind.
@@ -145,12 +149,25 @@ def verify_tree(
     slots, held = _checks.holders(
         slots, place, temperature, top_k, top_p, min_p, seed, position, round, room
     )
-    *outputs, ends = _verify_tree(
+    if validate is not False and _arguments.flag("validate", validate):
+        values.check_logits("target_logits", target_logits)
+        values.check_logits("draft_logits", draft_logits)
+        if draft_logits is not None and draft_rows is not None and draft_statistics is not None:
+            request, row = values.rows_of_nodes(
+                batch, rows - 1, draft_rows, parents, counts, offsets, place[1]
+            )
+            parameters = (temperature, top_k, top_p, min_p)
+            values.check_draft_statistics(
+                draft_logits, draft_statistics, request, row, slots, parameters, statistics_of
+            )
+    tokens, accepted, logprobs, status, statistics, path, path_rows, ends = _verify_tree(
         target_logits,
         draft_tokens,
         parents,
-        counts,
+        offsets,
+        rows - 1,
         most,
+        counts,
         draft_logits,
         draft_rows,
         draft_statistics,
@@ -160,30 +177,27 @@ def verify_tree(
         _checks.draws(draws, place, rows + most, "[B, N+D+1]"),
         slots,
         held[0],
-        offsets,
-        rows - 1,
         None if eos is None else _checks.ids("eos", eos, held),
         *_checks.integer("room", _checks.INT64_MAX if room is None else room, held),
     )
-    return TreeVerifyResult(*outputs, *ends.unbind(0))
-
-
-_OFFSETS = 22  # of the operator's arguments behind the depth
+    return TreeVerifyResult(
+        tokens, accepted, path, path_rows, logprobs, status, statistics, *ends.unbind(0)
+    )
 
 
 def _verify_tree_fake(
     target_logits: torch.Tensor,
-    tokens: object,
+    draft_tokens: object,
     parents: object,
-    counts: object,
+    offsets: torch.Tensor | None,
+    nodes: int,
     depth: int,
-    *rest: Any,
+    *rest: object,
 ) -> tuple[torch.Tensor, ...]:
-    offsets = rest[_OFFSETS]
-    batch = target_logits.shape[0] if offsets is None else offsets.shape[0] - 1
-    emitted, accepted, *others = results_of(target_logits, batch, depth + 1)
-    path, ends = emitted.new_empty(batch, depth), emitted.new_empty(5, batch)
-    return (emitted, accepted, path, torch.empty_like(emitted), *others, ends)
+    batch = requests_of(target_logits, offsets)
+    *emitted, ends = results_of(target_logits, batch, depth + 1)
+    tokens = emitted[0]
+    return (*emitted, tokens.new_empty(batch, depth), torch.empty_like(tokens), ends)
 
 
 torch.library.register_fake("polyspec::verify_tree", _verify_tree_fake)

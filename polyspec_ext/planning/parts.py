@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import arguments
-
-TEMPERATURE_MAX = 2.0**120
+from ..sampling import Sampling
+from ..validate import SEED_MAX
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,11 @@ class Request:
     """What the user will ask for, as `Chain.generate` takes it.
 
     Attributes:
+        seed: of the first call that is measured.
         batch: prompts of a call.
+
+    Raises:
+        TypeError, ValueError: as `Chain.generate` has it; fewer than 2 tokens, or no prompt a call.
     """
 
     max_new_tokens: int = 128
@@ -29,14 +33,15 @@ class Request:
     batch: int = 1
 
     def __post_init__(self) -> None:
-        arguments.integer("max_new_tokens", self.max_new_tokens)
-        if self.max_new_tokens < 2:
-            raise ValueError(
-                f"max_new_tokens: expected an integer >= 2, given {self.max_new_tokens}"
-            )
-        arguments.real("temperature", self.temperature, TEMPERATURE_MAX)
-        if arguments.integer("batch", self.batch) < 1:
-            raise ValueError(f"batch: expected an integer >= 1, given {self.batch}")
+        sampling = Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+        made = {
+            **{name: getattr(sampling, name) for name in sampling.__slots__},
+            "max_new_tokens": arguments.integer("max_new_tokens", self.max_new_tokens, low=2),
+            "seed": arguments.integer("seed", self.seed, SEED_MAX),
+            "batch": arguments.integer("batch", self.batch, arguments.SIZE_MAX, 1),
+        }
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
 
     def options(self, number: int = 0) -> dict[str, Any]:
         """As arguments of `Chain.generate`. Calls that are measured have seeds of their own, by
@@ -83,3 +88,13 @@ class Part:
         if not self.reads_states:
             return True
         return above == target or not getattr(above.thing, "reads_apart", True)
+
+
+def owners_above(parts: Sequence[Part]) -> bool:
+    """Whether the owner of every cache that is shared stands above the levels that share it, as a
+    chain wants it."""
+    levels = [part.thing for part in parts if part.model]
+    owners = [getattr(level, "cache_owner", level) for level in levels]
+    return all(
+        any(owner is above for above in levels[: place + 1]) for place, owner in enumerate(owners)
+    )

@@ -156,8 +156,9 @@ def plan(
 ) -> Plan:
     """See `ps.plan`; `make` is `Chain`."""
     clock = time.perf_counter
-    parts = _in_order(parts_of(levels, pack=pack, compile=compile), clock)
-    rows = representative(_checked(prompts, parts[0]), request.batch)
+    parts = parts_of(levels, pack=pack, compile=compile)
+    rows = representative(_checked(prompts, request, parts[0]), request.batch)
+    parts = _in_order(parts, clock)
     measured = measure(make, parts, rows, request, limit=_MEASURING * limit, clock=clock)
     found = candidates(measured, parts)
     made = Plan(found, found[0], [], [], measured, parts, request, make)
@@ -208,9 +209,12 @@ def _with_rule(one: Candidate, runner: Runner) -> Candidate:
     )
 
 
-def _checked(prompts: Any, target: Part) -> list[list[int]]:
-    rows = inputs.rows_of("prompts", prompts)
-    return inputs.prompts("prompts", rows, int(target.thing.vocab_size))
+def _checked(prompts: Any, request: Request, target: Part) -> list[list[int]]:
+    """The prompts, and what of the request only the target can tell."""
+    vocab_size = int(target.thing.vocab_size)
+    if request.eos_token_id is not None:
+        inputs.eos_sets(request.eos_token_id, 1, vocab_size)
+    return inputs.prompts("prompts", inputs.rows_of("prompts", prompts), vocab_size)
 
 
 def run(
@@ -279,7 +283,7 @@ def kept(
     """See `Chain.planned`: the recommended chain, planned once per machine."""
     store = default_store()
     parts = parts_of(levels, pack=pack, compile=compile)
-    rows = _checked(prompts, parts[0])
+    rows = _checked(prompts, request, parts[0])
     key = {
         "plan": SCHEMA,
         **processor.facts(),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from ..policies.base import RoundReport
-from .parts import Part, Request
+from .parts import Part, Request, owners_above
 from .theory import batches
 
 Clock = Callable[[], float]
@@ -285,7 +285,8 @@ def timed_chains(parts: Sequence[Part]) -> list[tuple[int, ...]]:
         for n in drafters
         if parts[n].reads_states and parts[n].drafts_below(parts[model], parts[0])
     ]
-    return list(dict.fromkeys(found))
+    whole = [chain for chain in found if owners_above([parts[n] for n in chain])]
+    return list(dict.fromkeys(whole))
 
 
 def timed_runs(

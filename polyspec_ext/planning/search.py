@@ -12,7 +12,7 @@ import numpy as np
 
 from ..stats import Stats
 from .measure import OWN, Measured, MeasuredSeconds
-from .parts import Part
+from .parts import Part, owners_above
 from .runs import MOST, MOST_ABOVE
 from .theory import Acceptance, Expectation, InsertionTest, Proposals, expectation, insertion_test
 
@@ -137,6 +137,8 @@ def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
     drafters = [n for n, part in enumerate(parts) if not part.model]
     for count in range(min(len(models), LONGEST - 1) + 1):
         for some in itertools.combinations(models, count):
+            if not owners_above([parts[n] for n in (0, *some)]):
+                continue
             yield (0, *some)
             above = (0, *some)[-1]
             for last in drafters if count < LONGEST - 1 else ():

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from .adaptive import POLICIES, Adaptive, CachedFsm, Fixed, Fsm, Joint, Online, QLearning, named
 from .base import RoundReport, StepReport, WindowPolicy
-from .drafter_choice import AccuracyModel, DrafterChoice, PromptFeatures, promised_throughput
+from .drafter_choice import DrafterChoice
 
 __all__ = [
     "POLICIES",
-    "AccuracyModel",
     "Adaptive",
     "CachedFsm",
     "DrafterChoice",
@@ -16,11 +15,9 @@ __all__ = [
     "Fsm",
     "Joint",
     "Online",
-    "PromptFeatures",
     "QLearning",
     "RoundReport",
     "StepReport",
     "WindowPolicy",
     "named",
-    "promised_throughput",
 ]

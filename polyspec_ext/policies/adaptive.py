@@ -7,6 +7,7 @@ the equally distributed texts a seed gives; greedy texts stay.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 from .. import arguments
 from .._C import PolicyKind, PolicyOptions
 from .._C import WindowPolicy as _Native
+from ..validate import SEED_MAX
 from .base import RoundReport
 
 
@@ -32,7 +34,7 @@ class Adaptive:
         guard_hold: >= 1, in tokens.
 
     Raises:
-        ValueError: an option out of its range, when the first round begins.
+        TypeError, ValueError: an option of another kind or out of its range.
     """
 
     name: ClassVar[str] = ""
@@ -47,8 +49,18 @@ class Adaptive:
         self._native: _Native | None = None
         self._windows: list[int] = []
         # Whatever is out of range is said here and not in the middle of a text.
-        count = 1 if self.max_windows is None else len(list(self.max_windows))
-        _made(self, [1] * count)
+        if self.max_windows is not None:
+            self.max_windows = [
+                arguments.integer("max_windows", one, arguments.SIZE_MAX)
+                for one in arguments.row_integers("max_windows", self.max_windows)
+            ]
+            if not self.max_windows:
+                raise ValueError(
+                    "max_windows: expected one for each level but the last, given none"
+                )
+        for one in fields(self):
+            setattr(self, one.name, _plain(one.name, getattr(self, one.name), one.default))
+        _made(self, [1] * (1 if self.max_windows is None else len(self.max_windows)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_native": None}
@@ -72,17 +84,20 @@ def _made(policy: Adaptive, windows: Sequence[int]) -> _Native:
     options.windows = list(windows)
     for one in fields(policy):
         value = getattr(policy, one.name)
-        if value is None:
-            continue
-        if one.name == "max_windows":
-            value = [arguments.integer(one.name, n) for n in value]
-        try:
+        if value is not None:
             setattr(options, one.name, value)
-        except TypeError:
-            wanted = type(getattr(options, one.name)).__name__
-            given = arguments.shown(value)
-            raise TypeError(f"{one.name}: expected {wanted}, given {given}") from None
     return _Native(options)
+
+
+def _plain(name: str, value: Any, default: Any) -> Any:
+    """An option of the kind of its default; what its range is, the library says."""
+    if isinstance(default, bool):
+        return arguments.flag(name, value)
+    if isinstance(default, int):
+        return arguments.integer(name, value, SEED_MAX if name == "seed" else arguments.SIZE_MAX)
+    if isinstance(default, float):
+        return arguments.real(name, value, sys.float_info.max)
+    return value
 
 
 @dataclass(eq=False)
@@ -171,8 +186,10 @@ def named(name: str) -> Adaptive:
     """The policy of that name, with its default options.
 
     Raises:
-        ValueError: there is none.
+        TypeError, ValueError: there is none.
     """
-    if name not in POLICIES:
-        raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, given {name!r}")
+    if not isinstance(name, str) or name not in POLICIES:
+        wrong = ValueError if isinstance(name, str) else TypeError
+        given = arguments.shown(name)
+        raise wrong(f"policy: expected one of {', '.join(POLICIES)}, given {given}")
     return POLICIES[name]()

@@ -21,38 +21,44 @@ class RoundRecorder(StatsRecorder):
         self._number = {id(stats): number for number, stats in enumerate(rows)}
         self._levels = len(total.levels)
         self._steps: list[list[StepReport]] = [[] for _ in rows]
-        # Request, tokens and accepted ones without a tail, tokens with it.
-        self._open: list[tuple[int, int, int, int]] = []
 
     def take(self, request: int) -> Sequence[StepReport]:
         """The steps of a row since the last call."""
         steps, self._steps[request] = self._steps[request], []
         return steps
 
-    def proposed(self, row: Stats, tokens: int) -> None:
-        super().proposed(row, tokens)
-        self._open.append((self._number[id(row)], tokens, 0, tokens))
-
-    def verified(
+    def drafted(
         self,
-        row: Stats,
-        index: int,
-        drafted: int,
-        accepted: int,
-        emitted: int,
-        of_tail: int = 0,
+        entries: Sequence[Sequence[int]],
+        seconds: float,
+        passes: int,
+        nodes: Sequence[int] | None = None,
     ) -> None:
-        super().verified(row, index, drafted, accepted, emitted, of_tail)
-        # A tail's tokens say nothing of the level below, whose acceptance policies estimate.
-        own = drafted - of_tail
-        self._open.append((self._number[id(row)], own, min(accepted, own), drafted))
+        super().drafted(entries, seconds, passes, nodes)
+        drawn = [entry[3] for entry in entries] if nodes is None else nodes
+        self._note(self._levels, entries, [(n, 0, n) for n in drawn], seconds)
 
-    def spent(self, rows: Sequence[Stats], index: int, seconds: float, passes: int) -> None:
-        super().spent(rows, index, seconds, passes)
-        # (A pass that only reads what a level has missed is no step.)
-        level = index + 1 if index >= 0 else self._levels
-        width, batch = max((one[3] for one in self._open), default=0), len(self._open)
-        for place, (request, tokens, accepted, _) in enumerate(self._open):
-            step = StepReport(level, tokens, accepted, width, batch, seconds, place > 0)
-            self._steps[request].append(step)
-        self._open.clear()
+    def verified(self, index: int, entries: Sequence[Sequence[int]], seconds: float) -> None:
+        super().verified(index, entries, seconds)
+        found = []
+        for tokens, _, accepted, _, _, _, of_tail in entries:
+            # A tail's tokens say nothing of the level below, whose acceptance policies estimate.
+            own = tokens - of_tail
+            found.append((own, min(accepted, own), tokens))
+        self._note(index + 1, entries, found, seconds)
+
+    def _note(
+        self,
+        level: int,
+        entries: Sequence[Sequence[int]],
+        found: Sequence[tuple[int, int, int]],
+        seconds: float,
+    ) -> None:
+        """A step of each row that took part: tokens and accepted ones without a tail, tokens with
+        it."""
+        took = [at for at, entry in enumerate(entries) if entry[0] >= 0]
+        width = max((found[at][2] for at in took), default=0)
+        for place, at in enumerate(took):
+            tokens, accepted, _ = found[at]
+            step = StepReport(level, tokens, accepted, width, len(took), seconds, place > 0)
+            self._steps[self._number[id(self._rows[at])]].append(step)

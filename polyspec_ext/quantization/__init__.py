@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from .. import arguments, progress
 from ..levels.quantized import (
     Int4Weights,
+    head_of,
     quantisable,
     sample_of,
     samples_of,
@@ -18,21 +20,27 @@ from ..levels.quantized import (
     with_weights,
 )
 from ..ops.int4 import GROUPS
-from . import rules
+from . import kept, rules
 from .calibration import Hessians, token_ids
 
 __all__ = ["load_w4", "quantize_w4", "save_w4"]
 
-FILE, FORMAT = "int4.safetensors", "polyspec-int4-2"
 # Between a weight in one dtype and in another.
 _ROUNDING, _TINY = 2**-8, 2**-24  # relative, absolute
+# Part of what a pass of the copy reads that a head must be to be quantised unasked.
+_HEAD = 0.1
 
 
 @torch.inference_mode()
-def quantize_w4(model: Any, group_size: int = 128, calibration: Sequence[Any] | None = None) -> Any:
+def quantize_w4(
+    model: Any,
+    group_size: int = 128,
+    calibration: Sequence[Any] | None = None,
+    head: bool | None = None,
+) -> Any:
     """A copy of a causal language model whose linear layers have 4-bit weights.
 
-    It shares embeddings, norms and head with `model` and reads a quarter of the bytes of bfloat16
+    It shares all else with `model`, as its embeddings, and reads a quarter of the bytes of bfloat16
     (``Level(copy, shares_cache_with=model)`` shares the cache as well). On the CPU it multiplies
     with `ops.int4.product`, on CUDA with torch's packed operator.
 
@@ -44,6 +52,9 @@ def quantize_w4(model: Any, group_size: int = 128, calibration: Sequence[Any] | 
             errors are pushed into the weights that are correlated with them on these (GPTQ). None:
             every weight is rounded to the nearest, which takes a fraction of the time and loses
             more.
+        head: quantise the output head too. Embeddings that are tied to it stay as they are for
+            look-ups. None: where it would else be a tenth or more of what a pass of the copy reads,
+            and its inputs are a multiple of `group_size`.
 
     Returns:
         The copy, on the device of `model`.
@@ -52,8 +63,9 @@ def quantize_w4(model: Any, group_size: int = 128, calibration: Sequence[Any] | 
         TypeError, ValueError: an argument is none of these, or nothing can be quantised; the
             message names the argument.
     """
+    arguments.model("model", model)
     _require_group(group_size)
-    layers = quantisable(model, group_size)
+    layers = _layers(model, group_size, head)
     if not layers:
         raise ValueError(
             f"model: expected linear layers whose inputs are a multiple of {group_size}, given "
@@ -63,15 +75,40 @@ def quantize_w4(model: Any, group_size: int = 128, calibration: Sequence[Any] | 
     if calibration is not None:
         hessians = Hessians(layers)
         hessians.read(model, token_ids(model, calibration))
-    made: dict[str, Int4Weights] = {}
-    for name in progress.bar(layers, desc="quantisation", leave=False):
-        weight = layers[name].weight.detach()
-        if hessians is None:
-            found = rules.round_to_nearest(weight, group_size)
-        else:
-            found = rules.with_feedback(weight, hessians.of(name), group_size)
-        made[name] = Int4Weights(found.values.cpu(), found.scales.cpu(), found.zeros.cpu())
-    return with_weights(model, made)
+    with progress.bar(total=len(layers), desc="quantisation", leave=False) as bar:
+
+        def rounded(name: str) -> Int4Weights:
+            bar.update()
+            weight = layers[name].weight.detach()
+            if hessians is None:
+                return rules.round_to_nearest(weight, group_size)
+            return rules.with_feedback(weight, hessians.of(name), group_size)
+
+        return with_weights(model, layers, rounded)
+
+
+def _layers(model: Any, group: int, head: bool | None) -> dict[str, nn.Linear]:
+    """The layers to be quantised (see `quantize_w4`).
+
+    Raises:
+        TypeError, ValueError: `head` is neither, or is asked for where it cannot be quantised.
+    """
+    if head is not None and not isinstance(head, bool):
+        raise TypeError(f"head: expected True, False or None, given {arguments.shown(head)}")
+    layers = quantisable(model, group, head=True)
+    own = head_of(model)
+    if head and own not in layers:
+        raise ValueError(
+            f"head: expected an output head that is a linear layer with a multiple of {group} "
+            f"inputs, given {type(model.get_output_embeddings()).__name__}"
+        )
+    if own in layers and not head:
+        weight = layers[own].weight
+        rest = sum(layer.weight.numel() for name, layer in layers.items() if name != own) / 2
+        size = weight.numel() * weight.element_size()
+        if head is False or size < _HEAD * (rest + size):
+            del layers[own]
+    return layers
 
 
 def save_w4(copy: Any, folder: str | Path) -> None:
@@ -86,26 +123,21 @@ def save_w4(copy: Any, folder: str | Path) -> None:
         folder: made where it is not there.
 
     Raises:
-        ValueError: the model has no such weights.
+        TypeError: `copy` is no model, or `folder` no path.
+        ValueError: the model has no such weights, or there is a file in the place of `folder`.
     """
-    from safetensors.torch import save_file
-
-    tensors: dict[str, torch.Tensor] = {}
-    group = 0
-    for name, weights in weights_of(copy):
-        group = weights.group
-        pairs = weights.values[:, ::2] | weights.values[:, 1::2] << 4
-        tensors[f"{name}.values"] = pairs.contiguous()
-        tensors[f"{name}.scales"] = weights.scales.bfloat16().contiguous()
-        tensors[f"{name}.zeros"] = weights.zeros.bfloat16().contiguous()
-        tensors[f"{name}.sample"] = samples_of(copy)[name]
-    if not tensors:
+    arguments.model("copy", copy)
+    place = arguments.path("folder", folder)
+    weights = dict(weights_of(copy))
+    if not weights:
         raise ValueError(
             f"copy: expected a copy of quantize_w4 on the CPU, given {type(copy).__name__} without "
             "4-bit weights"
         )
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    save_file(tensors, Path(folder) / FILE, {"format": FORMAT, "group": str(group)})
+    if place.exists() and not place.is_dir():
+        raise ValueError(f"folder: expected a directory, given {str(place)!r}, which is a file")
+    place.mkdir(parents=True, exist_ok=True)
+    kept.write(place / kept.FILE, weights, samples_of(copy))
 
 
 def load_w4(model: Any, folder: str | Path) -> Any:
@@ -119,51 +151,38 @@ def load_w4(model: Any, folder: str | Path) -> Any:
         The copy, as `quantize_w4` returned it.
 
     Raises:
+        TypeError: `model` is no model, or `folder` no path.
         FileNotFoundError: nothing was kept there.
-        ValueError: the file is none, or of a model of other layers or weights.
+        ValueError: the file holds something else, or is of a model of other layers or weights; the
+            message names the file and the field.
     """
-    from safetensors import SafetensorError, safe_open
-
-    place = Path(folder) / FILE
-    if not place.is_file():
-        raise FileNotFoundError(f"folder: expected {FILE} in {Path(folder)}, which has none")
-    made: dict[str, Int4Weights] = {}
-    try:
-        with safe_open(place, "pt") as file:
-            about = file.metadata() or {}
-            if about.get("format") != FORMAT:
-                raise ValueError(
-                    f"folder: expected {place} in the format {FORMAT}, given {about.get('format')}"
-                )
-            group = _require_group(int(about["group"]))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"folder: expected a safetensors file {place}: {error}") from error
-    layers = quantisable(model, group)
-    names = {name.rsplit(".", 1)[0] for name in tensors}
-    if names != set(layers):
-        other = min(names ^ set(layers))
+    arguments.model("model", model)
+    place = arguments.path("folder", folder)
+    if not (place / kept.FILE).is_file():
+        what = "is a file" if place.is_file() else "has none"
+        raise FileNotFoundError(f"folder: expected {kept.FILE} in {place}, which {what}")
+    place /= kept.FILE
+    found = kept.read(place)
+    layers = quantisable(model, found.group, head_of(model) in found.shapes)
+    if found.shapes.keys() != layers.keys():
+        other = min(found.shapes.keys() ^ layers.keys())
         raise ValueError(
             f"model: expected the layers that {place} was made of, which {other} tells apart"
         )
     for name, layer in layers.items():
-        pairs = tensors[f"{name}.values"]
-        values = torch.stack([pairs & 15, pairs >> 4], -1).flatten(1)
-        if values.shape != layer.weight.shape:
+        shape = found.shapes[name]
+        if shape != layer.weight.shape:
             raise ValueError(
-                f"model: expected {name} of {tuple(values.shape)}, as in {place}, given "
+                f"model: expected {name} of {shape}, as in {place}, given "
                 f"{tuple(layer.weight.shape)}"
             )
-        made[name] = Int4Weights(
-            values, tensors[f"{name}.scales"].float(), tensors[f"{name}.zeros"].float()
-        )
     for name, layer in layers.items():
-        if not torch.allclose(tensors[f"{name}.sample"], sample_of(layer), _ROUNDING, _TINY):
+        if not torch.allclose(found.samples[name], sample_of(layer), _ROUNDING, _TINY):
             raise ValueError(
                 f"model: expected the one that {place} was made of, given one with other weights "
                 f"in {name}"
             )
-    return with_weights(model, made)
+    return with_weights(model, layers, found.take)
 
 
 def _require_group(group: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .. import arguments, progress
+from ..levels import tokenizer_at
 
 
 def token_ids(model: Any, calibration: Sequence[Any]) -> list[torch.Tensor]:
@@ -18,20 +19,20 @@ def token_ids(model: Any, calibration: Sequence[Any]) -> list[torch.Tensor]:
     Raises:
         TypeError, ValueError: what is given is neither; the message says calibration.
     """
-    if isinstance(calibration, str) or not isinstance(calibration, Sequence):
+    given = arguments.entries("calibration", calibration)
+    if given is None:
         raise TypeError(
             "calibration: expected a list of texts or of token ids, given "
             f"{arguments.shown(calibration)}"
         )
+    calibration = given
     texts = [text for text in calibration if isinstance(text, str)]
     if texts:
-        from transformers import AutoTokenizer
-
         if len(texts) != len(calibration):
             raise TypeError("calibration: expected texts or token ids, given both")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(model.name_or_path, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError):
+            tokenizer = tokenizer_at(model.name_or_path, local=True)
+        except ValueError:
             raise ValueError(
                 "calibration: expected token ids of a model without a tokenizer beside its "
                 "weights, given texts"
@@ -40,19 +41,11 @@ def token_ids(model: Any, calibration: Sequence[Any]) -> list[torch.Tensor]:
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     found = []
     for row in calibration:
-        ids = torch.as_tensor(row)
-        whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
-        if ids.dim() != 1 or not whole or ids.numel() == 0:
-            raise ValueError(
-                "calibration: expected lists of token ids, none empty, given "
-                f"{arguments.shown(row)}"
-            )
-        if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
-            raise ValueError(
-                f"calibration: expected token ids in 0 to {vocab_size - 1}, given "
-                f"{int(ids.min())} to {int(ids.max())}"
-            )
-        found.append(ids.long())
+        ids = arguments.row_integers("calibration", row)
+        if not ids:
+            raise ValueError("calibration: expected at least 1 token of each text, given none")
+        arguments.require_ids("calibration", ids, vocab_size)
+        found.append(torch.tensor(ids))
     if not found:
         raise ValueError("calibration: expected at least one text, given none")
     return found

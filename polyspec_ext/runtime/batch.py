@@ -95,6 +95,11 @@ class Batch:
             owner.begin(self)
             engine.begin(self.rows, self._recorder, processors, observe)
 
+    @property
+    def seeds(self) -> list[int]:
+        """Of each row."""
+        return [row.seed for row in self.rows]
+
     @torch.inference_mode()
     def advance(self) -> Committed:
         """One round of the target: the tokens that it commits, by the number of their row; nothing
@@ -117,15 +122,20 @@ class Batch:
 
     def _advance(self) -> Committed:
         self._owner.require(self)
-        began = time.perf_counter()
-        prefilled = self.stats.prefill_seconds
+        began, recorder = time.perf_counter(), self._recorder
+        prefilled = recorder.prefill_seconds
+        committed: Committed = []
         try:
-            committed = self._round()
+            if any(not row.ended for row in self.rows):
+                self._engine.leave()
+                if self._policy is not None:
+                    self._choose_windows(self._policy)
+                committed = self._engine.round()
         except BaseException:
             self._owner.end(self)
             raise
-        seconds = time.perf_counter() - began - (self.stats.prefill_seconds - prefilled)
-        self._recorder.decoded([row.stats for row in self._engine.slots], seconds)
+        seconds = time.perf_counter() - began - (recorder.prefill_seconds - prefilled)
+        recorder.decoded(seconds)
         return committed
 
     def stop(self, number: int) -> None:
@@ -134,14 +144,6 @@ class Batch:
         if not row.ended:
             row.ended = True
             self._engine.end(row)
-
-    def _round(self) -> Committed:
-        if all(row.ended for row in self.rows):
-            return []
-        self._engine.leave()
-        if self._policy is not None:
-            self._choose_windows(self._policy)
-        return self._engine.round()
 
     def _choose_windows(self, policy: WindowPolicy) -> None:
         assert isinstance(self._recorder, RoundRecorder)

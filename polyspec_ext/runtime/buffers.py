@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..drafters.base import RowBuffer
-from ..tensors import Parameters, Place, moved
+from ..tensors import Place, RowParameters, moved
 from .plan import RoundPlan
 from .state import StateRows
 from .told import StatesWindow
@@ -23,11 +23,13 @@ class Buffers:
     """
 
     def __init__(
-        self, state: StateRows, sync_each_step: bool, plan: RoundPlan, parameters: Parameters
+        self, state: StateRows, sync_each_step: bool, plan: RoundPlan, parameters: RowParameters
     ) -> None:
         self.state, self.sync_each_step = state, sync_each_step
         self.plan, self.parameters = plan, parameters
         self.tree: Tree | None = None  # pending for the level above the drafter
+        # Of drafts of trees without host synchronisation, by their size: each where it stays.
+        self._trees: dict[int, tuple[Tree, RowBuffer | None]] = {}
         self.told: StatesWindow | None = None  # without host synchronisation
         # By the level that will verify them: what the pending tokens were drawn from, in memory
         # that stays, or where the level below has left its logits.
@@ -46,24 +48,56 @@ class Buffers:
             moved(rows.logits, device), None if statistics is None else moved(statistics, device)
         )
 
-    def keep_tree(self, tree: Tree) -> Tree:
-        """`tree`, pending from now on, where the last one was if that is of its shape: captured
-        steps find it there."""
-        now = self.tree
+    def padding(self, number: int) -> int:
+        """Where among the rows that are pending for level `number` those go that are of no token:
+        behind as many as can be pending."""
+        if self.parameters.greedy:  # no rows are kept
+            return 0
+        most, rows = self.plan.max_pending[number - 1], self.rows.get(number)
+        return most if rows is None else max(most, rows.logits.shape[1] - 1)
+
+    def begin_draft(self, most: int) -> None:
+        """A draft of `most` tokens comes, or of trees as deep, of which a replay writes those that
+        are at their place."""
+        kept, self.tree = self._trees.get(most), None
+        if kept is not None:
+            self.tree, self.rows[self.plan.levels - 1] = kept
+
+    def keep_tree(self, tree: Tree, rows: RowBuffer | None, most: int) -> Tree:
+        """`tree`, drafted as the one of `most`, pending from now on: where the last of this size
+        was if that is of its shape, so that captured steps find it there.
+
+        Args:
+            rows: what it was drawn from, which its drafter has left at their place.
+        """
+        now = self._trees[most][0] if most in self._trees else None
         forms = [[None if one is None else one.shape for one in each] for each in (now or (), tree)]
         if now is None or forms[0] != forms[1]:
             drawn = None if tree.drawn is None else tree.drawn.clone()  # the drafter's own
-            self.tree = tree._replace(drawn=drawn)
-            return self.tree
-        for own, new in zip(now, tree, strict=True):
-            if own is not None and new is not None:
-                own.copy_(new)
+            now = tree._replace(drawn=drawn)
+        else:
+            for own, new in zip(now, tree, strict=True):
+                if own is not None and new is not None:
+                    own.copy_(new)
+        self._trees[most] = now, rows
         return now
 
-    def place(self) -> Place:
-        """All of it that captured steps use."""
-        tuples = [*self.rows.values(), self.tree]
-        rows = [t for own in tuples if own is not None for t in own if t is not None]
-        told = [] if self.told is None else self.told.tensors
-        parameters = self.parameters.on(self.state.device).values()
-        return Place(self, [*self.state.tensors, *parameters, *rows, *told])
+    def place(self, number: int, tail: bool, tells: bool) -> Place:
+        """What a captured step of level `number` uses of it.
+
+        Args:
+            tail: whether it may draft a tail.
+            tells: whether the drafter is told hidden states of its level.
+        """
+        levels, tensors = self.plan.levels, [*self.state.tensors]
+        tensors += self.parameters.on(self.state.device).values()
+        form: tuple[int | bool, ...] = (number == 1 and not self.known,)
+        # Those of what is verified, and of what is handed up; a tail goes to the target.
+        for own in {number, number - 1, 1} if tail else {number, number - 1}:
+            tensors += [t for t in self.rows.get(own) or () if t is not None]
+        if number >= levels - 1 and self.tree is not None:
+            tensors += [t for t in self.tree if t is not None]
+        if self.told is not None and (number == levels or tells):
+            tensors += self.told.tensors
+            form = (*form, self.told.width)
+        return Place(self, tensors, form)

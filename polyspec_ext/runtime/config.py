@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import ops
+from ..ops import unchecked
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +16,13 @@ class Operators:
     """The operators that draw tokens, as a chain calls them.
 
     Attributes:
-        sample, verify, verify_tree: `ps.sample`, `ps.verify` and `ps.verify_tree`, or what stands
-            in for them: exact enumeration and measurements of everything else put their own here.
+        sample, verify, verify_tree: as of `ops.unchecked`, or what stands in for them: exact
+            enumeration and measurements of everything else put their own here, such as `ps.sample`.
     """
 
-    sample: Callable[..., Any] = ops.sample
-    verify: Callable[..., Any] = ops.verify
-    verify_tree: Callable[..., Any] = ops.verify_tree
+    sample: Callable[..., Any] = unchecked.sample
+    verify: Callable[..., Any] = unchecked.verify
+    verify_tree: Callable[..., Any] = unchecked.verify_tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -30,17 +30,16 @@ from ..drafters.base import (
     RowBuffer,
     TreeSize,
 )
-from ..errors import ERROR_BITS, RequestError, named
+from ..errors import ERROR_BITS, PolyspecError, RequestError, name_place, named
 from ..levels.base import (
     BatchedLevel,
     DeviceLengths,
     InputBlock,
-    LevelOutput,
     input_vocab_size,
 )
 from ..sampling import LogitsProcessors
 from ..stats import StatsRecorder
-from ..tensors import FixedParameters, Parameters, known_ids
+from ..tensors import RowParameters, known_ids
 from . import requirements, steps
 from .buffers import Buffers
 from .config import ChainConfig
@@ -61,6 +60,20 @@ _CAPACITY = 256  # texts are allocated in multiples of so many tokens, doubled
 _TRUSTED = 1 << 15  # new tokens; texts that get longer have their rows allocated again
 _KEPT = 4  # batch sizes whose buffers stay allocated
 _USEFUL = 64  # windows up to this are planned as they are to the end of a text
+
+
+class _Course(NamedTuple):
+    """How rounds are done.
+
+    Attributes:
+        plan: of each.
+        buffers: where the state rows are.
+        rounds: how many can be done so, whatever they bring, if nobody changes a row or a window.
+    """
+
+    plan: RoundPlan
+    buffers: Buffers
+    rounds: int
 
 
 class Engine:
@@ -91,7 +104,12 @@ class Engine:
         self._levels, self._drafter = list(levels), drafter
         self._parts: list[Part] = [*levels, *([] if drafter is None else [drafter])]
         self._count = len(config.windows) + 1
-        self._layers = () if drafter is None else drafter.capabilities.hidden_layers
+        can = None if drafter is None else drafter.capabilities
+        self._layers = () if can is None else can.hidden_layers
+        self._trees = can is not None and can.trees
+        self._tree_size = None if can is None else can.tree_size
+        # Parts that read fewer ids than the target has.
+        self._smaller = [input_vocab_size(part) < config.vocab_sizes[0] for part in self._parts]
         self._telling: set[int] = set()  # levels whose hidden states the drafter is told
         if drafter is not None:
             self._telling = requirements.levels_telling(levels, drafter)
@@ -102,18 +120,20 @@ class Engine:
         on_cpu = config.device.type == "cpu"
         wanted = on_cpu if sync_each_step is None else sync_each_step
         self._sync_each_step = reason is not None or wanted
+        if not self._sync_each_step:
+            requirements.warn_of_compiled(self._parts)
         self._streams = SideStreams()
         self._kept: dict[Hashable, Buffers] = {}
         self._slots: list[Row] = []
+        self._course: _Course | None = None
+        self._rounds = 0  # left of it
+        # Which part is at work, and in which step (None: for all rows), for messages.
+        self._at_work: tuple[int, Step | None] | None = None
 
     @property
     def _must_sync(self) -> bool:
         """Whether the host reads what came of each step in every round of the batch."""
         return self._sync_each_step or self._processors is not None
-
-    def _layers_of(self, number: int) -> tuple[int, ...]:
-        """Layers of a level whose hidden states the drafter is told."""
-        return self._layers if number in self._telling else ()
 
     # ---- a batch ---------------------------------------------------------------------------------
 
@@ -133,12 +153,13 @@ class Engine:
         self._begun = [False] * self._count
         self._told = StatesList()  # hidden states since the last draft
         self._buffers: Buffers | None = None
+        self._at_work = None
         self._note_slots(slots)
 
     def _note_slots(self, slots: Sequence[Row]) -> None:
         """The rows in the caches from now on, and what operators and drafter are told of them."""
-        self._slots = list(slots)
-        self._parameters = Parameters([row.sampling for row in slots], [row.seed for row in slots])
+        self._slots, self._rounds = list(slots), 0
+        self._recorder.follow([row.stats for row in slots])
         self._requests, self._eos = [row.number for row in slots], [row.eos for row in slots]
 
     def windows(self, slot: int) -> Sequence[int]:
@@ -153,12 +174,14 @@ class Engine:
             rounds = tuple(bound and new for bound, new in zip(rounds, fitting, strict=True))
         if (*given, *rounds) != self._state.windows[slot]:
             self._state.set_windows(slot, (*given, *rounds))
+            self._rounds = 0
 
     @torch.inference_mode()
     def end(self, row: Row) -> None:
         """The row takes no part from now on, if it is one of this batch."""
         if any(own is row for own in self._slots):
             self._state.end(row.slot)
+            self._rounds = 0
 
     def leave(self) -> None:
         """Rows that are complete leave the caches once they are a quarter of them: what stays is
@@ -196,13 +219,47 @@ class Engine:
 
     def round(self) -> Committed:
         """One round of the target: the tokens that it commits, by the number of their row."""
+        try:
+            if not self._rounds:
+                self._course = self._chart()
+                self._rounds = self._course.rounds
+            self._rounds -= 1
+            assert self._course is not None
+            plan, buffers, _ = self._course
+            if buffers.sync_each_step:
+                return self._step_by_step(buffers)
+            return self._at_once(plan, buffers)
+        except Exception as error:
+            if self._at_work is not None:
+                number, step = self._at_work
+                rows = self._slots if step is None else self._rows_of(step)
+                name_place(error, self.config.names, number - 1, rows)
+            raise
+
+    def _chart(self) -> _Course:
+        """The course of the next rounds: caches and buffers are ready for it."""
         active = [row for row in self._slots if not row.ended]
         plan = self._plan(active)
         sync = self._must_sync or plan.steps is None
         self._prepare_caches(plan, active)
+        chosen = sync
         sync = sync or not self._can_stay(plan, active) or not self._can_tell(plan, active)
         buffers = self._prepare_buffers(plan, sync)
-        return self._step_by_step(buffers) if sync else self._at_once(plan, buffers)
+        now = self._state.windows
+        # Where rows differ, or draft in some rounds only, caches come to lag in ways of their own;
+        # and what the host does in this round alone is asked anew in the next.
+        steady = len({now[row.slot] for row in active}) == 1 and sync == chosen
+        if not steady or (min(plan.windows) == 0 and len(plan.asked) > 1):
+            return _Course(plan, buffers, 1)
+        # A round begins with room for all that can be pending, in the texts, the rows and the
+        # contexts; windows that are planned no longer than a text has room for follow it.
+        longest = max(row.committed for row in self._slots)
+        room = min(row.room for row in active)
+        limits = [self._parts[number - 1].max_length for number in plan.asked]
+        ends = [buffers.state.shape.capacity - 1, *[limit for limit in limits if limit is not None]]
+        left = min(room, min(ends) - longest) - plan.ahead
+        left = 0 if max(plan.windows) > _USEFUL else left
+        return _Course(plan, buffers, 1 + max(0, left // (plan.max_pending[0] + 1)))
 
     def _plan(self, active: Sequence[Row]) -> RoundPlan:
         """Of the largest windows of all rows."""
@@ -242,9 +299,10 @@ class Engine:
             held = state.cached(number)
             if max(row.committed - held[row.slot] for row in active) > plan.lag(number):
                 began = time.perf_counter()
-                with named(names, number - 1, slots):
-                    state.set_cached(number, read_rest(self._parts[number - 1], slots, held))
-                self._spent(slots, number, time.perf_counter() - began, 1)
+                self._at_work = number, None
+                state.set_cached(number, read_rest(self._parts[number - 1], slots, held))
+                self._at_work = None
+                self._recorder.spent(number - 1, time.perf_counter() - began, 1)
 
     def _can_stay(self, plan: RoundPlan, active: Sequence[Row]) -> bool:
         """Whether no level needs the host in this round. A text may run ahead of its end then, for
@@ -259,13 +317,14 @@ class Engine:
 
     def _size(self, plan: RoundPlan) -> TreeSize:
         """Of the trees of a round."""
-        size = None if self._drafter is None else self._drafter.capabilities.tree_size
+        size = self._tree_size
         return TreeSize(0, 0) if size is None or not plan.drafts else size(plan.drafts)
 
     def _told_width(self, plan: RoundPlan) -> int:
         """Tokens of a row whose states can wait for the drafter, where every row drafts in every
-        round: what can be pending, behind what the level that lags most has to read."""
-        return self._count - 1 + max(plan.max_pending)
+        round that has room for it: what can be pending, behind what the level that lags most has to
+        read, and the rounds at the end of a text, too short for a token of every level."""
+        return 2 * (self._count - 1) + max(plan.max_pending)
 
     def _can_tell(self, plan: RoundPlan, active: Sequence[Row]) -> bool:
         """Whether the states that the drafter waits for have room without the host."""
@@ -273,7 +332,7 @@ class Engine:
             return True
         now = self._state.windows
         each = {now[row.slot][: self._count - 1] for row in active}
-        if self._count not in plan.asked or len(each) > 1:
+        if min(plan.windows) == 0 or len(each) > 1:
             return False  # of rows that do not draft they would be more and more
         if self._buffers is not None and not self._buffers.sync_each_step:
             return True
@@ -299,7 +358,8 @@ class Engine:
         capacity = longest + min(max(row.room for row in slots), _TRUSTED) + plan.ahead
         eos = max(1, *[len(own) for own in self._eos])
         self._forget_buffers()
-        key = (sync, len(slots), count, eos, self._parameters.greedy)
+        sampling, seeds = [row.sampling for row in slots], [row.seed for row in slots]
+        key = (sync, len(slots), count, eos, all(own.greedy for own in sampling))
         made = self._kept.pop(key, None)
         if made is None or not made.state.fits(count, capacity):
             room = _CAPACITY
@@ -307,16 +367,12 @@ class Engine:
                 room *= 2
             device = torch.device("cpu") if sync else self.config.device
             state = StateRows(self._count, len(slots), count, room, eos, device)
-            fixed = None if sync else FixedParameters(len(slots), device)
-            made = Buffers(state, sync, plan, fixed or self._parameters)
+            made = Buffers(state, sync, plan, RowParameters(len(slots), device))
         self._kept[key] = made
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]
         made.state.write(slots, self._state, self.config.tail)
-        if isinstance(made.parameters, FixedParameters):
-            made.parameters.write(self._parameters)
-        else:
-            made.parameters = self._parameters
+        made.parameters.write(sampling, seeds)
         if told:
             if made.told is None or made.told.width < told:
                 made.told = StatesWindow(len(slots), told, self.config.device)
@@ -336,27 +392,24 @@ class Engine:
 
     def _step_by_step(self, buffers: Buffers) -> Committed:
         buffers.known = True
-        drafter = self._drafter
+        drafter, recorder, clock = self._drafter, self._recorder, time.perf_counter
         while (step := buffers.state.next()) is not None:
-            began = time.perf_counter()
+            began = clock()
             if drafter is not None and step.level == self._count:
                 before = drafter.num_forward_passes
                 entries = self._draft(buffers, step).entries
-                drawn = [entry.emitted for entry in entries]
-                if buffers.tree is not None:
-                    drawn = buffers.tree.counts.tolist()
-                seconds = time.perf_counter() - began
+                trees = None if buffers.tree is None else buffers.tree.counts.tolist()
                 passes = drafter.num_forward_passes - before
-                self._enter(step.level, entries, seconds, passes, drawn)
+                recorder.drafted(entries, clock() - began, passes, trees)
                 continue
             entries, logits, r = self._verify(buffers, step)
-            committed: Committed | None = None
-            if step.level == 1:
-                committed = self._commit(entries, r.tokens.tolist(), r.logprobs.tolist(), logits)
-            self._enter(step.level, entries, time.perf_counter() - began, 1)
-            if committed is not None:
-                return committed
-        return []
+            if step.level > 1:
+                recorder.verified(step.level - 1, entries, clock() - began)
+                continue
+            committed = self._commit(entries, r.tokens.tolist(), r.logprobs.tolist(), logits)
+            recorder.verified(0, entries, clock() - began)
+            return committed
+        raise self._stuck(next(row for row in self._slots if not row.ended))
 
     # ---- without host synchronisation ------------------------------------------------------------
 
@@ -377,15 +430,21 @@ class Engine:
             most = plan.drafts_at(place) if draft else plan.max_pending[number - 1]
             # A first draft is no row's tail; a later one may be, where a window is full early.
             tail = draft and plan.tail > 0 and place > 0
-            step = partial(self._step, buffers, number, most, tail)
+            width = plan.width_at(place)
+            step = partial(self._step, buffers, number, most, width, tail)
+            if draft:
+                buffers.begin_draft(most)
             if graphs is None:
                 outputs = step()
             else:
                 # The levels below are cut as well, so the graph depends on where they are.
-                touched = [span for at, span in spans.items() if at >= number]
+                touched = {at: span for at, span in spans.items() if at >= number}
                 kind = "a draft" if draft else f"the verification of {config.names[number - 1]}"
-                sizes = [number, plan.windows, plan.max_pending, most, tail]
-                key = [*sizes, config.rule, buffers.place(), *touched]
+                key: list[Hashable] = [number, most, tail, width, config.rule]
+                if tail or 1 < number < self._count:
+                    key.append(buffers.padding(1 if draft else number - 1))
+                own = buffers.place(number, tail, number in self._telling)
+                key += [own, tuple(touched), *touched.values()]
                 outputs = graphs.run(kind, key, step)
             clock.tick()
         packed, logits = outputs
@@ -394,10 +453,9 @@ class Engine:
         return self._read(plan, buffers, packed, logits, clock)
 
     def _step(
-        self, buffers: Buffers, number: int, most: int, tail: bool
+        self, buffers: Buffers, number: int, most: int, width: int, tail: bool
     ) -> tuple[torch.Tensor | None, ...]:
-        state, plan, told = buffers.state, buffers.plan, buffers.told
-        width = plan.width(number)
+        state, told = buffers.state, buffers.told
         if number < self._count:
             _, logits, r = self._verify(buffers, state.step(number, most, width))
             return (state.record(r.tokens, r.logprobs), logits) if number == 1 else ()
@@ -422,18 +480,21 @@ class Engine:
         """The one place where such a round waits for the device."""
         assert plan.steps is not None
         record, seconds = buffers.state.read(packed), clock.seconds()
-        size = None if self._drafter is None else self._drafter.capabilities.tree_size
+        size, recorder = self._tree_size, self._recorder
         entries: list[Entry] = []
         for place, number in enumerate(plan.steps):
             entries = [own[place] for own in record.entries]
             self._require_rows(number, entries)
-            drawn = [entry.emitted for entry in entries]
-            passes = plan.drafts_at(place) if number == self._count else 1
-            if size is not None:
-                drawn = [size(max(entry.tokens, 0)).nodes for entry in entries]
-            self._enter(number, entries, seconds[place], passes, drawn)
+            if number < self._count:
+                recorder.verified(number - 1, entries, seconds[place])
+                continue
+            trees = None if size is None else [size(max(own[0], 0)).nodes for own in entries]
+            recorder.drafted(entries, seconds[place], plan.drafts_at(place), trees)
         for number in plan.asked:
             self._on_device(number).note_lengths(buffers.state.cached(number))
+        for row, entry in zip(self._slots, entries, strict=True):
+            if not row.ended and entry[0] < 0:
+                raise self._stuck(row)
         return self._commit(entries, record.tokens, record.logprobs, logits)
 
     def _on_device(self, number: int) -> DeviceLengths:
@@ -444,41 +505,44 @@ class Engine:
     def _draft(self, buffers: Buffers, step: Step) -> Report:
         drafter, number, state = self._drafter, self._count, buffers.state
         assert drafter is not None
-        rows, host, wants = step.host or step.plan, step.host, not buffers.parameters.greedy
+        plan, host, wants = step.plan, step.host, not buffers.parameters.greedy
         told = buffers.told or self._told
-        with named(self.config.names, number - 1, self._rows_of(step)):
-            block = drafter.draft(
-                DraftInput(
-                    self._known(step.input_ids, drafter),
-                    rows.counts,
-                    rows.lengths,
-                    step.most,
-                    rows.positions,
-                    rows.rounds,
-                    number,
-                    buffers.parameters,
-                    wants,
-                    self._requests if host else (),
-                    rows=buffers.rows.get(number - 1),
-                    eos=self._eos if host else None,
-                    processors=self._processors,
-                    text=state.text if host else None,
-                    hidden=told.told(),
-                    vocab_size=self.config.vocab_sizes[-2],
-                )
+        self._at_work = number, step
+        block = drafter.draft(
+            DraftInput(
+                self._known(step.input_ids, number),
+                host.counts if host else plan.counts,
+                host.lengths if host else plan.lengths,
+                step.most,
+                plan.positions,
+                plan.rounds,
+                number,
+                buffers.parameters,
+                wants,
+                self._requests if host else (),
+                rows=buffers.rows.get(number - 1),
+                eos=self._eos if host else None,
+                processors=self._processors,
+                text=state.text if host else None,
+                hidden=told.told() if self._layers else (),
+                vocab_size=self.config.vocab_sizes[-2],
             )
-            tree = buffers.tree = self._pending_tree(buffers, block, step)
+        )
+        if self._trees or block.parents is not None:
+            buffers.tree = self._pending_tree(buffers, block, step)
+        tree, self._at_work = buffers.tree, None
         if self._layers:
-            part = step.plan.part
+            part = plan.part
             # Nobody tells anything of a text that is complete.
             told.forget(part + torch.tensor([row.ended for row in self._slots]) if host else part)
         # What the drafter has read too much goes with the verification that follows.
         if tree is None:
-            most = buffers.plan.max_pending[0]
-            report = state.report(step, block.tokens, block.counts, block.status, most)
+            padding = buffers.padding(1) if step.tail else 0
+            report = state.report(step, block.tokens, block.counts, block.status, padding)
         else:
             report = state.report(step, tree.longest, tree.depths, None, ends=False)
-        self._require_rows(number, report.entries)
+        if report.status & ERROR_BITS:
+            self._require_rows(number, report.entries)
         if wants:
             buffers.rows[number - 1] = block.rows
             if step.tail:
@@ -486,17 +550,18 @@ class Engine:
         return report
 
     def _pending_tree(self, buffers: Buffers, block: DraftBlock, step: Step) -> Tree | None:
-        assert self._drafter is not None
+        names, vocab_sizes, trees = self.config.names, self.config.vocab_sizes, self._trees
+        if trees != (block.parents is not None):
+            kinds = ["a chain of tokens", "a tree"]
+            raise ValueError(
+                f"{names[-1]}: expected {kinds[trees]} from a drafter whose capabilities have "
+                f"{'' if trees else 'no '}`trees`, given {kinds[not trees]}"
+            )
         if block.parents is None:
             return None
-        names, vocab_sizes = self.config.names, self.config.vocab_sizes
-        if not self._drafter.capabilities.trees:
-            raise ValueError(
-                f"{names[-1]}: expected a chain of tokens from a drafter whose capabilities have "
-                "no `trees`, given a tree"
-            )
         if step.host is None:
-            return buffers.keep_tree(pending_tree(block, step.plan.lengths, step.most))
+            tree = pending_tree(block, step.plan.lengths, step.most)
+            return buffers.keep_tree(tree, block.rows, step.most)
         require_tree(names[-1], block, step.host.lengths, vocab_sizes[-2])
         on_cpu = replace(
             block,
@@ -527,48 +592,53 @@ class Engine:
     def _verify(self, buffers: Buffers, step: Step) -> tuple[Sequence[Entry], torch.Tensor, Any]:
         """What the step brought each row, the level's logits in text order, and `VerifyResult`."""
         number, state, greedy = step.level, buffers.state, buffers.parameters.greedy
-        level, layers = self._levels[number - 1], self._layers_of(number)
+        level, host, own = self._levels[number - 1], step.host, step.plan
+        layers = self._layers if number in self._telling else ()
         tree = buffers.tree if number == self._count - 1 and step.most else None
-        with named(self.config.names, number - 1, self._rows_of(step)):
-            if tree is None:
-                given = self._known(step.input_ids, level)
-                counts, first = step.read
-                block = InputBlock(given, step.most + 1, counts, first, None, layers)
-            else:
-                own = step.plan
-                read = tree_pass(step.input_ids, own.counts, own.lengths, tree, step.lag)
-                block = InputBlock(
-                    self._known(read.tokens, level),
-                    tree.tokens.shape[1] + 1,
-                    read.counts.tolist() if step.host else read.counts,
-                    read.first.tolist() if step.host else read.first,
-                    read.parents.to(level.device),
-                    layers,
-                    step.lag + step.most,
-                )
-            logits, hidden, skipped = self._forward(number, block)
-            if self._processors is not None:
-                logits = self._processed(self._processors, logits, state, step, tree)
-            rows = None
-            if not greedy and step.most:
-                rows = buffers.handed_up(number, logits.device)
-            if tree is None:
-                r = steps.verify(self.config, step, logits, rows, buffers.parameters)
-            else:
-                r = steps.verify_tree(self.config, step, logits, tree, rows, buffers.parameters)
-                logits, hidden = read.along(logits, hidden, r)
-        length = buffers.plan.max_pending[number - 2] if number > 1 else 0
+        self._at_work = number, step
+        if tree is None:
+            rows: Any = own if host is None else host
+            counts, first = (None, None) if host and host.last else (rows.counts, rows.first)
+            given = self._known(step.input_ids, number)
+            block = InputBlock(given, step.most + 1, counts, first, None, layers)
+        else:
+            read = tree_pass(step.input_ids, own.counts, own.lengths, tree, step.lag)
+            block = InputBlock(
+                self._known(read.tokens, number),
+                tree.tokens.shape[1] + 1,
+                read.counts.tolist() if host else read.counts,
+                read.first.tolist() if host else read.first,
+                read.parents.to(level.device),
+                layers,
+                step.lag + step.most,
+            )
+        logits, hidden, skipped = level.forward(block)
+        if logits.shape[2] > self.config.vocab_sizes[number - 1]:  # ids that it may not draw
+            logits = logits[..., : self.config.vocab_sizes[number - 1]]
+        if self._processors is not None:
+            logits = self._processed(self._processors, logits, state, step, tree)
+        drawn = None
+        if not greedy and step.most:
+            drawn = buffers.handed_up(number, logits.device)
+        if tree is None:
+            r = steps.verify(self.config, step, logits, drawn, buffers.parameters)
+        else:
+            r = steps.verify_tree(self.config, step, logits, tree, drawn, buffers.parameters)
+            logits, hidden = read.along(logits, hidden, r)
+        self._at_work = None
+        length = buffers.padding(number - 1) if number > 1 and not greedy else 0
         report = state.report(step, r.tokens, r.num_accepted, r.status, length)
-        self._require_rows(number, report.entries)
+        if report.status & ERROR_BITS:
+            self._require_rows(number, report.entries)
         if number > 1 and not greedy:
             self._hand_up(buffers, step, RowBuffer(logits, r.statistics), report.slots, length)
         if hidden is not None:
-            own = step.plan
             begin = own.positions - (own.counts - own.lengths)
             stand = torch.as_tensor(report.kept[number - 1]) - begin
             told = buffers.told or self._told
             told.add(number, hidden, begin, torch.where(own.part > 0, stand, 0), skipped)
-        self._rollback(buffers, step, report, None if tree is None else r.path)
+        if report.cut is None or report.cut or tree is not None:
+            self._rollback(buffers, step, report, None if tree is None else r.path)
         return report.entries, logits, r
 
     def _hand_up(
@@ -601,19 +671,21 @@ class Engine:
             if below < number:
                 continue
             part, wanted = self._parts[below - 1], kept[below - 1]
-            with named(self.config.names, below - 1, self._slots):
-                if below == number and path is not None:
-                    level = self._levels[below - 1]
-                    # Of a row without a part nothing moves.
-                    front = torch.minimum(step.plan.positions, torch.as_tensor(wanted))
-                    begin = front.tolist() if step.host else front
-                    left = level.keep_path(begin, path.to(level.device), wanted)
-                else:
-                    left = part.rollback(wanted)
-            if step.host is not None:
+            self._at_work = below, None
+            if below == number and path is not None:
+                level = self._levels[below - 1]
+                # Of a row without a part nothing moves.
+                front = torch.minimum(step.plan.positions, torch.as_tensor(wanted))
+                begin = front.tolist() if step.host else front
+                left = level.keep_path(begin, path.to(level.device), wanted)
+            else:
+                left = part.rollback(wanted)
+            self._at_work = None
+            if step.host is not None and left is not wanted:
                 least = [min(int(n), have) for n, have in zip(left, wanted, strict=True)]
                 if least != wanted:
                     buffers.state.set_cached(below, least)
+                    self._rounds = 0
 
     def _processed(
         self,
@@ -645,18 +717,11 @@ class Engine:
 
     # ---- both ------------------------------------------------------------------------------------
 
-    def _known(self, input_ids: torch.Tensor, part: Part) -> torch.Tensor:
-        """`input_ids` where a level reads them, without ids that it does not know."""
+    def _known(self, input_ids: torch.Tensor, number: int) -> torch.Tensor:
+        """`input_ids` where a part reads them, without ids that it does not know."""
+        part = self._parts[number - 1]
         ids = input_ids if input_ids.device == part.device else input_ids.to(part.device)
-        size = input_vocab_size(part)
-        return known_ids(ids, size) if size < self.config.vocab_sizes[0] else ids
-
-    def _forward(self, number: int, block: InputBlock) -> LevelOutput:
-        """What a level gives, without logits of ids that it may not draw."""
-        out = self._levels[number - 1].forward(block)
-        vocab = self.config.vocab_sizes[number - 1]
-        fits = out.logits.shape[-1] <= vocab
-        return out if fits else out._replace(logits=out.logits[..., :vocab])
+        return known_ids(ids, input_vocab_size(part)) if self._smaller[number - 1] else ids
 
     def _rows_of(self, step: Step) -> Sequence[Row]:
         """Those with a part, as far as the host knows."""
@@ -667,32 +732,10 @@ class Engine:
 
     def _require_rows(self, number: int, entries: Sequence[Entry]) -> None:
         """Every row of logits of a step had a distribution."""
-        for slot, entry in enumerate(entries):
-            if entry.tokens >= 0 and entry.status & ERROR_BITS:
-                good = entry.emitted if number == self._count else entry.accepted
-                at = entry.position + good
-                raise RequestError(self._slots[slot].number, number, at, entry.status)
-
-    def _enter(
-        self,
-        number: int,
-        entries: Sequence[Entry],
-        seconds: float,
-        passes: int,
-        drawn: Sequence[int] = (),
-    ) -> None:
-        """What a step of level `number` brought, in the statistics; tokens `drawn` by a draft."""
-        spent = []
-        for row, entry in zip(self._slots, entries, strict=True):
-            tokens, _, accepted, emitted, _, _, of_tail = entry
-            if tokens < 0:
-                continue
-            spent.append(row)
-            if number < self._count:
-                self._recorder.verified(row.stats, number - 1, tokens, accepted, emitted, of_tail)
-            else:
-                self._recorder.proposed(row.stats, drawn[row.slot])
-        self._spent(spent, number, seconds, passes)
+        for slot, (tokens, position, accepted, emitted, _, status, _) in enumerate(entries):
+            if tokens >= 0 and status & ERROR_BITS:
+                at = position + (emitted if number == self._count else accepted)
+                raise RequestError(self._slots[slot].number, number, at, status)
 
     def _commit(
         self,
@@ -704,17 +747,26 @@ class Engine:
         """The target has emitted tokens: they stand for good."""
         committed = []
         for slot, (row, entry) in enumerate(zip(self._slots, entries, strict=True)):
-            if entry.tokens < 0:
+            asked, _, _, emitted, ended, _, _ = entry
+            if asked < 0:
                 continue
-            own = tokens[slot][: entry.emitted]
+            if emitted == 0:
+                raise self._stuck(row)
+            own = tokens[slot][:emitted]
             row.tokens += own
-            row.logprobs += logprobs[slot][: entry.emitted]
-            self._recorder.committed(row.stats, len(own))
+            row.logprobs += logprobs[slot][:emitted]
             if self._observe is not None:
-                self._observe(row.number, logits[slot, : len(own)])
-            row.ended = row.ended or bool(entry.ended) or len(row.logprobs) >= row.max_new_tokens
+                self._observe(row.number, logits[slot, :emitted])
+            if ended or len(row.logprobs) >= row.max_new_tokens:
+                row.ended, self._rounds = True, 0
             committed.append((row.number, own))
         return committed
 
-    def _spent(self, rows: Sequence[Row], number: int, seconds: float, passes: int) -> None:
-        self._recorder.spent([row.stats for row in rows], number - 1, seconds, passes)
+    def _stuck(self, row: Row) -> PolyspecError:
+        """A text must never end for want of tokens: the next round would bring none either."""
+        windows, tail = self._state.windows[row.slot], self.config.tail
+        return PolyspecError(
+            f"request {row.number}: expected a round of the target to commit at least one token at "
+            f"position {row.committed}, given none (windows and rounds {list(windows)}, tail "
+            f"{tail}); this is a mistake of polyspec_ext"
+        )

@@ -24,6 +24,7 @@ from ..tensors import Place
 
 Outputs = tuple[torch.Tensor | None, ...]
 Step = Callable[[], Outputs]
+_FAILURES = 2  # captures of one kind of step that fail, before none is tried again
 
 
 class Recorder(Protocol):
@@ -40,30 +41,44 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """`torch.cuda.CUDAGraph`, all in one memory pool."""
+    """`torch.cuda.CUDAGraph`, all in one memory pool.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
+    Args:
+        device: that steps run on.
+        cuda: `torch.cuda`, or what stands in for it.
+    """
+
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
+        self._device, self._cuda = device, cuda
+        self._pool = cuda.graph_pool_handle()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `copy` and `pickle`: a copy has a memory pool of its own."""
+        return type(self), (self._device,)
 
     def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.device(self._device):
-                torch.cuda.synchronize(self._device)
-                with torch.cuda.graph(graph, pool=self._pool):
+        cuda = self._cuda
+        graph = cuda.CUDAGraph()
+        with cuda.device(self._device):
+            current = cuda.current_stream(self._device)
+            try:
+                cuda.synchronize(self._device)
+                with cuda.graph(graph, pool=self._pool):
                     outputs = step()
-        except BaseException:
-            # A capture that failed may have left the pool open, which the next would not get then.
-            self._pool = torch.cuda.graph_pool_handle()
-            raise
+            except BaseException:
+                # Where ending the capture fails, torch leaves the capture's stream the current one;
+                # and the pool may be open still, which the next capture would not get then.
+                cuda.set_stream(current)
+                self._pool = cuda.graph_pool_handle()
+                raise
         return graph.replay, outputs
 
 
 class Graphs:
     """Graphs by step and by the memory they use.
 
-    A step that cannot be captured is run as it is from then on, after a warning for each kind.
+    A step that cannot be captured is run as it is from then on, after a warning for each kind. No
+    more of a kind are captured after two that could not be.
 
     Args:
         recorder: makes them.
@@ -80,14 +95,15 @@ class Graphs:
         self._graphs: OrderedDict[_Key, _Graph | None] = OrderedDict()
         self._seen: OrderedDict[_Key, None] = OrderedDict()
         self._owners: dict[int, weakref.ref[object]] = {}
-        self._warned: set[str] = set()
+        self._failures: dict[str, int] = {}  # captures that failed, by kind
         self.num_captures = 0
         self.num_replays = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """For `copy` and `pickle`: a copy has captured nothing."""
-        empty: dict[str, Any] = {"_graphs": OrderedDict(), "_seen": OrderedDict(), "_owners": {}}
-        return {**self.__dict__, **empty, "num_captures": 0, "num_replays": 0}
+        empty: dict[str, Any] = {"_graphs": OrderedDict(), "_seen": OrderedDict()}
+        empty |= {"_owners": {}, "_failures": {}, "num_captures": 0, "num_replays": 0}
+        return {**self.__dict__, **empty}
 
     def __len__(self) -> int:
         """Graphs at hand."""
@@ -97,6 +113,7 @@ class Graphs:
         """Forget all graphs and give their memory back."""
         self._graphs.clear()
         self._seen.clear()
+        self._failures.clear()
 
     def run(self, kind: str, key: Sequence[Hashable], step: Step) -> Outputs:
         """``step()``, by a graph where there is one.
@@ -112,6 +129,8 @@ class Graphs:
         """
         full = (kind, *key)
         if full not in self._graphs:
+            if self._failures.get(kind, 0) == _FAILURES:
+                return step()
             if full not in self._seen:
                 self._watch(full)
                 self._seen[full] = None
@@ -136,8 +155,8 @@ class Graphs:
         try:
             graph = _Graph(*self._recorder.capture(step))
         except RuntimeError as error:
-            if kind not in self._warned:
-                self._warned.add(kind)
+            self._failures[kind] = self._failures.get(kind, 0) + 1
+            if self._failures[kind] == 1:
                 warnings.warn(
                     f"{kind} cannot be captured as a CUDA graph and is run without, which is "
                     f"slower: {_cause(error)}",

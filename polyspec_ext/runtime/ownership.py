@@ -56,6 +56,8 @@ class _Call:
 
     def __exit__(self, *error: object) -> None:
         _leave(self._places, self._own)
+        # Nothing is left for the reference to do, and what is raised in its callback is lost.
+        del self._own
 
 
 def _leave(places: Sequence[tuple[str, _Calls]], own: weakref.ref[_Call]) -> None:

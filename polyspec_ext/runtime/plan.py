@@ -51,10 +51,17 @@ class RoundPlan(NamedTuple):
         drafter have read."""
         return level + (self.tail if 1 < level < self.levels else 0)
 
-    def width(self, level: int) -> int:
-        """Tokens that `level` reads at most in one step of a round that it began with no larger
-        lag: that, and those pending for it."""
-        return self.lag(level) + (self.max_pending[level - 1] if level < self.levels else 0)
+    def width_at(self, place: int) -> int:
+        """Tokens that the level of the step at `place` reads at most, if it began the round with no
+        larger lag: that, and those pending for it. Of the tail's draft also those pending for the
+        target, since the drafter may read there first: with a window of 0 between the two, or where
+        the end of a text leaves no room for one. Of three levels it has drafted before."""
+        assert self.steps is not None
+        level = self.steps[place]
+        if level < self.levels:
+            return self.lag(level) + self.max_pending[level - 1]
+        late = self.tail > 0 and self.levels > 3 and place == len(self.steps) - 2
+        return self.lag(level) + (self.max_pending[0] - self.tail if late else 0)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -47,7 +47,6 @@ def prefill(
         wanted.
     """
     found: HiddenStates | None = None
-    stats = [row.stats for row in slots]
     capacity = max(row.committed + row.room for row in slots) + ahead
     chosen = [(number, parts[number - 1]) for number in numbers]
     devices = {part.device for _, part in chosen}
@@ -70,12 +69,12 @@ def prefill(
                 hidden = part.prefill(prompts)
                 if layers and isinstance(hidden, Mapping):
                     found = HiddenStates(1, dict(hidden), [0] * len(counts), counts)
-            recorder.prefilled(stats, number - 1, time.perf_counter() - began)
+            recorder.prefilled(number - 1, time.perf_counter() - began)
     began = time.perf_counter()
     for device in devices:
         if device.type == "cuda":  # so that prefill and decoding are timed apart
             torch.cuda.synchronize(device)
-    recorder.prefilled(stats, 0, time.perf_counter() - began)
+    recorder.prefilled(0, time.perf_counter() - began)
     return found
 
 

@@ -3,6 +3,7 @@ between their steps."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Sequence
 
 from ..drafters.base import BatchedDrafter
@@ -91,3 +92,19 @@ def needs_host(
     if round_plan(config.windows, config.rounds).steps is None:
         return "rounds are not bounded"
     return None
+
+
+def warn_of_compiled(parts: Sequence[BatchedLevel | BatchedDrafter]) -> None:
+    """Warns of each model that was to be compiled, where rounds run without the host.
+
+    They run it as it is: their passes read lengths that the device alone knows, and no pass is
+    compiled for those. On CUDA a graph takes the Python out of them instead.
+    """
+    for part in parts:
+        if getattr(getattr(part, "level", None), "compile", False) is True:
+            warnings.warn(
+                f"{part.name}: compile=True has no effect on rounds without host synchronisation, "
+                "which CUDA graphs make fast instead; sync_each_step=True runs the compiled passes",
+                RuntimeWarning,
+                stacklevel=2,
+            )

@@ -22,26 +22,15 @@ from .request import Row
 _CPU = torch.device("cpu")
 
 
-class Entry(NamedTuple):
-    """What one step brought one row.
-
-    Attributes:
-        tokens: to draft or to verify; -1: the row had no part.
-        position: of the first of them.
-        accepted: of those verified.
-        emitted: tokens drafted, or handed up by a verification.
-        ended: 1 if the last of these ends the text.
-        status: status bits.
-        of_tail: tokens of a tail among `tokens`.
-    """
-
-    tokens: int
-    position: int
-    accepted: int
-    emitted: int
-    ended: int
-    status: int
-    of_tail: int
+# What one step brought one row (`RoundShape::Log`), seven numbers:
+#   tokens      to draft or to verify; -1: the row had no part
+#   position    of the first of them
+#   accepted    of those verified
+#   emitted     tokens drafted, or handed up by a verification
+#   ended       1 if the last of these ends the text
+#   status      status bits
+#   of_tail     tokens of a tail among the first
+Entry = Sequence[int]
 
 
 class Step(NamedTuple):
@@ -53,7 +42,7 @@ class Step(NamedTuple):
         lag: no row has more tokens to read in front of these.
         tail: whether some row may draft a tail.
         input_ids: ``[B, T]`` int64, tokens to read, at the front of each row.
-        table: ``[7, B]`` int64, of which `Plan` names the rows.
+        table: ``[7, B]`` int64; plan: its rows.
         host: the same in lists, where the host reads the rows.
     """
 
@@ -63,34 +52,14 @@ class Step(NamedTuple):
     tail: bool
     input_ids: torch.Tensor
     table: torch.Tensor
+    plan: Plan
     host: HostStep | None
 
-    @property
-    def plan(self) -> Plan:
-        return Plan(*self.table.unbind())
-
-    @property
-    def read(self) -> tuple[Counts | None, Counts | None]:
-        """`counts` and `first` of the `InputBlock` of a verification."""
-        if self.host is not None and self.host.last:
-            return None, None
-        rows = self.host or self.plan
-        return rows.counts, rows.first
-
-    def keys(
-        self, device: torch.device
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | int, torch.Tensor | int]:
-        """`first`, `lengths`, `positions` and `rounds` of `Plan` on `device`. The first is None
-        where the logits wanted stand behind the last tokens of all rows, the second where all are
-        `most`."""
-        host = self.host
-        if host is not None and self.table.shape[1] == 1:
-            # A single row's are scalars, which cost the operators less than tensors.
-            return None, None, host.positions[0], host.rounds[0]
-        own = self.plan if host is None else Plan(*moved(self.table, device).unbind())
-        last, even = (False, False) if host is None else (host.last, host.even)
-        first, lengths = None if last else own.first, None if even else own.lengths
-        return first, lengths, own.positions, own.rounds
+    def on(self, device: torch.device) -> Plan:
+        """`plan` on `device`."""
+        if self.table.device == device:
+            return self.plan
+        return Plan._make(moved(self.table, device).unbind())
 
 
 class Report(NamedTuple):
@@ -103,12 +72,14 @@ class Report(NamedTuple):
         entries: by row; none where the host does not read the rows.
         cut: the levels from the step's own downwards whose cache holds more than `kept`; None: any
             may.
+        status: the status bits of all entries.
     """
 
     slots: torch.Tensor
     kept: Sequence[Counts]
     entries: Sequence[Entry] = ()
     cut: Sequence[int] | None = None
+    status: int = 0
 
 
 class StateRows:
@@ -238,7 +209,8 @@ class StateRows:
         if own is None:
             return None
         input_ids, table = torch.from_numpy(own.input_ids), torch.from_numpy(own.plan)
-        return Step(own.level, own.most, own.lag, own.tail, input_ids, table, own)
+        plan = Plan._make(table.unbind())
+        return Step(own.level, own.most, own.lag, own.tail, input_ids, table, plan, own)
 
     def step(self, level: int, most: int, width: int, tail: bool = False) -> Step:
         """A step of `level`, in which rows that are due for another one idle, without host
@@ -249,7 +221,8 @@ class StateRows:
             width: tokens that a row reads at most, T.
         """
         input_ids, table = schedule.next_step(self.words, self.shape, level, width)
-        return Step(level, most, width - most, tail, input_ids, table, None)
+        plan = Plan._make(table.unbind())
+        return Step(level, most, width - most, tail, input_ids, table, plan, None)
 
     def report(
         self,
@@ -282,8 +255,8 @@ class StateRows:
             padding,
             ends,
         )
-        entries = [Entry._make(own) for own in made.entries]
-        return Report(torch.from_numpy(made.slots), made.kept, entries, made.cut)
+        slots = torch.from_numpy(made.slots)
+        return Report(slots, made.kept, made.entries, made.cut, made.status)
 
     def text(self, slot: int) -> torch.Tensor:
         """``[N]`` int64 on the CPU, the row's text as it stands, pending tokens included."""
@@ -321,7 +294,7 @@ class StateRows:
             self.head = table.numpy()[:, : shape.log_at]
         begins = range(shape.log_at, shape.text_at, shape.PER_STEP)
         return Record(
-            [[Entry(*words[at : at + shape.PER_STEP]) for at in begins] for words in rows],
+            [[words[at : at + shape.PER_STEP] for at in begins] for words in rows],
             [words[shape.text_at :] for words in rows],
             probabilities.tolist(),
         )
@@ -331,7 +304,7 @@ class Record(NamedTuple):
     """A round as the host reads it, by row.
 
     Attributes:
-        entries: of every step.
+        entries: of every step, by row.
         tokens: that the target has emitted; as many as its entry says.
         logprobs: of these.
     """

@@ -8,24 +8,21 @@ import torch
 import torch.nn.functional as F
 
 from ..drafters.base import RowBuffer
-from ..tensors import Parameters
+from ..tensors import RowParameters
 from .config import ChainConfig
 from .state import Step
 from .trees import Tree
 
 
-def pending_tokens(input_ids: torch.Tensor, first: torch.Tensor | None, width: int) -> torch.Tensor:
+def pending_tokens(input_ids: torch.Tensor, first: torch.Tensor, width: int) -> torch.Tensor:
     """``[B, width]``, the tokens to be verified among those that the level has just read.
 
     Args:
-        first: ``[B]`` int64, they begin behind this one. None: they are the last of all rows.
+        first: ``[B]`` int64, they begin behind this one.
     """
-    length = input_ids.shape[1]
-    if first is None:
-        return input_ids[:, length - width :]
     reach = first[:, None] + torch.arange(1, width + 1, device=input_ids.device)
     # Ids past a row's own tokens are not read, so the last column may be read again.
-    return input_ids.gather(1, reach.clamp_max(length - 1))
+    return input_ids.gather(1, reach.clamp_max(input_ids.shape[1] - 1))
 
 
 def verify(
@@ -33,7 +30,7 @@ def verify(
     step: Step,
     logits: torch.Tensor,
     rows: RowBuffer | None,
-    parameters: Parameters,
+    parameters: RowParameters,
 ) -> Any:
     """A level verifies the tokens that are pending for it.
 
@@ -46,21 +43,27 @@ def verify(
     Returns:
         `ops.VerifyResult`.
     """
-    first, lengths, positions, rounds = step.keys(logits.device)
-    tokens = pending_tokens(step.input_ids.to(logits.device), first, step.most)
+    device, host, most, tokens = logits.device, step.host, step.most, step.input_ids
+    own = step.on(device)
+    if tokens.device != device:
+        tokens = tokens.to(device)
+    if host is not None and host.last:
+        tokens = tokens[:, tokens.shape[1] - most :]
+    else:
+        tokens = pending_tokens(tokens, own.first, most)
     draft_logits, statistics = (None, None) if rows is None else rows
-    if draft_logits is not None and draft_logits.shape[1] > step.most:
-        draft_logits = draft_logits[:, : step.most]
-        statistics = None if statistics is None else statistics[:, : step.most]
+    if draft_logits is not None and draft_logits.shape[1] > most:
+        draft_logits = draft_logits[:, :most]
+        statistics = None if statistics is None else statistics[:, :most]
     return config.operators.verify(
         logits,
         tokens,
         draft_logits,
-        draft_lengths=lengths,
-        **parameters.on(logits.device),
-        position=positions,
+        draft_lengths=own.lengths,
+        **parameters.on(device),
+        position=own.positions,
         level=step.level,
-        round=rounds,
+        round=own.rounds,
         rule=config.rule,
         draft_statistics=statistics,
     )
@@ -72,7 +75,7 @@ def verify_tree(
     logits: torch.Tensor,
     tree: Tree,
     rows: RowBuffer | None,
-    parameters: Parameters,
+    parameters: RowParameters,
 ) -> Any:
     """A level verifies the trees that are pending for it.
 
@@ -88,7 +91,7 @@ def verify_tree(
     """
     batch, nodes = tree.tokens.shape
     device = logits.device
-    _, _, positions, rounds = step.keys(device)
+    own = step.on(device)
     pool = None
     ids = statistics = None
     if rows is not None:
@@ -108,9 +111,9 @@ def verify_tree(
         draft_statistics=statistics,
         depth=min(step.most, nodes),
         **parameters.on(device),
-        position=positions,
+        position=own.positions,
         level=step.level,
-        round=rounds,
+        round=own.rounds,
     )
 
 

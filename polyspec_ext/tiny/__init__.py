@@ -66,6 +66,20 @@ def path(level: str) -> Path:
     return place
 
 
+# As `prompt_of` has it; answers and the EOS behind them follow as in training.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'user' %}"
+    "{{ bos_token + 'Question: ' + message.content.strip() + '\nAnswer:' }}"
+    "{% elif message.role == 'assistant' %}"
+    "{{ ' ' + message.content.strip() + eos_token }}"
+    "{% else %}"
+    "{{ raise_exception('the shipped models take questions and answers, and no system prompt') }}"
+    "{% endif %}"
+    "{% endfor %}"
+)
+
+
 def prompt_of(question: str) -> str:
     """A question in the form the models were trained on."""
     return f"Question: {question.strip()}\nAnswer:"
@@ -87,7 +101,7 @@ def prompt_ids(questions: Iterable[str]) -> list[list[int]]:
 def levels(
     names: Sequence[str] = LEVELS,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: str | torch.device | None = None,
     pack: Switch = "auto",
     compile: Switch = False,
@@ -104,6 +118,7 @@ def levels(
     from .. import arguments
     from ..planning import level_for, widths_of
 
+    dtype = arguments.loaded_dtype("dtype", dtype)
     device = arguments.device("device", device) or torch.device("cpu")
     on_cpu = device.type == "cpu"
     window = WINDOWS.get(tuple(names), (5,) * (len(names) - 1))
@@ -121,7 +136,7 @@ def chain(
     names: Sequence[str] = LEVELS,
     window: Sequence[int] | None = None,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: str | torch.device | None = None,
     pack: Switch = "auto",
     compile: Switch = False,
@@ -141,7 +156,7 @@ def chain(
 def grown(
     times: int = 4,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: str | torch.device | None = None,
     layers: int | None = None,
     intermediate_size: int | None = None,

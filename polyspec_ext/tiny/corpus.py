@@ -14,7 +14,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from . import prompt_of
+from . import CHAT_TEMPLATE, prompt_of
 
 BOS, EOS = "<|bos|>", "<|eos|>"
 VOCAB_SIZE = 2048
@@ -60,7 +60,11 @@ def train_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
         special_tokens=[(BOS, tokenizer.token_to_id(BOS))],
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=EOS
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=EOS,
+        chat_template=CHAT_TEMPLATE,
     )
 
 

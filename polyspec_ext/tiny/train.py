@@ -31,8 +31,8 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from .. import progress
-from ..cli import options as cli_options
-from ..cli.run import run_command
+from ..command import options
+from ..command.run import run_command
 from . import corpus
 from .fit import fit
 from .train_eagle import train_heads
@@ -141,14 +141,14 @@ def measure(
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = cli_options.Parser(
+    parser = options.Parser(
         prog="python -m polyspec_ext.tiny.train",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--data",
-        type=cli_options.folder,
+        type=options.folder,
         required=True,
         metavar="DIR",
         help="folder with gsm8k_train.jsonl, gsm8k_test.jsonl, tinyshakespeare.txt",
@@ -161,11 +161,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="one model directory per level is written here",
     )
     parser.add_argument(
-        "--seed", type=cli_options.SEED, default=0, metavar="S", help="(default: %(default)s)"
+        "--seed", type=options.SEED, default=0, metavar="S", help="(default: %(default)s)"
     )
     parser.add_argument(
         "--scale",
-        type=cli_options.number(0),
+        type=options.number(0),
         metavar="X",
         default=1.0,
         help="multiplies every stage's token count (0.001 for a trial)",

@@ -6,7 +6,6 @@ import itertools
 import json
 import random
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ import pytest
 import torch
 
 import polyspec_ext as ps
-from polyspec_ext import cli, policies, tiny
+from polyspec_ext import cli, tiny
 from polyspec_ext.bench import adaptation
-from polyspec_ext.bench.drafter_ablation import DRAFTERS, Field
-from polyspec_ext.bench.replay import Costs, Members, Trace, oracle, replay, replay_choice
-from polyspec_ext.bench.traces import BRANCH, HELD_OUT, LOOKUP, TUNING, Text, Traces, record
+from polyspec_ext.bench.replay import Costs, Trace, oracle, replay
+from polyspec_ext.bench.traces import BRANCH, HELD_OUT, TUNING, Text, Traces, record
 
 PROMPTS = [[0, 45, 300, 17, 5, 99], [0, 800, 12]]
 CHAINS = [
@@ -26,7 +24,6 @@ CHAINS = [
     (("target", "middle"), [3]),
     (tiny.LEVELS, [6, 2]),
     (tiny.LEVELS, [3, 0]),
-    (("target", LOOKUP), [5]),
 ]
 
 
@@ -45,14 +42,13 @@ SECONDS = {
     "target": {1: 9.0, 33: 9.0},
     "middle": {1: 3.0, 33: 3.0},
     "drafter": {1: 1.0, 33: 1.0},
-    LOOKUP: {1: 0.125},
 }
 
 
 @pytest.mark.parametrize(("levels", "windows"), CHAINS, ids=str)
 def test_replay_is_the_chain(traces: Traces, levels: tuple[str, ...], windows: list[int]) -> None:
     """Verifications and accepted tokens of every level, text by text."""
-    parts: list[Any] = [LOOKUP if name == LOOKUP else tiny.path(name) for name in levels]
+    parts: list[Any] = [tiny.path(name) for name in levels]
     chain = ps.Chain(parts, windows, dtype=torch.float32)
     costs = Costs([SECONDS[name] for name in levels])
     for text in traces.sets["ours"]:
@@ -87,7 +83,7 @@ def agreeing(chance: random.Random, outer: float, inner: float, size: int = 128)
     drafter = [a and b for a, b in zip(middle, under, strict=True)]
     wrong = [place for place, agrees in enumerate(middle) if not agrees]
     branches = {place: [chance.random() < inner for _ in range(BRANCH)] for place in wrong}
-    return Text([0], list(range(size)), drafter, middle, under, branches, 1.0)
+    return Text([0], list(range(size)), drafter, middle, under, branches)
 
 
 def test_joint_is_as_good_as_online_and_better_on_three_levels() -> None:
@@ -119,35 +115,6 @@ def test_halves_have_no_text_in_common(traces: Traces) -> None:
     assert prompts == [[tuple(PROMPTS[0])], [tuple(PROMPTS[1])]]
     with pytest.raises(ValueError, match="half: expected tuning or held-out, given 'all'"):
         traces.half("all")
-
-
-class Turns:
-    """Sets the drafters to work in turns, with a window of 4."""
-
-    def __init__(self, drafters: Members) -> None:
-        self.drafters, self.rounds = drafters, 0
-
-    def next(self, report: policies.RoundReport) -> Sequence[int]:
-        self.drafters.active = self.rounds % len(self.drafters.members)
-        self.rounds += 1
-        return [4]
-
-
-def test_a_switch_pays_for_what_was_missed(traces: Traces) -> None:
-    texts = traces.sets["ours"]
-    seconds = {**SECONDS, "drafter": {1: 1.0, 2: 1.5, 33: 17.0}}
-    field = Field(texts, seconds)
-    one = Members(DRAFTERS)
-    alone = policies.Fixed()
-    run = replay_choice(field.texts, field.costs, alone, one, [4])
-    assert run.seconds == pytest.approx(field.alone(0, 4).seconds)  # it has missed nothing
-    assert run.tokens == field.alone(0, 4).tokens
-    turns = Members(DRAFTERS)
-    cheap = Field(texts, SECONDS)
-    ran = [replay_choice(own.texts, own.costs, Turns(turns), turns, [4]) for own in (field, cheap)]
-    assert ran[0].windows == ran[1].windows  # the rounds are the same
-    # Every third round reads the tokens of two others first, half a second for each of them.
-    assert ran[0].seconds > ran[1].seconds + len(ran[0].windows) / 3
 
 
 def test_the_command(
@@ -184,12 +151,8 @@ def test_the_command(
     for speeds in report["live"].values():
         assert {"plain decoding", "online", "joint", adaptation.FOUND} < set(speeds)
         assert min(speeds.values()) > 0
-    assert {"both, bandit", "drafter only, least squares"} < set(
-        report["drafters"]["ours"]["chosen"]
-    )
     for name in ("windows.png", "acceptance.png"):
         assert (tmp_path / "plots" / name).read_bytes()[:4] == b"\x89PNG"
     text = adaptation.markdown(report)
     assert "| online, history 64 |" in text
     assert "## Live, three levels" in text
-    assert "| both, least squares |" in text

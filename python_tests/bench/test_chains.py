@@ -4,7 +4,6 @@ each."""
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.bench import chains, chains_table, int4, memory
 from polyspec_ext.bench.differences import Z_LIMIT, verdict
-from polyspec_ext.bench.ggml import Ggml
 from polyspec_ext.bench.published_shapes import SHAPES, Shape, growth_of
 from polyspec_ext.cli.entry import main
 
@@ -177,21 +175,3 @@ def test_a_run_of_products(capsys: pytest.CaptureFixture[str]) -> None:
     assert "| polyspec | " in out
     assert main(["bench", "int4", "--shapes", "32x100"]) == 2
     assert "--shapes: expected inputs that 128 divides" in capsys.readouterr().err
-
-
-def test_bench_int4_without_the_libraries_of_ggml(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["bench", "int4", "--shapes", "32x128", "--ggml", str(tmp_path)]) == 2
-    assert "--ggml: expected libggml-base.so" in capsys.readouterr().err
-
-
-@pytest.mark.skipif("POLYSPEC_GGML" not in os.environ, reason="POLYSPEC_GGML: no build of ggml")
-def test_the_product_of_llama_cpp() -> None:
-    weight, x = torch.randn(64, 256), torch.randn(5, 256)
-    product = Ggml(Path(os.environ["POLYSPEC_GGML"]), 1).product(weight, [1, 5])
-    for given in (x, x[:1], x):
-        wanted = given @ weight.T
-        assert 0 < (product(given) - wanted).norm() / wanted.norm() < 0.15
-    with pytest.raises(ValueError, match="multiples of 8 outputs and 32 inputs, given 4 x 32"):
-        Ggml(Path(os.environ["POLYSPEC_GGML"]), 1).product(weight[:4, :32], [1])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from polyspec_ext import cli, ops
-from polyspec_ext.bench import overhead
-from polyspec_ext.ops import verify_sample
+from polyspec_ext import cli
+from polyspec_ext.bench import calls, overhead
+from polyspec_ext.ops import unchecked
 from polyspec_ext.runtime.engine import Engine
 
 
@@ -36,6 +36,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         target["measured"] <= overhead.BUDGET for target in report["targets"]
     ]
     assert len(report["targets"]) == 2
+    assert [one["name"] for one in report["calls"]] == list(calls.CASES)
     text = overhead.markdown(report)
     assert text.count("\n| 2 | 4 |") == 2
     assert f"{report['machine']['threads']} threads" in text
@@ -43,7 +44,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_operators_are_put_back() -> None:
     def now() -> tuple[object, ...]:
-        return ops.sample, ops.verify, verify_sample._sample, verify_sample._verify
+        return unchecked._sample, unchecked._verify
 
     before = now()
     overhead.measure([2], [1], "cpu", 1, 1.0)
@@ -63,8 +64,8 @@ def test_time_is_booked_where_it_is_spent(part: str, monkeypatch: pytest.MonkeyP
 
     owner, name = {
         "forward": (overhead.InstantLevel, "forward"),
-        "operator": (verify_sample, "_verify"),
-        "check": (ops, "verify"),
+        "operator": (unchecked, "_verify"),
+        "check": (unchecked, "verify"),
         "chain": (Engine, "round"),
     }[part]
     monkeypatch.setattr(owner, name, slower(getattr(owner, name)))
@@ -92,3 +93,26 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     if not torch.cuda.is_available():
         assert cli.main(["bench", "overhead", "--device", "cuda"]) == 2
         assert "no CUDA device" in capsys.readouterr().err
+
+
+# Calls of the package's own functions, and the files they lie in, per round of the target. What is
+# added to a round has to be taken off elsewhere: lower these with every step, never raise them.
+@pytest.mark.parametrize(
+    ("name", "budget", "files"),
+    [
+        ("plain decoding", 52, 14),
+        ("three levels", 275, 17),
+        ("three levels, 8 prompts", 660, 20),
+        ("EAGLE tree", 520, 29),
+    ],
+)
+def test_python_calls_per_round_keep_their_budget(name: str, budget: int, files: int) -> None:
+    found = calls.measure(name)
+    assert 0 < found["calls"] <= budget, found
+    assert 0 < found["files"] <= files, found
+
+
+def test_calls_are_counted_of_the_package_alone() -> None:
+    level = overhead.InstantLevel("level", torch.zeros(1, 4, 3))
+    found = calls.counted(lambda: [level.forward(torch.zeros(1, 1), 1) for _ in range(3)])
+    assert dict(found) == {"bench/overhead.py": 3}  # and not the lambda, which is a test's

@@ -308,7 +308,7 @@ def test_models_of_ones_own(
     ]  # fmt: skip
     assert main(command) == 0
     run = record.read_run(folder)
-    assert run.facts["settings"]["template"] == "plain"
+    assert run.facts["settings"]["template"] == "chat"
     assert [turn.method for turn in run.turns if turn.ok] == [
         "plain", "small", "assisted", "eagle2",
     ]  # fmt: skip

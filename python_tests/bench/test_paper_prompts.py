@@ -69,6 +69,11 @@ def test_the_shipped_models_form(tokenizer: Any) -> None:
     assert made.text(TURNS[:2], ANSWERS[:1]) == (
         "Question: Who?\nAnswer: Nobody.\n\nQuestion: And then?\nAnswer:"
     )
+    assert Conversation(tokenizer, "auto", 500).template == "chat"
+
+
+def test_without_a_chat_template_turns_are_paragraphs(tokenizer: Any) -> None:
+    tokenizer.chat_template = None
     assert Conversation(tokenizer, "auto", 500).text(TURNS[:2], ANSWERS[:1]) == (
         "Who?\n\nNobody.\n\nAnd then?"
     )
@@ -95,6 +100,7 @@ def test_of_a_prompt_that_is_too_long_the_middle_is_left_out(tokenizer: Any, roo
 def test_templates_that_there_are_not(tokenizer: Any) -> None:
     with pytest.raises(ValueError, match=r"--template: expected one of auto, chat, .*given 'x'"):
         Conversation(tokenizer, "x", 500)
+    tokenizer.chat_template = None
     with pytest.raises(ValueError, match="has no chat template"):
         Conversation(tokenizer, "chat", 500)
     with pytest.raises(ValueError, match="--max-new-tokens: expected to leave room"):

@@ -145,7 +145,7 @@ def test_a_level_without_the_layers_tells_nothing(target: Any, tmp_path: Path) -
     out = chain.generate(PROMPTS[0], 60, temperature=1.0, seed=2, eos_token_id=[])
     assert out.stats.levels[2].num_accepted_tokens > 5
     with pytest.raises(ValueError, match=r"expected hidden states of layer 3, .* given 2 layers"):
-        ps.Chain([early, drafter], [3])
+        ps.Chain([ps.HuggingFaceLevel(early.model), drafter], [3])
 
 
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)

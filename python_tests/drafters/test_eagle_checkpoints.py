@@ -92,6 +92,23 @@ def test_a_checkpoint_with_code_in_it_is_refused(
         ({"target_hidden_size": 48}, "hidden states of 48 numbers, given one with 32"),
         ({"draft_vocab_size": 39}, r"lm_head.weight: expected shape \[39, 32\], given \[40, 32\]"),
         ({"draft_vocab_size": None}, r"lm_head.weight: expected shape \[64, 32\]"),
+        ({"num_hidden_layers": 2**40}, "num_hidden_layers: expected at most"),
+        ({"num_hidden_layers": 2**19}, "num_hidden_layers: expected 1, as the tensors have"),
+        ({"num_hidden_layers": "x"}, "num_hidden_layers: expected a number >= 1, given 'x'"),
+        ({"num_key_value_heads": -1}, "num_key_value_heads: expected a number >= 1, given -1"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor .*4, given 3"),
+        ({"head_dim": 2**63}, "head_dim: expected at most"),
+        ({"head_dim": [8]}, "head_dim: expected a number >= 1, given list"),
+        ({"head_dim": 7}, "Llama's layer: .*head_dim"),
+        ({"intermediate_size": 10**30}, "intermediate_size: expected at most"),
+        ({"draft_vocab_size": 2**40}, "draft_vocab_size: expected at most"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings: expected a number >= 1"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps: expected a number > 0, given 'x'"),
+        ({"rope_theta": 0}, "rope_theta: expected a number > 0, given 0"),
+        ({"rope_theta": {}}, "rope_theta: expected a number > 0, given dict"),
+        ({"rope_scaling": 3}, "expected the configuration of a Llama's layer: .*rope"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "Llama's layer: .*factor"),
+        ({"rope_scaling": {"rope_type": "default", "rope_theta": 0}}, "finite rotations"),
     ],
 )
 def test_configurations_that_do_not_fit(
@@ -137,6 +154,48 @@ def test_sharded_checkpoints(target: Any, tmp_path: Path) -> None:
         save_file({k: whole[k] for k, v in index.items() if v == part}, place / part)
     (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     assert load(place, target).config.version == 1
+
+
+@pytest.mark.parametrize("part", ["/etc/x.safetensors", "../x.safetensors", "a/b.safetensors",
+                                  "..", "", "c:\\x", 3, None])  # fmt: skip
+def test_a_shard_index_names_files_beside_it(part: Any, target: Any, tmp_path: Path) -> None:
+    place = save(FIRST, weights_of(FIRST, 4), tmp_path / "head")
+    (place / "model.safetensors").rename(tmp_path / "x.safetensors")
+    index = place / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"fc.weight": part}}))
+    with pytest.raises(ValueError, match=r"weight_map: fc\.weight: expected the name of a file"):
+        load(place, target)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"weight_map": 1}', '{"weight_map": {}}', "[]", "{"])
+def test_a_shard_index_without_names(text: str, target: Any, tmp_path: Path) -> None:
+    place = save(FIRST, weights_of(FIRST, 4), tmp_path / "head")
+    (place / "model.safetensors").unlink()
+    (place / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json: "):
+        load(place, target)
+
+
+def test_heads_are_counted_without_a_gap(target: Any, tmp_path: Path) -> None:
+    """A number in a tensor's name makes no heads: that many would take for ever."""
+    head = {"0.0.linear.weight": torch.zeros(32, 32), "0.0.linear.bias": torch.zeros(32),
+            "0.1.weight": torch.zeros(64, 32)}  # fmt: skip
+    for stray in ("999999999999.0.linear.weight", "0.999999999999.linear.weight", "\u00b2.x"):
+        torch.save({**head, stray: torch.zeros(1)}, tmp_path / "medusa_lm_head.pt")
+        with pytest.raises(ValueError, match="expected no tensor of this name"):
+            ps.Medusa.from_pretrained(tmp_path, target)
+
+
+def test_weights_that_are_no_plain_numbers(target: Any, tmp_path: Path) -> None:
+    v = Variant(**{**FIRST.__dict__, "binary": True})
+    whole = weights_of(v, 4)
+    for weight, words in (
+        (whole["fc.weight"].to_sparse(), "expected plain numbers"),
+        (whole["fc.weight"].to(torch.int64), r"expected floating point, given torch\.int64"),
+        (whole["fc.weight"].to(torch.complex64), "expected floating point"),
+    ):
+        with pytest.raises(ValueError, match=rf"fc\.weight: {words}"):
+            load(save(v, {**whole, "fc.weight": weight}, tmp_path), target)
 
 
 def test_in_a_chain_by_its_directory(target: Any, tmp_path: Path) -> None:

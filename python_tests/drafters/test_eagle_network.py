@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -181,6 +179,27 @@ SHAPES = {
 }  # fmt: skip
 
 
+class WideTarget(torch.nn.Module):
+    """What a head takes from its target, and no layer of it."""
+
+    device = torch.device("cpu")
+    dtype = torch.float32
+
+    def __init__(self, v: Variant) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        embeddings = torch.randn(v.vocab, v.hidden, generator=generator)
+        self.embed = torch.nn.Embedding.from_pretrained(embeddings)
+        self.head = torch.nn.Linear(v.hidden, v.vocab, bias=False).requires_grad_(False)
+        self.config = LlamaConfig(vocab_size=v.vocab, hidden_size=v.hidden, num_hidden_layers=2)
+
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        return self.embed
+
+    def get_output_embeddings(self) -> torch.nn.Linear:
+        return self.head
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("v", SHAPES.values(), ids=list(SHAPES))
 def test_published_widths(v: Variant, tmp_path: Path) -> None:
@@ -189,10 +208,10 @@ def test_published_widths(v: Variant, tmp_path: Path) -> None:
     if v.third:
         v = Variant(**{**v.__dict__, "aux": (0, 1, 2)})
     weights = weights_of(v, 2)
-    target = wide_target(v)
+    target = WideTarget(v)
     head = ps.Eagle.from_pretrained(save(v, weights, tmp_path), target)
     layers = v.aux_layers(2)
-    reference = Reference(v, weights, target.embeddings, target.head)
+    reference = Reference(v, weights, target.embed.weight, target.head.weight)
     generator = torch.Generator().manual_seed(1)
     text = torch.randint(v.vocab, (6,), generator=generator).tolist()
     features = torch.randn(5, len(layers) * v.hidden, generator=generator)
@@ -202,15 +221,3 @@ def test_published_widths(v: Variant, tmp_path: Path) -> None:
     assert block.rows is not None
     given = block.rows.logits[0].double().nan_to_num(0, 0, 0)
     assert (given - rows).abs().max() < 1e-4 * rows.abs().max()
-
-
-def wide_target(v: Variant) -> Any:
-    """What a head takes from its target."""
-    generator = torch.Generator().manual_seed(3)
-    embed = torch.nn.Embedding.from_pretrained(torch.randn(v.vocab, v.hidden, generator=generator))
-    head = torch.nn.Linear(v.hidden, v.vocab, bias=False).requires_grad_(False)
-    config = LlamaConfig(vocab_size=v.vocab, hidden_size=v.hidden, num_hidden_layers=2)
-    return SimpleNamespace(
-        config=config, device=torch.device("cpu"), dtype=torch.float32, embeddings=embed.weight,
-        head=head.weight, get_input_embeddings=lambda: embed, get_output_embeddings=lambda: head,
-    )  # fmt: skip

@@ -40,9 +40,9 @@ def test_only_so_many_are_kept() -> None:
 
 
 def test_arguments() -> None:
-    with pytest.raises(ValueError, match="1 <= min_ngram <= max_ngram, given min_ngram=3"):
+    with pytest.raises(ValueError, match=r"min_ngram: expected an integer in \[1, 2\], given 3"):
         ps.NGramTable(2, 3)
-    with pytest.raises(ValueError, match="max_entries: expected >= 1, given 0"):
+    with pytest.raises(ValueError, match=r"max_entries: expected .*, given 0"):
         ps.NGramTable(max_entries=0)
 
 

@@ -120,7 +120,7 @@ def test_attention_of_steps(v: Variant, tree: Any, tmp_path: Path) -> None:
     calls = arguments_of(ATTENTION, draft)
     assert len(calls) == 4 * v.layers
     width = 1 if tree is None else 3
-    for query, key, _, mask, _ in calls[v.layers :]:
+    for query, key, _, mask, *_ in calls[v.layers :]:
         assert query.shape[2] == width
         assert key.shape[1] == 1
         assert (mask is None) == (tree is None)

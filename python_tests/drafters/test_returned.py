@@ -11,6 +11,7 @@ import pytest
 import torch
 import toy
 import toy_rows
+from toy_trees import TreeLevel
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
@@ -71,7 +72,7 @@ def test_logits_of_fewer_rows_than_the_batch() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_logits_of_any_stride_but_along_the_vocabulary(dtype: torch.dtype) -> None:
-    wanted = ps.Chain(toy.make_levels(3, V), [2, 2]).generate([0, 1], 9, 1.0).sequences
+    wanted = ps.Chain(toy.make_levels(3, V), [2, 2]).generate([0, 1], 9, 1.0, seed=0).sequences
     made = toy.make_levels(3, V)
     for level in made:
         right = level.forward
@@ -83,7 +84,7 @@ def test_logits_of_any_stride_but_along_the_vocabulary(dtype: torch.dtype) -> No
             return wide[:, ::2, 2 : V + 2]
 
         level.forward = strided  # type: ignore[method-assign]
-    assert ps.Chain(made, [2, 2]).generate([0, 1], 9, 1.0).sequences.equal(wanted)
+    assert ps.Chain(made, [2, 2]).generate([0, 1], 9, 1.0, seed=0).sequences.equal(wanted)
 
 
 @pytest.mark.parametrize("faulty", range(3))
@@ -261,10 +262,10 @@ def test_tokens_in_any_form(kind: Any) -> None:
 
     wanted = ps.Chain([toy.ToyLevel(V, 1), Says(lambda k: Proposal([1, 2][:k]))], [2])
     chain = ps.Chain([toy.ToyLevel(V, 1), Says(made)], [2])
-    batch = chain.batch([[0, 1]], 12, 1.0)
+    batch = chain.batch([[0, 1]], 12, 1.0, seed=0)
     while batch.advance():
         pass
-    assert batch.rows[0].tokens == wanted.generate([0, 1], 12, 1.0).sequences[0].tolist()
+    assert batch.rows[0].tokens == wanted.generate([0, 1], 12, 1.0, seed=0).sequences[0].tolist()
     assert {type(token) for token in batch.rows[0].tokens} == {int}
 
 
@@ -281,7 +282,7 @@ def test_logits_of_a_proposal_in_any_layout() -> None:
             return Proposal([1, 3][:k], rows)
 
         chain = ps.Chain([toy.ToyLevel(V, 1), Says(made)], [2])
-        texts.append(chain.generate([0, 1], 12, 1.0).sequences)
+        texts.append(chain.generate([0, 1], 12, 1.0, seed=0).sequences)
     assert texts[0].equal(texts[1])
 
 
@@ -306,3 +307,59 @@ def test_a_fork_that_is_no_drafter() -> None:
     chain = ps.Chain([toy_rows.Rows(V, 1), Forks(lambda k: Proposal([1]))], [2])
     with pytest.raises(TypeError, match=r"the drafter: expected fork to return a drafter.* list"):
         chain.generate([[0], [1]], 8, 1.0)
+
+
+# ---- a level that satisfies `BatchedLevel` itself ------------------------------------------------
+
+
+def batched_chain(faulty: int, method: str, wrong: Callable[[Any], Any]) -> ps.Chain:
+    """Two batched levels and a drafter; one of the levels returns something else."""
+    made = [TreeLevel(V, 11 + i, name) for i, name in enumerate(NAMES[:2])]
+    right = getattr(made[faulty], method)
+    setattr(made[faulty], method, lambda *args: wrong(right(*args)))
+    return ps.Chain([*made, toy.ToyLevel(V, 31)], [2, 2])
+
+
+def with_logits(change: Callable[[torch.Tensor], Any]) -> Callable[[Any], Any]:
+    return lambda out: out._replace(logits=change(out.logits))
+
+
+BATCHED: list[tuple[str, Callable[[Any], Any], type[Exception], str]] = [
+    ("forward", lambda out: out.logits, TypeError, "a LevelOutput, given a tensor"),
+    ("forward", lambda out: None, TypeError, "a LevelOutput, given NoneType"),
+    *(("forward", with_logits(change), error, text) for change, error, text in LOGITS),
+    ("rollback", lambda n: [float(x) for x in n], TypeError, "the lengths that are left, given"),
+    ("rollback", lambda n: [-1 for _ in n], ValueError, r"leave at most \[\d+\] tokens, given"),
+    ("rollback", lambda n: [x + 1 for x in n], ValueError, r"leave at most \[\d+\] tokens, given"),
+    ("rollback", lambda n: [*n, 0], ValueError, r"leave at most \[\d+\] tokens, given"),
+]
+
+
+@pytest.mark.parametrize("faulty", range(2))
+@pytest.mark.parametrize(("method", "wrong", "error", "text"), BATCHED, ids=label)
+def test_what_a_batched_level_returns(
+    faulty: int, method: str, wrong: Callable[[Any], Any], error: type[Exception], text: str
+) -> None:
+    chain = batched_chain(faulty, method, wrong)
+    with pytest.raises(error, match=rf"^{NAMES[faulty]}: expected .*{text}"):
+        chain.generate([0, 1], 20, seed=3, temperature=1.0, eos_token_id=[])
+
+
+def test_a_batched_level_may_be_the_drafter_s() -> None:
+    target = TreeLevel(V, 11)
+    chain = ps.Chain([target, TreeLevel(V, 12)], [3])
+    wanted = ps.Chain([toy.ToyLevel(V, 11)]).generate([0, 1], 12, eos_token_id=[])
+    assert chain.generate([0, 1], 12, eos_token_id=[]).sequences.equal(wanted.sequences)
+
+
+def test_a_drafter_that_raises_is_named() -> None:
+    class Broken:
+        name = "mine"
+
+        def propose(self, context: Context, k: int) -> Proposal:
+            raise KeyError("nothing there")
+
+    chain = ps.Chain([toy.ToyLevel(V, 1), Broken()], [2])
+    with pytest.raises(KeyError) as found:
+        chain.generate([0, 1], 8)
+    assert found.value.__notes__[0] == "in propose of the drafter mine (Broken)"

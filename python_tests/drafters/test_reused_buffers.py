@@ -153,7 +153,11 @@ def test_scores_that_an_observer_keeps() -> None:
         seen: list[torch.Tensor] = []
         chain = ps.Chain([kind(3, 11), kind(3, 12)], [2])
         batch = chain.batch(
-            [[0, 1]], 8, 1.0, observe=lambda _, logits, seen=seen: seen.append(logits.clone())
+            [[0, 1]],
+            8,
+            1.0,
+            seed=0,
+            observe=lambda _, logits, seen=seen: seen.append(logits.clone()),
         )
         while batch.advance():
             pass

@@ -73,7 +73,7 @@ def test_proposals() -> None:
     long = ps.SuffixMatch(min_length=3)
     assert list(long.propose(ps.Context([1, 2, 5, 1, 2]), 2).tokens) == []
     assert list(long.fork().propose(ps.Context([1, 2, 3, 5, 1, 2, 3]), 2).tokens) == [5, 1]
-    with pytest.raises(ValueError, match="min_length: expected >= 1, given 0"):
+    with pytest.raises(ValueError, match=r"min_length: expected .*, given 0"):
         ps.SuffixMatch(0)
 
 

@@ -4,7 +4,6 @@ target's, and the better drafter is found."""
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,17 +11,15 @@ import proposal_kinds
 import pytest
 import toy
 import toy_rows
+from toy_trees import TreeDrafter
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import DraftModel, PromptLookup, SwitchingDrafter
 from polyspec_ext.policies import (
-    AccuracyModel,
     DrafterChoice,
     Fixed,
-    PromptFeatures,
     RoundReport,
     StepReport,
-    promised_throughput,
 )
 
 
@@ -133,88 +130,24 @@ def test_bandit_finds_the_better_drafter_and_the_change() -> None:
     assert 1 in seen[:20]
 
 
-def test_least_squares() -> None:
-    """Accuracies that are linear in the features are found exactly, from 25 prompts."""
-    chance = random.Random(0)
-    prompts = [[1] * chance.randint(2, 60) for _ in range(25)]
-    features = PromptFeatures(perplexity=lambda prompt: len(prompt) / 100)
-
-    def accuracy(prompt: Sequence[int]) -> list[float]:
-        u = features(prompt)
-        return [0.5 + 0.05 * u[1] - 0.1 * u[2], 0.7 - 0.1 * u[1] + 0.2 * u[2]]
-
-    model = AccuracyModel(features).fit(prompts, [accuracy(prompt) for prompt in prompts])
-    for prompt in ([1] * 5, [1] * 45):
-        assert model.predict(prompt) == pytest.approx(accuracy(prompt))
-    drafter = Members()
-    choice = DrafterChoice(drafter, lambda: Fixed(), model=model)
-    for prompt in ([1] * 3, [1] * 60):
-        choice.next(RoundReport(0, [4], prompt, 0))
-        predicted = accuracy(prompt)
-        assert drafter.active == predicted.index(max(predicted))
-    with pytest.raises(ValueError, match="accuracies: expected one row for each of 25"):
-        model.fit(prompts, [])
-
-
-class Known(AccuracyModel):
-    """Predicts what it is told."""
-
-    def __init__(self, accuracies: Sequence[float]) -> None:
-        self.accuracies = accuracies
-
-    def predict(self, prompt: Sequence[int]) -> list[float]:
-        return list(self.accuracies)
-
-
-@pytest.mark.parametrize(("dear", "wanted"), [(9e-3, 0), (1e-3, 1)])
-def test_predicted_accuracy_counts_with_what_a_draft_costs(dear: float, wanted: int) -> None:
-    """The second drafter is accepted more often; whether it is the better one is a matter of
-    seconds, once those of both are known."""
-    drafter = Members()
-    choice = DrafterChoice(drafter, lambda: Fixed(), model=Known([0.7, 0.8]), stay=10**9)
-    seen = []
-    for _ in range(3):
-        choice.next(RoundReport(0, [4], [1, 2], 0))
-        at = drafter.active
-        seen.append(at)
-        token = dear if at == 1 else 1e-3
-        steps = [StepReport(2, 4, 0, 4, 1, 4 * token), StepReport(1, 4, 3, 4, 1, 1e-2)]
-        choice.next(RoundReport(0, [4], [1, 2, 3, 3, 3, 3], 4, steps))
-    assert seen == [1, 0, wanted]  # each is tried, the one of the higher accuracy first
-
-
-def test_promised_throughput() -> None:
-    assert promised_throughput(0.0, 1e-3, 1e-2) == pytest.approx(100)  # nothing drafted
-    ways = [(1 - 0.8 ** (g + 1)) / (0.2 * (g * 1e-3 + 1e-2)) for g in range(17)]
-    assert promised_throughput(0.8, 1e-3, 1e-2) == pytest.approx(max(ways))
-    assert promised_throughput(1.0, 1e-3, 1e-2, most=4) == pytest.approx(5 / 1.4e-2)
-
-
-def test_tfidf() -> None:
-    prompts = [[5, 5, 7], [7, 8], [5, 9]]
-    features = PromptFeatures(tfidf=4).fit(prompts)
-    assert len(features(prompts[0])) == 2 + 4
-    model = AccuracyModel(features).fit(prompts, [[0.9, 0.1], [0.2, 0.6], [0.8, 0.3]])
-    assert model.predict([5, 5, 7]) == pytest.approx([0.9, 0.1])
-
-
-def test_tfidf_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
-    with pytest.raises(ImportError, match=r"scikit-learn.*polyspec_ext\[adaptation\]"):
-        PromptFeatures(tfidf=4)
-
-
 def test_what_cannot_be_a_member() -> None:
     with pytest.raises(ValueError, match="members: expected at least 2 drafters, given 1"):
         SwitchingDrafter([PromptLookup()])
     with pytest.raises(ValueError, match="vocab_size: expected that of the level above"):
         SwitchingDrafter([PromptLookup(), PromptLookup()])
-    with pytest.raises(TypeError, match=r"members\[1\]: expected a drafter, given int"):
+    with pytest.raises(TypeError, match=r"members\[1\]: expected a drafter, given 3"):
         SwitchingDrafter([PromptLookup(), 3], vocab_size=9)  # type: ignore[list-item]
     level, other = toy_rows.make(2)
     with pytest.raises(ValueError, match=r"members\[1\]: .* cache of its own, given toy 11 again"):
         SwitchingDrafter([DraftModel(level), DraftModel(level)])
     with pytest.raises(ValueError, match=r"levels\[1\]: .*given levels\[0\] again"):
         ps.Chain([level, SwitchingDrafter([DraftModel(other), DraftModel(level)])])
-    with pytest.raises(ValueError, match="stay: expected >= 1, given 0"):
+    trees = TreeDrafter(toy.ToyLevel(9, 31), [2])
+    with pytest.raises(ValueError, match=r"^tree: expected a drafter of chains, given one "):
+        SwitchingDrafter([PromptLookup(), trees])
+    lookup = PromptLookup()
+    lookup.trees = True  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="expected a drafter of chains, given one of trees"):
+        SwitchingDrafter([PromptLookup(), lookup], vocab_size=9)
+    with pytest.raises(ValueError, match=r"stay: expected .*, given 0"):
         DrafterChoice(Members(), stay=0)

@@ -59,6 +59,8 @@ SHAPES = [
     (2, 3, [1, 2], 9, 3),
     (2, 4, [1, 1, 1], 1, 3),
     (2, 4, [2, 1, 1], 1, 4),
+    # The level below the target decodes alone, so only tails are drafted.
+    (2, 4, [2, 0, 1], 1, 4),
 ]
 
 
@@ -72,7 +74,9 @@ def test_the_distribution_is_the_targets(
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("vocab", "count", "window", "tail", "length"), SHAPES[2:5])
+@pytest.mark.parametrize(
+    ("vocab", "count", "window", "tail", "length"), [*SHAPES[2:5], *SHAPES[6:]]
+)
 def test_without_host_synchronisation(
     vocab: int, count: int, window: list[int], tail: int, length: int, rule: str
 ) -> None:

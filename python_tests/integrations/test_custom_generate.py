@@ -348,6 +348,8 @@ def test_seeds(chain: ps.Chain) -> None:
     assert not torch.equal(first, second)
     assert len(set(map(tuple, first.tolist()))) == 3
     assert torch.equal(sampled(7), sampled(ps.row_seeds(7, 3)))
+    out: Any = sampled(return_dict_in_generate=True)
+    assert torch.equal(sampled(out.seeds), out.sequences)
     state = torch.random.get_rng_state()
     single = chain.generate(PROMPTS[1], 12, temperature=1.0, seed=7)
     assert torch.equal(sampled(7)[:1], single.sequences)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rollback_driver import CONFIGS, GQA, VOCAB, Driver, build, run_ragged
+from rollback_driver import CONFIGS, GQA, VOCAB, WINDOWED, Driver, build, run_ragged
 from transformers import LlamaConfig
 
 from polyspec_ext.kv_cache.rollback import RollbackCache
@@ -30,6 +30,36 @@ def test_buckets_read_more_slots_and_change_nothing(bucket: int) -> None:
     cache = RollbackCache.for_model(model, 3, capacity=64, bucket=bucket)
     run_ragged(Driver(model, cache))
     assert cache.rows.span % bucket == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bucket", [1, 64])
+def test_first_tokens_of_any_number_need_no_mask(bucket: int) -> None:
+    """Where a row takes all of them, and no row sees less than all before it."""
+    model = build(CONFIGS["llama"])
+    cache = RollbackCache.for_model(model, 2, capacity=128, bucket=bucket)
+    for tokens, counts in (
+        (1, None),
+        (5, None),
+        (64, None),
+        (70, None),
+        (40, [40, 7]),
+        (9, [0, 9]),
+    ):
+        cache.reset()
+        given = cache.inputs(tokens, counts)
+        assert given["attention_mask"] is None
+        assert given["position_ids"].tolist() == [list(range(tokens))]
+        assert cache.rows.span == tokens
+    assert cache.inputs(3)["attention_mask"] is not None  # behind others
+    assert cache.rows.span % bucket == 0
+    cache.reset()
+    assert cache.inputs(9, [4, 8])["attention_mask"] is not None
+    sliding = RollbackCache(WINDOWED["mistral"], 1, bucket=bucket)
+    window = WINDOWED["mistral"].sliding_window
+    assert sliding.inputs(window)["attention_mask"] is None
+    sliding.reset()
+    assert sliding.inputs(window + 1)["attention_mask"] is not None
 
 
 def test_spans_grow_with_the_length() -> None:

@@ -216,9 +216,9 @@ def test_one_sequence_where_batches_cannot_be() -> None:
 def test_bad_arguments() -> None:
     model = make("llama")
     for options, text in (
-        ({"prefill_chunk": 0}, "prefill_chunk: expected >= 1, given 0"),
+        ({"prefill_chunk": 0}, r"prefill_chunk: expected .*, given 0"),
         ({"new_cache": hf.DynamicCache, "streaming": 8}, "given both"),
-        ({"streaming": {"window": 0}}, "window, sinks, slack"),
+        ({"streaming": {"window": 0}}, "window: expected .*, given 0"),
     ):
         with pytest.raises(ValueError, match=text):
             ps.Level(model, **options)

@@ -1,8 +1,10 @@
-"""Packed levels on x86: the logits of a token are the same bits, whatever tokens stand in its pass
-and whatever rows stand beside its own; compiled passes give them too."""
+"""Packed levels on x86, and 4-bit copies packed or not: the logits of a token are the same bits,
+whatever tokens stand in its pass and whatever rows stand beside its own; compiled passes give them
+too, and chains say what their target says alone. What is not so is told."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -20,18 +22,29 @@ PROMPT, TOKENS = 12, 34
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-def level(dtype: torch.dtype, **options: Any) -> ps.HuggingFaceLevel:
-    torch.manual_seed(0)
+def model(dtype: torch.dtype, seed: int = 0, **more: Any) -> Any:
+    torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **{
+            "vocab_size": 97,
+            "hidden_size": 128,
+            "intermediate_size": 192,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            **more,
+        }
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-    return ps.HuggingFaceLevel(model, pack=True, **options)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def level(dtype: torch.dtype, **options: Any) -> ps.HuggingFaceLevel:
+    return ps.HuggingFaceLevel(model(dtype), pack=True, **options)
+
+
+def copy(dtype: torch.dtype, **options: Any) -> ps.HuggingFaceLevel:
+    """All of whose layers are in 4 bits."""
+    return ps.HuggingFaceLevel(ps.quantize_w4(model(dtype), 32, head=True), **options)
 
 
 def ids(rows: int = 1) -> torch.Tensor:
@@ -81,16 +94,68 @@ def test_rows_beside_a_row_do_not_change_it(dtype: torch.dtype) -> None:
 
 @DTYPES
 def test_a_prompt_has_the_same_keys_alone_in_a_batch_and_token_by_token(dtype: torch.dtype) -> None:
-    made, text = level(dtype), ids()[:, :30]
+    text = torch.randint(0, 97, (1, 151), generator=torch.Generator().manual_seed(2))
+    for make, length in itertools.product((level, copy), (2, 33, 150)):
+        made, short = make(dtype), 1 + length // 2
 
-    def behind() -> torch.Tensor:
-        return made.forward(ids()[:1, 30:31].expand(len(made.cache.lengths), -1), 1)[0].clone()
+        def behind(made: ps.HuggingFaceLevel = made) -> torch.Tensor:
+            last = text[:, -1:].expand(len(made.cache.lengths), -1)
+            return made.forward(last, 1)[0].clone()
 
-    made.prefill(text)
-    wanted = behind()
-    made.prefill(torch.cat([text, text.flip(1)]), [30, 19])
-    assert behind().equal(wanted)
-    made.prefill(text[:, :1])
-    for place in range(1, 30):
-        made.forward(text[:, place : place + 1], 1)
-    assert behind().equal(wanted)
+        prompt = text[:, :length]
+        made.prefill(prompt)
+        wanted = behind()
+        made.prefill(torch.cat([prompt, prompt.flip(1)]), [length, short])
+        assert behind().equal(wanted)
+        made.prefill(prompt[:, :1])
+        for place in range(1, length):
+            made.forward(prompt[:, place : place + 1], 1)
+        assert behind().equal(wanted)
+        pieces = make(dtype, prefill_chunk=40)
+        pieces.prefill(prompt)
+        assert behind(pieces).equal(wanted)
+
+
+@DTYPES
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_copy_in_4_bits_has_them_packed_or_not(dtype: torch.dtype, pack: bool) -> None:
+    made = copy(dtype, pack=pack)
+    assert made.varies == ()
+    assert "block-invariant" in repr(made)
+    assert made.model.config._attn_implementation == "sdpa"  # it is not touched
+    alone = logits(made, ids(), SINGLE)
+    for sizes in BLOCKS:
+        assert logits(made, ids(), sizes).equal(alone)
+    together = logits(made, ids(3), [4] * 5 + [2])
+    assert logits(made, ids(3)[1:2], SINGLE)[0].equal(together[1])
+
+
+def test_a_chain_says_what_its_4_bit_target_says_alone() -> None:
+    """Greedy texts of a sharp random model, of which a last bit makes others."""
+    sharp = model(torch.bfloat16, num_hidden_layers=4)
+    for parameter in sharp.parameters():
+        parameter.data.mul_(2 if parameter.dim() > 1 else 1)
+    target = ps.quantize_w4(sharp, 32, head=True)
+    alone = ps.Chain([target])
+    chain = ps.Chain([target, model(torch.bfloat16, seed=1), "prompt-lookup"], [5, 3])
+    for prompt in range(3):
+        given = [prompt + 1, 2 * prompt + 5, 90 - prompt]
+        texts = (one.generate(given, 40, eos_token_id=[]).sequences for one in (alone, chain))
+        assert torch.equal(*texts)
+
+
+def test_what_varies_is_told() -> None:
+    def told(made: ps.HuggingFaceLevel) -> str:
+        return repr(made).rsplit(", ", 1)[1].rstrip(")")
+
+    small = {"num_attention_heads": 8}  # of 16, which the operator does not read
+    assert told(level(torch.float32)) == "block-invariant"
+    assert told(ps.HuggingFaceLevel(model(torch.float32))) == "cpu"  # nobody has looked
+    narrow = ps.HuggingFaceLevel(model(torch.bfloat16, **small), pack=True)
+    assert told(narrow) == "block-invariant but for attention"
+    assert narrow.varies == ("attention",)
+    part = ps.quantize_w4(model(torch.bfloat16), 32, head=False)
+    assert told(ps.HuggingFaceLevel(part)) == "block-invariant but for head"
+    assert told(ps.HuggingFaceLevel(part, pack=True)) == "block-invariant"
+    odd = ps.quantize_w4(model(torch.float32, intermediate_size=200, **small), 32)
+    assert told(ps.HuggingFaceLevel(odd)) == "block-invariant but for attention and products"

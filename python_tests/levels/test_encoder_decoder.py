@@ -91,6 +91,34 @@ def test_greedy_text_is_the_targets(window: list[int]) -> None:
         assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
+@pytest.mark.parametrize("kind", [list, torch.tensor])
+def test_what_a_tokenizer_gives_is_encoded_without_its_padding(kind: Any) -> None:
+    models = cascade()[:2]
+    chain = ps.Chain(models, [3])
+    wanted = greedy(models[0], 8)
+    bits = [0, *[1] * len(SOURCE), 0]
+    for given in (
+        {"input_ids": kind(SOURCE)},
+        hf.BatchEncoding({"input_ids": kind([SOURCE])}),
+        hf.BatchEncoding({"input_ids": kind([[5, *SOURCE, 0]]), "attention_mask": kind([bits])}),
+    ):
+        options: dict[str, Any] = {"eos_token_id": [], "encoder_input_ids": given}
+        assert chain.generate([START], 8, **options).sequences.tolist() == [wanted]
+        batch = chain.batch([START], 8, **options)
+        batch.complete()
+        assert batch.rows[0].tokens == wanted
+    name = "encoder_input_ids: expected"
+    for wrong, error in (
+        ({"ids": SOURCE}, TypeError),
+        ({"input_ids": "text"}, TypeError),
+        ({"input_ids": [SOURCE, SOURCE]}, ValueError),
+        ({"input_ids": SOURCE, "attention_mask": [0] * 7}, ValueError),
+        ([], ValueError),
+    ):
+        with pytest.raises(error, match=f"^{name}"):
+            chain.generate([START], 8, encoder_input_ids=wrong)
+
+
 def test_generate_gives_the_same_text() -> None:
     models = cascade()
     chain = ps.Chain(models, [4, 2])
@@ -105,6 +133,10 @@ def test_generate_gives_the_same_text() -> None:
     )
     assert sorted(encoders) == [0, 1, 2]  # the target's states are taken as they are
     assert got.tolist() == wanted.tolist() == [greedy(models[0], 20)]
+    for given in (hf.BatchEncoding({"input_ids": source}), [SOURCE], SOURCE):
+        own: dict[str, Any] = {"chain": chain, "encoder_input_ids": given, **options}
+        again = models[0].generate(source, custom_generate=ps.custom_generate, **own)
+        assert again.tolist() == got.tolist()
     with pytest.raises(
         ValueError, match=r"encoder_input_ids: expected the ids .* \[1, 7\], .*None"
     ):

@@ -1,10 +1,9 @@
-"""Which model families a level serves, as README's table says: each gives exactly its own greedy
-text through chains, in ragged batches too where they are allowed, or is refused by name."""
+"""Which model families a level serves, as the table of docs/models.md says: each gives exactly its
+own greedy text through chains, in ragged batches too where they are allowed, or is refused."""
 
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +11,17 @@ import torch
 import transformers as hf
 from model_families import (
     AS_IN_TABLE,
-    HEAD,
     OTHERWISE_BEFORE,
     TABLE,
     V,
     Verdict,
     model_of,
-    readme_rows,
 )
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.levels.encoder_decoder import is_encoder_decoder
 
-README = Path(__file__).parents[2] / "README.md"
 PROMPTS = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32]]
 LENGTHS = [14, 9, 12]
 CASES = [pytest.param(v, name, id=name) for v in TABLE for name in v.names]
@@ -139,13 +135,6 @@ def test_family(verdict: Verdict, family: str) -> None:
 
 def release() -> tuple[int, ...]:
     return tuple(int(part) for part in hf.__version__.split(".")[:2])
-
-
-def test_readme_has_this_table() -> None:
-    lines = README.read_text().splitlines()
-    begin = lines.index(HEAD[0], lines.index("## Model families"))
-    rows = lines[begin : lines.index("", begin)]
-    assert rows == [*HEAD, *readme_rows()]
 
 
 # ---- the probe -----------------------------------------------------------------------------------

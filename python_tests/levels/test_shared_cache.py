@@ -15,6 +15,7 @@ from recorder import Recorder, addresses, keys_of_captures, on_a_device
 from small_models import PROMPT, V, keys_of, make, plain_greedy, rough
 
 import polyspec_ext as ps
+from polyspec_ext.drafters import DraftModel
 from polyspec_ext.kv_cache.rollback import RollbackCache
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock
 from polyspec_ext.runtime.graphs import Graphs
@@ -100,12 +101,11 @@ def test_the_same_prompt_is_read_again() -> None:
 
 @pytest.mark.parametrize("streams", ["owner", "copy"])
 def test_a_stream_ends_where_another_chain_takes_the_cache(streams: str) -> None:
-    """No two levels of these chains are the same, but their cache is."""
+    """The one reads it alone, the other with a copy."""
     target = make("llama")
     owner = HuggingFaceLevel(target)
-    one, other = (ps.Chain([level, rough(target, seed=2)], [3]) for level in (
-        owner, HuggingFaceLevel(rough(target), shares_cache_with=owner)
-    ))  # fmt: skip
+    copy = HuggingFaceLevel(rough(target), shares_cache_with=owner)
+    one, other = (ps.Chain([owner, level], [3]) for level in (rough(target, seed=2), copy))
     if streams == "copy":
         one, other = other, one
     stream = one.stream(PROMPT, 20, eos_token_id=[])
@@ -116,6 +116,28 @@ def test_a_stream_ends_where_another_chain_takes_the_cache(streams: str) -> None
     # One after another they may share it.
     one.generate(PROMPT, 20, eos_token_id=[])
     assert other.generate(PROMPT[:3], 9, eos_token_id=[]).sequences.equal(wanted)
+
+
+def test_the_owner_of_a_cache_stands_above_the_levels_that_share_it() -> None:
+    """Elsewhere its keys would be read where the copy's own belong."""
+    target, draft = make("llama"), make("llama", layers=1, seed=5)
+    owner = HuggingFaceLevel(target, name="q")
+    copy = ps.Level(rough(target), shares_cache_with=owner, name="w4")
+    other = HuggingFaceLevel(draft, name="small")
+    wanted = r"expected q, whose cache w4 shares, above it, given"
+    for levels, place, found in (
+        ([copy], 0, "nothing"),
+        ([copy, owner], 0, "nothing"),
+        ([copy, other], 0, "nothing"),
+        ([other, copy], 1, "small"),
+    ):
+        with pytest.raises(ValueError, match=rf"^levels\[{place}\]: {wanted} {found}$"):
+            ps.Chain(levels)
+    first = ps.early_exit(owner, 1)
+    with pytest.raises(ValueError, match=r"^levels\[1\]: expected q, whose cache .* above it"):
+        ps.Chain([other, ps.SwitchingDrafter([DraftModel(first), ps.PromptLookup()])])
+    for levels in ([owner, copy], [owner, other, copy], [owner, copy, first]):
+        assert ps.Chain(levels).levels[0] is owner
 
 
 def test_what_one_copy_has_left_is_not_taken_for_anothers() -> None:

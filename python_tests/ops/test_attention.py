@@ -125,6 +125,20 @@ def test_a_row_is_what_it_is_alone(dtype: torch.dtype) -> None:
         assert attention(*each, mask, 0.2).equal(attention(query, key, value, mask, 0.2)[row][None])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_causality_is_what_its_mask_is(dtype: torch.dtype) -> None:
+    for tokens, length in ((1, 40), (7, 7), (5, 300), (70, 70), (150, 280)):
+        given = inputs(2, (6, 2), tokens, length, (64, 32), dtype)
+        wanted = attention(*given, causal(tokens, length, dtype), 0.2)
+        assert attention(*given, None, 0.2, causal=True).equal(wanted)
+        hidden = torch.rand(2, 1, tokens, length, generator=torch.Generator().manual_seed(0)) < 0.3
+        both = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, LOWEST[dtype])
+        lower = (both + causal(tokens, length, dtype)).clamp_min(LOWEST[dtype])
+        assert attention(*given, both, 0.2, causal=True).equal(attention(*given, lower, 0.2))
+    with pytest.raises(RuntimeError, match="key: expected at least the tokens of query"):
+        attention(*inputs(1, (2, 1), 5, 4), None, 0.2, causal=True)
+
+
 def test_threads_change_nothing() -> None:
     query, key, value = inputs(1, (6, 3), 15, 150)
     mask, threads = causal(15, 150, torch.float32), torch.get_num_threads()
@@ -240,5 +254,7 @@ def test_what_it_takes() -> None:
 def test_the_operator() -> None:
     query, key, value = inputs(2, (4, 2), 3, 20, (64, 32))
     for mask in (None, causal(3, 20, torch.float32)):
-        torch.library.opcheck(torch.ops.polyspec.attention.default, (query, key, value, mask, 0.2))
+        torch.library.opcheck(
+            torch.ops.polyspec.attention.default, (query, key, value, mask, 0.2, mask is None)
+        )
     assert attention(query[:, :, :0], key, value, None, 0.2).shape == (2, 0, 4, 32)

@@ -101,7 +101,7 @@ def test_a_fault_behind_the_end_is_not_reported(device: torch.device) -> None:
 def test_opcheck(block: dict[str, Any]) -> None:
     logits = block["target_logits"]  # greedy blocks that stand as a whole: no NaN to compare
     options: dict[str, Any] = {"draft_tokens": logits.argmax(-1)[:, :K], "temperature": 0.0}
-    operator = torch.ops.polyspec.verify_cut.default
+    operator = torch.ops.polyspec.verify.default
     seen = arguments_of(operator, lambda: ps.verify(logits, **options, eos=[-1, -1], room=9))
     room = torch.full((B,), 9, device=logits.device)
     seen += arguments_of(operator, lambda: ps.verify(logits, **options, room=room))

@@ -95,6 +95,51 @@ def test_rows_that_are_not_finite(dtype: torch.dtype) -> None:
             assert y[row].equal(wanted[row])
 
 
+@pytest.mark.parametrize("float_scales", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rounds_to_the_nearest(dtype: torch.dtype, float_scales: bool) -> None:
+    """Within the range of a group every weight is off by half a step at the most, and no range of
+    those that are tried has a smaller error."""
+    random = torch.Generator().manual_seed(0)
+    weights = torch.randn(21, 192, generator=random).to(dtype)[:, :128]  # rows with a stride
+    importance = torch.rand(128, generator=random)
+    for weigh in (None, importance):
+        values, scales, zeros = int4.round_to_nearest(weights, 64, weigh, float_scales=float_scales)
+        assert int(values.max()) <= 15
+        if not float_scales:
+            assert all(x.equal(x.bfloat16().float()) for x in (scales, zeros))
+        groups = weights.double().unflatten(1, (-1, 64))
+        scale, zero = scales.double()[..., None], zeros.double()[..., None]
+        found = dequantised(values, scales, zeros, 64).unflatten(1, (-1, 64))
+        inside = (groups >= zero - 8.5 * scale) & (groups <= zero + 7.5 * scale)
+        assert inside.float().mean() > 0.9
+        off = (found - groups).abs()
+        assert (off[inside] <= (0.5001 * scale).expand_as(off)[inside]).all()
+        each = 1 if weigh is None else weigh.view(2, 64)
+        error = ((found - groups).square() * each).sum(-1)
+        low, high = groups.amin(-1), groups.amax(-1)
+        for share in (1.0, 0.85, 0.7):
+            step = (high - low) * share / 15
+            middle = (high + low + step) / 2
+            if not float_scales:
+                step = step.bfloat16().double()
+                middle = ((high + low) / 2 + step / 2).bfloat16().double()
+            q = ((groups - middle[..., None]) / step[..., None]).round().clamp(-8, 7)
+            other = q * step[..., None] + middle[..., None] - groups
+            assert (error <= 1.001 * (other.square() * each).sum(-1)).all()
+
+
+def test_rounds_what_has_no_range() -> None:
+    same = torch.tensor([[0.5], [0.0], [-3e-38]]).expand(3, 64).contiguous()
+    values, scales, zeros = int4.round_to_nearest(same, 32)
+    torch.testing.assert_close(dequantised(values, scales, zeros, 32), same.double())
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        weights = torch.randn(40, 64)
+        weights[33, 50] = bad
+        with pytest.raises(RuntimeError, match="weights: expected finite numbers"):
+            int4.round_to_nearest(weights, 32)
+
+
 def test_unpack_is_the_way_back() -> None:
     given = matrix(37, 256, 32)
     for float_scales in (False, True):
@@ -119,9 +164,15 @@ def test_refusals_name_the_argument() -> None:
     packed = int4.pack(values, scales, zeros, 64)
     x = torch.randn(2, 64)
     for call, message in (
+        (lambda: int4.round_to_nearest(x.double(), 64), "weights: expected float32"),
+        (lambda: int4.round_to_nearest(x[0], 64), "weights: expected 2 dimensions"),
+        (lambda: int4.round_to_nearest(x.T, 32), "weights: expected unit stride"),
+        (lambda: int4.round_to_nearest(x, 128), "inputs: expected a multiple of group"),
+        (lambda: int4.round_to_nearest(x, 64, x[0, :60]), "importance: expected size 64"),
+        (lambda: int4.round_to_nearest(x, 64, x[0].half()), "importance: expected a contiguous"),
         (lambda: int4.pack(values, scales, zeros, 48), "group: expected 32, 64, 128 or 256"),
         (lambda: int4.pack(values, scales, zeros, 128), "inputs: expected a multiple of group"),
-        (lambda: int4.pack(values + 16, scales, zeros, 64), "values must be in"),
+        (lambda: int4.pack(values + 16, scales, zeros, 64), "values: expected numbers in"),
         (lambda: int4.pack(values.int(), scales, zeros, 64), "values: expected"),
         (lambda: int4.pack(values, scales[:3], zeros, 64), "scales: expected size 16"),
         (lambda: int4.pack(values, scales, zeros.double(), 64), "zeros: expected"),
@@ -141,6 +192,7 @@ def test_opcheck() -> None:
     values, scales, zeros = matrix(20, 64, 32)
     packed = int4.pack(values, scales, zeros, 32)
     operators = torch.ops.polyspec
+    torch.library.opcheck(operators.int4_round, (torch.randn(3, 64), torch.rand(64), 32, True))
     torch.library.opcheck(operators.int4_pack, (values, scales, zeros, 32, True))
     torch.library.opcheck(operators.int4_unpack, (packed, 20, 64, 32, False))
     torch.library.opcheck(operators.int4_product, (torch.randn(3, 64), packed, 20, 32, False))
@@ -149,6 +201,9 @@ def test_opcheck() -> None:
 def fingerprint() -> str:
     """Of products of many shapes, numbers of rows and types, bit for bit."""
     digest = hashlib.sha256(b"")
+    weights = torch.randn(200, 1024, generator=torch.Generator().manual_seed(2))
+    for rounded in int4.round_to_nearest(weights, 256):
+        digest.update(rounded.view(torch.uint8).numpy().tobytes())
     for outputs, inputs, group, tokens in (
         (70, 256, 64, 9), (300, 512, 256, 16), (1, 32, 32, 1), (520, 384, 128, 37),
     ):  # fmt: skip

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from polyspec_ext.ops import schedule
 from polyspec_ext.ops.schedule import HostStep, Plan, RoundShape
 from polyspec_ext.runtime.request import Row
-from polyspec_ext.runtime.state import Entry, Report, StateRows, Step
+from polyspec_ext.runtime.state import Report, StateRows, Step
 from polyspec_ext.sampling import Sampling
 from polyspec_ext.stats import LevelStats, Stats
 
@@ -184,8 +185,8 @@ def test_a_step_by_hand() -> None:
     made = entered(state, [3, 9], None, None, 2)
     assert made.kept[2] == [4, 0, 0]
     assert made.slots.tolist() == [[0, 1], [2, 2], [2, 2]]
-    idle = Entry(-1, 0, 0, 0, 0, 0, 0)
-    assert made.entries == [Entry(2, 3, 0, 2, 1, 0, 0), idle, idle]
+    idle = [-1, 0, 0, 0, 0, 0, 0]
+    assert made.entries == [[2, 3, 0, 2, 1, 0, 0], idle, idle]
     assert state.text(0).tolist() == [5, 6, 7, 3, 9]
     step, host = due(state)
     assert (step.level, host.group, host.first) == (2, [0, 2], [0, 0, 0])
@@ -243,7 +244,7 @@ def test_where_the_levels_stand_is_taken_on() -> None:
 def test_tokens_that_end_no_text() -> None:
     """Of a tree, one path of which stands for the others."""
     entries = entered(written(), [9, 9], None, None, ends=False).entries
-    assert entries[0] == Entry(2, 3, 0, 2, 0, 0, 0)
+    assert entries[0] == [2, 3, 0, 2, 0, 0, 0]
 
 
 def test_windows_and_lengths_change_between_steps() -> None:
@@ -262,7 +263,7 @@ def test_a_row_that_stopped_takes_no_part() -> None:
     state = written()
     status = torch.tensor([[0, 1], [0, 0], [0, 0]], dtype=torch.int32)
     entries = entered(state, [3, -1], None, status).entries
-    assert (entries[0].status, entries[0].emitted) == (1, 1)
+    assert (entries[0][5], entries[0][3]) == (1, 1)  # status, emitted
     assert due(state)[1].group == [2]
 
 
@@ -290,9 +291,70 @@ def test_a_record_has_all_that_the_host_is_told() -> None:
     state.report(state.step(2, 3, 4), tokens, counts, status, 6)
     logprobs = torch.tensor([[-0.5, -1.5, 0.0], [0.0] * 3, [-2.25, 0.0, 0.0]])
     record = state.read(state.record(tokens, logprobs))
-    assert [own[0].tokens for own in record.entries] == [2, -1, -1]
-    assert [(own[1].accepted, own[1].emitted) for own in record.entries] == [(1, 2), (0, 0), (0, 1)]
+    assert [own[0][0] for own in record.entries] == [2, -1, -1]
+    assert [tuple(own[1][2:4]) for own in record.entries] == [(1, 2), (0, 0), (0, 1)]
     assert record.tokens == tokens.tolist()
     assert record.logprobs == logprobs.tolist()
     assert state.text(0).tolist() == [5, 6, 7, 3, 9]
     assert state.text(2).tolist() == [1, 7]
+
+
+def host(batch: int = 2) -> tuple[schedule.HostRounds, np.ndarray]:
+    words = rows(batch).numpy()
+    return schedule.HostRounds(SHAPE, words, np.full((batch, 1), 9)), words
+
+
+def drafted(batch: int = 2) -> np.ndarray:
+    return np.array([[1, 2]] * batch)
+
+
+def test_a_step_is_reported_to_the_rows_it_is_of_and_once() -> None:
+    """A step's plan has the batch of its rows, and the counts of the state that it was due in."""
+    own, words = host()
+    before = words.copy()
+    step = own.next()
+    assert step is not None
+    for others in (host(), host(3), host(1)):
+        other = others[0].next()
+        assert other is not None
+        with pytest.raises(ValueError, match="step: expected the one that `next` of this object"):
+            own.report(other, drafted(), None, None, 2)
+    with pytest.raises(ValueError, match=r"tokens: expected shape \[2, W\]"):
+        own.report(step, drafted(3), None, None, 2)
+    assert (words == before).all()
+    own.report(step, drafted(), None, None, 2)
+    with pytest.raises(ValueError, match="step: expected"):
+        own.report(step, drafted(), None, None, 2)
+
+
+@pytest.mark.parametrize(
+    ("levels", "steps", "capacity", "given"),
+    [(3, 0, 40, "3, 0 and 40"), (1, 4, 40, "1, 4"), (3, 4, -1, "-1"), (3, -2, 40, "-2")],
+)
+def test_shapes_of_host_rounds(levels: int, steps: int, capacity: int, given: str) -> None:
+    """Without room for a step in the log, what a step has brought would be read elsewhere."""
+    shape = RoundShape(levels=levels, steps=steps, capacity=capacity)
+    words = np.zeros((2, max(shape.words, 0)), np.int64)
+    with pytest.raises(ValueError, match=f"shape: expected .*steps >= 1.*given .*{given}"):
+        schedule.HostRounds(shape, words, np.full((2, 1), 9))
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [(SHAPE.TOTAL, 41), (SHAPE.TOTAL, 2**60), (SHAPE.level_at(3), -1)]
+)
+def test_words_that_cannot_be(word: int, value: int) -> None:
+    own, words = host()
+    words[1, word] = value
+    with pytest.raises(ValueError, match="words: expected 0 <= cached <= total <= 40 in row 1"):
+        own.next()
+
+
+def test_a_plan_of_more_tokens_than_the_text_has_stops_the_row() -> None:
+    state = rows(1)
+    plan = torch.tensor([[1], [1], [0], [9], [0], [0], [0]])
+    schedule.report(
+        state, SHAPE, 1, plan, torch.ones(1, 10, dtype=torch.int64), torch.tensor([4]),
+        torch.zeros(1, dtype=torch.int32), torch.full((1, 1), 9), 0,
+    )  # fmt: skip
+    assert int(state[0, SHAPE.STOPPED]) == 1
+    assert int(state[0, SHAPE.TOTAL]) == 3

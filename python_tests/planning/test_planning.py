@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import polyspec_ext as ps
 from polyspec_ext import planning, tiny
 from polyspec_ext.planning import LevelConfig
+from polyspec_ext.planning.level import level_for
 
 PLAIN, PACKED = LevelConfig(torch.float32), LevelConfig(torch.float32, pack=True)
 HALF = LevelConfig(torch.bfloat16)
@@ -305,12 +306,12 @@ def test_processes_write_at_once(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def model(seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+def model(seed: int = 0, dtype: torch.dtype = torch.float32, inner: int = 48) -> Any:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=40,
         hidden_size=32,
-        intermediate_size=48,
+        intermediate_size=inner,
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=128,
@@ -344,6 +345,16 @@ def test_a_chain_chooses(home: Path) -> None:
     level = again.levels[0]
     assert level.pack == (choice.config == PACKED)  # type: ignore[attr-defined]
     assert ("packed" in repr(level).split(", chosen")[0]) == level.pack  # type: ignore[attr-defined]
+
+
+def test_nothing_is_timed_where_there_is_nothing_to_pack(home: Path) -> None:
+    """All layers of this copy are in 4 bits."""
+    whole = ps.quantize_w4(model(inner=64), 32, head=True)
+    made: Any = level_for(whole, [1, 4], compile=False)
+    assert made.choice.seconds == {}
+    assert not made.pack
+    part: Any = level_for(ps.quantize_w4(model(inner=64), 32, head=False), [1, 4], compile=False)
+    assert list(part.choice.seconds) == [PLAIN, PACKED]
 
 
 def test_a_draft_that_is_loaded_may_change_its_data_type(home: Path) -> None:

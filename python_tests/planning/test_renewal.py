@@ -127,6 +127,8 @@ class Rows:
             ]
             for outcome in itertools.product(*options):
                 self.state.words.copy_(words)
+                step = self.state.next()  # it is reported once
+                assert step is not None
                 counts = [count for count, _ in outcome]
                 tokens = torch.zeros(len(counts), max(*counts, 0) + 1, dtype=torch.int64)
                 for row, text in enumerate(self.texts):

@@ -4,7 +4,9 @@ with the argument's name, whatever is passed; and every container that is docume
 from __future__ import annotations
 
 import collections
+import copy
 import fractions
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +121,15 @@ BAD: dict[str, list[Any]] = {
     "input_ids": [None, *IDS, 1, np.int64(1), torch.tensor(1), [], (), [[]], [[0], []], {1},
                   np.zeros(0, int), np.zeros((0, 2), int), np.zeros((2, 0), int),
                   torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2, dtype=torch.int64),
-                  hf.BatchEncoding({"input_ids": [1]})],
+                  hf.BatchEncoding({"ids": [1]}), {"input_ids": None}, {"input_ids": "x"}, ["a"],
+                  hf.BatchEncoding({"input_ids": [[1], [VOCAB]]})],
     "max_new_tokens": INTEGER,
     "temperature": [None, *NO_VALUES, *COUNTS, *BOOLS, *BELOW, "1", float("nan"), float("inf"),
                     1e39, 10**400, [float("nan")], torch.tensor([float("inf")])],
     "top_k": [2.9, *INTEGER],
     "top_p": PROBABILITY,
     "min_p": PROBABILITY,
-    "seed": [1.5, *INTEGER],
+    "seed": [1.5, *(one for one in INTEGER if one is not None), [None]],
     "eos_token_id": [*IDS, [[1], [2]], [[1], 2], [{1}, 2], np.zeros((2, 2), int), [[VOCAB]]],
     "attention_mask": ["1", b"1", 1, {}, object(), nothing(), [], [1, 1], [[1, 1]], [[1], [1]], [2],
                        [0.5], ["1"], [None], [[[1]]], np.ones((2, 1)), torch.ones(1, 2),
@@ -186,8 +189,8 @@ BAD_CHAINS: dict[str, list[Any]] = {
     "window": SIZES,
     "rounds": SIZES,
     "rule": [None, 0, "both", "Token", b"token", ["token"], np.array(["token", "block"]), {}],
-    "dtype": ["float32", "auto", torch.float64, torch.int8, torch.float8_e4m3fn, float, np.float32,
-              1, True, [torch.float32]],
+    "dtype": ["float99", "int8", "Tensor", "", "AUTO", torch.float64, torch.int8,
+              torch.float8_e4m3fn, float, np.float32, 1, True, [torch.float32]],
     "device": ["cuda:99", "gpu", "", "cpu:x", "meta", "mps", torch.device("meta"), 0, True, 1.0,
                ["cpu"], torch.device("cuda:99"), torch.float32],
     "check_vocabulary": [None, *FLAGS],
@@ -258,6 +261,52 @@ def test_an_error_shows_what_came() -> None:
         ps.Chain([made[0], made[0]])
 
 
+def test_arguments_of_transformers_have_a_hint() -> None:
+    """And typing errors one of their own; neither passes in silence."""
+    chain = plain()
+    hints = {
+        "do_sample": "custom_generate=ps.custom_generate, chain=chain, do_sample=.*temperature=0",
+        "stop_strings": "chain=chain, stop_strings=",
+        "repetition_penalty": "chain=chain, repetition_penalty=",
+        "streamer": "chain=chain, token_streamer=",
+        "num_beams": "chain=chain, num_beams=",
+        "max_new_token": "did you mean max_new_tokens?",
+        "top_kk": "did you mean top_k?",
+        "whatever": "it takes .*temperature",
+    }
+    for name, hint in hints.items():
+        calls: list[Any] = [chain.generate, chain.stream, chain.batch]
+        for call in calls:
+            wanted = (
+                rf"^{name}: expected no such argument of Chain\.{call.__name__}, given 1; .*{hint}"
+            )
+            with pytest.raises(TypeError, match=wanted):
+                call([1], **{name: 1})
+
+
+def test_texts_are_to_be_read_by_a_tokenizer() -> None:
+    for text in ("some text", ["some", "texts"]):
+        with pytest.raises(
+            TypeError, match=r"^input_ids: .*; tokenizer\(text\)\.input_ids has them"
+        ):
+            plain().generate(text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("promptlookup", "prompt-lookup"), ("Prompt_Lookup", "prompt-lookup"), ("sufix", "suffix"),
+     ("n-gram", "ngram"), ("ngrams", "ngram"), ("early-exit", "early-exit:K"), ("eagle", "eagle:"),
+     ("earlyexit:2", "early-exit:K"), ("early-exit:two", "early-exit:K"), ("eagle:", "eagle:")],
+)  # fmt: skip
+def test_a_word_near_a_drafters_is_told_before_the_network_is_asked(
+    word: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for loader in (hf.AutoConfig, hf.AutoModelForCausalLM):
+        monkeypatch.setattr(loader, "from_pretrained", lambda *a, **o: pytest.fail(str(a)))
+    with pytest.raises(ValueError, match=rf"^levels\[1\]: .*given '{word}'; did you mean '{meant}"):
+        ps.Chain([toy.ToyLevel(VOCAB, 1), word])
+
+
 # ---- what is fine ------------------------------------------------------------------------------
 
 
@@ -323,6 +372,29 @@ def test_numbers_of_numpy_and_torch_are_numbers() -> None:
     # One prompt may have its parameters in lists as well.
     alone = chain.generate([1], [9], [0.5], [5], [0.5], [0.25], [3], [[4]])
     assert alone.sequences[0].tolist() == wanted.sequences[0, : alone.sequences.shape[1]].tolist()
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_what_a_tokenizer_gives(kind: Any) -> None:
+    """As `tokenizer(texts, padding=True)` and `apply_chat_template` have it."""
+    chain = plain()
+    options: dict[str, Any] = {"max_new_tokens": 5, "temperature": 1.0, "seed": [3, 4]}
+    wanted = chain.generate([[1, 4, 2], [3, 7]], **options)
+    ids, mask = kind([[1, 4, 2], [0, 3, 7]]), kind([[1, 1, 1], [0, 1, 1]])
+    for given in (
+        hf.BatchEncoding({"input_ids": ids, "attention_mask": mask, "token_type_ids": mask}),
+        {"input_ids": ids, "attention_mask": mask},
+    ):
+        assert chain.generate(given, **options).logprobs == wanted.logprobs
+        batch = chain.batch(given, **options)
+        batch.complete()
+        assert [row.logprobs for row in batch.rows] == wanted.logprobs
+    assert chain.generate({"input_ids": ids}, **options, attention_mask=mask).logprobs == (
+        wanted.logprobs
+    )
+    one = hf.BatchEncoding({"input_ids": kind([[0, 3, 7]]), "attention_mask": kind([[0, 1, 1]])})
+    text = list(chain.stream(one, 5, 1.0, seed=4))
+    assert text == chain.generate([3, 7], 5, 1.0, seed=4).sequences[0, 2:].tolist()
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
@@ -433,6 +505,15 @@ def test_places_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                 ps.Chain([place], pack=pack)
         with pytest.raises(ValueError, match=r"^levels\[0\]: .*which is a file"):
             ps.Chain(["file"], pack=pack)
+        with pytest.raises(ValueError, match=r"^levels\[0\]: .*'m.gguf', which is not there"):
+            ps.Chain(["m.gguf"], pack=pack)
+        (tmp_path / "model.safetensors").write_text("x")
+        hint = "which is a file; the directory is wanted that holds it"
+        with pytest.raises(ValueError, match=rf"^levels\[0\]: .*'model.safetensors', {hint}"):
+            ps.Chain(["model.safetensors"], pack=pack)
+    (tmp_path / "m.gguf").write_text("x")
+    with pytest.raises(ValueError, match=r"^levels\[0\]: .*GGUF file .*, given 'm.gguf': "):
+        ps.Chain(["m.gguf"], pack=pack)
     (tmp_path / "empty" / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"^levels\[0\]: .*'empty'"):
         ps.Chain(["empty"], pack=pack)
@@ -454,6 +535,15 @@ def test_load(tmp_path: Path) -> None:
     assert load(tmp_path, torch.bfloat16, "cpu").model.dtype == torch.bfloat16
     with pytest.raises(ValueError, match=r"^dtype: "):
         load(tmp_path, torch.float64)
+    # By name, and as the checkpoint has it, as in transformers.
+    assert load(tmp_path, "bfloat16").model.dtype == torch.bfloat16
+    assert ps.Level(tmp_path, dtype="torch.float16", name="half").model.dtype == torch.float16
+    make("llama", 1).bfloat16().save_pretrained(tmp_path / "half")
+    assert load(tmp_path / "half").model.dtype == torch.float32
+    assert load(tmp_path / "half", "auto").model.dtype == torch.bfloat16
+    for dtype, kinds in (("bfloat16", ["bfloat16"] * 2), ("auto", ["float32", "bfloat16"])):
+        chain = ps.Chain([tmp_path, tmp_path / "half"], dtype=dtype)
+        assert [line.split(", ")[1] for line in repr(chain).splitlines()[1:3]] == kinds
     with pytest.raises(ValueError, match=r"^device: .*cuda:99"):
         load(tmp_path, device="cuda:99")
     with pytest.raises(ValueError, match=r"^place: "):
@@ -521,3 +611,45 @@ def test_prompts_are_checked_once_and_stay_as_they_are(monkeypatch: pytest.Monke
     given = inputs.prompts("prompts", [[1, 2], [3, 4]], VOCAB)
     chain.batch(given, 3, eos_token_id=[]).complete()
     assert given == [[1, 2], [3, 4]]
+
+
+# ---- levels that do not fit each other -----------------------------------------------------------
+
+
+def test_a_model_twice_is_refused(tmp_path: Path) -> None:
+    model = make("llama", vocab=VOCAB)
+    model.save_pretrained(tmp_path)
+    for thing in (model, tmp_path, str(tmp_path)):
+        with pytest.raises(ValueError, match=r"^levels\[1\]: .* than levels\[0\], given .* again"):
+            ps.Chain([thing, thing])
+    level = ps.Level(model)
+    with pytest.raises(ValueError, match=r"^levels\[2\]: .*given levels\[0\] again"):
+        ps.Chain([level, make("llama", vocab=VOCAB, seed=1), level])
+    ps.Chain([model, ps.Level(model, streaming=16)])  # the same weights, but another level
+
+
+def test_a_larger_level_below_is_a_warning() -> None:
+    small, large = make("llama", layers=1, vocab=VOCAB), make("llama", layers=3, vocab=VOCAB)
+    with pytest.warns(
+        UserWarning, match=r"^levels\[1\]: expected no more parameters .*comes first"
+    ):
+        ps.Chain([small, large])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.Chain([large, small])
+        ps.Chain([large, copy.deepcopy(large)])
+        ps.Chain([ps.quantize_w4(large, 32), make("llama", layers=2, vocab=VOCAB)])
+
+
+def test_vocabularies_without_tokenizers_are_the_same_but_for_padding() -> None:
+    target = toy.ToyLevel(3, 1)
+    for size, fits in ((32000, False), (126000, True), (128256, True), (128257, False)):
+        target.vocab_size, draft = 128256, toy.ToyLevel(3, 2)
+        draft.vocab_size = size
+        if fits:
+            ps.Chain([target, draft])
+            continue
+        with pytest.raises(ValueError, match=rf"^vocabulary of toy 2: .* 128256 .*, given {size}"):
+            ps.Chain([target, draft])
+        if size < 128256:
+            ps.Chain([target, draft], check_vocabulary=False)

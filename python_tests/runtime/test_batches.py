@@ -97,13 +97,41 @@ def test_stop_ends_a_row_and_no_other() -> None:
 
 def test_stop_of_an_older_batch_ends_no_row_of_a_newer() -> None:
     chain = ps.Chain(make(3), [3, 2])
-    wanted = chain.generate([3], 30, 1.0, eos_token_id=[]).sequences[0].tolist()
-    older, newer = (chain.batch([[n]], 30, 1.0, eos_token_id=[]) for n in (1, 3))
+    wanted = chain.generate([3], 30, 1.0, seed=0, eos_token_id=[]).sequences[0].tolist()
+    older, newer = (chain.batch([[n]], 30, 1.0, seed=0, eos_token_id=[]) for n in (1, 3))
     newer.advance()
     older.stop(0)
     newer.complete()
     assert newer.rows[0].tokens == wanted
     assert older.rows[0].tokens == [1]
+
+
+def test_without_a_seed_every_call_draws_another_and_reports_it() -> None:
+    chain = ps.Chain(make(2), [3])
+    options: dict[str, Any] = {"temperature": 1.0, "eos_token_id": []}
+
+    def call(**more: Any) -> ps.Output:
+        return chain.generate([[1], [2]], 20, **{**options, **more})
+
+    first, second = call(), call()
+    assert not first.sequences.equal(second.sequences)
+    for out in (first, second):
+        assert out.seeds == ps.row_seeds(out.seeds[0], 2)
+        assert call(seed=out.seeds).sequences.equal(out.sequences)
+        assert call(seed=out.seeds[0]).sequences.equal(out.sequences)
+    torch.manual_seed(0)  # as before the test
+    assert call().sequences.equal(first.sequences)
+    stream = chain.stream([1], 20, **options)
+    text, (seed,) = list(stream), stream.seeds
+    assert list(chain.stream([1], 20, **options, seed=seed)) == text
+    batch = chain.batch([[1], [2]], 20, **options)
+    assert batch.seeds == [row.seed for row in batch.rows] != first.seeds
+    assert call(seed=[5, 6]).seeds == [5, 6]
+    # Where nothing is drawn, torch's generator stays as it is.
+    state = torch.random.get_rng_state()
+    assert call(temperature=0.0).seeds == ps.row_seeds(0, 2)
+    assert torch.random.get_rng_state().equal(state)
+    assert call(temperature=[0.0, 1.0]).seeds[0] != 0
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])

@@ -58,7 +58,7 @@ def test_bounds_other_than_the_default() -> None:
         _, seen = same_without_the_host(followed, alone, PROMPTS, 30, **options)
         assert seen
         blocks = [
-            sum(entry.tokens >= 0 for entry in entries[1:-1:2])
+            sum(entry[0] >= 0 for entry in entries[1:-1:2])
             for one in seen
             for entries in one.entries  # of every row
         ]
@@ -224,7 +224,8 @@ def test_processors_and_ends_of_the_context_are_followed() -> None:
 def test_a_text_of_one_token_reads_the_target_alone() -> None:
     followed, alone = chains([4, 2])
     for _ in range(2):
-        pair = [chain.generate(PROMPTS[0], 1, 1.0, eos_token_id=[]) for chain in (followed, alone)]
+        options = {"temperature": 1.0, "seed": 0, "eos_token_id": []}
+        pair = [chain.generate(PROMPTS[0], 1, **options) for chain in (followed, alone)]
         for out in pair:
             assert out.stats.num_new_tokens == 1
             assert [own.num_forward_passes for own in out.stats.levels] == [1, 0, 0]
@@ -302,7 +303,7 @@ def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:
         owners = [
             {place.owner() for place in places_of([key])}
             for key in keys
-            if key[0] == number and key[1] == (4, 2)  # not where the target is alone with a token
+            if key[0] == number and key[1] > 0  # not where the target is alone with a token
         ]
         assert all(owned >= set(caches[number - 1 :]) for owned in owners)
         assert not any(owned & set(caches[: number - 1]) for owned in owners)

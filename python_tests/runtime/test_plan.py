@@ -15,7 +15,7 @@ def test_plans() -> None:
     two = round_plan((6, 2), (2, 0))
     assert two.steps == (3, 2, 3, 2, 1)
     assert two.max_pending == (6, 2)
-    assert (two.width(1), two.width(2), two.width(3)) == (7, 4, 3)
+    assert [two.width_at(place) for place in range(5)] == [3, 4, 3, 4, 7]
     assert (two.levels, two.drafts, two.asked) == (3, 2, (1, 2, 3))
     # A window that is full early bounds what can be pending: at most one below it, and a block.
     assert round_plan((2, 4), (3, 0)).max_pending == (6, 4)
@@ -32,6 +32,19 @@ def test_a_window_of_zero_leaves_out_what_is_below_it() -> None:
     assert (plan.steps, plan.max_pending, plan.asked) == ((2, 2, 1), (2, 0, 0), (1, 2))
     plan = round_plan((0, 2), (2, 0))
     assert (plan.steps, plan.asked) == ((1,), (1,))
+
+
+def test_a_tail_s_draft_may_be_the_drafter_s_first() -> None:
+    """Then it reads what is pending for the target as well."""
+    plan = round_plan((5, 0, 3), (5, 1, 0), 2)
+    assert plan.steps == (2, 2, 2, 2, 2, 4, 1)
+    assert [plan.width_at(place) for place in (4, 5, 6)] == [2 + 2, 4 + 5, 1 + 5 + 2]
+    # Where there is no room for a token of every level, or with smaller windows in one row.
+    plan = round_plan((2, 2, 2), (1, 1, 0), 1)
+    assert plan.steps == (4, 3, 2, 4, 1)
+    assert [plan.width_at(place) for place in (0, 3)] == [4, 4 + 4 - 0]
+    three = round_plan((4, 2), (2, 0), 2)
+    assert [three.width_at(place) for place in (0, 4)] == [3, 3]
 
 
 def test_unbounded_rounds_have_no_order_of_their_own() -> None:

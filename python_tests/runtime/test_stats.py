@@ -58,19 +58,23 @@ def test_the_recorder_enters_a_row_and_its_batch() -> None:
     rows = [Stats([LevelStats("a"), LevelStats("b")]) for _ in range(2)]
     total = Stats([LevelStats("a"), LevelStats("b")])
     recorder = StatsRecorder(total)
-    recorder.verified(rows[0], 0, 3, 2, 3)
-    recorder.verified(rows[1], 0, 1, 1, 2)
-    recorder.committed(rows[0], 3)
-    recorder.proposed(rows[1], 4)
-    recorder.proposed(rows[1], 0)
-    recorder.spent(rows, 0, 0.5, 1)
-    recorder.prefilled(rows, 1, 0.25)
-    recorder.decoded(rows, 2.0)
+    recorder.follow(rows)
+    idle = [-1, 0, 0, 0, 0, 0, 0]
+    recorder.verified(0, [[3, 9, 2, 3, 0, 0, 0], [1, 9, 1, 2, 0, 0, 0]], 0.5)
+    recorder.drafted([idle, [4, 9, 0, 4, 0, 0, 0]], 0.125, 4)
+    recorder.drafted([idle, [4, 9, 0, 2, 0, 0, 0]], 0.125, 2, [0, 5])
+    recorder.prefilled(1, 0.25)
+    recorder.decoded(2.0)
     assert total.levels[0].draft_length_histogram == [0, 1, 0, 1]
     assert rows[0].levels[0].draft_length_histogram == [0, 0, 0, 1]
-    assert total.num_new_tokens == 3
+    assert [stats.num_new_tokens for stats in (total, *rows)] == [5, 3, 2]
     for stats in (rows[1], total):
-        assert (stats.levels[1].num_proposals, stats.levels[1].num_proposed_tokens) == (2, 4)
+        assert (stats.levels[1].num_proposals, stats.levels[1].num_proposed_tokens) == (2, 9)
+        assert (stats.levels[1].num_forward_passes, stats.levels[1].seconds) == (6, 0.25)
+    assert rows[0].levels[1].num_proposals == rows[0].levels[1].num_forward_passes == 0
+    assert recorder.prefill_seconds == 0.25
+    recorder.spent(1, 0.5, 1)  # the batch's, whoever needed it
+    assert [stats.levels[1].num_forward_passes for stats in (total, *rows)] == [7, 1, 7]
     for stats in (*rows, total):
         assert (stats.levels[0].num_forward_passes, stats.levels[0].seconds) == (1, 0.5)
         assert (stats.decode_seconds, stats.prefill_seconds) == (2.0, 0.25)

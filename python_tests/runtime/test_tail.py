@@ -3,6 +3,7 @@ what is refused."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from toy_trees import TreeDrafter, TreeLevel
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.runtime.graphs import Graphs
+from polyspec_ext.runtime.plan import RoundPlan
+from polyspec_ext.runtime.state import StateRows
 from polyspec_ext.stats import LevelStats, Stats, StatsRecorder
 
 
@@ -80,7 +83,9 @@ def test_counts_of_a_block() -> None:
     assert (stats.num_tail_tokens, stats.num_accepted_tail_tokens) == (8, 3)
     assert stats.to_dict()["num_accepted_tail_tokens"] == 3
     total = Stats([LevelStats()])
-    StatsRecorder(total).verified(Stats([LevelStats()]), 0, 5, 4, 5, 2)
+    recorder = StatsRecorder(total)
+    recorder.follow([Stats([LevelStats()])])
+    recorder.verified(0, [[5, 9, 4, 5, 0, 0, 2]], 0.5)
     assert total.levels[0].num_accepted_tail_tokens == 1
 
 
@@ -106,6 +111,8 @@ def chains(window: list[int], tail: int, **options: Any) -> list[ps.Chain]:
         ([6, 3], [2], 9, "block"),
         ([4, 3, 2], [2, 1], 2, "token"),
         ([3, 0], [3], 2, "token"),
+        ([5, 0, 3], [5, 1], 2, "token"),
+        ([2, 2, 2], [1, 1], 2, "block"),
     ],
     ids=str,
 )
@@ -129,6 +136,75 @@ def test_every_executor_does_the_same(
     graphs = made[2].engine.graphs
     assert graphs is not None
     assert graphs.num_replays > 0
+
+
+def agreeing(kind: type[toy_rows.Rows], count: int) -> list[toy_rows.Rows]:
+    """Levels that agree often enough for a tail to be reached."""
+    made = [kind(5, 11 + i) for i in range(count)]
+    for one in made[1:]:
+        one.table = made[0].table + 0.1 * one.table
+    return made
+
+
+# Windows of 0 at every place; and texts that end within a round, so that there is no room left for
+# a draft in front of the tail.
+WINDOWS = [*itertools.product((0, 1, 3), repeat=3), (5, 0, 3), (2, 1, 0, 2), (1, 3, 0, 5)]
+
+
+@pytest.mark.parametrize("tail", [1, 3])
+def test_texts_have_their_full_length(tail: int) -> None:
+    limits = [9, 14, 3]
+    options: dict[str, Any] = {"temperature": [0.0, 1.0, 1.0], "seed": [1, 2, 3]}
+    for window, rounds in itertools.product(WINDOWS, (None, 1)):
+        count = len(window) + 1
+        bounds = None if rounds is None else [rounds] * (count - 2)
+        texts = []
+        for kind, sync in ((toy_rows.Rows, None), (toy_rows.Staying, False)):
+            made = agreeing(kind, count)
+            chain = ps.Chain(made, window, tail=tail, rounds=bounds, sync_each_step=sync)
+            out = chain.generate([[1], [4, 2, 3], [3, 0]], limits, eos_token_id=[], **options)
+            assert [own.num_new_tokens for own in out.requests] == limits, (window, rounds)
+            texts.append(out.sequences)
+        assert texts[0].equal(texts[1]), (window, rounds)
+
+
+@pytest.mark.parametrize("sync", [None, False])
+def test_a_round_that_commits_nothing_is_an_error(
+    sync: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not the end of the text; the request is named."""
+    if sync is None:
+        monkeypatch.setattr(StateRows, "next", lambda self: None)
+    else:  # the width without what is pending for the target
+        monkeypatch.setattr(RoundPlan, "width_at", lambda self, place: 4)
+    kind = toy_rows.Rows if sync is None else toy_rows.Staying
+    chain = ps.Chain(agreeing(kind, 4), [5, 0, 3], tail=2, sync_each_step=sync)
+    with pytest.raises(ps.PolyspecError, match=r"^request 1: expected .* token .*, given none"):
+        chain.generate([[1], [4, 2, 3]], [0, 20], eos_token_id=[])
+    monkeypatch.undo()
+    assert chain.generate([1], 20, eos_token_id=[]).stats.num_new_tokens == 20
+
+
+class Windows:
+    """A policy that goes through windows, as far as the row's text is long."""
+
+    def __init__(self, *windows: tuple[int, ...]) -> None:
+        self._windows = windows
+
+    def next(self, report: ps.policies.RoundReport) -> tuple[int, ...]:
+        return self._windows[len(report.text) // 5 % len(self._windows)]
+
+
+def test_rows_whose_windows_differ() -> None:
+    """One has a tail behind a level that decodes alone, beside one whose drafter is at work."""
+    policy = Windows((3, 2, 3), (5, 0, 3), (1, 1, 0), (0, 2, 2), (2, 0, 4))
+    texts = []
+    for kind, sync in ((toy_rows.Rows, None), (toy_rows.Staying, False)):
+        chain = ps.Chain(agreeing(kind, 4), [4, 2, 2], tail=2, policy=policy, sync_each_step=sync)
+        out = chain.generate([[1], [4, 2, 3], [3] * 6], 40, 1.0, seed=5, eos_token_id=[])
+        assert [own.num_new_tokens for own in out.requests] == [40] * 3
+        texts.append(out.sequences)
+    assert texts[0].equal(texts[1])
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

@@ -51,15 +51,18 @@ def make(
     recorder: Any = None,
     policy: Any = None,
     rule: str = "token",
+    tail: int = 0,
+    graphs: Graphs | None = None,
     **config: Any,
 ) -> tuple[ps.Chain, Graphs | None]:
     """`captured`: rounds without host synchronisation, with graphs; else step by step, without."""
     count = len(window) + 1
     levels = [level(i, 3 - min(i, 2), f"level {i}", captured, **config) for i in range(count)]
-    options: dict[str, Any] = {"policy": policy, "rule": rule}
+    options: dict[str, Any] = {"policy": policy, "rule": rule, "tail": tail}
     if not captured:
         return ps.Chain(levels, window, **options), None
-    graphs = Graphs(recorder or Recorder(), progress=False)
+    if graphs is None:
+        graphs = Graphs(recorder or Recorder(), progress=False)
     chain = ps.Chain(levels, window, graphs=graphs, sync_each_step=False, **options)
     assert chain.engine.graphs is graphs
     return chain, graphs

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from polyspec_ext.kv_cache.layers import RollbackLayer
+from polyspec_ext.kv_cache import RollbackCache
 from polyspec_ext.levels import compiled
 
 
@@ -19,11 +19,12 @@ def short_passes_in_python(levels: Sequence[Any]) -> Iterator[list[int]]:
     counts = [0] * len(levels)
 
     def seen(frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or frame.f_code is not RollbackLayer.update.__code__:
+        if event != "call" or frame.f_code is not RollbackCache.update.__code__:
             return
-        layer, keys = frame.f_locals["self"], frame.f_locals["key_states"]
+        cache, keys = frame.f_locals["self"], frame.f_locals["key_states"]
+        first = frame.f_locals["layer_idx"] == 0
         for number, level in enumerate(levels):
-            if layer is level.cache.layers[0] and keys.shape[2] <= compiled.LONGEST:
+            if cache is level.cache and first and keys.shape[2] <= compiled.LONGEST:
                 counts[number] += 1
 
     before = sys.getprofile()

@@ -1,5 +1,5 @@
 """Model families of `transformers` made tiny from their configurations alone, and what a level
-does with each: the table of README, which this file prints when it is run."""
+does with each: the table of docs/models.md, which docs/tables.py writes there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         served: "batches", "one prompt" or "refused".
-        why: as README says it; "" where nothing is to be said.
+        why: as docs/models.md says it; "" where nothing is to be said.
         message: pattern of the error that says so; "" where there is none.
         families: their `model_type`, and variants in brackets.
     """
@@ -108,8 +108,8 @@ OTHERWISE_BEFORE = (
 HEAD = ["| served | why | `model_type` |", "|---|---|---|"]
 
 
-def readme_rows() -> list[str]:
-    """The rows of README's table."""
+def table_rows() -> list[str]:
+    """The rows of the table."""
     return [
         f"| {v.served} | {v.why} | " + ", ".join(name.replace("[", " [") for name in v.names) + " |"
         for v in TABLE
@@ -236,7 +236,3 @@ def _varied(model: Any) -> bool:
     except (RuntimeError, ValueError, TypeError):  # of a family that cannot be asked like this
         return True
     return len(set(text[6:])) > 1
-
-
-if __name__ == "__main__":
-    print("\n".join([*HEAD, *readme_rows()]))

@@ -46,19 +46,24 @@ class Recording(TorchDispatchMode):
 
     Args:
         fails_at: the operator of this number is not called and raises.
+        undoes: whether `undo` will be called.
 
     Attributes:
         outside: tensors that the operators used and none of them has made, by storage.
+        trace: what was called, with which memory and numbers: a line per operator. What an operator
+            has made is named by its number.
     """
 
-    def __init__(self, fails_at: int | None = None) -> None:
+    def __init__(self, fails_at: int | None = None, undoes: bool = True) -> None:
         super().__init__()
-        self._fails_at = fails_at
+        self._fails_at, self._undoes = fails_at, undoes
         self._count = 0
         self._calls: list[_Call] = []
         self._inside: dict[int, torch.Tensor] = {}
+        self._numbers: dict[int, int] = {}
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.outside: dict[int, torch.Tensor] = {}
+        self.trace: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -74,8 +79,11 @@ class Recording(TorchDispatchMode):
             given.add(storage)
             if storage not in self._inside and storage not in self.outside:
                 self.outside[storage] = tensor
-                whole = _whole(tensor)
-                self._before.append((whole, whole.clone()))
+                if self._undoes:
+                    whole = _whole(tensor)
+                    self._before.append((whole, whole.clone()))
+        leaves = [self._named(leaf) for leaf in tree_leaves((args, options))]
+        self.trace.append(f"{func} {' '.join(leaves)}")
         result = func(*args, **options)
         made = [
             (place, tensor)
@@ -84,9 +92,18 @@ class Recording(TorchDispatchMode):
         ]
         for _, tensor in made:
             self._inside[_storage(tensor)] = tensor
+            self._numbers.setdefault(_storage(tensor), len(self._numbers))
         if made or func._schema.is_mutable:  # else it gave a view, which stands
             self._calls.append(_Call(func, args, options, made))
         return result
+
+    def _named(self, leaf: Any) -> str:
+        if not isinstance(leaf, torch.Tensor):
+            return repr(leaf)
+        storage = _storage(leaf)
+        made = self._numbers.get(storage)
+        where = f"@{leaf.data_ptr()}" if made is None else f"#{made}"
+        return f"{where}{list(leaf.shape)}{leaf.stride()}+{leaf.storage_offset()}{leaf.dtype}"
 
     def undo(self) -> None:
         for tensor, before in self._before:
@@ -105,6 +122,7 @@ class Recorder:
         fails_at: see `Recording`; of every step.
 
     Attributes:
+        fails_at: as given.
         latest: the last recording, successful or not.
         tried: number of recordings.
     """
@@ -112,11 +130,11 @@ class Recorder:
     latest: Recording
 
     def __init__(self, fails_at: int | None = None) -> None:
-        self._fails_at, self.tried = fails_at, 0
+        self.fails_at, self.tried = fails_at, 0
 
     def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
         self.tried += 1
-        self.latest = recording = Recording(self._fails_at)
+        self.latest = recording = Recording(self.fails_at)
         try:
             with recording:
                 outputs = step()
@@ -139,6 +157,22 @@ def keys_of_captures(graphs: Graphs, recorder: Recorder) -> Iterator[list[tuple[
 
     graphs.run = watched  # type: ignore[method-assign]
     yield seen
+    del graphs.run  # type: ignore[method-assign]
+
+
+@contextmanager
+def traces_of_keys(graphs: Graphs) -> Iterator[dict[Any, list[list[str]]]]:
+    """Meanwhile no step is replayed: the trace of every one, by its key."""
+    traces: dict[Any, list[list[str]]] = {}
+
+    def traced(kind: str, key: Any, step: Step) -> Outputs:
+        with Recording(undoes=False) as recording:
+            outputs = step()
+        traces.setdefault((kind, *key), []).append(recording.trace)
+        return outputs
+
+    graphs.run = traced  # type: ignore[method-assign]
+    yield traces
     del graphs.run  # type: ignore[method-assign]
 
 

@@ -1,4 +1,7 @@
-"""A few small calls of every operator, for compute-sanitizer (.ci/gpu); `cpu` tries this file."""
+"""A few small calls of every operator, for compute-sanitizer (.ci/gpu); `cpu` tries this file.
+
+sanitized.py [cuda|cpu [tiny]]    tiny: one verification and nothing else
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,25 @@ from polyspec_ext.ops import schedule as rounds
 SHAPES = [(3, 1), (3, 33), (3, 4097), (3, 33001), (12, 33001)]
 
 
-def main(device: str = "cuda") -> None:
+def main(device: str = "cuda", extent: str = "all") -> None:
     assert device == "cpu" or ps.has_cuda(), "needs a CUDA device and a build with kernels"
     torch.manual_seed(0)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for batch, vocab in SHAPES:
-            sample_and_verify(batch, vocab, dtype, device)
-        cache(dtype, device)
-    schedule(device)
+    if extent == "tiny":
+        sample_and_verify(*SHAPES[1], torch.float32, device)
+    else:
+        every_operator(device)
     if device == "cuda":
         torch.cuda.synchronize()
     print("done")
+
+
+def every_operator(device: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for batch, vocab in SHAPES:
+            sample_and_verify(batch, vocab, dtype, device)
+        large_tree(dtype, device)
+        cache(dtype, device)
+    schedule(device)
 
 
 def sample_and_verify(batch: int, vocab: int, dtype: torch.dtype, device: str) -> None:
@@ -66,6 +77,23 @@ def tree(target: torch.Tensor, draft: torch.Tensor, options: dict[str, float]) -
     ):
         r = ps.verify_tree(target, nodes, parents, **own, **options)
         ps.raise_for_status(r.status, level=1, position=0)
+
+
+def large_tree(dtype: torch.dtype, device: str) -> None:
+    """Trees of 60 nodes: one path, and one of many forks. First children are the likeliest."""
+    batch, nodes, vocab = 2, 60, 4097
+    target = torch.randn(batch, nodes + 1, vocab).to(device, dtype)
+    forks = [max(i - 1 - i % 7, -1) for i in range(nodes)]
+    siblings = [0 if forks.index(parent) == i else i for i, parent in enumerate(forks)]
+    parents = torch.tensor([list(range(-1, nodes - 1)), forks], device=device)
+    others = torch.tensor([[0] * nodes, siblings], device=device)
+    tokens = (target.argmax(-1).gather(1, parents + 1) + others) % vocab
+    draft = torch.randn(3, vocab).to(device, dtype)
+    rows = torch.arange(nodes + 1, device=device).repeat(batch, 1) % 4 - 1
+    for options in ({}, {"top_k": 9, "top_p": 0.9}, {"temperature": 0.0}):
+        for own in ({}, {"draft_logits": draft, "draft_rows": rows}):
+            r = ps.verify_tree(target, tokens, parents, **own, **options)
+            ps.raise_for_status(r.status, level=1, position=0)
 
 
 def cache(dtype: torch.dtype, device: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from polyspec_ext.drafters.base import DraftInput, HiddenStates
 from polyspec_ext.levels.base import PromptBatch
 from polyspec_ext.sampling import Sampling
-from polyspec_ext.tensors import Parameters
+from polyspec_ext.tensors import RowParameters
 
 
 def told(
@@ -39,7 +39,9 @@ def draft_input(
         positions=torch.tensor([len(text) for text in texts]),
         rounds=torch.zeros(batch, dtype=torch.int64),
         level=2,
-        parameters=Parameters([Sampling(0.0)] * batch, list(range(batch))),
+        parameters=RowParameters(batch, torch.device("cpu")).write(
+            [Sampling(0.0)] * batch, list(range(batch))
+        ),
         wants_rows=True,
         requests=list(range(batch)),
         eos=[frozenset()] * batch,

@@ -141,7 +141,9 @@ IN_TORCH_2_11 = {
     "aoti_torch_library_init_def",
     "aoti_torch_library_init_fragment",
     "aoti_torch_library_init_impl",
+    "aoti_torch_memory_format_contiguous_format",
     "aoti_torch_new_tensor_handle",
+    "torch_call_dispatcher",
     "torch_delete_list",
     "torch_get_const_data_ptr",
     "torch_get_mutable_data_ptr",
@@ -231,14 +233,16 @@ GPU_STEPS = (
 )  # fmt: skip
 
 
-def gpu_script(tmp_path: Path, **commands: str) -> tuple[int, list[list[str]], Path]:
+def gpu_script(
+    tmp_path: Path, steps: str = ".*", **commands: str
+) -> tuple[int, list[list[str]], Path]:
     """Exit code, the table's rows as (step, result), and OUT of .ci/gpu with stubs for commands."""
     folder, out, build = tmp_path / "bin", tmp_path / "out", tmp_path / "build"
     folder.mkdir()
     for name, body in commands.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
-    variables = {"DRY": "1", "PYTHON": str(folder / "python"), "OUT": str(out)}
+    variables = {"DRY": "1", "STEPS": steps, "PYTHON": str(folder / "python"), "OUT": str(out)}
     variables |= {"BUILD": str(build), "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     done = run(ROOT / ".ci" / "gpu", **variables)
     table = (out / "table.txt").read_text()
@@ -260,6 +264,24 @@ def test_gpu_script_runs_every_step_whatever_failed_before(tmp_path: Path) -> No
         log = archive.extractfile("logs/configure.log")
         assert log is not None
         assert b"-DPOLYSPEC_WERROR=OFF" in log.read()
+
+
+def test_gpu_script_runs_the_steps_that_are_asked_for(tmp_path: Path) -> None:
+    code, rows, _ = gpu_script(tmp_path, "ctest|configure", cmake="exit 0", ctest="exit 8")
+    assert code == 1
+    assert rows == [["configure", "passed"], ["ctest", "FAILED (8)"]]
+
+
+def test_gpu_script_stops_after_a_hang_with_synccheck_on_a_tiny_case(tmp_path: Path) -> None:
+    makes = 'echo exit 124 >"$2/cuda_test"; chmod +x "$2/cuda_test"; touch "$2/_C.so"'
+    cmake = f"case $1 in --build) {makes} ;; esac"
+    code, rows, out = gpu_script(tmp_path, cmake=cmake, python='echo "ran $*"', ctest="exit 0")
+    assert code == 1
+    assert rows[-2:] == [["cuda_test", "timed out"], ["synccheck after a hang", "passed"]]
+    with tarfile.open(out / "logs.tar.gz") as archive:
+        log = archive.extractfile("logs/synccheck-after-a-hang.log")
+        assert log is not None
+        assert log.read().split() == b"ran python_tests/support/sanitized.py cpu tiny".split()
 
 
 def test_gpu_script_names_what_needs_a_build_that_failed(tmp_path: Path) -> None:

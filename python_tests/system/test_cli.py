@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import transformers
 
 import polyspec_ext as ps
 from polyspec_ext import cli, tiny
+from polyspec_ext.bench import chains as grown_chains
 from polyspec_ext.cli import demo, entry
 from polyspec_ext.tiny import train
 
@@ -37,11 +39,33 @@ def test_generate_json(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capsys, *command)
     assert status == 0
     report = json.loads(out)
-    assert report["prompt"] == "Question: How many?\nAnswer:"
+    assert report["prompt"] == "<|bos|>Question: How many?\nAnswer:"
     assert len(report["tokens"]) == report["stats"]["num_new_tokens"] <= 9
     assert [level["name"] for level in report["stats"]["levels"]] == ["target", "middle", "drafter"]
     again = json.loads(call(capsys, *command)[1])
     assert again["tokens"] == report["tokens"]
+
+
+@pytest.mark.parametrize("prompts", [("x",), ("x", "y")])
+def test_without_a_seed_the_command_says_which_it_drew(
+    prompts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("generate", *prompts, "--max-new-tokens", "12", "--temperature", "1.5")
+
+    def rows(*options: str) -> list[dict[str, Any]]:
+        report = json.loads(call(capsys, *command, "--json", *options)[1])
+        return list(report.get("requests", [report]))
+
+    drawn, others = rows(), rows()
+    seeds = ",".join(str(row["seed"]) for row in drawn)
+    assert [row["tokens"] for row in drawn] != [row["tokens"] for row in others]
+    assert [row["tokens"] for row in rows("--seed", seeds)] == [row["tokens"] for row in drawn]
+    _, out, err = call(capsys, *command)
+    *_, option, seeds = err.split()
+    assert option == "--seed"
+    assert call(capsys, *command, "--seed", seeds)[1] == out
+    for chosen in (("--seed", "3"), ("--temperature", "0")):
+        assert "--seed" not in call(capsys, *command, *chosen)[2]
 
 
 def test_generate_streams_the_text_that_json_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,6 +79,8 @@ def test_generate_streams_the_text_that_json_has(capsys: pytest.CaptureFixture[s
         "1.2",
         "--top-k",
         "40",
+        "--seed",
+        "0",
     )
     report = json.loads(call(capsys, *options, "--json")[1])
     assert report["prompt"] == "3 apples"
@@ -73,32 +99,50 @@ def test_generate_with_a_chain_of_ones_own(
     capsys: pytest.CaptureFixture[str], untrained: Path
 ) -> None:
     target, middle, drafter = (str(untrained / level) for level in tiny.LEVELS)
-    plain = json.loads(
-        call(capsys, "generate", "x", "--target", target, "--json", "--max-new-tokens", "10")[1]
-    )
+    request = ("--raw", "--json", "--max-new-tokens", "10")
+    plain = json.loads(call(capsys, "generate", "x", "--target", target, *request)[1])
     chains: list[list[str]] = [
         ["--drafter", drafter, "--window", "3"],
         ["--middle", middle, "--drafter", drafter, "--window", "4,2", "--rule", "block"],
-        ["--middle", middle, "--middle", drafter, "--drafter", drafter, "--window", "3,2,1"],
+        [
+            "--middle",
+            middle,
+            "--middle",
+            drafter,
+            "--drafter",
+            "prompt-lookup",
+            "--window",
+            "3,2,1",
+        ],
         ["--middle", middle, "--drafter", drafter, "--window", "9,2", "--rounds", "3"],
         ["--middle", middle, "--drafter", drafter, "--window", "4,2", "--tail", "2"],
         ["--drafter", "prompt-lookup"],
     ]
     for options in chains:
-        status, out, _ = call(
-            capsys,
-            "generate",
-            "x",
-            "--target",
-            target,
-            *options,
-            "--json",
-            "--max-new-tokens",
-            "10",
-        )
-        assert status == 0
-        assert json.loads(out)["tokens"] == plain["tokens"]
-        assert json.loads(out)["prompt"] == "x"
+        # Without --target it is the shipped one.
+        for own in (["--target", target], []):
+            status, out, err = call(capsys, "generate", "x", *own, *options, *request)
+            assert status == 0, err
+            report = json.loads(out)
+            assert report["tokens"] == plain["tokens"]
+            assert report["prompt"] == "x"
+            assert len(report["stats"]["levels"]) == len(options) // 2 + 1 - uncounted(options)
+
+
+def uncounted(options: list[str]) -> int:
+    """Of the options, those that name no level."""
+    return sum(word.startswith("--") and word not in ("--middle", "--drafter") for word in options)
+
+
+@pytest.mark.parametrize("options", [["--raw"], [], ["--system", "x"]])
+@pytest.mark.parametrize(("text", "shown"), [("", "''"), (" \n", "' \\n'")])
+def test_a_prompt_without_text_is_refused(
+    capsys: pytest.CaptureFixture[str], options: list[str], text: str, shown: str
+) -> None:
+    found = call(capsys, "generate", text, *options)
+    assert found == (2, "", f"error: prompt: expected text, given {shown}\n")
+    status, _, err = call(capsys, "generate", "x", text, *options)
+    assert (status, err) == (2, f"error: prompt: expected text, given {shown} as prompt 2 of 2\n")
 
 
 def test_several_prompts_are_one_batch_with_values_for_each(
@@ -136,12 +180,12 @@ def test_several_prompts_are_one_batch_with_values_for_each(
         (["--window", "4,a"], "--window: expected an integer >= 0, or several with commas"),
         (["--rounds", "4,1"], "--rounds: expected 1 integers >= 0 for 3 levels, given [4, 1]"),
         (["--tail", "-1"], "--tail: expected an integer >= 0, given '-1'"),
-        (["--drafter", "x"], "expected a --target"),
-        (["--dtype", "float99"], "--dtype: expected a torch dtype"),
+        (["--drafter", "../no"], "--drafter: expected a model id"),
+        (["--dtype", "float99"], "--dtype: expected torch.float32"),
         (["--dtype", "int8"], "--dtype: expected torch.float32"),
         (["--device", "quark"], "--device: expected"),
-        (["--target", "./nowhere"], "--target: expected a model id or the directory of a model"),
-        (["--target", "/a/b/c"], "--target: expected a model id or the directory of a model"),
+        (["--target", "./nowhere"], "--target: expected a model id, the directory of a model"),
+        (["--target", "/a/b/c"], "--target: expected a model id, the directory of a model"),
         (["--target", "{empty}"], "--target: expected a directory with a config.json"),
         (["--target", "{model}", "--drafter", "../no"], "--drafter: expected a model id"),
         (["--target", "{model}", "--middle", "../no"], "--middle: expected a model id"),
@@ -193,7 +237,8 @@ def test_a_command_runs_on_as_many_threads_as_it_is_told(
     for name in ("chain", "levels", "tokenizer"):
         monkeypatch.setattr(tiny, name, noted)
     try:
-        assert call(capsys, *words, "--threads", str(before + 1)) == (130, "", "")
+        status, out, _ = call(capsys, *words, "--threads", str(before + 1))
+        assert (status, out) == (130, "")
     finally:
         torch.set_num_threads(before)
     assert seen == [before + 1]
@@ -234,13 +279,12 @@ def test_ctrl_c_ends_with_the_status_of_shells_and_no_traceback(
     assert call(capsys, "generate", "x") == (130, "", "")
 
 
-def python(*words: str, code: str = "", **more: str) -> subprocess.Popen[bytes]:
+def python(*words: str, **more: str) -> subprocess.Popen[bytes]:
     """The command line in a process of its own, with pipes for its output."""
-    start = ["-c", code] if code else ["-m", "polyspec_ext"]
     # Output is buffered, as it is for most users.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | more
     return subprocess.Popen(
-        [sys.executable, *start, *words],
+        [sys.executable, "-m", "polyspec_ext", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
@@ -275,53 +319,142 @@ def test_a_full_disk_is_one_line() -> None:
 
 
 def test_a_terminal_without_the_characters_gets_replacements() -> None:
-    code = (
-        "import sys; from polyspec_ext import cli, tiny; "
-        "tiny.prompt_of = str; sys.exit(cli.main(sys.argv[1:]))"
-    )
-    options = ["--max-new-tokens", "40", "--temperature", "3"]  # byte tokens: not all are ASCII
-    with python("generate", "x", "y", *options, code=code, PYTHONIOENCODING="ascii") as process:
+    # Byte tokens: not all are ASCII.
+    options = ["--raw", "--max-new-tokens", "40", "--temperature", "3"]
+    with python("generate", "x", "y", *options, PYTHONIOENCODING="ascii") as process:
         out, err = process.communicate()
     assert process.returncode == 0, err
     assert out.isascii()
     assert b"?" in out
 
 
+DEMO = ("demo", "--prompts", "2", "--max-new-tokens", "8")
+
+
 def test_demo_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # What compiles is tested elsewhere, and takes a minute.
     monkeypatch.setattr(torch, "compile", lambda call, **options: call)
     monkeypatch.setenv("CXX", sys.executable)
-    status, out, _ = call(
-        *(capsys, "demo", "--prompts", "2", "--repeats", "1", "--max-new-tokens", "8", "--json"),
-        *("--compile", "all", "--grown", "0"),
-    )
+    status, out, _ = call(capsys, *DEMO, "--repeats", "1", "--json", "--compile", "all")
     assert status == 0
     report = json.loads(out)
     assert "grown" not in report
-    labels = [row["label"] for row in report["configurations"]]
-    assert sum(label.endswith(demo.COMPILED) for label in labels) == 4
-    theirs = next(row for row in report["configurations"] if row["label"] == demo.GENERATE)
-    assert theirs["ratio_to_generate"] == 1.0
-    # Every way to decode plainly is there, and ratios are over the fastest of them.
-    alone = [row for row in report["configurations"] if row["label"].startswith("plain decoding")]
-    assert len(alone) == 4
-    assert len(labels) == 10
-    best = max(alone, key=lambda row: row["tokens_per_second"])
-    assert report["fastest_plain"] == best["label"]
-    assert max(row["ratio"] for row in alone) == best["ratio"] == 1.0
-    assert max(row["decoding_ratio"] for row in alone if row is not theirs) == 1.0
-    assert list(report["choices"]) == [*tiny.LEVELS, *(n + demo.COMPILED for n in tiny.LEVELS)]
-    assert "ms per pass of 1/6 tokens" in report["choices"]["target"]
-    for row in report["configurations"]:
-        assert row["tokens_per_second"] > 0
-        assert row["new_tokens"] > 0
-        assert row["lossless"]
-        assert row["verdict"].startswith(("2 of 2", "1 of 2, 1 part at a tie"))
+    assert report["text"]
     assert {"cpu", "cores", "torch"} <= report["machine"].keys()
-    assert len(report["texts"]) == 2
+    first, second = report["tables"]
+    labels = [[row["label"] for row in table["configurations"]] for table in (first, second)]
+    assert [len(some) for some in labels] == [6, 6]
+    assert not any(label.endswith(demo.COMPILED) for label in labels[0])
+    assert sum(label.endswith(demo.COMPILED) for label in labels[1]) == 4
+    assert list(first["choices"]) == [*tiny.LEVELS]
+    assert "ms per pass of 1/6 tokens" in first["choices"]["target"]
+    assert list(second["choices"]) == [name + demo.COMPILED for name in tiny.LEVELS]
+    for table in (first, second):
+        rows = table["configurations"]
+        theirs = next(row for row in rows if row["label"] == demo.GENERATE)
+        assert theirs["ratio_to_generate"] == 1.0
+        # Ratios are over the fastest of the ways to decode plainly.
+        alone = [row for row in rows if row["label"].startswith("plain decoding")]
+        assert len(alone) == 3
+        best = max(alone, key=lambda row: row["tokens_per_second"])
+        assert table["fastest_plain"] == best["label"]
+        assert max(row["ratio"] for row in alone) == best["ratio"] == 1.0
+        assert max(row["decoding_ratio"] for row in alone if row is not theirs) == 1.0
+        for row in rows:
+            assert row["tokens_per_second"] > 0
+            assert row["new_tokens"] > 0
+            assert row["lossless"]
+            assert row["verdict"].startswith(("2 of 2", "1 of 2, 1 part at a tie"))
 
 
-def test_demo_has_a_second_table(
+def test_demo_streams_an_answer_and_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line per phase, also where there is no terminal, and no bar."""
+    status, out, err = call(capsys, *DEMO, "--repeats", "1")
+    assert status == 0
+    answer, _, table = out.partition("(three levels: ")
+    assert answer.startswith("Question: A baker")
+    assert len(answer.partition("\nAnswer:")[2].strip()) > 0
+    assert table.count("\nconfiguration ") == 1
+    loading, measuring, more = err.splitlines()
+    assert "loading" in loading
+    assert "measuring 6 configurations: 2 questions" in measuring
+    assert "demo --full" in more
+
+
+def test_demo_stops_behind_a_repeat_when_the_time_is_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, out, _ = call(capsys, *DEMO, "--repeats", "3", "--seconds", "0", "--json")
+    (table,) = json.loads(out)["tables"]
+    assert table["repeats"] == 1
+    for row in table["configurations"]:
+        assert row["stats"] is None or row["stats"]["num_requests"] == 2
+
+
+@pytest.mark.parametrize(("calls", "repeats"), [(8, 0), (24, 1)])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_ctrl_c_keeps_the_repeats_that_the_demo_has_finished(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    calls: int,
+    repeats: int,
+) -> None:
+    """Five chains answer two prompts twice, behind a first call of each."""
+    generate, left = ps.Chain.generate, iter(range(calls))
+
+    def interrupted(self: ps.Chain, *args: Any, **more: Any) -> ps.Output:
+        if next(left, None) is None:
+            signal.raise_signal(signal.SIGINT)
+        return generate(self, *args, **more)
+
+    monkeypatch.setattr(ps.Chain, "generate", interrupted)
+    status, out, _ = call(capsys, *DEMO, "--repeats", "2", *options)
+    assert status == 130
+    assert ("\nconfiguration " in out) == (repeats == 1 and not options)
+    if repeats and options:
+        assert [table["repeats"] for table in json.loads(out)["tables"]] == [1]
+    elif repeats:
+        assert "median of 1 " in out
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_ctrl_c_keeps_the_tables_that_the_demo_has_finished(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grown_chains, "report_of", interrupted)
+    status, out, err = call(capsys, *DEMO, "--repeats", "1", "--grown", "4", *options)
+    assert status == 130
+    assert "what was finished is kept" in err
+    if options:
+        assert len(json.loads(out)["tables"]) == 1
+    else:
+        assert "\nconfiguration " in out
+
+
+def test_full_is_all_of_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    levels = tiny.levels
+    monkeypatch.setattr(
+        tiny, "levels", lambda **options: seen.append(options.get("compile")) or levels()
+    )
+    monkeypatch.setenv("CXX", sys.executable)
+
+    def report_of(settings: Any, _: Any) -> Any:
+        seen.append((settings.times, settings.compile))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grown_chains, "report_of", report_of)
+    assert call(capsys, *DEMO, "--repeats", "1", "--full")[0] == 130
+    assert seen == [None, "auto", (4, "auto")]
+
+
+def test_demo_has_a_last_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Chains below the grown target; its 4-bit copy is kept, and the small models are the levels of
@@ -334,7 +467,7 @@ def test_demo_has_a_second_table(
     command = ("demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6")
     written = []
     for _ in range(2):
-        status, out, err = call(capsys, *command, "--compile", "none", "--grown", "4")
+        status, out, err = call(capsys, *command, "--grown", "4")
         assert status == 0, err
         table = out.partition("# Chains below a target of")[2]
         assert "| target <- W4 copy <- drafter |" in table
@@ -350,10 +483,8 @@ def test_demo_says_when_the_text_differs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved_chain.end_wrongly(monkeypatch)
-    status, out, _ = call(
-        *(capsys, "demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6"),
-        *("--compile", "none", "--grown", "0"),
-    )
+    command = ("demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6")
+    status, out, _ = call(capsys, *command)
     assert status == 1
     assert "DIFFER" in out
     # What was chosen for this processor, a line per level.

@@ -3,76 +3,25 @@
 Nothing of the source tree is on the include path of what is built here, and no torch.
 """
 
-import functools
+import json
 import os
-import random
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import native_builds
 import pytest
+from native_builds import CC, CMAKE, CXX, EXAMPLES, ROOT, cmake_build, needs_tools, run
 
 import polyspec_ext as ps
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "csrc" / "examples" / "embed"
-SHAKESPEARE = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
-
-
-def first_tool(variable: str, *names: str) -> str | None:
-    return os.environ.get(variable) or next(filter(None, map(shutil.which, names)), None)
-
-
-TOOLS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-CMAKE = shutil.which("cmake", path=TOOLS)
-CXX = first_tool("CXX", "c++", "g++", "clang++")
-CC = first_tool("CC", "cc", "gcc", "clang")
-pytestmark = pytest.mark.skipif(not (CMAKE and CXX), reason="needs cmake and a C++ compiler")
-
-
-def run(*command: object, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
-    words = [str(word) for word in command]
-    env = {**os.environ, "PATH": TOOLS, "POLYSPEC_CUDA": "OFF", **variables}
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace", env=env)
-    if check and done.returncode != 0:
-        pytest.fail(f"{' '.join(words)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
-    return done
-
-
-def cmake_build(source: Path, build: Path, *options: str) -> None:
-    generator = ["-G", "Ninja"] if shutil.which("ninja", path=TOOLS) else []
-    run(CMAKE, "-S", source, "-B", build, *generator, "-DCMAKE_BUILD_TYPE=Release", *options)
-    run(CMAKE, "--build", build, "--parallel", "2")
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Where the library is installed without CUDA, "static" or "shared"; built when first asked
-    for. The prefix is moved after the installation: nothing in it may name a place."""
-    folder = tmp_path_factory.mktemp("polyspec")
-
-    @functools.cache
-    def install(kind: str) -> Path:
-        build = folder / f"build-{kind}"
-        options = ["-DCMAKE_INSTALL_LIBDIR=lib"]
-        if kind == "static":  # what is optimised in full is tested by CTest, and takes longer
-            options += ["-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"]
-        else:
-            options += ["-DBUILD_SHARED_LIBS=ON", "-DCMAKE_BUILD_TYPE=Debug"]
-        cmake_build(ROOT, build, *options)
-        run(CMAKE, "--install", build, "--prefix", folder / "first")
-        return (folder / "first").rename(folder / kind)
-
-    return install
-
-
-@pytest.fixture(scope="module")
-def prefix(installed: Callable[[str], Path]) -> Path:
-    return installed("static")
+EXAMPLE = EXAMPLES / "embed"
+C_EXAMPLE = EXAMPLES / "c" / "program.c"
+STRICT_C = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+pytestmark = needs_tools
 
 
 @pytest.fixture(scope="module")
@@ -83,21 +32,9 @@ def program(prefix: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """POLYSPEC_TEST_TEXT, else Tiny Shakespeare beside the repository, else a made-up text."""
-    given = os.environ.get("POLYSPEC_TEST_TEXT")
-    if given:
-        return Path(given)
-    if SHAKESPEARE.is_file():
-        return SHAKESPEARE
-    rng = random.Random(7)
-    letters = "abcdefghijklmnoprstu"
-    words = ["".join(rng.choices(letters, k=rng.randint(2, 7))) for _ in range(400)]
-    weights = [1 / (i + 1) for i in range(len(words))]
-    lines = (" ".join(rng.choices(words, weights, k=rng.randint(4, 9))) for _ in range(4000))
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+def text() -> Path:
+    """POLYSPEC_TEST_TEXT, else the one beside the example."""
+    return Path(os.environ.get("POLYSPEC_TEST_TEXT") or EXAMPLE / "text.txt")
 
 
 @pytest.fixture(scope="module")
@@ -186,18 +123,21 @@ def test_comparison_sees_a_lossy_chain(
 ) -> None:
     """The middle level hands up the drafter's distribution in place of its own (papers: TV
     0.22)."""
-    shutil.copytree(EXAMPLE, tmp_path / "lossy")
-    source = tmp_path / "lossy" / "chain.cpp"
+    lossy = tmp_path / "lossy"
+    shutil.copytree(prefix, lossy)
+    source = lossy / "include" / "polyspec" / "engines" / "chain.hpp"
     code = source.read_text()
-    wrong_distribution = "levels_.back()->forward(tokens_, first, count, logits_.data());"
     for right, wrong in [
         ("    p.draft_statistics = block.statistics.data();\n", ""),
-        ("  if (level > 1) {", "  if (level > 1) {\n" + wrong_distribution),
+        (
+            "above.append(engines_[index]->logits() + i * engines_[index]->vocab_size(), ",
+            "above.append(block.row(std::min(i, std::max<int64_t>(rows - 2, 0))), ",
+        ),
     ]:
         assert code.count(right) == 1
         code = code.replace(right, wrong)
     source.write_text(code)
-    cmake_build(tmp_path / "lossy", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
+    cmake_build(EXAMPLE, tmp_path / "build", f"-DCMAKE_PREFIX_PATH={lossy}")
     flags = ["--windows", "3,2", "--prompt", prompt, "--trials", 8000, "--seed", 5]
     done = run(tmp_path / "build" / "ngram_chain", text, *flags, check=False)
     assert "distributions: chain and plain DIFFER" in done.stdout
@@ -320,40 +260,87 @@ def test_needs_neither_torch_nor_python(program: Path) -> None:
 
 
 def test_headers_stand_alone(prefix: Path, tmp_path: Path) -> None:
-    headers = sorted((prefix / "include" / "polyspec").glob("*.h*"))
-    names = {header.name for header in headers}
-    assert {"polyspec.h", "sample.hpp", "verify.hpp", "scheduler.hpp", "types.hpp"} <= names
-    for header in headers:
+    folder = prefix / "include"
+    headers = {str(path.relative_to(folder)) for path in folder.rglob("*.h*")}
+    expected = ("polyspec.h", "sample.hpp", "verify.hpp", "scheduler.hpp", "engines/chain.hpp")
+    assert {f"polyspec/{name}" for name in expected} <= headers
+    for header in sorted(headers - {"polyspec/engines/llama.hpp"}):  # which needs llama.h
         source = tmp_path / "one.cpp"
-        source.write_text(f'#include "polyspec/{header.name}"\n#include "polyspec/{header.name}"\n')
+        source.write_text(f'#include "{header}"\n#include "{header}"\n')
         flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
         run(CXX, *flags, "-I", prefix / "include", source)
 
 
 @pytest.mark.skipif(CC is None, reason="needs a C compiler")
-def test_c_interface(prefix: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in (ROOT / "csrc" / "tests").glob("*/c_api*_test.c"))
+)
+def test_c_interface(name: str, prefix: Path, tmp_path: Path) -> None:
     version = re.search(
         r"project\(polyspec VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text()
     )
     assert version
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-    source = ROOT / "csrc" / "tests" / "api" / "c_api_test.c"
+    tests = ROOT / "csrc" / "tests"
+    (source,) = tests.glob(f"*/{name}")
+    includes = ["-I", prefix / "include", "-I", tests]
     library = ["-L", prefix / "lib", "-lpolyspec", "-lstdc++", "-lm"]
     define = f'-DEXPECTED_VERSION="{version[1]}"'
-    run(
-        CC,
-        *flags,
-        define,
-        "-I",
-        prefix / "include",
-        "-I",
-        ROOT / "csrc" / "tests",
-        source,
-        "-o",
-        tmp_path / "c_api",
-        *library,
-    )
-    assert "all passed" in run(tmp_path / "c_api").stdout
+    run(CC, *STRICT_C, define, *includes, source, "-o", tmp_path / "c_api", *library)
+    run(tmp_path / "c_api")
+
+
+C_SNIPPET = """
+#include <stdio.h>
+#include "polyspec/polyspec.h"
+void snippet(int64_t vocab, const float* logits) {{
+  int64_t token;
+  float logprob;
+  int32_t status;
+  (void)vocab, (void)logits, (void)token, (void)logprob, (void)status;
+{}}}
+"""
+CXX_SNIPPET = """
+#include <cstdio>
+#include "polyspec/int4.hpp"
+void snippet(const void* file, int64_t bytes) {{
+{}}}
+"""
+
+
+@pytest.mark.skipif(CC is None, reason="needs a C compiler")
+def test_snippets_of_the_page_compile(prefix: Path, tmp_path: Path) -> None:
+    """Those with llama.cpp are test_llama's."""
+    inside_c = native_builds.snippets("c")
+    inside_cxx = [one for one in native_builds.snippets("cpp") if "Llama" not in one]
+    assert (len(inside_c), len(inside_cxx)) == (1, 1)
+    include = ["-fsyntax-only", "-I", prefix / "include"]
+    for body in inside_c:
+        (tmp_path / "snippet.c").write_text(C_SNIPPET.format(body))
+        run(CC, *STRICT_C, *include, tmp_path / "snippet.c")
+    for body in inside_cxx:
+        (tmp_path / "snippet.cpp").write_text(CXX_SNIPPET.format(body))
+        run(CXX, "-std=c++17", *STRICT_C[1:], *include, tmp_path / "snippet.cpp")
+
+
+FETCHES = """
+cmake_minimum_required(VERSION 3.24)
+project(engine LANGUAGES CXX)
+add_executable(my_engine main.cpp)
+{}"""
+
+
+def test_fetch_content_as_the_page_has_it(tmp_path: Path) -> None:
+    """The object of a program that includes a header; the library itself is built elsewhere."""
+    (block,) = native_builds.snippets("cmake")
+    assert "SOURCE_DIR /path/to/polyspec" in block
+    lists = FETCHES.format(block.replace("/path/to/polyspec", str(ROOT)))
+    (tmp_path / "CMakeLists.txt").write_text(lists)
+    (tmp_path / "main.cpp").write_text(MAIN)
+    make = ["-G", "Unix Makefiles"] if shutil.which("make") else []
+    run(CMAKE, "-S", tmp_path, "-B", tmp_path / "build", *make)
+    if make:
+        makefile, built = (f"CMakeFiles/my_engine.dir/{x}" for x in ("build.make", "main.cpp.o"))
+        run("make", "-C", tmp_path / "build", "-f", makefile, built)
 
 
 CONSUMER = """
@@ -413,17 +400,23 @@ def test_the_package_is_found_and_of_its_version_only(tmp_path: Path, prefix: Pa
 def test_pkg_config_serves_a_c_program(
     kind: str, tmp_path: Path, installed: Callable[[str], Path]
 ) -> None:
-    """The C test, by README's line; the C compiler does not know that C++ is inside."""
+    """As docs/installation.md has it; the C compiler does not know that C++ is inside."""
     libraries = installed(kind) / "lib"
     path = {"PKG_CONFIG_PATH": str(libraries / "pkgconfig")}
     asked = ["--static"] if kind == "static" else []
     flags = run("pkg-config", "--cflags", "--libs", *asked, "polyspec", **path)
     assert run("pkg-config", "--modversion", "polyspec", **path).stdout.strip() == ps.__version__
-    source = ROOT / "csrc" / "tests" / "api" / "c_api_test.c"
-    words = flags.stdout.split()
-    includes = ["-I", ROOT / "csrc" / "tests"]
-    run("cc", "-std=c99", *includes, source, "-o", tmp_path / "program", *words, "-lm")
-    run(tmp_path / "program", LD_LIBRARY_PATH=str(libraries))
+    program = tmp_path / "program"
+    run("cc", *STRICT_C, C_EXAMPLE, *flags.stdout.split(), "-o", program)
+    env = {"LD_LIBRARY_PATH": str(libraries)}
+    greedy = run(program, **env).stdout
+    assert re.search(r"^59 letters in [1-5]\d passes of the target$", greedy, re.MULTILINE)
+    assert "the same text as plain decoding" in greedy
+    assert run(program, "0.8", **env).stdout.splitlines()[0] != greedy.splitlines()[0]
+    assert run(program, "warm", check=False, **env).returncode == 2
+    refused = run(program, "-1", check=False, **env)
+    assert refused.returncode == 1
+    assert "sampling parameter out of range" in refused.stderr
 
 
 @pytest.mark.skipif(
@@ -467,3 +460,52 @@ def test_microbenchmark(prefix: Path) -> None:
         assert abs(float(measured[1]) - 0.6) < 0.095
     assert run(bench, "--vocab", "x", check=False).returncode == 2
     assert "Usage: kernel_bench" in run(bench, "--help").stdout
+
+
+def test_calls_allocate_nothing(prefix: Path, tmp_path: Path) -> None:
+    """csrc/examples/bench: a row for each call and number of requests, counted by operator new."""
+    build = prefix.parent / "bench"
+    cmake_build(ROOT / "csrc" / "examples" / "bench", build, f"-DCMAKE_PREFIX_PATH={prefix}")
+    bench = build / "call_bench"
+    small = ["--vocab", 500, "--repeats", 5, "--requests", "1,3"]
+    rows = [json.loads(line) for line in run(bench, *small, "--json").stdout.splitlines()]
+    assert [row["requests"] for row in rows] == sorted(row["requests"] for row in rows)
+    by_call = {row["call"]: row["allocations"] for row in rows}
+    assert len(rows) == 2 * len(by_call) == 20
+    assert by_call.pop("a std::vector, for comparison") == 1
+    assert {"sample", "verify_tree", "append", "Scheduler::next, report"} <= by_call.keys()
+    assert set(by_call.values()) == {0}
+    assert all(row["microseconds"] >= 0 for row in rows)
+    assert re.search(r"^\| sample \| 1 \| [\d.]+ \|", run(bench, *small).stdout, re.M)
+    assert "given 'x'" in run(bench, "--requests", "1,x", check=False).stderr
+    assert "Usage: call_bench" in run(bench, "--help").stdout
+
+
+PARENT = """
+cmake_minimum_required(VERSION 3.24)
+project(parent LANGUAGES CXX)
+add_subdirectory("{root}" polyspec)
+add_executable(program program.cpp)
+target_link_libraries(program PRIVATE polyspec::polyspec)
+install(TARGETS program)
+"""
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_within_a_project(asks: bool, tmp_path: Path) -> None:
+    """`add_subdirectory` leaves the build type to the project that it is in, and adds nothing to
+    its installation unless asked."""
+    source, build = tmp_path / "source", tmp_path / "build"
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text(PARENT.format(root=ROOT))
+    (source / "program.cpp").write_text("int main() {}\n")
+    options = ["-DPOLYSPEC_INSTALL=ON"] if asks else []
+    run(CMAKE, "-S", source, "-B", build, *options)
+    cache = (build / "CMakeCache.txt").read_text()
+    assert re.findall(r"^CMAKE_BUILD_TYPE:.*=(.*)$", cache, re.M) == [""]
+    scripts = "".join(script.read_text() for script in build.rglob("cmake_install.cmake"))
+    assert "program" in scripts
+    installed = [
+        name for name in ("libpolyspec", "polyspec.pc", "include/polyspec") if name in scripts
+    ]
+    assert installed == (["libpolyspec", "polyspec.pc", "include/polyspec"] if asks else [])

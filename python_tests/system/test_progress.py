@@ -1,4 +1,5 @@
-"""Progress is for people: on standard error, and only where that is a terminal."""
+"""Progress is for people: on standard error, and only where that is a terminal, but for the phases
+of a long command."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 from transformers.utils import logging
 
 import polyspec_ext as ps
-from polyspec_ext import cli, levels, tiny
+from polyspec_ext import cli, levels, progress, tiny
 from polyspec_ext.runtime.graphs import Graphs
 
 
@@ -88,6 +89,17 @@ def test_the_callers_choice_of_no_bars_stays(monkeypatch: pytest.MonkeyPatch) ->
         assert stream.getvalue() == ""
     finally:
         logging.enable_progress_bar()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_phases_stand_in_a_log_and_notes_do_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    with shown(monkeypatch, terminal) as stream:
+        progress.phase("measuring")
+        progress.note("by the way")
+    assert stream.getvalue() == "measuring\n" + ("by the way\n" if terminal else "")
+    assert capsys.readouterr().out == ""
 
 
 OVERHEAD = ["bench", "overhead", "--levels", "2", "--batch", "1", "--turns", "1", "--json"]

@@ -1,12 +1,18 @@
-"""README's examples run, its commands parse, and its lists are those of the code."""
+"""README, docs and examples: their programs run, their commands parse, their links lead somewhere,
+their tables are what docs/tables.py makes, and their lists are those of the code."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
+import runpy
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,39 +25,110 @@ from polyspec_ext.integrations import processors
 from polyspec_ext.integrations import transformers_checks as generation_checks
 from polyspec_ext.tiny import train
 
-TEXT = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *sorted(DOCS.rglob("*.md")),
+    ]
+    if DOCS / "results" not in path.parents
+}
+README = PAGES["README.md"]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+WORDS, LINES, README_LINES = 30, 180, 200
 
 
-def blocks(language: str) -> list[str]:
-    """The fenced blocks of a language; "" for those that name none."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    return [body for name, body in found if name == language]
+class Block(NamedTuple):
+    """A fenced block: of which page, in which language ("": none is named), and what it says."""
+
+    page: str
+    language: str
+    text: str
 
 
-def test_python_blocks_run_one_after_the_other() -> None:
-    """As a reader would paste them, with the shipped models and nothing else."""
+BLOCKS = [
+    Block(page, language, body)
+    for page, text in PAGES.items()
+    for language, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+
+# ---- programs ------------------------------------------------------------------------------------
+
+# What the blocks say of their results, by a name that the block has.
+CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "r": lambda names: names["r"].tokens.shape == (2, 5),
+    "same_text": lambda names: names["same_text"],
+    "plan": lambda names: names["plan"].recommended.predicted_tokens_per_second > 0,
+}
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.page)
+def test_a_python_block_runs_by_itself(block: Block) -> None:
+    """As a reader would paste it, with the shipped models and nothing else."""
     names: dict[str, Any] = {}
-    found = blocks("python")
-    assert len(found) >= 4
-    for number, block in enumerate(found, 1):
-        exec(compile(block, f"README.md, Python block {number}", "exec"), names)
-    assert names["r"].tokens.shape == (2, 5)
-    assert names["same"], "README says that the drafters change nothing"
-    assert isinstance(names["lookup"].drafter, ps.SuffixMatch)
-    assert len(names["out"].sequences) == len(names["prompts"])
+    exec(compile(block.text, block.page, "exec"), names)
+    for name, holds in CLAIMS.items():
+        assert name not in names or holds(names)
+
+
+def test_the_claims_of_the_python_blocks_are_looked_at() -> None:
+    assert len(PYTHON) >= 7
+    for name in CLAIMS:
+        assert any(re.search(rf"^{name} = ", block.text, re.M) for block in PYTHON), name
+
+
+def test_no_program_stands_in_two_places() -> None:
+    texts = [block.text for block in PYTHON]
+    assert len(set(texts)) == len(texts)
+
+
+# The last line that each prints, or what it begins with.
+PRINTED = {
+    "in_generate": "as without a chain: True",
+    "mixed_batch": "row 1 alone has the same tokens: True",
+    "own_drafter": "as plain decoding: True",
+    "own_loop": "as plain decoding: True",
+    "three_levels": "target: ",
+}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_prints_what_it_shows(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(PRINTED[path.stem]) for line in lines), lines
+
+
+def test_every_example_stands_on_a_page() -> None:
+    assert {path.stem for path in EXAMPLES} == set(PRINTED)
+    for path in EXAMPLES:
+        assert any(f"examples/{path.name})" in text for text in PAGES.values()), path.name
+
+
+# ---- commands ------------------------------------------------------------------------------------
 
 
 def commands() -> list[str]:
-    """Every call of the command line, in blocks and in running text."""
-    lines = [line for block in blocks("") for line in block.splitlines()]
-    inline = re.findall(r"`([^`]*)`", re.sub(r"^```.*?^```$", "", TEXT, flags=re.M | re.S))
-    every = [*lines, *(" ".join(text.split()) for text in inline)]
-    return [line for line in every if re.match(r"(python -m polyspec_ext|polyspec)[ .]\S", line)]
+    """Every call of the command line, in blocks and in running text, once each."""
+    shell = [block.text for block in BLOCKS if not block.language]
+    lines = [line.rpartition(" | ")[2] for text in shell for line in text.splitlines()]
+    for text in PAGES.values():
+        inline = re.findall(r"`([^`]*)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+        lines += [" ".join(code.split()) for code in inline]
+    found = [line for line in lines if re.match(r"(python -m polyspec_ext|polyspec)[ .]\S", line)]
+    return list(dict.fromkeys(found))
 
 
 @pytest.mark.parametrize("line", commands())
-def test_commands_parse(line: str, tmp_path: Path) -> None:
-    words = shlex.split(line.replace("DIR", str(tiny.path("target"))).partition(" < ")[0])
+def test_commands_parse(line: str) -> None:
+    words = shlex.split(line.replace("DIR", str(tiny.path("target"))))
     if "polyspec_ext.tiny.train" in words:
         args = train.make_parser().parse_args(words[3:])
     else:
@@ -67,13 +144,185 @@ def test_commands_parse(line: str, tmp_path: Path) -> None:
 
 def test_the_commands_that_newcomers_need_are_there() -> None:
     found = "\n".join(commands())
-    for wanted in ("--version", "--threads", "prompt-lookup", "bench generate", "bench overhead"):
+    for wanted in (
+        "--version",
+        "--threads",
+        " chat ",
+        "prompt-lookup",
+        "bench generate",
+        "bench overhead",
+    ):
         assert wanted in found
 
 
+def test_readme_begins_with_the_two_commands() -> None:
+    first = next(block for block in BLOCKS if block.page == "README.md")
+    found = [line.partition("#")[0].strip() for line in first.text.splitlines()]
+    assert found == ["make demo", "make test"]
+
+
+def test_the_targets_of_make_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for text in PAGES.values():
+        for name in re.findall(r"(?:`|^)make ([a-z-]+)", text, re.M):
+            assert re.search(rf"^{name}:", makefile, re.M), name
+
+
+# ---- links, lengths, tables ----------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+        if re.match(r"\w+:", target):
+            continue
+        place, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / place if place else ROOT / page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), target
+
+
+def test_files_that_the_text_names_exist() -> None:
+    places = r"(?:csrc|docs|examples|polyspec_ext|python_tests|\.ci)/[\w./-]*\w"
+    for page, text in PAGES.items():
+        for name in re.findall(rf"(?<![\w/$.(]){places}", text):
+            if "NAME" not in name:
+                assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def test_every_page_stands_in_the_index() -> None:
+    index = PAGES["docs/index.md"]
+    for page in PAGES:
+        if page.startswith("docs/") and page != "docs/index.md":
+            assert f"]({page.removeprefix('docs/')})" in index, page
+
+
+def test_pages_are_short() -> None:
+    for page, text in PAGES.items():
+        if page == "README.md":
+            assert text.count("\n") <= README_LINES
+        else:
+            own = re.sub(r"^<!-- table.*?^<!-- end of table -->$", "", text, flags=re.M | re.S)
+            assert own.count("\n") <= LINES, page
+
+
+BLOCKS_AND_TABLES = r"^```.*?^```$|^<!-- table.*?^<!-- end of table -->$"
+
+
+def sentences(text: str) -> list[str]:
+    """Of the prose of a page: no code, tables, captions of tables or headings. Code is one word."""
+    text = re.sub(BLOCKS_AND_TABLES, "", text, flags=re.M | re.S)
+    text = re.sub(r"^[|#].*$", "", text, flags=re.M)
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    parts = re.split(r"\n\s*\n|^\s*(?:-|\d+\.) ", text, flags=re.M)
+    return [one for part in parts for one in re.split(r"(?<=[.:;?!])[*)]*\s+", part.strip()) if one]
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - {"docs/cpp.md"}))
+def test_sentences_are_short(page: str) -> None:
+    long = [" ".join(one.split()) for one in sentences(PAGES[page]) if len(one.split()) > WORDS]
+    assert not long
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["tables"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_those_of_the_committed_results(tables: ModuleType) -> None:
+    assert tables.main(["--check"]) == 0, "run: python docs/tables.py"
+    used = {name for text in PAGES.values() for name, _ in tables.BLOCK.findall(text)}
+    assert used == set(tables.TABLES)
+
+
+def test_a_number_that_somebody_typed_is_found(tables: ModuleType) -> None:
+    page = PAGES["docs/shipped-models.md"]
+    assert tables.stale(page) == []
+    typed = page.replace("0.852", "0.952")
+    assert tables.stale(typed) == ["shipped-models"]
+    assert tables.filled(typed) == page
+
+
+def test_the_table_of_llama_cpp_is_its_programs(
+    tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a report as csrc/examples/llama_cpp/compare.py writes it; empty where there is none."""
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    assert tables.made("llama") == tables.made("llama-short") == ""
+    row = {
+        "name": "plain",
+        "tokens_per_second": 9.0,
+        "decoding_tokens_per_second": 10.0,
+        "over_plain": 1.0,
+        "over_plain_range": [0.9, 1.1],
+        "tokens_per_verification": 1.0,
+        "accepted_per_verification": 0.0,
+        "passes": [64],
+        "agrees": 2,
+        "texts": 2,
+    }
+    faster = {**row, "name": "two levels", "over_plain": 1.5, "passes": [30, 90]}
+    report = {
+        "models": ["large.gguf", "small.gguf"],
+        "processor": "some processor",
+        "threads": 2,
+        "prompts": ["a", "b"],
+        "tokens": 32,
+        "window": 4,
+        "rounds": 3,
+        "temperatures": {"0.0": [row, faster], "0.8": [row]},
+    }
+    (tmp_path / tables.LLAMA).write_text(json.dumps(report))
+    whole, short = tables.made("llama"), tables.made("llama-short")
+    assert "| two levels | 10.0 | 9.0 | 1.50 (0.90-1.10) | 1.00 | 0.00 | 30 / 90 | 2 of 2" in whole
+    assert "large.gguf <- small.gguf; some processor, 2 threads" in whole
+    assert whole.count("| plain |") == 2
+    assert "| two levels | 10.0 | 1.50 | 2 of 2 |" in short
+
+
+def test_the_front_page_has_real_models_once_they_are_measured(
+    tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a report as ``demo --json`` prints it."""
+    generate = tables.result(tables.GENERATE)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    (tmp_path / tables.GENERATE).write_text(json.dumps(generate))
+    shipped = tables.made("front")
+    assert tables.made("demo-real") == tables.made("paper-real") == ""
+    row = {"tokens_per_second": 20.0, "ratio": 1.25, "verdict": "3 of 3"}
+    rows = [{"label": "plain decoding", "window": [], **row}]
+    rows += [{"label": "three levels", "window": [9, 5], **row}]
+    table = {"prompts": 3, "repeats": 2, "max_new_tokens": 64, "temperature": 0.0}
+    report = {
+        "machine": generate["machine"],
+        "tables": [{**table, "configurations": rows}],
+    }
+    (tmp_path / tables.REAL_DEMO).write_text(json.dumps(report))
+    found = tables.made("front")
+    assert found != shipped
+    assert "| three levels (9,5) | 20.0 | 1.25 | 3 of 3 |" in found
+    assert found == tables.made("demo-real")
+
+
+# ---- lists ---------------------------------------------------------------------------------------
+
+
 def test_the_list_of_what_custom_generate_refuses_is_the_codes() -> None:
-    section = TEXT.partition("What a chain cannot honour is refused by name")[2]
-    options, call, own = section.partition("\n\n**")[0].split("\n- ")[1:]
+    text = PAGES["docs/transformers.md"]
+    section = text.partition("What a chain cannot honour is refused by name")[2]
+    options, call, own = section.split("\n- ")[1:]
 
     def names(text: str) -> set[str]:
         return set(re.findall(r"`(\w+)`", text))
@@ -100,11 +349,24 @@ def supported(given: dict[str, Any]) -> None:
     generation_checks.require_supported(GenerationConfig(), given)
 
 
-def test_the_guarantees_are_numbered_from_one_to_eight() -> None:
-    section = TEXT.partition("\n## Guarantees\n")[2].partition("\n## ")[0]
+def test_every_shipped_model_has_a_licence_note_beside_it() -> None:
+    place = ROOT / "polyspec_ext" / "tiny"
+    note = (place / "README.md").read_text(encoding="utf-8")
+    shipped = [path.parent.name for path in place.glob("*/model.safetensors")]
+    assert len(shipped) == 5
+    for name in shipped:
+        assert re.search(rf"^\| .*\b{name}\b", note, re.M), name
+    assert "Apache-2.0" in note
+    assert '"tiny/*.md"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_the_guarantees_are_numbered_from_one_to_eight_in_a_line_each() -> None:
+    section = README.partition("\n## Guarantees\n")[2].partition("\n## ")[0]
     assert re.findall(r"^- \*\*(C\d+)\*\* \S", section, re.M) == [f"C{n}" for n in range(1, 9)]
+    assert not re.search(r"^  ", section, re.M)
 
 
-def test_public_names_in_readme_exist() -> None:
-    for name in set(re.findall(r"\bps\.(\w+)", TEXT)):
-        assert hasattr(ps, name), name
+def test_public_names_in_the_text_exist() -> None:
+    for page, text in PAGES.items():
+        for name in set(re.findall(r"\bps\.(\w+)", text)):
+            assert hasattr(ps, name), f"{page}: ps.{name}"

@@ -1,15 +1,27 @@
-"""The public surface: what ``help`` shows, and what the package exports."""
+"""The public surface: what ``help`` shows, what the package exports, and with which signatures.
+
+python python_tests/system/test_surface.py    # writes signatures.txt anew, for review
+"""
 
 from __future__ import annotations
 
+import enum
+import inspect
 import pydoc
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import drafters
+
+SIGNATURES = Path(__file__).with_name("signatures.txt")
 
 
 def documented(thing: type) -> set[str]:
@@ -38,6 +50,22 @@ def is_drafter(kind: type) -> bool:
     """Whether it is a drafter that can be made, and no contract."""
     drafts = hasattr(kind, "propose") or hasattr(kind, "draft")
     return drafts and not getattr(kind, "_is_protocol", False)
+
+
+def test_dir_and_completion_show_the_public_names_only() -> None:
+    """In a process of its own, where nothing but the package has been imported yet."""
+    code = """
+import rlcompleter
+import polyspec_ext as ps
+assert set(dir(ps)) == {*ps.__all__, "__version__"}, dir(ps)
+complete = rlcompleter.Completer({"ps": ps}).complete
+found = [complete("ps.", i) for i in range(len(ps.__all__))]
+assert {name.removeprefix("ps.").rstrip("()") for name in found} == set(ps.__all__), found
+assert complete("ps.Ch", 0).startswith("ps.Chain("), complete("ps.Ch", 0)
+assert dir(ps) == sorted(dir(ps))
+assert ps.tiny.LEVELS and set(dir(ps)) == {*ps.__all__, "__version__"}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_public_name_exists_and_is_documented() -> None:
@@ -102,3 +130,85 @@ def test_repr_of_a_chain_of_ones_own_levels() -> None:
         "  window=[], rounds=[], rule='token'",
         ")",
     ]
+
+
+# Public classes whose methods users call. Of the others the rest is between them and the engine.
+CALLED = (
+    "Chain",
+    "Drafter",
+    "Level",
+    "NGramTable",
+    "Plan",
+    "PromptLookup",
+    "Stream",
+    "SuffixMatch",
+)
+
+
+def signature(thing: Any) -> str:
+    """With annotations and defaults as they are written, in the same words in every Python; "" of
+    the compiled module's, and of exceptions that take what all do."""
+    try:
+        text = str(inspect.signature(thing))
+    except ValueError:
+        return ""
+    text = re.sub(r"ForwardRef\('([^']*)'[^)]*\)", r"\1", text)
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", re.sub(r" at 0x[0-9a-f]+", "", text))
+
+
+def members(name: str, kind: type) -> Iterator[str]:
+    """A class, and what users call of it."""
+    if issubclass(kind, enum.Enum):
+        yield f"{name}: {', '.join(f'{one.name} = {one.value}' for one in kind)}"
+        return
+    yield f"{name}{signature(kind)}"
+    for attribute in dir(kind):
+        owner = next((base for base in kind.__mro__ if attribute in vars(base)), object)
+        if attribute.startswith("_") or not owner.__module__.startswith("polyspec_ext"):
+            continue
+        value = vars(owner)[attribute]
+        if isinstance(value, classmethod | staticmethod):
+            yield f"{name}.{attribute}{signature(value.__func__)}"
+        elif name.rpartition(".")[2] in CALLED:
+            if isinstance(value, property):
+                yield f"{name}.{attribute}"
+            elif callable(value):
+                yield f"{name}.{attribute}{signature(value)}"
+
+
+def surface() -> Iterator[str]:
+    """A line per public name, and per method and property of a public class."""
+    yield from named_lines("ps", ps, ps.__all__)
+    yield from named_lines("ps.ops", ps.ops, sorted({*ps.ops.__all__} - {*ps.__all__}))
+    yield from named_lines("ps.policies", ps.policies, ps.policies.__all__)
+    functions = [
+        name
+        for name, value in vars(ps.tiny).items()
+        if inspect.isfunction(value) and value.__module__ == ps.tiny.__name__
+    ]
+    yield from named_lines("ps.tiny", ps.tiny, functions)
+
+
+def named_lines(prefix: str, module: Any, names: list[str]) -> Iterator[str]:
+    for name in sorted(names):
+        value = getattr(module, name)
+        if isinstance(value, type):
+            yield from members(f"{prefix}.{name}", value)
+        elif inspect.ismodule(value):
+            yield f"{prefix}.{name}: module"
+        elif callable(value):
+            yield f"{prefix}.{name}{signature(value)}"
+        else:
+            yield f"{prefix}.{name} = {value!r}"
+
+
+def test_public_signatures_are_those_on_file() -> None:
+    """What an update may change: docs/deprecation.md."""
+    kept = SIGNATURES.read_text(encoding="utf-8").splitlines()
+    found = list(surface())
+    assert [line for line in kept if line not in found] == [], "gone, or with another signature"
+    assert found == kept, "new: python python_tests/system/test_surface.py writes them"
+
+
+if __name__ == "__main__":
+    SIGNATURES.write_text("\n".join(surface()) + "\n", encoding="utf-8")

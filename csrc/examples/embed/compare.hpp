@@ -1,11 +1,16 @@
 // How the example compares a chain with its target alone; try the same on models of your own.
 #pragma once
 
-#include "chain.hpp"
+#include "polyspec/engines/chain.hpp"
+
+// The same text without a chain, one pass of `target` and one `polyspec::sample` per token. Throws
+// std::runtime_error when a call fails.
+std::vector<int64_t> generate_plainly(polyspec::Engine& target, const std::vector<int64_t>& prompt,
+                                      const polyspec::ChainSettings& settings);
 
 // Mean of -log p per token of `text`, in nats, under the target as it is, without temperature and
 // filters. Needs logits that are log p, as those of NgramModel. 0 for an empty text.
-double cross_entropy(Level& target, const std::vector<int64_t>& prompt,
+double cross_entropy(polyspec::Engine& target, const std::vector<int64_t>& prompt,
                      const std::vector<int64_t>& text);
 
 struct Comparison {
@@ -18,5 +23,6 @@ struct Comparison {
 // keyed by the seeds settings.seed, settings.seed + 1, ..., counts their third and fourth token as
 // one cell and takes the two-sample chi-square statistic. Cells seen less than 20 times count as
 // one.
-Comparison compare_distributions(Chain& chain, Level& target, const std::vector<int64_t>& prompt,
-                                 Settings settings, int64_t trials);
+Comparison compare_distributions(polyspec::Chain& chain, polyspec::Engine& target,
+                                 const std::vector<int64_t>& prompt,
+                                 polyspec::ChainSettings settings, int64_t trials);

@@ -2,12 +2,12 @@
 //
 //   cmake -S . -B build -DCMAKE_PREFIX_PATH=<where polyspec was installed>
 //   cmake --build build
-//   build/ngram_chain some_text.txt --temperature 0
+//   build/ngram_chain text.txt --temperature 0
 //
-// chain.hpp / chain.cpp hold the loop over polyspec's sample, verify and Scheduler: take them as
-// they are and write your own Level. ngram.* is such a Level, compare.* holds what is printed about
-// losslessness, options.* the command line. The models here cost the same at every order, so what
-// shows is how seldom the target has to run, not a speedup.
+// polyspec/engines/chain.hpp holds the loop over polyspec's sample, verify and Scheduler; a model
+// of your own is an Engine (polyspec/engines/engine.hpp). ngram.* is such an Engine, compare.*
+// holds what is printed about losslessness, options.* the command line. The models here cost the
+// same at every order, so what shows is how seldom the target has to run, not a speedup.
 //
 // Exit status: 0; 1 when greedy texts, or the distributions of --trials, differ; 2 for bad usage or
 // input.
@@ -19,7 +19,6 @@
 #include <memory>
 #include <stdexcept>
 
-#include "chain.hpp"
 #include "compare.hpp"
 #include "ngram.hpp"
 #include "options.hpp"
@@ -39,20 +38,21 @@ std::string read_file(const std::string& path) {
   return text;
 }
 
-void print_stats(const std::vector<LevelStats>& stats, const std::vector<int64_t>& orders) {
+void print_stats(const std::vector<polyspec::LevelStats>& stats,
+                 const std::vector<int64_t>& orders) {
   std::printf("%-7s%-7s%-16s%-15s%-10s%-10s%-9s%s\n", "level", "order", "forward passes",
               "verifications", "proposed", "accepted", "emitted", "mean acceptance length");
   for (size_t i = 0; i < stats.size(); ++i) {
-    const LevelStats& s = stats[i];
+    const polyspec::LevelStats& s = stats[i];
     std::printf("%-7zu%-7lld", i + 1, static_cast<long long>(orders[i]));
     if (i + 1 == stats.size()) {  // the drafter verifies nothing
-      std::printf("%-16lld%-15s%-10s%-10s%-9lld%s\n", static_cast<long long>(s.forward_passes), "-",
-                  "-", "-", static_cast<long long>(s.emitted), "-");
+      std::printf("%-16lld%-15s%-10s%-10s%-9lld%s\n", static_cast<long long>(s.passes), "-", "-",
+                  "-", static_cast<long long>(s.emitted), "-");
     } else {
-      std::printf("%-16lld%-15lld%-10lld%-10lld%-9lld%.3f\n",
-                  static_cast<long long>(s.forward_passes), static_cast<long long>(s.verifications),
-                  static_cast<long long>(s.proposed), static_cast<long long>(s.accepted),
-                  static_cast<long long>(s.emitted), s.mean_acceptance_length());
+      std::printf("%-16lld%-15lld%-10lld%-10lld%-9lld%.3f\n", static_cast<long long>(s.passes),
+                  static_cast<long long>(s.verifications), static_cast<long long>(s.proposed),
+                  static_cast<long long>(s.accepted), static_cast<long long>(s.emitted),
+                  s.mean_acceptance_length());
     }
   }
 }
@@ -63,12 +63,12 @@ int run(const Options& options) {
   const std::vector<int64_t> corpus = vocabulary.encode(text);
 
   std::vector<std::unique_ptr<NgramModel>> models;
-  std::vector<Level*> levels;
+  std::vector<polyspec::Engine*> levels;
   for (const int64_t order : options.orders) {
     models.push_back(std::make_unique<NgramModel>(order, vocabulary.size(), corpus));
     levels.push_back(models.back().get());
   }
-  Chain chain(levels, options.windows);
+  polyspec::Chain chain(levels, options.windows);
   if (!options.policy.empty()) {
     polyspec::PolicyOptions policy;
     policy.kind = policy_kinds().at(options.policy);
@@ -76,20 +76,22 @@ int run(const Options& options) {
     chain.set_policy(polyspec::make_policy(policy));
   }
 
-  Settings settings = options.settings;
-  if (!options.stop.empty()) settings.eos = vocabulary.encode(options.stop)[0];
+  polyspec::ChainSettings settings = options.settings;
+  if (!options.stop.empty()) settings.eos = vocabulary.encode(options.stop);
   const std::string prompt_text = options.prompt.empty() ? text.substr(0, 32) : options.prompt;
   const std::vector<int64_t> prompt = vocabulary.encode(prompt_text);
 
   std::printf("text: %zu bytes, vocabulary: %lld tokens, levels: %zu\n\n", text.size(),
               static_cast<long long>(vocabulary.size()), levels.size());
-  const std::vector<int64_t> chained = chain.generate(prompt, settings);
+  std::vector<int64_t> chained;
+  const polyspec::Outcome outcome = chain.generate(prompt, settings, &chained);
+  if (!outcome.ok()) throw std::runtime_error(outcome.message);
   std::printf("--- chain ---\n%s%s\n--- end ---\n\n", prompt_text.c_str(),
               vocabulary.decode(chained).c_str());
   print_stats(chain.stats(), options.orders);
 
   const std::vector<int64_t> plain = generate_plainly(*levels[0], prompt, settings);
-  const double per_token = static_cast<double>(chain.stats()[0].forward_passes) /
+  const double per_token = static_cast<double>(chain.stats()[0].passes) /
                            static_cast<double>(std::max<size_t>(chained.size(), 1));
   std::printf("\n%-7s%-9s%-25s%s\n", "", "tokens", "target passes per token",
               "cross-entropy under the target");

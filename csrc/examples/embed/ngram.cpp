@@ -69,9 +69,14 @@ NgramModel::NgramModel(int order, int64_t vocab, const std::vector<int64_t>& tok
   }
 }
 
-void NgramModel::forward(const std::vector<int64_t>& tokens, int64_t first, int64_t rows,
-                         float* logits) {
-  for (int64_t r = 0; r < rows; ++r) row(tokens.data() + first + r, first + r, logits + r * vocab_);
+polyspec::Outcome NgramModel::decode(const int64_t* tokens, int64_t count, int64_t rows) noexcept {
+  text_.insert(text_.end(), tokens, tokens + count);
+  logits_.resize(static_cast<size_t>(rows * vocab_));
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t end = length() - rows + r + 1;
+    row(text_.data() + end, end, logits_.data() + r * vocab_);
+  }
+  return {};
 }
 
 // Starts from the uniform distribution and mixes in ever longer contexts, as far as the training

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "chain.hpp"
+#include "polyspec/engines/engine.hpp"
 
 // The distinct bytes of a text, in ascending order; a token is an index into them.
 class Vocabulary {
@@ -29,7 +29,7 @@ class Vocabulary {
 //   p_n(x | h) = (c(h, x) + d(h) p_{n-1}(x | h')) / (c(h) + d(h)),   p_0 uniform,
 // where c counts, d(h) is the number of distinct tokens seen after h, and h' is h without its first
 // token (Witten and Bell 1991). Every token has probability, so logits = log p are finite.
-class NgramModel : public Level {
+class NgramModel final : public polyspec::Engine {
  public:
   static constexpr int kMaxOrder = 8;  // a context of 7 bytes and its length fill the 64-bit key
 
@@ -37,10 +37,12 @@ class NgramModel : public Level {
   // outside [1, kMaxOrder].
   NgramModel(int order, int64_t vocab, const std::vector<int64_t>& tokens);
 
-  int64_t vocab_size() const override { return vocab_; }
-  void forward(const std::vector<int64_t>& tokens, int64_t first, int64_t rows,
-               float* logits) override;
-  int order() const { return order_; }
+  int64_t vocab_size() const noexcept override { return vocab_; }
+  int64_t max_length() const noexcept override { return INT32_MAX; }
+  int64_t length() const noexcept override { return static_cast<int64_t>(text_.size()); }
+  const float* logits() const noexcept override { return logits_.data(); }
+  polyspec::Outcome decode(const int64_t* tokens, int64_t count, int64_t rows) noexcept override;
+  void truncate(int64_t length) noexcept override { text_.resize(static_cast<size_t>(length)); }
 
  private:
   struct Count {
@@ -57,5 +59,7 @@ class NgramModel : public Level {
   int order_;
   int64_t vocab_;
   std::unordered_map<uint64_t, Context> contexts_;  // of all lengths 0 ... order - 1
+  std::vector<int64_t> text_;                       // read and not forgotten
+  std::vector<float> logits_;                       // [rows, vocab] of the last decode
   std::vector<double> statistics_;                  // [vocab] scratch of `row`
 };

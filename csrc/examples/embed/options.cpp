@@ -75,7 +75,7 @@ const std::map<std::string, polyspec::PolicyKind>& policy_kinds() {
 
 Options parse_options(int argc, char** argv) {
   Options out;
-  Settings& settings = out.settings;
+  polyspec::ChainSettings& settings = out.settings;
   const std::map<std::string, std::function<void(const std::string&)>> flags = {
       {"--orders", [&](const std::string& v) { out.orders = to_list(v); }},
       {"--windows", [&](const std::string& v) { out.windows = to_list(v); }},

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "chain.hpp"
+#include "polyspec/engines/chain.hpp"
 
 struct Options {
   std::string text_file;
@@ -15,7 +15,7 @@ struct Options {
   std::string policy;  // empty: the windows stay
   std::string stop;    // empty, or one byte
   int64_t trials = 0;  // 0: no comparison of distributions
-  Settings settings;
+  polyspec::ChainSettings settings;
   bool help = false;
 };
 

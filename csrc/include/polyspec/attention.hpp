@@ -13,6 +13,8 @@ namespace polyspec {
 
 constexpr int64_t kAttentionStep = 32;    // widths of heads are multiples of it
 constexpr int64_t kAttentionWidth = 256;  // and at most this
+// Bytes of stack that `attention` needs of each thread that runs it. (It allocates nothing.)
+constexpr int64_t kAttentionStack = 112 << 10;
 
 // out[b, t, h] = sum_n w_n value[b, h / share, n] with weights w that are proportional to
 // exp(scale query[b, h, t] . key[b, h / share, n] + mask[b, t, n]) and add up to 1, for
@@ -21,13 +23,14 @@ constexpr int64_t kAttentionWidth = 256;  // and at most this
 //
 // A row of out is the same, bit for bit, on every processor, with any number of threads, whatever
 // other queries are in the call, and whatever keys stand behind that the mask hides from it (with
-// -inf or the lowest number of dtype, and values that are finite). Where it hides all keys, out
-// is 0; where a score that is not hidden is NaN or +inf, out is NaN.
+// -inf or the lowest number of dtype, and values that are finite) or that causal does. Where all
+// keys are hidden, out is 0; where a score that is not hidden is NaN or +inf, out is NaN.
 struct AttentionParams {
   int64_t batch = 0, heads = 0, groups = 0;  // b, h, heads of keys; heads a multiple of groups
   int64_t tokens = 0, length = 0;            // t, n >= 1
   int64_t width = 0, value_width = 0;        // d, e: of a key, of a value; kAttentionStep, ...Width
   DType dtype = DType::kFloat32;             // kFloat32 or kBFloat16, of all tensors
+  bool causal = false;  // token t sees keys [0, length - tokens + t] only; then length >= tokens
   float scale = 1.0f;
   const void* query = nullptr;   // [b, h, t, d], unit stride along d
   const void* key = nullptr;     // [b, groups, n, d], unit stride along d
@@ -40,7 +43,8 @@ struct AttentionParams {
   void* out = nullptr;          // [b, t, h, e], contiguous
 };
 
-// Runs on the CPU, on the stream's threads; kUnsupported for a CUDA stream.
+// Runs on the CPU, on the stream's threads, each with kAttentionStack bytes of stack to spare;
+// kUnsupported for a CUDA stream.
 POLYSPEC_API Result attention(const AttentionParams& params, Stream stream = Stream::cpu());
 
 }  // namespace polyspec

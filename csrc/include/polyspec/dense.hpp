@@ -17,24 +17,29 @@ constexpr int64_t kDenseOutputs = 16;  // outputs of a tile
 //
 // Packed, it is a row of tiles of 16 outputs (the last one filled up with zeros), each of them a
 // row of blocks of 64 bytes: in float32 one input of each output; in bfloat16 inputs 2 i and 2 i +
-// 1 of each output, where a zero stands beside the last of an odd number.
+// 1 of each output, where a zero stands beside the last of an odd number. Behind them stands a
+// label, PackedLayout::kDense.
 struct DenseShape {
   int64_t outputs = 0;            // n >= 1
   int64_t inputs = 0;             // k >= 1
   DType dtype = DType::kFloat32;  // kFloat32 or kBFloat16: of weights, bias, x and y
 };
 
-// Bytes of the packed matrix; -1 for a shape that is none.
+// Bytes of the packed matrix; -1 for a shape that is none, or whose bytes int64 does not hold.
 POLYSPEC_API int64_t dense_packed_bytes(const DenseShape& shape);
 
 struct DensePackParams {
   DenseShape shape;
   const void* weights = nullptr;  // [n, k], unit stride along k
-  int64_t weights_stride = 0;     // elements from one output to the next
+  int64_t weights_stride = 0;     // elements from one output to the next, >= k
   void* packed = nullptr;         // dense_packed_bytes(shape), 64-byte aligned
 };
 
 POLYSPEC_API Result dense_pack(const DensePackParams& params);
+
+// Whether `bytes` bytes are a packed matrix of this shape and layout, by their label: for weights
+// out of a file. The numbers themselves are not looked at.
+POLYSPEC_API Result dense_packed_check(const DenseShape& shape, const void* packed, int64_t bytes);
 
 // y = x W^T + b. Each output is one chain of fused multiply-adds in float32,
 //   for k = 0, 1, ...: sum = fma(x[k], w[k], sum)                                    in float32,
@@ -48,12 +53,13 @@ struct DenseProductParams {
   DenseShape shape;
   int64_t tokens = 0;            // m >= 0
   const void* x = nullptr;       // [m, k], unit stride along k
-  int64_t x_stride = 0;          // elements from one token to the next
-  const void* packed = nullptr;  // 64-byte aligned; huge pages are read faster
+  int64_t x_stride = 0;          // elements from one token to the next, >= k
+  const void* packed = nullptr;  // of dense_pack, 64-byte aligned; huge pages are read faster
   const void* bias = nullptr;    // [n], or null for none
-  void* y = nullptr;             // [m, n], unit stride along n
-  int64_t y_stride = 0;          // elements from one token to the next
-  void* workspace = nullptr;     // dense_workspace_bytes(shape, tokens), 64-byte aligned
+  // [m, n], unit stride along n; apart from all that is read and from the workspace
+  void* y = nullptr;
+  int64_t y_stride = 0;       // elements from one token to the next, >= n
+  void* workspace = nullptr;  // dense_workspace_bytes(shape, tokens), 64-byte aligned
 };
 
 // Memory that a call needs for its activations.
@@ -61,8 +67,5 @@ POLYSPEC_API int64_t dense_workspace_bytes(const DenseShape& shape, int64_t toke
 
 // Runs on the CPU, on the stream's threads; kUnsupported for a CUDA stream.
 POLYSPEC_API Result dense_product(const DenseProductParams& params, Stream stream = Stream::cpu());
-
-// Name of the instruction set in use: "baseline", "avx2" or "avx512bf16".
-POLYSPEC_API const char* dense_isa();
 
 }  // namespace polyspec

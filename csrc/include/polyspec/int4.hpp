@@ -25,6 +25,7 @@ constexpr int64_t kInt4Tokens = 16;   // tokens of a pass over the weights
 //                                      j of the block, the high half at input 4 + j.
 // So a tile is read from its first byte to its last, and a block unpacks into two vectors of what
 // an instruction for dot products of bytes wants: four inputs of an output beside each other.
+// Behind the tiles stands a label, PackedLayout::kInt4.
 struct Int4Shape {
   int64_t outputs = 0;                   // n >= 1
   int64_t inputs = 0;                    // k, a positive multiple of group
@@ -35,19 +36,48 @@ struct Int4Shape {
 // Bytes of the packed matrix; -1 for a shape that is none.
 POLYSPEC_API int64_t int4_packed_bytes(const Int4Shape& shape);
 
-struct Int4PackParams {
-  Int4Shape shape;
-  uint8_t* values = nullptr;  // [n, k] q, each in [0, 16)
-  float* scales = nullptr;    // [n, k / group]; rounded to scale_dtype
-  float* zeros = nullptr;     // [n, k / group]; rounded to scale_dtype
-  uint8_t* packed = nullptr;  // int4_packed_bytes(shape), 64-byte aligned
+struct Int4RoundParams {
+  Int4Shape shape;                    // scales and zeros are exact in its scale_dtype
+  DType dtype = DType::kFloat32;      // of the weights
+  const void* weights = nullptr;      // [n, k], unit stride along k
+  int64_t stride = 0;                 // elements from one output to the next
+  const float* importance = nullptr;  // [k] >= 0, of the squared errors; nullptr: all count alike
+  uint8_t* values = nullptr;          // [n, k]
+  float* scales = nullptr;            // [n, k / group]
+  float* zeros = nullptr;             // [n, k / group]
 };
 
-// Reads values, scales and zeros, and writes packed. kInvalidArgument where a value is not in
-// [0, 16).
+// Rounds a matrix to the nearest 4-bit numbers. Each group takes the one of a few ranges with the
+// least squared error: that of all its weights, and narrower ones, since cutting the largest
+// weights may cost less than coarser steps for all. Weights that are all alike have the scale 1.
+// The same, bit for bit, on every processor. Writes values, scales and zeros; kInvalidArgument
+// where a weight is not finite, or too large for its range to be.
+POLYSPEC_API Result int4_round(const Int4RoundParams& params, Stream stream = Stream::cpu());
+
+struct Int4PackParams {
+  Int4Shape shape;
+  const uint8_t* values = nullptr;  // [n, k] q, each in [0, 16)
+  const float* scales = nullptr;    // [n, k / group]; rounded to scale_dtype
+  const float* zeros = nullptr;     // [n, k / group]; rounded to scale_dtype
+  uint8_t* packed = nullptr;        // out; int4_packed_bytes(shape), 64-byte aligned
+};
+
+// kInvalidArgument where a value is not in [0, 16).
 POLYSPEC_API Result int4_pack(const Int4PackParams& params);
+
 // The other way round.
-POLYSPEC_API Result int4_unpack(const Int4PackParams& params);
+struct Int4UnpackParams {
+  Int4Shape shape;
+  const uint8_t* packed = nullptr;
+  uint8_t* values = nullptr;  // [n, k] out
+  float* scales = nullptr;    // [n, k / group] out
+  float* zeros = nullptr;     // [n, k / group] out
+};
+POLYSPEC_API Result int4_unpack(const Int4UnpackParams& params);
+
+// Whether `bytes` bytes are a packed matrix of this shape and layout, by their label: for weights
+// out of a file. The numbers themselves are not looked at.
+POLYSPEC_API Result int4_packed_check(const Int4Shape& shape, const void* packed, int64_t bytes);
 
 // y = x W^T with rounded activations. The activations of a token are rounded to whole numbers of
 // -127 to 127 times a scale, group by group, where the scale is the largest magnitude among them
@@ -67,11 +97,12 @@ struct Int4ProductParams {
   int64_t tokens = 0;               // m >= 0
   DType dtype = DType::kFloat32;    // of x and y
   const void* x = nullptr;          // [m, k], unit stride along k
-  int64_t x_stride = 0;             // elements from one token to the next
-  const uint8_t* packed = nullptr;  // 64-byte aligned; huge pages are read faster
-  void* y = nullptr;                // [m, n], unit stride along n
-  int64_t y_stride = 0;             // elements from one token to the next
-  void* workspace = nullptr;        // int4_workspace_bytes(shape, tokens), 64-byte aligned
+  int64_t x_stride = 0;             // elements from one token to the next, >= k
+  const uint8_t* packed = nullptr;  // of int4_pack, 64-byte aligned; huge pages are read faster
+  // [m, n], unit stride along n; apart from all that is read and from the workspace
+  void* y = nullptr;
+  int64_t y_stride = 0;       // elements from one token to the next, >= n
+  void* workspace = nullptr;  // int4_workspace_bytes(shape, tokens), 64-byte aligned
 };
 
 // Memory that a call needs for its activations.
@@ -79,8 +110,5 @@ POLYSPEC_API int64_t int4_workspace_bytes(const Int4Shape& shape, int64_t tokens
 
 // Runs on the CPU, on the stream's threads; kUnsupported for a CUDA stream.
 POLYSPEC_API Result int4_product(const Int4ProductParams& params, Stream stream = Stream::cpu());
-
-// Name of the instruction set in use: "baseline", "avx2" or "avx512vnni".
-POLYSPEC_API const char* int4_isa();
 
 }  // namespace polyspec

@@ -24,17 +24,23 @@ namespace polyspec {
 struct StepReport {
   int32_t level = 0;      // 1 ... n; n drafted, the others verified
   int64_t tokens = 0;     // verified or drafted in this row; of a tree: the depth of its paths
-  int64_t accepted = 0;   // of those verified
+  int64_t accepted = 0;   // of those verified; both in [0, kPolicyCount]
   int64_t width = 0;      // the most tokens of any row in the step, which its time depends on
   int64_t batch = 1;      // rows that took part
   double seconds = 0;     // wall time of the step, for all its rows; 0: not measured
   bool repeated = false;  // the time was told with another row's report
 };
 
+// Rows are numbered by their place in the batch, not by request: numbers are used again and again,
+// and memory is kept for the largest.
+constexpr int64_t kPolicyRows = int64_t{1} << 16;
+// Tokens, rows and accepted tokens that a report may name, and the longest `guard_hold`.
+constexpr int64_t kPolicyCount = (int64_t{1} << 31) - 1;
+
 // What is told of one row before its next round. Pointers are read during the call only.
 struct RoundReport {
-  int64_t request = 0;                // number of the row; small numbers, used again and again
-  bool begins = false;                // nothing of it is known yet; forget an earlier row's
+  int64_t row = 0;                    // in [0, kPolicyRows)
+  bool begins = false;                // a text begins in the row; what is known of it is forgotten
   const StepReport* steps = nullptr;  // [num_steps] of the round that is over, in order
   int64_t num_steps = 0;
   const int64_t* tokens = nullptr;  // [num_tokens] committed by it; the prompt where it begins
@@ -95,17 +101,20 @@ struct PolicyOptions {
   // fails costs a plain pass or two, and does so now and then where speculation pays.
   bool guard = true;
   double guard_loss = 6;    // > 0
-  int64_t guard_hold = 48;  // >= 1
+  int64_t guard_hold = 48;  // in [1, kPolicyCount]
 };
 
-// Not to be used from two threads at once.
+// Not re-entrant: one policy is not to be used from two threads at once; two policies are.
 class WindowPolicy {
  public:
   virtual ~WindowPolicy() = default;
   // Writes the windows [n-1] of the row's next round, each >= 0. A window of 0 lets the level
-  // decode alone; the first one 0 is plain decoding. Throws std::invalid_argument for a negative
-  // request or a level that the chain does not have, and changes nothing.
+  // decode alone; the first one 0 is plain decoding. Throws std::invalid_argument, and changes
+  // nothing, for a row, a level or a count out of its range.
   virtual void next(const RoundReport& report, int64_t* windows) = 0;
+  // Forgets a row, whose next report then begins a text; what was learned of all rows stays. Throws
+  // std::invalid_argument for a row out of its range; one that was never told of is none.
+  virtual void forget_row(int64_t row) = 0;
   // Forgets all rows and times.
   virtual void reset() = 0;
   virtual int32_t levels() const = 0;  // n

@@ -1,9 +1,12 @@
 /* The C interface of polyspec, for embedders in C and in every language that can call C. C99.
  *
- * It mirrors sample.hpp, verify.hpp, verify_tree.hpp, dense.hpp, int4.hpp and scheduler.hpp;
- * what is said there about the distributions, the rules and the draws holds here. Every function
- * returns a polyspec_code or a plain value; nothing is thrown across this interface and no function
- * aborts. polyspec_last_error() explains the last failure of the calling thread.
+ * It mirrors sample.hpp, verify.hpp, verify_tree.hpp, dense.hpp, int4.hpp, attention.hpp,
+ * kv_cache.hpp, round_state.hpp, scheduler.hpp and policy.hpp; what is said there holds here. Every
+ * function returns a polyspec_code or a plain value, -1 for none; the interface has no exceptions,
+ * and no function aborts. polyspec_last_error() explains the last failure of the calling thread.
+ *
+ * Threads. All functions may be called from any number of threads at once, on memory that the calls
+ * do not write in common; a scheduler, a policy or a workspace is lent to one call at a time.
  *
  * Growing structs. A struct that a caller fills begins with `size_t struct_size`, the size that the
  * caller was compiled with; polyspec_*_default() sets it together with the defaults. By it the
@@ -12,8 +15,8 @@
  * - of its own size: everything;
  * - of a larger size: everything, and fails unless all that it does not know is zero;
  * - of any other size: nothing, and fails with POLYSPEC_BAD_STRUCT_SIZE.
- * Structs without that field (polyspec_*_param, polyspec_row_statistics, polyspec_executor) never
- * change.
+ * Structs without that field (polyspec_*_param, polyspec_row_statistics, polyspec_executor,
+ * polyspec_kv_*, polyspec_step_report) never change.
  *
  * Shapes: b requests, k draft tokens, v vocabulary of the target, vd <= v vocabulary of the draft.
  * Arrays are in row-major order and live where the call runs: host memory, or device memory for a
@@ -84,6 +87,26 @@ POLYSPEC_API const char* polyspec_version(void);
 /* 1 when the library was built with CUDA and finds a device, else 0. */
 POLYSPEC_API int32_t polyspec_has_cuda(void);
 
+/* Operators, for the two functions below; support.hpp says which functions each one is. */
+enum {
+  POLYSPEC_OP_SAMPLE = 0,
+  POLYSPEC_OP_VERIFY = 1,
+  POLYSPEC_OP_VERIFY_TREE = 2,
+  POLYSPEC_OP_DENSE = 3,
+  POLYSPEC_OP_INT4 = 4,
+  POLYSPEC_OP_ATTENTION = 5,
+  POLYSPEC_OP_CACHE = 6,
+  POLYSPEC_OP_SCHEDULE = 7,
+};
+
+/* 1 where the operator runs on the device (POLYSPEC_CPU, POLYSPEC_CUDA) with elements of the type
+ * (POLYSPEC_FLOAT32, ...), else 0. */
+POLYSPEC_API int32_t polyspec_supports(int32_t op, int32_t device, int32_t dtype);
+
+/* The instruction set that the operator's CPU loops use on this processor: "baseline", "avx2",
+ * "avx512", "avx512vnni" or "avx512bf16". NULL for an unknown operator. */
+POLYSPEC_API const char* polyspec_isa(int32_t op);
+
 /* ---- Sampling parameters and draws ---- */
 
 /* One value for the whole batch, or one per request where `data` is not NULL. data: [b] */
@@ -117,7 +140,8 @@ typedef struct polyspec_sampling {
 typedef struct polyspec_draw {
   size_t struct_size;
   polyspec_uint64_param seed;
-  polyspec_int64_param position; /* >= 0; absolute index of the first token verified or drawn */
+  polyspec_int64_param position; /* absolute index of the first token verified or drawn; >= 0, and
+                                    no token's exceeds 2^63 - 1 */
   /* in [0, 2^32); counts the level's rounds, so that none re-uses a draw */
   polyspec_int64_param round;
   int32_t level; /* in [1, 2^16); 1 is the target */
@@ -272,78 +296,6 @@ enum { POLYSPEC_ENDED_EOS = 1 << 0, POLYSPEC_ENDED_ROOM = 1 << 1 };
 POLYSPEC_API polyspec_code polyspec_verify(const polyspec_verify_params* params,
                                            const polyspec_stream* stream);
 
-/* ---- Dense product ---- */
-
-/* A matrix [outputs, inputs]; dense.hpp has the layout and the order of the sums. CPU only. */
-typedef struct polyspec_dense_params {
-  size_t struct_size;
-  int64_t outputs; /* n >= 1 */
-  int64_t inputs;  /* k >= 1 */
-  int32_t dtype;   /* of all; POLYSPEC_FLOAT32 (default) or POLYSPEC_BFLOAT16 */
-  void* packed;    /* polyspec_dense_packed_bytes, 64-byte aligned; what pack writes */
-
-  /* pack alone: */
-  const void* weights;    /* [n, k], unit stride along k */
-  int64_t weights_stride; /* elements from one output to the next */
-
-  /* product alone: */
-  int64_t tokens;   /* m >= 0 */
-  const void* x;    /* [m, k], unit stride along k */
-  int64_t x_stride; /* elements from one token to the next */
-  const void* bias; /* [n], or NULL for none */
-  void* y;          /* [m, n] out, unit stride along n */
-  int64_t y_stride; /* elements from one token to the next */
-  void* workspace;  /* polyspec_dense_workspace_bytes, 64-byte aligned */
-} polyspec_dense_params;
-
-/* Sizes for the shape, and for `tokens`; -1 where that is none. */
-POLYSPEC_API int64_t polyspec_dense_packed_bytes(const polyspec_dense_params* params);
-POLYSPEC_API int64_t polyspec_dense_workspace_bytes(const polyspec_dense_params* params);
-
-POLYSPEC_API polyspec_code polyspec_dense_pack(const polyspec_dense_params* params);
-
-/* y = x W^T + b. stream NULL: serially. */
-POLYSPEC_API polyspec_code polyspec_dense_product(const polyspec_dense_params* params,
-                                                  const polyspec_stream* stream);
-
-/* ---- 4-bit product ---- */
-
-/* A matrix [outputs, inputs] of 4-bit numbers in groups along the inputs; int4.hpp has the layout
- * and the bound of the product. CPU only. */
-typedef struct polyspec_int4_params {
-  size_t struct_size;
-  int64_t outputs;     /* n >= 1 */
-  int64_t inputs;      /* k, a positive multiple of group */
-  int32_t group;       /* 32, 64, 128 (default) or 256 */
-  int32_t scale_dtype; /* POLYSPEC_FLOAT32 or POLYSPEC_BFLOAT16 (default) */
-  uint8_t* packed;     /* polyspec_int4_packed_bytes, 64-byte aligned; what pack writes */
-
-  /* pack reads, unpack writes, product ignores: */
-  uint8_t* values; /* [n, k] q in [0, 16) */
-  float* scales;   /* [n, k / group] */
-  float* zeros;    /* [n, k / group] */
-
-  /* product alone: */
-  int64_t tokens;   /* m >= 0 */
-  int32_t dtype;    /* of x and y; default POLYSPEC_FLOAT32 */
-  const void* x;    /* [m, k], unit stride along k */
-  int64_t x_stride; /* elements from one token to the next */
-  void* y;          /* [m, n] out, unit stride along n */
-  int64_t y_stride; /* elements from one token to the next */
-  void* workspace;  /* polyspec_int4_workspace_bytes, 64-byte aligned */
-} polyspec_int4_params;
-
-/* Sizes for the shape, and for `tokens`; -1 where that is none. */
-POLYSPEC_API int64_t polyspec_int4_packed_bytes(const polyspec_int4_params* params);
-POLYSPEC_API int64_t polyspec_int4_workspace_bytes(const polyspec_int4_params* params);
-
-POLYSPEC_API polyspec_code polyspec_int4_pack(const polyspec_int4_params* params);
-POLYSPEC_API polyspec_code polyspec_int4_unpack(const polyspec_int4_params* params);
-
-/* y = x W^T, w = (q - 8) scale + zero. stream NULL: serially. */
-POLYSPEC_API polyspec_code polyspec_int4_product(const polyspec_int4_params* params,
-                                                 const polyspec_stream* stream);
-
 /* ---- Verification of trees ---- */
 
 typedef struct polyspec_verify_tree_params {
@@ -411,6 +363,379 @@ typedef struct polyspec_verify_tree_params {
  * serially. */
 POLYSPEC_API polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
                                                 const polyspec_stream* stream);
+
+/* ---- Packed weights ---- */
+
+/* A label behind packed weights has the id of their layout and their shape. A product refuses those
+ * of another one; *_packed_check tells beforehand, for weights out of a file. An id is used for one
+ * layout and never again. */
+enum { POLYSPEC_LAYOUT_DENSE = 1, POLYSPEC_LAYOUT_INT4 = 2 };
+
+/* ---- Dense product ---- */
+
+/* A matrix [n, k]; dense.hpp has the layout and the order of the sums. CPU only. */
+typedef struct polyspec_dense_shape {
+  size_t struct_size;
+  int64_t outputs; /* n >= 1 */
+  int64_t inputs;  /* k >= 1 */
+  int32_t dtype;   /* of weights, bias, x and y; POLYSPEC_FLOAT32 (default) or POLYSPEC_BFLOAT16 */
+} polyspec_dense_shape;
+
+typedef struct polyspec_dense_pack_params {
+  size_t struct_size;
+  const polyspec_dense_shape* shape;
+  const void* weights;    /* [n, k], unit stride along k */
+  int64_t weights_stride; /* elements from one output to the next, >= k */
+  void* packed;           /* out; polyspec_dense_packed_bytes, 64-byte aligned */
+} polyspec_dense_pack_params;
+
+typedef struct polyspec_dense_product_params {
+  size_t struct_size;
+  const polyspec_dense_shape* shape;
+  int64_t tokens;     /* m >= 0 */
+  const void* x;      /* [m, k], unit stride along k */
+  int64_t x_stride;   /* elements from one token to the next, >= k */
+  const void* packed; /* as polyspec_dense_pack wrote it, 64-byte aligned */
+  const void* bias;   /* [n], or NULL for none */
+  void* y;            /* [m, n] out, unit stride along n; apart from all that is read */
+  int64_t y_stride;   /* elements from one token to the next, >= n */
+  void* workspace;    /* polyspec_dense_workspace_bytes, 64-byte aligned */
+} polyspec_dense_product_params;
+
+/* -1 where there is no such matrix, or for a negative number of tokens. */
+POLYSPEC_API int64_t polyspec_dense_packed_bytes(const polyspec_dense_shape* shape);
+POLYSPEC_API int64_t polyspec_dense_workspace_bytes(const polyspec_dense_shape* shape,
+                                                    int64_t tokens);
+
+POLYSPEC_API polyspec_code polyspec_dense_pack(const polyspec_dense_pack_params* params);
+POLYSPEC_API polyspec_code polyspec_dense_packed_check(const polyspec_dense_shape* shape,
+                                                       const void* packed, int64_t bytes);
+
+/* y = x W^T + b. stream NULL: serially. */
+POLYSPEC_API polyspec_code polyspec_dense_product(const polyspec_dense_product_params* params,
+                                                  const polyspec_stream* stream);
+
+/* ---- 4-bit product ---- */
+
+/* A matrix [n, k] of 4-bit numbers in groups along the inputs; int4.hpp has the layout and the
+ * bound of the product. CPU only. */
+typedef struct polyspec_int4_shape {
+  size_t struct_size;
+  int64_t outputs;     /* n >= 1 */
+  int64_t inputs;      /* k, a positive multiple of group */
+  int32_t group;       /* 32, 64, 128 (default) or 256 */
+  int32_t scale_dtype; /* POLYSPEC_FLOAT32 or POLYSPEC_BFLOAT16 (default) */
+} polyspec_int4_shape;
+
+typedef struct polyspec_int4_round_params {
+  size_t struct_size;
+  const polyspec_int4_shape* shape;
+  int32_t dtype;           /* of the weights; default POLYSPEC_FLOAT32 */
+  const void* weights;     /* [n, k], unit stride along k */
+  int64_t stride;          /* elements from one output to the next */
+  const float* importance; /* [k] >= 0, of the squared errors, or NULL: all count alike */
+  uint8_t* values;         /* [n, k] out */
+  float* scales;           /* [n, k / group] out */
+  float* zeros;            /* [n, k / group] out */
+} polyspec_int4_round_params;
+
+typedef struct polyspec_int4_pack_params {
+  size_t struct_size;
+  const polyspec_int4_shape* shape;
+  const uint8_t* values; /* [n, k] q in [0, 16) */
+  const float* scales;   /* [n, k / group] */
+  const float* zeros;    /* [n, k / group] */
+  uint8_t* packed;       /* out; polyspec_int4_packed_bytes, 64-byte aligned */
+} polyspec_int4_pack_params;
+
+typedef struct polyspec_int4_unpack_params {
+  size_t struct_size;
+  const polyspec_int4_shape* shape;
+  const uint8_t* packed;
+  uint8_t* values; /* [n, k] out */
+  float* scales;   /* [n, k / group] out */
+  float* zeros;    /* [n, k / group] out */
+} polyspec_int4_unpack_params;
+
+typedef struct polyspec_int4_product_params {
+  size_t struct_size;
+  const polyspec_int4_shape* shape;
+  int64_t tokens;        /* m >= 0 */
+  int32_t dtype;         /* of x and y; default POLYSPEC_FLOAT32 */
+  const void* x;         /* [m, k], unit stride along k */
+  int64_t x_stride;      /* elements from one token to the next, >= k */
+  const uint8_t* packed; /* as polyspec_int4_pack wrote it, 64-byte aligned */
+  void* y;               /* [m, n] out, unit stride along n; apart from all that is read */
+  int64_t y_stride;      /* elements from one token to the next, >= n */
+  void* workspace;       /* polyspec_int4_workspace_bytes, 64-byte aligned */
+} polyspec_int4_product_params;
+
+/* -1 where there is no such matrix, or for a negative number of tokens. */
+POLYSPEC_API int64_t polyspec_int4_packed_bytes(const polyspec_int4_shape* shape);
+POLYSPEC_API int64_t polyspec_int4_workspace_bytes(const polyspec_int4_shape* shape,
+                                                   int64_t tokens);
+
+/* Rounds weights to the nearest 4-bit numbers. stream NULL: serially. */
+POLYSPEC_API polyspec_code polyspec_int4_round(const polyspec_int4_round_params* params,
+                                               const polyspec_stream* stream);
+POLYSPEC_API polyspec_code polyspec_int4_pack(const polyspec_int4_pack_params* params);
+POLYSPEC_API polyspec_code polyspec_int4_unpack(const polyspec_int4_unpack_params* params);
+POLYSPEC_API polyspec_code polyspec_int4_packed_check(const polyspec_int4_shape* shape,
+                                                      const void* packed, int64_t bytes);
+
+/* y = x W^T, w = (q - 8) scale + zero. stream NULL: serially. */
+POLYSPEC_API polyspec_code polyspec_int4_product(const polyspec_int4_product_params* params,
+                                                 const polyspec_stream* stream);
+
+/* ---- Attention ---- */
+
+/* A few queries per row over a cache of keys and values; attention.hpp has the order of the sums.
+ * CPU only. */
+typedef struct polyspec_attention_params {
+  size_t struct_size;
+  int64_t batch;  /* b >= 0 */
+  int64_t heads;  /* h, a positive multiple of groups */
+  int64_t groups; /* heads of keys and values */
+  int64_t tokens; /* t >= 0 */
+  int64_t length; /* n >= 1 */
+  int64_t width;  /* d of a key, e of a value: multiples of 32 in [32, 256] */
+  int64_t value_width;
+  int32_t dtype;           /* of all tensors; POLYSPEC_FLOAT32 (default) or POLYSPEC_BFLOAT16 */
+  int32_t causal;          /* not 0: token t sees keys [0, n - tokens + t] only */
+  float scale;             /* of the scores; default 1 */
+  const void* query;       /* [b, h, t, d], unit stride along d */
+  const void* key;         /* [b, groups, n, d], unit stride along d */
+  const void* value;       /* [b, groups, n, e], unit stride along e */
+  const void* mask;        /* [b, t, n], unit stride along n; or NULL: nothing is hidden */
+  int64_t query_stride[3]; /* elements from one row, head and token to the next */
+  int64_t key_stride[3];
+  int64_t value_stride[3];
+  int64_t mask_stride[2]; /* from one row and token to the next; 0: the same for all */
+  void* out;              /* [b, t, h, e] out, contiguous */
+} polyspec_attention_params;
+
+/* stream NULL: serially. Each thread needs 112 KiB of stack. */
+POLYSPEC_API polyspec_code polyspec_attention(const polyspec_attention_params* params,
+                                              const polyspec_stream* stream);
+
+/* ---- Caches of keys and values ---- */
+
+/* kv_cache.hpp says what each operator does. A contiguous cache rolls back by its lengths alone, so
+ * there is no operator for it; a paged one by polyspec_truncate_pages. Elements are opaque: 1, 2 or
+ * 4 bytes, moved as they are. */
+
+/* Bits of these operators' status, beside POLYSPEC_STATUS_BAD_LENGTH. A row with one of them keeps
+ * its length, its pages and what its committed tokens are made of. */
+enum {
+  POLYSPEC_STATUS_CACHE_FULL = 1 << 8,
+  POLYSPEC_STATUS_BAD_PAGE = 1 << 9,
+  POLYSPEC_STATUS_BAD_PATH = 1 << 10,
+};
+
+/* Rows of vectors, unit stride along the vector. These structs never change. */
+typedef struct polyspec_kv_source {
+  const void* data;
+  int64_t stride[3]; /* elements */
+} polyspec_kv_source;
+
+typedef struct polyspec_kv_cache {
+  void* data;
+  int64_t stride[3]; /* elements */
+} polyspec_kv_cache;
+
+/* What both ways to append share. */
+typedef struct polyspec_new_tokens {
+  size_t struct_size;
+  int64_t batch;             /* b >= 0 */
+  int64_t heads;             /* h >= 1, of keys and values */
+  int64_t tokens;            /* t >= 0 */
+  int64_t key_dim;           /* d_k >= 1 */
+  int64_t value_dim;         /* d_v >= 1 */
+  int32_t element_size;      /* 1, 2 or 4 bytes */
+  polyspec_kv_source keys;   /* [b, h, t, d_k] */
+  polyspec_kv_source values; /* [b, h, t, d_v] */
+  const int64_t* lengths;    /* [b] tokens that each row holds already */
+  const int64_t* counts;     /* [b] in [0, t], or NULL: t each */
+  int64_t* new_lengths;      /* [b] out, or NULL; not `lengths` */
+  int32_t* status;           /* [b] out */
+} polyspec_new_tokens;
+
+typedef struct polyspec_append_params {
+  size_t struct_size;
+  const polyspec_new_tokens* in;
+  int64_t capacity;         /* c >= 1 */
+  int32_t ring;             /* not 0: the oldest tokens behind the sinks are displaced */
+  int64_t sinks;            /* in [0, c); only with ring */
+  polyspec_kv_cache keys;   /* [b, h, c, d_k] */
+  polyspec_kv_cache values; /* [b, h, c, d_v] */
+} polyspec_append_params;
+
+typedef struct polyspec_paged_append_params {
+  size_t struct_size;
+  const polyspec_new_tokens* in;
+  int64_t pages;              /* n in [1, 2^31) */
+  int64_t page_size;          /* s >= 1 tokens */
+  int64_t max_pages;          /* m >= 0, pages that a row can hold */
+  polyspec_kv_cache keys;     /* [n, h, s, d_k] */
+  polyspec_kv_cache values;   /* [n, h, s, d_v] */
+  const int32_t* block_table; /* [b, m] page ids */
+  int64_t block_table_stride; /* from one row to the next */
+} polyspec_paged_append_params;
+
+typedef struct polyspec_pages_params {
+  size_t struct_size;
+  int64_t batch;          /* b >= 0 */
+  int64_t pages;          /* n in [1, 2^31) */
+  int64_t page_size;      /* s >= 1 tokens */
+  int64_t max_pages;      /* m >= 0 */
+  const int64_t* lengths; /* [b] tokens that each row must be able to hold, or is cut to */
+  int32_t* block_table;   /* [b, m] in and out; -1 where a page was taken back */
+  int64_t block_table_stride;
+  int64_t* held;       /* [b] in and out; row b holds pages block_table[b, 0 ... held[b]) */
+  int32_t* free_pages; /* [n] in and out; a stack of the ids that nobody holds */
+  int64_t* free_count; /* [1] in and out */
+  int32_t* status;     /* [b] out */
+} polyspec_pages_params;
+
+typedef struct polyspec_compact_tree_params {
+  size_t struct_size;
+  int64_t layers;        /* l >= 0 */
+  int64_t batch;         /* b >= 0 */
+  int64_t heads;         /* h >= 1 */
+  int64_t capacity;      /* c >= 1 */
+  int64_t key_dim;       /* d_k >= 1 */
+  int64_t value_dim;     /* d_v >= 1 */
+  int32_t element_size;  /* 1, 2 or 4 bytes */
+  void* const* keys;     /* [l] base of each layer's [b, h, c, d_k], where the call runs */
+  void* const* values;   /* [l] of [b, h, c, d_v] */
+  int64_t key_stride[3]; /* elements, of every layer */
+  int64_t value_stride[3];
+  int32_t alignment;      /* bytes that every base is a multiple of; a power of two; default 16 */
+  int64_t path_len;       /* m >= 0 */
+  const int64_t* lengths; /* [b] committed tokens in front of the tree */
+  const int64_t* path;    /* [b, m] accepted nodes, then -1 */
+  int64_t* new_lengths;   /* [b] out, or NULL; not `lengths` */
+  int32_t* status;        /* [b] out */
+} polyspec_compact_tree_params;
+
+/* stream NULL: the CPU, serially. */
+POLYSPEC_API polyspec_code polyspec_append(const polyspec_append_params* params,
+                                           const polyspec_stream* stream);
+POLYSPEC_API polyspec_code polyspec_append_paged(const polyspec_paged_append_params* params,
+                                                 const polyspec_stream* stream);
+POLYSPEC_API polyspec_code polyspec_reserve_pages(const polyspec_pages_params* params,
+                                                  const polyspec_stream* stream);
+POLYSPEC_API polyspec_code polyspec_truncate_pages(const polyspec_pages_params* params,
+                                                   const polyspec_stream* stream);
+POLYSPEC_API polyspec_code polyspec_compact_tree(const polyspec_compact_tree_params* params,
+                                                 const polyspec_stream* stream);
+
+/* ---- Round state ---- */
+
+/* The scheduler of a batch: one row of int64 words for each request, on the CPU or a device.
+ * round_state.hpp says what the words mean and how the three operators take turns. */
+typedef struct polyspec_round {
+  size_t struct_size;
+  int32_t levels;   /* n in [2, 2^16) */
+  int64_t steps;    /* s >= 0, steps that the log has room for */
+  int64_t capacity; /* c >= 0, tokens that the text has room for */
+  int64_t batch;    /* b >= 0 */
+  int64_t* state;   /* [b, polyspec_round_words] in and out */
+} polyspec_round;
+
+/* Words of the header, of a level, of a step in the log. Level i begins at polyspec_round_level_at,
+ * the log behind level n, the text at polyspec_round_text_at. */
+enum {
+  POLYSPEC_ROUND_TOTAL = 0,
+  POLYSPEC_ROUND_ROOM,
+  POLYSPEC_ROUND_STOPPED,
+  POLYSPEC_ROUND_STEP,
+  POLYSPEC_ROUND_TAIL_WINDOW,
+  POLYSPEC_ROUND_TAIL_PENDING,
+  POLYSPEC_ROUND_HEADER_WORDS
+};
+enum {
+  POLYSPEC_ROUND_CACHED = 0,
+  POLYSPEC_ROUND_ROUND,
+  POLYSPEC_ROUND_WINDOW,
+  POLYSPEC_ROUND_BOUND,
+  POLYSPEC_ROUND_PENDING,
+  POLYSPEC_ROUND_BLOCKS,
+  POLYSPEC_ROUND_CLOSED,
+  POLYSPEC_ROUND_LEVEL_WORDS
+};
+enum {
+  POLYSPEC_ROUND_COUNT = 0,
+  POLYSPEC_ROUND_POSITION,
+  POLYSPEC_ROUND_ACCEPTED,
+  POLYSPEC_ROUND_EMITTED,
+  POLYSPEC_ROUND_ENDED,
+  POLYSPEC_ROUND_STATUS,
+  POLYSPEC_ROUND_OF_TAIL,
+  POLYSPEC_ROUND_STEP_WORDS
+};
+
+static inline int64_t polyspec_round_level_at(int32_t level) {
+  return POLYSPEC_ROUND_HEADER_WORDS + (level - 1) * (int64_t)POLYSPEC_ROUND_LEVEL_WORDS;
+}
+static inline int64_t polyspec_round_text_at(const polyspec_round* round) {
+  return polyspec_round_level_at(round->levels + 1) + round->steps * POLYSPEC_ROUND_STEP_WORDS;
+}
+/* Of one row. */
+static inline int64_t polyspec_round_words(const polyspec_round* round) {
+  return polyspec_round_text_at(round) + round->capacity;
+}
+
+/* Rows of the table that polyspec_schedule_next fills, each [b]. */
+enum {
+  POLYSPEC_PLAN_PART = 0,
+  POLYSPEC_PLAN_COUNTS,
+  POLYSPEC_PLAN_FIRST,
+  POLYSPEC_PLAN_LENGTHS,
+  POLYSPEC_PLAN_POSITIONS,
+  POLYSPEC_PLAN_ROUNDS,
+  POLYSPEC_PLAN_OF_TAIL,
+  POLYSPEC_PLAN_ROWS
+};
+
+typedef struct polyspec_schedule_due_params {
+  size_t struct_size;
+  const polyspec_round* in;
+  int64_t* due; /* [2, b] out; the level whose step is due, 0: nothing is left; and of how many */
+} polyspec_schedule_due_params;
+
+typedef struct polyspec_schedule_next_params {
+  size_t struct_size;
+  const polyspec_round* in;
+  int32_t level;      /* whose step it is */
+  int64_t width;      /* t >= 1 */
+  int64_t* input_ids; /* [b, t] out, 0 behind a row's own */
+  int64_t* plan;      /* [POLYSPEC_PLAN_ROWS, b] out */
+} polyspec_schedule_next_params;
+
+typedef struct polyspec_schedule_report_params {
+  size_t struct_size;
+  const polyspec_round* in;
+  int32_t level;         /* of the step's polyspec_schedule_next */
+  const int64_t* plan;   /* [POLYSPEC_PLAN_ROWS, b] of it */
+  int64_t width;         /* w >= 1 */
+  const int64_t* tokens; /* [b, w] drafted, or emitted by the verification */
+  const int64_t* counts; /* [b] accepted; of a draft, proposed, or NULL: as many as asked for */
+  const int32_t* status; /* [b] of the verification, [b, w] of the draft's tokens */
+  int64_t num_eos;       /* e >= 0 */
+  const int64_t* eos;    /* [b, e] ids that end a row's text; -1 is none */
+  int64_t* slots;        /* [b, w] out; places among those pending for the level above */
+  int64_t padding;       /* what `slots` has for other tokens */
+  int64_t* kept;         /* [n, b] out, or NULL; tokens that each level's cache may keep */
+} polyspec_schedule_report_params;
+
+/* stream NULL: the CPU. */
+POLYSPEC_API polyspec_code polyspec_schedule_due(const polyspec_schedule_due_params* params,
+                                                 const polyspec_stream* stream);
+POLYSPEC_API polyspec_code polyspec_schedule_next(const polyspec_schedule_next_params* params,
+                                                  const polyspec_stream* stream);
+POLYSPEC_API polyspec_code polyspec_schedule_report(const polyspec_schedule_report_params* params,
+                                                    const polyspec_stream* stream);
 
 /* ---- Scheduler ---- */
 
@@ -528,8 +853,8 @@ typedef struct polyspec_step_report {
 
 typedef struct polyspec_round_report {
   size_t struct_size;
-  int64_t request;                   /* number of the row */
-  int32_t begins;                    /* not 0: nothing of it is known yet */
+  int64_t row;    /* its place in the batch, in [0, 2^16); numbers are used again */
+  int32_t begins; /* not 0: a text begins in the row; what is known of it is forgotten */
   const polyspec_step_report* steps; /* [num_steps] of the round that is over */
   int64_t num_steps;
   const int64_t* tokens; /* [num_tokens] committed by it; the prompt where it begins */
@@ -538,8 +863,11 @@ typedef struct polyspec_round_report {
 
 POLYSPEC_API polyspec_code polyspec_policy_create(const polyspec_policy_options* options,
                                                   polyspec_policy** policy);
-POLYSPEC_API void polyspec_policy_destroy(polyspec_policy* policy); /* NULL is allowed */
-POLYSPEC_API polyspec_code polyspec_policy_reset(polyspec_policy* policy);
+POLYSPEC_API void polyspec_policy_destroy(polyspec_policy* policy);        /* NULL is allowed */
+POLYSPEC_API polyspec_code polyspec_policy_reset(polyspec_policy* policy); /* all rows, all times */
+
+/* Forgets one row, whose next report then begins a text; what was learned of all rows stays. */
+POLYSPEC_API polyspec_code polyspec_policy_forget_row(polyspec_policy* policy, int64_t row);
 
 /* windows: [num_windows] out, num_windows = n - 1; for polyspec_scheduler_set_windows. */
 POLYSPEC_API polyspec_code polyspec_policy_next(polyspec_policy* policy,
@@ -548,7 +876,40 @@ POLYSPEC_API polyspec_code polyspec_policy_next(polyspec_policy* policy,
 
 /* ---- Defaults ---- */
 
-/* In the header, so that struct_size is the caller's own. */
+/* polyspec_<struct>_default() for every struct with a struct_size. In the header, so that the size
+ * is the caller's own. */
+
+#define POLYSPEC_DEFAULT_ZEROS(name)                              \
+  static inline polyspec_##name polyspec_##name##_default(void) { \
+    polyspec_##name out;                                          \
+    memset(&out, 0, sizeof out);                                  \
+    out.struct_size = sizeof out;                                 \
+    return out;                                                   \
+  }
+
+POLYSPEC_DEFAULT_ZEROS(stream)
+POLYSPEC_DEFAULT_ZEROS(sample_params)
+POLYSPEC_DEFAULT_ZEROS(verify_params)
+POLYSPEC_DEFAULT_ZEROS(verify_tree_params)
+POLYSPEC_DEFAULT_ZEROS(dense_shape)
+POLYSPEC_DEFAULT_ZEROS(dense_pack_params)
+POLYSPEC_DEFAULT_ZEROS(dense_product_params)
+POLYSPEC_DEFAULT_ZEROS(int4_round_params)
+POLYSPEC_DEFAULT_ZEROS(int4_pack_params)
+POLYSPEC_DEFAULT_ZEROS(int4_unpack_params)
+POLYSPEC_DEFAULT_ZEROS(int4_product_params)
+POLYSPEC_DEFAULT_ZEROS(new_tokens)
+POLYSPEC_DEFAULT_ZEROS(append_params)
+POLYSPEC_DEFAULT_ZEROS(paged_append_params)
+POLYSPEC_DEFAULT_ZEROS(pages_params)
+POLYSPEC_DEFAULT_ZEROS(round)
+POLYSPEC_DEFAULT_ZEROS(schedule_due_params)
+POLYSPEC_DEFAULT_ZEROS(schedule_next_params)
+POLYSPEC_DEFAULT_ZEROS(schedule_report_params)
+POLYSPEC_DEFAULT_ZEROS(step)
+POLYSPEC_DEFAULT_ZEROS(round_report)
+
+#undef POLYSPEC_DEFAULT_ZEROS
 
 static inline polyspec_sampling polyspec_sampling_default(void) {
   polyspec_sampling out;
@@ -567,40 +928,28 @@ static inline polyspec_draw polyspec_draw_default(void) {
   return out;
 }
 
-static inline polyspec_stream polyspec_stream_default(void) {
-  polyspec_stream out;
-  memset(&out, 0, sizeof out);
-  out.struct_size = sizeof out;
-  return out;
-}
-
-static inline polyspec_sample_params polyspec_sample_params_default(void) {
-  polyspec_sample_params out;
-  memset(&out, 0, sizeof out);
-  out.struct_size = sizeof out;
-  return out;
-}
-
-static inline polyspec_verify_params polyspec_verify_params_default(void) {
-  polyspec_verify_params out;
-  memset(&out, 0, sizeof out);
-  out.struct_size = sizeof out;
-  return out;
-}
-
-static inline polyspec_dense_params polyspec_dense_params_default(void) {
-  polyspec_dense_params out;
-  memset(&out, 0, sizeof out);
-  out.struct_size = sizeof out;
-  return out;
-}
-
-static inline polyspec_int4_params polyspec_int4_params_default(void) {
-  polyspec_int4_params out;
+static inline polyspec_int4_shape polyspec_int4_shape_default(void) {
+  polyspec_int4_shape out;
   memset(&out, 0, sizeof out);
   out.struct_size = sizeof out;
   out.group = 128;
   out.scale_dtype = POLYSPEC_BFLOAT16;
+  return out;
+}
+
+static inline polyspec_attention_params polyspec_attention_params_default(void) {
+  polyspec_attention_params out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  out.scale = 1.0f;
+  return out;
+}
+
+static inline polyspec_compact_tree_params polyspec_compact_tree_params_default(void) {
+  polyspec_compact_tree_params out;
+  memset(&out, 0, sizeof out);
+  out.struct_size = sizeof out;
+  out.alignment = 16;
   return out;
 }
 
@@ -619,27 +968,6 @@ static inline polyspec_policy_options polyspec_policy_options_default(void) {
   out.guard = 1;
   out.guard_loss = 6;
   out.guard_hold = 48;
-  return out;
-}
-
-static inline polyspec_round_report polyspec_round_report_default(void) {
-  polyspec_round_report out;
-  memset(&out, 0, sizeof out);
-  out.struct_size = sizeof out;
-  return out;
-}
-
-static inline polyspec_verify_tree_params polyspec_verify_tree_params_default(void) {
-  polyspec_verify_tree_params out;
-  memset(&out, 0, sizeof out);
-  out.struct_size = sizeof out;
-  return out;
-}
-
-static inline polyspec_step polyspec_step_default(void) {
-  polyspec_step out;
-  memset(&out, 0, sizeof out);
-  out.struct_size = sizeof out;
   return out;
 }
 

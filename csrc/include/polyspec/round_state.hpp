@@ -14,6 +14,9 @@
 // known beforehand: gather(n-1) is one draft, gather(i) is bound_i times gather(i+1) and a
 // verification by level i+1, and a round of the target is gather(1) and its verification. A driver
 // that follows this order need not look at the rows in between; another asks `schedule_due`.
+// Level i reads at most the larger of i and what it had not read where the round began, and what is
+// pending for it; with a tail, from four levels on, level n in the last draft also what is pending
+// for level 1, which may be the first that it reads of the round.
 //
 // Words of a row, int64. Positions count from the beginning of the text.
 //   header  kTotal tokens of the text, kRoom tokens that the target may still emit, kStopped 1

@@ -29,9 +29,10 @@ struct SamplingParams {
 // the level that draws and its round make a draw unique; the batch does not enter.
 struct DrawParams {
   PerRequest<uint64_t> seed{nullptr, 0};
-  PerRequest<int64_t> position{nullptr, 0};  // >= 0; absolute, of the first token verified or drawn
-  PerRequest<int64_t> round{nullptr, 0};     // in [0, 2^32); counts the level's draws at a position
-  int32_t level = 1;                         // in [1, 2^16); 1 is the target
+  // Absolute, of the first token verified or drawn: >= 0, and so that no token's exceeds 2^63 - 1.
+  PerRequest<int64_t> position{nullptr, 0};
+  PerRequest<int64_t> round{nullptr, 0};  // in [0, 2^32); counts the level's draws at a position
+  int32_t level = 1;                      // in [1, 2^16); 1 is the target
   // Draws of the caller's own in place of Philox, for another generator or an exact enumeration:
   // [b, 1] for sample, [b, k+1] for verify (k acceptance tests, then the emitted token).
   const uint64_t* bits = nullptr;

@@ -41,6 +41,7 @@ struct Step {
   int64_t of_tail = 0;
 };
 
+// Not re-entrant: one scheduler is not to be used from two threads at once.
 class POLYSPEC_API Scheduler {
  public:
   // windows[i-1] is the number of tokens level i waits for, i = 1 ... n-1 ({mu, K} there, for

@@ -1,11 +1,15 @@
 // What can go wrong: the result of a call, and the status bits of a request.
 #pragma once
 
+#include <cstdarg>
 #include <cstdint>
+#include <cstdio>
 
 namespace polyspec {
 
-// Result of a call, known on the host when the call returns. Calls never throw.
+// Result of a call, known on the host when the call returns. Operators never throw, and are
+// re-entrant: any number of threads may call them at once, on memory that the calls do not write in
+// common. Of classes one object is for one thread at a time.
 struct Result {
   enum class Code : int32_t {
     kOk = 0,
@@ -14,9 +18,18 @@ struct Result {
     kCudaError = 3,        // the launch failed; `message` is CUDA's text
   };
   Code code = Code::kOk;
-  const char* message = "";  // static storage, never freed
+  // "name: expected ..., given ..."; empty when all is well. It lives as long as the result.
+  char message[188] = "";
 
   bool ok() const { return code == Code::kOk; }
+
+  // A message that is too long is cut.
+  static Result failure(Code code, const char* format, va_list arguments) {
+    Result out;
+    out.code = code;
+    std::vsnprintf(out.message, sizeof out.message, format, arguments);
+    return out;
+  }
 };
 
 // Status of one request (contract C4), a bit set of int32. 0: all is well.

@@ -3,6 +3,7 @@
 
 #include "api/checks.hpp"
 #include "cpu/attention_dispatch.hpp"
+#include "cpu/isa.hpp"
 
 namespace polyspec {
 namespace {
@@ -12,26 +13,33 @@ bool is_width(int64_t width) {
 }
 
 Result check(const AttentionParams& p) {
-  if (p.batch < 0 || p.tokens < 0) return invalid("batch and tokens must be >= 0");
-  if (p.heads < 1 || p.groups < 1 || p.heads % p.groups != 0)
-    return invalid("heads must be a positive multiple of groups");
-  if (p.length < 1) return invalid("length must be >= 1");
-  if (!is_width(p.width) || !is_width(p.value_width))
-    return invalid("width and value_width must be multiples of 32 in [32, 256]");
+  if (p.batch < 0) return expected("batch", ">= 0", p.batch);
+  if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
+  if (p.groups < 1) return expected("groups", ">= 1", p.groups);
+  if (p.heads < 1 || p.heads % p.groups != 0) {
+    return invalid("heads: expected a positive multiple of groups, %lld, given %lld",
+                   static_cast<long long>(p.groups), static_cast<long long>(p.heads));
+  }
+  if (p.length < 1) return expected("length", ">= 1", p.length);
+  if (p.causal && p.length < p.tokens) {
+    return invalid("length: expected at least tokens, %lld, where causal, given %lld",
+                   static_cast<long long>(p.tokens), static_cast<long long>(p.length));
+  }
+  const char* const widths = "a multiple of 32 in [32, 256]";
+  if (!is_width(p.width)) return expected("width", widths, p.width);
+  if (!is_width(p.value_width)) return expected("value_width", widths, p.value_width);
   if (p.dtype != DType::kFloat32 && p.dtype != DType::kBFloat16)
-    return invalid("dtype must be kFloat32 or kBFloat16");
+    return expected("dtype", "float32 (0) or bfloat16 (1)", static_cast<int>(p.dtype));
   if (p.batch * p.tokens == 0) return {};
-  if (p.query == nullptr || p.key == nullptr || p.value == nullptr || p.out == nullptr)
-    return invalid("query, key, value and out must not be null");
-  return {};
+  return check_given({{"query", p.query}, {"key", p.key}, {"value", p.value}, {"out", p.out}});
 }
 
 }  // namespace
 
 Result attention(const AttentionParams& params, Stream stream) {
   if (const Result result = check(params); !result.ok()) return result;
-  if (stream.device != Stream::Device::kCpu)
-    return {Result::Code::kUnsupported, "attention runs on the CPU only"};
+  if (stream.device != Stream::Device::kCpu) return on_cpu_only("attention");
+  if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   if (params.batch * params.tokens > 0) cpu::attention(params, stream.executor);
   return {};
 }

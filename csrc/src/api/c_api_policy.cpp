@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "api/c_errors.hpp"
+#include "api/c_fields.hpp"
 #include "polyspec/policy.hpp"
 
 struct polyspec_policy {
@@ -17,27 +18,37 @@ using polyspec::c_api::check_size;
 using polyspec::c_api::guarded;
 using polyspec::c_api::read_struct;
 using polyspec::c_api::require;
+using polyspec::c_api::require_windows;
+
+// By hand: the three of the windows.
+// clang-format off
+#define POLICY_FIELDS(F)                                                       \
+  F(kind) F(history) F(max_acceptance) F(forgetting) F(ngram) F(learning_rate) \
+  F(discount) F(exploration) F(seed) F(guard) F(guard_loss) F(guard_hold)
+// clang-format on
+POLYSPEC_COPY(polyspec_policy_options, PolicyOptions, 4, POLICY_FIELDS)
+
+#define STEP_FIELDS(F) F(level) F(repeated) F(tokens) F(accepted) F(width) F(batch) F(seconds)
+POLYSPEC_COPY(polyspec_step_report, StepReport, 0, STEP_FIELDS)
+
+#define ROUND_FIELDS(F) F(row) F(begins) F(num_steps) F(tokens) F(num_tokens)
+POLYSPEC_COPY(polyspec_round_report, RoundReport, 2, ROUND_FIELDS)
+
+void require_at_least(int64_t given, int64_t least, const char* name) {
+  if (given >= least) return;
+  throw std::invalid_argument(std::string(name) + ": expected >= " + std::to_string(least) +
+                              ", given " + std::to_string(given));
+}
 
 polyspec::PolicyOptions options_of(const polyspec_policy_options& in) {
   polyspec::PolicyOptions out;
-  if (in.num_windows < 1) throw std::invalid_argument("num_windows: expected >= 1");
-  require(in.windows, "windows is NULL");
-  out.kind = static_cast<polyspec::PolicyKind>(in.kind);
+  require_at_least(in.num_windows, 1, "num_windows");
+  require(in.windows, "windows");
+  copy(in, &out);
   out.windows.assign(in.windows, in.windows + in.num_windows);
   if (in.max_windows != nullptr) {
     out.max_windows.assign(in.max_windows, in.max_windows + in.num_windows);
   }
-  out.history = in.history;
-  out.max_acceptance = in.max_acceptance;
-  out.forgetting = in.forgetting;
-  out.ngram = in.ngram;
-  out.learning_rate = in.learning_rate;
-  out.discount = in.discount;
-  out.exploration = in.exploration;
-  out.seed = in.seed;
-  out.guard = in.guard != 0;
-  out.guard_loss = in.guard_loss;
-  out.guard_hold = in.guard_hold;
   return out;
 }
 
@@ -46,7 +57,7 @@ polyspec::PolicyOptions options_of(const polyspec_policy_options& in) {
 polyspec_code polyspec_policy_create(const polyspec_policy_options* options,
                                      polyspec_policy** policy) {
   return guarded(__func__, [&, function = __func__]() -> polyspec_code {
-    require(policy, "the address for the policy is NULL");
+    require(policy, "policy");
     *policy = nullptr;
     polyspec_policy_options read = polyspec_policy_options_default();
     const polyspec_code code = read_struct(function, options, {}, &read);
@@ -60,8 +71,16 @@ void polyspec_policy_destroy(polyspec_policy* policy) { delete policy; }
 
 polyspec_code polyspec_policy_reset(polyspec_policy* policy) {
   return guarded(__func__, [&] {
-    require(policy, "the policy is NULL");
+    require(policy, "policy");
     policy->chooser->reset();
+    return POLYSPEC_OK;
+  });
+}
+
+polyspec_code polyspec_policy_forget_row(polyspec_policy* policy, int64_t row) {
+  return guarded(__func__, [&] {
+    require(policy, "policy");
+    policy->chooser->forget_row(row);
     return POLYSPEC_OK;
   });
 }
@@ -69,26 +88,23 @@ polyspec_code polyspec_policy_reset(polyspec_policy* policy) {
 polyspec_code polyspec_policy_next(polyspec_policy* policy, const polyspec_round_report* report,
                                    int64_t* windows, int32_t num_windows) {
   return guarded(__func__, [&, function = __func__]() -> polyspec_code {
-    require(policy, "the policy is NULL");
-    require(windows, "windows is NULL");
-    if (num_windows != policy->chooser->levels() - 1) {
-      throw std::invalid_argument("num_windows is not the number of levels less one");
-    }
+    require(policy, "policy");
+    require(windows, "windows");
+    require_windows(num_windows, policy->chooser->levels() - 1);
     const polyspec_code code = check_size(function, report, {});
     if (code != POLYSPEC_OK) return code;
-    if (report->num_steps < 0 || report->num_tokens < 0) {
-      throw std::invalid_argument("num_steps and num_tokens must be >= 0");
-    }
-    if (report->num_steps > 0) require(report->steps, "steps is NULL");
-    if (report->num_tokens > 0) require(report->tokens, "tokens is NULL");
+    require_at_least(report->num_steps, 0, "num_steps");
+    require_at_least(report->num_tokens, 0, "num_tokens");
+    if (report->num_steps > 0) require(report->steps, "steps");
+    if (report->num_tokens > 0) require(report->tokens, "tokens");
     policy->steps.clear();
     for (int64_t i = 0; i < report->num_steps; ++i) {
-      const polyspec_step_report& step = report->steps[i];
-      policy->steps.push_back({step.level, step.tokens, step.accepted, step.width, step.batch,
-                               step.seconds, step.repeated != 0});
+      policy->steps.emplace_back();
+      copy(report->steps[i], &policy->steps.back());
     }
-    const polyspec::RoundReport read{report->request,   report->begins != 0, policy->steps.data(),
-                                     report->num_steps, report->tokens,      report->num_tokens};
+    polyspec::RoundReport read;
+    copy(*report, &read);
+    read.steps = policy->steps.data();
     policy->chooser->next(read, windows);
     return POLYSPEC_OK;
   });

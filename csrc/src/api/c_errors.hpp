@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <new>
 #include <stdexcept>
+#include <string>
 
 #include "polyspec/polyspec.h"
 
@@ -42,8 +43,14 @@ polyspec_code guarded(const char* function, Body&& body) noexcept {
 
 // For use inside `guarded`.
 template <class T>
-void require(const T* pointer, const char* text) {
-  if (pointer == nullptr) throw std::invalid_argument(text);
+void require(const T* pointer, const char* name) {
+  if (pointer == nullptr)
+    throw std::invalid_argument(std::string(name) + ": expected a pointer, given NULL");
+}
+inline void require_windows(int32_t given, int64_t expected) {
+  if (given == expected) return;
+  throw std::invalid_argument("num_windows: expected " + std::to_string(expected) + ", given " +
+                              std::to_string(given));
 }
 
 // The struct sizes of earlier releases; a release that adds a field adds the size before it.
@@ -53,7 +60,8 @@ using Sizes = std::initializer_list<size_t>;
 // or a larger one that is zero past the present one.
 template <class T>
 polyspec_code check_size(const char* function, const T* given, Sizes earlier) {
-  if (given == nullptr) return fail(POLYSPEC_INVALID_ARGUMENT, function, "a struct is NULL");
+  if (given == nullptr)
+    return fail(POLYSPEC_INVALID_ARGUMENT, function, "a struct: expected a pointer, given NULL");
   const size_t size = given->struct_size;
   char text[160];
   const bool known = std::find(earlier.begin(), earlier.end(), size) != earlier.end();

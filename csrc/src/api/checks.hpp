@@ -1,24 +1,144 @@
 // What the operators' argument checks share.
 #pragma once
 
+#include <cstdarg>
 #include <cstdint>
+#include <initializer_list>
+#include <limits>
 
 #include "polyspec/status.hpp"
+#include "polyspec/types.hpp"
 
 namespace polyspec {
 
-inline Result invalid(const char* message) { return {Result::Code::kInvalidArgument, message}; }
+struct DenseShape;
+struct Int4Shape;
 
-// Of weights [outputs, inputs].
-inline Result check_matrix(int64_t outputs, int64_t inputs) {
-  if (outputs < 1 || outputs >= int64_t{1} << 31) return invalid("outputs must be in [1, 2^31)");
-  if (inputs < 1 || inputs >= int64_t{1} << 31) return invalid("inputs must be in [1, 2^31)");
+Result check_shape(const DenseShape& shape);
+Result check_shape(const Int4Shape& shape);
+
+#if defined(__GNUC__) || defined(__clang__)
+__attribute__((format(printf, 1, 2)))
+#endif
+inline Result invalid(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const Result out = Result::failure(Result::Code::kInvalidArgument, format, arguments);
+  va_end(arguments);
+  return out;
+}
+
+// Of a whole number, or of an enum by its number.
+template <class T>
+Result expected(const char* name, const char* what, T given) {
+  return invalid("%s: expected %s, given %lld", name, what, static_cast<long long>(given));
+}
+
+// The first of the pointers that is null, where `needed`.
+struct Named {
+  const char* name;
+  const void* pointer;
+  bool needed = true;
+};
+inline Result check_given(std::initializer_list<Named> all) {
+  for (const Named& one : all) {
+    if (one.needed && one.pointer == nullptr)
+      return invalid("%s: expected a pointer, given null", one.name);
+  }
   return {};
 }
 
-// Whether memory of packed weights or a workspace begins where it has to.
-inline bool aligned(const void* pointer) {
-  return (reinterpret_cast<uintptr_t>(pointer) & 63) == 0;
+inline Result check_dtype(const char* name, DType dtype) {
+  if (dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16) return {};
+  return expected(name, "float32 (0), bfloat16 (1) or float16 (2)", static_cast<int>(dtype));
+}
+
+inline Result on_cpu_only(const char* operation) {
+  Result out = invalid("%s: expected the CPU, given a CUDA stream", operation);
+  out.code = Result::Code::kUnsupported;
+  return out;
+}
+
+// Whether a * b <= limit, of numbers >= 0.
+inline bool product_fits(int64_t a, int64_t b,
+                         int64_t limit = std::numeric_limits<int64_t>::max()) {
+  return a == 0 || b == 0 || a <= limit / b;
+}
+
+// Of weights [outputs, inputs].
+inline Result check_matrix(int64_t outputs, int64_t inputs) {
+  if (outputs < 1 || outputs >= int64_t{1} << 31) return expected("outputs", "[1, 2^31)", outputs);
+  if (inputs < 1 || inputs >= int64_t{1} << 31) return expected("inputs", "[1, 2^31)", inputs);
+  return {};
+}
+
+// Where memory of packed weights or a workspace begins.
+inline Result check_aligned(const char* name, const void* pointer, uintptr_t bytes = 64) {
+  const uintptr_t beyond = reinterpret_cast<uintptr_t>(pointer) % bytes;
+  if (beyond == 0) return {};
+  return invalid("%s: expected a multiple of %llu bytes, given an address %llu behind one", name,
+                 static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(beyond));
+}
+
+// Rows of `width` elements, unit stride along them. A stride below the width, such as 0 where none
+// was set, has rows that overlap; one row has no use for its stride.
+struct Rows {
+  const void* data;
+  int64_t count, width, stride;  // in elements
+  int64_t element_bytes;
+
+  bool apart() const {
+    return count < 2 || (stride >= width && product_fits(count, stride, kLimit / element_bytes));
+  }
+  // Where `apart`.
+  int64_t bytes() const {
+    return count == 0 ? 0 : ((count - 1) * (count < 2 ? 0 : stride) + width) * element_bytes;
+  }
+  // Whether the bytes from the first element to the last meet so many others.
+  bool meets(const void* other, int64_t other_bytes) const {
+    if (other == nullptr || other_bytes == 0 || count == 0) return false;
+    return behind(other) >= 0 ? behind(other) < bytes() : -behind(other) < other_bytes;
+  }
+  // Whether elements meet. (Rows of one stride may lie between each other, as columns of a matrix.)
+  bool meets(const Rows& other) const {
+    if (!meets(other.data, other.bytes())) return false;
+    if (count < 2 || other.count < 2 || stride != other.stride) return true;
+    const int64_t row = stride * element_bytes;
+    const int64_t after = (behind(other.data) % row + row) % row;
+    return after < width * element_bytes || row - after < other.width * element_bytes;
+  }
+
+ private:
+  int64_t behind(const void* other) const {
+    return reinterpret_cast<intptr_t>(other) - reinterpret_cast<intptr_t>(data);
+  }
+
+  static constexpr int64_t kLimit = std::numeric_limits<int64_t>::max() / 2;
+};
+
+inline Rows memory(const void* data, int64_t bytes) { return {data, 1, bytes, 0, 1}; }
+
+struct NamedRows {
+  const char* name;
+  Rows rows;
+};
+inline Result check_apart(const char* name, const Rows& rows,
+                          std::initializer_list<NamedRows> others) {
+  for (const NamedRows& other : others) {
+    if (rows.meets(other.rows))
+      return invalid("%s: expected memory apart from all else, given some of %s", name, other.name);
+  }
+  return {};
+}
+
+// The rows of a product x [tokens, inputs] times packed weights, y [tokens, outputs].
+inline Result check_product(const Rows& x, const Rows& y, const NamedRows& packed,
+                            const NamedRows& workspace) {
+  if (!x.apart()) return expected("x_stride", "at least inputs, and x below 2^62 bytes", x.stride);
+  if (!y.apart()) return expected("y_stride", "at least outputs, and y below 2^62 bytes", y.stride);
+  if (const Result y_apart = check_apart("y", y, {{"x", x}, packed, workspace}); !y_apart.ok())
+    return y_apart;
+  return check_apart("workspace", workspace.rows, {{"x", x}, packed});
 }
 
 }  // namespace polyspec

@@ -2,49 +2,88 @@
 #include "polyspec/dense.hpp"
 
 #include <cstring>
+#include <limits>
 
 #include "api/checks.hpp"
+#include "api/packed_label.hpp"
 #include "cpu/dense_dispatch.hpp"
 #include "cpu/dense_layout.hpp"
+#include "cpu/isa.hpp"
 
 namespace polyspec {
-namespace {
 
 using core::DenseLayout;
 
-Result check(const DenseShape& shape) {
+Result check_shape(const DenseShape& shape) {
   if (const Result result = check_matrix(shape.outputs, shape.inputs); !result.ok()) return result;
   if (shape.dtype != DType::kFloat32 && shape.dtype != DType::kBFloat16)
-    return invalid("dtype must be kFloat32 or kBFloat16");
+    return expected("dtype", "float32 (0) or bfloat16 (1)", static_cast<int>(shape.dtype));
+  const DenseLayout layout(shape);
+  if (!product_fits(layout.tiles, layout.tile_bytes,
+                    std::numeric_limits<int64_t>::max() - kPackedLabelBytes)) {
+    return invalid("outputs, inputs: expected a packed matrix below 2^63 bytes, given [%lld, %lld]",
+                   static_cast<long long>(shape.outputs), static_cast<long long>(shape.inputs));
+  }
   return {};
 }
 
+namespace {
+
+int64_t tiles_bytes(const DenseLayout& layout) { return layout.tiles * layout.tile_bytes; }
+
+PackedLabel label_of(const DenseShape& shape) {
+  PackedLabel label;
+  label.layout = static_cast<int32_t>(PackedLayout::kDense);
+  label.dtype = static_cast<int32_t>(shape.dtype);
+  label.outputs = shape.outputs;
+  label.inputs = shape.inputs;
+  return label;
+}
+
 Result check(const DenseProductParams& p) {
-  if (const Result result = check(p.shape); !result.ok()) return result;
-  if (p.tokens < 0) return invalid("tokens must be >= 0");
+  if (const Result result = check_shape(p.shape); !result.ok()) return result;
+  if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
   if (p.tokens == 0) return {};
-  if (p.x == nullptr || p.packed == nullptr || p.y == nullptr || p.workspace == nullptr)
-    return invalid("x, packed, y and workspace must not be null");
-  if (!aligned(p.packed) || !aligned(p.workspace))
-    return invalid("packed and workspace must be 64-byte aligned");
-  return {};
+  const Result given =
+      check_given({{"x", p.x}, {"packed", p.packed}, {"y", p.y}, {"workspace", p.workspace}});
+  if (!given.ok()) return given;
+  if (const Result at = check_aligned("packed", p.packed); !at.ok()) return at;
+  if (const Result at = check_aligned("workspace", p.workspace); !at.ok()) return at;
+  const DenseLayout layout(p.shape);
+  const Rows x{p.x, p.tokens, p.shape.inputs, p.x_stride, layout.element_bytes};
+  const Rows y{p.y, p.tokens, p.shape.outputs, p.y_stride, layout.element_bytes};
+  const NamedRows packed{"packed", memory(p.packed, dense_packed_bytes(p.shape))};
+  const NamedRows workspace{"workspace",
+                            memory(p.workspace, core::dense_workspace(layout, p.tokens))};
+  if (const Result rows = check_product(x, y, packed, workspace); !rows.ok()) return rows;
+  const Rows bias = memory(p.bias, p.shape.outputs * layout.element_bytes);
+  if (const Result apart = check_apart("y", y, {{"bias", bias}}); !apart.ok()) return apart;
+  return check_label(label_of(p.shape), p.packed, tiles_bytes(layout));
 }
 
 }  // namespace
 
 int64_t dense_packed_bytes(const DenseShape& shape) {
-  if (!check(shape).ok()) return -1;
-  const DenseLayout layout(shape);
-  return layout.tiles * layout.tile_bytes;
+  if (!check_shape(shape).ok()) return -1;
+  return tiles_bytes(DenseLayout(shape)) + kPackedLabelBytes;
 }
 
 Result dense_pack(const DensePackParams& params) {
-  if (const Result result = check(params.shape); !result.ok()) return result;
-  if (params.weights == nullptr || params.packed == nullptr)
-    return invalid("weights and packed must not be null");
-  if (!aligned(params.packed)) return invalid("packed must be 64-byte aligned");
+  if (const Result result = check_shape(params.shape); !result.ok()) return result;
+  const Result given = check_given({{"weights", params.weights}, {"packed", params.packed}});
+  if (!given.ok()) return given;
+  if (const Result at = check_aligned("packed", params.packed); !at.ok()) return at;
   const DenseLayout layout(params.shape);
   const int64_t bytes = layout.element_bytes;
+  const Rows weights{params.weights, params.shape.outputs, params.shape.inputs,
+                     params.weights_stride, bytes};
+  if (!weights.apart()) {
+    return expected("weights_stride", "at least inputs, and weights below 2^62 bytes",
+                    params.weights_stride);
+  }
+  const Rows out = memory(params.packed, dense_packed_bytes(params.shape));
+  if (const Result apart = check_apart("packed", out, {{"weights", weights}}); !apart.ok())
+    return apart;
   auto* packed = static_cast<uint8_t*>(params.packed);
   std::memset(packed, 0, static_cast<size_t>(dense_packed_bytes(params.shape)));
   for (int64_t n = 0; n < params.shape.outputs; ++n) {
@@ -55,22 +94,26 @@ Result dense_pack(const DensePackParams& params) {
     for (; left > 0; left -= 4, from += 4, to += core::kBlockBytes)
       std::memcpy(to, from, static_cast<size_t>(left < 4 ? left : 4));
   }
+  write_label(label_of(params.shape), packed, tiles_bytes(layout));
   return {};
 }
 
+Result dense_packed_check(const DenseShape& shape, const void* packed, int64_t bytes) {
+  if (const Result result = check_shape(shape); !result.ok()) return result;
+  return check_packed(label_of(shape), packed, bytes, dense_packed_bytes(shape));
+}
+
 int64_t dense_workspace_bytes(const DenseShape& shape, int64_t tokens) {
-  if (!check(shape).ok() || tokens < 0) return -1;
+  if (!check_shape(shape).ok() || tokens < 0) return -1;
   return core::dense_workspace(DenseLayout(shape), tokens);
 }
 
 Result dense_product(const DenseProductParams& params, Stream stream) {
+  if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   if (const Result result = check(params); !result.ok()) return result;
-  if (stream.device != Stream::Device::kCpu)
-    return {Result::Code::kUnsupported, "dense_product runs on the CPU only"};
+  if (stream.device != Stream::Device::kCpu) return on_cpu_only("dense_product");
   cpu::dense_product(params, stream.executor);
   return {};
 }
-
-const char* dense_isa() { return cpu::dense().isa; }
 
 }  // namespace polyspec

@@ -5,45 +5,81 @@
 #include <cstring>
 
 #include "api/checks.hpp"
+#include "api/packed_label.hpp"
 #include "core/row.hpp"
 #include "cpu/int4_dispatch.hpp"
 #include "cpu/int4_layout.hpp"
+#include "cpu/int4_round.hpp"
+#include "cpu/isa.hpp"
 
 namespace polyspec {
-namespace {
 
 using core::BFloat16;
 using core::Int4Layout;
 
-Result check(const Int4Shape& shape) {
+Result check_shape(const Int4Shape& shape) {
   if (shape.group != 32 && shape.group != 64 && shape.group != 128 && shape.group != 256)
-    return invalid("group must be 32, 64, 128 or 256");
+    return expected("group", "32, 64, 128 or 256", shape.group);
   if (const Result result = check_matrix(shape.outputs, shape.inputs); !result.ok()) return result;
-  if (shape.inputs % shape.group != 0) return invalid("inputs must be a multiple of group");
-  if (shape.scale_dtype != DType::kFloat32 && shape.scale_dtype != DType::kBFloat16)
-    return invalid("scale_dtype must be kFloat32 or kBFloat16");
+  if (shape.inputs % shape.group != 0) {
+    return invalid("inputs: expected a multiple of group, %d, given %lld", shape.group,
+                   static_cast<long long>(shape.inputs));
+  }
+  if (shape.scale_dtype != DType::kFloat32 && shape.scale_dtype != DType::kBFloat16) {
+    return expected("scale_dtype", "float32 (0) or bfloat16 (1)",
+                    static_cast<int>(shape.scale_dtype));
+  }
   return {};
 }
 
-Result check(const Int4PackParams& p) {
-  if (const Result result = check(p.shape); !result.ok()) return result;
-  if (p.values == nullptr || p.scales == nullptr || p.zeros == nullptr || p.packed == nullptr)
-    return invalid("values, scales, zeros and packed must not be null");
-  if (!aligned(p.packed)) return invalid("packed must be 64-byte aligned");
-  return {};
+namespace {
+
+int64_t tiles_bytes(const Int4Layout& layout) { return layout.tiles * layout.tile_bytes; }
+
+PackedLabel label_of(const Int4Shape& shape) {
+  PackedLabel label;
+  label.layout = static_cast<int32_t>(PackedLayout::kInt4);
+  label.dtype = static_cast<int32_t>(shape.scale_dtype);
+  label.group = shape.group;
+  label.outputs = shape.outputs;
+  label.inputs = shape.inputs;
+  return label;
+}
+
+Result check(const Int4RoundParams& p) {
+  if (const Result result = check_shape(p.shape); !result.ok()) return result;
+  if (const Result dtype = check_dtype("dtype", p.dtype); !dtype.ok()) return dtype;
+  return check_given(
+      {{"weights", p.weights}, {"values", p.values}, {"scales", p.scales}, {"zeros", p.zeros}});
+}
+
+// Of pack and unpack.
+template <class Params>
+Result check_both(const Params& p) {
+  if (const Result result = check_shape(p.shape); !result.ok()) return result;
+  const Result given = check_given(
+      {{"values", p.values}, {"scales", p.scales}, {"zeros", p.zeros}, {"packed", p.packed}});
+  return given.ok() ? check_aligned("packed", p.packed) : given;
 }
 
 Result check(const Int4ProductParams& p) {
-  if (const Result result = check(p.shape); !result.ok()) return result;
-  if (p.tokens < 0) return invalid("tokens must be >= 0");
-  if (p.dtype != DType::kFloat32 && p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16)
-    return invalid("dtype is not a DType");
+  if (const Result result = check_shape(p.shape); !result.ok()) return result;
+  if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
+  if (const Result dtype = check_dtype("dtype", p.dtype); !dtype.ok()) return dtype;
   if (p.tokens == 0) return {};
-  if (p.x == nullptr || p.packed == nullptr || p.y == nullptr || p.workspace == nullptr)
-    return invalid("x, packed, y and workspace must not be null");
-  if (!aligned(p.packed) || !aligned(p.workspace))
-    return invalid("packed and workspace must be 64-byte aligned");
-  return {};
+  const Result given =
+      check_given({{"x", p.x}, {"packed", p.packed}, {"y", p.y}, {"workspace", p.workspace}});
+  if (!given.ok()) return given;
+  if (const Result at = check_aligned("packed", p.packed); !at.ok()) return at;
+  if (const Result at = check_aligned("workspace", p.workspace); !at.ok()) return at;
+  const int64_t bytes = p.dtype == DType::kFloat32 ? 4 : 2;
+  const Rows x{p.x, p.tokens, p.shape.inputs, p.x_stride, bytes};
+  const Rows y{p.y, p.tokens, p.shape.outputs, p.y_stride, bytes};
+  const NamedRows packed{"packed", memory(p.packed, int4_packed_bytes(p.shape))};
+  const NamedRows workspace{"workspace",
+                            memory(p.workspace, int4_workspace_bytes(p.shape, p.tokens))};
+  if (const Result rows = check_product(x, y, packed, workspace); !rows.ok()) return rows;
+  return check_label(label_of(p.shape), p.packed, tiles_bytes(Int4Layout(p.shape)));
 }
 
 void write_scale(uint8_t* to, int64_t lane, float value, DType dtype) {
@@ -68,11 +104,11 @@ float read_scale(const uint8_t* from, int64_t lane, DType dtype) {
 }
 
 // body(row, group, lane, head of the group in packed) for every row and group of the matrix.
-template <class Body>
-void over_groups(const Int4PackParams& p, const Body& body) {
-  const Int4Layout layout(p.shape);
-  for (int64_t row = 0; row < p.shape.outputs; ++row) {
-    uint8_t* tile = p.packed + row / kInt4Outputs * layout.tile_bytes;
+template <class Byte, class Body>
+void over_groups(const Int4Shape& shape, Byte* packed, const Body& body) {
+  const Int4Layout layout(shape);
+  for (int64_t row = 0; row < shape.outputs; ++row) {
+    Byte* tile = packed + row / kInt4Outputs * layout.tile_bytes;
     for (int64_t group = 0; group < layout.groups; ++group)
       body(row, group, row % kInt4Outputs, tile + group * layout.group_bytes);
   }
@@ -81,57 +117,79 @@ void over_groups(const Int4PackParams& p, const Body& body) {
 }  // namespace
 
 int64_t int4_packed_bytes(const Int4Shape& shape) {
-  if (!check(shape).ok()) return -1;
-  const Int4Layout layout(shape);
-  return layout.tiles * layout.tile_bytes;
+  if (!check_shape(shape).ok()) return -1;
+  return tiles_bytes(Int4Layout(shape)) + kPackedLabelBytes;
 }
 
-Result int4_pack(const Int4PackParams& params) {
+Result int4_round(const Int4RoundParams& params, Stream stream) {
   if (const Result result = check(params); !result.ok()) return result;
-  const int64_t count = params.shape.outputs * params.shape.inputs;
-  uint8_t all = 0;
-  for (int64_t i = 0; i < count; ++i) all |= params.values[i];
-  if (all > 15) return invalid("values must be in [0, 16)");
-  const Int4Layout layout(params.shape);
-  std::memset(params.packed, 0, static_cast<size_t>(int4_packed_bytes(params.shape)));
-  over_groups(params, [&](int64_t row, int64_t group, int64_t lane, uint8_t* head) {
-    const int64_t at = row * layout.groups + group;
-    write_scale(head, lane, params.scales[at], params.shape.scale_dtype);
-    write_scale(head + layout.scale_bytes, lane, params.zeros[at], params.shape.scale_dtype);
-    const uint8_t* values = params.values + row * params.shape.inputs + group * params.shape.group;
-    uint8_t* bytes = head + 2 * layout.scale_bytes + 4 * lane;
-    for (int64_t block = 0; block < layout.blocks; ++block) {
-      for (int i = 0; i < 4; ++i) bytes[i] = static_cast<uint8_t>(values[i] | values[4 + i] << 4);
-      values += core::kBlockInputs;
-      bytes += core::kBlockBytes;
-    }
-  });
+  if (stream.device != Stream::Device::kCpu) return on_cpu_only("int4_round");
+  if (!cpu::int4_round(params, stream.executor))
+    return invalid("weights: expected finite numbers, given one that is not or makes a scale so");
   return {};
 }
 
-Result int4_unpack(const Int4PackParams& params) {
-  if (const Result result = check(params); !result.ok()) return result;
+Result int4_pack(const Int4PackParams& params) {
+  if (const Result result = check_both(params); !result.ok()) return result;
+  const int64_t count = params.shape.outputs * params.shape.inputs;
+  uint8_t all = 0;
+  for (int64_t i = 0; i < count; ++i) all |= params.values[i];
+  for (int64_t i = 0; all > 15 && i < count; ++i) {
+    if (params.values[i] > 15) return expected("values", "numbers in [0, 16)", params.values[i]);
+  }
   const Int4Layout layout(params.shape);
-  over_groups(params, [&](int64_t row, int64_t group, int64_t lane, const uint8_t* head) {
-    const int64_t at = row * layout.groups + group;
-    params.scales[at] = read_scale(head, lane, params.shape.scale_dtype);
-    params.zeros[at] = read_scale(head + layout.scale_bytes, lane, params.shape.scale_dtype);
-    uint8_t* values = params.values + row * params.shape.inputs + group * params.shape.group;
-    const uint8_t* bytes = head + 2 * layout.scale_bytes + 4 * lane;
-    for (int64_t block = 0; block < layout.blocks; ++block) {
-      for (int i = 0; i < 4; ++i) {
-        values[i] = bytes[i] & 15;
-        values[4 + i] = bytes[i] >> 4;
-      }
-      values += core::kBlockInputs;
-      bytes += core::kBlockBytes;
-    }
-  });
+  std::memset(params.packed, 0, static_cast<size_t>(int4_packed_bytes(params.shape)));
+  over_groups(
+      params.shape, params.packed, [&](int64_t row, int64_t group, int64_t lane, uint8_t* head) {
+        const int64_t at = row * layout.groups + group;
+        write_scale(head, lane, params.scales[at], params.shape.scale_dtype);
+        write_scale(head + layout.scale_bytes, lane, params.zeros[at], params.shape.scale_dtype);
+        const uint8_t* values =
+            params.values + row * params.shape.inputs + group * params.shape.group;
+        uint8_t* bytes = head + 2 * layout.scale_bytes + 4 * lane;
+        for (int64_t block = 0; block < layout.blocks; ++block) {
+          for (int i = 0; i < 4; ++i)
+            bytes[i] = static_cast<uint8_t>(values[i] | values[4 + i] << 4);
+          values += core::kBlockInputs;
+          bytes += core::kBlockBytes;
+        }
+      });
+  write_label(label_of(params.shape), params.packed, tiles_bytes(layout));
+  return {};
+}
+
+Result int4_packed_check(const Int4Shape& shape, const void* packed, int64_t bytes) {
+  if (const Result result = check_shape(shape); !result.ok()) return result;
+  return check_packed(label_of(shape), packed, bytes, int4_packed_bytes(shape));
+}
+
+Result int4_unpack(const Int4UnpackParams& params) {
+  if (const Result result = check_both(params); !result.ok()) return result;
+  const Int4Layout layout(params.shape);
+  const Result label = check_label(label_of(params.shape), params.packed, tiles_bytes(layout));
+  if (!label.ok()) return label;
+  over_groups(
+      params.shape, params.packed,
+      [&](int64_t row, int64_t group, int64_t lane, const uint8_t* head) {
+        const int64_t at = row * layout.groups + group;
+        params.scales[at] = read_scale(head, lane, params.shape.scale_dtype);
+        params.zeros[at] = read_scale(head + layout.scale_bytes, lane, params.shape.scale_dtype);
+        uint8_t* values = params.values + row * params.shape.inputs + group * params.shape.group;
+        const uint8_t* bytes = head + 2 * layout.scale_bytes + 4 * lane;
+        for (int64_t block = 0; block < layout.blocks; ++block) {
+          for (int i = 0; i < 4; ++i) {
+            values[i] = bytes[i] & 15;
+            values[4 + i] = bytes[i] >> 4;
+          }
+          values += core::kBlockInputs;
+          bytes += core::kBlockBytes;
+        }
+      });
   return {};
 }
 
 int64_t int4_workspace_bytes(const Int4Shape& shape, int64_t tokens) {
-  if (!check(shape).ok() || tokens < 0) return -1;
+  if (!check_shape(shape).ok() || tokens < 0) return -1;
   if (tokens == 0) return 0;
   const int64_t groups = shape.inputs / shape.group;
   return core::scales_at(shape) +
@@ -139,13 +197,11 @@ int64_t int4_workspace_bytes(const Int4Shape& shape, int64_t tokens) {
 }
 
 Result int4_product(const Int4ProductParams& params, Stream stream) {
+  if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   if (const Result result = check(params); !result.ok()) return result;
-  if (stream.device != Stream::Device::kCpu)
-    return {Result::Code::kUnsupported, "int4_product runs on the CPU only"};
+  if (stream.device != Stream::Device::kCpu) return on_cpu_only("int4_product");
   if (params.tokens > 0) cpu::int4_product(params, stream.executor);
   return {};
 }
-
-const char* int4_isa() { return cpu::int4().isa; }
 
 }  // namespace polyspec

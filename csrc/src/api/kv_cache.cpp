@@ -13,83 +13,88 @@ namespace {
 
 constexpr int64_t kInt32Limit = int64_t{1} << 31;
 
-bool product_fits(int64_t a, int64_t b, int64_t limit) {
-  return a == 0 || b == 0 || a <= limit / b;
+Result check_elements(int64_t heads, int64_t key_dim, int64_t value_dim, int32_t element_size) {
+  if (heads < 1) return expected("heads", ">= 1", heads);
+  if (key_dim < 1 || key_dim >= kInt32Limit / 16) return expected("key_dim", "[1, 2^27)", key_dim);
+  if (value_dim < 1 || value_dim >= kInt32Limit / 16)
+    return expected("value_dim", "[1, 2^27)", value_dim);
+  if (element_size != 1 && element_size != 2 && element_size != 4)
+    return expected("element_size", "1, 2 or 4", element_size);
+  return {};
 }
 
-Result check_elements(int64_t heads, int64_t key_dim, int64_t value_dim, int32_t element_size) {
-  if (heads < 1) return invalid("heads must be >= 1");
-  if (key_dim < 1 || value_dim < 1 || key_dim >= kInt32Limit / 16 ||
-      value_dim >= kInt32Limit / 16) {
-    return invalid("key_dim and value_dim must be in [1, 2^27)");
-  }
-  if (element_size != 1 && element_size != 2 && element_size != 4)
-    return invalid("element_size must be 1, 2 or 4");
+Result same_lengths() {
+  return invalid("new_lengths: expected memory apart from all else, given lengths");
+}
+
+Result check_pages(int64_t pages, int64_t page_size, int64_t max_pages) {
+  if (pages < 1 || pages >= kInt32Limit) return expected("pages", "[1, 2^31)", pages);
+  if (page_size < 1) return expected("page_size", ">= 1", page_size);
+  if (max_pages < 0) return expected("max_pages", ">= 0", max_pages);
   return {};
 }
 
 Result check_new(const NewTokens& in, const KvCache& keys, const KvCache& values) {
-  if (in.batch < 0 || in.tokens < 0) return invalid("batch and tokens must be >= 0");
+  if (in.batch < 0) return expected("batch", ">= 0", in.batch);
+  if (in.tokens < 0) return expected("tokens", ">= 0", in.tokens);
   const Result elements = check_elements(in.heads, in.key_dim, in.value_dim, in.element_size);
   if (!elements.ok() || in.batch == 0) return elements;
-  if (in.lengths == nullptr || in.status == nullptr)
-    return invalid("lengths and status must not be null");
-  if (in.new_lengths == in.lengths) return invalid("new_lengths must not be lengths");
-  if (in.tokens > 0 && (in.keys.data == nullptr || in.values.data == nullptr ||
-                        keys.data == nullptr || values.data == nullptr)) {
-    return invalid("new and cached keys and values must not be null");
-  }
-  return {};
+  if (in.new_lengths != nullptr && in.new_lengths == in.lengths) return same_lengths();
+  const bool reads = in.tokens > 0;
+  return check_given({{"lengths", in.lengths},
+                      {"status", in.status},
+                      {"new keys", in.keys.data, reads},
+                      {"new values", in.values.data, reads},
+                      {"cached keys", keys.data, reads},
+                      {"cached values", values.data, reads}});
 }
 
 Result check(const AppendParams& p) {
-  if (p.capacity < 1) return invalid("capacity must be >= 1");
-  if (p.ring ? p.sinks < 0 || p.sinks >= p.capacity : p.sinks != 0) {
-    return invalid("sinks must be in [0, capacity) with a ring, 0 without");
-  }
+  if (p.capacity < 1) return expected("capacity", ">= 1", p.capacity);
+  if (p.ring ? p.sinks < 0 || p.sinks >= p.capacity : p.sinks != 0)
+    return expected("sinks", "[0, capacity) with a ring, 0 without", p.sinks);
   return check_new(p.in, p.keys, p.values);
 }
 
 Result check(const PagedAppendParams& p) {
-  if (p.pages < 1 || p.pages >= kInt32Limit) return invalid("pages must be in [1, 2^31)");
-  if (p.page_size < 1 || p.max_pages < 0 ||
-      !product_fits(p.page_size, p.max_pages, std::numeric_limits<int64_t>::max() / 2)) {
-    return invalid("page_size must be >= 1, max_pages >= 0, and their product below 2^62");
-  }
-  if (p.in.batch > 0 && p.max_pages > 0 && p.block_table == nullptr)
-    return invalid("block_table must not be null");
+  const Result pages = check_pages(p.pages, p.page_size, p.max_pages);
+  if (!pages.ok()) return pages;
+  if (!product_fits(p.page_size, p.max_pages, std::numeric_limits<int64_t>::max() / 2))
+    return expected("max_pages", "below 2^62 tokens in all", p.max_pages);
+  const Result table =
+      check_given({{"block_table", p.block_table, p.in.batch > 0 && p.max_pages > 0}});
+  if (!table.ok()) return table;
   return check_new(p.in, p.keys, p.values);
 }
 
 Result check(const PagesParams& p) {
-  if (p.batch < 0 || p.max_pages < 0) return invalid("batch and max_pages must be >= 0");
-  if (p.pages < 1 || p.pages >= kInt32Limit) return invalid("pages must be in [1, 2^31)");
-  if (p.page_size < 1) return invalid("page_size must be >= 1");
-  if (p.batch == 0) return {};
-  if (p.max_pages > 0 && p.block_table == nullptr) return invalid("block_table must not be null");
-  if (p.lengths == nullptr || p.held == nullptr || p.free_pages == nullptr ||
-      p.free_count == nullptr || p.status == nullptr) {
-    return invalid("lengths, held, free_pages, free_count and status must not be null");
-  }
-  return {};
+  if (p.batch < 0) return expected("batch", ">= 0", p.batch);
+  const Result pages = check_pages(p.pages, p.page_size, p.max_pages);
+  if (!pages.ok() || p.batch == 0) return pages;
+  return check_given({{"block_table", p.block_table, p.max_pages > 0},
+                      {"lengths", p.lengths},
+                      {"held", p.held},
+                      {"free_pages", p.free_pages},
+                      {"free_count", p.free_count},
+                      {"status", p.status}});
 }
 
 Result check(const CompactTreeParams& p) {
-  if (p.layers < 0 || p.batch < 0 || p.path_len < 0)
-    return invalid("layers, batch and path_len must be >= 0");
-  if (p.capacity < 1) return invalid("capacity must be >= 1");
+  if (p.layers < 0) return expected("layers", ">= 0", p.layers);
+  if (p.batch < 0) return expected("batch", ">= 0", p.batch);
+  if (p.path_len < 0) return expected("path_len", ">= 0", p.path_len);
+  if (p.capacity < 1) return expected("capacity", ">= 1", p.capacity);
   const Result elements = check_elements(p.heads, p.key_dim, p.value_dim, p.element_size);
   if (!elements.ok()) return elements;
-  if (p.alignment < p.element_size || (p.alignment & (p.alignment - 1)) != 0) {
-    return invalid("alignment must be a power of two, at least element_size");
-  }
+  if (p.alignment < p.element_size || (p.alignment & (p.alignment - 1)) != 0)
+    return expected("alignment", "a power of two, at least element_size", p.alignment);
   if (p.batch == 0 || p.layers == 0) return {};
-  if (p.keys == nullptr || p.values == nullptr || p.lengths == nullptr || p.status == nullptr ||
-      (p.path_len > 0 && p.path == nullptr)) {
-    return invalid("keys, values, lengths, path and status must not be null");
-  }
-  if (p.new_lengths == p.lengths) return invalid("new_lengths must not be lengths");
-  return {};
+  if (p.new_lengths != nullptr && p.new_lengths == p.lengths) return same_lengths();
+  return check_given({{"keys", p.keys},
+                      {"values", p.values},
+                      {"lengths", p.lengths},
+                      {"path", p.path, p.path_len > 0},
+                      {"status", p.status}});
 }
 
 bool on_cuda(const Stream& stream) { return stream.device == Stream::Device::kCuda; }

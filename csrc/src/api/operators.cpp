@@ -2,6 +2,7 @@
 // backend.
 #include "api/checks.hpp"
 #include "cpu/dispatch.hpp"
+#include "cpu/isa.hpp"
 #include "cuda/launch.hpp"
 #include "polyspec/philox.hpp"
 #include "polyspec/verify_tree.hpp"
@@ -11,110 +12,93 @@ namespace {
 
 constexpr int64_t kVocabLimit = int64_t{1} << 31;
 
-Result check_draw(const DrawParams& draw) {
-  if (draw.level < 1 || draw.level >= (1 << 16)) return invalid("level must be in [1, 65536)");
-  return {};
+Result check_vocab(int64_t vocab) {
+  return vocab < 1 || vocab >= kVocabLimit ? expected("vocab", "[1, 2^31)", vocab) : Result{};
 }
 
-bool known(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+Result check_draw(const DrawParams& draw) {
+  return draw.level < 1 || draw.level >= (1 << 16) ? expected("level", "[1, 2^16)", draw.level)
+                                                   : Result{};
 }
 
 Result check(const SampleParams& p) {
-  if (p.batch < 0) return invalid("batch must be >= 0");
-  if (p.vocab < 1 || p.vocab >= kVocabLimit) return invalid("vocab must be in [1, 2^31)");
-  if (!known(p.dtype)) return invalid("dtype is not a DType");
-  if (p.batch > 0 && (p.logits == nullptr || p.tokens == nullptr || p.logprobs == nullptr ||
-                      p.status == nullptr)) {
-    return invalid("logits, tokens, logprobs and status must not be null");
-  }
-  return check_draw(p.draw);
+  if (p.batch < 0) return expected("batch", ">= 0", p.batch);
+  if (const Result vocab = check_vocab(p.vocab); !vocab.ok()) return vocab;
+  if (const Result dtype = check_dtype("dtype", p.dtype); !dtype.ok()) return dtype;
+  const bool any = p.batch > 0;
+  const Result given = check_given({{"logits", p.logits, any},
+                                    {"tokens", p.tokens, any},
+                                    {"logprobs", p.logprobs, any},
+                                    {"status", p.status, any}});
+  return given.ok() ? check_draw(p.draw) : given;
 }
 
 Result check(const CutParams& cut, int64_t batch) {
-  if (cut.eos_count < 0) return invalid("eos_count must be >= 0");
-  if (batch > 0 && cut.eos_count > 0 && cut.eos == nullptr) {
-    return invalid("eos must not be null when eos_count > 0");
-  }
-  if (cut.room.data == nullptr && cut.room.value < 0) return invalid("room must be >= 0");
+  if (cut.eos_count < 0) return expected("eos_count", ">= 0", cut.eos_count);
+  const Result eos = check_given({{"eos", cut.eos, batch > 0 && cut.eos_count > 0}});
+  if (!eos.ok()) return eos;
+  if (cut.room.data == nullptr && cut.room.value < 0)
+    return expected("room", ">= 0", cut.room.value);
   return {};
 }
 
-// Ragged requests and parameters at slots, of verify and verify_tree. The operators' own lengths
-// are not for ragged requests.
+// What verify and verify_tree share. `lengths`: the operator's own, which ragged requests do not
+// have.
 template <class Params>
-Result check_layout(const Params& p, bool has_lengths, const char* no_lengths) {
-  if (p.offsets != nullptr) {
-    if (p.num_rows < 0) return invalid("num_rows must be >= 0");
-    if (has_lengths) return invalid(no_lengths);
-  }
-  if (p.slots != nullptr && p.num_slots < 0) return invalid("num_slots must be >= 0");
-  return {};
-}
-
-Result check(const VerifyTreeParams& p) {
-  if (p.batch < 0) return invalid("batch must be >= 0");
-  if (p.nodes < 0 || p.nodes >= kDrawNodes) return invalid("nodes must be in [0, 2^14)");
-  if (p.depth < 0 || p.depth > p.nodes) return invalid("depth must be in [0, nodes]");
-  if (p.vocab < 1 || p.vocab >= kVocabLimit) return invalid("vocab must be in [1, 2^31)");
-  if (!known(p.target_dtype)) return invalid("target_dtype is not a DType");
+Result check_both(const Params& p, const Named& lengths, bool draft_logits_given) {
+  if (p.batch < 0) return expected("batch", ">= 0", p.batch);
+  if (const Result vocab = check_vocab(p.vocab); !vocab.ok()) return vocab;
+  const Result dtype = check_dtype("target_dtype", p.target_dtype);
+  if (!dtype.ok()) return dtype;
   if (p.draft_rows != nullptr) {
-    if (p.num_draft_rows < 0) return invalid("num_draft_rows must be >= 0");
-    if (p.num_draft_rows > 0 && p.draft_logits == nullptr)
-      return invalid("draft_logits must not be null when draft_rows are given");
-    if (p.num_draft_rows > 0 && !known(p.draft_dtype)) return invalid("draft_dtype is not a DType");
-    if (p.num_draft_rows > 0 && (p.draft_vocab < 1 || p.draft_vocab > p.vocab))
-      return invalid("draft_vocab must be in [1, vocab]");
+    if (p.num_draft_rows < 0) return expected("num_draft_rows", ">= 0", p.num_draft_rows);
+    const Result rows = check_given({{"draft_logits", p.draft_logits, p.num_draft_rows > 0}});
+    if (!rows.ok()) return rows;
   }
-  const Result layout = check_layout(p, p.counts != nullptr, "counts must be null with offsets");
-  if (!layout.ok()) return layout;
-  if (p.batch > 0 &&
-      (p.target_logits == nullptr || p.tokens == nullptr || p.num_accepted == nullptr ||
-       p.rows == nullptr || p.logprobs == nullptr || p.status == nullptr)) {
-    return invalid(
-        "target_logits, tokens, num_accepted, rows, logprobs and status must not be null");
+  if (draft_logits_given) {
+    const Result draft = check_dtype("draft_dtype", p.draft_dtype);
+    if (!draft.ok()) return draft;
+    if (p.draft_vocab < 1 || p.draft_vocab > p.vocab)
+      return expected("draft_vocab", "[1, vocab]", p.draft_vocab);
   }
-  if (p.batch > 0 && p.depth > 0 && p.path == nullptr) {
-    return invalid("path must not be null when depth > 0");
+  if (p.offsets != nullptr) {
+    if (p.num_rows < 0) return expected("num_rows", ">= 0", p.num_rows);
+    if (lengths.pointer != nullptr)
+      return invalid("%s: expected null beside offsets, given a pointer", lengths.name);
   }
-  if (p.batch > 0 && p.nodes > 0 && (p.draft_tokens == nullptr || p.parents == nullptr)) {
-    return invalid("draft_tokens and parents must not be null when nodes > 0");
-  }
+  if (p.slots != nullptr && p.num_slots < 0) return expected("num_slots", ">= 0", p.num_slots);
+  const bool any = p.batch > 0;
+  const Result given = check_given({{"target_logits", p.target_logits, any},
+                                    {"tokens", p.tokens, any},
+                                    {"num_accepted", p.num_accepted, any},
+                                    {"logprobs", p.logprobs, any},
+                                    {"status", p.status, any}});
+  if (!given.ok()) return given;
   const Result cut = check(p.cut, p.batch);
   return cut.ok() ? check_draw(p.draw) : cut;
 }
 
+Result check(const VerifyTreeParams& p) {
+  if (p.nodes < 0 || p.nodes >= kDrawNodes) return expected("nodes", "[0, 2^14)", p.nodes);
+  if (p.depth < 0 || p.depth > p.nodes) return expected("depth", "[0, nodes]", p.depth);
+  const bool pool = p.draft_rows != nullptr && p.num_draft_rows > 0;
+  if (const Result both = check_both(p, {"counts", p.counts}, pool); !both.ok()) return both;
+  const bool any = p.batch > 0;
+  return check_given({{"rows", p.rows, any},
+                      {"path", p.path, any && p.depth > 0},
+                      {"draft_tokens", p.draft_tokens, any && p.nodes > 0},
+                      {"parents", p.parents, any && p.nodes > 0}});
+}
+
 Result check(const VerifyParams& p) {
-  if (p.batch < 0 || p.draft_len < 0) return invalid("batch and draft_len must be >= 0");
-  if (p.vocab < 1 || p.vocab >= kVocabLimit) return invalid("vocab must be in [1, 2^31)");
-  if (!known(p.target_dtype)) return invalid("target_dtype is not a DType");
-  if (p.rule != Rule::kToken && p.rule != Rule::kBlock) return invalid("rule is not a Rule");
-  if (p.draft_logits != nullptr) {
-    if (!known(p.draft_dtype)) return invalid("draft_dtype is not a DType");
-    if (p.draft_vocab < 1 || p.draft_vocab > p.vocab)
-      return invalid("draft_vocab must be in [1, vocab]");
-  }
-  if (p.draft_rows != nullptr) {
-    if (p.num_draft_rows < 0) return invalid("num_draft_rows must be >= 0");
-    if (p.num_draft_rows > 0 && p.draft_logits == nullptr)
-      return invalid("draft_logits must not be null when draft_rows are given");
-  }
-  const Result layout =
-      check_layout(p, p.draft_lengths != nullptr, "draft_lengths must be null with offsets");
-  if (!layout.ok()) return layout;
-  if (p.batch > 0 && (p.target_logits == nullptr || p.tokens == nullptr ||
-                      p.num_accepted == nullptr || p.logprobs == nullptr || p.status == nullptr)) {
-    return invalid("target_logits, tokens, num_accepted, logprobs and status must not be null");
-  }
-  if (p.batch > 0 && p.draft_len > 0 && p.draft_tokens == nullptr) {
-    return invalid("draft_tokens must not be null when draft_len > 0");
-  }
-  const Result cut = check(p.cut, p.batch);
-  if (!cut.ok()) return cut;
-  if ((reinterpret_cast<uintptr_t>(p.workspace) & 15) != 0) {
-    return invalid("workspace must be 16-byte aligned");
-  }
-  return check_draw(p.draw);
+  if (p.draft_len < 0) return expected("draft_len", ">= 0", p.draft_len);
+  if (p.rule != Rule::kToken && p.rule != Rule::kBlock)
+    return expected("rule", "token (0) or block (1)", static_cast<int>(p.rule));
+  const Result both = check_both(p, {"draft_lengths", p.draft_lengths}, p.draft_logits != nullptr);
+  if (!both.ok()) return both;
+  const Result draft =
+      check_given({{"draft_tokens", p.draft_tokens, p.batch > 0 && p.draft_len > 0}});
+  return draft.ok() ? check_aligned("workspace", p.workspace, 16) : draft;
 }
 
 }  // namespace
@@ -123,6 +107,7 @@ Result sample(const SampleParams& params, Stream stream) {
   const Result result = check(params);
   if (!result.ok() || params.batch == 0) return result;
   if (stream.device == Stream::Device::kCuda) return cuda::sample(params, stream);
+  if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   cpu::sample(params, stream.executor);
   return {};
 }
@@ -131,6 +116,7 @@ Result verify(const VerifyParams& params, Stream stream) {
   const Result result = check(params);
   if (!result.ok() || params.batch == 0) return result;
   if (stream.device == Stream::Device::kCuda) return cuda::verify(params, stream);
+  if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   cpu::verify(params, stream.executor);
   return {};
 }
@@ -139,12 +125,14 @@ Result verify_tree(const VerifyTreeParams& params, Stream stream) {
   const Result result = check(params);
   if (!result.ok() || params.batch == 0) return result;
   if (stream.device == Stream::Device::kCuda) return cuda::verify_tree(params, stream);
+  if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   cpu::verify_tree(params, stream.executor);
   return {};
 }
 
 Result clear_workspace(void* workspace, int64_t bytes, Stream stream) {
-  if (workspace == nullptr || bytes < 0) return invalid("workspace must not be null");
+  if (const Result given = check_given({{"workspace", workspace}}); !given.ok()) return given;
+  if (bytes < 0) return expected("bytes", ">= 0", bytes);
   return cuda::clear(workspace, bytes, stream);
 }
 

@@ -1,8 +1,9 @@
 // The thread-group concept and the scratch a group shares.
 //
 // A row algorithm is written once over a group of cooperating threads: one CPU thread, a CUDA
-// block, or test fibres. Only the reductions differ. Integers are the only things added up, so all
-// give the same bits.
+// block, a cluster of them. Only the reductions differ. Integers are the only things added up, so
+// all give the same bits. Loops over a row are POLYSPEC_ROLLED here: backends have faster ones for
+// the common rows, and unrolling these as well would only make kernels large.
 //
 // What a group has to offer:
 //   - rank(), size(): this thread and the number of threads
@@ -29,14 +30,6 @@
 #pragma once
 
 #include "core/numeric.hpp"
-
-// Before a loop that nvcc should leave as it is: backends have faster ones for the common rows, and
-// unrolling these as well only makes kernels large.
-#ifdef __CUDACC__
-#define POLYSPEC_ROLLED _Pragma("unroll 1")
-#else
-#define POLYSPEC_ROLLED
-#endif
 
 namespace polyspec::POLYSPEC_CORE {
 

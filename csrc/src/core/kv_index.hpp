@@ -189,16 +189,12 @@ POLYSPEC_HD void compact_lane(const CompactTreeParams& p, int64_t layer, int64_t
   const int32_t at = key ? lane : lane - lanes.key;
   for (int64_t j = 0; j < path.count; j += kAhead) {
     Lane moved[kAhead];
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+    POLYSPEC_UNROLL
     for (int i = 0; i < kAhead; ++i) {
       if (j + i < path.count)
         moved[i] = *lane_at<Lane>(base, first + path.nodes[j + i] * step, p.element_size, at);
     }
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
+    POLYSPEC_UNROLL
     for (int i = 0; i < kAhead; ++i) {
       if (j + i < path.count)
         *lane_at<Lane>(base, first + (j + i) * step, p.element_size, at) = moved[i];

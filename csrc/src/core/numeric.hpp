@@ -10,6 +10,11 @@
 #include "core/macros.hpp"
 #include "polyspec/types.hpp"
 
+// (The macros are GCC's and Clang's; -Ofast and -ffinite-math-only set them as well.)
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ > 0)
+#error "polyspec: not with -ffast-math or a part of it: distributions are exact by IEEE arithmetic"
+#endif
+
 namespace polyspec::POLYSPEC_CORE {
 
 template <class To, class From>

@@ -40,10 +40,13 @@ POLYSPEC_FN int32_t open_request(View* view, const int64_t* lengths, int64_t mos
   if (params.slots != nullptr && (view->slot < 0 || view->slot >= params.num_slots))
     return kStatusBadIndex;
   view->room = room_for(params.cut, view->slot);
-  return find_rows(params, lengths, most, request, extent) |
-         read_filter(params.sampling, view->slot, &view->filter) |
-         read_draws(params.draw, request, view->slot, places, &view->draws) |
-         (view->room < 0 ? kStatusBadParameter : 0);
+  const int32_t error = find_rows(params, lengths, most, request, extent) |
+                        read_filter(params.sampling, view->slot, &view->filter) |
+                        read_draws(params.draw, request, view->slot, places, &view->draws) |
+                        (view->room < 0 ? kStatusBadParameter : 0);
+  // The last token that may be emitted has a position too.
+  const bool fits = error != 0 || view->draws.position <= INT64_MAX - extent->length;
+  return fits ? error : kStatusBadParameter;
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

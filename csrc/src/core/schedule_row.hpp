@@ -137,7 +137,7 @@ POLYSPEC_FN void report_step(const ScheduleReportParams& p, int64_t row) {
   const int64_t of_tail = p.plan[kPlanOfTail * p.in.batch + row];
   const int64_t start = words[Shape::kTotal] - (draft ? 0 : count);
   const int64_t given = p.counts == nullptr ? count : p.counts[row];
-  const bool impossible = given < 0 || given > count;
+  const bool impossible = given < 0 || given > count || start < 0;
   int64_t accepted = draft ? 0 : given;
   int64_t most = impossible ? 0 : draft ? given : given + 1;
   if (most > p.width) most = p.width;

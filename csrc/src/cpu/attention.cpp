@@ -45,6 +45,8 @@ struct Scratch {
   alignas(64) float weights[kAttentionQueries][kLanes];  // in all
   float highest[kAttentionQueries];                      // score
 };
+constexpr int64_t kFrames = 8 << 10;  // of the functions that work on it
+static_assert(sizeof(Scratch) + kFrames <= kAttentionStack, "attention.hpp states what it takes");
 
 // Scores of M queries with the 16 keys of a tile.
 template <int M>
@@ -97,17 +99,17 @@ void over_queries(int64_t count, int64_t first, const Body& body) {
   }
 }
 
-// Makes weights of a query's scores with `count` keys of a block, filled up to whole tiles, and
-// has what was summed up before follow.
+// Makes weights of a query's scores with `count` keys of a block, of which it sees the first
+// `seen`, filled up to whole tiles, and has what was summed up before follow.
 template <class T>
-void weigh(Scratch& scratch, int64_t m, int64_t count, int64_t width, const T* mask) {
+void weigh(Scratch& scratch, int64_t m, int64_t count, int64_t seen, int64_t width, const T* mask) {
   float* const scores = scratch.scores[m];
   if (mask != nullptr) {
-    for (int64_t i = 0; i < count; ++i)
+    for (int64_t i = 0; i < seen; ++i)
       scores[i] = __builtin_fmaf(to_float(mask[i]), kLog2E, scores[i]);
   }
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
-  for (int64_t i = count; i < padded; ++i) scores[i] = -kInfinity;
+  for (int64_t i = seen; i < padded; ++i) scores[i] = -kInfinity;
   float high[kLanes];
   for (float& lane : high) lane = scratch.highest[m];
   for (int64_t i = 0; i < padded; i += kLanes) {
@@ -139,6 +141,16 @@ POLYSPEC_FN const T* row_of(const void* base, const int64_t (&stride)[3], int64_
   return static_cast<const T*>(base) + row * stride[0] + head * stride[1] + token * stride[2];
 }
 
+// How many keys a query sees, but for the mask.
+POLYSPEC_FN int64_t keys_seen(const AttentionParams& p, int64_t query) {
+  return p.causal ? p.length - p.tokens + query % p.tokens + 1 : p.length;
+}
+// The most that one of [first, last) does.
+POLYSPEC_FN int64_t longest_seen(const AttentionParams& p, int64_t first, int64_t last) {
+  const bool whole = first / p.tokens != (last - 1) / p.tokens;  // a head's last token among them
+  return whole ? p.length : keys_seen(p, last - 1);
+}
+
 template <class T>
 void run_queries(const AttentionParams& p, int64_t row, int64_t group, int64_t first,
                  int64_t last) {
@@ -156,12 +168,13 @@ void run_queries(const AttentionParams& p, int64_t row, int64_t group, int64_t f
   }
   std::fill(scratch.sums, scratch.sums + count * p.value_width, 0.0f);
 
-  for (int64_t begin = 0; begin < p.length; begin += kKeys) {
-    const int64_t keys = std::min(kKeys, p.length - begin);
+  const int64_t length = longest_seen(p, first, last);
+  for (int64_t begin = 0; begin < length; begin += kKeys) {
+    const int64_t keys = std::min(kKeys, length - begin);
     for (int64_t tile = 0; tile < keys; tile += kLanes) {
       const T* rows[kLanes];
       for (int64_t k = 0; k < kLanes; ++k) {
-        const int64_t key = std::min(begin + tile + k, p.length - 1);
+        const int64_t key = std::min(begin + tile + k, length - 1);
         rows[k] = row_of<T>(p.key, p.key_stride, row, group, key);
       }
       transpose(rows, p.width, scratch.keys);
@@ -174,7 +187,8 @@ void run_queries(const AttentionParams& p, int64_t row, int64_t group, int64_t f
       const T* mask = static_cast<const T*>(p.mask);
       if (mask != nullptr)
         mask += row * p.mask_stride[0] + (first + m) % p.tokens * p.mask_stride[1] + begin;
-      weigh(scratch, m, keys, p.value_width, mask);
+      const int64_t seen = std::clamp<int64_t>(keys_seen(p, first + m) - begin, 0, keys);
+      weigh(scratch, m, keys, seen, p.value_width, mask);
     }
     const T* const values = row_of<T>(p.value, p.value_stride, row, group, begin);
     over_queries<kAtOnce>(count, 0, [&](auto several, int64_t m) POLYSPEC_INLINE {
@@ -210,6 +224,7 @@ namespace polyspec::cpu {
 #define POLYSPEC_TABLE_baseline kAttentionBaseline
 #define POLYSPEC_TABLE_avx2 kAttentionAvx2
 #define POLYSPEC_TABLE_avx512 kAttentionAvx512
-const Attention POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {&POLYSPEC_CORE::run};
+const Attention POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {&POLYSPEC_CORE::run,
+                                                                POLYSPEC_STRING(POLYSPEC_ISA)};
 
 }  // namespace polyspec::cpu

@@ -2,7 +2,6 @@
 // over the caller's threads.
 #include "cpu/attention_dispatch.hpp"
 
-#include "cpu/attention_tables.hpp"
 #include "cpu/isa.hpp"
 #include "cpu/spread.hpp"
 
@@ -19,8 +18,13 @@ const Attention& choose() {
 
 }  // namespace
 
-void attention(const AttentionParams& params, const Executor& executor) {
+const Attention& attention() {
   static const Attention& chosen = choose();
+  return chosen;
+}
+
+void attention(const AttentionParams& params, const Executor& executor) {
+  const Attention& chosen = attention();
   const int64_t groups = params.groups, queries = params.heads / groups * params.tokens;
   const int64_t parts = (queries + kAttentionQueries - 1) / kAttentionQueries;
   spread(executor, params.batch * groups * parts, 1, [&](int64_t begin, int64_t end) {

@@ -1,9 +1,12 @@
 // Attention over a cache on the widest instruction set of this processor.
 #pragma once
 
-#include "polyspec/attention.hpp"
+#include "cpu/attention_tables.hpp"
 
 namespace polyspec::cpu {
+
+// The copy for the instruction set in use.
+const Attention& attention();
 
 void attention(const AttentionParams& params, const Executor& executor);
 

@@ -14,6 +14,7 @@ struct Attention {
   // i % tokens of the group's head i / tokens.
   void (*run)(const AttentionParams& params, int64_t row, int64_t group, int64_t first,
               int64_t last);
+  const char* isa;
 };
 
 extern const Attention kAttentionBaseline;

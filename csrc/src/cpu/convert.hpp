@@ -28,4 +28,29 @@ POLYSPEC_FN void convert(float value, float* to) { *to = value; }
 POLYSPEC_FN void convert(float value, BFloat16* to) { *to = to_bfloat16(value); }
 POLYSPEC_FN void convert(float value, Float16* to) { *to = to_float16(value); }
 
+// Every NaN becomes one and the same: its sign and payload depend on the processor.
+template <class T>
+POLYSPEC_FN void convert_output(float value, T* to) {
+  convert(value == value ? value : kNan, to);
+}
+// Without branches: loops of it become vectors.
+POLYSPEC_FN void convert_output(float value, BFloat16* to) {
+  const uint32_t bits = bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  to->bits = static_cast<uint16_t>(nan ? 0x7fc0u : rounded);
+}
+
+// The outputs of a tile, of which the first `count` are written.
+template <class T, int64_t kCount>
+POLYSPEC_FN void write_outputs(const float (&values)[kCount], int64_t count, T* to) {
+  T made[kCount];
+  for (int64_t i = 0; i < kCount; ++i) convert_output(values[i], made + i);
+  if (count == kCount) {
+    memcpy(to, made, sizeof(made));
+  } else {
+    memcpy(to, made, static_cast<size_t>(count) * sizeof(T));
+  }
+}
+
 }  // namespace polyspec::POLYSPEC_CORE

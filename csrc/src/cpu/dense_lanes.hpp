@@ -1,11 +1,11 @@
 // Sixteen outputs side by side: what one instruction set has for the loops of dense_product.cpp.
 //
-//   kMostTokens     how many tokens share a load of weights;
-//   tiles_at_once   the most whose sums with so many tokens fit the registers;
-//   Block<T>        the inputs of 16 outputs in a block, float or BFloat16;
-//   load_block      reads one;
-//   fused(w, x, s)  s plus the products of a block and 4 bytes of activations, the later input
-//   first.
+//   kMostTokens      how many tokens share a load of weights;
+//   tiles_at_once    the most whose sums with so many tokens fit the registers;
+//   kSteps<T>        a block's inputs are multiplied in so many steps, the later inputs first;
+//   step_weights<T>  those of 16 outputs in one step, which is a constant;
+//   step_word<T>     4 bytes of a token's activations in a block, for one step;
+//   add_step<T>      s plus the products of a step's weights and a word.
 #pragma once
 
 #include "cpu/dense_layout.hpp"
@@ -13,78 +13,75 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
-template <class T>
-struct Block;
-
-template <>
-struct Block<float> {
-  Sums weights;
-};
-POLYSPEC_FN void load_block(const uint8_t* from, Block<float>* block) {
-  block->weights = load(reinterpret_cast<const float*>(from));
-}
-POLYSPEC_FN Sums fused(const Block<float>& block, int32_t x, const Sums& sums) {
-  return fused(block.weights, bit_cast<float>(x), sums);
-}
-
 #if defined(__AVX512BF16__)
 
 // As many registers as sums, beside weights and activations.
 constexpr int kMostTokens = 14;
 constexpr int tiles_at_once(int tokens) { return 30 / (tokens + 1) < 4 ? 30 / (tokens + 1) : 4; }
+template <class T>
+constexpr int kSteps = 1;
 
-template <>
-struct Block<BFloat16> {
-  __m512bh weights;
-};
-POLYSPEC_FN void load_block(const uint8_t* from, Block<BFloat16>* block) {
-  block->weights = (__m512bh)_mm512_load_si512(from);
+template <class T>
+POLYSPEC_FN Sums step_weights(const uint8_t* from, int) {
+  return load(reinterpret_cast<const float*>(from));
 }
-// The instruction rounds each of its two multiply-adds, and takes what is below 2^-126 for zero.
-POLYSPEC_FN Sums fused(const Block<BFloat16>& block, int32_t x, Sums sums) {
-  return _mm512_dpbf16_ps(sums, block.weights, (__m512bh)_mm512_set1_epi32(x));
+template <class T>
+POLYSPEC_FN int32_t step_word(int32_t inputs, int) {
+  return inputs;
+}
+template <class T>
+POLYSPEC_FN Sums add_step(Sums weights, int32_t word, Sums sums) {
+  if constexpr (sizeof(T) == 4) return fused(weights, bit_cast<float>(word), sums);
+  // The instruction rounds each of its two multiply-adds, and takes what is below 2^-126 for zero.
+  return _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(word));
 }
 
 #else
-
-constexpr int kMostTokens = 4;
-constexpr int tiles_at_once(int) { return 1; }
-
-template <>
-struct Block<BFloat16> {
-  Sums even, odd;
-};
-POLYSPEC_FN float even_of(int32_t pair) {
-  return bit_cast<float>(static_cast<uint32_t>(pair) << 16);
-}
-POLYSPEC_FN float odd_of(int32_t pair) { return bit_cast<float>(pair & -65536); }
-POLYSPEC_FN Sums fused(const Block<BFloat16>& block, int32_t x, const Sums& sums) {
-  return fused(block.even, even_of(x), fused(block.odd, odd_of(x), sums));
-}
 
 #if defined(__AVX2__)
-POLYSPEC_FN __m256 even_of(__m256i pairs) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+constexpr int kMostTokens = 5;
+constexpr int tiles_at_once(int tokens) { return tokens < 4 ? 4 - tokens : 1; }
+#else
+constexpr int kMostTokens = 4;
+constexpr int tiles_at_once(int) { return 1; }
+#endif
+// One input each, as float32.
+template <class T>
+constexpr int kSteps = 4 / sizeof(T);
+
+// Of words that hold one input or, the earlier one in the low half, two.
+template <class T>
+POLYSPEC_FN int32_t step_word(int32_t inputs, int step) {
+  if constexpr (sizeof(T) == 4) return inputs;
+  return step == 0 ? inputs & -65536 : static_cast<int32_t>(static_cast<uint32_t>(inputs) << 16);
 }
-POLYSPEC_FN __m256 odd_of(__m256i pairs) {
-  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
+#if defined(__AVX2__)
+template <class T>
+POLYSPEC_FN __m256 half_weights(const uint8_t* from, int step) {
+  const __m256i inputs = _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
+  if constexpr (sizeof(T) == 4) return _mm256_castsi256_ps(inputs);
+  return _mm256_castsi256_ps(step == 0 ? _mm256_and_si256(inputs, _mm256_set1_epi32(-65536))
+                                       : _mm256_slli_epi32(inputs, 16));
 }
-POLYSPEC_FN void load_block(const uint8_t* from, Block<BFloat16>* block) {
-  const __m256i low = _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
-  const __m256i high = _mm256_load_si256(reinterpret_cast<const __m256i*>(from) + 1);
-  block->even = {even_of(low), even_of(high)};
-  block->odd = {odd_of(low), odd_of(high)};
+template <class T>
+POLYSPEC_FN Sums step_weights(const uint8_t* from, int step) {
+  return {half_weights<T>(from, step), half_weights<T>(from + kBlockBytes / 2, step)};
 }
 #else
-POLYSPEC_FN void load_block(const uint8_t* from, Block<BFloat16>* block) {
-  int32_t pairs[kLanes];
-  memcpy(pairs, from, sizeof(pairs));
-  for (int64_t i = 0; i < kLanes; ++i) {
-    block->even.lanes[i] = even_of(pairs[i]);
-    block->odd.lanes[i] = odd_of(pairs[i]);
-  }
+template <class T>
+POLYSPEC_FN Sums step_weights(const uint8_t* from, int step) {
+  int32_t inputs[kLanes];
+  memcpy(inputs, from, sizeof(inputs));
+  Sums made;
+  for (int64_t i = 0; i < kLanes; ++i)
+    made.lanes[i] = bit_cast<float>(step_word<T>(inputs[i], step));
+  return made;
 }
 #endif
+template <class T>
+POLYSPEC_FN Sums add_step(const Sums& weights, int32_t word, const Sums& sums) {
+  return fused(weights, bit_cast<float>(word), sums);
+}
 
 #endif
 

@@ -26,9 +26,9 @@ struct DenseLayout {
 constexpr int64_t kDenseTokens = 128;
 
 // The workspace of a pass of m tokens: for each part of them (tiles.hpp) its activations [blocks,
-// tokens of the part], 4 bytes each.
+// steps, tokens of the part], 4 bytes each; at most one step for each input (dense_lanes.hpp).
 inline int64_t dense_workspace(const DenseLayout& layout, int64_t tokens) {
-  return layout.blocks * 4 * (tokens < kDenseTokens ? tokens : kDenseTokens);
+  return layout.blocks * layout.block_inputs * 4 * (tokens < kDenseTokens ? tokens : kDenseTokens);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -22,26 +22,29 @@ void prepare_part(const DenseProductParams& params, int64_t token, int64_t count
   constexpr int64_t kInputs = 4 / sizeof(T);
   const int64_t inputs = params.shape.inputs, stride = params.x_stride;
   const T* x = static_cast<const T*>(params.x) + token * stride;
+  const auto words = [&](int64_t k, auto bytes) POLYSPEC_INLINE {
+    for (int64_t m = 0; m < count; ++m) {
+      int32_t word = 0;
+      memcpy(&word, x + m * stride + k, bytes);
+      for (int step = 0; step < kSteps<T>; ++step) to[step * count + m] = step_word<T>(word, step);
+    }
+    to += kSteps<T> * count;
+  };
   int64_t k = 0;
-  for (; k + kInputs <= inputs; k += kInputs, to += count) {
-    for (int64_t m = 0; m < count; ++m) memcpy(to + m, x + m * stride + k, sizeof(*to));
-  }
-  if (k == inputs) return;
-  for (int64_t m = 0; m < count; ++m) {
-    to[m] = 0;
-    memcpy(to + m, x + m * stride + k, sizeof(T));
-  }
+  for (; k + kInputs <= inputs; k += kInputs) words(k, std::integral_constant<size_t, 4>());
+  if (k < inputs) words(k, std::integral_constant<size_t, sizeof(T)>());
 }
 
 void prepare(const DenseProductParams& params, int64_t first, int64_t tokens, int64_t part) {
   const int64_t parts = parts_of(tokens, kMostTokens);
   const int64_t begin = part_begin(tokens, parts, part);
   const int64_t count = part_begin(tokens, parts, part + 1) - begin;
-  int32_t* to = static_cast<int32_t*>(params.workspace) + begin * DenseLayout(params.shape).blocks;
+  int32_t* to = static_cast<int32_t*>(params.workspace);
+  const int64_t words = begin * DenseLayout(params.shape).blocks;  // of one step
   if (params.shape.dtype == DType::kFloat32)
-    prepare_part<float>(params, first + begin, count, to);
+    prepare_part<float>(params, first + begin, count, to + kSteps<float> * words);
   else
-    prepare_part<BFloat16>(params, first + begin, count, to);
+    prepare_part<BFloat16>(params, first + begin, count, to + kSteps<BFloat16> * words);
 }
 
 template <class T>
@@ -56,23 +59,29 @@ struct Pass {
   template <int M, int N>
   void run(int64_t token, int64_t tile) const {
     const uint8_t* from = static_cast<const uint8_t*>(params.packed) + tile * layout.tile_bytes;
-    const int32_t* x = static_cast<const int32_t*>(params.workspace) + token * layout.blocks;
+    const int32_t* x =
+        static_cast<const int32_t*>(params.workspace) + kSteps<T> * token * layout.blocks;
     Sums sums[N][M];
     unrolled<N>([&](auto n) POLYSPEC_INLINE {
       unrolled<M>([&](auto m) POLYSPEC_INLINE { sums[n][m] = no_sums(); });
     });
     for (int64_t block = 0; block < layout.blocks; ++block) {
-      Block<T> blocks[N];
       unrolled<N>([&](auto n) POLYSPEC_INLINE {
         prefetch(from + n * layout.tile_bytes, N * layout.tile_bytes);
-        load_block(from + n * layout.tile_bytes, &blocks[n]);
       });
-      unrolled<M>([&](auto m) POLYSPEC_INLINE {
-        unrolled<N>([&](auto n)
-                        POLYSPEC_INLINE { sums[n][m] = fused(blocks[n], x[m], sums[n][m]); });
+      unrolled<kSteps<T>>([&](auto step) POLYSPEC_INLINE {
+        Sums weights[N];
+        unrolled<N>([&](auto n) POLYSPEC_INLINE {
+          weights[n] = step_weights<T>(from + n * layout.tile_bytes, step);
+        });
+        unrolled<M>([&](auto m) POLYSPEC_INLINE {
+          unrolled<N>([&](auto n) POLYSPEC_INLINE {
+            sums[n][m] = add_step<T>(weights[n], x[m], sums[n][m]);
+          });
+        });
+        x += M;
       });
       from += kBlockBytes;
-      x += M;
     }
     for (int n = 0; n < N; ++n) {
       for (int m = 0; m < M; ++m) write(sums[n][m], first + token + m, tile + n);
@@ -83,18 +92,16 @@ struct Pass {
     const int64_t begin = tile * kDenseOutputs, rest = params.shape.outputs - begin;
     const int64_t count = rest < kDenseOutputs ? rest : kDenseOutputs;
     float values[kDenseOutputs];
-    T made[kDenseOutputs];
     store(values, sums);
     if (params.bias != nullptr) {
       const T* bias = static_cast<const T*>(params.bias) + begin;
-      for (int64_t i = 0; i < count; ++i) values[i] += to_float(bias[i]);
+      if (count == kDenseOutputs) {
+        for (int64_t i = 0; i < kDenseOutputs; ++i) values[i] += to_float(bias[i]);
+      } else {
+        for (int64_t i = 0; i < count; ++i) values[i] += to_float(bias[i]);
+      }
     }
-    for (int64_t i = 0; i < kDenseOutputs; ++i) {
-      // One NaN for all: its sign and payload depend on the processor.
-      convert(values[i] == values[i] ? values[i] : kNan, made + i);
-    }
-    memcpy(static_cast<T*>(params.y) + token * params.y_stride + begin, made,
-           static_cast<size_t>(count) * sizeof(T));
+    write_outputs(values, count, static_cast<T*>(params.y) + token * params.y_stride + begin);
   }
 };
 

@@ -58,8 +58,8 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t ti
 struct Dots {
   __m256i low, high;
 };
-constexpr int kMostTokens = 4;
-constexpr int tiles_at_once(int tokens) { return 4 / tokens; }
+constexpr int kMostTokens = 6;
+constexpr int tiles_at_once(int tokens) { return tokens < 5 ? 4 / tokens : 1; }
 
 POLYSPEC_FN Dots dots_from(int32_t value) {
   return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)};
@@ -73,29 +73,30 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* blocks, int64_t ti
                            const int8_t* x) {
   const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
   __m256i low[N][M], high[N][M];
-  unrolled<N>([&](auto n) POLYSPEC_INLINE {
-    unrolled<M>([&](auto m) POLYSPEC_INLINE { low[n][m] = high[n][m] = _mm256_setzero_si256(); });
-  });
-  // Unrolled, GCC would add up products first, and have no registers for so many.
-#pragma GCC unroll 1
-  for (int64_t block = 0; block < kChunkBlocks; ++block, blocks += kBlockBytes, x += kBlockInputs) {
+  unrolled<kChunkBlocks>([&](auto block) POLYSPEC_INLINE {
     unrolled<N>([&](auto n) POLYSPEC_INLINE {
-      const uint8_t* from = blocks + n * tile_bytes;
+      const uint8_t* from = blocks + n * tile_bytes + block * kBlockBytes;
       prefetch(from, N * tile_bytes);
       unrolled<2>([&](auto i) POLYSPEC_INLINE {
-        const auto half = [&](int64_t at) {
+        const auto half = [&](int64_t at) POLYSPEC_INLINE {
           const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(from + at));
           return _mm256_and_si256(i == 0 ? both : _mm256_srli_epi16(both, 4), mask);
         };
         const __m256i first = half(0), second = half(kBlockBytes / 2);
         unrolled<M>([&](auto m) POLYSPEC_INLINE {
-          const __m256i four = _mm256_set1_epi32(four_of(x + m * kChunkInputs, i));
-          low[n][m] = _mm256_add_epi16(low[n][m], _mm256_maddubs_epi16(first, four));
-          high[n][m] = _mm256_add_epi16(high[n][m], _mm256_maddubs_epi16(second, four));
+          const __m256i four = _mm256_set1_epi32(four_of(x + m * kChunkInputs, 2 * block + i));
+          const auto add = [&](__m256i& sum, __m256i weights) POLYSPEC_INLINE {
+            const __m256i products = _mm256_maddubs_epi16(weights, four);
+            sum = block + i == 0 ? products : _mm256_add_epi16(sum, products);
+            // Else GCC would add up products first, and have no registers for so many.
+            asm("" : "+x"(sum));
+          };
+          add(low[n][m], first);
+          add(high[n][m], second);
         });
       });
     });
-  }
+  });
   unrolled<N>([&](auto n) POLYSPEC_INLINE {
     unrolled<M>([&](auto m) POLYSPEC_INLINE {
       Dots& sum = dots[n][m];

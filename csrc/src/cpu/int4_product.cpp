@@ -83,19 +83,10 @@ template <class T>
 POLYSPEC_FN void write(const Int4ProductParams& params, const Sums& total, int64_t token,
                        int64_t tile) {
   float values[kInt4Outputs];
-  T made[kInt4Outputs];
   store(values, total);
-  for (int64_t i = 0; i < kInt4Outputs; ++i) {
-    // One NaN for all: its sign and payload depend on the processor.
-    convert(values[i] == values[i] ? values[i] : kNan, made + i);
-  }
   const int64_t begin = tile * kInt4Outputs, rest = params.shape.outputs - begin;
-  T* y = static_cast<T*>(params.y) + token * params.y_stride + begin;
-  if (rest >= kInt4Outputs) {
-    memcpy(y, made, sizeof(made));
-  } else {
-    memcpy(y, made, static_cast<size_t>(rest) * sizeof(T));
-  }
+  write_outputs(values, rest < kInt4Outputs ? rest : kInt4Outputs,
+                static_cast<T*>(params.y) + token * params.y_stride + begin);
 }
 
 POLYSPEC_FN void write(const Int4ProductParams& params, const Sums& total, int64_t token,

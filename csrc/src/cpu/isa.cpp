@@ -1,40 +1,94 @@
 #include "cpu/isa.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
+
+#ifdef POLYSPEC_X86
+#include <cpuid.h>
+#endif
 
 namespace polyspec::cpu {
 namespace {
 
-Isa of_processor() {
-#ifdef POLYSPEC_X86
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl");
-  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-  if (vnni && __builtin_cpu_supports("avx512bf16")) return Isa::kAvx512Bf16;
-  if (vnni) return Isa::kAvx512Vnni;
-  if (avx512) return Isa::kAvx512;
-  if (avx2) return Isa::kAvx2;
-#endif
-  return Isa::kBaseline;
-}
+// What the environment says, read once.
+struct Setting {
+  std::string given;
+  Isa isa = Isa::kAvx512Bf16;
+  bool known;
 
-Isa asked_for() {
-  const char* wanted = std::getenv("POLYSPEC_CPU_ISA");
-  if (wanted == nullptr || std::strcmp(wanted, "avx512bf16") == 0) return Isa::kAvx512Bf16;
-  if (std::strcmp(wanted, "baseline") == 0) return Isa::kBaseline;
-  if (std::strcmp(wanted, "avx512vnni") == 0) return Isa::kAvx512Vnni;
-  return std::strcmp(wanted, "avx512") == 0 ? Isa::kAvx512 : Isa::kAvx2;
+  Setting() {
+    const char* const name = std::getenv("POLYSPEC_CPU_ISA");
+    if (name != nullptr) given = name;
+    known = parse_isa(name, &isa);
+  }
+};
+
+const Setting& setting() {
+  static const Setting read;
+  return read;
 }
 
 }  // namespace
 
+Extensions extensions() {
+  Extensions there{};
+#ifdef POLYSPEC_X86
+  there.avx2 = __builtin_cpu_supports("avx2");
+  there.fma = __builtin_cpu_supports("fma");
+  // Not every compiler knows this one by name. That the system saves its registers, avx2 says.
+  unsigned int eax, ebx, ecx, edx;
+  there.f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  there.avx512f = __builtin_cpu_supports("avx512f");
+  there.avx512dq = __builtin_cpu_supports("avx512dq");
+  there.avx512bw = __builtin_cpu_supports("avx512bw");
+  there.avx512vl = __builtin_cpu_supports("avx512vl");
+  there.avx512vnni = __builtin_cpu_supports("avx512vnni");
+  there.avx512bf16 = __builtin_cpu_supports("avx512bf16");
+#endif
+  return there;
+}
+
+Isa widest(const Extensions& there) {
+  const bool avx2 = there.avx2 && there.fma && there.f16c;
+  const bool avx512 = avx2 && there.avx512f && there.avx512dq && there.avx512bw && there.avx512vl;
+  const bool vnni = avx512 && there.avx512vnni;
+  if (vnni && there.avx512bf16) return Isa::kAvx512Bf16;
+  if (vnni) return Isa::kAvx512Vnni;
+  if (avx512) return Isa::kAvx512;
+  return avx2 ? Isa::kAvx2 : Isa::kBaseline;
+}
+
+bool parse_isa(const char* name, Isa* isa) {
+  static const struct {
+    const char* name;
+    Isa isa;
+  } kNames[] = {
+      {"", Isa::kAvx512Bf16},   {"baseline", Isa::kBaseline},     {"avx2", Isa::kAvx2},
+      {"avx512", Isa::kAvx512}, {"avx512vnni", Isa::kAvx512Vnni}, {"avx512bf16", Isa::kAvx512Bf16}};
+  for (const auto& entry : kNames) {
+    if (std::strcmp(name == nullptr ? "" : name, entry.name) != 0) continue;
+    *isa = entry.isa;
+    return true;
+  }
+  return false;
+}
+
 Isa isa_in_use() {
-  static const Isa chosen = std::min(of_processor(), asked_for());
+  static const Isa chosen = std::min(widest(extensions()), setting().isa);
   return chosen;
+}
+
+Result check_isa() {
+  if (setting().known) return {};
+  Result out{Result::Code::kInvalidArgument};
+  std::snprintf(out.message, sizeof out.message,
+                "POLYSPEC_CPU_ISA: expected baseline, avx2, avx512, avx512vnni, avx512bf16 or "
+                "nothing, given '%.40s'",
+                setting().given.c_str());
+  return out;
 }
 
 }  // namespace polyspec::cpu

@@ -1,12 +1,34 @@
 // Instruction sets for which parts of the CPU backend are compiled, in ascending order.
 #pragma once
 
+#include "polyspec/status.hpp"
+
 namespace polyspec::cpu {
 
 enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16 };
 
-// The widest that this processor has, or a lower one that POLYSPEC_CPU_ISA asks for (baseline,
-// avx2, avx512, avx512vnni or avx512bf16): the tests compare the copies with it.
+// Extensions that the copies are compiled for, all of them or what one processor has.
+struct Extensions {
+  bool avx2, fma, f16c;
+  bool avx512f, avx512dq, avx512bw, avx512vl;
+  bool avx512vnni, avx512bf16;
+};
+
+// Of the processor that runs.
+Extensions extensions();
+
+// The widest instruction set all of whose extensions are there.
+Isa widest(const Extensions& there);
+
+// Reads a name of POLYSPEC_CPU_ISA (baseline, avx2, avx512, avx512vnni or avx512bf16); nullptr and
+// "" are the widest. Whether it is one.
+bool parse_isa(const char* name, Isa* isa);
+
+// The widest that this processor has, or a lower one that POLYSPEC_CPU_ISA asks for when first
+// called: the tests compare the copies with it.
 Isa isa_in_use();
+
+// kInvalidArgument where POLYSPEC_CPU_ISA is none of the names. The operators refuse then.
+Result check_isa();
 
 }  // namespace polyspec::cpu

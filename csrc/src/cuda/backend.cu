@@ -80,7 +80,7 @@ Result verify(const VerifyParams& params, const Stream& stream) {
     case DType::kFloat16:
       return result_of(launch_verify<core::Float16>(params, stream));
   }
-  return {Result::Code::kInvalidArgument, "target_dtype is not a DType"};
+  return {Result::Code::kInvalidArgument, "target_dtype: expected a DType, given another number"};
 }
 
 bool available() {

@@ -6,7 +6,7 @@
 // its value into its slot in the shared memory of each of the others, and all read their own copy.
 // One cluster barrier per reduction; the slots are double-buffered as those of a CTA are. Scratch
 // is that of CTA 0. Histograms are counted in each CTA's own shared memory and merged afterwards,
-// since atomics on another CTA's would all queue at one multiprocessor. A CTest runs it on fibres.
+// since atomics on another CTA's would all queue at one multiprocessor.
 #pragma once
 
 #include "cuda/cta_group.cuh"

@@ -1,18 +1,13 @@
 // The thread group of the CUDA backend: one CTA, whose teams are warps.
 //
 // All that is CUDA about the row algorithms is in this file: shuffles, barriers and shared memory.
-// A CTest runs it on fibres that stand in for them. Reductions go warp first, then over one slot
-// per warp. The slots are double-buffered, which saves the barrier after reading: a slot is written
-// again two reductions later, and the barrier of the one in between has passed every reader.
+// Reductions go warp first, then over one slot per warp. The slots are double-buffered, which saves
+// the barrier after reading: a slot is written again two reductions later, and the barrier of the
+// one in between has passed every reader.
 #pragma once
 
 #include "core/group.hpp"
-
-#ifdef __CUDACC__
-#define POLYSPEC_UNROLL _Pragma("unroll")
-#else
-#define POLYSPEC_UNROLL
-#endif
+#include "cuda/runtime.cuh"
 
 namespace polyspec::POLYSPEC_CORE {
 

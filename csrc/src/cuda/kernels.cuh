@@ -16,6 +16,7 @@
 #include "cuda/last_block.cuh"
 #include "cuda/launch_shape.hpp"
 #include "cuda/row_reader.cuh"
+#include "cuda/runtime.cuh"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #include "cuda/cluster_group.cuh"
@@ -36,17 +37,12 @@ using Group = core::CtaGroup<kThreads>;
 
 namespace polyspec::cuda {
 
-// Threads of a CTA. More warps hide more of a row's latency; these are the most that leave each
-// thread the registers it wants (at most 65536 / threads), so that nothing spills.
-constexpr int kSampleThreads = 512;
-constexpr int kVerifyThreads = 384;
-
 // Waits for the kernel before this one in the stream, whose end a launch with the attribute
 // cudaLaunchAttributeProgrammaticStreamSerialization does not wait for. Nothing of global memory
 // may be touched before. Returns at once in other launches.
 __device__ __forceinline__ void wait_for_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
 #endif
 }
 
@@ -71,7 +67,7 @@ __device__ __forceinline__ void run_request(AnyGroup& group, const VerifyTreePar
 template <class T, int kThreads, class Params>
 __global__ void __launch_bounds__(kThreads, 1)
     request_kernel(const __grid_constant__ Params params) {
-  __shared__ Shared<kThreads> shared;
+  POLYSPEC_SHARED(Shared<kThreads>, shared);
   wait_for_previous_kernel();
   Group<kThreads> group(shared);
   group.sync();  // the other CTAs of a cluster have begun: their shared memory is there
@@ -88,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const __grid_constant__ VerifyParams params) {
   static_assert(kTicketBytes + kMostRecords * sizeof(core::RowRecord) <= kVerifyWorkspaceBytes,
                 "the workspace has room for the records");
-  __shared__ Shared<kThreads> shared;
+  POLYSPEC_SHARED(Shared<kThreads>, shared);
   wait_for_previous_kernel();
   Group<kThreads> group(shared);
   group.sync();

@@ -5,13 +5,12 @@
 // These kernels move a few kilobytes and are bound by latency: CTAs are small, so that even one row
 // of one layer spreads over several multiprocessors, and a thread moves as many bytes at once as
 // the addresses allow.
-#include <cuda_runtime.h>
-
 #include "core/kv_index.hpp"
 #include "core/kv_lanes.hpp"
 #include "core/kv_pages.hpp"
 #include "cuda/cta_group.cuh"
 #include "cuda/kv_cache.hpp"
+#include "cuda/runtime.cuh"
 
 namespace polyspec::cuda {
 namespace {
@@ -63,7 +62,7 @@ __global__ void __launch_bounds__(kLaneThreads)
 template <bool kReserve>
 __global__ void __launch_bounds__(kPageThreads)
     pages_kernel(const __grid_constant__ PagesParams p) {
-  __shared__ core::CtaShared<kPageThreads> shared;
+  POLYSPEC_SHARED(core::CtaShared<kPageThreads>, shared);
   core::CtaGroup<kPageThreads> group(shared);
   core::move_pages<kReserve>(group, p);
 }
@@ -77,16 +76,14 @@ dim3 grid_of(int64_t threads, int64_t y, int64_t z) {
               clamped(z, kMaxYZ));
 }
 
-// The error is this launch's own and is not left behind for the next caller of cudaGetLastError.
 template <class... Params, class... Args>
 Result launch(void (*kernel)(Params...), dim3 grid, int threads, cudaStream_t stream,
               const Args&... args) {
-  void* pointers[] = {const_cast<void*>(static_cast<const void*>(&args))...};
-  const cudaError_t error = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid,
-                                             dim3(threads), pointers, 0, stream);
-  if (error == cudaSuccess) return {};
-  cudaGetLastError();
-  return {Result::Code::kCudaError, cudaGetErrorString(error)};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  return result_of(launch_kernel(kernel, config, args...));
 }
 
 template <class Lane>

@@ -1,12 +1,13 @@
 // One row per group, and the group that comes last verifies the block (known_rows.hpp).
 //
 // The groups of a request count themselves with an atomic ticket. Whoever draws the last one knows
-// that all rows are recorded, puts the ticket back to zero for the next call, and walks the block.
-// Nobody waits for anybody, so the groups need not run at the same time, and nothing has to be
-// cleared between calls. A CTest runs it on fibres.
+// that all rows are recorded and walks the block; the same addition puts the ticket back to zero
+// for the next call. Nobody waits for anybody, so the groups need not run at the same time, and
+// nothing has to be cleared between calls.
 #pragma once
 
 #include "core/known_rows.hpp"
+#include "cuda/runtime.cuh"
 
 namespace polyspec::POLYSPEC_CORE {
 
@@ -20,9 +21,8 @@ __device__ __forceinline__ void verify_row(Group& group, const VerifyParams& par
   uint64_t last = 0;
   if (group.rank() == 0) {
     __threadfence();  // the record is seen by whoever sees the ticket taken
-    const unsigned earlier = atomicAdd(ticket, 1u);
-    last = earlier == static_cast<unsigned>(params.draft_len) ? 1 : 0;
-    if (last != 0) *ticket = 0;
+    const unsigned others = static_cast<unsigned>(params.draft_len);
+    last = atomicInc(ticket, others) == others ? 1 : 0;  // which follows `others` with 0
     __threadfence();  // and what others recorded is seen after their tickets
   }
   if (group.sum(last) == 0) return;

@@ -6,6 +6,7 @@
 #include "cuda/kernels.cuh"
 #include "cuda/launch.hpp"
 #include "cuda/launch_shape.hpp"
+#include "cuda/runtime.cuh"
 
 namespace polyspec::cuda {
 
@@ -21,14 +22,7 @@ DeviceShape current_device();
 extern std::atomic<int> forced_ctas;
 extern std::atomic<int> forced_rows_at_once;
 
-inline Result result_of(cudaError_t error) {
-  if (error == cudaSuccess) return {};
-  return {Result::Code::kCudaError, cudaGetErrorString(error)};
-}
-
-// Launches a kernel over groups of `ctas` CTAs, clusters when there are several. The error, if
-// there is one, is this launch's own and is not left behind for the next caller of
-// cudaGetLastError.
+// Launches a kernel over groups of `ctas` CTAs, clusters when there are several.
 template <class Params>
 cudaError_t launch_over(void (*kernel)(Params), int64_t groups, int ctas, int threads,
                         const Params& params, const Stream& stream) {
@@ -50,11 +44,7 @@ cudaError_t launch_over(void (*kernel)(Params), int64_t groups, int ctas, int th
     attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
     ++config.numAttrs;
   }
-  void* arguments[] = {const_cast<Params*>(&params)};
-  const cudaError_t error =
-      cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
-  if (error != cudaSuccess) cudaGetLastError();
-  return error;
+  return launch_kernel(kernel, config, params);
 }
 
 // Launches with as many CTAs per group as fit the device. Where a cluster cannot be had (a slice of

@@ -1,11 +1,29 @@
-// How many CTAs a request gets. Host arithmetic without CUDA, so that a CTest reaches it.
+// How many threads a CTA has, and how many CTAs a request gets. Host arithmetic without CUDA, so
+// that a CTest reaches it.
 #pragma once
 
 #include <cstdint>
 
+// Results do not depend on these: a build may set others, as the tests on a CPU do.
+#ifndef POLYSPEC_SAMPLE_THREADS
+#define POLYSPEC_SAMPLE_THREADS 512
+#endif
+#ifndef POLYSPEC_VERIFY_THREADS
+#define POLYSPEC_VERIFY_THREADS 384
+#endif
+#ifndef POLYSPEC_CLUSTER_CTAS
+#define POLYSPEC_CLUSTER_CTAS 8
+#endif
+
 namespace polyspec::cuda {
 
-constexpr int kMaxClusterCtas = 8;  // the largest cluster that every device with clusters runs
+// Threads of a CTA. More warps hide more of a row's latency; these are the most that leave each
+// thread the registers it wants (at most 65536 / threads), so that nothing spills.
+constexpr int kSampleThreads = POLYSPEC_SAMPLE_THREADS;
+constexpr int kVerifyThreads = POLYSPEC_VERIFY_THREADS;
+
+// The largest cluster that every device with clusters runs.
+constexpr int kMaxClusterCtas = POLYSPEC_CLUSTER_CTAS;
 // Below this many tokens per CTA a barrier more costs as much as the tokens do.
 constexpr int64_t kLeastTokens = 4096;
 

@@ -1,9 +1,8 @@
 // State rows on CUDA: one thread per row. A row is a few dozen integers, so these kernels are as
 // long as a launch, whatever the batch; what they save is a host synchronisation.
-#include <cuda_runtime.h>
-
 #include "core/schedule_row.hpp"
 #include "cuda/round_state.hpp"
+#include "cuda/runtime.cuh"
 
 namespace polyspec::cuda {
 namespace {
@@ -31,14 +30,13 @@ __global__ void __launch_bounds__(kThreads)
 template <class Params>
 Result launch(void (*kernel)(Params), const Params& params, CUstream_st* stream) {
   const int64_t blocks = (params.in.batch + kThreads - 1) / kThreads;
-  if (blocks > 0x7fffffff) return {Result::Code::kInvalidArgument, "batch is too large"};
-  void* pointers[] = {const_cast<Params*>(&params)};
-  const cudaError_t error =
-      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)),
-                       dim3(kThreads), pointers, 0, stream);
-  if (error == cudaSuccess) return {};
-  cudaGetLastError();
-  return {Result::Code::kCudaError, cudaGetErrorString(error)};
+  if (blocks > 0x7fffffff)
+    return {Result::Code::kInvalidArgument, "batch: expected fewer rows than 2^36, given more"};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  return result_of(launch_kernel(kernel, config, params));
 }
 
 }  // namespace

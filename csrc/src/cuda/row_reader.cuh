@@ -6,18 +6,12 @@
 // vectors, and a tail. All passes over a row go tile by tile, a warp per tile: each multiprocessor
 // reads the same part of it in every pass, and a CTA alone finds some of it in its own cache (a
 // cluster's barriers empty that cache, so its second pass comes from L2). Nothing is added up but
-// integers, so the order does not show. A CTest runs these loops on fibres.
+// integers, so the order does not show.
 #pragma once
 
 #include <type_traits>
 
 #include "core/verify_parts.hpp"
-
-#ifdef __CUDACC__
-#define POLYSPEC_UNROLL_ALL _Pragma("unroll")
-#else
-#define POLYSPEC_UNROLL_ALL
-#endif
 
 namespace polyspec::POLYSPEC_CORE {
 
@@ -74,16 +68,16 @@ POLYSPEC_FN void visit(const Row<T>& row, int64_t begin, int64_t end, int worker
   POLYSPEC_ROLLED
   for (int v = worker; v < split.vectors; v += kAhead * workers) {
     Words words[kAhead] = {};
-    POLYSPEC_UNROLL_ALL
+    POLYSPEC_UNROLL
     for (int u = 0; u < kAhead; ++u) {
       if (v + u * workers < split.vectors)
         words[u] = load_vector(data + split.vector_at(v + u * workers));
     }
-    POLYSPEC_UNROLL_ALL
+    POLYSPEC_UNROLL
     for (int u = 0; u < kAhead; ++u) {
       if (v + u * workers >= split.vectors) break;
       const int64_t at = begin + split.vector_at(v + u * workers);
-      POLYSPEC_UNROLL_ALL
+      POLYSPEC_UNROLL
       for (int j = 0; j < kWidth; ++j) f(at + j, element<T>(words[u], j));
     }
   }
@@ -168,7 +162,7 @@ template <class T>
 POLYSPEC_FN Words load_words(const T* from, bool aligned) {
   if (aligned) return load_vector(from);
   Words words = {};
-  POLYSPEC_UNROLL_ALL
+  POLYSPEC_UNROLL
   for (int j = 0; j < static_cast<int>(16 / sizeof(T)); ++j) {
     if constexpr (sizeof(T) == 4) words.word[j] = bit_cast<uint32_t>(from[j]);
     if constexpr (sizeof(T) == 2)
@@ -194,7 +188,7 @@ POLYSPEC_FN uint64_t both_masses(const ResidualWeight<T>& weight, int64_t begin,
   for (int v = worker; v < split.vectors; v += workers) {
     const Words p_words = load_words(p + split.vector_at(v), true);
     const Words q_words = load_words(q + split.vector_at(v), aligned);
-    POLYSPEC_UNROLL_ALL
+    POLYSPEC_UNROLL
     for (int j = 0; j < kWidth; ++j)
       sum += weight.of(weight.p.of(element<T>(p_words, j)), weight.q.of(element<T>(q_words, j)));
   }

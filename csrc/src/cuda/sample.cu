@@ -21,7 +21,7 @@ Result sample(const SampleParams& params, const Stream& stream) {
     case DType::kFloat16:
       return launch_sample<core::Float16>(params, stream);
   }
-  return {Result::Code::kInvalidArgument, "dtype is not a DType"};
+  return {Result::Code::kInvalidArgument, "dtype: expected a DType, given another number"};
 }
 
 }  // namespace polyspec::cuda

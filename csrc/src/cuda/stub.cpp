@@ -1,4 +1,5 @@
 // Stands in for the CUDA backend in a build without it.
+#include "cuda/capture.hpp"
 #include "cuda/kv_cache.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/round_state.hpp"
@@ -25,5 +26,6 @@ bool available() { return false; }
 void force_shape(int, int) {}
 Result clear(void*, int64_t, const Stream&) { return unsupported(); }
 bool is_capturing(const Stream&) { return false; }
+Result when_graph_goes(const Stream&, void (*)(void*), void*) { return unsupported(); }
 
 }  // namespace polyspec::cuda

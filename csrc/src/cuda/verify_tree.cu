@@ -21,7 +21,7 @@ Result verify_tree(const VerifyTreeParams& params, const Stream& stream) {
     case DType::kFloat16:
       return launch_tree<core::Float16>(params, stream);
   }
-  return {Result::Code::kInvalidArgument, "target_dtype is not a DType"};
+  return {Result::Code::kInvalidArgument, "target_dtype: expected a DType, given another number"};
 }
 
 }  // namespace polyspec::cuda

@@ -7,6 +7,20 @@
 
 namespace polyspec {
 namespace policy {
+namespace {
+
+const char* const kCounts = "0 to 2147483647";
+
+[[noreturn]] void refuse(const char* name, const std::string& expected, const std::string& got) {
+  throw std::invalid_argument(std::string(name) + ": expected " + expected + ", given " + got);
+}
+
+void check_row(int64_t row) {
+  if (row >= 0 && row < kPolicyRows) return;
+  refuse("row", "0 to " + std::to_string(kPolicyRows - 1), std::to_string(row));
+}
+
+}  // namespace
 
 AdaptivePolicy::AdaptivePolicy(PolicyOptions options)
     : options_(std::move(options)),
@@ -33,34 +47,46 @@ void AdaptivePolicy::observe(const RoundReport& report) {
   }
 }
 
-void AdaptivePolicy::next(const RoundReport& report, int64_t* windows) {
-  if (report.request < 0) {
-    throw std::invalid_argument("request: expected >= 0, got " + std::to_string(report.request));
+void AdaptivePolicy::check(const RoundReport& report) const {
+  check_row(report.row);
+  if (report.num_tokens < 0 || report.num_tokens > kPolicyCount) {
+    refuse("num_tokens", kCounts, std::to_string(report.num_tokens));
   }
   for (int64_t i = 0; i < report.num_steps; ++i) {
     const StepReport& step = report.steps[i];
     if (step.level < 1 || step.level > levels()) {
-      throw std::invalid_argument("steps: expected levels 1 to " + std::to_string(levels()) +
-                                  ", got " + std::to_string(step.level));
+      refuse("steps", "levels 1 to " + std::to_string(levels()), std::to_string(step.level));
     }
-    if (step.accepted < 0 || step.accepted > step.tokens || step.batch < 1) {
-      throw std::invalid_argument("steps: expected 0 <= accepted <= tokens and batch >= 1, got " +
-                                  std::to_string(step.accepted) + ", " +
-                                  std::to_string(step.tokens) + ", " + std::to_string(step.batch));
+    if (step.accepted < 0 || step.accepted > step.tokens || step.tokens > kPolicyCount ||
+        step.batch < 1 || step.batch > kPolicyCount) {
+      refuse("steps",
+             "0 <= accepted <= tokens and 1 <= batch, at most " + std::to_string(kPolicyCount),
+             std::to_string(step.accepted) + ", " + std::to_string(step.tokens) + ", " +
+                 std::to_string(step.batch));
     }
   }
-  Row& row = at_row(rows_, report.request);
+}
+
+void AdaptivePolicy::forget_row(int64_t row) {
+  check_row(row);
+  // What a policy holds of the row itself is made anew when its next text begins.
+  if (static_cast<size_t>(row) < rows_.size()) rows_[static_cast<size_t>(row)] = Row{};
+}
+
+void AdaptivePolicy::next(const RoundReport& report, int64_t* windows) {
+  check(report);
+  Row& row = at_row(rows_, report.row);
   observe(report);
   if (report.begins || row.windows.empty()) {
     row = Row{latest_, options_.windows, 0, 1};
-    begin(report.request, report);
+    begin(report.row, report);
   } else {
     double seconds = 0;
     for (int64_t i = 0; i < report.num_steps; ++i) {
       seconds += report.steps[i].seconds;
       row.batch = report.steps[i].batch;
     }
-    learn(report.request, report);
+    learn(report.row, report);
     const double alone = times_.at(1, row.batch).seconds(0);
     if (options_.guard && seconds > 0 && alone > 0) {
       row.guard.update(row.windows[0] > 0, seconds / alone - static_cast<double>(report.num_tokens),
@@ -76,7 +102,7 @@ void AdaptivePolicy::next(const RoundReport& report, int64_t* windows) {
   if (options_.guard && (look || row.guard.plain())) {
     plain(windows);
   } else {
-    choose(report.request, row.batch, options_.guard && row.guard.trial(), windows);
+    choose(report.row, row.batch, options_.guard && row.guard.trial(), windows);
     if (windows[0] == 0 && options_.guard) {
       row.guard.decline();
       latest_ = row.guard;
@@ -89,9 +115,7 @@ void AdaptivePolicy::next(const RoundReport& report, int64_t* windows) {
 
 namespace {
 
-[[noreturn]] void refuse(const char* name, const std::string& expected, const std::string& got) {
-  throw std::invalid_argument(std::string(name) + ": expected " + expected + ", got " + got);
-}
+using policy::refuse;
 
 template <class T>
 void require(bool good, const char* name, const char* expected, T got) {
@@ -117,7 +141,8 @@ void check(const PolicyOptions& o) {
   require(o.discount >= 0 && o.discount < 1, "discount", "[0, 1)", o.discount);
   require(o.exploration >= 0 && o.exploration <= 1, "exploration", "[0, 1]", o.exploration);
   require(o.guard_loss > 0, "guard_loss", "> 0", o.guard_loss);
-  require(o.guard_hold >= 1, "guard_hold", ">= 1", o.guard_hold);
+  require(o.guard_hold >= 1 && o.guard_hold <= kPolicyCount, "guard_hold", "1 to 2147483647",
+          o.guard_hold);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ class AdaptivePolicy : public WindowPolicy {
  public:
   explicit AdaptivePolicy(PolicyOptions options);
   void next(const RoundReport& report, int64_t* windows) final;
+  void forget_row(int64_t row) final;
   void reset() final;
   int32_t levels() const final { return count() + 1; }
 
@@ -43,6 +44,7 @@ class AdaptivePolicy : public WindowPolicy {
     int64_t rounds = 0;
     int64_t batch = 1;
   };
+  void check(const RoundReport& report) const;
   void observe(const RoundReport& report);
   void plain(int64_t* windows) const;
 

@@ -51,11 +51,10 @@ struct Shared {
     all.decay(forgetting);
     all.add(tokens, won);
     for (Counts& one : at) one.decay(forgetting);
-    for (int64_t j = 0; j < std::min(tokens, won + 1); ++j) {
-      Counts& one = at[std::min(static_cast<size_t>(j), kPositions - 1)];
-      one.reached += 1;
-      one.accepted += j < won ? 1 : 0;
-    }
+    const int64_t reached = std::min(tokens, won + 1), last = kPositions - 1;
+    for (int64_t j = 0; j < std::min(reached, last); ++j)
+      at[static_cast<size_t>(j)].add(1, j < won);
+    if (reached > last) at.back().add(reached - last, won - last);
   }
 };
 

@@ -189,6 +189,22 @@ void test_by_hand() {
   toy.check(0, polyspec::kEndedRoom, 40, -1, -1);
 }
 
+// The last token's position is the largest there is; beyond it the request's position is wrong.
+void test_last_position() {
+  Toy toy;
+  toy.p.draw.position.value = INT64_MAX - 2;
+  toy.check(3, 0, INT64_MAX, 2, INT64_MAX);
+  for (const int64_t position : {INT64_MAX - 1, INT64_MAX}) {
+    toy.p.draw.position.value = position;
+    Outputs out(toy.p);
+    CHECK(polyspec::verify(out.into(toy.p, true)).ok());
+    CHECK_EQ(int32_t{polyspec::kStatusBadParameter}, out.status[0]);
+    CHECK_EQ(int64_t{-1}, *at(out.tokens, 0));
+    CHECK_EQ(position, out.cached[0]);
+    CHECK_EQ(int64_t{-1}, out.where[0]);
+  }
+}
+
 // Only the outputs that are asked for are written, and a wrong argument is named.
 void test_arguments() {
   Toy toy;
@@ -213,6 +229,7 @@ void test_arguments() {
 
 int main() {
   test_by_hand();
+  test_last_position();
   test_random();
   test_arguments();
   return 0;

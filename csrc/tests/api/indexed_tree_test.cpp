@@ -3,7 +3,7 @@
 // a status of its request and reads nothing.
 #include "polyspec/verify_tree.hpp"
 #include "support/check.hpp"
-#include "support/random_indexed_tree.hpp"
+#include "support/random_indexed.hpp"
 
 namespace {
 

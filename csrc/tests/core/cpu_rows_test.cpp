@@ -8,12 +8,16 @@
 #include <cstring>
 #include <thread>
 
+#include "core/sample_request.hpp"
+#include "core/verify_request.hpp"
 #include "cpu/serial_group.hpp"
-#include "cuda_on_cpu/fibre/compare.hpp"
+#include "support/check.hpp"
+#include "support/random_verify.hpp"
 
 namespace {
 
 using namespace polyspec::core_plain;
+using polyspec::DType;
 using polyspec::Executor;
 using polyspec::Stream;
 
@@ -22,6 +26,17 @@ class OneThread : public SerialGroup {
  public:
   using SerialGroup::SerialGroup;
 };
+
+void request(OneThread& group, const polyspec::SampleParams& params, int64_t b) {
+  if (params.dtype == DType::kFloat32) sample_request<float>(group, params, b);
+  if (params.dtype == DType::kBFloat16) sample_request<BFloat16>(group, params, b);
+  if (params.dtype == DType::kFloat16) sample_request<Float16>(group, params, b);
+}
+void request(OneThread& group, const polyspec::VerifyParams& params, int64_t b) {
+  if (params.target_dtype == DType::kFloat32) verify_request<float>(group, params, b);
+  if (params.target_dtype == DType::kBFloat16) verify_request<BFloat16>(group, params, b);
+  if (params.target_dtype == DType::kFloat16) verify_request<Float16>(group, params, b);
+}
 
 void run_backwards(void* calls, int64_t n, Executor::Body body, void* context) {
   ++*static_cast<int64_t*>(calls);

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "core/row.hpp"
@@ -269,6 +270,73 @@ void test_refusals() {
   CHECK(!polyspec::dense_product(bad).ok());
 }
 
+void test_sizes() {
+  // 2^62 weights of 4 bytes.
+  const DenseShape huge{2147483647, 2147483647, DType::kFloat32};
+  CHECK_EQ(int64_t{-1}, polyspec::dense_packed_bytes(huge));
+  CHECK_EQ(int64_t{-1}, polyspec::dense_workspace_bytes(huge, 1));
+  const DenseShape most{2147483647, 1 << 20, DType::kFloat32};
+  CHECK_EQ((int64_t{1} << 31) * (1 << 20) * 4 + 64, polyspec::dense_packed_bytes(most));
+}
+
+std::string refused(const DenseProductParams& params) {
+  const polyspec::Result result = polyspec::dense_product(params);
+  CHECK(result.code == polyspec::Result::Code::kInvalidArgument);
+  return result.message;
+}
+
+// Strides that were forgotten, and memory that would be read behind its being written.
+void test_overlap() {
+  const Case<float> call(16, 32, 3, 6);
+  const Aligned workspace = aligned(polyspec::dense_workspace_bytes(call.shape, 3));
+  std::vector<float> y;
+  const DenseProductParams good = call.params(0, 3, true, &y, workspace);
+  CHECK(polyspec::dense_product(good).ok());
+  for (const int64_t stride : {int64_t{0}, int64_t{31}, int64_t{-40}, INT64_MAX}) {
+    DenseProductParams bad = good;
+    bad.x_stride = stride;
+    CHECK(refused(bad).find("x_stride: expected at least inputs") == 0);
+    polyspec::DensePackParams pack{call.shape, call.weights.data(), stride, workspace.get()};
+    CHECK(!polyspec::dense_pack(pack).ok());
+  }
+  for (const int64_t stride : {int64_t{0}, int64_t{15}, INT64_MIN}) {
+    DenseProductParams bad = good;
+    bad.y_stride = stride;
+    CHECK(refused(bad).find("y_stride: expected at least outputs") == 0);
+  }
+  DenseProductParams one = good;  // a single row has no use for strides
+  one.tokens = 1;
+  one.x_stride = one.y_stride = 0;
+  CHECK(polyspec::dense_product(one).ok());
+  float* const packed = static_cast<float*>(const_cast<void*>(good.packed));
+  float* const x = static_cast<float*>(const_cast<void*>(good.x));
+  float* const scratch = static_cast<float*>(good.workspace);
+  for (float* const out : {packed, packed + 16 * 32 - 1, packed - 1, x, x - 15, scratch}) {
+    DenseProductParams bad = good;
+    bad.y = out;
+    CHECK(refused(bad).find("y: expected memory apart from all else") == 0);
+  }
+  DenseProductParams bad = good;
+  bad.tokens = 1;
+  bad.y = const_cast<void*>(good.bias);
+  CHECK(refused(bad).find("y: expected memory apart from all else, given some of bias") == 0);
+  bad = good;
+  bad.workspace = packed;
+  CHECK(refused(bad).find("workspace: expected memory apart") == 0);
+
+  // Columns of one matrix: x in the first 32, y in the 16 behind them.
+  std::vector<float> beside(3 * 48, 1.0f);
+  DenseProductParams columns = good;
+  columns.x = beside.data();
+  columns.y = beside.data() + 32;
+  columns.x_stride = columns.y_stride = 48;
+  CHECK(polyspec::dense_product(columns).ok());
+  columns.y = beside.data() + 31;
+  CHECK(refused(columns).find("y: expected memory apart") == 0);
+  columns.y = beside.data() + 33;  // its rows end in the next of x
+  CHECK(refused(columns).find("y: expected memory apart") == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -281,5 +349,7 @@ int main() {
   test_threads<float>();
   test_threads<BFloat16>();
   test_refusals();
+  test_sizes();
+  test_overlap();
   return 0;
 }

@@ -1,7 +1,7 @@
 // The 4-bit product of every instruction set that this processor has, against the dequantised
 // product in float64 and the bound of int4.hpp, byte-equal whatever the instruction set, the number
 // of rows and the threads; the largest sums; rows that are not finite; packing and unpacking;
-// refusals.
+// rounding; refusals.
 #if defined(__x86_64__) && !defined(POLYSPEC_X86)
 #define POLYSPEC_X86 1  // cpu/int4_tables.hpp then declares the copies
 #endif
@@ -239,9 +239,34 @@ void test_unpack() {
   std::vector<uint8_t> values(call.values.size());
   std::vector<float> scales(call.scales.size()), zeros(call.zeros.size());
   CHECK(polyspec::int4_unpack(
-            {call.shape, values.data(), scales.data(), zeros.data(), call.packed.get()})
+            {call.shape, call.packed.get(), values.data(), scales.data(), zeros.data()})
             .ok());
   CHECK(values == call.values && scales == call.scales && zeros == call.zeros);
+}
+
+void test_round() {
+  // Sixteen even steps are met exactly, by the range of all weights.
+  const Int4Shape shape{3, 64, 32, DType::kFloat32};
+  std::vector<float> weights;
+  for (int i = 0; i < 3 * 70; ++i) weights.push_back(static_cast<float>(i % 16) - 4.0f);
+  std::vector<uint8_t> values(3 * 64);
+  std::vector<float> scales(3 * 2), zeros(3 * 2);
+  const auto round = [&](const Int4Shape& of) {
+    return polyspec::int4_round({of, DType::kFloat32, weights.data(), 70, nullptr, values.data(),
+                                 scales.data(), zeros.data()});
+  };
+  CHECK(round(shape).ok());
+  for (size_t row = 0; row < 3; ++row) {
+    for (size_t k = 0; k < 64; ++k) {
+      const size_t at = row * 2 + k / 32;
+      const float found =
+          (static_cast<float>(values[row * 64 + k]) - 8.0f) * scales[at] + zeros[at];
+      CHECK_EQ(weights[row * 70 + k], found);
+    }
+  }
+  CHECK(!round({3, 64, 48, DType::kFloat32}).ok());
+  weights[75] = std::numeric_limits<float>::infinity();
+  CHECK(!round(shape).ok());
 }
 
 void test_refusals() {
@@ -261,6 +286,43 @@ void test_refusals() {
   CHECK(!pack(call.packed.get()).ok());
 }
 
+// Strides that were forgotten, and memory that would be read behind its being written.
+void test_overlap() {
+  const Case call(16, 64, 32, DType::kFloat32, 3, 6);
+  const Aligned workspace = aligned(polyspec::int4_workspace_bytes(call.shape, 3));
+  std::vector<float> y(3 * 16);
+  Int4ProductParams good;
+  good.shape = call.shape;
+  good.tokens = 3;
+  good.x = call.x.data();
+  good.x_stride = 64;
+  good.packed = call.packed.get();
+  good.y = y.data();
+  good.y_stride = 16;
+  good.workspace = workspace.get();
+  CHECK(polyspec::int4_product(good).ok());
+  const auto refused = [](const Int4ProductParams& params, const char* why) {
+    const polyspec::Result result = polyspec::int4_product(params);
+    CHECK(result.code == polyspec::Result::Code::kInvalidArgument);
+    CHECK(std::strstr(result.message, why) != nullptr);
+  };
+  Int4ProductParams bad = good;
+  bad.x_stride = 0;
+  refused(bad, "x_stride: expected at least inputs");
+  bad = good;
+  bad.y_stride = 15;
+  refused(bad, "y_stride: expected at least outputs");
+  for (void* const out :
+       {static_cast<void*>(call.packed.get()), const_cast<void*>(good.x), good.workspace}) {
+    bad = good;
+    bad.y = out;
+    refused(bad, "y: expected memory apart from all else");
+  }
+  bad = good;
+  bad.workspace = call.packed.get();
+  refused(bad, "workspace: expected memory apart");
+}
+
 }  // namespace
 
 int main() {
@@ -272,6 +334,8 @@ int main() {
 #endif
   test_threads();
   test_unpack();
+  test_round();
   test_refusals();
+  test_overlap();
   return 0;
 }

@@ -5,17 +5,19 @@
   1  // cpu/rows.hpp then declares the copies; without this the test would pass by skipping
 #endif
 
+#include "cpu/isa.hpp"
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include "cpu/rows.hpp"
 #include "support/check.hpp"
-#include "support/random_tree.hpp"
 #include "support/random_verify.hpp"
 
 namespace {
 
+using polyspec::cpu::Isa;
 using polyspec::cpu::Rows;
 
 void run(const Rows& rows, const polyspec::SampleParams& params) {
@@ -26,6 +28,26 @@ void run(const Rows& rows, const polyspec::VerifyParams& params) {
 }
 void run(const Rows& rows, const polyspec::VerifyTreeParams& params) {
   for (int64_t b = 0; b < params.batch; ++b) rows.tree_request(params, b, nullptr);
+}
+
+// An instruction set is taken only with every extension that its copies are compiled for.
+void test_choice() {
+  using polyspec::cpu::Extensions;
+  const Extensions all{true, true, true, true, true, true, true, true, true};
+  const auto without = [&](bool Extensions::* extension) {
+    Extensions some = all;
+    some.*extension = false;
+    return polyspec::cpu::widest(some);
+  };
+  CHECK(polyspec::cpu::widest(all) == Isa::kAvx512Bf16);
+  CHECK(polyspec::cpu::widest({}) == Isa::kBaseline);
+  CHECK(without(&Extensions::avx512bf16) == Isa::kAvx512Vnni);
+  CHECK(without(&Extensions::avx512vnni) == Isa::kAvx512);
+  for (const auto extension :
+       {&Extensions::avx512f, &Extensions::avx512dq, &Extensions::avx512bw, &Extensions::avx512vl})
+    CHECK(without(extension) == Isa::kAvx2);
+  for (const auto extension : {&Extensions::avx2, &Extensions::fma, &Extensions::f16c})
+    CHECK(without(extension) == Isa::kBaseline);
 }
 
 template <class Case>
@@ -45,13 +67,11 @@ int main(int argc, char** argv) {
   const uint64_t count = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 300;
   std::vector<const Rows*> others;
   CHECK_EQ(std::string("baseline"), polyspec::cpu::kRowsBaseline.isa);
+  test_choice();
 #ifdef POLYSPEC_X86
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl");
-  if (avx2) others.push_back(&polyspec::cpu::kRowsAvx2);
-  if (avx512) others.push_back(&polyspec::cpu::kRowsAvx512);
+  const Isa there = polyspec::cpu::widest(polyspec::cpu::extensions());
+  if (there >= Isa::kAvx2) others.push_back(&polyspec::cpu::kRowsAvx2);
+  if (there >= Isa::kAvx512) others.push_back(&polyspec::cpu::kRowsAvx512);
 #endif
   if (others.empty()) {
     std::printf("this processor runs the baseline only: nothing to compare\n");

@@ -69,9 +69,74 @@ static void test_rounds(void) {
   polyspec_policy_destroy(policy);
 }
 
+/* A row is a place in a batch, not the number of a request: memory is kept up to the largest. */
+static void test_rows(void) {
+  int64_t windows[1] = {-1};
+  polyspec_policy* policy = NULL;
+  polyspec_policy_options given = options(POLYSPEC_POLICY_FSM);
+  polyspec_round_report report = polyspec_round_report_default();
+  CHECK(polyspec_policy_create(&given, &policy) == POLYSPEC_OK);
+  report.begins = 1;
+  report.row = (int64_t)1 << 32;
+  CHECK(polyspec_policy_next(policy, &report, windows, 1) == POLYSPEC_INVALID_ARGUMENT);
+  CHECK(strstr(polyspec_last_error(), "row: expected 0 to 65535, given 4294967296") != NULL);
+  CHECK(polyspec_policy_forget_row(policy, report.row) == POLYSPEC_INVALID_ARGUMENT);
+  CHECK(polyspec_policy_forget_row(policy, -1) == POLYSPEC_INVALID_ARGUMENT);
+  CHECK(polyspec_policy_forget_row(NULL, 0) == POLYSPEC_INVALID_ARGUMENT);
+  CHECK(polyspec_policy_forget_row(policy, 65535) == POLYSPEC_OK); /* never told of */
+  polyspec_policy_destroy(policy);
+
+  /* The windows that other rows are given stand; what the row did is not learned from. */
+  const polyspec_step_report whole = {1, 0, 4, 4, 4, 1, 0.0};
+  const int64_t expected[2][2] = {{5, 6}, {5, 5}};
+  for (int forgets = 0; forgets < 2; ++forgets) {
+    CHECK(polyspec_policy_create(&given, &policy) == POLYSPEC_OK);
+    report = polyspec_round_report_default();
+    report.row = 3;
+    CHECK(polyspec_policy_next(policy, &report, windows, 1) == POLYSPEC_OK);
+    report.steps = &whole;
+    report.num_steps = 1;
+    for (int round = 0; round < 2; ++round) {
+      if (round == 1 && forgets) CHECK(polyspec_policy_forget_row(policy, 3) == POLYSPEC_OK);
+      CHECK(polyspec_policy_next(policy, &report, windows, 1) == POLYSPEC_OK);
+      CHECK(windows[0] == expected[forgets][round]);
+    }
+    polyspec_policy_destroy(policy);
+  }
+}
+
+/* Counts that a sum could not hold. */
+static void test_counts(void) {
+  int64_t windows[1] = {-1};
+  int32_t kind;
+  for (kind = POLYSPEC_POLICY_FIXED; kind <= POLYSPEC_POLICY_JOINT; ++kind) {
+    polyspec_policy* policy = NULL;
+    polyspec_policy_options given = options(kind);
+    polyspec_round_report report = polyspec_round_report_default();
+    polyspec_step_report step = {1, 0, INT64_MAX, INT64_MAX, 4, 1, 0.0};
+    CHECK(polyspec_policy_create(&given, &policy) == POLYSPEC_OK);
+    CHECK(polyspec_policy_next(policy, &report, windows, 1) == POLYSPEC_OK);
+    report.steps = &step;
+    report.num_steps = 1;
+    CHECK(polyspec_policy_next(policy, &report, windows, 1) == POLYSPEC_INVALID_ARGUMENT);
+    CHECK(strstr(polyspec_last_error(), "accepted <= tokens") != NULL);
+    step.tokens = step.accepted = 2147483647;
+    CHECK(polyspec_policy_next(policy, &report, windows, 1) == POLYSPEC_OK);
+    report.num_tokens = INT64_MAX;
+    report.tokens = kWindows;
+    CHECK(polyspec_policy_next(policy, &report, windows, 1) == POLYSPEC_INVALID_ARGUMENT);
+    polyspec_policy_destroy(policy);
+    given.guard_hold = INT64_MAX;
+    CHECK(polyspec_policy_create(&given, &policy) == POLYSPEC_INVALID_ARGUMENT);
+    CHECK(strstr(polyspec_last_error(), "guard_hold: expected 1 to 2147483647") != NULL);
+  }
+}
+
 int main(void) {
   test_arguments();
   test_rounds();
+  test_rows();
+  test_counts();
   printf("c_api_policy_test: all passed\n");
   return 0;
 }

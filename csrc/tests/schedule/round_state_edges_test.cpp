@@ -293,16 +293,16 @@ void test_arguments() {
     refuse_next(said, [&](auto* p) { spoil(&p->in); });
     refuse_report(said, [&](auto* p) { spoil(&p->in); });
   };
-  refuse_all("levels must", [](auto* p) { p->shape.levels = 1; });
-  refuse_all("levels must", [](auto* p) { p->shape.levels = 1 << 16; });
+  refuse_all("levels: expected [2, 2^16), given", [](auto* p) { p->shape.levels = 1; });
+  refuse_all("levels: expected [2, 2^16), given", [](auto* p) { p->shape.levels = 1 << 16; });
   refuse_all("capacity", [](auto* p) { p->shape.capacity = -1; });
   refuse_all("steps", [](auto* p) { p->shape.steps = -1; });
   refuse_all("batch", [](auto* p) { p->batch = -1; });
   refuse_all("state", [](auto* p) { p->state = nullptr; });
   refuse_due("due", [](auto* p) { p->due = nullptr; });
   for (const int32_t level : {0, 4}) {
-    refuse_next("level must", [level](auto* p) { p->level = level; });
-    refuse_report("level must", [level](auto* p) { p->level = level; });
+    refuse_next("level: expected [1, levels], given", [level](auto* p) { p->level = level; });
+    refuse_report("level: expected [1, levels], given", [level](auto* p) { p->level = level; });
   }
   refuse_next("width", [](auto* p) { p->width = 0; });
   refuse_next("input_ids", [](auto* p) { p->input_ids = nullptr; });

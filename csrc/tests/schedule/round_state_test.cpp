@@ -27,6 +27,7 @@ constexpr int64_t kVocab = 7, kNumEos = 2;
 struct Seen {
   int64_t target_rounds = 0, drafts = 0, verifications = 0, idle = 0, too_wide = 0;
   int64_t wandered = 0, short_drafts = 0, ended = 0, notes = 0, failed = 0, tails = 0;
+  int64_t late_tails = 0;
 } seen;
 
 // One row, by absolute positions. Level i is at index i - 1.
@@ -53,7 +54,8 @@ struct Row {
   std::vector<int64_t> windows, rounds;
   int64_t room, tail = 0;  // pending for the target
   std::vector<int64_t> text, cached, draw_rounds, pending, blocks, closed, eos;
-  std::vector<Entry> log;  // of this round of the target
+  std::vector<int64_t> lags;  // unread where the round of the target began
+  std::vector<Entry> log;     // of this round of the target
   bool stopped = false;
 };
 
@@ -130,7 +132,11 @@ class Batch {
     clear_logs();
     const int64_t steps = steps_of(1) + 1 + (n_ > 2);
     std::vector<int64_t> sizes;
-    for (const Row& row : rows_) sizes.push_back(row.scheduler.committed());
+    for (Row& row : rows_) {
+      sizes.push_back(row.scheduler.committed());
+      row.lags.clear();
+      for (const int64_t cached : row.cached) row.lags.push_back(row.size() - cached);
+    }
     gather(1);
     if (n_ > 2) step(n_);
     step(1);
@@ -179,12 +185,24 @@ class Batch {
     plan.count = unread;
     plan.first = unread - waiting - 1;
     CHECK(plan.first >= 0);
+    if (!moving_) check_unread(row, level, count, unread);
     plan.length = count;
     plan.of_tail = row.scheduler.next().of_tail;
     CHECK_EQ(level == n_ ? plan.of_tail > 0 ? count : 0 : level == 1 ? row.tail : 0, plan.of_tail);
     plan.position = row.size() - waiting;
     std::copy(row.text.begin() + row.cached[own], row.text.end(), plan.input_ids.begin());
     return plan;
+  }
+
+  // What a driver of a fixed order counts on (round_state.hpp).
+  void check_unread(const Row& row, int32_t level, int64_t count, int64_t unread) const {
+    const size_t own = static_cast<size_t>(level - 1);
+    int64_t most = std::max<int64_t>(row.lags[own], level) + (level == n_ ? 0 : count);
+    if (level == n_ && row.scheduler.next().of_tail > 0 && n_ > 3) {
+      seen.late_tails += unread > most;
+      most += row.pending[0];
+    }
+    CHECK(unread <= most);
   }
 
   void step(int32_t level) {
@@ -363,16 +381,16 @@ int main() {
   std::printf(
       "%lld rounds of the target, %lld steps apart, %lld drafts, %lld verifications, %lld times "
       "idle, %lld "
-      "too wide, %lld short, %lld ended, %lld notes, %lld errors, %lld tails\n",
+      "too wide, %lld short, %lld ended, %lld notes, %lld errors, %lld tails, %lld late\n",
       static_cast<long long>(seen.target_rounds), static_cast<long long>(seen.wandered),
       static_cast<long long>(seen.drafts), static_cast<long long>(seen.verifications),
       static_cast<long long>(seen.idle), static_cast<long long>(seen.too_wide),
       static_cast<long long>(seen.short_drafts), static_cast<long long>(seen.ended),
       static_cast<long long>(seen.notes), static_cast<long long>(seen.failed),
-      static_cast<long long>(seen.tails));
+      static_cast<long long>(seen.tails), static_cast<long long>(seen.late_tails));
   for (const int64_t times :
        {seen.wandered, seen.drafts, seen.verifications, seen.idle, seen.too_wide, seen.short_drafts,
-        seen.ended, seen.notes, seen.failed, seen.tails}) {
+        seen.ended, seen.notes, seen.failed, seen.tails, seen.late_tails}) {
     CHECK(times >= 100);
   }
   return 0;

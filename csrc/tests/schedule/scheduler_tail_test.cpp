@@ -141,6 +141,23 @@ void test_four_levels() {
   expect_verify(s, 1, 6);
 }
 
+// Level 2 decodes alone, and what the drafter drafts are tails.
+void test_a_level_that_decodes_alone() {
+  Scheduler s({5, 0, 3});
+  s.set_tail(2);
+  s.start(1000);
+  for (int round = 0; round < 2; ++round) {
+    for (int block = 0; block < 5; ++block) {
+      expect_verify(s, 2, 0);
+      s.report(2, 1);
+    }
+    expect_tail(s, 2);
+    s.report(4, 2);
+    expect_verify(s, 1, 7);
+    s.report(1, round == 0 ? 8 : 3);
+  }
+}
+
 void test_misuse() {
   Scheduler s({4, 2});
   CHECK_THROWS(std::invalid_argument, s.set_tail(-1));
@@ -158,6 +175,7 @@ int main() {
   test_eos();
   test_windows();
   test_four_levels();
+  test_a_level_that_decodes_alone();
   test_misuse();
   return 0;
 }

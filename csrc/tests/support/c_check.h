@@ -1,10 +1,12 @@
-/* Assertion of the C tests: names the place and the library's last error, and ends with status 1.
+/* Assertions of the C tests: they name the place and the library's last error, and end with
+ * status 1.
  */
 #ifndef POLYSPEC_TESTS_C_CHECK_H_
 #define POLYSPEC_TESTS_C_CHECK_H_
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "polyspec/polyspec.h"
 
@@ -15,6 +17,24 @@
               #condition, polyspec_last_error());                                        \
       exit(1);                                                                           \
     }                                                                                    \
+  } while (0)
+
+#define CHECK_CODE(expected, call)                                                            \
+  do {                                                                                        \
+    const polyspec_code got_ = (call);                                                        \
+    if (got_ != (expected)) {                                                                 \
+      fprintf(stderr, "%s:%d: %s\n  expected: %s\n  got:      %s (%s)\n", __FILE__, __LINE__, \
+              #call, polyspec_code_string(expected), polyspec_code_string(got_),              \
+              polyspec_last_error());                                                         \
+      exit(1);                                                                                \
+    }                                                                                         \
+  } while (0)
+
+/* The call is refused, and says why. */
+#define CHECK_REFUSED(said, call)                       \
+  do {                                                  \
+    CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, call);        \
+    CHECK(strstr(polyspec_last_error(), said) != NULL); \
   } while (0)
 
 #endif /* POLYSPEC_TESTS_C_CHECK_H_ */

@@ -59,8 +59,10 @@ class Block {
   // Room for n values, 16-byte aligned, with 16 bytes of poison behind. Returns the offset.
   template <class T>
   size_t reserve(size_t n) {
+    const size_t size = n * sizeof(T);
+    if (with_guards) return reserve_before_guard(size);
     const size_t at = (bytes.size() + 15) / 16 * 16;
-    bytes.resize(at + n * sizeof(T) + 16, kPoison);
+    bytes.resize(at + size + 16, kPoison);
     return at;
   }
   template <class T>
@@ -71,6 +73,19 @@ class Block {
   }
   static constexpr unsigned char kPoison = 0xa5;
   std::vector<unsigned char> bytes;
+
+  // From then on arrays are aligned as their values only, and end where a page of the block ends; a
+  // test may keep anybody from touching the page behind: `guards` are their offsets.
+  static inline bool with_guards = false;
+  static constexpr size_t kPage = 4096;
+  std::vector<size_t> guards;
+
+ private:
+  size_t reserve_before_guard(size_t size) {
+    guards.push_back(bytes.size() + (size + kPage - 1) / kPage * kPage);
+    bytes.resize(guards.back() + kPage, kPoison);
+    return guards.back() - size;
+  }
 };
 
 inline uint16_t bfloat16_bits(float value) {
@@ -206,12 +221,21 @@ inline int64_t random_vocab(Random& random) {
   return random.chance(0.8) ? random.one_of(kSizes) : 1 + random.below(5000);
 }
 
+// The sizes of a call: all of them random where the vocabulary is 0.
+struct Extent {
+  Extent(int64_t vocab = 0, int64_t batch = 1, int64_t drafted = 0)
+      : vocab(vocab), batch(batch), drafted(drafted) {}
+  bool random() const { return vocab == 0; }
+  int64_t vocab, batch;
+  int64_t drafted;  // tokens of a block, nodes of a tree; 0: a few
+};
+
 // A call of polyspec::sample.
 class SampleCase {
  public:
-  explicit SampleCase(uint64_t seed, int64_t forced_vocab = 0) : random_(seed) {
-    vocab = forced_vocab > 0 ? forced_vocab : random_vocab(random_);
-    batch = forced_vocab > 0 ? 1 : 1 + random_.below(4);
+  explicit SampleCase(uint64_t seed, Extent extent = {}) : random_(seed) {
+    vocab = extent.random() ? random_vocab(random_) : extent.vocab;
+    batch = extent.random() ? 1 + random_.below(4) : extent.batch;
     stride_ = vocab + random_.below(4);
     dtype_ = random_dtype(random_);
     std::vector<float> logits(static_cast<size_t>(batch * stride_),

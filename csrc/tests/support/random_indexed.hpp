@@ -1,19 +1,23 @@
-// The random calls of random_verify.hpp with their rows and parameters elsewhere: draft rows in a
-// pool, parameters at slots, the target's rows without gaps. What each request is to get is what it
-// gets from the rectangular call.
+// The random calls of random_verify.hpp with their rows and parameters elsewhere: the target's rows
+// and the draft tokens without gaps, draft rows in a pool, parameters at slots. What each request
+// is to get is what it gets from the rectangular call.
 #pragma once
 
-#include "support/random_slots.hpp"
+#include <algorithm>
+
 #include "support/random_verify.hpp"
 
 namespace cases {
 
-class IndexedVerifyCase {
+template <class Params>
+class Indexed {
  public:
-  explicit IndexedVerifyCase(uint64_t seed, int64_t forced_vocab = 0)
+  static constexpr bool kTree = Verification<Params>::kTree;
+
+  explicit Indexed(uint64_t seed, Extent extent = {})
       : inputs(),
         outputs(),
-        rectangular(seed, forced_vocab),
+        rectangular(seed, extent),
         batch(rectangular.batch),
         vocab(rectangular.vocab),
         random_(~seed) {
@@ -21,136 +25,219 @@ class IndexedVerifyCase {
     outputs = rectangular.outputs;
     std::vector<unsigned char> unused(outputs.bytes.size());
     from_ = rectangular.params(rectangular.inputs.bytes.data(), unused.data());
-    const int64_t kinds = 1 + random_.below(7);  // one of them at least
     wild = random_.chance(0.2);
-    find_lengths();
-    if ((kinds & 1) != 0) pack_target();
-    if ((kinds & 2) != 0) pool_draft_rows();
-    if ((kinds & 4) != 0) slots_.emplace_back(random_, inputs, from_, wild);
+    const int64_t* lengths = nullptr;
+    if constexpr (kTree) {
+      nodes_ = from_.nodes;
+      lengths = from_.counts;
+    } else {
+      nodes_ = from_.draft_len;
+      lengths = from_.draft_lengths;
+    }
+    for (int64_t b = 0; b < batch; ++b)
+      lengths_.push_back(lengths != nullptr ? lengths[b] : nodes_);
+    const int64_t kinds = 1 + random_.below(kTree ? 3 : 7);  // one of them at least
+    if ((kinds & 1) != 0) pack();
+    if ((kinds & 2) != 0) move_to_slots();
+    if constexpr (!kTree) {
+      if ((kinds & 4) != 0) pool_draft_rows();
+    }
   }
 
-  VerifyParams params(const unsigned char* in, unsigned char* out) const {
-    VerifyParams p = rectangular.params(in, out);
-    if (target_ != kNone) {
+  Params params(const unsigned char* in, unsigned char* out) const {
+    Params p = rectangular.params(in, out);
+    if (offsets_ != kNone) {
       p.target_logits = in + target_;
       p.target_stride[0] = kUnread;
       p.target_stride[1] = target_stride_;
-      p.draft_lengths = nullptr;
       p.num_rows = num_rows_;
-      p.draft_tokens_stride = kUnread;
+      Knobs::point(in, offsets_, &p.offsets);
+      Knobs::point(in, tokens_, &p.draft_tokens);
+      if constexpr (kTree) {
+        p.counts = nullptr;
+        Knobs::point(in, parents_, &p.parents);
+        Knobs::point(in, ids_, &p.draft_rows);
+      } else {
+        p.draft_lengths = nullptr;
+        p.draft_tokens_stride = kUnread;
+      }
     }
-    Knobs::point(in, offsets_, &p.offsets);
-    if (tokens_ != kNone) Knobs::point(in, tokens_, &p.draft_tokens);
-    if (ids_ != kNone) {
-      p.draft_logits = pool_ == kNone ? nullptr : in + pool_;
-      p.draft_stride[0] = kUnread;
-      p.draft_stride[1] = pool_stride_;
-      p.num_draft_rows = pool_rows_;
-      p.draft_rows_stride = ids_stride_;
-      Knobs::point(in, ids_, &p.draft_rows);
-      Knobs::point(in, pool_statistics_, &p.draft_statistics);
+    if constexpr (!kTree) {
+      if (ids_ != kNone) {
+        p.draft_logits = pool_ == kNone ? nullptr : in + pool_;
+        p.draft_stride[0] = kUnread;
+        p.draft_stride[1] = pool_stride_;
+        p.num_draft_rows = pool_rows_;
+        p.draft_rows_stride = ids_stride_;
+        Knobs::point(in, ids_, &p.draft_rows);
+        Knobs::point(in, pool_statistics_, &p.draft_statistics);
+      }
     }
-    for (const RandomSlots& slots : slots_) slots.apply(in, &p);
+    if (slots_ == kNone) return p;
+    Knobs::point(in, slots_, &p.slots);
+    p.num_slots = num_slots_;
+    repoint(in, temperature_, &p.sampling.temperature.data);
+    repoint(in, top_k_, &p.sampling.top_k.data);
+    repoint(in, top_p_, &p.sampling.top_p.data);
+    repoint(in, min_p_, &p.sampling.min_p.data);
+    repoint(in, seed_, &p.draw.seed.data);
+    repoint(in, position_, &p.draw.position.data);
+    repoint(in, round_, &p.draw.round.data);
+    repoint(in, room_, &p.cut.room.data);
+    repoint(in, eos_, &p.cut.eos);
     return p;
   }
 
   Block inputs, outputs;
-  VerifyCase rectangular;
+  Verification<Params> rectangular;
   int64_t batch, vocab;
   bool wild = false;  // ids, slots and offsets of any value: not the rectangular call's results
 
  private:
   static constexpr int64_t kUnread = int64_t{1} << 60;
 
-  void find_lengths() {
-    for (int64_t b = 0; b < batch; ++b) {
-      lengths_.push_back(from_.draft_lengths != nullptr ? from_.draft_lengths[b] : from_.draft_len);
-    }
+  // The numbers 0 ... count - 1 in random order.
+  std::vector<int64_t> shuffled(int64_t count) {
+    std::vector<int64_t> made(static_cast<size_t>(count));
+    std::iota(made.begin(), made.end(), 0);
+    for (size_t i = made.size(); i > 1; --i)
+      std::swap(made[i - 1], made[static_cast<size_t>(random_.below(static_cast<int64_t>(i)))]);
+    return made;
   }
 
-  void pack_target() {
-    const size_t size = from_.target_dtype == DType::kFloat32 ? 4 : 2;
-    std::vector<int64_t> offsets{0}, tokens;
+  // Rows [.., width] of a dtype as bytes, 0xff where none is set.
+  struct RowBytes {
+    RowBytes(DType dtype, int64_t rows, int64_t row_stride)
+        : size(dtype == DType::kFloat32 ? 4 : 2),
+          stride(row_stride),
+          bytes(static_cast<size_t>(rows * stride) * size, 0xff) {}
+    void set(int64_t row, const void* from, int64_t at, int64_t width) {
+      std::memcpy(bytes.data() + static_cast<size_t>(row * stride) * size,
+                  static_cast<const unsigned char*>(from) + static_cast<size_t>(at) * size,
+                  static_cast<size_t>(width) * size);
+    }
+    size_t size;
+    int64_t stride;
+    std::vector<unsigned char> bytes;
+  };
+
+  // The target's rows, and what goes with each: a request's last entry is no draft token's.
+  void pack() {
+    std::vector<int64_t> offsets{0};
     for (const int64_t length : lengths_) offsets.push_back(offsets.back() + length + 1);
+    first_ = {offsets.begin(), offsets.end() - 1};
     num_rows_ = offsets.back();
     target_stride_ = vocab + random_.below(3);
-    std::vector<unsigned char> rows(static_cast<size_t>(num_rows_ * target_stride_) * size, 0xff);
-    for (int64_t b = 0; b < batch; ++b) {
-      for (int64_t i = 0; i <= lengths_[static_cast<size_t>(b)]; ++i) {
-        const bool known = i <= from_.draft_len;
-        tokens.push_back(i < from_.draft_len && i < lengths_[static_cast<size_t>(b)]
-                             ? from_.draft_tokens[b * from_.draft_tokens_stride + i]
-                             : -7);
-        const size_t at =
-            static_cast<size_t>((offsets[static_cast<size_t>(b)] + i) * target_stride_);
-        const size_t from =
-            static_cast<size_t>(b * from_.target_stride[0] + i * from_.target_stride[1]);
-        if (known) {
-          std::memcpy(rows.data() + at * size,
-                      static_cast<const unsigned char*>(from_.target_logits) + from * size,
-                      static_cast<size_t>(vocab) * size);
-        }
+    RowBytes rows(from_.target_dtype, num_rows_, target_stride_);
+    for (size_t b = 0; b < lengths_.size(); ++b) {
+      for (int64_t i = 0; i <= std::min(lengths_[b], nodes_); ++i) {
+        const int64_t at =
+            static_cast<int64_t>(b) * from_.target_stride[0] + i * from_.target_stride[1];
+        rows.set(first_[b] + i, from_.target_logits, at, vocab);
       }
     }
-    first_ = {offsets.begin(), offsets.end() - 1};
     if (wild && random_.chance(0.5)) {
       const int64_t odd[] = {-1, num_rows_ + 1, 0, num_rows_, INT64_MIN, INT64_MAX};
       offsets[static_cast<size_t>(random_.below(batch + 1))] = random_.one_of(odd);
     }
-    target_ = inputs.put(rows);
-    tokens_ = inputs.put(tokens);
+    target_ = inputs.put(rows.bytes);
     offsets_ = inputs.put(offsets);
+    tokens_ = put_table(from_.draft_tokens, rectangular.tokens_stride(), nodes_);
+    if constexpr (kTree) {
+      parents_ = put_table(from_.parents, nodes_, nodes_);
+      ids_ = put_table(from_.draft_rows, nodes_ + 1, nodes_ + 1);
+    }
+  }
+
+  // A table by draft token or by row of the target, of which a request has `most`.
+  size_t put_table(const int64_t* from, int64_t stride, int64_t most) {
+    if (from == nullptr) return kNone;
+    std::vector<int64_t> made(static_cast<size_t>(num_rows_), -7);
+    for (size_t b = 0; b < lengths_.size(); ++b) {
+      const int64_t count = std::min(lengths_[b] + (most > nodes_ ? 1 : 0), most);
+      for (int64_t i = 0; i < count; ++i)
+        made[static_cast<size_t>(first_[b] + i)] = from[static_cast<int64_t>(b) * stride + i];
+    }
+    return inputs.put(made);
   }
 
   void pool_draft_rows() {
-    const size_t size = from_.draft_dtype == DType::kFloat32 ? 4 : 2;
-    const int64_t k = from_.draft_len;
-    std::vector<int64_t> place(static_cast<size_t>(batch * k + 3));
-    std::iota(place.begin(), place.end(), 0);
-    for (size_t i = place.size(); i > 1; --i)
-      std::swap(place[i - 1], place[static_cast<size_t>(random_.below(static_cast<int64_t>(i)))]);
+    const std::vector<int64_t> place = shuffled(batch * nodes_ + 3);
     const bool none = from_.draft_logits == nullptr;
     pool_rows_ = none ? 0 : static_cast<int64_t>(place.size());
     pool_stride_ = from_.draft_vocab + random_.below(3);
-    std::vector<unsigned char> pool(static_cast<size_t>(pool_rows_ * pool_stride_) * size, 0xff);
+    RowBytes pool(from_.draft_dtype, pool_rows_, pool_stride_);
     std::vector<RowStatistics> statistics(static_cast<size_t>(pool_rows_));
     const bool ragged = offsets_ != kNone;
-    ids_stride_ = ragged ? kUnread : k + random_.below(2);
-    std::vector<int64_t> ids(static_cast<size_t>(ragged ? num_rows_ : batch * (k + 1)),
+    ids_stride_ = ragged ? kUnread : nodes_ + random_.below(2);
+    std::vector<int64_t> ids(static_cast<size_t>(ragged ? num_rows_ : batch * (nodes_ + 1)),
                              int64_t{1} << 50);
     for (int64_t b = 0; b < batch; ++b) {
-      const int64_t length = std::min(lengths_[static_cast<size_t>(b)], k);
-      for (int64_t i = 0; i < length; ++i) {
-        const int64_t row = place[static_cast<size_t>(b * k + i)];
-        int64_t& id = ids[static_cast<size_t>(
-            (ragged ? first_[static_cast<size_t>(b)] : b * ids_stride_) + i)];
+      const int64_t first = ragged ? first_[static_cast<size_t>(b)] : b * ids_stride_;
+      for (int64_t i = 0; i < std::min(lengths_[static_cast<size_t>(b)], nodes_); ++i) {
+        const int64_t row = place[static_cast<size_t>(b * nodes_ + i)];
+        int64_t& id = ids[static_cast<size_t>(first + i)];
         id = none ? -1 : row;
         if (!none) {
-          const size_t from =
-              static_cast<size_t>(b * from_.draft_stride[0] + i * from_.draft_stride[1]);
-          std::memcpy(pool.data() + static_cast<size_t>(row * pool_stride_) * size,
-                      static_cast<const unsigned char*>(from_.draft_logits) + from * size,
-                      static_cast<size_t>(from_.draft_vocab) * size);
+          pool.set(row, from_.draft_logits, b * from_.draft_stride[0] + i * from_.draft_stride[1],
+                   from_.draft_vocab);
           if (from_.draft_statistics != nullptr)
-            statistics[static_cast<size_t>(row)] = from_.draft_statistics[b * k + i];
+            statistics[static_cast<size_t>(row)] = from_.draft_statistics[b * nodes_ + i];
         }
         const int64_t odd[] = {-1, -1, -1, -2, pool_rows_, INT64_MIN, INT64_MAX};
         if (wild && random_.chance(0.3)) id = random_.one_of(odd);
       }
     }
-    if (!none) pool_ = inputs.put(pool);
+    if (!none) pool_ = inputs.put(pool.bytes);
     if (!none && from_.draft_statistics != nullptr) pool_statistics_ = inputs.put(statistics);
     ids_ = inputs.put(ids);
   }
 
+  void move_to_slots() {
+    num_slots_ = batch + random_.below(4);
+    std::vector<int64_t> slots = shuffled(num_slots_);
+    slots.resize(static_cast<size_t>(batch));
+    temperature_ = scatter(slots, from_.sampling.temperature.data);
+    top_k_ = scatter(slots, from_.sampling.top_k.data);
+    top_p_ = scatter(slots, from_.sampling.top_p.data);
+    min_p_ = scatter(slots, from_.sampling.min_p.data);
+    seed_ = scatter(slots, from_.draw.seed.data);
+    position_ = scatter(slots, from_.draw.position.data);
+    round_ = scatter(slots, from_.draw.round.data);
+    room_ = scatter(slots, from_.cut.room.data);
+    if (from_.cut.eos_stride != 0) eos_ = scatter(slots, from_.cut.eos, from_.cut.eos_count);
+    const int64_t odd[] = {-1, num_slots_, INT64_MIN, INT64_MAX};
+    if (wild && random_.chance(0.5))
+      slots[static_cast<size_t>(random_.below(batch))] = random_.one_of(odd);
+    slots_ = inputs.put(slots);
+  }
+
+  template <class T>
+  size_t scatter(const std::vector<int64_t>& slots, const T* each, int64_t width = 1) {
+    if (each == nullptr) return kNone;
+    std::vector<T> all(static_cast<size_t>(num_slots_ * width), static_cast<T>(77));
+    for (size_t b = 0; b < slots.size(); ++b)
+      std::copy_n(each + static_cast<int64_t>(b) * width, width, all.begin() + slots[b] * width);
+    return inputs.put(all);
+  }
+
+  template <class T>
+  static void repoint(const unsigned char* in, size_t at, const T** pointer) {
+    if (at != kNone) Knobs::point(in, at, pointer);
+  }
+
   Random random_;
-  VerifyParams from_;  // over the memory of `rectangular`
+  Params from_;  // over the memory of `rectangular`
   std::vector<int64_t> lengths_, first_;
-  int64_t num_rows_ = 0, target_stride_ = 0;
+  int64_t nodes_ = 0, num_rows_ = 0, target_stride_ = 0, num_slots_ = 0;
   int64_t pool_rows_ = 0, pool_stride_ = 0, ids_stride_ = 0;
-  size_t target_ = kNone, tokens_ = kNone, offsets_ = kNone;
-  size_t pool_ = kNone, pool_statistics_ = kNone, ids_ = kNone;
-  std::vector<RandomSlots> slots_;  // one, or none
+  size_t target_ = kNone, tokens_ = kNone, offsets_ = kNone, parents_ = kNone, ids_ = kNone;
+  size_t pool_ = kNone, pool_statistics_ = kNone;
+  size_t slots_ = kNone, temperature_ = kNone, top_k_ = kNone, top_p_ = kNone, min_p_ = kNone;
+  size_t seed_ = kNone, position_ = kNone, round_ = kNone, room_ = kNone, eos_ = kNone;
 };
+
+using IndexedVerifyCase = Indexed<VerifyParams>;
+using IndexedTreeCase = Indexed<VerifyTreeParams>;
 
 }  // namespace cases

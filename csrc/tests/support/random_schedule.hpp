@@ -1,6 +1,6 @@
-// Random calls of polyspec::schedule_next and schedule_report, as random_case.hpp makes those of
-// polyspec::sample. The rows are any that keep their own bounds, not only those that a driver
-// would come to.
+// Random calls of polyspec::schedule_due, schedule_next and schedule_report, as random_case.hpp
+// makes those of polyspec::sample. The rows are any that keep their own bounds, not only those that
+// a driver would come to.
 #pragma once
 
 #include <algorithm>
@@ -61,9 +61,33 @@ inline void check_poison(const std::vector<unsigned char>& bytes, size_t begin, 
   for (size_t i = begin; i < end; ++i) CHECK_EQ(int{Block::kPoison}, int{bytes[i]});
 }
 
+class ScheduleDueCase {
+ public:
+  explicit ScheduleDueCase(uint64_t seed, Extent = {}) : random_(seed), rows_(random_) {
+    state_ = inputs.put(rows_.words);
+    due_ = outputs.reserve<int64_t>(2 * static_cast<size_t>(rows_.params.batch));
+  }
+
+  polyspec::ScheduleDueParams params(const unsigned char* in, unsigned char* out) const {
+    polyspec::ScheduleDueParams p;
+    p.in = rows_.params;
+    // Only schedule_report writes the rows.
+    p.in.state = reinterpret_cast<int64_t*>(const_cast<unsigned char*>(in + state_));
+    Knobs::point(out, due_, &p.due);
+    return p;
+  }
+
+  Block inputs, outputs;  // `outputs` stays poisoned: run over a copy of it
+
+ private:
+  Random random_;
+  RandomRows rows_;
+  size_t state_, due_;
+};
+
 class ScheduleNextCase {
  public:
-  explicit ScheduleNextCase(uint64_t seed, int64_t = 0) : random_(seed), rows_(random_) {
+  explicit ScheduleNextCase(uint64_t seed, Extent = {}) : random_(seed), rows_(random_) {
     level_ = 1 + static_cast<int32_t>(random_.below(rows_.params.shape.levels));
     width_ = 1 + random_.below(12);
     state_ = inputs.put(rows_.words);
@@ -102,7 +126,7 @@ class ScheduleNextCase {
 // The rows are outputs here: the call changes them in place.
 class ScheduleReportCase {
  public:
-  explicit ScheduleReportCase(uint64_t seed, int64_t = 0) : random_(seed), rows_(random_) {
+  explicit ScheduleReportCase(uint64_t seed, Extent = {}) : random_(seed), rows_(random_) {
     const polyspec::RoundShape& shape = rows_.params.shape;
     const int64_t batch = rows_.params.batch;
     level_ = 1 + static_cast<int32_t>(random_.below(shape.levels));

@@ -131,7 +131,8 @@ class StateRows {
     polyspec::ScheduleDueParams p;
     p.in = params_;
     p.due = found.data();
-    CHECK_EQ(std::string(), polyspec::schedule_due(p).message);
+    const polyspec::Result result = polyspec::schedule_due(p);
+    CHECK_EQ(std::string(), result.message);
     found.check_margins();
     CHECK(before == state_.copy());
     std::vector<std::pair<int64_t, int64_t>> rows;

@@ -19,6 +19,7 @@ from polyspec_ext.bench import machine
 from polyspec_ext.bench.measuring import Spent
 from polyspec_ext.bench.paper import prepare, presets, questions, record, report
 from polyspec_ext.bench.paper.conversation import AUTO, Conversation
+from polyspec_ext.bench.paper.engines import Engine, OpenVino, llama_cpp
 from polyspec_ext.bench.paper.methods import RESERVED, Call, Method, default_keys, read_keys
 from polyspec_ext.bench.paper.parts import EAGLE2, EAGLE3, HYDRA, Parts, Places, Tree, shipped
 from polyspec_ext.bench.paper.questions import Question
@@ -60,6 +61,8 @@ def places_of(args: argparse.Namespace) -> tuple[Places, str]:
     if preset is None and args.target is None:
         if drafts or heads:
             raise ValueError("--draft, --eagle2, --eagle3, --hydra: expected a --target with them")
+        if args.openvino or args.gguf:
+            raise ValueError("--openvino, --gguf: expected a --target with them")
         return shipped(args.times, args.w4), "tiny"
     if args.times != 1:
         raise ValueError("--times: expected with the shipped models only")
@@ -78,7 +81,15 @@ def places_of(args: argparse.Namespace) -> tuple[Places, str]:
     folders: dict[str, str | Path] = {name: next(found) for name in wanted}
     if HYDRA in heads:
         folders[HYDRA] = heads[HYDRA]
-    return Places(folder, models, folders, tree, 1, args.w4), template
+    return Places(folder, models, folders, tree, 1, args.w4, _engines(args)), template
+
+
+def _engines(args: argparse.Namespace) -> list[Engine]:
+    count = len(args.openvino)
+    if count > 2:
+        raise ValueError(f"--openvino: expected a target and perhaps a draft, given {count}")
+    openvino = OpenVino(*map(Path, args.openvino)) if count else None
+    return [one for one in (openvino, llama_cpp(args.gguf, args.llama)) if one is not None]
 
 
 def _drafts(given: Sequence[str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from polyspec_ext.runtime.plan import default_rounds
 PLAIN, COMPILED = "plain", "plain-compiled"
 GENERATE, STATIC, ASSISTED = "generate", "generate-static", "assisted"
 PLANNED, CASCADE = "planned", "cascade"
+ENGINE = "engine"  # the kind of another engine's methods
 CASCADE_ROUNDS = 2  # of each level but the lowest, before the level above verifies
 _LOOKUP_WINDOW = 8
 # Names that a draft model cannot have.
@@ -44,12 +45,14 @@ class Method:
         name: its key.
         label: for tables.
         kind: "plain", "generate", "assisted", "chain" (of levels and drafters without hidden
-            states), "eagle" (a head alone below the target), "adaptive", "planned" or "cascade".
+            states), "eagle" (a head alone below the target), "adaptive", "planned", "cascade" or
+            "engine" (another engine's).
         levels: names, target first; for "assisted" the target and its assistant.
         windows, rounds, rule, tail: of the chain (`Chain`); None where it has none.
         tree: of a head that drafts trees.
         policy: that chooses the windows.
         baseline: whether speedups are over it.
+        plain: key of the method whose greedy texts are compared with these; None: the baseline.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Method:
     tree: dict[str, int] | None = None
     policy: str | None = None
     baseline: bool = False
+    plain: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         given = asdict(self)
@@ -87,7 +91,8 @@ def default_keys(places: Places, compile: bool, on_cpu: bool) -> list[str]:
     if len(models) > 1:
         keys += ["+".join(models), "+".join((W4, *models))]
     three = "+".join(models) if len(models) > 1 else f"{W4}+{last}"
-    return [*keys, f"online:{last}", f"joint:{three}", f"{CASCADE}:{three}", PLANNED]
+    own = [f"online:{last}", f"joint:{three}", f"{CASCADE}:{three}", PLANNED]
+    return [*keys, *own, *places.variants]
 
 
 def read_keys(
@@ -109,6 +114,12 @@ def read_keys(
         raise ValueError(f"--methods: expected {PLAIN} or {COMPILED} among them, given neither")
     if COMPILED in names and not compile:
         raise ValueError(f"--methods: expected {COMPILED} without --no-compile, given both")
+    alone = next((m for m in made if m.plain not in (None, *names)), None)
+    if alone is not None:
+        raise ValueError(
+            f"--methods: {alone.name}: expected {alone.plain} as well, whose texts its own are "
+            "compared with, given it alone"
+        )
     return [replace(method, baseline=method.name == found[0]) for method in made]
 
 
@@ -124,6 +135,10 @@ def _method(key: str, places: Places, on_cpu: bool) -> Method:
         return Method(key, "transformers generate, static cache", "generate", (TARGET,))
     if key == PLANNED:
         return Method(key, "planned", PLANNED, (TARGET,), ())
+    if key in places.variants:
+        _, own = places.variants[key]
+        below = ["draft"] if own.drafts else []
+        return Method(key, own.label, ENGINE, (TARGET, *below), plain=own.plain)
     word, colon, rest = key.partition(":")
     if word == ASSISTED:
         name = rest or next(reversed(list(places.models)), "")
@@ -147,8 +162,9 @@ def _method(key: str, places: Places, on_cpu: bool) -> Method:
 def _unknown(key: str, places: Places) -> ValueError:
     return ValueError(
         f"--methods: expected {PLAIN}, {COMPILED}, {GENERATE}, {STATIC} (CUDA), {ASSISTED}:NAME, "
-        f"{PLANNED}, or names of {', '.join(places.names)} with + between and perhaps a policy "
-        f"({', '.join(POLICIES)} or {CASCADE}) and a colon in front, given {key!r}"
+        f"{PLANNED}, {', '.join(places.variants) or 'an engine that is given'}, or names of "
+        f"{', '.join(places.names)} with + between and perhaps a policy ({', '.join(POLICIES)} or "
+        f"{CASCADE}) and a colon in front, given {key!r}"
     )
 
 
@@ -218,6 +234,9 @@ class Call:
     def _make(self, parts: Parts) -> Decode:
         method = self.method
         eos = frozenset(parts.eager.eos_token_ids)
+        if method.kind == ENGINE:
+            engine, _ = parts.places.variants[method.name]
+            return engine.decoder(method.name, eos)
         if method.kind == "generate":
             return generate_call(parts.eager.model, eos, static=method.name == STATIC)
         if method.kind == ASSISTED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 
 from polyspec_ext import progress, tiny
 from polyspec_ext.bench import chains
+from polyspec_ext.bench.paper.engines import Engine, Variant
 from polyspec_ext.drafters import (
     DynamicTree,
     Eagle,
@@ -20,8 +21,9 @@ from polyspec_ext.drafters import (
     PromptLookup,
     SuffixMatch,
 )
-from polyspec_ext.levels import HuggingFaceLevel, load
+from polyspec_ext.levels import HuggingFaceLevel, load, tokenizer_at
 from polyspec_ext.planning import level_for
+from polyspec_ext.quantization.stored import PREFIX, is_copy, original
 
 TARGET, W4 = "target", "w4"
 EAGLE2, EAGLE3, HYDRA = "eagle2", "eagle3", "hydra"
@@ -58,6 +60,7 @@ class Places:
         tree: how the heads draft.
         times: how many times as wide the shipped target is made (`tiny.grown`).
         w4: directory where the 4-bit copy is kept; None: it is made anew.
+        engines: others that answer as well.
     """
 
     target: str | Path | None = None
@@ -66,6 +69,7 @@ class Places:
     tree: Tree | None = None
     times: int = 1
     w4: Path | None = None
+    engines: Sequence[Engine] = ()
 
     @property
     def names(self) -> list[str]:
@@ -77,6 +81,11 @@ class Places:
         """Of what can only be the last: heads, drafting trees or chains, and words."""
         chains = [name + AS_CHAIN for name in self.heads if name != HYDRA]
         return [*self.heads, *chains, *WORDS]
+
+    @property
+    def variants(self) -> dict[str, tuple[Engine, Variant]]:
+        """What other engines do, by key."""
+        return {own.key: (engine, own) for engine in self.engines for own in engine.variants}
 
     def tree_of(self, name: str) -> Tree | None:
         """How a level drafts; None: no tree."""
@@ -152,13 +161,11 @@ class Parts:
         Raises:
             ValueError: none lies beside it.
         """
-        from transformers import AutoTokenizer
-
         place = self.places.target or tiny.path(TARGET)
         try:
-            return AutoTokenizer.from_pretrained(str(place))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"--target: expected a tokenizer in {place}: {error}") from error
+            return tokenizer_at(original(place))
+        except ValueError as error:
+            raise ValueError(f"--target: {error}") from error
 
     def _load_target(self) -> Any:
         place = self.places.target
@@ -307,4 +314,7 @@ def _shown(place: str | Path | None, name: str, times: int) -> str:
     if place is None or Path(place).parent == tiny.root():
         grown = f", grown {times} times" if times > 1 and name in (TARGET, W4, *HEADS) else ""
         return f"shipped {TARGET if name == W4 else name}{grown}"
-    return Path(place).name if Path(place).is_dir() else str(place)
+    folder = Path(original(place))
+    if not folder.is_dir():
+        return str(place)
+    return f"{PREFIX * is_copy(place)}{folder.name}"

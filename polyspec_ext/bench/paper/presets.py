@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyspec_ext.drafters import checkpoint
+from polyspec_ext.quantization.stored import PREFIX, is_copy, original
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,18 @@ def _cached(place: str) -> Path | None:
         return None
 
 
-def require(places: Sequence[str], gated: bool = False) -> list[Path]:
-    """The folders of models, by path or id.
+def require(places: Sequence[str], gated: bool = False) -> list[str | Path]:
+    """The folders of models, by path or id; of their 4-bit copies with ``w4:`` in front, as given.
 
     Raises:
         MissingModelsError: some are not on this machine.
     """
-    found = {place: local(place) for place in places}
+    found = {place: local(str(original(place))) for place in places}
     missing = [place for place, folder in found.items() if folder is None]
     if missing:
         raise MissingModelsError(missing, gated)
-    return [folder for place in places if (folder := found[place]) is not None]
+    return [
+        f"{PREFIX}{folder}" if is_copy(place) else folder
+        for place in places
+        if (folder := found[place]) is not None
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ from polyspec_ext.bench.differences import first_difference, surprise
 from polyspec_ext.bench.generation_calls import Answer, Request
 from polyspec_ext.bench.measuring import Step, device_clock, interleaved, timed
 from polyspec_ext.bench.paper.conversation import Conversation, Prompt
-from polyspec_ext.bench.paper.methods import Call
+from polyspec_ext.bench.paper.methods import ENGINE, Call
 from polyspec_ext.bench.paper.questions import Question
 from polyspec_ext.bench.paper.record import (
     EOS,
@@ -73,23 +74,29 @@ class Runner:
         tick: Callable[[], object] = lambda: None,
     ) -> None:
         self._first = next(call for call in calls if call.method.baseline)
-        self._others = [call for call in calls if call is not self._first]
+        others = [call for call in calls if call is not self._first]
+        compared = {call.method.plain for call in others}
+        # Those that others' texts are compared with answer before them.
+        self._plain = [self._first, *(c for c in others if c.method.name in compared)]
+        self._others = [call for call in others if call not in self._plain]
         self._questions, self._conversation = questions, conversation
         self._asked, self._model, self._eos = asked, model, eos
         self._writer, self._tick = writer, tick
         self._clock = device_clock(model.device)
         self._done: Mapping[Key, Turn] = {turn.key: turn for turn in writer.turns}
-        # Of the question at hand: everybody's answers, and the baseline's prompt and text.
+        # Of the question at hand: everybody's answers, and prompt and text of those that others
+        # are compared with, by key.
         self._answers: dict[str, Answers] = {}
-        self._reference: tuple[list[int], list[int]] | None = None
+        self._references: dict[str, tuple[list[int], list[int]]] = {}
 
     def run(self) -> None:
         """All that is not done yet."""
-        everybody = [self._first, *self._others]
+        everybody = [*self._plain, *self._others]
         tasks = [len(question.turns) for question in self._questions]
-        for step, call in interleaved(everybody, tasks, self._asked.repeats):
+        repeats = self._asked.repeats
+        for step, call in interleaved(everybody, tasks, repeats, len(self._plain)):
             if call is self._first:
-                self._reference = None
+                self._references = {}
                 if step.turn == 0:
                     self._answers = {each.method.name: Answers() for each in everybody}
             self._take_turn(step, call)
@@ -101,7 +108,7 @@ class Runner:
         prompt = self._conversation.prompt(self._questions[0].turns[:1], []).ids
         asked = self._asked
         tokens = min(_WARM_UP_TOKENS, asked.max_new_tokens)
-        for call in (self._first, *self._others):
+        for call in (*self._plain, *self._others):
             try:
                 for _ in range(self._asked.warm_up):
                     call.answer(Request([prompt], tokens, asked.temperature, [asked.seed]))
@@ -121,8 +128,8 @@ class Runner:
             own.failed = True
             return
         own.said.append(self._conversation.answer(done.tokens))
-        if call is self._first:
-            self._reference = (prompt.ids, done.tokens)
+        if call in self._plain:
+            self._references[call.method.name] = (prompt.ids, done.tokens)
 
     def _measure(self, call: Call, question: Question, step: Step, prompt: Prompt | None) -> Turn:
         about: dict[str, Any] = {
@@ -154,7 +161,7 @@ class Runner:
             prompt_tokens=len(prompt.ids),
             new_tokens=len(tokens),
             seconds=seconds,
-            prefill_seconds=None if stats is None else stats.prefill_seconds,
+            prefill_seconds=answer.prefill_seconds if stats is None else stats.prefill_seconds,
             ended=EOS if tokens[-1] in self._eos else LENGTH,
             levels=[
                 LevelTurn(
@@ -176,14 +183,23 @@ class Runner:
         return timed(call.answer, request, self._clock)
 
     def _lossless(self, call: Call, prompt: list[int], tokens: list[int]) -> dict[str, Any] | None:
+        method = call.method
+        if method.kind == ENGINE and self._asked.temperature > 0:
+            return None  # its form of the target is another model
         if self._asked.temperature > 0:
             total, variance = surprise(self._model, prompt, tokens, self._asked.temperature)
             return {"surprise": total, "variance": variance}
-        if call is self._first:
+        if call is self._first or method.plain == method.name:
             return {"identical": True, "at": None, "gap": None}
-        if self._reference is None or self._reference[0] != prompt:
+        reference = self._references.get(method.plain or self._first.method.name)
+        if reference is None or reference[0] != prompt:
             return None
-        found = first_difference(self._model, prompt, self._reference[1], tokens)
-        if found is None:
+        if reference[1] == tokens:
             return {"identical": True, "at": None, "gap": None}
+        if method.kind == ENGINE:
+            pairs = itertools.zip_longest(reference[1], tokens)
+            at = next(n for n, (theirs, own) in enumerate(pairs) if theirs != own)
+            return {"identical": False, "at": at, "gap": None}
+        found = first_difference(self._model, prompt, reference[1], tokens)
+        assert found is not None
         return {"identical": False, "at": found["place"], "gap": found["gap"]}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..run import help_of
+from ...command.run import help_of
 from . import (
     adaptation,
     chains,

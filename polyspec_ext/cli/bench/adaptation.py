@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...bench import adaptation
-from .. import options
+from ...command import options
 
 
 def add_command(kinds: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from ... import tiny
 from ...bench import chains
 from ...bench.published_shapes import SHAPES
-from .. import options
+from ...command import options
 
 
 def add_command(kinds: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...bench import generation
-from .. import options
+from ...command import options
 
 
 def add_command(kinds: Any) -> None:

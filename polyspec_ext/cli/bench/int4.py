@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ...bench import int4
-from .. import options
+from ...command import options
 
 
 def add_command(kinds: Any) -> None:
@@ -14,8 +13,8 @@ def add_command(kinds: Any) -> None:
     sub = kinds.add_parser(
         "int4",
         help="the product with 4-bit weights beside torch's",
-        description="Products of a few tokens with 4-bit weights, beside torch's int4 operator, "
-        "llama.cpp's and bfloat16 weights, in turns within one run. Prints Markdown, or JSON.",
+        description="Products of a few tokens with 4-bit weights, beside torch's int4 operator "
+        "and bfloat16 weights, in turns within one run. Prints Markdown, or JSON.",
     )
     options.add_json(sub)
     options.add_count(sub, "--repeats", 15, "turns")
@@ -29,12 +28,5 @@ def add_command(kinds: Any) -> None:
         help="outputs x inputs (default: 4096x4096,1024x2560,5120x1024)",
     )
     options.add_processor_time(sub)
-    sub.add_argument(
-        "--ggml",
-        type=Path,
-        metavar="DIR",
-        help="libggml-base.so and libggml-cpu.so of a build of ggml for this processor "
-        "(-DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON): llama.cpp's Q4_0 as well",
-    )
     options.add_threads(sub)
     sub.set_defaults(run=int4.run)

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ...bench import kernels
-from .. import options
+from ...command import options
 
 
 def add_command(kinds: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...bench.paper import command
 from ...bench.paper.presets import PRESETS
-from .. import options
+from ...command import options
 
 
 def add_command(kinds: Any) -> None:
@@ -29,6 +29,7 @@ def add_command(kinds: Any) -> None:
     )
     _add_questions(sub)
     _add_models(sub)
+    _add_engines(sub)
     _add_methods(sub)
     sub.set_defaults(run=command.run)
 
@@ -89,6 +90,20 @@ def _add_models(sub: Any) -> None:
         action="store_false",
         help="leave torch.compile out, which takes a minute and makes the fairer baseline",
     )
+
+
+def _add_engines(sub: Any) -> None:
+    group = sub.add_argument_group(
+        "other engines", "with their own forms of the target and of one draft, in turns with ours"
+    )
+    group.add_argument(
+        "--openvino",
+        type=options.words,
+        default=[],
+        metavar="DIR[,DIR]",
+        help="models as OpenVINO has them (methods openvino, openvino-assisted)",
+    )
+    options.add_llama(group)
 
 
 def _add_methods(sub: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...bench import shapes
 from ...bench.published_shapes import SHAPES
-from .. import options
+from ...command import options
 
 
 def add_command(kinds: Any) -> None:

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from ... import arguments
+from ...arguments import shown
+from ..checkpoint import count_of
 
 # Of a layer's configuration: what the layer's shape and rotary positions depend on.
 _LAYER = (
@@ -21,6 +26,13 @@ _LAYER = (
     "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings",
     "rope_theta", "rope_scaling", "rope_parameters", "vocab_size",
 )  # fmt: skip
+_SIZES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "vocab_size",
+)  # fmt: skip
+_LONG = ("max_position_embeddings", "vocab_size")  # no width of a product beside another
+_POSITIVE = ("rms_norm_eps", "rope_theta")
+_SIZE_MAX = 2**20  # of a width: a product of two has a size that torch can tell
 _REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
 LAST = -1  # the last hidden state of a model, after its final norm
@@ -103,7 +115,7 @@ def parse(
     layer = reader.nested("transformer_layer_config") if kind is not None else reader
     third = kind == "eagle3" if kind is not None else _is_third(given, tensors)
     # speculators writes only what differs from a Llama's defaults.
-    shape = layer.shape(required=() if kind is not None else _REQUIRED)
+    shape = layer.shape(() if kind is not None else _REQUIRED, count_of(tensors, "layers."))
     attention_bias = layer.flag("attention_bias", False)
     biases: dict[str, bool] = {
         "qkv_bias": layer.flag("qkv_bias", attention_bias or layer.of("model_type") == "qwen2"),
@@ -145,7 +157,7 @@ def parse(
 
 
 def _is_third(given: Mapping[str, Any], tensors: Collection[str]) -> bool:
-    if any(one in _EAGLE3 for one in given.get("architectures") or ()):
+    if any(one in _EAGLE3 for one in _architectures(given)):
         return True
     return any(one.endswith(".hidden_norm.weight") for one in tensors)
 
@@ -154,7 +166,12 @@ def names_a_head(given: Mapping[str, Any]) -> bool:
     """Whether a config.json says by itself that it is that of an EAGLE head."""
     if str(given.get("speculators_model_type", "")).startswith("eagle"):
         return True
-    return any("eagle" in str(one).lower() for one in given.get("architectures") or ())
+    return any("eagle" in str(one).lower() for one in _architectures(given))
+
+
+def _architectures(given: Mapping[str, Any]) -> list[Any]:
+    named = given.get("architectures")
+    return named if isinstance(named, list) else []
 
 
 def _aux_layers(both: Sequence[_Reader], target_layers: int, name: str) -> tuple[int, ...]:
@@ -220,18 +237,62 @@ class _Reader:
             raise ValueError(f"{self._name}: {key}: expected true or false, given {own!r}")
         return own
 
-    def size(self, key: str) -> int:
+    def size(self, key: str, most: int = _SIZE_MAX) -> int:
         own = self.of(key)
         if type(own) is not int or own < 1:
-            raise ValueError(f"{self._name}: {key}: expected a number >= 1, given {own!r}")
+            raise ValueError(f"{self._name}: {key}: expected a number >= 1, given {shown(own)}")
+        if own > most:
+            raise ValueError(f"{self._name}: {key}: expected at most {most}, given {shown(own)}")
         return own
 
-    def shape(self, required: Sequence[str]) -> LlamaConfig:
-        """Of the layers."""
-        for key in required:
-            self.size(key)
+    def positive(self, key: str) -> float:
+        own = self.of(key)
+        if type(own) not in (int, float) or not 0 < own < 1e30:
+            raise ValueError(f"{self._name}: {key}: expected a number > 0, given {shown(own)}")
+        return float(own)
+
+    def shape(self, required: Sequence[str], layers: int) -> LlamaConfig:
+        """Of the layers, of which the file has so many."""
+        for key in _SIZES:
+            if key in required or self.of(key) is not None:
+                self.size(key, arguments.SIZE_MAX if key in _LONG else _SIZE_MAX)
+        for key in _POSITIVE:
+            if self.of(key) is not None:
+                self.positive(key)
         act = self.of("hidden_act")
         if act not in (None, "silu"):
-            raise ValueError(f"{self._name}: hidden_act: expected 'silu', given {act!r}")
+            raise ValueError(f"{self._name}: hidden_act: expected 'silu', given {shown(act)}")
         own = {key: self.of(key) for key in _LAYER if self.of(key) is not None}
-        return LlamaConfig(**{"num_hidden_layers": 1, **own})
+        own.update((key, float(own[key])) for key in _POSITIVE if key in own)
+        count = own.setdefault("num_hidden_layers", 1)
+        if count != layers:
+            raise ValueError(
+                f"{self._name}: num_hidden_layers: expected {layers}, as the tensors have, given "
+                f"{count}"
+            )
+        try:
+            made = LlamaConfig(**own)
+            if not LlamaRotaryEmbedding(made).inv_freq.isfinite().all():
+                raise ValueError("rope_parameters: expected finite rotations")
+        # Of transformers' checks, which name the field; of its rotations, whatever they meet.
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{self._name}: expected the configuration of a Llama's layer: {reason}"
+            ) from error
+        self._require_heads(made)
+        return made
+
+    def _require_heads(self, shape: LlamaConfig) -> None:
+        heads, keys = shape.num_attention_heads, shape.num_key_value_heads
+        dim = shape.head_dim
+        if heads % keys:
+            raise ValueError(
+                f"{self._name}: num_key_value_heads: expected a divisor of num_attention_heads, "
+                f"{heads}, given {keys}"
+            )
+        if dim % 2 or heads * dim > _SIZE_MAX:
+            raise ValueError(
+                f"{self._name}: head_dim: expected an even number, and at most {_SIZE_MAX} for all "
+                f"of {heads} heads, given {dim}"
+            )

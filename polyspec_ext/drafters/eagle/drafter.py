@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import ops
+from ... import arguments
 from ...levels import HuggingFaceLevel
 from ...levels.base import Counts, InputBlock, LevelOutput, PromptBatch
+from ...ops import unchecked
 from ...tensors import padded
 from ..base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from ..model import DraftModel
@@ -41,7 +42,7 @@ class Eagle:
         head: the network, and what it borrows from the target.
         tree: `DynamicTree()`, a `StaticTree`, or None for a chain.
         name: for messages and statistics.
-        sample: `ps.sample`, or what stands in for it.
+        sample: `ops.unchecked.sample`, or what stands in for it.
     """
 
     def __init__(
@@ -49,8 +50,11 @@ class Eagle:
         head: HeadPasses,
         tree: Tree | None = None,
         name: str = "eagle",
-        sample: Callable[..., Any] = ops.sample,
+        sample: Callable[..., Any] = unchecked.sample,
     ) -> None:
+        arguments.instance("head", head, HeadPasses, none=False)
+        arguments.instance("tree", tree, Tree)
+        arguments.function("sample", sample)
         self._head, self.tree, self.name = head, tree, name
         self.vocab_size, self.device = head.vocab_size, head.device
         self.max_length: int | None = head.config.layer.max_position_embeddings
@@ -84,10 +88,13 @@ class Eagle:
             name: for messages; None: the directory's name.
 
         Raises:
+            TypeError: an argument is none of these.
             ValueError: no such directory, a checkpoint with code in it, tensors that are missing,
                 unknown or of another shape, a head for another target; names what was expected and
                 what was found.
         """
+        arguments.instance("tree", tree, Tree)
+        arguments.label("name", name)
         own = name or Path(str(place)).name
         return cls(load_head(place, target, dtype), tree, own)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ... import arguments
 from ...levels import HuggingFaceLevel
 from .. import checkpoint
 from ..target import Target
@@ -66,6 +67,7 @@ def load_head(
 ) -> HeadPasses:
     """See `Eagle.from_pretrained`."""
     own = Target(target)
+    arguments.dtype("dtype", dtype)
     folder = checkpoint.folder_of(place)
     given = checkpoint.read_config(folder)
     tensors = renamed(checkpoint.read_folder(folder), str(folder))
@@ -142,6 +144,8 @@ def _ids(
         )
     if tuple(offsets.shape) != (size,):
         raise ValueError(f"{name}: d2t: expected shape [{size}], given {list(offsets.shape)}")
+    if offsets.dtype not in (torch.int64, torch.int32, torch.int16):
+        raise ValueError(f"{name}: d2t: expected integers, given {offsets.dtype}")
     ids = torch.arange(size) + offsets.to(torch.int64)
     known = ids[(ids >= 0) & (ids < vocab_size)]
     if known.unique().shape[0] != size:

@@ -47,12 +47,11 @@ class Step(torch.nn.Module):
     ) -> torch.Tensor:
         """See `EagleNetwork.forward`. The mask is additive, ``[B or 1, 1, T, N]``; None: a token
         sees all slots."""
-        layers: Any = past_key_values.layers
 
         def attention(
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
         ) -> torch.Tensor:
-            keys, values = layers[layer].update(k, v)
+            keys, values = past_key_values.update(k, v, layer)
             if q.device.type == "cpu":
                 return grouped_attention(self, q, keys, values, attention_mask)[0]
             out = F.scaled_dot_product_attention(

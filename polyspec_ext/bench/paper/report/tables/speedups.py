@@ -15,7 +15,7 @@ def _best_two_levels(run: Saved) -> str | None:
     """The fastest of the methods of two levels in this engine."""
     found = {}
     for name, method in run.methods.items():
-        if len(method["levels"]) == 2 and method["kind"] != "assisted":
+        if len(method["levels"]) == 2 and method["kind"] not in ("assisted", "engine"):
             value = statistics.speedup(run.turns[name], run.turns[run.baseline])
             if value is not None:
                 found[name] = value.value

@@ -1,0 +1,132 @@
+# The CUDA sources on a stand-in for CUDA (csrc/tests/cuda_on_cpu): cuda_test itself, random calls, and a build with
+# ThreadSanitizer, in which faults planted into the sources have to be found.
+if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  add_test(NAME cuda_on_cpu COMMAND "${CMAKE_COMMAND}" -E echo "skipped: the stand-in for CUDA needs gcc on x86-64")
+  set_tests_properties(cuda_on_cpu PROPERTIES SKIP_REGULAR_EXPRESSION "skipped")
+  return()
+endif()
+
+set(cuda_on_cpu "${CMAKE_CURRENT_SOURCE_DIR}/csrc/tests/cuda_on_cpu")
+file(GLOB stand_in_sources CONFIGURE_DEPENDS "${cuda_on_cpu}/runtime/*.cpp")
+file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/src/cuda/*.cu)
+list(APPEND cuda_sources "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cuda/capture.cpp")
+# Fewer threads than on a device run sooner, and results do not depend on it.
+set(small_ctas POLYSPEC_SAMPLE_THREADS=64 POLYSPEC_VERIFY_THREADS=64)
+
+# Never watched: ThreadSanitizer is to see the kernels' accesses only.
+add_library(cuda_stand_in STATIC ${stand_in_sources})
+target_compile_features(cuda_stand_in PRIVATE cxx_std_17)
+target_include_directories(cuda_stand_in PUBLIC "${cuda_on_cpu}/runtime")
+target_compile_options(cuda_stand_in PRIVATE ${POLYSPEC_CXX_FLAGS} -O2)
+
+# polyspec_add_kernels(<name> [SOURCES <.cu>...] [DEFINE <definition>...] [OPTIONS <option>...] [PLANTED <folder>]):
+# object files of the CUDA sources. Headers of the folder, if there is one, stand in for those of csrc/src.
+function(polyspec_add_kernels name)
+  cmake_parse_arguments(PARSE_ARGV 1 kernels "" "PLANTED" "SOURCES;DEFINE;OPTIONS")
+  set(copies "")
+  foreach(source IN LISTS kernels_SOURCES)
+    # To CMake a .cu is CUDA's in the whole folder, or nobody's.
+    get_filename_component(file "${source}" NAME_WE)
+    set(copy "${CMAKE_BINARY_DIR}/cuda_on_cpu/${file}.cpp")
+    file(CONFIGURE OUTPUT "${copy}" CONTENT "#include \"${source}\"\n" @ONLY)
+    list(APPEND copies "${copy}")
+  endforeach()
+  add_library(${name} OBJECT ${copies})
+  target_compile_features(${name} PRIVATE cxx_std_17)
+  target_include_directories(${name} PRIVATE ${kernels_PLANTED} csrc/src csrc/include "${cuda_on_cpu}/runtime")
+  target_compile_definitions(${name} PRIVATE POLYSPEC_FN=inline ${kernels_DEFINE})
+  # nvcc includes cuda_runtime.h by itself; histograms are added to by halves of their 64-bit bins; more optimisation
+  # takes longer than it saves.
+  target_compile_options(${name} PRIVATE ${POLYSPEC_CXX_FLAGS} "SHELL:-include cuda_runtime.h" -fno-strict-aliasing -O1
+                                         ${kernels_OPTIONS})
+endfunction()
+
+# polyspec_add_cuda_program(<name> <source> [KERNELS <objects>...] [DEFINE <definition>...] [LINK <option>...]): a test's
+# main, on the device.
+function(polyspec_add_cuda_program name source)
+  cmake_parse_arguments(PARSE_ARGV 2 program "" "" "KERNELS;DEFINE;LINK")
+  list(TRANSFORM program_KERNELS REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
+  add_executable(${name} "${source}" ${objects})
+  target_compile_features(${name} PRIVATE cxx_std_17)
+  target_include_directories(${name} PRIVATE csrc/tests csrc/src)
+  target_compile_definitions(${name} PRIVATE POLYSPEC_WITH_CUDA=1 ${program_DEFINE})
+  target_compile_options(${name} PRIVATE ${POLYSPEC_CXX_FLAGS})
+  target_link_options(${name} PRIVATE ${program_LINK})
+  # The stand-in first: nothing is left for a real CUDA runtime to define.
+  target_link_libraries(${name} PRIVATE cuda_stand_in polyspec Threads::Threads)
+endfunction()
+
+polyspec_add_cuda_program(cuda_stand_in_test csrc/tests/cuda_on_cpu/runtime_test.cpp)
+add_test(NAME cuda_on_cpu.runtime COMMAND cuda_stand_in_test)
+
+# sm_90, with clusters up to the 16 CTAs that its largest devices run.
+set(sm_90 ${small_ctas} POLYSPEC_CLUSTER_CTAS=16)
+polyspec_add_kernels(kernels_sm_90 SOURCES ${cuda_sources} DEFINE ${sm_90})
+polyspec_add_cuda_program(cuda_test_sm_90 csrc/tests/gpu/cuda_test.cpp KERNELS kernels_sm_90 DEFINE ${sm_90})
+add_test(NAME cuda_on_cpu.cuda_test COMMAND cuda_test_sm_90 2 9000)
+polyspec_add_cuda_program(graph_life_sm_90 csrc/tests/gpu/graph_life_test.cpp KERNELS kernels_sm_90)
+add_test(NAME cuda_on_cpu.graph_life COMMAND graph_life_sm_90)
+polyspec_add_cuda_program(random_calls_test csrc/tests/cuda_on_cpu/random_calls_test.cpp KERNELS kernels_sm_90
+                          DEFINE ${sm_90})
+add_test(NAME cuda_on_cpu.random_calls COMMAND random_calls_test)
+
+# sm_80, whose devices have no clusters, with as many threads as there.
+polyspec_add_kernels(kernels_sm_80 SOURCES ${cuda_sources} DEFINE __CUDA_ARCH__=800)
+polyspec_add_cuda_program(cuda_test_sm_80 csrc/tests/gpu/cuda_test.cpp KERNELS kernels_sm_80)
+add_test(NAME cuda_on_cpu.cuda_test_sm_80 COMMAND cuda_test_sm_80 1 0)
+polyspec_add_cuda_program(random_calls_sm_80 csrc/tests/cuda_on_cpu/random_calls_test.cpp KERNELS kernels_sm_80)
+add_test(NAME cuda_on_cpu.random_calls_sm_80 COMMAND random_calls_sm_80 10)
+
+# The race detector, with the clusters that every device runs.
+if(NOT POLYSPEC_HAS_TSAN)
+  add_test(NAME cuda_on_cpu.races COMMAND "${CMAKE_COMMAND}" -E echo "skipped: no ThreadSanitizer here")
+  set_tests_properties(cuda_on_cpu.races PROPERTIES SKIP_REGULAR_EXPRESSION "skipped")
+  return()
+endif()
+set(sanitizer "exitcode=66 history_size=3 report_thread_leaks=0")
+polyspec_add_kernels(kernels_watched SOURCES ${cuda_sources} DEFINE ${small_ctas} OPTIONS -fsanitize=thread)
+polyspec_add_cuda_program(races_test csrc/tests/cuda_on_cpu/random_calls_test.cpp KERNELS kernels_watched
+                          DEFINE ${small_ctas} LINK -fsanitize=thread)
+add_test(NAME cuda_on_cpu.races COMMAND races_test 8 5000)
+set_tests_properties(cuda_on_cpu.races PROPERTIES ENVIRONMENT "TSAN_OPTIONS=${sanitizer}")
+
+# polyspec_plant(<name> <header of csrc/src> <text> <in its place> <what is to be said>): a program of which one source
+# has the fault, and a test that passes when it is found.
+list(FILTER cuda_sources EXCLUDE REGEX "/verify_f32.cu$")
+polyspec_add_kernels(kernels_watched_others SOURCES ${cuda_sources} DEFINE ${small_ctas} OPTIONS -fsanitize=thread)
+function(polyspec_plant name header text planted found)
+  set(source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/${header}")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
+  file(READ "${source}" content)
+  string(REPLACE "${text}" "${planted}" changed "${content}")
+  if(changed STREQUAL content)
+    message(FATAL_ERROR "the fault ${name} cannot be planted: ${header} has no \"${text}\"")
+  endif()
+  set(folder "${CMAKE_BINARY_DIR}/cuda_on_cpu/${name}")
+  file(CONFIGURE OUTPUT "${folder}/${header}" CONTENT "${changed}" @ONLY)
+  # The planted one comes first: of what other sources have, too, the linker takes the first.
+  polyspec_add_kernels(planted_${name} SOURCES "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cuda/verify_f32.cu"
+                       DEFINE ${small_ctas} OPTIONS -fsanitize=thread PLANTED "${folder}")
+  polyspec_add_cuda_program(planted_${name}_test csrc/tests/cuda_on_cpu/random_calls_test.cpp
+                            KERNELS planted_${name} kernels_watched_others DEFINE ${small_ctas} LINK -fsanitize=thread)
+  add_test(NAME cuda_on_cpu.planted.${name} COMMAND planted_${name}_test 40 9000 verify_f32)
+  set_tests_properties(cuda_on_cpu.planted.${name} PROPERTIES ENVIRONMENT "TSAN_OPTIONS=${sanitizer} halt_on_error=1"
+                       PASS_REGULAR_EXPRESSION "${found}")
+endfunction()
+
+polyspec_plant(cta_slots_not_doubled cuda/cta_group.cuh "    buffer_ ^= 1;\n    return" "    return" "data race")
+polyspec_plant(cluster_slots_not_doubled cuda/cluster_group.cuh "    buffer_ ^= 1;\n" "" "data race")
+polyspec_plant(begins_without_the_others cuda/kernels.cuh
+               "  group.sync();  // the other CTAs of a cluster have begun: their shared memory is there\n" ""
+               "has not begun")
+polyspec_plant(leaves_before_the_others cuda/kernels.cuh
+               "  group.sync();  // no CTA leaves while another may reach into its shared memory\n" "" "has ended|SEGV")
+polyspec_plant(digit_without_barrier core/select.hpp "  group.sync();\n" "" "data race")
+polyspec_plant(bins_read_before_merged cuda/cluster_group.cuh "= sum;\n    }\n    sync();" "= sum;\n    }" "data race")
+polyspec_plant(record_without_fence cuda/last_block.cuh "    __threadfence();  // the record" "    // the record"
+               "data race")
+polyspec_plant(ticket_without_fence cuda/last_block.cuh "    __threadfence();  // and what" "    // and what"
+               "data race")
+polyspec_plant(previous_kernel_not_awaited cuda/kernels.cuh "  cudaGridDependencySynchronize();\n" "" "data race")
+polyspec_plant(one_vector_more cuda/row_reader.cuh "v + u * workers >= split.vectors" "v + u * workers > split.vectors"
+               "SEGV|check failed")

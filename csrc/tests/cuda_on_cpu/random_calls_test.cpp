@@ -1,0 +1,181 @@
+// Random calls of every operator on the stand-in device against the CPU backend, bit for bit. Each
+// array ends before a page that faults, each call runs twice, the second time overlapping the
+// first, in a launch shape and an order of threads of its own.
+//
+//   random_calls_test [calls [vocabulary [kinds]]]    `calls` of each kind, vocabularies up to the
+//                                                     one given; kinds: all, or verify_f32
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "cuda/launch.hpp"
+#include "cuda/launch_shape.hpp"
+#include "cuda_runtime_api.h"
+#include "polyspec/verify_tree.hpp"
+#include "support/random_cache.hpp"
+#include "support/random_indexed.hpp"
+#include "support/random_schedule.hpp"
+
+namespace {
+
+using polyspec::Result;
+using polyspec::Stream;
+
+// A copy of a block whose guards fault.
+class Guarded {
+ public:
+  explicit Guarded(const cases::Block& block) : size_(block.bytes.size()) {
+    void* pages =
+        mmap(nullptr, size_ + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pages != MAP_FAILED);
+    data_ = static_cast<unsigned char*>(pages);
+    std::memcpy(data_, block.bytes.data(), size_);
+    for (const size_t guard : block.guards) mprotect(data_ + guard, cases::Block::kPage, PROT_NONE);
+  }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+  ~Guarded() { munmap(data_, size_ + 1); }
+
+  unsigned char* data() const { return data_; }
+  std::vector<unsigned char> read() const {
+    mprotect(data_, size_, PROT_READ | PROT_WRITE);
+    return {data_, data_ + size_};
+  }
+
+ private:
+  size_t size_;
+  unsigned char* data_;
+};
+
+cases::Block with_bytes(cases::Block block, std::vector<unsigned char> bytes) {
+  block.bytes = std::move(bytes);
+  return block;
+}
+
+void* workspace() {
+  static void* memory = nullptr;
+  if (memory == nullptr) {
+    CHECK(cudaMalloc(&memory, polyspec::kVerifyWorkspaceBytes) == cudaSuccess);
+    CHECK(polyspec::clear_workspace(memory, polyspec::kVerifyWorkspaceBytes, Stream::on(nullptr))
+              .ok());
+  }
+  return memory;
+}
+
+// `in` and `out` are where the call finds its memory. A call that changes its outputs in place runs
+// once.
+template <class Operator, class Case>
+void compare(Operator run, const Case& call, const std::string& name, bool in_place = false) {
+  std::vector<unsigned char> expected = call.outputs.bytes;
+  const std::vector<unsigned char> in = cases::inputs_for(call, expected.data());
+  CHECK(run(call.params(in.data(), expected.data()), Stream::cpu()).ok());
+
+  const Guarded outputs(call.outputs);
+  const Guarded inputs(with_bytes(call.inputs, cases::inputs_for(call, outputs.data())));
+  Stream stream = Stream::on(nullptr);
+  stream.overlap = true;
+  for (int time = 0; time < (in_place ? 1 : 2); ++time) {
+    const Result result = run(call.params(inputs.data(), outputs.data()), stream);
+    CHECK_EQ(std::string(""), result.message);
+  }
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  cases::check_same(expected, outputs.read(), name);
+}
+
+const auto kVerify = [](polyspec::VerifyParams params, Stream stream) {
+  if (stream.device == Stream::Device::kCuda) params.workspace = workspace();
+  return polyspec::verify(params, stream);
+};
+const auto kSample = [](const auto& params, Stream s) { return polyspec::sample(params, s); };
+const auto kTree = [](const auto& params, Stream s) { return polyspec::verify_tree(params, s); };
+
+// The sizes of a call with at most so many logits in its target's rows.
+cases::Extent random_extent(cases::Random& random, int64_t vocabulary) {
+  constexpr int64_t kMostLogits = 300000;
+  if (vocabulary == 0 || random.chance(0.5)) return {};
+  const int64_t edges[] = {1024, 1025, 4096, 8192, 8193, 32000, 131072, 131073};
+  int64_t vocab = static_cast<int64_t>(std::exp(random.unit() * std::log(1.0 * vocabulary)));
+  const int64_t edge = random.one_of(edges);
+  if (edge <= vocabulary && random.chance(0.3)) vocab = edge;
+  int64_t batch = 1 + random.below(12), drafted = 1 + random.below(10);
+  while (batch > 1 && batch * (drafted + 1) * vocab > kMostLogits) --batch;
+  while (drafted > 1 && batch * (drafted + 1) * vocab > kMostLogits) --drafted;
+  return {vocab, batch, drafted};
+}
+
+// Returns how the calls are spread.
+std::string force_random_shape(cases::Random& random) {
+  int sizes = 1;  // 1, 2, 4 ...
+  while (1 << sizes <= polyspec::cuda::kMaxClusterCtas) ++sizes;
+  const int ctas = random.chance(0.2) ? 0 : 1 << random.below(sizes);
+  const int rows_at_once = static_cast<int>(random.below(3)) - 1;
+  polyspec::cuda::force_shape(ctas, rows_at_once);
+  return ", " + std::to_string(ctas) + " CTAs per group, rows at once " +
+         std::to_string(rows_at_once);
+}
+
+void check_caches_and_state_rows(uint64_t seed) {
+  const std::string name = " case " + std::to_string(seed);
+  compare([](const auto& p, Stream s) { return polyspec::schedule_due(p, s); },
+          cases::ScheduleDueCase(seed), "schedule_due" + name);
+  compare([](const auto& p, Stream s) { return polyspec::schedule_next(p, s); },
+          cases::ScheduleNextCase(seed), "schedule_next" + name);
+  compare([](const auto& p, Stream s) { return polyspec::schedule_report(p, s); },
+          cases::ScheduleReportCase(seed), "schedule_report" + name, true);
+  compare([](const auto& p, Stream s) { return polyspec::append(p, s); }, cases::AppendCase(seed),
+          "append" + name);
+  compare([](const auto& p, Stream s) { return polyspec::append_paged(p, s); },
+          cases::PagedAppendCase(seed), "append_paged" + name);
+  compare([](const auto& p, Stream s) { return polyspec::compact_tree(p, s); },
+          cases::CompactTreeCase(seed), "compact_tree" + name, true);
+  compare([](const auto& p, Stream s) { return polyspec::reserve_pages(p, s); },
+          cases::PagesCase<true>(seed), "reserve_pages" + name, true);
+  compare([](const auto& p, Stream s) { return polyspec::truncate_pages(p, s); },
+          cases::PagesCase<false>(seed), "truncate_pages" + name, true);
+}
+
+// Whether there was one: the case may be of another type.
+bool check_verify_f32(uint64_t seed, cases::Extent extent, const std::string& name) {
+  const cases::VerifyCase call(seed, extent);
+  unsigned char unused[1] = {};
+  if (call.params(unused, unused).target_dtype != polyspec::DType::kFloat32) return false;
+  compare(kVerify, call, "verify" + name);
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int64_t calls = argc > 1 ? std::atoll(argv[1]) : 12;
+  const int64_t vocabulary = argc > 2 ? std::atoll(argv[2]) : 140000;
+  const bool all = argc <= 3 || std::strcmp(argv[3], "all") == 0;
+  cases::Block::with_guards = true;
+  int64_t done = 0;
+  for (uint64_t seed = 0; done < calls; ++seed) {
+    cases::Random random(~seed);
+    stand_in::seed(seed);
+    const cases::Extent extent = random_extent(random, vocabulary);
+    const std::string name = " case " + std::to_string(seed) + force_random_shape(random);
+    if (!all) {
+      done += check_verify_f32(seed, extent, name);
+      continue;
+    }
+    check_caches_and_state_rows(seed);
+    compare(kSample, cases::SampleCase(seed, extent), "sample" + name);
+    compare(kVerify, cases::VerifyCase(seed, extent), "verify" + name);
+    compare(kVerify, cases::IndexedVerifyCase(seed, extent), "indexed verify" + name);
+    compare(kTree, cases::TreeCase(seed, extent), "verify_tree" + name);
+    compare(kTree, cases::IndexedTreeCase(seed, extent), "indexed verify_tree" + name);
+    ++done;
+  }
+  std::printf("%lld calls of each kind; clusters that ran", static_cast<long long>(calls));
+  for (int ctas = 1; ctas <= 16; ctas *= 2) {
+    std::printf("%s of %d CTAs: %llu", ctas > 1 ? "," : "", ctas,
+                static_cast<unsigned long long>(stand_in::clusters_run(ctas)));
+  }
+  std::printf("\n");
+  return 0;
+}

@@ -1,0 +1,115 @@
+// What is resident: the clusters of the launches that run, their CTAs, warps and threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cuda_runtime.h"
+#include "fibre.hpp"
+#include "race.hpp"
+
+namespace stand_in {
+
+struct Cluster;
+struct Cta;
+struct Stream;
+struct Thread;
+struct Warp;
+
+constexpr int kLanes = 32;
+constexpr int kMaxClusterCtas = 16;
+constexpr unsigned kMaxThreads = 1024;       // of a CTA
+constexpr size_t kSharedMemory = 48 * 1024;  // of a CTA: what may be declared statically
+
+// Threads that wait for something, in no order. It takes no memory, which would be seen as passed
+// from one thread to another.
+struct Queue {
+  Thread* first = nullptr;
+};
+
+struct Launch {
+  std::function<void()> thread;
+  const char* kernel;
+  dim3 grid;
+  unsigned threads, ctas;  // of a CTA, of a cluster
+  bool overlaps;           // may begin while the stream's kernel before it runs
+  uint64_t clusters;
+
+  Stream* stream = nullptr;
+  std::vector<uint64_t> order;  // in which the clusters begin
+  uint64_t begun = 0, ended = 0;
+  Queue waiting;        // for the kernel before this one
+  char submitted, end;  // clocks
+
+  bool all_begun() const { return begun == clusters; }
+  bool all_ended() const { return ended == clusters; }
+};
+
+// Threads meet; the clocks are those of this generation and of the one before.
+struct Barrier {
+  explicit Barrier(int threads) : threads(threads), missing(threads) {}
+  int threads, missing;
+  uint64_t generation = 0;
+  Queue waiting;
+  char clocks[2];
+};
+
+struct Warp {
+  Shuffle kind;
+  int argument;
+  int arrived = 0;
+  uint64_t generation = 0;
+  uint64_t given[2][kLanes];  // by generation: slow readers of the last one are left in peace
+  Queue waiting;
+};
+
+struct Thread {
+  Thread(Cta* cta, Warp* warp, unsigned rank, void (*body)())
+      : cta(cta), warp(warp), index{rank, 0, 0}, fibre(body) {}
+  int lane() const { return static_cast<int>(index.x % kLanes); }
+
+  Cta* cta;
+  Warp* warp;
+  Index index;
+  Fibre fibre;
+  race::Context context = nullptr;
+  size_t declared = 0;  // bytes of shared memory
+  bool at_cluster_barrier = false;
+  uint64_t cluster_generation = 0;
+  bool fenced = false;                // has not made an atomic since its last fence
+  std::vector<const void*> observed;  // what its atomics since then have read
+  bool ended = false;
+  Thread* next = nullptr;  // in the queue it waits in
+};
+
+struct Cta {
+  Cta(Cluster* cluster, unsigned rank, int threads)
+      : cluster(cluster), rank(rank), alive(threads), barrier(threads) {}
+  Cluster* cluster;
+  unsigned rank;
+  Index index{};
+  unsigned char* shared = nullptr;
+  size_t declared = 0;
+  bool begun = false;
+  int alive;
+  Barrier barrier;
+  std::vector<Warp> warps;
+};
+
+struct Cluster {
+  Cluster(std::shared_ptr<Launch> launch, unsigned char* shared)
+      : launch(std::move(launch)),
+        shared(shared),
+        alive(static_cast<int>(this->launch->threads * this->launch->ctas)),
+        barrier(alive) {}
+  std::shared_ptr<Launch> launch;
+  unsigned char* shared;  // [ctas][kSharedMemory]
+  int alive;
+  Barrier barrier;
+  std::vector<std::unique_ptr<Cta>> ctas;
+  std::vector<std::unique_ptr<Thread>> threads;
+  char start;  // clock
+};
+
+}  // namespace stand_in

@@ -1,0 +1,201 @@
+#include "scheduler.hpp"
+
+#include <algorithm>
+#include <list>
+#include <string>
+
+#include "fault.hpp"
+#include "shared_memory.hpp"
+#include "streams.hpp"
+
+namespace stand_in {
+namespace {
+
+// Threads, but for a cluster that is larger. What ThreadSanitizer does takes the longer the more
+// contexts there are.
+constexpr size_t kMaxResident = 4096, kMaxWatched = 768;
+constexpr int kPausesPerSwitch = 64;
+// Contexts are used again, but not at once.
+constexpr size_t kSpareContexts = 64;
+
+uint64_t state = 1;
+Thread* running = nullptr;
+race::Context host;
+std::vector<Thread*> ready;
+std::vector<Thread*> held;  // run only when nobody else can
+std::list<Cluster> resident;
+size_t resident_threads = 0;
+std::vector<race::Context> contexts;
+uint64_t clusters_of[kMaxClusterCtas + 1];
+
+template <class T>
+T take_any(std::vector<T>& from) {
+  std::swap(from[draw() % from.size()], from.back());
+  T taken = from.back();
+  from.pop_back();
+  return taken;
+}
+
+void yield() {
+  race::switch_to(host);
+  running->fibre.suspend();
+}
+
+// What a fibre does.
+void run_thread() {
+  Thread& thread = *running;
+  Cta& cta = *thread.cta;
+  const Launch& launch = *cta.cluster->launch;
+  race::acquire(&cta.cluster->start);
+  if (!cta.begun) poison(cta.shared);
+  cta.begun = true;
+  launch.thread();
+  if (thread.at_cluster_barrier) fault("a thread ends between the halves of the cluster barrier");
+  race::release(&launch.end);
+  if (--cta.alive == 0) poison(cta.shared);
+  thread.ended = true;
+  yield();
+  fault("a thread runs that has ended");
+}
+
+void begin_cluster(const std::shared_ptr<Launch>& launch) {
+  const uint64_t number = launch->order[launch->begun++];
+  resident.emplace_back(launch, take_shared_memory(launch->ctas));
+  Cluster& cluster = resident.back();
+  const unsigned laggard = static_cast<unsigned>(draw() % (2 * launch->ctas));  // if there is one
+  for (unsigned rank = 0; rank < launch->ctas; ++rank) {
+    cluster.ctas.push_back(
+        std::make_unique<Cta>(&cluster, rank, static_cast<int>(launch->threads)));
+    Cta& cta = *cluster.ctas.back();
+    cta.shared = cluster.shared + rank * kSharedMemory;
+    const uint64_t at = number * launch->ctas + rank;
+    const dim3& grid = launch->grid;
+    cta.index = {static_cast<unsigned>(at % grid.x), static_cast<unsigned>(at / grid.x % grid.y),
+                 static_cast<unsigned>(at / grid.x / grid.y)};
+    cta.warps.resize(launch->threads / kLanes);
+    for (unsigned i = 0; i < launch->threads; ++i) {
+      cluster.threads.push_back(
+          std::make_unique<Thread>(&cta, &cta.warps[i / kLanes], i, run_thread));
+      Thread* thread = cluster.threads.back().get();
+      thread->context =
+          contexts.size() > kSpareContexts ? take_any(contexts) : race::make_context();
+      (rank == laggard ? held : ready).push_back(thread);
+    }
+  }
+  race::release(&cluster.start);
+  resident_threads += cluster.threads.size();
+  ++clusters_of[launch->ctas];
+}
+
+// Begins a cluster of some launch, if there is one and room for it.
+bool begin_any() {
+  std::vector<std::shared_ptr<Launch>> launches = beginning_launches();
+  if (launches.empty()) return false;
+  const std::shared_ptr<Launch> launch = take_any(launches);
+  const size_t threads = launch->threads * launch->ctas;
+  const size_t most = race::watched() ? kMaxWatched : kMaxResident;
+  if (resident_threads > 0 && resident_threads + threads > most) return false;
+  race::switch_to(context_of(*launch->stream));
+  begin_cluster(launch);
+  race::switch_to(host);
+  return true;
+}
+
+void end_thread(Thread& thread) {
+  Cluster& cluster = *thread.cta->cluster;
+  contexts.push_back(thread.context);
+  if (--cluster.alive > 0) return;
+  Launch& launch = *cluster.launch;  // its stream keeps it
+  resident_threads -= cluster.threads.size();
+  race::switch_to(context_of(*launch.stream));
+  race::acquire(&launch.end);
+  give_back_shared_memory(cluster.shared, launch.ctas);
+  resident.remove_if([&](const Cluster& other) { return &other == &cluster; });
+  ++launch.ended;
+  end_launches(*launch.stream);
+  race::switch_to(host);
+}
+
+[[noreturn]] void deadlock() {
+  std::string what = "deadlock: no thread can run";
+  for (const Cluster& cluster : resident) {
+    what += std::string("\n  ") + cluster.launch->kernel;
+    for (const auto& cta : cluster.ctas) {
+      int in_shuffles = 0;
+      for (const Warp& warp : cta->warps) in_shuffles += length(warp.waiting);
+      what += "\n    CTA " + std::to_string(cta->index.x) + ": of " +
+              std::to_string(cta->barrier.threads) + " threads " + std::to_string(cta->alive) +
+              " run, " + std::to_string(length(cta->barrier.waiting)) + " wait in __syncthreads, " +
+              std::to_string(in_shuffles) + " in shuffles";
+    }
+    what += "\n    " + std::to_string(length(cluster.barrier.waiting)) +
+            " wait at the barrier of the cluster";
+  }
+  fault(what);
+}
+
+}  // namespace
+
+void seed(uint64_t seed) { state = seed; }
+
+uint64_t draw() {  // SplitMix64
+  uint64_t z = state += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+uint64_t clusters_run(int ctas) { return clusters_of[ctas]; }
+
+void run_all() {
+  if (running != nullptr) fault("a thread of the device calls the host's side of the runtime");
+  const race::Unwatched bookkeeping;
+  host = race::current_context();
+  // Threads add to it, and are not to be seen passing memory to each other.
+  ready.reserve(std::max<size_t>(kMaxResident, kMaxClusterCtas * kMaxThreads));
+  for (;;) {
+    while (begin_any()) {
+    }
+    if (ready.empty()) ready.swap(held);
+    if (ready.empty()) break;
+    running = take_any(ready);
+    race::switch_to(running->context);
+    running->fibre.resume();
+    Thread& last = *running;
+    running = nullptr;
+    if (last.ended) end_thread(last);
+  }
+  if (!resident.empty()) deadlock();
+}
+
+Thread& current() {
+  if (running == nullptr) fault("the host asks what only a thread of the device knows");
+  return *running;
+}
+
+void pause() {
+  if (draw() % kPausesPerSwitch != 0) return;
+  ready.push_back(&current());
+  yield();
+}
+
+void wait_in(Queue& queue) {
+  Thread& thread = current();
+  thread.next = queue.first;
+  queue.first = &thread;
+  yield();
+}
+
+void wake(Queue& queue) {
+  for (Thread* thread = queue.first; thread != nullptr; thread = thread->next)
+    ready.push_back(thread);
+  queue.first = nullptr;
+}
+
+int length(const Queue& queue) {
+  int n = 0;
+  for (const Thread* thread = queue.first; thread != nullptr; thread = thread->next) ++n;
+  return n;
+}
+
+}  // namespace stand_in

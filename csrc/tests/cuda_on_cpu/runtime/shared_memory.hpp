@@ -1,0 +1,10 @@
+// The shared memory of clusters, poisoned when a CTA begins and when it ends.
+#pragma once
+
+namespace stand_in {
+
+unsigned char* take_shared_memory(unsigned ctas);  // [ctas][kSharedMemory]
+void give_back_shared_memory(unsigned char* memory, unsigned ctas);
+void poison(unsigned char* of_cta);
+
+}  // namespace stand_in

@@ -1,0 +1,171 @@
+// What a thread of the device calls.
+#include "cuda_runtime.h"
+#include "fault.hpp"
+#include "scheduler.hpp"
+#include "streams.hpp"
+
+namespace stand_in {
+namespace {
+
+uint64_t arrive(Barrier& barrier) {
+  const uint64_t generation = barrier.generation;
+  race::release(&barrier.clocks[generation % 2]);
+  if (--barrier.missing == 0) {
+    barrier.missing = barrier.threads;
+    ++barrier.generation;
+    wake(barrier.waiting);
+  }
+  return generation;
+}
+
+void wait(Barrier& barrier, uint64_t generation) {
+  if (barrier.generation == generation) wait_in(barrier.waiting);
+  race::acquire(&barrier.clocks[generation % 2]);
+}
+
+int source_lane(Shuffle kind, int lane, int argument) {
+  switch (kind) {
+    case Shuffle::kFrom:
+      return argument % kLanes;
+    case Shuffle::kXor:
+      return lane ^ argument;
+    case Shuffle::kUp:
+      return lane < argument ? lane : lane - argument;
+  }
+  return lane;
+}
+
+bool is_shared(const Cluster& cluster, const void* at) {
+  const unsigned char* byte = static_cast<const unsigned char*>(at);
+  return byte >= cluster.shared && byte < cluster.shared + cluster.ctas.size() * kSharedMemory;
+}
+
+}  // namespace
+
+const Index& thread_index() {
+  pause();
+  return current().index;
+}
+
+const Index& block_index() {
+  pause();
+  return current().cta->index;
+}
+
+const Index& grid_size() {
+  const dim3& grid = current().cta->cluster->launch->grid;
+  static Index index;
+  index = {grid.x, grid.y, grid.z};
+  return index;
+}
+
+// The threads of a CTA declare the same variables in the same order.
+void* shared_memory(size_t bytes, size_t alignment) {
+  Thread& thread = current();
+  const size_t at = (thread.declared + alignment - 1) / alignment * alignment;
+  thread.declared = at + bytes;
+  if (thread.declared > kSharedMemory) fault("more than 48 KB of static shared memory");
+  if (thread.cta->declared < thread.declared) thread.cta->declared = thread.declared;
+  return thread.cta->shared + at;
+}
+
+// Does not order memory accesses.
+uint64_t shuffle(Shuffle kind, unsigned mask, uint64_t value, int argument) {
+  if (mask != 0xffffffffu) fault("a shuffle is not of the whole warp");
+  Thread& thread = current();
+  Warp& warp = *thread.warp;
+  if (warp.arrived == 0) {
+    warp.kind = kind;
+    warp.argument = argument;
+  }
+  const bool same = warp.kind == kind && (kind == Shuffle::kFrom || warp.argument == argument);
+  if (!same) fault("the lanes of a warp are in different shuffles");
+  const uint64_t generation = warp.generation;
+  warp.given[generation % 2][thread.lane()] = value;
+  if (++warp.arrived == kLanes) {
+    warp.arrived = 0;
+    ++warp.generation;
+    wake(warp.waiting);
+    pause();
+  } else {
+    wait_in(warp.waiting);
+  }
+  return warp.given[generation % 2][source_lane(kind, thread.lane(), argument)];
+}
+
+// What comes before a fence comes before what others do behind a fence of theirs, when an atomic of
+// theirs in front of it has read what an atomic behind the first fence wrote.
+void before_atomic(const void* at) {
+  pause();
+  Thread& thread = current();
+  if (thread.fenced) race::release(at);
+  thread.fenced = false;
+}
+
+void after_atomic(const void* at) {
+  Thread& thread = current();
+  if (race::watched() && !is_shared(*thread.cta->cluster, at)) thread.observed.push_back(at);
+  pause();
+}
+
+}  // namespace stand_in
+
+using stand_in::current;
+using stand_in::fault;
+
+void __threadfence() {
+  stand_in::Thread& thread = current();
+  for (const void* at : thread.observed) stand_in::race::acquire(at);
+  thread.observed.clear();
+  thread.fenced = true;
+  stand_in::pause();
+}
+
+void __syncthreads() {
+  stand_in::Barrier& barrier = current().cta->barrier;
+  stand_in::wait(barrier, stand_in::arrive(barrier));
+  stand_in::pause();
+}
+
+void cudaGridDependencySynchronize() {
+  stand_in::Launch& launch = *current().cta->cluster->launch;
+  if (!stand_in::is_first(launch)) stand_in::wait_in(launch.waiting);
+  stand_in::race::acquire(stand_in::clock_of(*launch.stream));
+}
+
+void __cluster_barrier_arrive() {
+  stand_in::Thread& thread = current();
+  if (thread.at_cluster_barrier) fault("a thread arrives twice at the barrier of the cluster");
+  thread.at_cluster_barrier = true;
+  thread.cluster_generation = stand_in::arrive(thread.cta->cluster->barrier);
+  stand_in::pause();
+}
+
+void __cluster_barrier_wait() {
+  stand_in::Thread& thread = current();
+  if (!thread.at_cluster_barrier)
+    fault("a thread waits at the barrier of the cluster without having arrived");
+  stand_in::wait(thread.cta->cluster->barrier, thread.cluster_generation);
+  thread.at_cluster_barrier = false;
+  stand_in::pause();
+}
+
+unsigned __clusterRelativeBlockRank() { return current().cta->rank; }
+unsigned __clusterSizeInBlocks() {
+  return static_cast<unsigned>(current().cta->cluster->ctas.size());
+}
+
+void* __cluster_map_shared_rank(const void* mine, unsigned rank) {
+  stand_in::pause();
+  const stand_in::Cta& cta = *current().cta;
+  const stand_in::Cluster& cluster = *cta.cluster;
+  const size_t at =
+      static_cast<size_t>(static_cast<const unsigned char*>(mine) - cta.shared);  // wraps below
+  if (at >= cta.declared)
+    fault("what is mapped into another CTA is not in this one's shared memory");
+  if (rank >= cluster.ctas.size()) fault("the cluster has no CTA of this rank");
+  const stand_in::Cta& other = *cluster.ctas[rank];
+  if (!other.begun) fault("a CTA reaches into the shared memory of one that has not begun");
+  if (other.alive == 0) fault("a CTA reaches into the shared memory of one that has ended");
+  return other.shared + at;
+}

@@ -1,0 +1,271 @@
+// The stand-in for CUDA itself: kernels that use it rightly, and kernels with one mistake each,
+// which has to be found.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cuda_runtime.h"
+#include "support/check.hpp"
+
+namespace {
+
+constexpr unsigned kAll = 0xffffffffu;
+
+template <class T>
+class Device {
+ public:
+  explicit Device(size_t n) {
+    CHECK(cudaMalloc(reinterpret_cast<void**>(&data), n * sizeof(T)) == cudaSuccess);
+    std::memset(data, 0, n * sizeof(T));
+  }
+  ~Device() { cudaFree(data); }
+  T* data;
+};
+
+template <class... Params, class... Args>
+cudaError_t run(void (*kernel)(Params...), unsigned ctas, unsigned threads, unsigned cluster,
+                const Args&... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(ctas);
+  config.blockDim = dim3(threads);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
+  return error == cudaSuccess ? cudaDeviceSynchronize() : error;
+}
+
+// Each CTA writes its sum into the next one's shared memory.
+__global__ void pass_on(unsigned* sums) {
+  POLYSPEC_SHARED(unsigned, passed);
+  const unsigned ctas = __clusterSizeInBlocks(), rank = __clusterRelativeBlockRank();
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+  unsigned sum = threadIdx.x;
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
+  if (threadIdx.x == 0)
+    *static_cast<unsigned*>(__cluster_map_shared_rank(&passed, (rank + 1) % ctas)) = sum + rank;
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+  if (threadIdx.x == 0) sums[blockIdx.x] = passed;
+}
+
+void test_clusters() {
+  for (unsigned ctas = 1; ctas <= 16; ++ctas) {
+    Device<unsigned> sums(3 * ctas);
+    const uint64_t before = stand_in::clusters_run(static_cast<int>(ctas));
+    CHECK(run(pass_on, 3 * ctas, 32, ctas, sums.data) == cudaSuccess);
+    CHECK_EQ(uint64_t{3}, stand_in::clusters_run(static_cast<int>(ctas)) - before);
+    for (unsigned i = 0; i < 3 * ctas; ++i) CHECK_EQ(496 + (i + ctas - 1) % ctas, sums.data[i]);
+  }
+  Device<unsigned> sums(34);
+  CHECK(run(pass_on, 34, 32, 17, sums.data) == cudaErrorInvalidConfiguration);
+  CHECK(run(pass_on, 3, 32, 2, sums.data) == cudaErrorInvalidConfiguration);
+  CHECK(run(pass_on, 0, 32, 1, sums.data) == cudaErrorInvalidConfiguration);
+}
+
+// The order in which threads come is another with every seed, and the same with the same.
+__global__ void line_up(unsigned* next, unsigned* order) {
+  order[atomicAdd(next, 1u)] = blockIdx.x * 64 + threadIdx.x;
+}
+
+std::vector<unsigned> order_of(uint64_t seed) {
+  Device<unsigned> next(1), order(256);
+  stand_in::seed(seed);
+  CHECK(run(line_up, 4, 64, 1, next.data, order.data) == cudaSuccess);
+  return {order.data, order.data + 256};
+}
+
+void test_order() {
+  CHECK(order_of(1) == order_of(1));
+  CHECK(order_of(1) != order_of(2));
+}
+
+// The first launch waits for what the second writes: only in two streams does that end.
+__global__ void spin(unsigned* flag) {
+  while (atomicAdd(flag, 0u) == 0) {
+  }
+}
+__global__ void set(unsigned* flag) { atomicAdd(flag, 1u); }
+
+void test_two_streams() {
+  Device<unsigned> flag(1);
+  cudaStream_t streams[2];
+  for (cudaStream_t& stream : streams) cudaStreamCreate(&stream);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(32);
+  config.stream = streams[0];
+  CHECK(cudaLaunchKernelEx(&config, spin, flag.data) == cudaSuccess);
+  config.stream = streams[1];
+  CHECK(cudaLaunchKernelEx(&config, set, flag.data) == cudaSuccess);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  CHECK_EQ(32u, *flag.data);
+  for (const cudaStream_t stream : streams) cudaStreamDestroy(stream);
+}
+
+// A launch that overlaps the one before it begins early, and waits where it says so.
+__global__ void set_late(unsigned* flag) {
+  for (int i = 0; i < 1000; ++i) (void)static_cast<unsigned>(threadIdx.x);
+  atomicAdd(flag, 1u);
+}
+template <bool kWaits>
+__global__ void see(const unsigned* flag, unsigned* seen) {
+  if (kWaits) cudaGridDependencySynchronize();
+  if (threadIdx.x == 0) *seen = __atomic_load_n(flag, __ATOMIC_RELAXED);
+}
+
+template <bool kWaits>
+unsigned seen_by_overlapping() {
+  Device<unsigned> flag(1), seen(1);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(32);
+  CHECK(cudaLaunchKernelEx(&config, set_late, flag.data) == cudaSuccess);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  CHECK(cudaLaunchKernelEx(&config, see<kWaits>, flag.data, seen.data) == cudaSuccess);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  return *seen.data;
+}
+
+void test_overlap() {
+  CHECK_EQ(32u, seen_by_overlapping<true>());
+  CHECK(seen_by_overlapping<false>() < 32);
+}
+
+void test_capture() {
+  Device<unsigned> flag(1);
+  cudaStream_t stream;
+  cudaStreamCreate(&stream);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(32);
+  config.stream = stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
+  CHECK(cudaLaunchKernelEx(&config, set, flag.data) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(stream) == cudaErrorStreamCaptureUnsupported);
+  CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+  CHECK(cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  CHECK_EQ(0u, *flag.data);
+  for (int i = 0; i < 2; ++i) CHECK(cudaGraphLaunch(executable, stream) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+  CHECK_EQ(64u, *flag.data);
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+// Kernels with a mistake.
+__global__ void one_warp_skips_the_barrier(unsigned*) {
+  if (threadIdx.x < 32) __syncthreads();
+}
+__global__ void one_lane_skips_the_shuffle(unsigned* out) {
+  if (threadIdx.x % 32 != 5) *out = __shfl_sync(kAll, 1u, 0);
+}
+__global__ void lanes_shuffle_differently(unsigned* out) {
+  if (threadIdx.x % 2 == 0) {
+    *out = __shfl_xor_sync(kAll, 1u, 1);
+  } else {
+    *out = __shfl_up_sync(kAll, 1u, 1);
+  }
+}
+__global__ void does_not_wait_for_the_others_to_begin(unsigned* out) {
+  POLYSPEC_SHARED(unsigned, value);
+  value = 1;
+  for (unsigned rank = 0; rank < __clusterSizeInBlocks(); ++rank)
+    *out += *static_cast<unsigned*>(__cluster_map_shared_rank(&value, rank));
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+}
+__global__ void does_not_wait_for_the_others_to_end(unsigned* out) {
+  POLYSPEC_SHARED(unsigned, value);
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+  for (unsigned rank = 0; rank < __clusterSizeInBlocks(); ++rank)
+    *out += *static_cast<unsigned*>(__cluster_map_shared_rank(&value, rank));
+}
+__global__ void arrives_twice(unsigned*) {
+  __cluster_barrier_arrive();
+  __cluster_barrier_arrive();
+}
+__global__ void ends_without_waiting(unsigned*) { __cluster_barrier_arrive(); }
+__global__ void reads_behind_the_end(unsigned* out) { *out = out[4]; }
+__global__ void maps_what_is_not_shared(unsigned* out) { __cluster_map_shared_rank(out, 0); }
+__global__ void synchronises_the_device(unsigned*) { cudaDeviceSynchronize(); }
+
+__global__ void makes_no_mistake(unsigned* out) {
+  __syncthreads();
+  if (threadIdx.x == 0) atomicAdd(out, __clusterRelativeBlockRank());
+}
+
+// In a process of its own; "" where nothing was found.
+std::string found_in(void (*kernel)(unsigned*)) {
+  int ends[2];
+  CHECK_EQ(0, pipe(ends));
+  std::fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    Device<unsigned> out(4);
+    run(kernel, 8, 64, 4, out.data);
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string message;
+  char text[256];
+  for (ssize_t n; (n = read(ends[0], text, sizeof text)) > 0;)
+    message.append(text, static_cast<size_t>(n));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) message += "SIGSEGV";
+  return message;
+}
+
+void test_faults() {
+  const struct {
+    void (*kernel)(unsigned*);
+    const char* message;
+  } kFaults[] = {
+      {one_warp_skips_the_barrier, "deadlock"},
+      {one_lane_skips_the_shuffle, "deadlock"},
+      {lanes_shuffle_differently, "different shuffles"},
+      {does_not_wait_for_the_others_to_begin, "has not begun"},
+      {does_not_wait_for_the_others_to_end, "has ended"},
+      {arrives_twice, "arrives twice"},
+      {ends_without_waiting, "between the halves"},
+      {reads_behind_the_end, "SIGSEGV"},
+      {maps_what_is_not_shared, "not in this one's shared memory"},
+      {synchronises_the_device, "the host's side"},
+  };
+  for (const auto& fault : kFaults) {
+    const std::string found = found_in(fault.kernel);
+    if (found.find(fault.message) == std::string::npos)
+      check::fail(__FILE__, __LINE__, fault.message, found);
+  }
+  CHECK_EQ(std::string(), found_in(makes_no_mistake));
+}
+
+}  // namespace
+
+int main() {
+  test_clusters();
+  test_order();
+  test_two_streams();
+  test_overlap();
+  test_capture();
+  test_faults();
+  return 0;
+}

@@ -1,0 +1,554 @@
+#!/usr/bin/env python3
+"""Fills the tables of README and docs from what was measured and committed.
+
+    python docs/tables.py            # writes them anew
+    python docs/tables.py --check    # exit status 1, and their names, where some are stale
+
+A page has `<!-- table: NAME -->`, and behind it `<!-- end of table -->`; what lies between is made
+here. Numbers come from docs/results and from the report beside the shipped models, and the cells
+are formatted by the benchmarks' own code. A table whose results are not there is left empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from polyspec_ext.bench import (  # noqa: E402
+    adaptation,
+    chains_table,
+    generation_table,
+    machine,
+    output,
+    overhead,
+)
+from polyspec_ext.bench.paper import report as paper_report  # noqa: E402
+from polyspec_ext.bench.paper.report import tables as paper_tables  # noqa: E402
+
+RESULTS = ROOT / "docs" / "results"
+# The newest results of every benchmark. Who commits newer ones names them here.
+GENERATE = "cpu-2026-11-22-generate.json"
+KERNELS = "cpu-2026-11-22-kernels.json"
+OVERHEAD = "cpu-2026-11-22-overhead.json"
+ADAPTATION = "cpu-2026-11-22-adaptation/adaptation.json"
+CHAINS = {
+    "1 time, greedy": "cpu-2026-11-22-chains/grown1.json",
+    "4 times, greedy": "cpu-2026-11-22-chains/grown4.json",
+    "8 times, greedy": "cpu-2026-11-22-chains/grown8.json",
+    "8 times, temperature 1": "cpu-2026-11-22-chains/grown8-temperature1.json",
+}
+PAPER = "cpu-2026-11-22-paper"
+# Not there yet: `make llama`, `demo --full --json`, `make demo-real` with --json, and a run of
+# `bench paper` with real models.
+LLAMA = "llama.json"
+DEMO = "demo.json"
+REAL_DEMO = "demo-real.json"
+REAL_PAPER = "paper-real"
+
+BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
+BLOCK = re.compile(
+    rf"^{re.escape(BEGIN).replace(re.escape('{}'), '([a-z0-9-]+)')}\n(.*?)^{re.escape(END)}$",
+    re.MULTILINE | re.DOTALL,
+)
+Lines = list[str]
+
+
+def result(name: str) -> Any:
+    """What a benchmark wrote; FileNotFoundError where nobody committed it."""
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def loaded(path: Path) -> ModuleType:
+    """A file outside the package as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def caption(report: Any, command: str, name: str) -> str:
+    """Command, processor, versions and load of a report."""
+    where = report["machine"]
+    return (
+        f"`{command}`: {where['cpu']}, {machine.conditions(report)}, transformers "
+        f"{where['transformers']}, commit {where['commit']}; `docs/results/{name}`."
+    )
+
+
+def tables_of(markdown: str) -> list[Lines]:
+    """The tables of a report, in order."""
+    found: list[Lines] = []
+    inside = False
+    for line in markdown.splitlines():
+        if line.startswith("|"):
+            if not inside:
+                found.append([])
+            found[-1].append(line)
+        inside = line.startswith("|")
+    return found
+
+
+# ---- whole generations ---------------------------------------------------------------------------
+
+GENERATE_COMMAND = (
+    "python -m polyspec_ext bench generate --temperature 0 --compile none --repeats 3"
+)
+
+
+def generate() -> Lines:
+    """Tokens per second of the shipped models beside transformers."""
+    report = result(GENERATE)
+    (table,) = tables_of(generation_table.markdown(report))
+    settings = report["settings"]
+    return [
+        caption(report, GENERATE_COMMAND, GENERATE),
+        f"{settings['prompts']} questions ({settings['source']}), up to "
+        f"{settings['max_new_tokens']} new tokens, prefill included: medians of "
+        f"{settings['repeats']} repeats in turns.",
+        "",
+        *table,
+    ]
+
+
+def targets() -> Lines:
+    """What the project asks of whole generations, and whether it was met."""
+    text = generation_table.markdown(result(GENERATE)).splitlines()
+    return [line for line in text if re.search(r" at least .*(, met|\*\*missed\*\*)", line)]
+
+
+def llama() -> Lines:
+    """Chains inside llama.cpp, as its program prints them, at every temperature."""
+    report = result(LLAMA)
+    compare = loaded(ROOT / "csrc" / "examples" / "llama_cpp" / "compare.py")
+    lines = [
+        f"`make llama LLAMA='--rounds {report['rounds']} --tokens {report['tokens']}'`: "
+        f"{' <- '.join(report['models'])}; {report['processor']}, "
+        f"{report['threads']} threads; {len(report['prompts'])} prompts, {report['tokens']} new "
+        f"tokens each, contenders in turns, medians; `docs/results/{LLAMA}`.",
+    ]
+    for temperature, rows in report["temperatures"].items():
+        greedy = float(temperature) == 0
+        lines += ["", f"Temperature {float(temperature):g}{', greedy' * greedy}:", ""]
+        lines += [*compare.HEAD.splitlines(), *(compare.row(row, greedy) for row in rows)]
+    if "theirs" in report:
+        lines += ["", f"In the same run {report['theirs']}."]
+    return lines
+
+
+def llama_short() -> Lines:
+    """The greedy rows of `llama` for the front page."""
+    report = result(LLAMA)
+    rows = report["temperatures"]["0.0"]
+    return [
+        f"`make llama LLAMA='--rounds {report['rounds']} --tokens {report['tokens']}'`, greedy: "
+        f"{' <- '.join(report['models'])}; {report['processor']}, {report['threads']} threads.",
+        "",
+        *output.table(
+            ["inside llama.cpp", "tokens/s", "x plain", "texts as plain decoding"],
+            (
+                [
+                    row["name"],
+                    f"{row['decoding_tokens_per_second']:.1f}",
+                    f"{row['over_plain']:.2f}",
+                    f"{row['agrees']} of {row['texts']}",
+                ]
+                for row in rows
+                if "rule, fast settings" not in row["name"]  # plain decoding at its fastest stays
+            ),
+            [1, 2],
+        ),
+    ]
+
+
+REAL_DEMO_TITLE = (
+    "Qwen2.5-Coder 1.5B and 0.5B in 4 bits, `make demo-real DEMO='--repeats 1 --json'`"
+)
+
+
+def front() -> Lines:
+    """Real models for the front page or, where nobody has measured them, the shipped ones."""
+    try:
+        return demo_lines(REAL_DEMO, REAL_DEMO_TITLE, short=True)
+    except FileNotFoundError:
+        return generate_short()
+
+
+def generate_short() -> Lines:
+    """One prompt at a time, shipped models."""
+    report = result(GENERATE)
+    (found,) = report["results"]
+    return [
+        f"`{GENERATE_COMMAND}`: {report['machine']['cpu']}, {machine.conditions(report)}; the "
+        "small models that come with the package.",
+        "",
+        *output.table(
+            ["one prompt at a time", "tokens/s", "x plain", "texts as plain decoding"],
+            (
+                [
+                    row["label"],
+                    f"{row['tokens_per_second']['median']:.1f}",
+                    f"{row['x_plain']['median']:.2f}",
+                    row["verdict"],
+                ]
+                for row in found["rows"]
+                if row["batch"] == 1 and not re.search(r"\d tokens|as torch keeps", row["label"])
+            ),
+            [1, 2],
+        ),
+    ]
+
+
+def demo_lines(name: str, title: str, *, short: bool = False) -> Lines:
+    """The tables of ``demo --json``: ratios are over the fastest plain decoding of each.
+
+    Args:
+        name: of the file.
+        title: what was measured, with the command.
+        short: only the first table, for the front page.
+    """
+    report = result(name)
+    where = report["machine"]
+    lines = [
+        f"{title}: {where['cpu']} ({where['cpu_capability']}), {where['threads']} threads of "
+        f"{where['cores']} cores, torch {where['torch']}, transformers {where['transformers']}; "
+        f"`docs/results/{name}`.",
+    ]
+    for table in report["tables"][: 1 if short else None]:
+        greedy = table["temperature"] == 0
+        heads = ["", "tokens/s", "ratio", "texts as plain decoding" if greedy else "likelihood"]
+        lines += [
+            f"{table['prompts']} questions, up to {table['max_new_tokens']} new tokens, "
+            f"temperature {table['temperature']:g}; median over repeats: "
+            f"{table['repeats']}.",
+            "",
+            *output.table(heads, map(_demo_cells, table["configurations"]), [1, 2]),
+        ]
+        if not short:
+            lines.append("")
+    return lines[: None if short else -1]
+
+
+def _demo_cells(row: Any) -> Lines:
+    window = ",".join(map(str, row["window"]))
+    label = f"{row['label']} ({window})" if window else row["label"]
+    return [label, f"{row['tokens_per_second']:.1f}", f"{row['ratio']:.2f}", row["verdict"]]
+
+
+def demo() -> Lines:
+    """The shipped models as ``make demo-full`` measures them."""
+    lines = demo_lines(DEMO, "`python -m polyspec_ext demo --full --json`")
+    grown = result(DEMO).get("grown")
+    if grown is None:
+        return lines
+    text = re.sub(r"^##", "####", chains_table.markdown(grown), flags=re.M)
+    return [*lines, "", *text.splitlines()[2:]]
+
+
+def demo_real() -> Lines:
+    """Real models beside transformers and llama.cpp."""
+    return demo_lines(REAL_DEMO, REAL_DEMO_TITLE)
+
+
+def paper_run(folder: str) -> Lines:
+    """Every method of a run of ``bench paper`` over all its questions."""
+    if not (RESULTS / folder).is_dir():
+        raise FileNotFoundError(folder)
+    (run,) = paper_report.load([RESULTS / folder])
+    table = paper_tables.overall(run)
+    return [paper_report.summary(run), table.note, "", *tables_of(table.markdown())[0]]
+
+
+def paper() -> Lines:
+    """Spec-Bench's questions with the shipped models."""
+    return paper_run(PAPER)
+
+
+def paper_real() -> Lines:
+    """The same with real models, beside other engines."""
+    return paper_run(REAL_PAPER)
+
+
+# ---- chains below a target of any cost -----------------------------------------------------------
+
+
+CHAINS_COMMAND = (
+    "python -m polyspec_ext bench chains --compile --head eagle3 --prompts 3 --repeats 2 "
+    "--threads 2"
+)
+
+
+def chains() -> Lines:
+    """Every chain below the shipped target and wider ones: over plain decoding."""
+    reports = {head: result(name)["results"][0]["rows"] for head, name in CHAINS.items()}
+    by_label = [{row["label"]: row for row in rows} for rows in reports.values()]
+    labels = list(dict.fromkeys(row["label"] for rows in reports.values() for row in rows))
+    plain = [rows["plain decoding"] for rows in by_label]
+
+    def cell(row: Any, plain: Any) -> str:
+        if row is None:
+            return ""
+        alone, base = row["decoding_tokens_per_second"], plain["decoding_tokens_per_second"]
+        decoding = "" if alone is None else f" ({alone / base:.2f}x)"
+        return f"{row['x_plain']['median']:.2f}x{decoding}"
+
+    every = [result(name) for name in CHAINS.values()]
+    columns = (
+        f"`--times {one['settings']['times']} --plan-seconds {one['settings']['plan_seconds']}` at "
+        f"commit {one['machine']['commit']}"
+        for one in every
+    )
+    settings = every[0]["settings"]
+    return [
+        f"`{CHAINS_COMMAND}`: {every[0]['machine']['cpu']}, {machine.conditions(every[0])}; by "
+        f"column {', '.join(columns)}; `docs/results/{Path(CHAINS['4 times, greedy']).parent}`.",
+        "Over plain decoding, compiled as the chains are: prefill included, in brackets without "
+        f"it. {settings['prompts']} questions, up to {settings['max_new_tokens']} new tokens; "
+        "windows by the planner.",
+        "",
+        *output.table(
+            ["", *reports],
+            [
+                [
+                    "plain decoding, tokens/s",
+                    *(f"{row['tokens_per_second']:.1f}" for row in plain),
+                ],
+                *(
+                    [label, *map(cell, (rows.get(label) for rows in by_label), plain)]
+                    for label in labels
+                    if label != "plain decoding"
+                ),
+            ],
+        ),
+    ]
+
+
+def predictions() -> Lines:
+    """How near the planner's predictions came in the same runs."""
+    rows = []
+    for head, name in CHAINS.items():
+        (found,) = result(name)["results"]
+        ratios = [
+            row["predicted_over_measured"]
+            for row in found["rows"]
+            if row["predicted_over_measured"] is not None
+        ]
+        near = sum(0.9 <= ratio <= 1.1 for ratio in ratios)
+        rows.append(
+            [
+                head,
+                f"{min(ratios):.2f} to {max(ratios):.2f}",
+                f"{near} of {len(ratios)}",
+                found["choice"]["chosen"],
+                f"{found['choice']['of_fastest']:.3f}",
+            ]
+        )
+    heads = ["target", "predicted over measured", "within 10 %", "recommended", "of the fastest"]
+    return output.table(heads, rows)
+
+
+# ---- parts of it ---------------------------------------------------------------------------------
+
+
+KERNELS_COMMAND = (
+    "python -m polyspec_ext bench kernels --batch 1 --vocab 128256 --draft-len 10 "
+    "--acceptance 0.7 --dtype float32 --filters none,top_k=50+top_p=.9 --no-compile"
+)
+
+
+def kernels() -> Lines:
+    """Medians of the operators and how many times as long their peers take."""
+    report = result(KERNELS)
+    rows = []
+    for case in report["cases"]:
+        ours, *peers = case["rows"]
+        beside = [f"{row['name']} {row['ratio']['median']:.1f}x" for row in peers]
+        rows.append(
+            [case["operator"], case["filters"], f"{ours['median_us']:.0f}", "; ".join(beside)]
+        )
+    case = report["cases"][-1]
+    return [
+        caption(report, KERNELS_COMMAND, KERNELS),
+        f"Batch {case['batch']}, K = {case['draft_len']}, V = {case['vocab']}, {case['dtype']}, "
+        f"acceptance {case['acceptance_asked']:g}; `bare` has no draft statistics.",
+        "",
+        *output.table(
+            ["operator", "filters", "us, median", "how many times as long others take"], rows, [2]
+        ),
+    ]
+
+
+OVERHEAD_COMMAND = "python -m polyspec_ext bench overhead --levels 2,3,4 --batch 1,8"
+
+
+def overheads() -> Lines:
+    """Host time of the chain itself."""
+    report = {"calls": [], **result(OVERHEAD)}  # which the first form of the report does not have
+    table, *calls = tables_of(overhead.markdown(report))
+    return [
+        caption(report, OVERHEAD_COMMAND, OVERHEAD),
+        "Microseconds per verification round outside forward passes and compiled operators.",
+        "",
+        *table,
+        *(line for more in calls for line in ["", *more]),
+    ]
+
+
+def policies() -> Lines:
+    """Window policies of three levels over the best fixed windows, and their own time."""
+    report = result(ADAPTATION)
+    text = adaptation.markdown(report)
+    times, *_ = tables_of(text)
+    section = text.partition("## target, middle, drafter")[2]
+    _, over_best, *_ = tables_of(section)
+    return [
+        f"`python -m polyspec_ext bench adaptation --traces build/traces.json --threads 1`: "
+        f"{report['machine']['cpu']}, commit {report['machine']['commit']}; "
+        f"`docs/results/{ADAPTATION}`.",
+        "Tokens per second in simulated time over the best fixed windows, three levels, the "
+        f"{report['half']} half of the prompts:",
+        "",
+        *over_best,
+        "",
+        "Microseconds of a policy per round:",
+        "",
+        *times,
+    ]
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+def models() -> Lines:
+    """Model families and what a level does with each."""
+    families = loaded(ROOT / "python_tests" / "support" / "model_families.py")
+    rows: Lines = [*families.HEAD, *families.table_rows()]
+    return rows
+
+
+def shipped_models() -> Lines:
+    """Size and quality of the shipped models."""
+    place = ROOT / "polyspec_ext" / "tiny"
+    report = json.loads((place / "report.json").read_text())
+    rows = []
+    for name in ("target", "middle", "drafter"):
+        config = json.loads((place / name / "config.json").read_text())
+        own = report[name]
+        rows.append(
+            [
+                name,
+                f"{config['num_hidden_layers']} x {config['hidden_size']}",
+                f"{own['held_out_loss']:.3f}",
+                f"{own['overlap']:.3f}",
+                f"{own['greedy_agreement']:.3f}",
+            ]
+        )
+    heads = [
+        "", "layers x width", "held-out loss, nats per token",
+        "overlap with the target, E[1 - TV]", "same argmax",
+    ]  # fmt: skip
+    return output.table(heads, rows)
+
+
+def shipped_heads() -> Lines:
+    """Overlap of the shipped EAGLE heads by the place of a token in a draft."""
+    report = json.loads((ROOT / "polyspec_ext" / "tiny" / "report.json").read_text())
+    names = ("eagle2", "eagle3")
+    depth = max(len(report[name]["overlap"]) for name in names)
+    rows = []
+    for name in names:
+        cells = [f"{value:.3f}" for value in report[name]["overlap"]]
+        rows.append([name, *cells, *[""] * (depth - len(cells))])
+    heads = ["overlap with the target", *(f"token {i + 1}" for i in range(depth))]
+    return output.table(heads, rows)
+
+
+TABLES: dict[str, Callable[[], Lines]] = {
+    "generate": generate,
+    "front": front,
+    "demo": demo,
+    "demo-real": demo_real,
+    "paper": paper,
+    "paper-real": paper_real,
+    "targets": targets,
+    "llama": llama,
+    "llama-short": llama_short,
+    "chains": chains,
+    "predictions": predictions,
+    "kernels": kernels,
+    "overhead": overheads,
+    "policies": policies,
+    "models": models,
+    "shipped-models": shipped_models,
+    "shipped-heads": shipped_heads,
+}
+
+
+def pages() -> Iterator[Path]:
+    """README, and the pages of docs that people write."""
+    yield ROOT / "README.md"
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        if RESULTS not in path.parents:
+            yield path
+
+
+def made(name: str) -> str:
+    """The text of a table with its last newline; "" where its results are not there.
+
+    Raises:
+        KeyError: there is no such table.
+    """
+    try:
+        lines = TABLES[name]()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(lines) + "\n"
+
+
+def filled(text: str) -> str:
+    """A page with its tables made anew."""
+
+    def block(found: re.Match[str]) -> str:
+        name = found[1]
+        return f"{BEGIN.format(name)}\n{made(name)}{END}"
+
+    return BLOCK.sub(block, text)
+
+
+def stale(text: str) -> list[str]:
+    """Names of the tables of a page that are not as they should be."""
+    return [name for name, body in BLOCK.findall(text) if body != made(name)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    args = parser.parse_args(arguments)
+    status = 0
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if args.check:
+            for name in stale(text):
+                print(f"{page.relative_to(ROOT)}: table {name} is not as docs/tables.py makes it")
+                status = 1
+        else:
+            page.write_text(filled(text), encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Text on its way in and out: the user's words as prompts, and tokens as text while they come."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import tiny
+from ..chat import ChatPrompt, chat_prompt, has_template
+from ..levels import tokenizer_at
+from ..quantization.stored import original
+from ..stats import Stats
+
+
+def add_prompt_options(parser: Any) -> None:
+    """Options of what is made of the user's words."""
+    parser.add_argument(
+        "--system", metavar="TEXT", help="system prompt, where the chat template takes one"
+    )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="also show the chain and the prompts as the target reads them, on standard error",
+    )
+
+
+def add_raw(parser: Any) -> None:
+    """The option that leaves out the chat template (`text_prompt`)."""
+    parser.add_argument("--raw", action="store_true", help="without the chat template")
+
+
+def tokenizer_of(args: argparse.Namespace) -> Any:
+    """The tokenizer of the target.
+
+    Raises:
+        ValueError: there is none beside the model.
+    """
+    if args.target is None:
+        return tiny.tokenizer()
+    try:
+        return tokenizer_at(original(args.target))
+    except ValueError as error:
+        raise ValueError(f"target: {error}") from error
+
+
+def conversation_prompt(
+    args: argparse.Namespace, tokenizer: Any, messages: Sequence[Mapping[str, str]]
+) -> ChatPrompt:
+    """Messages, behind ``--system``, through the chat template.
+
+    Raises:
+        ValueError: the template refuses them.
+    """
+    if args.system is None:
+        return chat_prompt(tokenizer, messages)
+    try:
+        return chat_prompt(tokenizer, [{"role": "system", "content": args.system}, *messages])
+    except ValueError as error:
+        raise ValueError(f"system: {str(error).removeprefix('messages: ')}") from error
+
+
+def require_text(asked: Sequence[str]) -> None:
+    """Refuse prompts without text.
+
+    Raises:
+        ValueError: names the first.
+    """
+    for number, text in enumerate(asked, 1):
+        if not text.strip():
+            which = f" as prompt {number} of {len(asked)}" if len(asked) > 1 else ""
+            raise ValueError(f"prompt: expected text, given {text[:20]!r}{which}")
+
+
+def text_prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> ChatPrompt:
+    """What is read for one text of the user's: through the chat template, where there is one and
+    ``--raw`` does not leave it out.
+
+    Raises:
+        ValueError: nothing is in it, or a system prompt has no template to stand in.
+    """
+    if not args.raw and has_template(tokenizer):
+        return conversation_prompt(args, tokenizer, [{"role": "user", "content": text}])
+    if args.system is not None:
+        raise ValueError("system: expected a target with a chat template, given one without")
+    ids: list[int] = tokenizer(text)["input_ids"]
+    if not ids:
+        raise ValueError(f"prompt: expected at least 1 token, given none in {text[:20]!r}")
+    return ChatPrompt(text, ids)
+
+
+def show_prompt(prompt: ChatPrompt) -> None:
+    """As the target reads it, for ``--verbose``."""
+    print(f"prompt of {len(prompt.input_ids)} tokens:\n{prompt.text}", file=sys.stderr)
+
+
+class TextPrinter:
+    """Prints a text while its tokens come.
+
+    Args:
+        shown: whether it prints at all.
+    """
+
+    def __init__(self, tokenizer: Any, shown: bool = True) -> None:
+        self.tokens: list[int] = []
+        self._tokenizer, self._shown = tokenizer, shown
+        self._printed = ""
+
+    @property
+    def text(self) -> str:
+        return str(self._tokenizer.decode(self.tokens, skip_special_tokens=True))
+
+    def add(self, token: int) -> None:
+        """Print what is complete with this token."""
+        self.tokens.append(token)
+        # Decoding from the start each time keeps multi-token characters whole: an unfinished one
+        # shows as U+FFFD.
+        if self._shown and not (text := self.text).endswith("\ufffd"):
+            self._print(text)
+
+    def end(self) -> None:
+        """Print the rest, and end the line."""
+        if self._shown:
+            self._print(self.text)
+            print(flush=True)
+
+    def _print(self, text: str) -> None:
+        if text.startswith(self._printed):
+            print(text[len(self._printed) :], end="", flush=True)
+            self._printed = text
+
+
+def drawn_seeds(args: argparse.Namespace, seeds: Sequence[int]) -> str:
+    """The option that gives the same text again, where it was sampled and nobody chose a seed; else
+    nothing."""
+    if args.seed != [None] or not any(args.temperature):
+        return ""
+    return f"--seed {','.join(map(str, seeds))}"
+
+
+def speed(stats: Stats) -> str:
+    """Tokens and seconds, in a line."""
+    return (
+        f"{stats.num_new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s "
+        f"(prefill {stats.prefill_seconds * 1e3:.1f} ms, decoding {stats.decode_seconds * 1e3:.1f} "
+        "ms)"
+    )
+
+
+def summary(stats: Stats) -> str:
+    """A few lines for people: speed, and what each level did."""
+    lines = [speed(stats)]
+    for number, level in enumerate(stats.levels, 1):
+        line = f"  level {number} {level.name}: {level.num_forward_passes} forward passes, "
+        line += f"{level.seconds * 1e3:.1f} ms"
+        if level.num_drafts:
+            line += (
+                f", mean acceptance length {level.mean_acceptance_length:.2f}, "
+                f"draft acceptance rate {level.draft_acceptance_rate:.2f}"
+            )
+        lines.append(line)
+    return "\n".join(lines)

@@ -1,0 +1,205 @@
+"""What the options of every command take, checked where the user gives it: one-line errors that
+name the option, what was expected and what came."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from ..planning import Switch
+
+T = TypeVar("T")
+NO_END = float("inf")
+SWITCHES: dict[str, Switch] = {"auto": "auto", "on": True, "off": False}  # by their words
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line; the usage is what ``--help`` is for."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message.removeprefix('argument ')}\n")
+
+
+def _span(low: float, high: float) -> str:
+    return f" >= {low}" if high == NO_END else f" in [{low}, {high}]"
+
+
+def integer(low: int, high: float = NO_END) -> Callable[[str], int]:
+    """An integer in [low, high]."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            wanted = f"an integer{_span(low, high)}"
+            raise argparse.ArgumentTypeError(f"expected {wanted}, given {text!r}")
+        return value
+
+    return read
+
+
+def number(low: float, high: float = NO_END) -> Callable[[str], float]:
+    """A finite number in [low, high]."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not (low <= value <= high and value < NO_END):  # NaN is in no range
+            wanted = f"a number{_span(low, high)}"
+            raise argparse.ArgumentTypeError(f"expected {wanted}, given {text!r}")
+        return value
+
+    return read
+
+
+def listed(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """One or several of `kind` with commas between: ``"8,4"`` -> ``[8, 4]``."""
+
+    def read(text: str) -> list[T]:
+        try:
+            return [kind(part.strip()) for part in text.split(",")]
+        except argparse.ArgumentTypeError as error:
+            wanted = str(error).partition(", given ")[0]
+            raise argparse.ArgumentTypeError(
+                f"{wanted}, or several with commas between, given {text!r}"
+            ) from None
+
+    return read
+
+
+COUNT = integer(1)
+COUNT_OR_NONE = integer(0)
+SEED = integer(0, 2**64 - 1)
+COUNTS = listed(COUNT)
+COUNTS_OR_NONE = listed(COUNT_OR_NONE)
+SEEDS = listed(SEED)
+TEMPERATURES = listed(number(0))
+SHARES = listed(number(0, 1))
+
+
+def words(text: str) -> list[str]:
+    """``"a,b"`` -> ``["a", "b"]``."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def file(text: str) -> Path:
+    """A file that is there."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"expected a file, given {text!r}")
+    return Path(text)
+
+
+def folder(text: str) -> Path:
+    """A folder that is there."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder, given {text!r}")
+    return Path(text)
+
+
+def prompt(text: str) -> str:
+    """Text. The shell may hand over bytes that are none."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("expected UTF-8 text, given other bytes") from None
+    return text
+
+
+def add_threads(group: Any) -> None:
+    """``--threads`` of every command that computes something; `run_command` sees to it."""
+    group.add_argument(
+        "--threads",
+        type=COUNT,
+        metavar="N",
+        help="threads of torch; fewer than the cores where others use the machine as well "
+        "(default: torch's own choice)",
+    )
+
+
+def add_json(group: Any, instead_of: str = "Markdown") -> None:
+    """``--json``."""
+    group.add_argument(
+        "--json", action="store_true", help=f"one JSON object instead of {instead_of}"
+    )
+
+
+def add_json_file(group: Any) -> None:
+    """``--json-file``."""
+    group.add_argument("--json-file", metavar="FILE", help="also write the JSON to FILE")
+
+
+def add_count(group: Any, name: str, default: int, what: str = "", metavar: str = "N") -> None:
+    """An option that takes an integer >= 1 and says its default."""
+    text = f"{what} (default: %(default)s)".strip()
+    group.add_argument(name, type=COUNT, default=default, metavar=metavar, help=text)
+
+
+def add_llama(group: Any) -> None:
+    """``--gguf`` and ``--llama`` of what measures beside llama.cpp."""
+    group.add_argument(
+        "--gguf",
+        type=words,
+        default=[],
+        metavar="FILE[,FILE]",
+        help="target and draft as llama.cpp has them, which answers in turns: plain, by its own "
+        "rule, and with settings by which logits do not depend on the rows of a pass plain and in "
+        "a chain of ours",
+    )
+    group.add_argument(
+        "--llama", type=file, metavar="PROGRAM", help="polyspec_llama, of make llama"
+    )
+
+
+def add_questions(group: Any) -> None:
+    """``--questions`` of what answers questions."""
+    group.add_argument(
+        "--questions",
+        type=file,
+        metavar="FILE",
+        help='JSON lines with "question" (default: GSM8K\'s test split where it lies beside the '
+        "repository, else built-in ones)",
+    )
+
+
+def add_seed(group: Any, what: str = "") -> None:
+    """``--seed``."""
+    text = f"{what} (default: %(default)s)".strip()
+    group.add_argument("--seed", type=SEED, default=0, metavar="S", help=text)
+
+
+def add_device(group: Any) -> None:
+    """``--device`` of what runs on either."""
+    group.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
+
+
+def add_temperature(group: Any, default: float) -> None:
+    """``--temperature`` of all requests."""
+    text = "(default: %(default)s)"
+    group.add_argument("--temperature", type=number(0), default=default, metavar="T", help=text)
+
+
+def add_temperatures(group: Any) -> None:
+    """``--temperature`` of what is run at several."""
+    group.add_argument(
+        "--temperature",
+        type=TEMPERATURES,
+        default=[0.0, 1.0],
+        metavar="T,...",
+        help="(default: 0,1)",
+    )
+
+
+def add_processor_time(group: Any) -> None:
+    """``--processor-time``."""
+    group.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="CPU: processor time of the process in place of wall time, for a machine that is busy "
+        "with something else; says what wall time would only with --threads 1",
+    )

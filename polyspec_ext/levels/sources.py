@@ -1,0 +1,140 @@
+"""Where a model lies: a directory, an id on the hub, or a GGUF file; and its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import progress
+
+# What is to be done with a file that is none of a model, by how its name ends.
+_BESIDE = "; the directory is wanted that holds it, with a config.json beside it"
+_FILES = dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".json"), _BESIDE)
+GGUF = ".gguf"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What `transformers` loads from.
+
+    Attributes:
+        place: a directory or an id.
+        file: name of a GGUF file in it; None: a checkpoint of transformers' own.
+    """
+
+    place: str
+    file: str | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """That go with `place` to every ``from_pretrained``."""
+        return {} if self.file is None else {"gguf_file": self.file}
+
+    def config(self) -> Any:
+        """The model's configuration."""
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(self.place, **self.options)
+
+    def model(self, kind: Any, dtype: Any) -> Any:
+        """The model, of the class `kind`. Blocks of a GGUF file are dequantised: weights of `dtype`
+        or, with "auto", bfloat16."""
+        if self.file is None:
+            return kind.from_pretrained(self.place, dtype=dtype)
+        from transformers import GgufConfig
+
+        made = kind.from_pretrained(
+            self.place,
+            dtype=torch.bfloat16 if dtype == "auto" else dtype,
+            quantization_config=GgufConfig(gguf_file=self.file, dequantize=True),
+            **self.options,
+        )
+        made.name_or_path = str(Path(self.place) / self.file)
+        return made
+
+
+def source_of(place: str | Path) -> Source:
+    """Of a place that is known to be one."""
+    path = Path(place)
+    if path.suffix == GGUF and path.is_file():
+        return Source(str(path.parent), path.name)
+    return Source(str(place))
+
+
+def tokenizer_at(place: str | Path, local: bool = False) -> Any:
+    """The tokenizer beside a model's weights, or in its GGUF file.
+
+    Args:
+        local: never ask the network.
+
+    Raises:
+        ValueError: none that loads.
+    """
+    from transformers import AutoTokenizer
+
+    source = source_of(place)
+    try:
+        return AutoTokenizer.from_pretrained(source.place, local_files_only=local, **source.options)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, NotImplementedError) as error:
+        raise ValueError(
+            f"expected a tokenizer beside the model, given none that loads in {place}: {error}"
+        ) from error
+
+
+@contextmanager
+def found(name: str, place: str | Path) -> Iterator[Source]:
+    """`place` as `transformers` takes it, whose errors become one that says `name`.
+
+    Raises:
+        ValueError: there is no model, or none that loads.
+    """
+    source = _source(name, place)
+    try:
+        yield source
+    except (OSError, ValueError, ImportError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(
+            f"{name}: expected the id, directory or GGUF file of a causal language model, given "
+            f"{str(place)!r}: {first}"
+        ) from error
+
+
+def _source(name: str, place: str | Path) -> Source:
+    """`place`, if it is a directory with a model, a GGUF file, or may be a model id."""
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        HFValidationError,
+        validate_repo_id,
+    )
+
+    source = str(place)
+    folder = Path(source)
+    if folder.is_dir():
+        # An adapter's directory says itself which model it adapts.
+        if not any((folder / one).is_file() for one in ("config.json", "adapter_config.json")):
+            raise ValueError(
+                f"{name}: expected a directory with a config.json, as save_pretrained writes it, "
+                f"given {source!r}, which has none"
+            )
+        return Source(source)
+    if folder.suffix == GGUF and folder.is_file():
+        return source_of(folder)
+    try:
+        validate_repo_id(source)
+        local = isinstance(place, Path) or folder.exists()
+    except HFValidationError:
+        local = True
+    # The name of a file can be an id as well, which no model has.
+    if local or folder.suffix in (*_FILES, GGUF):
+        found = "a file" if folder.exists() else "not there"
+        raise ValueError(
+            f"{name}: expected a model id, the directory of a model or a GGUF file, given "
+            f"{source!r}, which is {found}{_FILES.get(folder.suffix, '')}"
+        )
+    if "/" not in source:
+        progress.note(f"{name}: no directory {source!r} here: looking for a model of this id")
+    return Source(source)

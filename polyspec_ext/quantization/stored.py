@@ -1,0 +1,66 @@
+"""4-bit copies that are made once, kept in the user's cache folder, and found again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from .. import progress
+from ..levels.quantized import quantisable, sample_of
+from . import load_w4, quantize_w4, save_w4
+
+PREFIX = "w4:"  # in front of a place: its model's 4-bit copy
+_GROUPS = (128, 64, 32)
+
+
+def is_copy(place: object) -> bool:
+    """Whether a chain's element is the 4-bit copy of a model, as ``w4:DIR`` is."""
+    return isinstance(place, str) and place.startswith(PREFIX)
+
+
+def original(place: str | Path) -> str | Path:
+    """The place of the model itself, whose tokenizer is the copy's: `place` without ``w4:``."""
+    return place.removeprefix(PREFIX) if isinstance(place, str) else place
+
+
+def stored_w4(model: Any, name: str = "model") -> Any:
+    """The 4-bit copy of a model, rounded to the nearest in groups of 128 inputs, or in the largest
+    groups for which no fewer layers can be quantised.
+
+    On the CPU it is kept in ``polyspec_ext/w4`` of the user's cache folder, by a digest of the
+    model's shapes and of a sample of its weights; where nothing can be written it is made anew.
+
+    Args:
+        model: as `quantize_w4` takes it.
+        name: of the model, for messages.
+
+    Raises:
+        ValueError: nothing of it can be quantised.
+    """
+    layers = {group: quantisable(model, group, head=True) for group in _GROUPS}
+    group = max(_GROUPS, key=lambda each: (len(layers[each]), each))
+    if not layers[group]:
+        raise ValueError(
+            f"{name}: expected linear layers whose inputs are a multiple of {_GROUPS[-1]}, given "
+            f"{type(model).__name__} without any"
+        )
+    digest = hashlib.sha256(str(group).encode())
+    for path, layer in layers[group].items():
+        digest.update(f"{path} {tuple(layer.weight.shape)}".encode())
+        digest.update(sample_of(layer).numpy().tobytes())
+    folder = platformdirs.user_cache_path("polyspec_ext") / "w4" / digest.hexdigest()[:16]
+    on_cpu = model.device.type == "cpu"
+    if on_cpu:
+        # A file that another release wrote, or that is not whole, is made again.
+        with contextlib.suppress(OSError, ValueError):
+            return load_w4(model, folder)
+    progress.note(f"{name}: rounding its weights to 4 bits, once")
+    copy = quantize_w4(model, group)
+    if on_cpu:
+        with contextlib.suppress(OSError):
+            save_w4(copy, folder)
+    return copy

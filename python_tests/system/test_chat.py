@@ -1,0 +1,305 @@
+"""Conversations: chat templates, and the two commands that use them, on untrained models."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import polyspec_ext as ps
+from polyspec_ext import chat, cli, tiny
+from polyspec_ext.cli import plan as command
+
+pytestmark = pytest.mark.usefixtures("tiny_untrained")
+# Says who speaks, and takes a system prompt.
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+SHORT = ("--max-new-tokens", "5")
+
+
+@pytest.fixture(scope="module")
+def instruct(tmp_path_factory: pytest.TempPathFactory, untrained: Path) -> Path:
+    """A model whose tokenizer has `TEMPLATE`."""
+    return with_template(untrained, tmp_path_factory.mktemp("instruct"), TEMPLATE)
+
+
+def with_template(untrained: Path, place: Path, template: str | None) -> Path:
+    AutoModelForCausalLM.from_pretrained(untrained / "target").save_pretrained(place)
+    tokenizer = AutoTokenizer.from_pretrained(untrained / "target")
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(place)
+    return place
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    status = cli.main([str(word) for word in words])
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+def talk(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    lines: str,
+    *words: object,
+) -> tuple[int, str, list[str]]:
+    """What ``chat`` prints, and the prompts that it made."""
+    seen: list[str] = []
+    stream = ps.Chain.stream
+
+    def noted(self: ps.Chain, input_ids: list[int], **options: Any) -> ps.Stream:
+        seen.append(tiny.tokenizer().decode(input_ids))
+        return stream(self, input_ids, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ps.Chain, "stream", noted)
+        patch.setattr("sys.stdin", io.StringIO(lines))
+        status, out, err = call(capsys, "chat", *words)
+    return status, out + err, seen
+
+
+def test_the_shipped_template_is_the_form_that_the_models_know() -> None:
+    tokenizer = tiny.tokenizer()
+    first = tiny.prompt_of("How many? ")
+    messages = [{"role": "user", "content": "How many? "}]
+    prompt = chat.chat_prompt(tokenizer, messages)
+    assert prompt.input_ids == tokenizer(first).input_ids
+    assert prompt.text == f"{tokenizer.bos_token}{first}"
+    messages += [{"role": "assistant", "content": " 7 "}, {"role": "user", "content": "So?"}]
+    # As in training, where documents follow each other.
+    second = tokenizer(tiny.prompt_of("So?")).input_ids
+    expected = [*tokenizer(f"{first} 7").input_ids, tokenizer.eos_token_id, *second]
+    assert chat.chat_prompt(tokenizer, messages).input_ids == expected
+
+
+@pytest.mark.parametrize("level", tiny.LEVELS)
+def test_the_shipped_models_have_the_template_of_training(
+    monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    monkeypatch.delenv("POLYSPEC_TINY")
+    tokenizer = AutoTokenizer.from_pretrained(tiny.path(level))
+    assert tokenizer.chat_template == tiny.CHAT_TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "text"),
+    [
+        ("hello", TypeError, "messages: expected mappings .* in a list, given 'hello'"),
+        ({"role": "user"}, TypeError, "messages: expected mappings .* in a list, given dict"),
+        ([], ValueError, "messages: expected mappings .* given none"),
+        ([{"role": "user"}], TypeError, "messages: expected mappings"),
+        ([{"role": "user", "content": 3}], TypeError, "messages: expected mappings"),
+        ([{"role": "system", "content": "x"}], ValueError, "refuses: the shipped models take"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(
+    messages: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        chat.chat_prompt(tiny.tokenizer(), messages)
+
+
+def test_a_tokenizer_without_a_template_is_refused() -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = None
+    assert not chat.has_template(tokenizer)
+    with pytest.raises(ValueError, match="tokenizer: expected one with a chat template"):
+        chat.chat_prompt(tokenizer, [{"role": "user", "content": "x"}])
+
+
+def test_generate_applies_the_template_of_the_target(
+    capsys: pytest.CaptureFixture[str], instruct: Path
+) -> None:
+    words = ("generate", "Hi", "--target", instruct, *SHORT)
+    prompts = {
+        (): "[user]Hi<|eos|>[assistant]",
+        ("--system", "Be brief."): "[system]Be brief.<|eos|>[user]Hi<|eos|>[assistant]",
+        ("--raw",): "Hi",
+    }
+    model = AutoModelForCausalLM.from_pretrained(instruct)
+    for options, prompt in prompts.items():
+        status, out, _ = call(capsys, *words, *options, "--json")
+        report = json.loads(out)
+        assert (status, report["prompt"]) == (0, prompt)
+        # The tokens are those of that text, with nothing in front but what --raw needs.
+        own = tiny.tokenizer()(prompt, add_special_tokens="--raw" in options, return_tensors="pt")
+        plain = model.generate(**own, max_new_tokens=5, do_sample=False)
+        assert report["tokens"] == plain[0, own.input_ids.shape[1] :].tolist()
+        _, out, err = call(capsys, *words, *options, "--verbose")
+        assert f"tokens:\n{prompt}\n" in err
+        assert "Chain(" in err
+        assert prompt not in out
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "none"])
+def test_a_plan_is_made_for_the_prompts_that_generate_reads(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    untrained: Path,
+    tmp_path: Path,
+    template: str | None,
+) -> None:
+    target = with_template(untrained, tmp_path, template)
+    planned: list[list[int]] = []
+
+    def plan(levels: Any, prompts: list[list[int]], *others: Any, **options: Any) -> Any:
+        planned[:] = prompts
+        raise ValueError("seconds: expected more, given none")
+
+    monkeypatch.setattr(command, "plan", plan)
+    for options in ((), ("--raw",)):
+        _, out, _ = call(capsys, "generate", "Hi", "--target", target, *SHORT, *options, "--json")
+        status, _, err = call(capsys, "plan", "Hi", "--target", target, *options)
+        assert (status, "--seconds" in err) == (2, True)
+        tokenizer = AutoTokenizer.from_pretrained(target)
+        special = template is None or bool(options)  # a template writes them itself
+        text = json.loads(out)["prompt"]
+        assert planned == [tokenizer(text, add_special_tokens=special).input_ids]
+    # Of texts to go on with, the built-in questions ask for an answer.
+    for options in ((), ("--raw",)):
+        assert call(capsys, "plan", "--target", target, *options)[0] == 2
+        asks = tokenizer.decode(planned[0])
+        assert asks.endswith("[assistant]" if template and not options else "\nAnswer:")
+    assert call(capsys, "plan", " ", "--target", target)[2].startswith("error: ")
+
+
+def test_every_prompt_of_a_batch_goes_through_the_template(
+    capsys: pytest.CaptureFixture[str], instruct: Path
+) -> None:
+    _, out, _ = call(capsys, "generate", "Hi", "Ho", "--target", instruct, *SHORT, "--json")
+    prompts = [request["prompt"] for request in json.loads(out)["requests"]]
+    assert prompts == [f"[user]{text}<|eos|>[assistant]" for text in ("Hi", "Ho")]
+
+
+def test_a_target_without_a_template_continues_text(
+    capsys: pytest.CaptureFixture[str], untrained: Path, tmp_path: Path
+) -> None:
+    base = with_template(untrained, tmp_path, None)
+    _, out, _ = call(capsys, "generate", "Hi", "--target", base, *SHORT, "--json")
+    assert json.loads(out)["prompt"] == "Hi"
+    for words, text in (
+        (("generate", "Hi", "--system", "x"), "--system: expected a target with a chat template"),
+        (("chat",), "--target: expected a model whose tokenizer has a chat template"),
+    ):
+        status, out, err = call(capsys, *words, "--target", base)
+        assert (status, out) == (2, "")
+        assert text in err
+
+
+def test_a_system_prompt_that_the_template_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = call(capsys, "generate", "Hi", "--system", "x")
+    assert status == 2
+    assert err.startswith("error: --system: expected a conversation that the chat template takes")
+    status, _, err = call(capsys, "generate", "Hi", "--system", "x", "--raw")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--system: expected no --raw" in err
+
+
+def test_a_conversation_is_read_again_with_every_turn(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, instruct: Path
+) -> None:
+    lines = "one\n\n/what\ntwo\n/reset\nthree\n/quit\nfour\n"
+    words = ("--target", instruct, "--drafter", "prompt-lookup", "--system", "S", *SHORT)
+    status, shown, prompts = talk(capsys, monkeypatch, lines, *words)
+    assert status == 0
+    begin = "[system]S<|eos|>[user]"
+    assert prompts[0] == f"{begin}one<|eos|>[assistant]"
+    assert prompts[1].startswith(prompts[0])
+    assert prompts[1].endswith("<|eos|>[user]two<|eos|>[assistant]")
+    assert len(prompts[1]) > len(prompts[0]) + len("<|eos|>[user]two<|eos|>[assistant]")
+    assert prompts[2:] == [f"{begin}three<|eos|>[assistant]"]
+    assert shown.count("tokens/s") == 3
+    assert "given /what" in shown
+    assert "forgotten" in shown
+
+
+def test_a_conversation_ends_with_stdin_and_shows_what_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, shown, prompts = talk(
+        *(capsys, monkeypatch, "one\ntwo", *SHORT, "--stats", "--verbose")
+    )
+    assert status == 0
+    assert len(prompts) == 2
+    assert all(f"tokens:\n{prompt}\n" in shown for prompt in prompts)
+    assert shown.count("ms/pass") == 2
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, instruct: Path
+) -> None:
+    """What was said until then is part of it; a question without any answer is not."""
+    stops = iter([3, 0, 100])
+
+    class Interrupted(ps.Stream):
+        def __iter__(self) -> Iterator[int]:
+            stop = next(stops)
+            for number in range(8):
+                if number == stop:
+                    signal.raise_signal(signal.SIGINT)
+                yield next(self)
+
+    monkeypatch.setattr("polyspec_ext.chain.Stream", Interrupted)
+    words = ("--target", instruct, "--max-new-tokens", "8")
+    status, shown, prompts = talk(capsys, monkeypatch, "one\ntwo\nthree\n", *words)
+    assert status == 0
+    assert shown.count("ended by Ctrl-C") == 2
+    assert "3 tokens, " in shown
+    assert prompts[1].endswith("<|eos|>[user]two<|eos|>[assistant]")
+    assert prompts[2] == prompts[1].replace("]two<", "]three<")
+
+
+def test_ctrl_c_between_answers_says_how_to_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Keys(io.StringIO):
+        def readline(self, *_: Any) -> str:
+            line = super().readline()
+            if line == "^C\n":
+                signal.raise_signal(signal.SIGINT)
+            return line
+
+    monkeypatch.setattr("sys.stdin", Keys("^C\nHi\n"))
+    status, _, err = call(capsys, "chat", *SHORT)
+    assert status == 0
+    assert err.count("/quit") == 2  # at the beginning, and now
+    assert "tokens/s" in err
+
+
+def test_turns_that_the_context_has_no_room_for_are_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, untrained: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(untrained / "target")
+    model.config.max_position_embeddings = 48
+    place = with_template(untrained, tmp_path, TEMPLATE)
+    model.save_pretrained(place)
+    lines = f"1111\n2222\n3333\n{'4' * 60}\n5\n"
+    words = ("--target", place, "--max-new-tokens", "9")
+    status, shown, prompts = talk(capsys, monkeypatch, lines, *words)
+    assert status == 0
+    assert "1111" in prompts[0]
+    assert "1111" not in prompts[-1]
+    assert prompts[-1].endswith("[user]5<|eos|>[assistant]")
+    assert "the context of 48 tokens has no room for the oldest" in shown
+    assert "error: message: expected fewer than 48 tokens with the chat template" in shown
+    assert not any("4444" in prompt for prompt in prompts)
+
+
+@pytest.mark.parametrize("words", [["generate", "-"], ["chat"]])
+def test_bytes_that_are_no_text_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"))
+    status, out, err = call(capsys, *words)
+    assert (status, out) == (2, "")
+    assert "expected UTF-8 text" in err

@@ -1,0 +1,67 @@
+"""``demo`` with a user's own models, beside another engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import llama_program
+import pytest
+
+from polyspec_ext import tiny
+from polyspec_ext.cli.entry import main
+
+WORDS = ["demo", "--repeats", "1", "--max-new-tokens", "6", "--json"]
+TARGET, DRAFTER = str(tiny.path("target")), str(tiny.path("drafter"))
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_beside_llama_cpp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, *files = llama_program.write(tmp_path)
+    words = [*WORDS, "--prompts", "1", "--target", TARGET, "--drafter", DRAFTER]
+    words += ["--llama", str(program), "--gguf", ",".join(map(str, files))]
+    assert main(words) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["text"]
+    (table,) = report["tables"]
+    rows = {row["label"]: row for row in table["configurations"]}
+    assert "two levels: target, drafter" in rows
+    three = rows["three levels: target, w4, drafter"]
+    assert len(three["stats"]["levels"]) == 3
+    assert three["lossless"]
+    assert three["verdict"].startswith(("1 of 1", "0 of 1, 1 part at a tie"))
+    # Their plain decoding is no baseline of ours, and their texts are beside their own.
+    assert table["fastest_plain"].startswith("plain decoding, ")
+    assert rows["llama.cpp, plain"]["verdict"] == "1 of 1 of its own"
+    assert rows["llama.cpp's rule with draft"]["verdict"] == "0 of 1 of its own"
+    assert rows["our chain in llama.cpp"]["verdict"] == "1 of 1 of its own"
+    assert rows["llama.cpp, plain"]["tokens_per_second"] == pytest.approx(6 / 7.5)
+
+
+def test_a_copy_as_the_target(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no middle below itself: prompt lookup drafts below the drafter."""
+    words = [*WORDS, "--prompts", "1", "--target", f"w4:{TARGET}", "--drafter", f"w4:{DRAFTER}"]
+    assert main(words) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert table["configurations"][-1]["label"] == "three levels: target, drafter, prompt lookup"
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["--drafter", DRAFTER], "--drafter, --gguf: expected a --target"),
+        (["--target", TARGET, "--full"], "expected without --target, given both"),
+        (["--target", TARGET, "--prompts", "4"], "--prompts: expected at most 3, given 4"),
+        (["--target", "nowhere/at/all"], "--target: expected a tokenizer"),
+        (["--target", TARGET, "--gguf", "x.gguf"], "--gguf: expected --llama PROGRAM"),
+    ],
+)
+def test_what_does_not_go_together(
+    words: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*WORDS, *words]) == 2
+    assert wrong in capsys.readouterr().err

