@@ -50,9 +50,9 @@ CHAINS = {
 PAPER = "cpu-2026-11-22-paper"
 # Not there yet: `make llama`, `demo --full --json`, `make demo-real` with --json, and a run of
 # `bench paper` with real models.
-LLAMA = "llama.json"
+LLAMA = "cpu-2026-11-23-llama/llama.json"
 DEMO = "demo.json"
-REAL_DEMO = "demo-real.json"
+REAL_DEMO = "cpu-2026-11-23-demo-real/demo-real.json"
 REAL_PAPER = "paper-real"
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
