@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from . import arguments, inputs, validate
-from .drafters import BatchedDrafter, Drafter, DraftModel, element, elements, levels_of
+from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
 from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt, Tokenized
 from .levels import (
@@ -160,25 +160,30 @@ class Chain:
         for place, thing in enumerate(things):
             name = f"levels[{place}]"
             _require_another(name, thing, things[:place])
-            # Of a head the target's data type is its own.
-            thing, drafts = element(thing, made, name, None if dtype == "auto" else dtype)
-            if drafts and 0 < place == count - 1:
-                self.drafter = thing
-                _require_apart(name, levels_of(thing), made)
-            elif drafts:
+            # A draft's dtype costs speed only; the target's is part of its distribution.
+            either = pack == "auto" and dtype is None and place > 0
+            dtypes = [dtype, torch.bfloat16] if either else [dtype]
+            own = level_for(
+                thing,
+                widths[place],
+                dtypes,
+                device,
+                pack=pack,
+                compile=compile,
+                name=name,
+                above=made,
+            )
+            if not is_drafter(own):
+                _require_apart(name, [own], made)
+                made.append(own)
+            elif 0 < place == count - 1:
+                self.drafter = own
+                _require_apart(name, levels_of(own), made)
+            else:
                 raise TypeError(
                     f"{name} of {count}: expected a model, given the drafter "
-                    f"{type(thing).__name__}; a drafter can only be the last of at least two"
+                    f"{type(own).__name__}; a drafter can only be the last of at least two"
                 )
-            else:
-                # A draft's dtype costs speed only; the target's is part of its distribution.
-                either = pack == "auto" and dtype is None and place > 0
-                dtypes = [dtype, torch.bfloat16] if either else [dtype]
-                level = level_for(
-                    thing, widths[place], dtypes, device, pack=pack, compile=compile, name=name
-                )
-                _require_apart(name, [level], made)
-                made.append(level)
         reason = getattr(made[0], "only_drafts", None)
         if reason is not None and count > 1:
             raise ValueError(

@@ -18,7 +18,7 @@ from .first_layers import early_exit
 from .hydra import Hydra
 from .medusa import Medusa
 from .model import DraftModel
-from .named import element, elements
+from .named import elements, is_drafter
 from .ngram import NGramTable
 from .prompt_lookup import PromptLookup
 from .proposals import ProposalDrafter
@@ -48,7 +48,7 @@ __all__ = [
     "SuffixMatch",
     "SwitchingDrafter",
     "early_exit",
-    "element",
     "elements",
+    "is_drafter",
     "levels_of",
 ]

@@ -1,19 +1,18 @@
-"""What the elements that a chain is given stand for: words and directories of drafters."""
+"""What stands for a drafter, or for a level of the target's own weights, in a chain: objects, words
+and directories (`levels.ELEMENTS`)."""
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..arguments import entries, shown
-from ..levels import HuggingFaceLevel, Level
+from ..levels import ELEMENTS, HuggingFaceLevel, Level, Loader, Options, load
 from ..levels.cpu_packed import can_pack
-from ..quantization.stored import stored_w4
+from ..quantization.stored import is_copy, original, stored_w4
 from . import eagle
 from .base import BatchedDrafter, Drafter
 from .first_layers import early_exit
@@ -22,7 +21,6 @@ from .ngram import NGramTable
 from .prompt_lookup import PromptLookup
 from .suffix import SuffixMatch
 
-_KINDS = {"prompt-lookup": PromptLookup, "suffix": SuffixMatch, "ngram": NGramTable}
 _COPY = "w4"
 _EARLY_EXIT = re.compile(r"early-exit:(\d+)")
 
@@ -44,68 +42,116 @@ def elements(levels: Any) -> list[Any]:
     return things
 
 
-def element(
-    thing: Any, above: Sequence[Any], name: str, dtype: torch.dtype | None = None
-) -> tuple[Any, bool]:
-    """What one of them stands for, and whether that is a drafter without a level: a `DraftModel`
-    for its level, "prompt-lookup", "suffix", "ngram" and "early-exit:K" for those, "w4" for a level
-    of the target's 4-bit copy over the target's cache (`quantization.stored`), the directory of an
-    EAGLE head ("eagle:" in front of an id on the hub) for the head; anything else for itself.
+def is_drafter(thing: object) -> bool:
+    """Whether it drafts without being a level."""
+    return isinstance(thing, Drafter | BatchedDrafter) and not isinstance(thing, Level | type)
 
-    Args:
-        above: the levels so far, target first.
-        name: of `thing`, for messages.
-        dtype: of a head that is loaded here; None: the target's.
 
-    Raises:
-        ValueError: an early exit of no model, or behind as many layers as it has not; a head of no
-            model.
-    """
-    if isinstance(thing, DraftModel):
-        thing = thing.level  # a chain makes its own, fitted to its vocabulary
-    if isinstance(thing, str) and thing in _KINDS:
-        thing = _KINDS[thing]()
-    elif isinstance(thing, str) and (found := _EARLY_EXIT.fullmatch(thing)) is not None:
-        target = _target(above, f"{name}: expected a target that is a Hugging Face model")
-        try:
-            thing = early_exit(target, int(found[1]))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-    elif isinstance(thing, str) and thing == _COPY:
-        target = _target(above, f"{name}: expected 'w4' below a Hugging Face model as the target")
+class _OwnDrafter(Loader):
+    """A drafter, which is one already."""
+
+    expects = "a drafter, with propose"
+    gives = (Drafter, BatchedDrafter)
+
+    def matches(self, thing: object) -> bool:
+        return is_drafter(thing)
+
+    def load(self, thing: Any, options: Options) -> Any:
+        return thing
+
+
+class _DraftModel(Loader):
+    """A `DraftModel` stands for its level: a chain makes its own, fitted to its vocabulary."""
+
+    expects = "a DraftModel"
+    gives = (Level,)
+
+    def matches(self, thing: object) -> bool:
+        return isinstance(thing, DraftModel)
+
+    def load(self, thing: DraftModel, options: Options) -> Any:
+        return ELEMENTS.resolve(thing.level, options)
+
+
+class _Word(Loader):
+    """A word for a drafter that needs nothing else."""
+
+    gives = (Drafter,)
+
+    def __init__(self, **kinds: type) -> None:
+        self._kinds = {name.replace("_", "-"): kind for name, kind in kinds.items()}
+        self.expects = " or ".join(map(repr, self._kinds))
+        self.words = tuple(map(repr, self._kinds))
+
+    def matches(self, thing: object) -> bool:
+        return isinstance(thing, str) and thing in self._kinds
+
+    def load(self, thing: str, options: Options) -> Any:
+        return self._kinds[thing]()
+
+
+class _Copy(Loader):
+    """``w4:PLACE``, the 4-bit copy of the model there; "w4", that of the target over its cache."""
+
+    expects = "'w4:' in front of an id or path, or 'w4' below the target"
+    gives = (HuggingFaceLevel,)
+
+    def matches(self, thing: object) -> bool:
+        return is_copy(thing) or (isinstance(thing, str) and thing == _COPY)
+
+    def load(self, thing: str, options: Options) -> Any:
+        name = options.name
+        if is_copy(thing):
+            # With the checkpoint's own data type, unless another is given.
+            whole = load(original(thing), options.dtype or "auto", options.device, name=name)
+            copy = stored_w4(whole.model, name)
+            return ELEMENTS.resolve(copy, replace(options, dtype=None, device=None))
+        target = options.target("'w4' below a Hugging Face model as the target")
         copy = stored_w4(target.model, name)
         pack = target.pack and can_pack(copy)
-        thing = HuggingFaceLevel(
+        return HuggingFaceLevel(
             copy, shares_cache_with=target, pack=pack, compile=target.compile, name=_COPY
         )
-    elif isinstance(thing, str) and (near := _near(thing)) is not None:
-        raise ValueError(f"{name}: expected a model or a drafter's word, given {thing!r}; {near}")
-    elif (head := eagle.head_place(thing)) is not None:
-        wanted = f"{name}: expected the EAGLE head {head!r} below a Hugging Face model as the"
-        thing = eagle.Eagle.from_pretrained(head, _target(above, f"{wanted} target"), dtype=dtype)
-    drafts = isinstance(thing, Drafter | BatchedDrafter) and not isinstance(thing, Level | type)
-    return thing, drafts
 
 
-# Words by what a user may write for them, without capitals, hyphens and spaces.
-_WORDS = {word.replace("-", ""): repr(word) for word in _KINDS}
-_WORDS.update(earlyexit="'early-exit:K' with K layers, as 'early-exit:2'",
-              eagle="'eagle:' and an id or directory")  # fmt: skip
+class _EarlyExit(Loader):
+    """The target's first layers, as a level."""
+
+    expects = "'early-exit:K' with K layers"
+    words = ("'early-exit:K' with K layers, as 'early-exit:2'",)
+    gives = (Level,)
+
+    def matches(self, thing: object) -> bool:
+        return isinstance(thing, str) and _EARLY_EXIT.fullmatch(thing) is not None
+
+    def load(self, thing: str, options: Options) -> Any:
+        target = options.target("a target that is a Hugging Face model")
+        try:
+            return early_exit(target, int(thing.partition(":")[2]))
+        except ValueError as error:
+            raise ValueError(f"{options.name}: {error}") from error
 
 
-def _near(text: str) -> str | None:
-    """What may have been meant by a word, if it is near one that is known: no model has such an id,
-    and asking for one takes long."""
-    if text.startswith("eagle:") and len(text) > len("eagle:"):
-        return None
-    if "/" in text or Path(text).exists():
-        return None
-    bare = re.sub(r"[^a-z]", "", text.lower().partition(":")[0])
-    found = difflib.get_close_matches(bare, _WORDS, 1, 0.8)
-    return f"did you mean {_WORDS[found[0]]}?" if found else None
+class _EagleHead(Loader):
+    """The directory of an EAGLE head for the target, or "eagle:" in front of it or of an id."""
+
+    expects = "the directory of an EAGLE head, or 'eagle:' and an id or directory"
+    words = ("'eagle:' and an id or directory",)
+    gives = (eagle.Eagle,)
+
+    def matches(self, thing: object) -> bool:
+        return bool(eagle.head_place(thing))
+
+    def load(self, thing: Any, options: Options) -> Any:
+        place = eagle.head_place(thing)
+        assert place is not None
+        target = options.target(
+            f"the EAGLE head {place!r} below a Hugging Face model as the target"
+        )
+        dtype = options.dtype if isinstance(options.dtype, torch.dtype) else None
+        return eagle.Eagle.from_pretrained(place, target, dtype=dtype)
 
 
-def _target(above: Sequence[Any], wanted: str) -> HuggingFaceLevel:
-    if above and isinstance(above[0], HuggingFaceLevel):
-        return above[0]
-    raise ValueError(f"{wanted}, given {shown(above[0]) if above else 'nothing above it'}")
+_WORDS = _Word(prompt_lookup=PromptLookup, suffix=SuffixMatch, ngram=NGramTable)
+for _loader in (_OwnDrafter(), _DraftModel(), _EagleHead(), _EarlyExit(), _Copy(), _WORDS):
+    ELEMENTS.register(_loader)

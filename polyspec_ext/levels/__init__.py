@@ -15,10 +15,12 @@ from .base import (
 )
 from .encoder_decoder import EncoderDecoderLevel
 from .hugging_face import HuggingFaceLevel
-from .loader import Level, as_level, load
-from .sources import found, tokenizer_at
+from .loader import Level, load
+from .registry import ELEMENTS, Loader, ModelSource, Options, Registry
+from .sources import tokenizer_at
 
 __all__ = [
+    "ELEMENTS",
     "BatchedLevel",
     "EncodedInput",
     "EncoderDecoderLevel",
@@ -29,10 +31,12 @@ __all__ = [
     "LevelAdapter",
     "LevelCapabilities",
     "LevelOutput",
+    "Loader",
+    "ModelSource",
+    "Options",
     "PromptBatch",
-    "as_level",
+    "Registry",
     "device_of",
-    "found",
     "load",
     "tokenizer_at",
 ]

@@ -8,9 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from .. import arguments, progress
+from ..kv_cache.factory import device_of
 from . import base
 from .encoder_decoder import EncoderDecoderLevel, is_encoder_decoder
 from .hugging_face import HuggingFaceLevel, level_of
+from .registry import ELEMENTS, Loader, ModelSource, Options
 from .sources import Source, found
 
 
@@ -78,35 +80,79 @@ def _is_adapter(source: Source) -> bool:
     return source.file is None and folder.is_dir() and not (folder / "config.json").is_file()
 
 
-def as_level(
-    thing: Any,
-    dtype: torch.dtype | str | None = None,
-    device: str | torch.device | None = None,
-    *,
-    pack: bool = False,
-    compile: bool = False,
-    name: str = "level",
-) -> base.Level:
-    """A chain's element as a level: a Level as it is, a model wrapped, an id or path loaded.
-    `pack`, `compile`: of the levels made here (`HuggingFaceLevel`); `name`: for messages.
+def _read_config(place: str | Path, name: str) -> Any:
+    with found(name, place) as source:
+        return source.config()
 
-    Raises:
-        TypeError: it is none of these.
-        ValueError: its vocabulary or its device is none that the operators know.
-    """
-    if isinstance(thing, str | Path):
-        return load(thing, dtype, device, pack=pack, compile=compile, name=name)
-    if isinstance(thing, base.Level) and not isinstance(thing, type):
-        _require_readable(thing, name)
+
+class _Place(Loader):
+    """A model id, directory or GGUF file."""
+
+    expects = "a model id, or the directory or GGUF file of a model"
+    gives = (HuggingFaceLevel, EncoderDecoderLevel)
+
+    def matches(self, thing: object) -> bool:
+        return isinstance(thing, str | Path)
+
+    def load(self, thing: str | Path, options: Options) -> base.Level:
+        name, device = options.name, arguments.device("device", options.device)
+        near = ELEMENTS.near(thing) if isinstance(thing, str) else None
+        if near is not None:
+            raise ValueError(
+                f"{name}: expected a model or a drafter's word, given {thing!r}; {near}"
+            )
+
+        def level(dtype: torch.dtype | str | None, pack: bool, compile: bool) -> base.Level:
+            return load(thing, dtype, device, pack=pack, compile=compile, name=name)
+
+        if options.choose is not None and (device is None or device.type == "cpu"):
+            return options.choose(ModelSource(level, lambda: _read_config(thing, name)))
+        return level(options.dtype, options.pack, options.compile)
+
+
+class _OwnLevel(Loader):
+    """A level, which is one already."""
+
+    expects = "an object with vocab_size, prefill, forward and rollback"
+    gives = (base.Level,)
+
+    def matches(self, thing: object) -> bool:
+        return isinstance(thing, base.Level) and not isinstance(thing, type)
+
+    def load(self, thing: base.Level, options: Options) -> base.Level:
+        _require_readable(thing, options.name)
         return thing
-    if is_encoder_decoder(thing):
+
+
+class _EncoderDecoder(Loader):
+    expects = "a Hugging Face encoder-decoder model"
+    gives = (EncoderDecoderLevel,)
+
+    def matches(self, thing: object) -> bool:
+        return is_encoder_decoder(thing)
+
+    def load(self, thing: Any, options: Options) -> EncoderDecoderLevel:
         return EncoderDecoderLevel(thing)
-    if isinstance(thing, torch.nn.Module) and hasattr(thing, "config"):
-        return level_of(thing, pack, compile)
-    raise TypeError(
-        f"{name}: expected a Hugging Face causal model, a model id or path, or an object with "
-        f"vocab_size, prefill, forward and rollback, given {arguments.shown(thing)}"
-    )
+
+
+class _Model(Loader):
+    expects = "a Hugging Face causal model"
+    gives = (HuggingFaceLevel,)
+
+    def matches(self, thing: object) -> bool:
+        return isinstance(thing, torch.nn.Module) and hasattr(thing, "config")
+
+    def load(self, thing: Any, options: Options) -> base.Level:
+        def level(dtype: torch.dtype | str | None, pack: bool, compile: bool) -> base.Level:
+            return level_of(thing, pack, compile)
+
+        if options.choose is not None and device_of(thing).type == "cpu":
+            return options.choose(ModelSource(level, lambda: thing.config, thing))
+        return level(None, options.pack, options.compile)
+
+
+for _loader in (_Model(), _EncoderDecoder(), _OwnLevel(), _Place()):
+    ELEMENTS.register(_loader)
 
 
 def _require_readable(level: base.Level, name: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from .. import inputs
-from ..drafters import element, elements
+from ..drafters import elements, is_drafter
 from ..stats import merge
 from . import processor, tables
 from .choice import Switch
@@ -240,11 +240,11 @@ def parts_of(levels: Sequence[Any], *, pack: Switch, compile: Switch) -> list[Pa
     made: list[Part] = []
     for place, thing in enumerate(elements(levels)):
         name = f"levels[{place}]"
-        thing, drafts = element(thing, [part.thing for part in made], name)
+        above = [part.thing for part in made]
+        thing = level_for(thing, _WIDTHS, pack=pack, compile=compile, name=name, above=above)
+        drafts = is_drafter(thing)
         if drafts and place == 0:
             raise TypeError(f"{name}: expected a model, given {type(thing).__name__}")
-        if not drafts:
-            thing = level_for(thing, _WIDTHS, pack=pack, compile=compile, name=name)
         made.append(Part(thing, str(getattr(thing, "name", type(thing).__name__)), not drafts))
     return _named(made)
 

@@ -12,7 +12,7 @@ from small_models import FAMILIES, PROMPT, V, make, plain_greedy
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import polyspec_ext as ps
-from polyspec_ext.levels import HuggingFaceLevel, as_level
+from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.tensors import known_ids, padded
 
 
@@ -138,7 +138,7 @@ def test_models_that_are_no_level() -> None:
     with pytest.raises(ValueError, match="eval mode, given one in training mode"):
         ps.Chain([make("llama").train()], [])
     with pytest.raises(TypeError, match="given Linear"):
-        as_level(torch.nn.Linear(2, 2))
+        ps.Chain([torch.nn.Linear(2, 2)])
 
 
 def test_context_too_long() -> None:
