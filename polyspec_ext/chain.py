@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 
@@ -27,8 +27,6 @@ from .levels import (
 )
 from .levels.describe import level_line, num_parameters
 from .outputs import Output, Stream
-from .planning import Switch, level_for, widths_of
-from .planning.planner import Prediction, Request, kept
 from .policies import WindowPolicy, named
 from .runtime.batch import Batch
 from .runtime.config import ChainConfig, Operators
@@ -37,6 +35,43 @@ from .runtime.graphs import CudaRecorder, Graphs
 from .runtime.ownership import CacheOwner
 from .runtime.plan import default_rounds
 from .sampling import LogitsProcessors, Sampling
+from .tuning import Switch, level_for, widths_of
+
+_Chain = TypeVar("_Chain", bound="Chain")
+
+
+class Prediction(NamedTuple):
+    """Of a planned chain: what `Chain.generate` is expected to give, and how far that may be off
+    (`planning.search.Candidate.uncertainty`)."""
+
+    tokens_per_second: float
+    uncertainty: float
+
+
+class Planner(Protocol):
+    """See `Chain.planned`, of which `kind` is the class. Plans run chains and lie above this file,
+    so they enter themselves here (`plan_with`)."""
+
+    def __call__(
+        self,
+        kind: type[_Chain],
+        levels: Sequence[Any],
+        prompts: Prompt,
+        max_new_tokens: int,
+        temperature: float,
+        *,
+        pack: Switch,
+        compile: Switch,
+        seconds: float,
+    ) -> _Chain: ...
+
+
+_planners: list[Planner] = []
+
+
+def plan_with(planner: Planner) -> None:
+    """Have `Chain.planned` ask `planner`."""
+    _planners[:] = [planner]
 
 
 class Chain:
@@ -78,7 +113,7 @@ class Chain:
             matrix kernels; decoding through `torch.compile`. "auto": whichever is faster on this
             processor for one sequence. It is timed once, which takes about a second per level of
             small models, longer the larger they are, with the memory of all candidates, and the
-            answer kept (`planning.choose`); compiling may take a minute per candidate.
+            answer kept (`tuning.choose`); compiling may take a minute per candidate.
             ``pack="auto"`` also tries bfloat16 for draft levels that are loaded here without a
             `dtype`.
         policy: chooses the windows of every row before each round of the target, from `window` on:
@@ -232,11 +267,18 @@ class Chain:
         Raises:
             TypeError, ValueError: as of `ps.plan`.
         """
-        request = Request(max_new_tokens, temperature)
-        chain: Chain = kept(
-            cls, levels, prompts, request, pack=pack, compile=compile, limit=seconds
+        if not _planners:
+            raise RuntimeError("Chain.planned: no planner is loaded; import polyspec_ext.planned")
+        return _planners[0](
+            cls,
+            levels,
+            prompts,
+            max_new_tokens,
+            temperature,
+            pack=pack,
+            compile=compile,
+            seconds=seconds,
         )
-        return chain
 
     def _idle(self) -> None:
         """What is at work between the levels; nothing has begun yet."""

@@ -1,4 +1,5 @@
-"""`plan`: which chain of the models at hand decodes one's prompts fastest on this machine."""
+"""`plan`: which chain of the models at hand decodes one's prompts fastest on this machine; and
+`Chain`, which asks it for `Chain.planned`."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import arguments
-from .chain import Chain
+from .chain import Chain as Chain
+from .chain import plan_with
 from .inputs import Prompt
-from .planning import Switch
 from .planning.parts import Request
-from .planning.planner import Plan
+from .planning.planner import Plan, load_or_plan
 from .planning.planner import plan as _plan
 from .planning.trials import TRIED
 from .seeds import fresh_seed
+from .tuning import Switch
 
 
 def plan(
@@ -84,7 +86,6 @@ def plan(
     seed = fresh_seed() if seed is None else seed
     request = Request(max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id, batch)
     return _plan(
-        Chain,
         levels,
         prompts,
         request,
@@ -96,3 +97,6 @@ def plan(
         repeats=repeats,
         trials=trials,
     )
+
+
+plan_with(load_or_plan)

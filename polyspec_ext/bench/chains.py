@@ -39,12 +39,12 @@ from polyspec_ext.chain import Chain
 from polyspec_ext.drafters import DynamicTree, Eagle, PromptLookup
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planned import plan
-from polyspec_ext.planning import Switch, pass_seconds
 from polyspec_ext.planning.planner import Plan
 from polyspec_ext.planning.search import Candidate, observed_work
 from polyspec_ext.planning.trials import at_the_speed_of
 from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
 from polyspec_ext.stats import merge
+from polyspec_ext.tuning import Switch, pass_seconds
 
 SCHEMA = 4  # of the JSON report
 TARGET, W4, MIDDLE, DRAFTER, NGRAM = "target", "W4 copy", "middle", "drafter", "n-gram"

@@ -11,7 +11,7 @@ import torch
 from polyspec_ext import progress, tiny
 from polyspec_ext.bench import machine, output
 from polyspec_ext.levels import HuggingFaceLevel, load
-from polyspec_ext.planning import LevelConfig, pass_seconds
+from polyspec_ext.tuning import LevelConfig, pass_seconds
 
 SCHEMA = 1  # of the JSON report
 WIDTHS = (1, 2, 4, 6, 8)

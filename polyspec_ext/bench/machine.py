@@ -16,7 +16,7 @@ import transformers
 
 from .. import _C, ops
 from ..errors import PolyspecError
-from ..planning import processor
+from ..tuning import processor
 from .timing import Clock
 
 # GSM8K's test split, where it lies beside the repository.

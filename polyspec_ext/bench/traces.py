@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 
-from polyspec_ext import planning, progress, tiny
+from polyspec_ext import progress, tiny
 from polyspec_ext.levels import load
+from polyspec_ext.tuning import pass_seconds
 
 BRANCH = 24  # tokens that are recorded behind a rejected one
 TUNING, HELD_OUT = "tuning", "held-out"
@@ -140,7 +141,7 @@ def measured_seconds() -> dict[str, dict[int, float]]:
     """Of passes of 1 ... 33 tokens of the shipped levels on this processor."""
     widths = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 17, 21, 25, 33]
     made = tiny.levels(pack=True)
-    times = planning.pass_seconds(list(made.values()), widths, repeats=12, limit=4.0)
+    times = pass_seconds(list(made.values()), widths, repeats=12, limit=4.0)
     # A pass could be padded, so one that took longer than a wider one was disturbed.
     least = [
         {width: min(own[other] for other in widths if other >= width) for width in widths}

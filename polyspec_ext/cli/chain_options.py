@@ -10,8 +10,8 @@ from typing import Any
 from .. import tiny
 from ..chain import Chain
 from ..command import options
-from ..planning import default_store
 from ..policies import POLICIES
+from ..tuning import default_store
 
 
 def add_chain_options(parser: argparse.ArgumentParser) -> None:

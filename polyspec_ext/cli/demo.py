@@ -34,9 +34,9 @@ from ..chain import Chain
 from ..command import options
 from ..command.run import INTERRUPTED
 from ..levels import HuggingFaceLevel
-from ..planning import default_store
 from ..quantization.kept import FORMAT
 from ..tiny import growth
+from ..tuning import default_store
 from . import chain_options, demo_models, demo_table
 from .demo_models import Levels, Models
 from .texts import TextPrinter, speed

@@ -13,8 +13,8 @@ from ..bench.paper.engines import LlamaCpp, llama_cpp
 from ..chain import Chain
 from ..chat import chat_prompt, has_template
 from ..levels import HuggingFaceLevel, tokenizer_at
-from ..planning import level_for
 from ..quantization.stored import is_copy, original
+from ..tuning import level_for
 
 ENGINE = "another engine"  # the kind of its contenders
 Levels = dict[str, HuggingFaceLevel]

@@ -14,8 +14,9 @@ from ..chat import has_template
 from ..command import options
 from ..levels import tokenizer_at
 from ..planned import plan
-from ..planning import default_store, plot
+from ..planning import plot
 from ..quantization.stored import original
+from ..tuning import default_store
 from .texts import add_raw, require_text, text_prompt
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ..planning import Switch
+from ..tuning import Switch
 
 T = TypeVar("T")
 NO_END = float("inf")

@@ -88,7 +88,7 @@ class HuggingFaceLevel(ModelLevel):
             bits when other tokens stand beside it. Empty: its logits are the same bits alone, in a
             verification and in a batch. None of a model that runs as it was given: nobody says.
         choice: where the data type, packing and compilation were chosen by timing: what was
-            measured (`planning.Choice`); else None.
+            measured (`tuning.Choice`); else None.
 
     Raises:
         TypeError: not a causal language model, or an argument is none of the above.

@@ -12,7 +12,7 @@ import itertools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -313,7 +313,6 @@ class MeasuredSeconds:
 
 
 def measure(
-    make: Callable[..., Any],
     parts: Sequence[Part],
     prompts: Sequence[Sequence[int]],
     request: Request,
@@ -324,7 +323,6 @@ def measure(
     """Measure all that the chains of `parts` depend on.
 
     Args:
-        make: `Chain`.
         parts: target first, each cheaper than the one before it; drafters without models last.
         prompts: token ids.
         limit: seconds that this may take, of which everything gets a share; it takes longer only
@@ -334,7 +332,7 @@ def measure(
     began = clock()
     models = [n for n, part in enumerate(parts) if part.model]
     pairs = [(a, b) for a, b in itertools.combinations(range(len(parts)), 2) if parts[a].model]
-    runs = timed_runs(make, parts, request, clock)
+    runs = timed_runs(parts, request, clock)
     texts = in_turns(runs, prompts, request.batch, 0.8 * limit, clock)
     most = request.max_new_tokens
     found = Measured(

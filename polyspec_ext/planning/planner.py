@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from .. import inputs
+from ..chain import Chain, Prediction
 from ..drafters import elements, is_drafter
 from ..stats import merge
-from . import processor, tables
-from .choice import Switch
-from .level import level_for
+from ..tuning import Switch, default_store, level_for, pass_seconds, processor
+from . import tables
 from .measure import Measured, measure
 from .parts import Part, Request
-from .profile import pass_seconds
 from .runs import Clock, representative
 from .search import (
     Candidate,
@@ -26,22 +25,13 @@ from .search import (
     observed_work,
     sensitivities,
 )
-from .store import default_store
 from .trials import TRIED, Runner, corrected
 
 SCHEMA = 5  # of what is kept
 RUNNERS_UP = 3  # beside the recommendation and plain decoding, with `verify`
 _MEASURING = 0.75  # of the time; the rest is for trials
 _WIDTHS = (1, 4, 6)  # of a pass, by which packing is chosen before windows are known
-Make = Callable[..., Any]
-
-
-class Prediction(NamedTuple):
-    """Of a planned chain: what `Chain.generate` is expected to give, and how far that may be off
-    (`Candidate.uncertainty`)."""
-
-    tokens_per_second: float
-    uncertainty: float
+_Chain = TypeVar("_Chain", bound=Chain)
 
 
 @dataclass
@@ -57,7 +47,6 @@ class Plan:
         measured: what all of it follows from.
         parts: the levels and drafters.
         request: what was planned for.
-        make: `Chain`.
     """
 
     candidates: list[Candidate]
@@ -67,7 +56,6 @@ class Plan:
     measured: Measured
     parts: list[Part]
     request: Request
-    make: Make = field(repr=False)
 
     @property
     def plain(self) -> Candidate:
@@ -79,10 +67,10 @@ class Plan:
         """Whether any chain is expected to be faster than the target alone."""
         return len(self.recommended.parts) > 1
 
-    def chain(self, candidate: Candidate | None = None, **options: Any) -> Any:
+    def chain(self, candidate: Candidate | None = None, **options: Any) -> Chain:
         """The recommended `Chain`, or that of another candidate; `options` are `Chain`'s."""
         one = candidate or self.recommended
-        return self.make(
+        return Chain(
             [self.parts[n].thing for n in one.parts],
             list(one.windows),
             **{"rounds": list(one.rounds), "rule": one.rule, "tail": one.tail, **options},
@@ -141,7 +129,6 @@ class Plan:
 
 
 def plan(
-    make: Make,
     levels: Sequence[Any],
     prompts: inputs.Prompt,
     request: Request,
@@ -154,14 +141,14 @@ def plan(
     repeats: int = 3,
     trials: int | None = TRIED,
 ) -> Plan:
-    """See `ps.plan`; `make` is `Chain`."""
+    """See `ps.plan`."""
     clock = time.perf_counter
     parts = parts_of(levels, pack=pack, compile=compile)
     rows = representative(_checked(prompts, request, parts[0]), request.batch)
     parts = _in_order(parts, clock)
-    measured = measure(make, parts, rows, request, limit=_MEASURING * limit, clock=clock)
+    measured = measure(parts, rows, request, limit=_MEASURING * limit, clock=clock)
     found = candidates(measured, parts)
-    made = Plan(found, found[0], [], [], measured, parts, request, make)
+    made = Plan(found, found[0], [], [], measured, parts, request)
     runner = _runner(made, rows, clock)
     # Chains that are compared for the theorem are compared by what they have been seen to do.
     trials = None if theorem else trials
@@ -270,18 +257,19 @@ def _in_order(parts: Sequence[Part], clock: Clock) -> list[Part]:
     return [target, *others, *(part for part in parts[1:] if not part.model)]
 
 
-def kept(
-    make: Make,
+def load_or_plan(
+    kind: type[_Chain],
     levels: Sequence[Any],
     prompts: inputs.Prompt,
-    request: Request,
+    max_new_tokens: int,
+    temperature: float,
     *,
-    pack: Switch = "auto",
-    compile: Switch = False,
-    limit: float = 40.0,
-) -> Any:
+    pack: Switch,
+    compile: Switch,
+    seconds: float,
+) -> _Chain:
     """See `Chain.planned`: the recommended chain, planned once per machine."""
-    store = default_store()
+    request, store = Request(max_new_tokens, temperature), default_store()
     parts = parts_of(levels, pack=pack, compile=compile)
     rows = _checked(prompts, request, parts[0])
     key = {
@@ -292,27 +280,32 @@ def kept(
         "request": {**request.options(), "batch": request.batch},
     }
     value = store.get(key)
-    chain = None if value is None else _kept_chain(make, parts, value)
+    chain = None if value is None else _stored_chain(kind, parts, value)
     if chain is not None:
         return chain
     things = [part.thing for part in parts]
-    found = plan(make, things, rows, request, pack=pack, compile=compile, limit=limit)
+    found = plan(things, rows, request, pack=pack, compile=compile, limit=seconds)
     best = found.recommended
-    numbers = [things.index(found.parts[n].thing) for n in best.parts]
-    fields: dict[str, Any] = {"windows": list(best.windows), "rounds": list(best.rounds)}
-    fields |= {"prediction": [best.predicted_tokens_per_second, best.uncertainty]}
-    store.put(key, {"parts": numbers, **fields, "rule": best.rule, "tail": best.tail})
-    chain = found.chain()
-    chain.prediction = Prediction(best.predicted_tokens_per_second, best.uncertainty)
+    value = {
+        "parts": [things.index(found.parts[n].thing) for n in best.parts],
+        "windows": list(best.windows),
+        "rounds": list(best.rounds),
+        "prediction": [best.predicted_tokens_per_second, best.uncertainty],
+        "rule": best.rule,
+        "tail": best.tail,
+    }
+    store.put(key, value)
+    chain = _stored_chain(kind, parts, value)
+    assert chain is not None
     return chain
 
 
-def _kept_chain(make: Make, parts: Sequence[Part], value: Any) -> Any:
-    """The chain that is kept as `value`; None where it stands for none of these parts."""
+def _stored_chain(kind: type[_Chain], parts: Sequence[Part], value: Any) -> _Chain | None:
+    """The chain that is stored as `value`; None where it stands for none of these parts."""
     try:
         things = [parts[int(n)].thing for n in value["parts"]]
         options = {name: value[name] for name in ("rounds", "rule", "tail")}
-        chain = make(things, value["windows"], **options)
+        chain = kind(things, value["windows"], **options)
         chain.prediction = Prediction(*map(float, value["prediction"]))
     except (TypeError, ValueError, KeyError, IndexError):
         return None
@@ -339,4 +332,4 @@ def _plain(one: Candidate) -> dict[str, Any]:
     }
 
 
-__all__ = ["Plan", "Prediction", "Request", "kept", "parts_of", "plan", "run"]
+__all__ = ["Plan", "Prediction", "Request", "load_or_plan", "parts_of", "plan", "run"]

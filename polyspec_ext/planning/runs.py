@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
+from ..chain import Chain
 from ..policies.base import RoundReport
 from .parts import Part, Request, owners_above
 from .theory import batches
@@ -182,13 +183,8 @@ class _Turns:
 @dataclass
 class Run:
     """Calls of one chain: of the target alone, of a chain with one window (`fixed`), whose rounds
-    are timed as wholes, or of one whose windows take turns, whose steps are.
+    are timed as wholes, or of one whose windows take turns, whose steps are."""
 
-    Args:
-        make: `Chain`.
-    """
-
-    make: Callable[..., Any]
     parts: Sequence[Part]
     chain: tuple[int, ...]
     request: Request
@@ -203,13 +199,13 @@ class Run:
         things = [self.parts[n].thing for n in self.chain]
         self.turns: _Turns | None = None
         if len(self.chain) == 1:
-            self._ready = self.make(things)
+            self._ready = Chain(things)
         elif self.fixed:
-            self._ready = self.make(things, [_FIXED] * (len(things) - 1))
+            self._ready = Chain(things, [_FIXED] * (len(things) - 1))
         else:
             self.turns = _Turns(self.parts, self.chain, self.request)
             windows = [MOST_ABOVE] * (len(things) - 2)
-            self._ready = self.make(things, [*windows, MOST], policy=self.turns)
+            self._ready = Chain(things, [*windows, MOST], policy=self.turns)
 
     @property
     def enough(self) -> bool:
@@ -289,15 +285,13 @@ def timed_chains(parts: Sequence[Part]) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(whole))
 
 
-def timed_runs(
-    make: Callable[..., Any], parts: Sequence[Part], request: Request, clock: Clock
-) -> list[Run]:
+def timed_runs(parts: Sequence[Part], request: Request, clock: Clock) -> list[Run]:
     """The target alone, a chain with one window, and those of `timed_chains`."""
     chains = timed_chains(parts)
-    runs = [Run(make, parts, (0,), request, clock)]
+    runs = [Run(parts, (0,), request, clock)]
     if chains:
-        runs.append(Run(make, parts, chains[0], request, clock, fixed=True))
-    return runs + [Run(make, parts, chain, request, clock) for chain in chains]
+        runs.append(Run(parts, chains[0], request, clock, fixed=True))
+    return runs + [Run(parts, chain, request, clock) for chain in chains]
 
 
 def representative(prompts: Sequence[_Prompt], batch: int) -> list[_Prompt]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ..chain import Chain
 from ..stats import Stats, merge
 from .measure import OWN, Measured, MeasuredSeconds, PartTrial, Trial
 from .parts import Part, Request
@@ -63,7 +64,7 @@ class Runner:
         clock: seconds from any origin.
     """
 
-    build: Callable[[Candidate], Any]
+    build: Callable[[Candidate], Chain]
     prompts: Sequence[Sequence[int]]
     request: Request
     clock: Clock
@@ -95,7 +96,7 @@ class Runner:
                 found[at][-1].append(self._call(built[at], calls[number], turn))
         return found
 
-    def _call(self, chain: Any, prompts: Sequence[Sequence[int]], number: int) -> Call:
+    def _call(self, chain: Chain, prompts: Sequence[Sequence[int]], number: int) -> Call:
         began = self.clock()
         batch = chain.batch(prompts, **self.request.options(number))
         stats, rounds, tokens, seconds = batch.stats, [], 0, 0.0

@@ -18,7 +18,7 @@ from .. import progress
 if TYPE_CHECKING:
     from ..chain import Chain
     from ..levels import HuggingFaceLevel
-    from ..planning import Switch
+    from ..tuning import Switch
 
 LEVELS = ("target", "middle", "drafter")
 HEADS = ("eagle2", "eagle3")  # EAGLE heads for the target
@@ -112,11 +112,11 @@ def levels(
         dtype: of all of them. None: float32; on the CPU the draft levels in float32 or bfloat16,
             whichever is faster on this processor. A draft's dtype costs speed only, never
             exactness.
-        pack, compile: "auto": whatever is faster on this processor (`planning.choose`, which keeps
+        pack, compile: "auto": whatever is faster on this processor (`tuning.choose`, which keeps
             its answers). Compiling takes minutes.
     """
     from .. import arguments
-    from ..planning import level_for, widths_of
+    from ..tuning import level_for, widths_of
 
     dtype = arguments.loaded_dtype("dtype", dtype)
     device = arguments.device("device", device) or torch.device("cpu")

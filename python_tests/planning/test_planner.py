@@ -375,7 +375,7 @@ def test_the_chains_own_time_is_not_the_policys(clock: Clock) -> None:
 def test_windows_are_the_best_of_all(clock: Clock) -> None:
     target, small, middle = levels(clock)
     parts = [Part(level, level.name, True) for level in (target, middle, small)]
-    found = measure.measure(ps.Chain, parts, PROMPTS, Request(60), limit=1e9)
+    found = measure.measure(parts, PROMPTS, Request(60), limit=1e9)
     for chain in ((0, 1), (0, 2), (0, 1, 2)):
         windows, rounds, tail = search.best_setting(found, chain)
         best = search.predict(found, chain, windows, rounds, tail=tail).tokens_per_second
@@ -405,7 +405,7 @@ def test_a_window_above_may_be_longer_than_any_draft(clock: Clock) -> None:
         Part(Slow(clock, name, seconds, noise), name, True)
         for name, seconds, noise in (("target", 0.3, 0.0), ("copy", 0.02, 0.0), ("small", 0.004, 1))
     ]
-    found = measure.measure(ps.Chain, parts, PROMPTS, Request(150), limit=1e9)
+    found = measure.measure(parts, PROMPTS, Request(150), limit=1e9)
     windows = search.best_setting(found, (0, 1, 2), tails=False).windows
     assert windows[0] > search.MOST >= windows[1]
 
@@ -863,7 +863,7 @@ def slower(monkeypatch: pytest.MonkeyPatch, factors: dict[str, float]) -> None:
 
     def measured(*given: Any, **options: Any) -> measure.Measured:
         found = measure.measure(*given, **options)
-        for part in given[1]:
+        for part in given[0]:
             if part.name in factors:
                 part.thing.seconds *= factors[part.name]
         return found
@@ -942,7 +942,7 @@ def test_prefills_that_change_apart_from_steps(
 ) -> None:
     def measured(*given: Any, **options: Any) -> measure.Measured:
         found = measure.measure(*given, **options)
-        for part in given[1]:
+        for part in given[0]:
             part.thing.each *= 0.25
             part.thing.seconds *= 1.5
         return found
@@ -1020,7 +1020,7 @@ def test_as_many_chains_are_tried_as_one_likes(clock: Clock) -> None:
 
 
 def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyspec_ext.planning.store import Store
+    from polyspec_ext.tuning import Store
 
     store = Store(tmp_path)
     monkeypatch.setattr(planner, "default_store", lambda: store)

@@ -273,7 +273,7 @@ def test_good_values() -> None:
 def test_a_plan_without_a_seed_has_one_of_torchs_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     from polyspec_ext import planned
 
-    monkeypatch.setattr(planned, "_plan", lambda make, levels, prompts, request, **own: request)
+    monkeypatch.setattr(planned, "_plan", lambda levels, prompts, request, **own: request)
     seeds = []
     for manual in (1, 1, 2):
         torch.manual_seed(manual)

@@ -7,7 +7,7 @@ The sources are read, not imported, so imports under TYPE_CHECKING and inside fu
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,29 @@ ROOT = Path(polyspec_ext.__file__).parent
 KNOWN_CYCLES: set[frozenset[str]] = set()
 KNOWN_FOLDER_CYCLES: set[frozenset[str]] = set()
 KNOWN_PRIVATE: set[tuple[str, str]] = set()
+
+# Folders, and modules that lie in none, from the ground up. Each imports from earlier rows only, and
+# the root and its own row not at all.
+LAYERS = (
+    {"drawing", "errors", "progress", "reference", "stats"},
+    {"validate"},
+    {"arguments", "returned"},
+    {"ops", "policies", "sampling", "scheduler", "seeds", "chat"},
+    {"kv_cache", "tensors"},
+    {"levels"},
+    {"quantization"},
+    {"drafters", "tuning"},
+    {"command", "inputs", "runtime"},
+    {"outputs"},
+    {"chain"},
+    {"integrations", "planning", "tiny"},
+    {"planned"},
+    {"bench"},
+    {"cli"},
+    {"__main__"},
+)
+# Who may ask the root, which tells the version and the public names.
+ASK_THE_ROOT = {"bench", "cli"}
 
 # Named with an underscore by somebody else, for everybody: methods of named tuples, the extension
 # module, torch's own.
@@ -155,6 +178,25 @@ def test_folders_form_no_cycle() -> None:
     assert found == KNOWN_FOLDER_CYCLES, [sorted(one) for one in found ^ KNOWN_FOLDER_CYCLES]
 
 
+def upward(graph: Mapping[str, set[str]], layers: Sequence[set[str]]) -> set[tuple[str, str]]:
+    """Imports, by folder, of what does not lie in an earlier layer; "" is the root."""
+    floor = {name: number for number, row in enumerate(layers) for name in row}
+    found = set()
+    for name, others in folded(graph).items():
+        own = name.partition(".")[2]
+        for other in (one.partition(".")[2] for one in others):
+            if own and not floor.get(other, len(layers)) < floor[own]:
+                found.add((own, other))
+    return found
+
+
+def test_folders_import_from_lower_layers_only() -> None:
+    graph = import_graph(sources(ROOT, "polyspec_ext"), ROOT, "polyspec_ext")
+    listed = [name for row in LAYERS for name in row]
+    assert sorted(listed) == sorted({name.split(".")[1] for name in graph if "." in name})
+    assert upward(graph, LAYERS) == {(one, "") for one in ASK_THE_ROOT}
+
+
 def test_private_names_stay_in_their_file() -> None:
     found = {
         (module, name)
@@ -182,6 +224,13 @@ def test_a_cycle_is_found(text: str, tmp_path: Path) -> None:
     trees = sources(tmp_path, "pack")
     (found,) = cycles(import_graph(trees, tmp_path, "pack"))
     assert found == {"pack.a", "pack.b", "pack.c"}
+
+
+def test_an_upward_import_is_found() -> None:
+    graph = {"p": set(), "p.a": {"p.b.x"}, "p.b": set(), "p.b.x": {"p.b"}, "p.c": {"p.a", "p"}}
+    assert upward(graph, ({"b"}, {"a"}, {"c"})) == {("c", "")}
+    assert upward(graph, ({"a"}, {"b"}, {"c"})) == {("a", "b"), ("c", "")}
+    assert upward(graph, ({"a", "b"}, {"c"})) == {("a", "b"), ("c", "")}
 
 
 def test_a_cycle_of_folders_is_found() -> None:

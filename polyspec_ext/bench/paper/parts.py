@@ -22,8 +22,8 @@ from polyspec_ext.drafters import (
     SuffixMatch,
 )
 from polyspec_ext.levels import HuggingFaceLevel, load, tokenizer_at
-from polyspec_ext.planning import level_for
 from polyspec_ext.quantization.stored import PREFIX, is_copy, original
+from polyspec_ext.tuning import level_for
 
 TARGET, W4 = "target", "w4"
 EAGLE2, EAGLE3, HYDRA = "eagle2", "eagle3", "hydra"

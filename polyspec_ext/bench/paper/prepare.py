@@ -25,7 +25,7 @@ from polyspec_ext.bench.paper.parts import TARGET, W4, Parts
 from polyspec_ext.bench.weights import weight_bytes
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planned import plan
-from polyspec_ext.planning import pass_seconds
+from polyspec_ext.tuning import pass_seconds
 
 _PREDICTED = ("chain", "eagle", PLANNED)
 _KINDS = (*_PREDICTED, "adaptive")  # which have windows of the planner's

@@ -15,9 +15,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
-from polyspec_ext import planning, tiny
-from polyspec_ext.planning import LevelConfig
-from polyspec_ext.planning.level import level_for
+from polyspec_ext import tiny, tuning
+from polyspec_ext.tuning import LevelConfig
+from polyspec_ext.tuning.level import level_for
 
 PLAIN, PACKED = LevelConfig(torch.float32), LevelConfig(torch.float32, pack=True)
 HALF = LevelConfig(torch.bfloat16)
@@ -43,7 +43,7 @@ class Machine:
 
     def measure(self, levels: Sequence[Any], widths: Sequence[int]) -> list[dict[int, float]]:
         self.measured += 1
-        return planning.pass_seconds(levels, widths, clock=lambda: self.now)
+        return tuning.pass_seconds(levels, widths, clock=lambda: self.now)
 
 
 class SlowLevel:
@@ -72,17 +72,17 @@ def choose(
     cost: dict[LevelConfig, float],
     candidates: Sequence[LevelConfig] | None = None,
     widths: Sequence[int] = WIDTHS,
-    store: planning.Store | None = None,
+    store: tuning.Store | None = None,
     **options: Any,
-) -> tuple[Machine, planning.Choice]:
+) -> tuple[Machine, tuning.Choice]:
     machine = Machine(cost)
     if candidates is None:
         candidates = [config for config in cost if not config.compile]
-    level, choice = planning.choose(
+    level, choice = tuning.choose(
         machine.make,
         candidates,
         widths,
-        store=store or planning.Store(None),
+        store=store or tuning.Store(None),
         measure=machine.measure,
         **options,
     )
@@ -123,12 +123,12 @@ def test_what_won_without_it_is_compiled_and_nothing_else() -> None:
 def test_what_is_known_without_compilation_is_not_measured_again(tmp_path: Path) -> None:
     compiled = replace(PACKED, compile=True)
     cost = COST | {compiled: 0.5}
-    choose(cost, store=planning.Store(tmp_path))
-    machine, choice = choose(cost, [PLAIN, PACKED], store=planning.Store(tmp_path), compile="auto")
+    choose(cost, store=tuning.Store(tmp_path))
+    machine, choice = choose(cost, [PLAIN, PACKED], store=tuning.Store(tmp_path), compile="auto")
     assert machine.made == [PACKED, compiled]
     assert list(choice.seconds) == [PACKED, compiled]
     for how in ("auto", True):
-        again = planning.Store(tmp_path)
+        again = tuning.Store(tmp_path)
         choose(cost, [PLAIN, PACKED], store=again, compile=how)
         machine, known = choose(cost, [PLAIN, PACKED], store=again, compile=how)
         assert known.cached
@@ -155,13 +155,13 @@ def test_passes_are_timed_in_turns() -> None:
     machine = Machine({PLAIN: 1.0, PACKED: 2.0})
     machine.busy = itertools.cycle([7.0, 0.0, 9.0])  # with something else, now and then
     levels = [machine.make(PLAIN), machine.make(PACKED)]
-    found = planning.pass_seconds(levels, (1, 2), repeats=9, limit=1e9, clock=lambda: machine.now)
+    found = tuning.pass_seconds(levels, (1, 2), repeats=9, limit=1e9, clock=lambda: machine.now)
     assert found == [{1: 1.0, 2: 2.0}, {1: 2.0, 2: 4.0}]
     order = [config for config, width in machine.passes if width == 1]
     assert order == [PLAIN, PACKED, PACKED, PLAIN] * 5
     assert all(level.length == 38 for level in levels)
     with pytest.raises(ValueError, match="widths >= 1"):
-        planning.pass_seconds(levels, (0,))
+        tuning.pass_seconds(levels, (0,))
 
 
 def test_time_asleep_is_not_counted_with_one_thread() -> None:
@@ -176,7 +176,7 @@ def test_time_asleep_is_not_counted_with_one_thread() -> None:
         found = []
         for count in (1, 2):
             torch.set_num_threads(count)
-            found += planning.pass_seconds([level], (1,), repeats=3)
+            found += tuning.pass_seconds([level], (1,), repeats=3)
     finally:
         torch.set_num_threads(threads)
     assert found[0][1] < 0.01 <= found[1][1]
@@ -184,7 +184,7 @@ def test_time_asleep_is_not_counted_with_one_thread() -> None:
 
 def test_slow_levels_are_timed_twice() -> None:
     machine = Machine({PLAIN: 3.0})
-    planning.pass_seconds([machine.make(PLAIN)], (1,), clock=lambda: machine.now)
+    tuning.pass_seconds([machine.make(PLAIN)], (1,), clock=lambda: machine.now)
     assert len(machine.passes) == 3  # and once untimed
 
 
@@ -194,18 +194,18 @@ SWAPPED = {PLAIN: 1.0, PACKED: 2.0}
 
 def test_the_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "not" / "there"
-    first, choice = choose(COST, store=planning.Store(folder))
+    first, choice = choose(COST, store=tuning.Store(folder))
     assert first.measured == 1
     assert not choice.cached
     # Another process, on which the times would be different.
-    machine, known = choose(SWAPPED, store=planning.Store(folder))
+    machine, known = choose(SWAPPED, store=tuning.Store(folder))
     assert machine.measured == 0
     assert machine.made == [PACKED]
     assert known == replace(choice, cached=True)
     assert "measured earlier" in str(known)
 
     def measured(**changed: Any) -> bool:
-        machine, _ = choose(SWAPPED, store=planning.Store(folder), **changed)
+        machine, _ = choose(SWAPPED, store=tuning.Store(folder), **changed)
         return machine.measured > 0
 
     assert measured(widths=(1, 5))
@@ -225,14 +225,14 @@ def test_the_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         torch.set_num_threads(threads)
     assert not measured()
-    planning.Store(folder).clear()
+    tuning.Store(folder).clear()
     assert measured()
-    assert choose(COST, store=planning.Store(folder))[1].config == PLAIN
+    assert choose(COST, store=tuning.Store(folder))[1].config == PLAIN
 
 
 def test_what_was_kept_and_cannot_be_made_now(tmp_path: Path) -> None:
-    choose(COST, store=planning.Store(tmp_path))
-    machine, choice = choose({PLAIN: 1.0}, [PLAIN, PACKED], store=planning.Store(tmp_path))
+    choose(COST, store=tuning.Store(tmp_path))
+    machine, choice = choose({PLAIN: 1.0}, [PLAIN, PACKED], store=tuning.Store(tmp_path))
     assert choice.config == PLAIN
     assert machine.measured == 1
 
@@ -253,22 +253,22 @@ def test_what_was_kept_and_cannot_be_made_now(tmp_path: Path) -> None:
     ],
 )
 def test_a_corrupt_file_is_as_good_as_none(tmp_path: Path, text: bytes) -> None:
-    choose(COST, store=planning.Store(tmp_path))
+    choose(COST, store=tuning.Store(tmp_path))
     (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
     key = whole[whole.index(b"{", 1) : whole.index(b'"value"')].strip().rstrip(b",")
     file.write_bytes(text.replace(b"KEY", key))
-    machine, choice = choose(SWAPPED, store=planning.Store(tmp_path))
+    machine, choice = choose(SWAPPED, store=tuning.Store(tmp_path))
     assert machine.measured == 1
     assert choice.config == PLAIN
-    assert choose(COST, store=planning.Store(tmp_path))[1].cached
+    assert choose(COST, store=tuning.Store(tmp_path))[1].cached
 
 
 @pytest.mark.parametrize("folder", [None, "file/folder"])
 def test_without_a_folder_one_process_remembers(tmp_path: Path, folder: str | None) -> None:
     """As in a home that is missing or cannot be written to."""
     (tmp_path / "file").touch()
-    store = planning.Store(None if folder is None else tmp_path / folder)
+    store = tuning.Store(None if folder is None else tmp_path / folder)
     assert choose(COST, store=store)[0].measured == 1
     assert choose(COST, store=store)[0].measured == 0
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -278,11 +278,11 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     import platformdirs
 
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: Path("~/.cache") / name)
-    assert planning.default_store().folder is None
+    assert tuning.default_store().folder is None
 
 
 def _write(folder: Path, number: int) -> None:
-    store = planning.Store(folder)
+    store = tuning.Store(folder)
     for turn in range(100):
         store.put({"which": turn % 2}, [number] * 2000)
 
@@ -294,7 +294,7 @@ def test_processes_write_at_once(tmp_path: Path) -> None:
         writer.start()
     seen = 0
     while any(writer.is_alive() for writer in writers):
-        value = planning.Store(tmp_path).get({"which": 0})
+        value = tuning.Store(tmp_path).get({"which": 0})
         if value is not None:
             seen += 1
             assert len(set(value)) == 1
@@ -302,7 +302,7 @@ def test_processes_write_at_once(tmp_path: Path) -> None:
         elif seen:
             pytest.fail("a value that was there has gone")
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
-    assert planning.Store(tmp_path).get({"which": 1}) is not None
+    assert tuning.Store(tmp_path).get({"which": 1}) is not None
     assert len(list(tmp_path.iterdir())) == 2
 
 
