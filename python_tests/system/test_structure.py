@@ -22,8 +22,8 @@ KNOWN_CYCLES: set[frozenset[str]] = set()
 KNOWN_FOLDER_CYCLES: set[frozenset[str]] = set()
 KNOWN_PRIVATE: set[tuple[str, str]] = set()
 
-# Folders, and modules that lie in none, from the ground up. Each imports from earlier rows only, and
-# the root and its own row not at all.
+# Folders, and modules that lie in none, from the ground up. Each imports from earlier rows only,
+# and from the root not at all.
 LAYERS = (
     {"drawing", "errors", "progress", "reference", "stats"},
     {"validate"},
