@@ -1,10 +1,13 @@
-// The window policies and the renewal model for Python (polyspec/policy.hpp, renewal.hpp).
+// The window policies and the renewal model for Python (polyspec/policy.hpp, renewal.hpp), and the
+// staged rule for rows of counts (round_state.hpp).
 #include "polyspec/policy.hpp"
 
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -12,6 +15,7 @@
 
 #include "policy.hpp"
 #include "polyspec/renewal.hpp"
+#include "polyspec/round_state.hpp"
 
 namespace py = pybind11;
 using polyspec::PolicyKind;
@@ -45,6 +49,23 @@ std::tuple<double, std::vector<double>, std::vector<double>> renewal(
     std::vector<int64_t> rounds) {
   polyspec::RenewalRound round = polyspec::renewal_round(acceptance, windows, std::move(rounds));
   return {round.tokens, std::move(round.passes), std::move(round.verified)};
+}
+
+using Counts = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
+
+Counts due(const Counts& state, int32_t levels) {
+  polyspec::ScheduleDueParams params;
+  params.in.shape.levels = levels;
+  if (levels < 2 || state.ndim() != 2 || state.shape(1) != params.in.shape.words()) {
+    throw std::invalid_argument("state: expected [B, words] of 2 levels or more, without a log");
+  }
+  params.in.batch = state.shape(0);
+  params.in.state = const_cast<int64_t*>(state.data());  // (it only reads them)
+  Counts found({py::ssize_t{2}, state.shape(0)});
+  params.due = found.mutable_data();
+  const polyspec::Result result = polyspec::schedule_due(params);
+  if (!result.ok()) throw std::invalid_argument(result.message);
+  return found;
 }
 
 }  // namespace
@@ -86,4 +107,7 @@ void bind_policies(py::module_& m) {
   m.def("renewal_round", &renewal, py::arg("acceptance"), py::arg("windows"),
         py::arg("rounds") = std::vector<int64_t>(),
         "(tokens, passes [n], verified [n-1]) per pass of the target (polyspec/renewal.hpp).");
+  m.def("schedule_due", &due, py::arg("state"), py::arg("levels"),
+        "[2, B] the level whose step is due in each row without log and text, and its tokens "
+        "(polyspec/round_state.hpp).");
 }

@@ -3,12 +3,14 @@ windows would have done, step by step, without a model."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polyspec_ext.bench.traces import Text
 from polyspec_ext.policies import RoundReport, StepReport, WindowPolicy
 from polyspec_ext.runtime.plan import default_rounds
+from polyspec_ext.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -64,35 +66,21 @@ class Trace:
 
     def round(self, at: int, windows: Sequence[int], costs: Costs) -> tuple[int, list[StepReport]]:
         """Tokens that a round of the target commits from position `at` on, and its steps."""
-        room = self.size - at
+        scheduler = _scheduler(tuple(windows))
+        scheduler.start(self.size - at)
         steps: list[StepReport] = []
-        if self.levels == 2 or windows[0] == 0:
-            pending = min(windows[0], room - 1)
-            if pending > 0:
-                seconds = costs.draft(pending)
-                steps.append(StepReport(2, pending, 0, pending, 1, seconds))
-        else:
-            pending = self._gather(at, windows, room, costs, steps)
-        accepted = min(pending, self.runs[at])
-        steps.append(StepReport(1, pending, accepted, pending, 1, costs.verify(1, pending)))
-        return accepted + 1, steps
-
-    def _gather(
-        self, at: int, windows: Sequence[int], room: int, costs: Costs, steps: list[StepReport]
-    ) -> int:
-        wanted, pending = min(windows[0], room - 1), 0
-        for _ in range(default_rounds(windows)[0]):
-            if pending >= wanted:
-                break
-            count = min(windows[1], room - 2 - pending)
-            accepted = 0
-            if count > 0:
-                steps.append(StepReport(3, count, 0, count, 1, costs.draft(count)))
-                accepted = self._inner(at, pending, count)
-            count = max(count, 0)
-            steps.append(StepReport(2, count, accepted, count, 1, costs.verify(2, count)))
-            pending += accepted + 1
-        return pending
+        while scheduler.committed == 0:
+            step = scheduler.next()
+            level, count, accepted = step.level, step.count, 0
+            drafted = level == self.levels
+            if level == 1:
+                accepted = min(count, self.runs[at])
+            elif not drafted:
+                accepted = self._inner(at, scheduler.pending(1), count)
+            seconds = costs.draft(count) if drafted else costs.verify(level, count)
+            steps.append(StepReport(level, count, accepted, count, 1, seconds))
+            scheduler.report(level, count if drafted else accepted + 1)
+        return scheduler.committed, steps
 
     def _inner(self, at: int, offset: int, count: int) -> int:
         """Of `count` drafted tokens behind `offset` pending ones, those that the middle accepts."""
@@ -107,6 +95,11 @@ class Trace:
             if not fits:
                 return j
         return count
+
+
+@functools.lru_cache(maxsize=4096)
+def _scheduler(windows: tuple[int, ...]) -> Scheduler:
+    return Scheduler(windows, [*default_rounds(windows), 0])
 
 
 def replay(

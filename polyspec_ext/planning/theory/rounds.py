@@ -1,11 +1,11 @@
 """One round of the target: what each level verifies and hands up, from every position of a text.
 
-The chain is the engine's (`runtime.plan`, ``polyspec/round_state.hpp``): level i waits until its
-window is full or its bounded number of blocks has come; a verification of m tokens that accepts j
-hands j + 1 up; what is pending can overshoot the window; and what a level above rejects is lost. A
-level reads, beside the tokens that are pending for it, those that it has not read yet (``unread``):
-its own last token, the bonus of every level above it, and a tail, which level n adds to what is
-pending for the target and the levels between do not verify.
+The state rows say whose step is due and over how many tokens, as they do to the engine
+(``polyspec/round_state.hpp``). What comes of the steps is expected here: a verification of m tokens
+that accepts j hands j + 1 up, what is pending can overshoot the window, and what a level above
+rejects is lost. A level reads, beside the tokens that are pending for it, those that it has not
+read yet (``unread``): its own last token, the bonus of every level above it, and a tail, which
+level n adds to what is pending for the target and the levels between do not verify.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._C import RoundShape, schedule_due
+from ...runtime.plan import round_plan
 from .acceptance import Acceptance, PassSeconds, Proposals
 from .lengths import Floats, Ints
 
 Lags = tuple[int, ...]  # tokens that each of several levels has not read yet
 _TINY = 1e-14  # states less likely than this are left out
+_ENDLESS = 2**40  # tokens
 
 
 class Steps(NamedTuple):
@@ -60,11 +63,14 @@ class RoundModel:
         self.batch = batch
         self.levels = len(windows) + 1
         self.accept, self.proposals = acceptance.levels, acceptance.proposals
-        self.tail = min(tail, windows[-1])
+        self.plan = round_plan(tuple(windows), tuple(rounds), tail)
+        self.tail = self.plan.tail
         self.accept_tail = acceptance.tail
         self.remaining = acceptance.remaining
         self.room = acceptance.remaining if acceptance.room is None else acceptance.room
         self.places = 1 if self.remaining is None else len(self.remaining)
+        self.due = functools.cache(self._due)
+        self.rows = functools.cache(self._rows)
         self.block = functools.cache(self._block)
         self.shifted = functools.cache(self._shifted)
         self.cost = functools.cache(self._cost)
@@ -85,18 +91,34 @@ class RoundModel:
     def _shifted(self, level: int, tokens: int) -> Floats:
         return self.ahead(self.accept[level - 1], tokens)
 
-    def wanted(self, level: int) -> Ints:
-        """``[P]``, tokens that a level waits for from its position on: its window, or as many as
-        `fitting` leaves of it."""
-        return self.fitting(self.windows[level - 1], level)
+    def _rows(self, level: int) -> tuple[Ints, Ints]:
+        """State rows (``polyspec/round_state.hpp``) of the chain that begins with `level`, for
+        every number of tokens that it may have room for, and ``[P]``, which of them is that of each
+        position. A text that ends with an EOS has room up to that."""
+        room = np.array([_ENDLESS], np.int64)
+        if self.remaining is not None and self.room is not None:
+            room = np.minimum(self.remaining + 1, self.room + 1 - level).clip(1)
+        rooms, place = np.unique(room, return_inverse=True)
+        below = self.levels - level
+        shape = RoundShape(below + 1, 0, 0)
+        rows = np.zeros((len(rooms), shape.words), np.int64)
+        rows[:, shape.ROOM] = rooms
+        for number in range(below):
+            own = shape.level_at(number + 1)
+            rows[:, own + shape.WINDOW] = self.windows[level - 1 + number]
+            rows[:, own + shape.BOUND] = self.rounds[level - 1 + number]
+        return rows, place
 
-    def fitting(self, tokens: int, above: int, behind: int = 0) -> Ints:
-        """``[P]``, of so many tokens behind others those that the text has room for: up to an EOS,
-        or to the last that the request allows, less one for each level above."""
-        if self.remaining is None or self.room is None:
-            return np.array([tokens], np.int64)
-        left: Ints = np.minimum(self.remaining, self.room - above) - behind
-        return left.clip(0, tokens)
+    def _due(self, level: int, pending: int, blocks: int, tail: int = 0) -> tuple[Ints, Ints]:
+        """``[P]`` each: the level whose step is due where so many tokens in so many blocks are
+        pending for `level` and none for those below it, and how many it drafts or verifies."""
+        rows, place = self.rows(level)
+        shape = RoundShape(self.levels - level + 1, 0, 0)
+        own = shape.level_at(1)
+        rows[:, own + shape.PENDING], rows[:, own + shape.BLOCKS] = pending, blocks
+        rows[:, shape.TAIL_WINDOW] = tail
+        levels, counts = schedule_due(rows, shape.levels)
+        return levels[place] + level - 1, counts[place]
 
     def _block(self, level: int, lags: Lags, again: bool) -> tuple[Outcomes, Log]:
         """Level `level` gathers and verifies once; `lags` are of the levels from it on down.
@@ -153,7 +175,7 @@ class RoundModel:
             return [1] * len(lags)
         numbers = range(level + 1, self.levels + 1)
         return [
-            min(max(1, lag + 1 - rejected), number + (self.tail if number < self.levels else 0))
+            min(max(1, lag + 1 - rejected), self.plan.lag(number))
             for number, lag in zip(numbers, lags, strict=True)
         ]
 
@@ -171,7 +193,8 @@ class RoundModel:
         return self.shifted(level, place)
 
     def _draft(self, lags: Lags, log: Log, again: bool) -> _Ready:
-        wanted = self.wanted(self.levels - 1)
+        due, wanted = self.due(self.levels - 1, 0, 0)
+        wanted = np.where(due == self.levels, wanted, 0)
         given = wanted
         if self.proposals is not None:
             given = np.minimum(wanted, self.proposals.counts)
@@ -201,7 +224,8 @@ class RoundModel:
             lags: of the levels below level 1.
             chance: ``[P]``, that a tail is due.
         """
-        wanted = self.fitting(self.tail if pending else 0, 1, pending)
+        due, wanted = self.due(1, pending, blocks, self.tail)
+        wanted = np.where(due == self.levels, wanted, 0)
         given = wanted
         if isinstance(self.accept_tail, Proposals):
             counts = self.ahead(self.accept_tail.counts.astype(np.float64), pending)
@@ -222,14 +246,13 @@ class RoundModel:
             _add(ready, (pending + count, count, behind), part)
 
     def _gather(self, level: int, lags: Lags, log: Log) -> _Ready:
-        wanted, bound = self.wanted(level), self.rounds[level - 1]
         states: dict[tuple[int, Lags], Floats] = {(0, lags[1:]): np.ones(self.places)}
         ready: _Ready = {}
         blocks = 0
         while states:
             more: dict[tuple[int, Lags], Floats] = {}
             for (pending, below), probability in states.items():
-                full = (pending >= wanted) | (bound > 0 and blocks >= bound)
+                full = self.due(level, pending, blocks)[0] == level
                 done = probability * full
                 if done.max() > _TINY and level == 1 and self.tail:
                     self._draft_tail(blocks, pending, below, done, log, ready)
