@@ -12,7 +12,9 @@ set(rows_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/rows.cpp")
 set(int4_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/int4_product.cpp")
 set(dense_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/dense_product.cpp")
 set(attention_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/attention.cpp")
-list(REMOVE_ITEM polyspec_sources "${rows_source}" "${int4_source}" "${dense_source}" "${attention_source}")
+set(layer_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/layer.cpp")
+list(REMOVE_ITEM polyspec_sources "${rows_source}" "${int4_source}" "${dense_source}" "${attention_source}"
+     "${layer_source}")
 
 add_library(polyspec ${polyspec_sources})
 add_library(polyspec::polyspec ALIAS polyspec)
@@ -30,8 +32,8 @@ target_compile_options(polyspec PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${POLYSPEC_CX
 # Its comparisons become those of vectors (see polyspec_add_copies).
 set_source_files_properties(csrc/src/cpu/int4_round.cpp PROPERTIES COMPILE_OPTIONS -fno-trapping-math)
 
-# rows.cpp, int4_product.cpp, dense_product.cpp and attention.cpp once per instruction set; dispatch.cpp and those by
-# names of that end in csrc/src/cpu choose among the copies at run time.
+# rows.cpp, int4_product.cpp, dense_product.cpp, attention.cpp and layer.cpp once per instruction set; dispatch.cpp and
+# those by names of that end in csrc/src/cpu choose among the copies at run time.
 set(isa_baseline "")
 set(isa_avx2 -mavx2 -mfma -mf16c)
 set(isa_avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
@@ -69,7 +71,9 @@ polyspec_add_copies(int4 "${int4_source}" ${int4_isas})
 polyspec_add_copies(dense "${dense_source}" ${dense_isas})
 set(attention_isas ${isas})
 polyspec_add_copies(attention "${attention_source}" ${attention_isas})
-foreach(loops IN ITEMS attention dense int4)
+set(layer_isas ${isas})
+polyspec_add_copies(layer "${layer_source}" ${layer_isas})
+foreach(loops IN ITEMS attention dense int4 layer)
   foreach(isa IN LISTS ${loops}_isas)
     # GCC 12 takes the undefined lanes of its own intrinsics for uninitialised variables (GCC bug 105593).
     target_compile_options(polyspec_${loops}_${isa} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized

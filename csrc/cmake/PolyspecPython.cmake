@@ -35,7 +35,8 @@ function(polyspec_add_python_module)
   # and every later release: no symbol newer than 2.11 is used.
   add_library(polyspec_torch_ops OBJECT csrc/bindings/torch_ops.cpp csrc/bindings/attention_ops.cpp
                                         csrc/bindings/cache_ops.cpp csrc/bindings/dense_ops.cpp
-                                        csrc/bindings/int4_ops.cpp csrc/bindings/schedule_ops.cpp)
+                                        csrc/bindings/int4_ops.cpp csrc/bindings/layer_ops.cpp
+                                        csrc/bindings/schedule_ops.cpp)
   target_compile_options(polyspec_torch_ops PRIVATE ${POLYSPEC_CXX_WARNINGS})
   target_include_directories(polyspec_torch_ops SYSTEM PRIVATE "${POLYSPEC_TORCH_DIR}/include")
   target_compile_definitions(polyspec_torch_ops PRIVATE TORCH_TARGET_VERSION=0x020b000000000000)

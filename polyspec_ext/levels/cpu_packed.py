@@ -19,9 +19,10 @@ from torch import nn
 
 from ..ops import dense
 from . import huge_pages
+from .fused import use_fused
 from .grouped_attention import use_grouped, watched
 from .quantized import Int4Linear
-from .replacement import is_plain, replaced
+from .replacement import RowProduct, is_plain, replaced
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -57,7 +58,7 @@ torch.library.register_fake("polyspec::packed_linear", _linear_fake, lib=_librar
 _operator = torch.ops.polyspec.packed_linear.default
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(RowProduct):
     """``x W^T + b`` with the weights of `layers` one below the other, ``[.., in]`` to
     ``[.., out]``. The weights are copies, and take their memory again.
 
@@ -90,7 +91,7 @@ class OneDnnLinear(PackedLinear):
         _packed[self.number] = packed, self.bias, self.out_features
         weakref.finalize(self, _packed.pop, self.number, None).atexit = False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
             product: torch.Tensor = _operator(x, self.number)
             return product
@@ -107,9 +108,8 @@ class DenseLinear(PackedLinear):
         weight = torch.cat([layer.weight.detach() for layer in layers])
         self.register_buffer("packed", huge_pages.kept(dense.pack(weight)))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = dense.product(x.flatten(0, -2), self.packed, self.out_features, self.bias)
-        return y.view(*x.shape[:-1], self.out_features)
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        return dense.product(x, self.packed, self.out_features, self.bias)
 
 
 def pack_linear(layers: Sequence[nn.Linear]) -> PackedLinear:
@@ -187,6 +187,7 @@ def packed(model: nn.Module, name: str) -> Runs:
     for merge in (True, False):
         made = pack_layers(model, merge)
         use_grouped(made)
+        use_fused(made)
         try:
             difference, attends = _difference(model, made)
         except RuntimeError:
@@ -209,6 +210,7 @@ def unpacked(model: nn.Module) -> Runs:
     if _other_forward(model) is None:
         made = replaced(model, lambda _: False, pack_linear)
         use_grouped(made)
+        use_fused(made)
         difference, attends = _difference(model, made)
         if difference <= _tolerance(model):
             return Runs(made, varying(made, attends))

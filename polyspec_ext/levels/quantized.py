@@ -15,7 +15,7 @@ from torch import nn
 
 from ..ops import int4
 from . import huge_pages
-from .replacement import Part, is_plain, replaced
+from .replacement import Part, RowProduct, is_plain, replaced
 
 # Of torch's CUDA operator: inputs of a tile, tiles that may lie together, outputs of a tile.
 _TILE, _TOGETHER, _OUTPUTS = 16, (8, 4, 2), 8
@@ -63,7 +63,7 @@ def joined(parts: Sequence[Int4Weights]) -> Int4Weights:
     )
 
 
-class Int4Linear(nn.Module):
+class Int4Linear(RowProduct):
     """``x W^T + b`` with 4-bit weights, ``[.., in]`` to ``[.., out]``, in the dtype of `x`."""
 
     packed: torch.Tensor
@@ -82,11 +82,15 @@ class Int4Linear(nn.Module):
         found = int4.unpack(self.packed, self.out_features, self.in_features, self.group)
         return Int4Weights(*found)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = int4.product(x.flatten(0, -2), self.packed, self.out_features, self.group)
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """`rows` without the bias, which is added to it after it was rounded."""
+        return int4.product(x, self.packed, self.out_features, self.group)
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.product(x)
         if self.bias is not None:
             y += self.bias
-        return y.view(*x.shape[:-1], self.out_features)
+        return y
 
 
 class CudaInt4Linear(nn.Module):

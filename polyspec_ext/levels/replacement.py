@@ -16,6 +16,20 @@ from torch import nn
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
+class RowProduct(nn.Module):
+    """``x W^T + b`` of a matrix that is laid out for it, ``[.., in]`` to ``[.., out]``."""
+
+    in_features: int
+    out_features: int
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """``[M, in]`` to ``[M, out]``."""
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rows(x.flatten(0, -2)).view(*x.shape[:-1], self.out_features)
+
+
 class Merged:
     """Sibling projections as one product. The model calls them one by one, with the same tensor:
     the first call multiplies, the others take their part."""

@@ -8,7 +8,7 @@ import torch
 __all__ = ["attention", "takes"]
 
 # kAttentionStep and kAttentionWidth of polyspec/attention.hpp.
-_STEP, _WIDTH = 32, 256
+_WIDTHS = frozenset(range(32, 256 + 1, 32))
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -16,15 +16,24 @@ def takes(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> bool:
     """Whether `attention` reads these."""
-    given = [query, key, value] if mask is None else [query, key, value, mask]
-    widths = (query.shape[-1], value.shape[-1])
+    dtype = query.dtype
+    if dtype not in _DTYPES or not (key.dtype == value.dtype == dtype):
+        return False
+    if mask is not None and not (
+        mask.dim() == 4 and mask.shape[1] == 1 and mask.dtype == dtype and _lies(mask)
+    ):
+        return False
     return (
-        query.dtype in _DTYPES
-        and all(x.device.type == "cpu" and x.dtype == query.dtype for x in given)
-        and all(x.stride(-1) == 1 for x in given)
-        and all(width % _STEP == 0 and width <= _WIDTH for width in widths)
-        and (mask is None or (mask.dim() == 4 and mask.shape[1] == 1))
+        query.shape[3] in _WIDTHS
+        and value.shape[3] in _WIDTHS
+        and _lies(query)
+        and _lies(key)
+        and _lies(value)
     )
+
+
+def _lies(x: torch.Tensor) -> bool:
+    return x.is_cpu and x.stride(-1) == 1
 
 
 def attention(

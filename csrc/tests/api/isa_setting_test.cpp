@@ -7,6 +7,7 @@
 #include "polyspec/attention.hpp"
 #include "polyspec/dense.hpp"
 #include "polyspec/int4.hpp"
+#include "polyspec/layer.hpp"
 #include "polyspec/verify_tree.hpp"
 #include "support/aligned.hpp"
 #include "support/check.hpp"
@@ -100,6 +101,14 @@ void test_operators() {
   attention.query = attention.key = attention.value = x;
   attention.out = out;
   check_refused(polyspec::attention(attention));
+
+  polyspec::RmsNormParams norm;
+  norm.tokens = norm.width = 1;
+  norm.epsilon = 1.0f;
+  norm.x = norm.weight = x;
+  norm.y = y;
+  check_refused(polyspec::rms_norm(norm));
+  CHECK_EQ(-7.0f, y[0]);
 }
 
 }  // namespace

@@ -1,0 +1,63 @@
+// What a decoder layer computes between its products, on the CPU: RMSNorm with the residual sum in
+// front of it, rotary positions of queries and keys, and the gated activation.
+//
+// All three are made of many small operators elsewhere. A pass of one token then spends as long on
+// calls as on its weights.
+//
+// Every token is computed by itself and in a fixed order: its bits are the same on every processor,
+// with any number of threads, and whatever other tokens are in the call. With kBFloat16 a value is
+// rounded wherever a model of transformers' rounds it. Tensors are contiguous but for a stride that
+// is named; outputs are apart from inputs.
+#pragma once
+
+#include "polyspec/export.h"
+#include "polyspec/status.hpp"
+#include "polyspec/types.hpp"
+
+namespace polyspec {
+
+constexpr int64_t kRotaryWidth = 512;  // of a head, at most
+
+// y = weight round(h / sqrt(mean(h^2) + epsilon)) with h = x, or h = round(x + residual).
+struct RmsNormParams {
+  int64_t tokens = 0, width = 0;   // m, n >= 1
+  DType dtype = DType::kFloat32;   // kFloat32 or kBFloat16, of all tensors
+  float epsilon = 0.0f;            // > 0
+  const void* x = nullptr;         // [m, n]
+  const void* residual = nullptr;  // [m, n]; nullptr: none
+  const void* weight = nullptr;    // [n]
+  void* sum = nullptr;             // [m, n] out, h; needed with a residual, else not written
+  void* y = nullptr;               // [m, n] out
+};
+
+// Splits a product into the heads of queries, keys and values; those of queries and keys are turned
+// by the positions: out = round(round(x cos) + round(rotated(x) sin)), where rotated(x) is
+// (-second half, first half). (With kFloat32 nothing is rounded.)
+struct RotaryParams {
+  int64_t batch = 0, tokens = 0;  // b, t
+  int64_t heads = 0, groups = 0;  // of queries, h, and of keys and of values, g; >= 1
+  int64_t width = 0;              // d, even, in [2, kRotaryWidth]
+  DType dtype = DType::kFloat32;  // kFloat32 or kBFloat16, of all tensors
+  const void* x = nullptr;        // [b, t, (h + 2 g) d]: queries, keys, values
+  const void* bias = nullptr;     // [(h + 2 g) d], added first, and rounded; or nullptr
+  const void* cosine = nullptr;   // [b or 1, t, d]
+  const void* sine = nullptr;     // [b or 1, t, d]
+  bool same_positions = false;    // cosine and sine have one row for all b
+  void *query = nullptr, *key = nullptr, *value = nullptr;  // [b, h, t, d], [b, g, t, d] out
+};
+
+// y = round(silu(gate)) up, with silu(x) = x / (1 + exp(-x)).
+struct GatedParams {
+  int64_t tokens = 0, width = 0;  // m, n
+  DType dtype = DType::kFloat32;  // kFloat32 or kBFloat16, of all tensors
+  const void* x = nullptr;        // [m, 2 n]: gate, up
+  void* y = nullptr;              // [m, n] out
+};
+
+// Run on the CPU, on the stream's threads where there are many tokens; kUnsupported for a CUDA
+// stream.
+POLYSPEC_API Result rms_norm(const RmsNormParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result rotary(const RotaryParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result gated(const GatedParams& params, Stream stream = Stream::cpu());
+
+}  // namespace polyspec

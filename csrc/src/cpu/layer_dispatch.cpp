@@ -1,0 +1,48 @@
+// Picks the widest instruction set this processor has, and spreads tokens over the caller's
+// threads.
+#include "cpu/layer_dispatch.hpp"
+
+#include "cpu/isa.hpp"
+#include "cpu/layer_tables.hpp"
+#include "cpu/spread.hpp"
+
+namespace polyspec::cpu {
+namespace {
+
+// Of a task, which should outlast its hand-over to another thread: some 5 us.
+constexpr int64_t kValuesPerTask = int64_t{1} << 14;
+
+int64_t tokens_per_task(int64_t width) { return std::max<int64_t>(1, kValuesPerTask / width); }
+
+const Layer& choose() {
+#ifdef POLYSPEC_X86
+  if (isa_in_use() >= Isa::kAvx512) return kLayerAvx512;
+  if (isa_in_use() == Isa::kAvx2) return kLayerAvx2;
+#endif
+  return kLayerBaseline;
+}
+
+const Layer& layer() {
+  static const Layer& chosen = choose();
+  return chosen;
+}
+
+}  // namespace
+
+void rms_norm(const RmsNormParams& params, const Executor& executor) {
+  spread(executor, params.tokens, tokens_per_task(params.width),
+         [&](int64_t begin, int64_t end) { layer().rms_norm(params, begin, end); });
+}
+
+void rotary(const RotaryParams& params, const Executor& executor) {
+  const int64_t width = (params.heads + 2 * params.groups) * params.width;
+  spread(executor, params.batch * params.tokens, tokens_per_task(width),
+         [&](int64_t begin, int64_t end) { layer().rotary(params, begin, end); });
+}
+
+void gated(const GatedParams& params, const Executor& executor) {
+  spread(executor, params.tokens, tokens_per_task(2 * params.width),
+         [&](int64_t begin, int64_t end) { layer().gated(params, begin, end); });
+}
+
+}  // namespace polyspec::cpu

@@ -1,0 +1,22 @@
+// The entry points of polyspec/layer.hpp, one set per instruction set (layer.cpp is compiled once
+// for each).
+#pragma once
+
+#include "polyspec/layer.hpp"
+
+namespace polyspec::cpu {
+
+struct Layer {
+  // Tokens [begin, end); of rotary positions those of all rows, numbered one row after another.
+  void (*rms_norm)(const RmsNormParams& params, int64_t begin, int64_t end);
+  void (*rotary)(const RotaryParams& params, int64_t begin, int64_t end);
+  void (*gated)(const GatedParams& params, int64_t begin, int64_t end);
+};
+
+extern const Layer kLayerBaseline;
+#ifdef POLYSPEC_X86
+extern const Layer kLayerAvx2;
+extern const Layer kLayerAvx512;
+#endif
+
+}  // namespace polyspec::cpu

@@ -1,0 +1,99 @@
+"""What a decoder layer computes between its products, as functions over torch tensors on the CPU
+(polyspec/layer.hpp).
+
+Every token is computed by itself: its bits are the same whatever other tokens are in the call, the
+processor and the number of threads are. In bfloat16 a value is rounded wherever a model of
+transformers' rounds it. All tensors are contiguous, of one dtype, float32 or bfloat16.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["add_rms_norm", "gated", "rms_norm", "rotary"]
+
+_rms_norm = torch.ops.polyspec.rms_norm.default
+_add_rms_norm = torch.ops.polyspec.add_rms_norm.default
+_rotary = torch.ops.polyspec.rotary.default
+_gated = torch.ops.polyspec.gated.default
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """``weight * (x / sqrt(mean(x^2) + epsilon))``, [M, N], by rows.
+
+    Args:
+        x: [M, N].
+        weight: [N].
+        epsilon: > 0.
+
+    Raises:
+        RuntimeError: a shape, dtype or value does not fit; the message names the argument.
+    """
+    made: torch.Tensor = _rms_norm(x, weight, epsilon)
+    return made
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x + residual`` and `rms_norm` of it, both [M, N]; `residual` is [M, N]."""
+    made: tuple[torch.Tensor, torch.Tensor] = _add_rms_norm(x, residual, weight, epsilon)
+    return made
+
+
+def rotary(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    cosine: torch.Tensor,
+    sine: torch.Tensor,
+    batch: int,
+    heads: int,
+    groups: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values of a product with their matrices one below the other; queries and
+    keys are turned by their positions: ``x cosine + (-second half of x, first half) sine``.
+
+    Args:
+        x: [B T, (heads + 2 groups) D].
+        bias: [(heads + 2 groups) D], added to `x` first, and rounded; None: nothing.
+        cosine, sine: [B or 1, T, D]; D even, up to 512.
+        batch: B.
+        heads: of the queries.
+        groups: heads of keys and of values.
+
+    Returns:
+        [B, heads, T, D], and twice [B, groups, T, D], contiguous.
+
+    Raises:
+        RuntimeError: a shape, dtype or value does not fit; the message names the argument.
+    """
+    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _rotary(
+        x, bias, cosine, sine, batch, heads, groups
+    )
+    return made
+
+
+def gated(x: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up`` of [M, 2 N], gate and up side by side: [M, N]."""
+    made: torch.Tensor = _gated(x)
+    return made
+
+
+def _add_rms_norm_fake(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+def _rotary_fake(
+    x: torch.Tensor, bias: object, cosine: torch.Tensor, sine: object, batch: int, *heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    tokens, width = cosine.shape[1:]
+    query, key, value = (
+        x.new_empty(batch, count, tokens, width) for count in (heads[0], heads[1], heads[1])
+    )
+    return query, key, value
+
+
+torch.library.register_fake("polyspec::rms_norm", lambda x, *_: torch.empty_like(x))
+torch.library.register_fake("polyspec::add_rms_norm", _add_rms_norm_fake)
+torch.library.register_fake("polyspec::rotary", _rotary_fake)
+torch.library.register_fake("polyspec::gated", lambda x: x.new_empty(len(x), x.shape[1] // 2))

@@ -1,0 +1,141 @@
+"""Packed levels of known families compute with one operator each for norms, heads and activations:
+what their classes compute, where they are those classes alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import polyspec_ext as ps
+
+pytestmark = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="packed levels multiply with oneDNN here",
+)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+FUSED = ("RMSNorm", "MLP", "Attention", "DecoderLayer")
+
+
+def model(family: str = "qwen2", dtype: torch.dtype = torch.float32, **more: Any) -> Any:
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[family](
+        **{
+            "vocab_size": 97,
+            "hidden_size": 128,
+            "intermediate_size": 192,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            **more,
+        }
+    )
+    made: Any = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) / 4)
+    return made
+
+
+def kinds(level: ps.HuggingFaceLevel) -> set[str]:
+    """Which kinds of modules are replaced, at every place or nowhere."""
+    found: dict[str, set[bool]] = {kind: set() for kind in FUSED}
+    for module in level._runs.modules():
+        for kind in FUSED:
+            if type(module).__name__.endswith(kind):
+                found[kind].add(type(module).__name__.startswith("Fused"))
+    assert all(len(places) <= 1 for places in found.values())
+    return {kind for kind, places in found.items() if True in places}
+
+
+@DTYPES
+def test_known_families(dtype: torch.dtype) -> None:
+    for family, wanted in (
+        ("llama", set(FUSED)),
+        ("mistral", set(FUSED)),
+        ("qwen2", set(FUSED)),
+        ("qwen3", set(FUSED) - {"Attention"}),  # which has norms of its own
+        ("gemma2", set()),
+    ):
+        assert kinds(ps.HuggingFaceLevel(model(family, dtype), pack=True)) == wanted
+    copy = ps.quantize_w4(model(dtype=dtype), 32)
+    assert kinds(ps.HuggingFaceLevel(copy)) == set(FUSED)
+    assert kinds(ps.HuggingFaceLevel(model(dtype=dtype))) == set()  # as it was given
+
+
+@DTYPES
+@pytest.mark.parametrize("quantised", [False, True])
+def test_attention_is_its_class_s_bit_for_bit(dtype: torch.dtype, quantised: bool) -> None:
+    given = model(dtype=dtype)
+    level = ps.HuggingFaceLevel(ps.quantize_w4(given, 32) if quantised else given, pack=True)
+    attention = level._runs.model.layers[0].self_attn
+    theirs = type(attention).__bases__[1].forward
+    caches = [DynamicCache(config=given.config) for _ in range(2)]
+    with torch.inference_mode():
+        for tokens in (5, 1):
+            x = torch.randn(2, tokens, 128, dtype=dtype)
+            angles = torch.randn(2, tokens, 32)
+            turns = (angles.cos().to(dtype), angles.sin().to(dtype))
+            made, wanted = (
+                call(attention, x, turns, None, past_key_values=cache)[0]
+                for call, cache in zip((type(attention).forward, theirs), caches, strict=True)
+            )
+            assert made.equal(wanted)
+
+
+@DTYPES
+def test_layers_are_their_classes_to_rounding(dtype: torch.dtype) -> None:
+    level = ps.HuggingFaceLevel(model(dtype=dtype), pack=True)
+    layer = level._runs.model.layers[1]
+    x, angles = torch.randn(2, 6, 128, dtype=dtype), torch.randn(1, 6, 32)
+    turns = (angles.cos().to(dtype), angles.sin().to(dtype))
+    with torch.inference_mode():
+        for module, more in (
+            (layer, {"position_embeddings": turns, "attention_mask": None}),
+            (layer.mlp, {}),
+            (layer.input_layernorm, {}),
+        ):
+            made = module(x, **more)
+            wanted = type(module).__bases__[1].forward(module, x, **more)
+            assert made.shape == wanted.shape
+            difference = (made - wanted).abs().amax() / wanted.abs().amax()
+            assert difference <= (1e-6 if dtype == torch.float32 else 2**-7)
+
+
+def test_other_modules_stay() -> None:
+    assert kinds(ps.HuggingFaceLevel(model(hidden_act="gelu"), pack=True)) == {
+        "RMSNorm", "Attention", "DecoderLayer",
+    }  # fmt: skip
+
+    given = model()
+    norm = type(given.model.norm)
+    own = type("OwnRMSNorm", (norm,), {"forward": lambda self, x: 2 * norm.forward(self, x)})
+    given.model.norm.__class__ = own
+    level = ps.HuggingFaceLevel(given, pack=True)
+    assert type(level._runs.model.norm) is own
+
+
+def test_hooks_still_run() -> None:
+    """Those that hang on what a layer would pass by, and those of hidden states."""
+    given, seen = model(), []
+    norm = given.model.layers[0].post_attention_layernorm
+    norm.register_forward_hook(lambda *_: seen.append("norm"))
+    given.model.layers[1].mlp.act_fn.register_forward_hook(lambda *_: seen.append("activation"))
+    level = ps.HuggingFaceLevel(given, pack=True)
+    seen.clear()
+    level.prefill(torch.tensor([[1, 2]]))
+    assert seen == ["norm", "activation"]
+    names = [type(layer).__name__ for layer in level._runs.model.layers]
+    assert names == ["Qwen2DecoderLayer", "FusedQwen2DecoderLayer"]
+
+
+def test_the_model_stays_as_it_is() -> None:
+    given = model()
+    before = {name: type(module) for name, module in given.named_modules()}
+    ps.HuggingFaceLevel(given, pack=True)
+    assert {name: type(module) for name, module in given.named_modules()} == before

@@ -1,0 +1,199 @@
+"""What a decoder layer computes between its products, through torch's dispatcher: against float64
+and transformers' own, the same bits whatever the other tokens, the threads and the instruction set,
+numbers that are not finite, refusals, opcheck."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import instruction_sets
+import pytest
+import torch
+from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
+
+from polyspec_ext.ops.layer import add_rms_norm, gated, rms_norm, rotary
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+EPSILON = 1e-5
+HEADS, GROUPS, WIDTH = 6, 2, 32
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def turns(rows: int, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = 20 * numbers(rows, tokens, WIDTH // 2, seed=5)
+    both = torch.cat([angles, angles], -1)
+    return both.cos().to(dtype), both.sin().to(dtype)
+
+
+def product(rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """Queries, keys and values of so many tokens."""
+    return numbers(rows, (HEADS + 2 * GROUPS) * WIDTH, dtype=dtype)
+
+
+def rounding(dtype: torch.dtype) -> float:
+    return 2**-8 if dtype == torch.bfloat16 else 2**-22
+
+
+@DTYPES
+@pytest.mark.parametrize("width", [1, 7, 16, 50, 896])
+def test_is_the_norm(width: int, dtype: torch.dtype) -> None:
+    x, weight = 3 * numbers(5, width, dtype=dtype), numbers(width, dtype=dtype, seed=1)
+    exact = x.double() / (x.double().square().mean(1, keepdim=True) + EPSILON).sqrt()
+    wanted = weight.double() * exact
+    made = rms_norm(x, weight, EPSILON)
+    assert made.dtype == dtype
+    assert ((made - wanted).abs() <= 2 * rounding(dtype) * wanted.abs()).all()
+    residual = numbers(5, width, dtype=dtype, seed=2)
+    total, normed = add_rms_norm(x, residual, weight, EPSILON)
+    assert total.equal(x + residual)
+    assert normed.equal(rms_norm(total, weight, EPSILON))
+
+
+@DTYPES
+def test_heads_are_turned_as_transformers_turns_them(dtype: torch.dtype) -> None:
+    for batch, tokens, rows in ((1, 1, 1), (3, 4, 1), (2, 5, 2)):
+        x, bias = product(batch * tokens, dtype), product(1, dtype)[0]
+        cosine, sine = turns(rows, tokens, dtype)
+        for given in (None, bias):
+            whole = x if given is None else x + given
+            each = whole.view(batch, tokens, -1, WIDTH).transpose(1, 2)
+            query, key, value = each.split([HEADS, GROUPS, GROUPS], 1)
+            wanted = (*apply_rotary_pos_emb(query, key, cosine, sine), value)
+            made = rotary(x, given, cosine, sine, batch, HEADS, GROUPS)
+            assert all(one.equal(other) for one, other in zip(made, wanted, strict=True))
+            assert all(one.is_contiguous() for one in made)
+
+
+@DTYPES
+def test_is_the_gated_activation(dtype: torch.dtype) -> None:
+    x = numbers(40, 2 * 301, dtype=dtype)
+    x[:, :301] *= torch.logspace(-3, 1.8, 40)[:, None].to(dtype)
+    gate, up = x.double().chunk(2, 1)
+    wanted = torch.nn.functional.silu(gate) * up
+    made = gated(x)
+    assert ((made - wanted).abs() <= 2 * rounding(dtype) * wanted.abs() + 1e-36).all()
+    theirs = torch.nn.functional.silu(x[:, :301]) * x[:, 301:]
+    assert (made == theirs).float().mean() > (0.999 if dtype == torch.bfloat16 else 0.3)
+
+
+def calls(dtype: torch.dtype, tokens: int) -> list[Callable[[slice], torch.Tensor]]:
+    """Each on some of the tokens; outputs by token."""
+    x, residual = numbers(tokens, 900, dtype=dtype), numbers(tokens, 900, dtype=dtype, seed=3)
+    weight, wide = numbers(900, dtype=dtype, seed=4), product(tokens, dtype)
+    cosine, sine = turns(1, tokens, dtype)
+
+    def turned(part: slice) -> torch.Tensor:
+        given = [one[:, part].contiguous() for one in (cosine, sine)]
+        made = rotary(wide[part], None, *given, 1, HEADS, GROUPS)
+        return torch.cat([one[0].transpose(0, 1).flatten(1) for one in made], 1)
+
+    return [
+        lambda part: rms_norm(x[part], weight, EPSILON),
+        lambda part: torch.cat(add_rms_norm(x[part], residual[part], weight, EPSILON), 1),
+        lambda part: gated(4 * x[part]),
+        turned,
+    ]
+
+
+@DTYPES
+def test_a_token_is_what_it_is_alone(dtype: torch.dtype) -> None:
+    for call in calls(dtype, 50):
+        whole = call(slice(0, 50))
+        for begin, end in ((0, 1), (7, 8), (3, 12), (11, 50)):
+            assert call(slice(begin, end)).equal(whole[begin:end])
+
+
+def test_threads_change_nothing() -> None:
+    threads = torch.get_num_threads()
+    for call in calls(torch.bfloat16, 200):
+        made = []
+        try:
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                made.append(call(slice(0, 200)))
+        finally:
+            torch.set_num_threads(threads)
+        assert all(one.equal(made[0]) for one in made)
+
+
+def digest() -> str:
+    """Of a few results."""
+    found = hashlib.sha256()
+    for dtype in (torch.float32, torch.bfloat16):
+        for call in calls(dtype, 9):
+            made = call(slice(0, 9)).contiguous()
+            found.update(made.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_instruction_sets_change_nothing(isa: str) -> None:
+    assert instruction_sets.printed(isa, "test_layer", "digest") == digest()
+
+
+@DTYPES
+def test_numbers_that_are_not_finite(dtype: torch.dtype) -> None:
+    x = numbers(3, 64, dtype=dtype)
+    weight = torch.ones(64, dtype=dtype)
+    for bad in (float("nan"), float("inf")):
+        broken = x.clone()
+        broken[1, 5] = bad
+        made = rms_norm(broken, weight, EPSILON)
+        assert made[1, 5].isnan()
+        assert made[::2].equal(rms_norm(x, weight, EPSILON)[::2])
+        made = gated(broken)
+        assert made[1].isfinite().sum() == 31
+        assert made[::2].equal(gated(x)[::2])
+    limits = torch.tensor([[-3e38, 3e38, -200.0, -0.0, 1.0, 1.0, 1.0, 1.0]]).to(dtype)
+    assert gated(limits).equal(torch.nn.functional.silu(limits[:, :4]))
+
+
+def test_refusals() -> None:
+    x, weight = numbers(3, 64), numbers(64)
+    for given, message in (
+        ((x[0], weight, 1.0), "x: expected 2 dimensions, got 1"),
+        ((x, weight[1:], 1.0), "weight: expected size 64 in dimension 0, got 63"),
+        ((x, weight.bfloat16(), 1.0), "weight: expected the dtype of x"),
+        ((x[:, ::2], weight[:32], 1.0), "x: expected a contiguous tensor"),
+        ((x.half(), weight.half(), 1.0), "x: expected float32 or bfloat16"),
+        ((x, weight, 0.0), "epsilon: expected > 0, given 0"),
+        ((x, weight, float("nan")), "epsilon: expected > 0, given nan"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            rms_norm(*given)
+    with pytest.raises(RuntimeError, match="residual: expected size 3 in dimension 0, got 2"):
+        add_rms_norm(x, x[:2], weight, 1.0)
+    with pytest.raises(RuntimeError, match="x: expected an even size in dimension 1, got 63"):
+        gated(x[:, 1:].contiguous())
+    wide, (cosine, sine) = product(4, torch.float32), turns(1, 2, torch.float32)
+    for given, message in (
+        ((wide, None, cosine, sine, 3, HEADS, GROUPS), "x: expected size 6 in dimension 0, got 4"),
+        ((wide, None, cosine[0], sine, 2, HEADS, GROUPS), "cosine: expected 3 dimensions, got 2"),
+        ((wide, None, cosine, sine[:, :1], 2, HEADS, GROUPS), "sine: expected size 2 in dimension"),
+        ((wide, wide[0, 1:], cosine, sine, 2, HEADS, GROUPS), "bias: expected size 320"),
+        ((wide, None, cosine, sine, 2, 0, GROUPS), "batch, heads, groups: expected"),
+        (
+            (wide[:, :30].contiguous(), None, cosine[..., :3].contiguous(),
+             sine[..., :3].contiguous(), 2, HEADS, GROUPS),
+            "width: expected an even number",
+        ),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match=message):
+            rotary(*given)
+
+
+def test_the_operators() -> None:
+    x, weight = numbers(3, 64), numbers(64)
+    wide, (cosine, sine) = product(4, torch.float32), turns(1, 2, torch.float32)
+    own, check = torch.ops.polyspec, torch.library.opcheck
+    check(own.rms_norm.default, (x, weight, EPSILON))
+    check(own.add_rms_norm.default, (x, x + 1, weight, EPSILON))
+    check(own.gated.default, (x,))
+    for bias in (None, wide[0].clone()):
+        check(own.rotary.default, (wide, bias, cosine, sine, 2, HEADS, GROUPS))
+    assert rms_norm(x[:0], weight, EPSILON).shape == (0, 64)
+    assert gated(x[:0]).shape == (0, 32)
