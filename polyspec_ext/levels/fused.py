@@ -162,7 +162,7 @@ def _fits_mlp(module: Any) -> bool:
 
 
 def _fits_attention(module: Any) -> bool:
-    own = module.config._attn_implementation == grouped_attention.NAME
+    own = grouped_attention.is_grouped(module)
     merged = own and _are_merged(module, "q_proj", "k_proj", "v_proj")
     return merged and _multiplies(module.o_proj) and not hasattr(module, "q_norm")
 

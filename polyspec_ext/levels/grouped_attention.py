@@ -105,6 +105,11 @@ AttentionInterface.register(NAME, grouped_attention)
 AttentionMaskInterface.register(NAME, _additive_mask)
 
 
+def is_grouped(module: nn.Module) -> bool:
+    """Whether a module of attention attends so."""
+    return getattr(getattr(module, "config", None), "_attn_implementation", None) == NAME
+
+
 def use_grouped(made: nn.Module) -> None:
     """`made` and its modules attend so from now on, where they used sdpa. Their configurations
     become copies; the module objects must be the caller's own."""
