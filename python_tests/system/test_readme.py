@@ -284,6 +284,7 @@ def test_the_table_of_llama_cpp_is_its_programs(
         "rounds": 3,
         "temperatures": {"0.0": [row, faster], "0.8": [row]},
     }
+    (tmp_path / tables.LLAMA).parent.mkdir()
     (tmp_path / tables.LLAMA).write_text(json.dumps(report))
     whole, short = tables.made("llama"), tables.made("llama-short")
     assert "| two levels | 10.0 | 9.0 | 1.50 (0.90-1.10) | 1.00 | 0.00 | 30 / 90 | 2 of 2" in whole
@@ -309,6 +310,7 @@ def test_the_front_page_has_real_models_once_they_are_measured(
         "machine": generate["machine"],
         "tables": [{**table, "configurations": rows}],
     }
+    (tmp_path / tables.REAL_DEMO).parent.mkdir()
     (tmp_path / tables.REAL_DEMO).write_text(json.dumps(report))
     found = tables.made("front")
     assert found != shipped
