@@ -129,12 +129,20 @@ def targets() -> Lines:
     return [line for line in text if re.search(r" at least .*(, met|\*\*missed\*\*)", line)]
 
 
+def llama_command(report: Any) -> str:
+    """What made a report of chains inside llama.cpp."""
+    words = ["--rounds", report["rounds"], "--tokens", report["tokens"]]
+    if report.get("contenders") is not None:
+        words += ["--contenders", *map(json.dumps, report["contenders"])]
+    return f"make llama LLAMA='{' '.join(map(str, words))}'"
+
+
 def llama() -> Lines:
     """Chains inside llama.cpp, as its program prints them, at every temperature."""
     report = result(LLAMA)
     compare = loaded(ROOT / "csrc" / "examples" / "llama_cpp" / "compare.py")
     lines = [
-        f"`make llama LLAMA='--rounds {report['rounds']} --tokens {report['tokens']}'`: "
+        f"`{llama_command(report)}`: "
         f"{' <- '.join(report['models'])}; {report['processor']}, "
         f"{report['threads']} threads; {len(report['prompts'])} prompts, {report['tokens']} new "
         f"tokens each, contenders in turns, medians; `docs/results/{LLAMA}`.",
@@ -153,15 +161,15 @@ def llama_short() -> Lines:
     report = result(LLAMA)
     rows = report["temperatures"]["0.0"]
     return [
-        f"`make llama LLAMA='--rounds {report['rounds']} --tokens {report['tokens']}'`, greedy: "
+        f"`{llama_command(report)}`, greedy: "
         f"{' <- '.join(report['models'])}; {report['processor']}, {report['threads']} threads.",
         "",
         *output.table(
-            ["inside llama.cpp", "tokens/s", "x plain", "texts as plain decoding"],
+            ["inside llama.cpp, with the prompt", "tokens/s", "x plain", "texts as plain decoding"],
             (
                 [
                     row["name"],
-                    f"{row['decoding_tokens_per_second']:.1f}",
+                    f"{row['tokens_per_second']:.1f}",
                     f"{row['over_plain']:.2f}",
                     f"{row['agrees']} of {row['texts']}",
                 ]

@@ -102,6 +102,7 @@ class PolicyOptions:
     guard: bool
     guard_loss: float
     guard_hold: int
+    guard_share: float
 
 class WindowPolicy:
     def __init__(self, options: PolicyOptions) -> None: ...

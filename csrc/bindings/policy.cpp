@@ -94,7 +94,8 @@ void bind_policies(py::module_& m) {
       .def_readwrite("seed", &PolicyOptions::seed)
       .def_readwrite("guard", &PolicyOptions::guard)
       .def_readwrite("guard_loss", &PolicyOptions::guard_loss)
-      .def_readwrite("guard_hold", &PolicyOptions::guard_hold);
+      .def_readwrite("guard_hold", &PolicyOptions::guard_hold)
+      .def_readwrite("guard_share", &PolicyOptions::guard_share);
 
   py::class_<WindowPolicy>(m, "WindowPolicy", "Chooses windows (polyspec/policy.hpp).")
       .def(py::init(&polyspec::make_policy), py::arg("options"))

@@ -29,9 +29,12 @@ class Adaptive:
         guard: fall back to plain decoding once rounds have lost `guard_loss` plain passes of the
             target against it, of what was won before twice that at most (a CUSUM with a floor),
             and try again, for three rounds, after `guard_hold` tokens, twice as many after each
-            trial that loses, up to 32 times.
+            trial that loses, up to 32 times. `Online` and `Joint` decode one round plainly at
+            first, and then ask for two tokens of each level.
         guard_loss: > 0, in plain passes.
         guard_hold: >= 1, in tokens.
+        guard_share: > 0. There is no trial before what speculation has lost, and what the next one
+            is likely to, are this share of the tokens decoded plainly since.
 
     Raises:
         TypeError, ValueError: an option of another kind or out of its range.
@@ -44,6 +47,7 @@ class Adaptive:
     guard: bool = field(default=True, kw_only=True)
     guard_loss: float = field(default=6.0, kw_only=True)
     guard_hold: int = field(default=48, kw_only=True)
+    guard_share: float = field(default=0.02, kw_only=True)
 
     def __post_init__(self) -> None:
         self._native: _Native | None = None
@@ -66,7 +70,7 @@ class Adaptive:
         return {**self.__dict__, "_native": None}
 
     def next(self, report: RoundReport) -> Sequence[int]:
-        """See `WindowPolicy.next`. The windows of the first report are those it begins with."""
+        """See `WindowPolicy.next`. The windows of the first report are the first that it tries."""
         if self._native is None:
             self._native = _made(self, report.windows)
         begins = report.committed == 0 and not report.steps

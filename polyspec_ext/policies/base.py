@@ -17,7 +17,8 @@ class StepReport(NamedTuple):
         width: the most tokens of any row in the step, which its time depends on.
         batch: rows that took part.
         seconds: wall time of the step, for all its rows; 0: not measured.
-        repeated: the time was told with another row's report.
+        repeated: the time was told with another row's report. Of a row alone: it passed while the
+            level read tokens that it had missed.
     """
 
     level: int

@@ -59,7 +59,7 @@ def test_sampled_text_has_the_targets_distribution(
     made = [kind(2, 11 + i) for i in range(count)]
     options: dict[str, Any] = {"ngram": 1} if name == "cached-fsm" else {}
     policy = policies.POLICIES[name](
-        max_windows=[3] * (count - 1), guard_loss=0.5, guard_hold=1, **options
+        max_windows=[3] * (count - 1), guard_loss=0.5, guard_hold=1, guard_share=50.0, **options
     )
     clock = Clock(policy)
     enumerator, chain = proposal_kinds.enumerated(

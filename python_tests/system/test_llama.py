@@ -231,14 +231,73 @@ def test_overlap_of_two_models(program: Path, small: tuple[Any, list[Path]]) -> 
     assert "expected two models and a --temperature above 0" in alone.stderr
 
 
-def test_a_peer_takes_turns(tmp_path: Path) -> None:
-    """compare.py reads the figures of llama-speculative-simple off what it prints."""
+# The comparison.
+
+
+@pytest.fixture
+def compare() -> Any:
     spec = importlib.util.spec_from_file_location("compare", EXAMPLE / "compare.py")
     assert spec is not None
     assert spec.loader is not None
-    compare = importlib.util.module_from_spec(spec)
-    sys.modules["compare"] = compare  # where its dataclasses look for their types
-    spec.loader.exec_module(compare)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["compare"] = module  # where its dataclasses look for their types
+    spec.loader.exec_module(module)
+    return module
+
+
+STOPS = """#!{python}
+import json, sys
+chain = "--windows" in sys.argv
+for prompt in range(2):
+    if chain and prompt == 1:
+        sys.exit("no more")
+    level = dict(passes=4, verifications=4, emitted=4, accepted=0, proposed=0)
+    seconds = 2 + 3 * chain + 10 * prompt  # of it 1 the prompt's
+    print(json.dumps(dict(ids=[5] * 4, prompt_seconds=1, seconds=seconds, levels=[level])))
+"""
+
+
+def test_an_interrupted_comparison_keeps_what_was_measured(
+    compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("program", "large.gguf", "small.gguf"):
+        (tmp_path / name).write_text(STOPS.format(python=sys.executable))
+    (tmp_path / "program").chmod(0o755)
+    (tmp_path / "small.gguf").write_text("")
+    words = ["compare.py", "--program", tmp_path / "program", "--models", tmp_path]
+    words += ["--temperatures", 0, "--rounds", 1, "--json", tmp_path / "out" / "report.json"]
+    words += ["--contenders", "two levels, token rule", "three levels, joint policy"]
+    monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+    with pytest.raises(SystemExit, match="no more"):
+        compare.main()
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    plain, chain = report["temperatures"]["0.0"]
+    assert (plain["name"], chain["name"]) == ("plain", "two levels, token rule")
+    assert (plain["texts"], chain["texts"], chain["agrees"]) == (2, 1, 1)
+    # Of the prompt that both were asked: 4 tokens in 5 seconds against 2, in 4 against 1 behind it.
+    assert chain["over_plain"] == pytest.approx(2 / 5)
+    assert chain["decoding_over_plain"] == pytest.approx(1 / 4)
+
+
+def test_contenders_are_chosen_by_name_or_part(compare: Any) -> None:
+    every = compare.contenders([Path("large"), Path("small")], 4)
+
+    def names(*asked: str) -> list[str]:
+        return [one.name for one in compare.chosen(every, list(asked))]
+
+    assert names("joint") == [
+        "plain",
+        "two levels, block rule, joint policy",
+        "three levels, joint policy",
+    ]
+    assert names("two levels, block rule") == ["plain", "two levels, block rule"]
+    assert compare.chosen(every, None) == every
+    with pytest.raises(SystemExit, match="given a fifth"):
+        names("a fifth")
+
+
+def test_a_peer_takes_turns(compare: Any, tmp_path: Path) -> None:
+    """compare.py reads the figures of llama-speculative-simple off what it prints."""
     program = tmp_path / "peer"
     program.write_text(
         "#!/bin/sh\necho 'decoded   12 tokens in    2.000 seconds'\necho 'n_accept  = 8' >&2\n"

@@ -10,8 +10,14 @@ machine's load meets them all. Every run loads its models anew, which is not tim
 stands if the target's sample equals it. Where --peer names that program it takes turns as well,
 with weights that may be repacked; it names neither the ids of its texts nor the prompt's time.
 
-Tokens per second are medians over the rounds, of all prompts together: with the prompt, and of the
-decoding alone. `agrees` counts the greedy texts that are those of plain decoding, id by id.
+Tokens per second are medians over the rounds, of all prompts together: with the prompt, which
+drafts read as well, and of the decoding alone. Chains with a policy read the prompt with a draft
+only when they ask it, which counts as decoding: what compares contenders is the time with the
+prompt. `agrees` counts the greedy texts that are those of plain decoding, id by id.
+
+The JSON is written after every text: of a run that was interrupted it has what was measured, the
+prompts of a contender that were not reached left out of its row and of its comparison with plain
+decoding.
 """
 
 from __future__ import annotations
@@ -24,6 +30,8 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,18 +86,38 @@ def contenders(models: list[Path], window: int) -> list[Contender]:
 JOINT = ["--policy", "joint"]
 
 
-def run(program: Path, contender: Contender, options: list[str]) -> None:
+def run(program: Path, contender: Contender, options: list[str]) -> Iterator[None]:
+    """Runs it over all prompts, and comes back after each of its texts."""
     command = [str(program), *contender.arguments, *options, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}\n{done.stderr}")
-    contender.rounds.append([json.loads(line) for line in done.stdout.splitlines()])
+    texts: list[dict[str, Any]] = []
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not texts:
+                contender.rounds.append(texts)
+            texts.append(json.loads(line))
+            yield
+        if process.wait() != 0:
+            said.seek(0)
+            sys.exit(f"{' '.join(command)}\n{said.read()}")
 
 
 def speed(texts: list[dict[str, Any]], decoding: bool) -> float:
     tokens = sum(len(text["ids"]) for text in texts)
     seconds = sum(text["seconds"] - decoding * text["prompt_seconds"] for text in texts)
     return tokens / seconds
+
+
+def over(contender: Contender, plain: Contender, decoding: bool) -> tuple[float, list[float]]:
+    """Speed over plain decoding's, of the same prompts in the same round: median and range."""
+    ratios = [
+        speed(own, decoding) / speed(other[: len(own)], decoding)
+        for own, other in zip(contender.rounds, plain.rounds, strict=False)
+    ]
+    return statistics.median(ratios), [min(ratios), max(ratios)]
 
 
 def summary(contender: Contender, plain: Contender) -> dict[str, Any]:
@@ -99,20 +127,18 @@ def summary(contender: Contender, plain: Contender) -> dict[str, Any]:
         key: [sum(text[i][key] for text in levels) for i in range(len(levels[0]))]
         for key in ("passes", "verifications", "emitted", "accepted", "proposed")
     }
-    ratios = [
-        speed(own, True) / speed(other, True)
-        for own, other in zip(contender.rounds, plain.rounds, strict=True)
-    ]
+    median, whole_range = over(contender, plain, False)
     return {
         "name": contender.name,
         "tokens_per_second": statistics.median(speed(t, False) for t in contender.rounds),
         "decoding_tokens_per_second": statistics.median(speed(t, True) for t in contender.rounds),
-        "over_plain": statistics.median(ratios),
-        "over_plain_range": [min(ratios), max(ratios)],
+        "over_plain": median,
+        "over_plain_range": whole_range,
+        "decoding_over_plain": over(contender, plain, True)[0],
         "tokens_per_verification": total["emitted"][0] / total["verifications"][0],
         "accepted_per_verification": total["accepted"][0] / total["verifications"][0],
         "passes": total["passes"],
-        "agrees": sum(a["ids"] == b["ids"] for a, b in zip(texts, plain.rounds[0], strict=True)),
+        "agrees": sum(a["ids"] == b["ids"] for a, b in zip(texts, plain.rounds[0], strict=False)),
         "texts": len(texts),
     }
 
@@ -121,16 +147,18 @@ def row(found: dict[str, Any], greedy: bool) -> str:
     agrees = f"{found['agrees']} of {found['texts']}" if greedy else "-"
     low, high = found["over_plain_range"]
     return (
-        f"| {found['name']} | {found['decoding_tokens_per_second']:.1f} "
-        f"| {found['tokens_per_second']:.1f} | {found['over_plain']:.2f} ({low:.2f}-{high:.2f}) "
+        f"| {found['name']} | {found['tokens_per_second']:.1f} "
+        f"| {found['over_plain']:.2f} ({low:.2f}-{high:.2f}) "
+        f"| {found['decoding_tokens_per_second']:.1f} | {found['decoding_over_plain']:.2f} "
         f"| {found['tokens_per_verification']:.2f} | {found['accepted_per_verification']:.2f} "
         f"| {' / '.join(map(str, found['passes']))} | {agrees} |"
     )
 
 
 HEAD = (
-    "| | tokens/s | with the prompt | x plain (range) | tokens per verification "
-    "| accepted | passes by level | agrees |\n|---|---|---|---|---|---|---|---|"
+    "| | tokens/s with the prompt | x plain (range) | tokens/s behind it | x plain "
+    "| tokens per verification | accepted | passes by level | agrees |\n"
+    "|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -203,6 +231,30 @@ def models_of(folder: Path) -> list[Path]:
     return found
 
 
+def chosen(every: list[Contender], names: list[str] | None) -> list[Contender]:
+    """Plain decoding, and those that one of `names` names whole or is a part of."""
+    if names is None:
+        return every
+    whole = {contender.name for contender in every}
+    found = every[:1]
+    for name in names:
+        of_it = [c for c in every if c.name == name or (name not in whole and name in c.name)]
+        if not of_it:
+            sys.exit(f"--contenders: expected of {', '.join(c.name for c in every)}, given {name}")
+        found += of_it
+    return [contender for contender in every if contender in found]
+
+
+def save(report: dict[str, Any], path: Path | None) -> None:
+    """Whole at any time: an interruption leaves what was there."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(report, indent=1) + "\n")
+    beside.replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -215,6 +267,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="0: all processors")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
+    parser.add_argument(
+        "--contenders",
+        nargs="+",
+        metavar="NAME",
+        help="beside plain decoding: a name, or a part of names, as 'joint'",
+    )
     parser.add_argument("--peer", type=Path, help="llama-speculative-simple")
     parser.add_argument("--json", type=Path, help="where to write what was measured")
     args = parser.parse_args()
@@ -238,19 +296,22 @@ def main() -> None:
         "tokens": args.tokens,
         "window": args.window,
         "rounds": args.rounds,
+        "contenders": args.contenders,
         "temperatures": {},
     }
     print(f"{' <- '.join(report['models'])}; {report['processor']}, {report['threads']} threads")
     for temperature in args.temperatures:
-        every = contenders(models, args.window)
+        every = chosen(contenders(models, args.window), args.contenders)
         peer = Peer(args.peer, models) if args.peer is not None and len(models) > 1 else None
         for _ in range(args.rounds):
             for contender in every:
-                run(args.program, contender, [*options, "--temperature", str(temperature)])
+                turn = [*options, "--temperature", str(temperature)]
+                for _ in run(args.program, contender, turn):
+                    found = [summary(one, every[0]) for one in every if one.rounds]
+                    report["temperatures"][str(temperature)] = found
+                    save(report, args.json)
             if peer is not None:
                 peer.run(report["prompts"], temperature, args)
-        found = [summary(contender, every[0]) for contender in every]
-        report["temperatures"][str(temperature)] = found
         print(f"\ntemperature {temperature:g}\n\n{HEAD}")
         for one in found:
             print(row(one, temperature == 0), flush=True)
@@ -258,14 +319,12 @@ def main() -> None:
             own = peer.summary()
             report.setdefault("peer", {})[str(temperature)] = own
             print(
-                f"| {own['name']} | {own['decoding_tokens_per_second']:.1f} | - | - "
+                f"| {own['name']} | - | - | {own['decoding_tokens_per_second']:.1f} | - "
                 f"| {own['tokens_per_verification']:.2f} "
                 f"| {own['accepted_per_verification']:.2f} | - | - |",
                 flush=True,
             )
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    save(report, args.json)
 
 
 if __name__ == "__main__":

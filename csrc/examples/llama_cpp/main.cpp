@@ -56,8 +56,9 @@ void print_json(const polyspec::Chain& chain, const polyspec::Outcome& outcome, 
     std::printf("%s{\"passes\": %lld, \"verifications\": %lld, \"proposed\": %lld, ", between,
                 static_cast<long long>(s.passes), static_cast<long long>(s.verifications),
                 static_cast<long long>(s.proposed));
-    std::printf("\"accepted\": %lld, \"emitted\": %lld, \"seconds\": %.6f}",
-                static_cast<long long>(s.accepted), static_cast<long long>(s.emitted), s.seconds);
+    std::printf("\"accepted\": %lld, \"emitted\": %lld, \"caught_up\": %lld, \"seconds\": %.6f}",
+                static_cast<long long>(s.accepted), static_cast<long long>(s.emitted),
+                static_cast<long long>(s.caught_up), s.seconds);
     between = ", ";
   }
   std::printf("], \"ids\": [%s], \"text\": %s}\n", joined(ids, ", ").c_str(), quoted(text).c_str());

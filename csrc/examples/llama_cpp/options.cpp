@@ -23,7 +23,8 @@ with --exact and at temperature 0 it is the text of plain decoding. One model al
 
   --windows W,W,...  tokens that each level but the last waits for                [8,...,4]
   --tail N           unverified tokens that the drafter adds for the target       [0]
-  --policy NAME      online, fsm, cached-fsm, q-learning or joint: chooses the windows  [none]
+  --policy NAME      online, fsm, cached-fsm, q-learning or joint: chooses the windows, and
+                     decodes plainly where drafts do not pay                      [none]
   --rule NAME        token, block, or llama.cpp: the draft's likeliest token stands if the
                      target's sample equals it                                    [token]
   --temperature X    0 is greedy                                                  [0]

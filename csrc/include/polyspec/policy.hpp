@@ -22,13 +22,16 @@ namespace polyspec {
 
 // One step that a row took part in.
 struct StepReport {
-  int32_t level = 0;      // 1 ... n; n drafted, the others verified
-  int64_t tokens = 0;     // verified or drafted in this row; of a tree: the depth of its paths
-  int64_t accepted = 0;   // of those verified; both in [0, kPolicyCount]
-  int64_t width = 0;      // the most tokens of any row in the step, which its time depends on
-  int64_t batch = 1;      // rows that took part
-  double seconds = 0;     // wall time of the step, for all its rows; 0: not measured
-  bool repeated = false;  // the time was told with another row's report
+  int32_t level = 0;     // 1 ... n; n drafted, the others verified
+  int64_t tokens = 0;    // verified or drafted in this row; of a tree: the depth of its paths
+  int64_t accepted = 0;  // of those verified; both in [0, kPolicyCount]
+  int64_t width = 0;     // the most tokens of any row in the step, which its time depends on
+  int64_t batch = 1;     // rows that took part
+  double seconds = 0;    // wall time of the step, for all its rows; 0: not measured
+  // The time was told with another row's report. Of one row alone: `seconds` passed before the step
+  // while the level read what it had missed (windows above it were 0, or the prompt was left for
+  // later); such a report has no tokens, and its time is not that of a width.
+  bool repeated = false;
 };
 
 // Rows are numbered by their place in the batch, not by request: numbers are used again and again,
@@ -84,7 +87,7 @@ enum class PolicyKind : int32_t {
 
 struct PolicyOptions {
   PolicyKind kind = PolicyKind::kJoint;
-  std::vector<int64_t> windows;      // [n-1] of the first round, or for good; target first
+  std::vector<int64_t> windows;  // [n-1] of the first round (see guard), or for good; target first
   std::vector<int64_t> max_windows;  // [n-1] never exceeded; empty: 16 for the drafter, else 32
   int64_t history = 64;              // kOnline: verifications looked at, >= 1
   double max_acceptance = 0.98;      // kOnline, kJoint: in (0, 1)
@@ -99,9 +102,17 @@ struct PolicyOptions {
   // many each time that the trial loses, 32 times at most. Trials are of 3 rounds. Gains before
   // make up for losses, but for twice `guard_loss` at most (a CUSUM with a floor): a block that
   // fails costs a plain pass or two, and does so now and then where speculation pays.
+  //
+  // Trials are paid for: there is none before what speculation has lost since it last paid, what
+  // the last trial lost and what the levels below would take to read the tokens that they have
+  // missed come to `guard_share` of the tokens decoded plainly since. Of all time that share is
+  // lost at most, and what the first rounds took until they were known to lose. kOnline and kJoint,
+  // which choose by measured times, decode one round plainly at first and then ask for two tokens
+  // of each level: costs that rule speculation out are known after these two rounds.
   bool guard = true;
-  double guard_loss = 6;    // > 0
-  int64_t guard_hold = 48;  // in [1, kPolicyCount]
+  double guard_loss = 6;      // > 0
+  int64_t guard_hold = 48;    // in [1, kPolicyCount]
+  double guard_share = 0.02;  // > 0
 };
 
 // Not re-entrant: one policy is not to be used from two threads at once; two policies are.

@@ -838,12 +838,14 @@ typedef struct polyspec_policy_options {
   int32_t guard;
   double guard_loss;
   int64_t guard_hold;
+  double guard_share;
 } polyspec_policy_options;
 
 /* One step that a row took part in. This struct never changes. */
 typedef struct polyspec_step_report {
   int32_t level;    /* 1 ... n; n drafted, the others verified */
-  int32_t repeated; /* not 0: the time was told with another row's report */
+  int32_t repeated; /* not 0: the time was told with another row's report, or it is one row's and
+                       passed while the level read tokens that it had missed */
   int64_t tokens;   /* verified or drafted in this row */
   int64_t accepted; /* of those verified */
   int64_t width;    /* the most tokens of any row in the step */
@@ -968,6 +970,7 @@ static inline polyspec_policy_options polyspec_policy_options_default(void) {
   out.guard = 1;
   out.guard_loss = 6;
   out.guard_hold = 48;
+  out.guard_share = 0.02;
   return out;
 }
 

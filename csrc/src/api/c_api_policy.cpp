@@ -24,7 +24,8 @@ using polyspec::c_api::require_windows;
 // clang-format off
 #define POLICY_FIELDS(F)                                                       \
   F(kind) F(history) F(max_acceptance) F(forgetting) F(ngram) F(learning_rate) \
-  F(discount) F(exploration) F(seed) F(guard) F(guard_loss) F(guard_hold)
+  F(discount) F(exploration) F(seed) F(guard) F(guard_loss) F(guard_hold) \
+  F(guard_share)
 // clang-format on
 POLYSPEC_COPY(polyspec_policy_options, PolicyOptions, 4, POLICY_FIELDS)
 

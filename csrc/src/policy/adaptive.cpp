@@ -25,13 +25,18 @@ void check_row(int64_t row) {
 AdaptivePolicy::AdaptivePolicy(PolicyOptions options)
     : options_(std::move(options)),
       times_(static_cast<int32_t>(options_.windows.size()) + 1),
-      latest_(options_.guard_loss, options_.guard_hold) {}
+      latest_(fresh_guard()) {}
 
 void AdaptivePolicy::reset() {
   times_ = StepTimes(levels());
   rows_.clear();
-  latest_ = Guard(options_.guard_loss, options_.guard_hold);
+  latest_ = fresh_guard();
+  told_ = drafted_ = settled_ = false;
   forget();
+}
+
+Guard AdaptivePolicy::fresh_guard() const {
+  return Guard({options_.guard_loss, options_.guard_hold, options_.guard_share});
 }
 
 void AdaptivePolicy::plain(int64_t* windows) const {
@@ -43,8 +48,26 @@ void AdaptivePolicy::observe(const RoundReport& report) {
     const StepReport& step = report.steps[i];
     if (step.seconds > 0 && !step.repeated) {
       times_.observe(step.level, step.batch, step.width, step.seconds);
+      drafted_ = drafted_ || step.level > 1;
     }
   }
+  told_ = told_ || report.num_steps > 0;
+}
+
+// Writes windows to measure with, where times are still to be had. What passes cost may rule
+// speculation out, and is then better known before wide ones were tried.
+bool AdaptivePolicy::measuring(int64_t* windows) const {
+  if (drafted_ || !by_times()) return false;
+  if (!told_) {
+    plain(windows);
+    return true;
+  }
+  if (times_.at(1, 1).seconds(0) <= 0) return false;  // nobody measures
+  constexpr int64_t kFew = 2;
+  for (const int64_t window : options_.windows) {
+    *windows++ = std::clamp<int64_t>(window, 1, kFew);
+  }
+  return true;
 }
 
 void AdaptivePolicy::check(const RoundReport& report) const {
@@ -79,29 +102,38 @@ void AdaptivePolicy::next(const RoundReport& report, int64_t* windows) {
   observe(report);
   if (report.begins || row.windows.empty()) {
     row = Row{latest_, options_.windows, 0, 1};
+    row.guard.begin(report.num_tokens);
     begin(report.row, report);
   } else {
-    double seconds = 0;
+    double seconds = 0, catch_up = 0;
     for (int64_t i = 0; i < report.num_steps; ++i) {
-      seconds += report.steps[i].seconds;
-      row.batch = report.steps[i].batch;
+      const StepReport& step = report.steps[i];
+      row.batch = step.batch;
+      // Medians, on both sides of the comparison: one slow step is not what such a step costs.
+      if (step.repeated && step.batch == 1) {
+        catch_up += step.seconds;
+      } else if (step.seconds > 0) {
+        seconds += times_.at(step.level, step.batch).measured(step.width);
+      }
     }
     learn(report.row, report);
-    const double alone = times_.at(1, row.batch).seconds(0);
+    const double alone = times_.at(1, row.batch).measured(0);
     if (options_.guard && seconds > 0 && alone > 0) {
-      row.guard.update(row.windows[0] > 0, seconds / alone - static_cast<double>(report.num_tokens),
-                       report.num_tokens);
+      const double loss = seconds / alone - static_cast<double>(report.num_tokens);
+      row.guard.update({row.windows[0] > 0, loss, catch_up / alone, report.num_tokens});
       latest_ = row.guard;
     }
     ++row.rounds;
   }
   // What plain decoding costs must be known, and has to be looked at again now and then.
   constexpr int64_t kSettled = 2;
-  const bool measured = times_.at(1, row.batch).seconds(0) > 0;
-  const bool look = measured && row.rounds >= kSettled && !times_.at(1, row.batch).fresh(0);
+  const WidthTimes& target = times_.at(1, row.batch);
+  const bool look =
+      target.seconds(0) > 0 && row.rounds >= kSettled && !(settled_ && target.fresh(0));
   if (options_.guard && (look || row.guard.plain())) {
+    settled_ = settled_ || row.rounds >= kSettled;
     plain(windows);
-  } else {
+  } else if (!options_.guard || !measuring(windows)) {
     choose(report.row, row.batch, options_.guard && row.guard.trial(), windows);
     if (windows[0] == 0 && options_.guard) {
       row.guard.decline();
@@ -141,6 +173,7 @@ void check(const PolicyOptions& o) {
   require(o.discount >= 0 && o.discount < 1, "discount", "[0, 1)", o.discount);
   require(o.exploration >= 0 && o.exploration <= 1, "exploration", "[0, 1]", o.exploration);
   require(o.guard_loss > 0, "guard_loss", "> 0", o.guard_loss);
+  require(o.guard_share > 0, "guard_share", "> 0", o.guard_share);
   require(o.guard_hold >= 1 && o.guard_hold <= kPolicyCount, "guard_hold", "1 to 2147483647",
           o.guard_hold);
 }

@@ -36,6 +36,9 @@ class AdaptivePolicy : public WindowPolicy {
   // The windows of its next round, within the options' limits. some: at least one token, please.
   virtual void choose(int64_t row, int64_t batch, bool some, int64_t* windows) = 0;
   virtual void forget() = 0;  // all rows
+  // Whether `choose` goes by the levels' times. The guard then has them measured before it asks:
+  // first of plain decoding, then of a round of few tokens.
+  virtual bool by_times() const { return false; }
 
  private:
   struct Row {
@@ -47,11 +50,16 @@ class AdaptivePolicy : public WindowPolicy {
   void check(const RoundReport& report) const;
   void observe(const RoundReport& report);
   void plain(int64_t* windows) const;
+  bool measuring(int64_t* windows) const;
+  Guard fresh_guard() const;
 
   PolicyOptions options_;
   StepTimes times_;
   std::vector<Row> rows_;
-  Guard latest_;  // of the row that reported last: a new one goes on from there
+  Guard latest_;          // of the row that reported last: a new one goes on from there
+  bool told_ = false;     // of a round
+  bool settled_ = false;  // plain decoding was timed behind the first rounds, which are slower
+  bool drafted_ = false;  // the levels below the target have told a time
 };
 
 std::unique_ptr<WindowPolicy> make_fixed(PolicyOptions options);

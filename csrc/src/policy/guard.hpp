@@ -1,4 +1,6 @@
-// The fall-back to plain decoding of one row (PolicyOptions::guard).
+// The fall-back to plain decoding of one row (PolicyOptions::guard). Its unit is the plain pass of
+// the target: what speculation takes beyond the passes that plain decoding would have needed for
+// the same tokens is its loss.
 #pragma once
 
 #include <algorithm>
@@ -9,27 +11,54 @@ namespace policy {
 
 class Guard {
  public:
-  Guard() = default;
-  Guard(double loss, int64_t hold) : most_(loss), first_(hold), hold_(hold) {}
+  struct Limits {
+    double loss = 0;   // that ends speculation
+    int64_t hold = 0;  // tokens before the first trial
+    double share = 0;  // of plain decoding that trials may take
+  };
+  // A round that is over.
+  struct Round {
+    bool speculated = false;  // it had a window
+    double loss = 0;          // below 0 is a gain
+    double catch_up = 0;      // what levels took to read tokens that they had missed
+    int64_t tokens = 0;       // committed
+  };
 
-  // A round is over. speculated: it had a window. loss: what it took beyond the plain passes that
-  // its tokens would have taken, in plain passes; below 0 is a gain.
-  void update(bool speculated, double loss, int64_t tokens) {
+  Guard() = default;
+  explicit Guard(const Limits& limits) : limits_(limits), hold_(limits.hold) {}
+
+  // A text begins, with a prompt of `tokens`.
+  void begin(int64_t tokens) {
+    missed_ = tokens;
+    // Texts that end before their drafts have made up for reading the prompt.
+    if (state_ == State::kSpeculate && debt_ > limits_.loss) rest(hold_);
+  }
+
+  void update(const Round& round) {
+    const bool speculated = round.speculated && state_ != State::kPlain;
+    if (speculated && round.catch_up > 0) {
+      reading_ = round.catch_up / static_cast<double>(std::max<int64_t>(missed_, 1));
+    }
+    missed_ = speculated ? 0 : missed_ + round.tokens;
     if (state_ == State::kPlain) {
-      left_ -= tokens;
-      if (left_ <= 0) begin_trial();
+      left_ -= round.tokens;
+      debt_ -= limits_.share * static_cast<double>(round.tokens);
+      const double reading = reading_ * static_cast<double>(missed_);
+      if (left_ <= 0 && debt_ + trial_ + reading <= 0) begin_trial();
     } else if (speculated) {
-      loss_ += loss;
+      loss_ += round.loss;
+      debt_ += std::min(round.loss, limits_.loss) + round.catch_up;
       if (state_ == State::kSpeculate) {
-        loss_ = std::max(-kGains * most_, loss_);
-        if (loss_ > most_) rest(hold_);
-      } else if (loss_ > most_ || --trials_ == 0) {
+        loss_ = std::max(-kGains * limits_.loss, loss_);
+        if (loss_ > limits_.loss) rest(hold_);
+      } else if (loss_ > limits_.loss || --trials_ == 0) {
         if (loss_ < 0) {
           state_ = State::kSpeculate;
-          loss_ = 0;
-          hold_ = first_;
+          loss_ = trial_ = 0;
+          hold_ = limits_.hold;
         } else {
-          rest(std::min(2 * hold_, kLongest * first_));
+          trial_ = std::min(loss_, limits_.loss);
+          rest(std::min(2 * hold_, kLongest * limits_.hold));
         }
       }
     }
@@ -50,6 +79,8 @@ class Guard {
   static constexpr int32_t kTrials = 3;
 
   void rest(int64_t tokens) {
+    // Gains of the time that is over pay for its end, and for nothing behind it.
+    debt_ = std::max(debt_, 0.0);
     state_ = State::kPlain;
     left_ = hold_ = tokens;
     loss_ = 0;
@@ -61,8 +92,13 @@ class Guard {
   }
 
   State state_ = State::kSpeculate;
-  double most_ = 0, loss_ = 0;
-  int64_t first_ = 0, hold_ = 0, left_ = 0;
+  Limits limits_;
+  double loss_ = 0;     // of this time of speculation, or trial; see kGains
+  double debt_ = 0;     // of trials and speculation, less what plain decoding since then allows
+  double trial_ = 0;    // loss of the last trial, if it lost
+  double reading_ = 0;  // passes that a missed token took
+  int64_t missed_ = 0;  // tokens that the levels below have not read
+  int64_t hold_ = 0, left_ = 0;
   int32_t trials_ = 0;
 };
 

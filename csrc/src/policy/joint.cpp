@@ -248,6 +248,8 @@ class Joint final : public AdaptivePolicy {
     for (; best != nullptr; best = best->below) *windows++ = best->window;
   }
 
+  bool by_times() const override { return true; }
+
   void forget() override {
     rows_.clear();
     shared_.assign(static_cast<size_t>(count()), {});

@@ -111,6 +111,8 @@ class Online final : public AdaptivePolicy {
     }
   }
 
+  bool by_times() const override { return true; }
+
   void forget() override {
     rows_.clear();
     latest_.clear();

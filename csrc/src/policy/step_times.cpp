@@ -10,6 +10,7 @@ namespace policy {
 namespace {
 
 constexpr double kFades = 400;  // steps after which a time counts half
+constexpr double kAlone = 1.5;  // of as many passes of one token, the most that a pass may take
 constexpr double kLead = 2;     // times of a width that weigh as much as the line
 
 // Of the first `count` values or all of them; the lower one of two.
@@ -49,6 +50,18 @@ double WidthTimes::seconds(int64_t width) const {
   return fitted_[static_cast<size_t>(index(width))];
 }
 
+double WidthTimes::measured(int64_t width) const {
+  const Cell& cell = cells_[static_cast<size_t>(index(width))];
+  return cell.count > 0 ? middle(static_cast<size_t>(index(width))) : seconds(width);
+}
+
+double WidthTimes::middle(size_t index) const {
+  const auto of = [](const Cell& cell) { return median(cell.latest, cell.count); };
+  const double found = of(cells_[index]);
+  if (proportional_ || cells_[0].count == 0) return found;
+  return std::min(found, kAlone * static_cast<double>(index + 1) * of(cells_[0]));
+}
+
 double WidthTimes::between(double width) const {
   const int64_t floor = static_cast<int64_t>(width);
   const double part = width - static_cast<double>(floor);
@@ -63,7 +76,7 @@ void WidthTimes::fit() const {
   for (size_t i = 0; i < cells_.size(); ++i) {
     if (cells_[i].count == 0) continue;
     weights[i] = weight(cells_[i]);
-    middles[i] = median(cells_[i].latest, cells_[i].count);
+    middles[i] = middle(i);
     w += weights[i];
     wx += weights[i] * static_cast<double>(i);
     wy += weights[i] * middles[i];
@@ -72,7 +85,7 @@ void WidthTimes::fit() const {
   // no tokens cost nothing where time is per token, more tokens cost no more where it is per pass.
   const double far = proportional_ ? 0 : wx / w + 16;
   const double there = proportional_ ? 0 : wy / w;
-  constexpr double kFar = 0.25;
+  constexpr double kFar = 0.02;
   const double x = (wx + kFar * far) / (w + kFar);
   const double y = (wy + kFar * there) / (w + kFar);
   double xx = kFar * (far - x) * (far - x);

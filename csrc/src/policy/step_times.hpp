@@ -11,7 +11,8 @@ namespace policy {
 
 // Of one level and one batch size. Each width keeps its last five times and counts with their
 // median, which one slow step (a compilation, a capture, another program) does not move; a line
-// through the widths seen fills the others, and leads those that were seen seldom or long ago.
+// through the widths seen fills the others, and leads those that were seen seldom or long ago. A
+// pass of so many tokens takes hardly longer than that many passes: what does is such a slow step.
 class WidthTimes {
  public:
   static constexpr int64_t kWidths = 64;  // wider steps count as the widest
@@ -22,7 +23,9 @@ class WidthTimes {
 
   void observe(int64_t width, double seconds);
   double seconds(int64_t width) const;  // 0: nothing is known
-  double between(double width) const;   // of a mean width, >= 0
+  // Of that width's own times; where it has none, what the others say.
+  double measured(int64_t width) const;
+  double between(double width) const;  // of a mean width, >= 0
   // Whether the width was seen, and not too long ago.
   bool fresh(int64_t width) const;
 
@@ -34,6 +37,7 @@ class WidthTimes {
   };
   static int64_t index(int64_t width);
   double weight(const Cell& cell) const;
+  double middle(size_t index) const;  // of a width that was seen
   void fit() const;
 
   bool proportional_;

@@ -42,12 +42,14 @@ struct ChainSettings {
 };
 
 struct LevelStats {
-  int64_t passes = 0;  // but for reading the prompt; a proposer's: how often it was asked
+  // But for reading the prompt and what it had missed; a proposer's: how often it was asked.
+  int64_t passes = 0;
   int64_t verifications = 0;
   int64_t proposed = 0;  // tokens verified
   int64_t accepted = 0;
-  int64_t emitted = 0;  // tokens handed up; of level 1: the text
-  double seconds = 0;   // of its steps
+  int64_t emitted = 0;    // tokens handed up; of level 1: the text
+  int64_t caught_up = 0;  // tokens read that it had missed, of the prompt or by windows of 0
+  double seconds = 0;     // of its steps and of that
 
   // Tokens that one verification yields, correction or bonus included.
   double mean_acceptance_length() const {
@@ -78,7 +80,9 @@ class Chain {
 
   const Outcome& outcome() const { return made_; }
 
-  // Chooses the windows before every round of the target from now on; nullptr: they stay.
+  // Chooses the windows before every round of the target from now on; nullptr: they stay. Levels
+  // below the target then read a prompt when they are first asked: what speculation costs is told
+  // to the policy, which may not ask at all.
   void set_policy(std::unique_ptr<WindowPolicy> policy) { policy_ = std::move(policy); }
 
   // Writes the new tokens after `prompt` to *text, the EOS included. After a failure *text has the
@@ -89,7 +93,7 @@ class Chain {
   // Of the last generate():
   Ended ended() const { return ended_; }
   const std::vector<LevelStats>& stats() const { return stats_; }   // [n]
-  double prompt_seconds() const { return prompt_seconds_; }         // to read the prompt
+  double prompt_seconds() const { return prompt_seconds_; }         // before the first round
   const std::vector<int64_t>& windows() const { return windows_; }  // [n - 1] at its end
 
  private:
@@ -114,6 +118,7 @@ class Chain {
   int32_t depth() const { return static_cast<int32_t>(std::max<size_t>(pending_.size(), 1)) + 1; }
   Outcome start(const std::vector<int64_t>& prompt, const ChainSettings& settings);
   Outcome run(const ChainSettings& settings, const TokenSink& sink);
+  Outcome catch_up(int32_t level);
   Outcome read(int32_t level, int64_t rows);
   Outcome draft(const Step& step, const ChainSettings& settings, int64_t* drawn, bool* eos);
   Outcome verify(int32_t level, const ChainSettings& settings, int64_t* emitted, bool* eos);
@@ -222,15 +227,13 @@ inline Outcome Chain::start(const std::vector<int64_t>& prompt, const ChainSetti
   steps_.clear();
 
   const auto began = Clock::now();
-  for (size_t i = 0; i < engines_.size(); ++i) {
-    engines_[i]->truncate(0);
-    const bool works = i == 0 || policy_ != nullptr || windows_[i - 1] > 0;
-    if (!works) break;  // the level above decodes alone, and asks nobody below
-    if (length > 1) {
-      const Outcome outcome = engines_[i]->decode(prompt.data(), length - 1, 0);
-      if (!outcome.ok()) {
-        return Outcome::failure(outcome.code, "level %zu, prompt: %.200s", i + 1, outcome.message);
-      }
+  for (Engine* engine : engines_) engine->truncate(0);
+  for (size_t i = 0; i < engines_.size() && length > 1; ++i) {
+    // A level of window 0 decodes alone, and asks nobody below; with a policy none is asked yet.
+    if (i > 0 && (policy_ != nullptr || windows_[i - 1] == 0)) break;
+    const Outcome outcome = engines_[i]->decode(prompt.data(), length - 1, 0);
+    if (!outcome.ok()) {
+      return Outcome::failure(outcome.code, "level %zu, prompt: %.200s", i + 1, outcome.message);
     }
   }
   prompt_seconds_ = std::chrono::duration<double>(Clock::now() - began).count();
@@ -243,6 +246,10 @@ inline Outcome Chain::run(const ChainSettings& settings, const TokenSink& sink) 
   while (true) {
     const Step step = scheduler_->next();
     if (step.kind == Step::Kind::kDone) return {};
+    if (policy_ != nullptr) {
+      const Outcome outcome = catch_up(step.level);
+      if (!outcome.ok()) return outcome;
+    }
     LevelStats& stats = stats_[static_cast<size_t>(step.level - 1)];
     const bool drafts = step.kind == Step::Kind::kDraft;
     const int64_t accepted_before = stats.accepted;
@@ -290,6 +297,30 @@ inline void Chain::choose_windows(const int64_t* told, int64_t count) {
     scheduler_->set_windows(windows_);
   }
   steps_.clear();
+}
+
+// Has level `level` read what it has missed of the text that stands, but the last token. In a pass
+// of its own: the policy is told what it took, beside the time of the step that follows. The few
+// tokens by which a level is behind after every round are read in that step.
+inline Outcome Chain::catch_up(int32_t level) {
+  constexpr int64_t kFew = 8;
+  const size_t index = static_cast<size_t>(level - 1);
+  if (index >= engines_.size()) return {};
+  Engine* engine = engines_[index];
+  const int64_t read = engine->length();
+  const int64_t missed = first_pending(1) - 1 - read;
+  if (missed < kFew) return {};
+  const auto began = Clock::now();
+  const Outcome outcome = engine->decode(tokens_.data() + read, missed, 0);
+  if (!outcome.ok()) {
+    return Outcome::failure(outcome.code, "level %d, position %lld: %.200s", level,
+                            static_cast<long long>(read), outcome.message);
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - began).count();
+  stats_[index].caught_up += missed;
+  stats_[index].seconds += seconds;
+  steps_.push_back({level, 0, 0, 0, 1, seconds, true});
+  return {};
 }
 
 // Has level `level` read the text up to its end, and keep the logits of the last `rows` tokens.

@@ -1,0 +1,201 @@
+"""The guard of the policies, by simulated costs: plain decoding where drafting loses, at a bounded
+price, and drafting where it wins."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from polyspec_ext import policies
+from polyspec_ext.policies import RoundReport, StepReport
+
+BY_TIMES = ["online", "joint"]
+
+
+@dataclass
+class Costs:
+    """Of a chain of two levels, in passes of the target that read one token."""
+
+    verify: Callable[[int], float]  # of a pass that verifies so many tokens
+    draft: float  # of a drafted token
+    read: float  # of a token that the drafter has missed
+
+
+# A 1.5B target and a 0.5B draft on a processor without instructions for 8-bit products: a token
+# more in a pass costs nearly a pass.
+NARROW = Costs(lambda tokens: 1 + 0.93 * tokens, 0.36, 0.12)
+WIDE = Costs(lambda tokens: 1 + 0.02 * tokens, 0.1, 0.001)
+MIDDLE = Costs(lambda tokens: 1 + 0.15 * tokens, 0.3, 0.03)
+
+
+@dataclass
+class Simulated:
+    policy: policies.Adaptive
+    windows: Sequence[int] = (4,)
+    spent: float = 0.0
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(1)
+        self.drafted: list[int] = []  # by round, of all texts
+        self.caught_up: list[int] = []
+
+    def text(self, costs: Costs, accept: float, length: int, prompt: int = 40) -> float:
+        """Decodes a text; what it took over the plain passes of as many tokens."""
+        tokens, missed, spent = [1] * prompt, prompt, 0.0
+        report = RoundReport(0, self.windows, tokens, 0)
+        while len(tokens) < prompt + length:
+            (window,) = self.policy.next(report)
+            steps = []
+            if window and missed >= 8:
+                self.caught_up.append(missed)
+                steps.append(StepReport(2, 0, 0, 0, 1, 0.01 * costs.read * missed, True))
+            if window:
+                seconds = 0.01 * costs.draft * window
+                steps.append(StepReport(2, window, 0, window, 1, seconds))
+            misses = (k for k in range(window) if self.random.random() >= accept)
+            run = next(misses, window)
+            seconds = 0.01 * costs.verify(window)
+            steps.append(StepReport(1, window, run, window, 1, seconds))
+            tokens = [*tokens, *[5] * (run + 1)]
+            missed = 0 if window else missed + run + 1
+            report = RoundReport(0, [window], tokens, run + 1, steps)
+            self.drafted.append(window)
+            spent += 100 * sum(step.seconds for step in steps)
+        self.spent += spent
+        self.tokens += len(tokens) - prompt
+        return spent / (len(tokens) - prompt)
+
+
+def best_fixed(costs: Costs, accept: float) -> float:
+    """Passes per token of the best window that stays."""
+    return min(
+        (costs.draft * w + costs.verify(w)) / sum(accept**i for i in range(w + 1))
+        for w in range(17)
+    )
+
+
+@pytest.mark.parametrize("length", [40, 1000])
+@pytest.mark.parametrize("accept", [0.0, 0.3, 0.7, 0.85, 0.95])
+@pytest.mark.parametrize("name", BY_TIMES)
+def test_drafting_that_loses_costs_little(name: str, accept: float, length: int) -> None:
+    """At most 1.03 times plain decoding, and no more than `guard_share` behind the first texts."""
+    assert best_fixed(NARROW, accept) == 1
+    run = Simulated(policies.named(name))
+    for _ in range(1000 // length):
+        run.text(NARROW, accept, length)
+    assert run.spent < 1.03 * run.tokens
+    assert sum(w > 0 for w in run.drafted) < 10
+    first, tokens = run.spent - run.tokens, run.tokens
+    for _ in range(8000 // length):
+        run.text(NARROW, accept, length)
+    assert run.spent - run.tokens < first + 0.02 * (run.tokens - tokens)
+    assert sum(w > 0 for w in run.drafted) > 4  # it has asked again
+
+
+@pytest.mark.parametrize("accept", [0.3, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize("name", BY_TIMES)
+def test_drafting_that_wins_is_as_fast_as_the_best_window(name: str, accept: float) -> None:
+    run = Simulated(policies.named(name))
+    for _ in range(4):
+        run.text(WIDE, accept, 1000)
+    assert run.spent / run.tokens < best_fixed(WIDE, accept) / 0.97
+
+
+@pytest.mark.parametrize("name", BY_TIMES)
+def test_begins_plainly_and_then_with_few_tokens(name: str) -> None:
+    """What rules drafting out is known before a wide window was tried."""
+    run = Simulated(policies.named(name), windows=[9])
+    run.text(NARROW, 0.7, 40)
+    assert run.drafted[:2] == [0, 2]
+    assert max(run.drafted) <= 3
+    assert run.caught_up == [41]
+    unguarded = Simulated(policies.POLICIES[name](guard=False), windows=[9])
+    unguarded.text(NARROW, 0.7, 40)
+    assert unguarded.drafted[0] == 9
+
+
+@pytest.mark.parametrize("name", BY_TIMES)
+def test_trials_become_rare_and_are_paid_for(name: str) -> None:
+    """The tokens between one trial and the next, and that share of them is what a trial costs."""
+    run = Simulated(policies.named(name))
+    free = Costs(NARROW.verify, NARROW.draft, 0.0)
+    run.text(free, 0.5, 8000)
+    plain = [len(list(g)) for drafts, g in itertools.groupby(run.drafted, bool) if not drafts]
+    assert len(plain) > 5
+    assert plain[2:-1] == sorted(plain[2:-1])
+    assert plain[-2] > 500
+
+
+def test_share_of_trials() -> None:
+    """More of it is more trials."""
+
+    def asked(share: float) -> int:
+        run = Simulated(policies.Joint(guard_share=share))
+        for _ in range(40):
+            run.text(NARROW, 0.5, 50)
+        return len(run.caught_up)
+
+    assert asked(0.001) < asked(0.02) < asked(1.0)
+    with pytest.raises(ValueError, match="guard_share: expected > 0, given 0"):
+        policies.Joint(guard_share=0)
+
+
+@pytest.mark.parametrize("name", BY_TIMES)
+def test_a_drafter_far_behind_waits_for_the_next_text(name: str) -> None:
+    """To read what it has missed costs more with every token, and is cheapest where a text
+    begins."""
+    run = Simulated(policies.named(name))
+    run.text(NARROW, 0.7, 4000)
+    assert run.caught_up == [41]
+    run.text(NARROW, 0.7, 100)
+    assert run.caught_up[1:] == [41]
+
+
+@pytest.mark.parametrize("name", BY_TIMES)
+def test_drafting_that_begins_to_win_is_found(name: str) -> None:
+    run = Simulated(policies.named(name))
+    run.text(MIDDLE, 0.1, 600)
+    assert run.drafted[-300:] == [0] * 300
+    for _ in range(4):
+        run.text(MIDDLE, 0.9, 500)
+    assert run.text(MIDDLE, 0.9, 1000) < best_fixed(MIDDLE, 0.9) / 0.97
+
+
+def test_texts_that_end_before_drafts_have_paid_for_the_prompt() -> None:
+    """Drafting wins token by token, but not what the drafter took to read the prompts."""
+    costs = Costs(WIDE.verify, WIDE.draft, 0.05)
+    run = Simulated(policies.Joint())
+    for _ in range(300):
+        run.text(costs, 0.6, 8, prompt=400)
+    assert len(run.caught_up) < 6
+    run = Simulated(policies.Joint())
+    for _ in range(10):
+        run.text(costs, 0.6, 400, prompt=400)
+    assert len(run.caught_up) == 10
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("name", BY_TIMES)
+def test_one_slow_step_is_not_what_steps_cost(name: str, level: int) -> None:
+    """The first pass with drafts took a thousand times as long, as one that is compiled does."""
+    slow = {"left": 1}
+
+    def verify(tokens: int) -> float:
+        if tokens and slow["left"]:
+            slow["left"] -= 1
+            return 1000.0
+        return WIDE.verify(tokens)
+
+    run = Simulated(policies.named(name))
+    if level == 1:
+        run.text(Costs(verify, WIDE.draft, WIDE.read), 0.8, 500)
+        assert slow["left"] == 0
+    else:
+        run.text(Costs(WIDE.verify, 1000.0, WIDE.read), 0.8, 2)
+        run.text(WIDE, 0.8, 500)
+    assert run.text(WIDE, 0.8, 1000) < 0.6  # and not 1, plain decoding
