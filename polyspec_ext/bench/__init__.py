@@ -1,1 +1,1 @@
-"""Benchmarks, one file each; ``python -m polyspec_ext bench`` runs them (cli/bench)."""
+"""Benchmarks, one file each with its options; ``python -m polyspec_ext bench`` runs them."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from polyspec_ext.bench import machine, output, timing
+from polyspec_ext.command import options
 from polyspec_ext.levels import huge_pages
 from polyspec_ext.levels.cpu_packed import DenseLinear, OneDnnLinear, PackedLinear
 from polyspec_ext.ops import int4
@@ -163,6 +164,30 @@ def markdown(report: dict[str, Any]) -> str:
             ([name, *(own[n] for n in tokens)] for name, own in cells.items()),
         )
     return "\n".join(lines)
+
+
+def add_command(kinds: Any) -> None:
+    """Adds ``int4`` to the kinds of benchmarks."""
+    sub = kinds.add_parser(
+        "int4",
+        help="the product with 4-bit weights beside torch's",
+        description="Products of a few tokens with 4-bit weights, beside torch's int4 operator "
+        "and bfloat16 weights, in turns within one run. Prints Markdown, or JSON.",
+    )
+    options.add_json(sub)
+    options.add_count(sub, "--repeats", 15, "turns")
+    sub.add_argument(
+        "--tokens", type=options.COUNTS, metavar="M,...", help="(default: 1,2,4,6,8,12,16)"
+    )
+    sub.add_argument(
+        "--shapes",
+        type=options.words,
+        metavar="NxK,...",
+        help="outputs x inputs (default: 4096x4096,1024x2560,5120x1024)",
+    )
+    options.add_processor_time(sub)
+    options.add_threads(sub)
+    sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """The loop in which generations are measured: everybody answers every prompt in turns, in an order
 that rotates, so that a change in the machine's load meets all of them.
 
-``bench generate``, ``bench chains``, ``bench paper`` and the demo share it. Everybody's tokens are
+``bench chains``, ``bench paper`` and the demo share it. Everybody's tokens are
 counted alike, up to and including the EOS, over wall time from the prompt to the last token,
 prefill included; chains tell their prefill apart.
 """
@@ -100,11 +100,10 @@ class Contender:
         label: for tables.
         kind: for whoever makes them.
         levels: names of the models, target first.
-        batch: prompts per call.
         window, rounds, tail, rule: of a chain.
         predicted: tokens per second that were expected; None: nobody asked. uncertainty: of that,
             relative.
-        seconds: by (repeat, first prompt of a call); tokens: the same.
+        seconds: by (repeat, prompt); tokens: the same.
         texts: by prompt, of the last repeat.
         stats: of every call; none of transformers and other engines.
         plain: label of the contender whose texts these are compared with; None: the first.
@@ -114,7 +113,6 @@ class Contender:
     kind: str
     levels: tuple[str, ...]
     decode: Decode
-    batch: int = 1
     window: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     tail: int = 0
@@ -163,8 +161,7 @@ def measure(
     clock: Clock = time.perf_counter,
     tick: Callable[[int], object] = lambda n: None,
 ) -> None:
-    """Those that take one prompt have their turns at every prompt, the others at every group of
-    prompts.
+    """Everybody has its turn at every prompt.
 
     Args:
         seed: of the first prompt's first repeat. A prompt has one seed however it is run.
@@ -172,25 +169,19 @@ def measure(
         tick: called with the number of prompts that were answered.
     """
 
-    def request(numbers: Sequence[int], repeat: int, tokens: int) -> Request:
-        seeds = [seed + repeat * len(prompts) + n for n in numbers]
-        return Request([prompts[n] for n in numbers], tokens, temperature, seeds)
+    def request(number: int, repeat: int, tokens: int) -> Request:
+        own = seed + repeat * len(prompts) + number
+        return Request([prompts[number]], tokens, temperature, [own])
 
     for one in made:
-        one.decode(request(range(min(one.batch, len(prompts))), 0, warm_up))
-    for size in sorted({one.batch for one in made}):
-        some = [one for one in made if one.batch == size]
-        groups = [
-            range(begin, min(begin + size, len(prompts))) for begin in range(0, len(prompts), size)
-        ]
-        for step, one in interleaved(some, [1] * len(groups), repeats):
-            numbers = groups[step.task]
-            answer, seconds = timed(
-                one.decode, request(numbers, step.repeat, max_new_tokens), clock
-            )
-            one.seconds[step.repeat, numbers[0]] = seconds
-            one.tokens[step.repeat, numbers[0]] = sum(map(len, answer.texts))
-            one.texts.update(zip(numbers, answer.texts, strict=True))
-            if answer.stats is not None:
-                one.stats.append(answer.stats)
-            tick(len(numbers))
+        one.decode(request(0, 0, warm_up))
+    for step, one in interleaved(made, [1] * len(prompts), repeats):
+        number = step.task
+        answer, seconds = timed(one.decode, request(number, step.repeat, max_new_tokens), clock)
+        (text,) = answer.texts
+        one.seconds[step.repeat, number] = seconds
+        one.tokens[step.repeat, number] = len(text)
+        one.texts[number] = text
+        if answer.stats is not None:
+            one.stats.append(answer.stats)
+        tick(1)

@@ -21,6 +21,7 @@ import torch
 import polyspec_ext as ps
 from polyspec_ext import progress
 from polyspec_ext.bench import calls, machine, output, timing
+from polyspec_ext.command import options
 from polyspec_ext.ops import unchecked
 from polyspec_ext.runtime.config import Operators
 
@@ -311,6 +312,32 @@ def _cells(row: dict[str, Any], cuda: bool) -> list[str]:
         f"{row['drafter_passes_per_round']:.1f}",
     ]
     return [*cells, f"{row['waiting_us']['median']:.0f}"] if cuda else cells
+
+
+def add_command(kinds: Any) -> None:
+    """Adds ``overhead`` to the kinds of benchmarks."""
+    sub = kinds.add_parser(
+        "overhead",
+        help="host time of the chain itself",
+        description="Host time per verification round outside forward passes and operators, eager, "
+        "with levels whose logits lie ready. Prints Markdown, or JSON.",
+    )
+    options.add_device(sub)
+    options.add_json(sub)
+    sub.add_argument("--quick", action="store_true", help="few turns")
+    sub.add_argument(
+        "--levels",
+        type=options.listed(options.integer(2)),
+        metavar="N,...",
+        help="(default: 2,3,4)",
+    )
+    sub.add_argument("--batch", type=options.COUNTS, metavar="B,...", help="(default: 1,8,32)")
+    sub.add_argument(
+        "--turns", type=options.COUNT, metavar="N", help="(default: 20; with --quick 4)"
+    )
+    options.add_temperature(sub, 1.0)
+    options.add_threads(sub)
+    sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

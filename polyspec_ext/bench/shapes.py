@@ -8,6 +8,7 @@ times by the renewal model (`planning.theory`), and is called that.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,23 +18,26 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from polyspec_ext import progress
+from polyspec_ext import progress, tiny
 from polyspec_ext.bench import machine, output, timing
 from polyspec_ext.bench.memory import memory_free, require_memory
 from polyspec_ext.bench.published_shapes import SHAPES, Shape, config_of
 from polyspec_ext.bench.weights import weight_bytes
+from polyspec_ext.command import options
 from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork
 from polyspec_ext.drafters.eagle.passes import HeadPasses
 from polyspec_ext.drafters.trees import DynamicTree
-from polyspec_ext.levels import HuggingFaceLevel, InputBlock
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock, load
 from polyspec_ext.planning.measure import Times
 from polyspec_ext.planning.theory import Acceptance, expectation
 from polyspec_ext.quantization import quantize_w4
+from polyspec_ext.tuning import LevelConfig
 
 SCHEMA = 1  # of the JSON report
 TARGET, W4, HEAD, TREE = "target", "W4 copy", "EAGLE-2 head", "EAGLE-2 tree"
 EAGER, GRAPH, COMPILED = "eager", "graph", "compiled"
 WIDTHS = {"cpu": (1, 2, 4, 8, 12, 16), "cuda": (1, 2, 4, 8, 12, 16, 32, 60)}
+TINY, SHIPPED_WIDTHS = "tiny", (1, 2, 4, 6, 8)
 CHECKED = (1, 4, 8, 16)  # tokens verified at once
 CONTEXT, LONG = 64, 1024  # tokens before a pass
 GROUP = 128
@@ -406,6 +410,76 @@ def _whole(
     return end + (seconds - end) * shape.layers / part.layers
 
 
+# ---- the shipped models --------------------------------------------------------------------------
+
+
+def shipped(
+    widths: Sequence[int], repeats: int, compile: bool
+) -> tuple[dict[Key, float], list[str]]:
+    """Median seconds of passes of the shipped models on the CPU, by data type, packing and
+    compilation; and what this processor cannot run."""
+    levels: dict[tuple[str, str], HuggingFaceLevel] = {}
+    left_out: list[str] = []
+    for name, dtype in itertools.product(tiny.LEVELS, (torch.float32, torch.bfloat16)):
+        with progress.loading(shown=False):
+            model = load(tiny.path(name), dtype).model
+        for compiled, pack in itertools.product((False, True)[: 1 + compile], (False, True)):
+            config = str(LevelConfig(dtype, pack, compiled))
+            try:
+                level = HuggingFaceLevel(model, pack=pack, compile=compiled)
+                _read(level, CONTEXT, max(widths))
+            except (ValueError, RuntimeError) as error:
+                left_out.append(f"{name}/{config}: {error}")
+            else:
+                levels[name, config] = level
+    calls = {
+        (*key, width): LevelPass(level, width, CONTEXT, False)
+        for key, level in levels.items()
+        for width in widths
+    }
+    with progress.bar(total=repeats, desc="passes", leave=False) as bar:
+        found, failed = _timed(calls, repeats, timing.CpuClock(), bar.update)
+    return found, [*left_out, *failed]
+
+
+def _shipped_report(args: argparse.Namespace) -> dict[str, Any]:
+    if args.layers is not None or args.device != "cpu":
+        raise ValueError("--layers, --device: expected neither with --shape tiny")
+    before = machine.load_average()
+    found, left_out = shipped(args.tokens or SHIPPED_WIDTHS, args.repeats, args.compile == "all")
+    return {
+        **machine.header("shapes", SCHEMA, "cpu"),
+        "settings": {"shape": TINY, "repeats": args.repeats, "context": CONTEXT},
+        "load": {"before": before, "after": machine.load_average()},
+        "passes": [
+            {"what": what, "runs": runs, "tokens": tokens, "ms": MS * seconds}
+            for (what, runs, tokens), seconds in found.items()
+        ],
+        "left_out": left_out,
+    }
+
+
+def _shipped_markdown(report: dict[str, Any]) -> str:
+    rows: dict[str, list[str]] = {}
+    for one in report["passes"]:
+        rows.setdefault(f"{one['what']}, {one['runs']}", []).append(f"{one['ms']:.2f}")
+    widths = dict.fromkeys(one["tokens"] for one in report["passes"])
+    return "\n".join(
+        [
+            f"# Forward passes of the shipped models, {report['machine']['cpu']}",
+            "",
+            f"{report['machine']['cpu_capability']}, {machine.conditions(report)}. Milliseconds of "
+            f"one pass of one sequence, medians of {report['settings']['repeats']} turns.",
+            "",
+            *output.table(
+                ["", *map(output.token_count, widths)],
+                ([name, *cells] for name, cells in rows.items()),
+            ),
+            *(f"Left out: {one}" for one in report["left_out"]),
+        ]
+    )
+
+
 # ---- prediction ----------------------------------------------------------------------------------
 
 
@@ -627,8 +701,52 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def add_command(kinds: Any) -> None:
+    """Adds ``shapes`` to the kinds of benchmarks."""
+    sub = kinds.add_parser(
+        "shapes",
+        help="passes at the true shape of a published model, with random weights",
+        description="Times the passes of a target, its 4-bit copy and an EAGLE-2 head at the true "
+        "shape of a published model, with random weights, against the bandwidth floor, and "
+        "predicts from them the speedups that given acceptances would have. Random weights say "
+        "nothing about acceptance. Prints Markdown, or JSON.",
+    )
+    sub.add_argument(
+        "--shape",
+        choices=(*SHAPES, TINY),
+        required=True,
+        help=f"{TINY}: the shipped models, by data type, packing and compilation",
+    )
+    options.add_device(sub)
+    options.add_json(sub)
+    options.add_json_file(sub)
+    sub.add_argument(
+        "--layers",
+        type=options.COUNT,
+        metavar="N",
+        help="measure N of the layers, and extrapolate the whole by their number (default: all)",
+    )
+    sub.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        default="bfloat16",
+        help="(default: %(default)s)",
+    )
+    sub.add_argument("--tokens", type=options.COUNTS, metavar="N,...", help="of a pass")
+    options.add_count(sub, "--repeats", 7, "turns")
+    sub.add_argument(
+        "--compile",
+        choices=("none", "all"),
+        default="none",
+        help="on the CPU, through torch.compile as well, which takes minutes (default: "
+        "%(default)s); on CUDA passes are captured as graphs in any case",
+    )
+    options.add_threads(sub)
+    sub.set_defaults(run=run)
+
+
 def run(args: argparse.Namespace) -> int:
     """The subcommand."""
-    report = report_of(args)
-    output.show(report, markdown, as_json=args.json, json_file=args.json_file)
+    own = (_shipped_report, _shipped_markdown) if args.shape == TINY else (report_of, markdown)
+    output.show(own[0](args), own[1], as_json=args.json, json_file=args.json_file)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,22 +42,24 @@ def test_seconds_by_what_they_were_spent_on() -> None:
 
 
 def test_what_is_measured() -> None:
-    """Every prompt once per repeat, alone or in groups, each with a seed of its own, and not the
-    warm-up; rates are tokens over seconds of a repeat."""
-    seconds = itertools.count()
+    """Every prompt once per repeat, each with a seed of its own, and not the warm-up; rates are
+    tokens over seconds of a repeat."""
+    now = 0.0
     asked: dict[str, list[Request]] = {"one": [], "two": []}
 
-    def decode(name: str) -> Any:
+    def decode(name: str, seconds: float) -> Any:
         def call(request: Request) -> Answer:
+            nonlocal now
             asked[name].append(request)
+            now += seconds
             texts = [[prompt[0]] * request.max_new_tokens for prompt in request.prompts]
             return Answer(texts)
 
         return call
 
     made = [
-        Contender("one", "", (), decode("one")),
-        Contender("two", "", (), decode("two"), batch=2),
+        Contender("one", "", (), decode("one", 1.0)),
+        Contender("two", "", (), decode("two", 0.5)),
     ]
     ticks: list[int] = []
     measure(
@@ -69,18 +70,18 @@ def test_what_is_measured() -> None:
         temperature=0.5,
         seed=10,
         warm_up=1,
-        clock=lambda: float(next(seconds)),
+        clock=lambda: now,
         tick=ticks.append,
     )
-    assert [request.max_new_tokens for request in asked["one"]] == [1, *[4] * 6]
-    assert [request.seeds for request in asked["one"][1:]] == [[n] for n in range(10, 16)]
-    assert [request.seeds for request in asked["two"][1:]] == [[10, 11], [12], [13, 14], [15]]
+    for some in asked.values():
+        assert [request.max_new_tokens for request in some] == [1, *[4] * 6]
+        assert [request.seeds for request in some[1:]] == [[n] for n in range(10, 16)]
     assert made[0].texts == made[1].texts == {0: [5] * 4, 1: [6] * 4, 2: [7] * 4}
     assert sum(ticks) == 2 * 3 * 2
-    # A second per call: 12 tokens a repeat in three calls, and in two.
+    # 12 tokens a repeat in three calls.
     assert made[0].rates() == [4.0, 4.0]
-    assert made[1].rates() == [6.0, 6.0]
-    assert ratios(made[1], made[0])["median"] == 1.5
+    assert made[1].rates() == [8.0, 8.0]
+    assert ratios(made[1], made[0])["median"] == 2
     assert made[0].decoding_rate() is None
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from polyspec_ext import tiny
+from polyspec_ext.bench import machine
 from polyspec_ext.bench.paper import questions
 from polyspec_ext.bench.paper.conversation import Conversation
 from polyspec_ext.bench.paper.questions import Question
+from polyspec_ext.cli import entry
 
 CHAT = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>"
@@ -137,6 +139,8 @@ def test_spec_bench_itself() -> None:
     [
         ("{", "line 2: expected JSON with"),
         ('{"question_id": 1, "turns": ["a"]}', "line 2: expected JSON with"),
+        ('"question"', "line 2: expected JSON with"),
+        ('{"question": 7}', '"turns" to be a list of texts'),
         ('{"question_id": 1, "category": "x", "turns": ["a"]}', '"category" to be one of writing'),
         ('{"question_id": 1, "category": "qa", "turns": "a"}', '"turns" to be a list of texts'),
         ('{"question_id": 1, "category": "qa", "turns": []}', '"turns" to be a list of texts'),
@@ -151,6 +155,24 @@ def test_lines_that_are_no_questions(tmp_path: Path, line: str, wrong: str) -> N
     with pytest.raises(ValueError, match="--questions: ") as error:
         questions.read(place)
     assert wrong in str(error.value)
+
+
+def test_questions_of_gsm8k(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their lines have no number and no category: they are of one task."""
+    place = tmp_path / "some.jsonl"
+    place.write_text('{"question": "a?", "answer": "1"}\n{"question": "b?"}\n')
+    found = questions.read(place)
+    assert [(one.question_id, one.task, one.turns) for one in found] == [
+        (1, "math", ("a?",)),
+        (2, "math", ("b?",)),
+    ]
+    parse = entry.make_parser().parse_args
+    monkeypatch.setattr(machine, "GSM8K", place)
+    assert parse(["bench", "paper", "--questions", "gsm8k"]).questions == place
+    assert parse(["bench", "paper", "--questions", str(place)]).questions == place
+    monkeypatch.setattr(machine, "GSM8K", tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match=r"--questions: expected none\.jsonl"):
+        questions.read(parse(["bench", "paper", "--questions", "gsm8k"]).questions)
 
 
 def test_no_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

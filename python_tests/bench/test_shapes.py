@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from polyspec_ext import tiny
 from polyspec_ext.bench import memory, shapes
 from polyspec_ext.bench.published_shapes import SHAPES, Shape, config_of
 from polyspec_ext.cli import main
@@ -220,3 +221,23 @@ def test_the_command(
     assert main(["bench", "shapes", "--shape", "gpt"]) == 2
     error = capsys.readouterr().err
     assert all(name in error for name in SHAPES)
+
+
+@pytest.mark.usefixtures("tiny_untrained")
+def test_the_shipped_models_by_how_they_run(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "shapes", "--shape", "tiny", "--repeats", "2", "--tokens", "1,3"]
+    assert main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {row["what"] for row in report["passes"]} == set(tiny.LEVELS)
+    for name in tiny.LEVELS:
+        rows = [row for row in report["passes"] if row["what"] == name]
+        assert {row["tokens"] for row in rows} == {1, 3}
+        known = {f"{d}{p}" for d in ("float32", "bfloat16") for p in ("", " packed")}
+        assert {"float32", "bfloat16"} <= {row["runs"] for row in rows} <= known
+    assert all(row["ms"] > 0 for row in report["passes"])
+    assert main(words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(report["passes"]) / 2
+    assert lines[0].split("|")[2:4] == [" 1 token ", " 3 tokens "]
+    assert main([*words, "--layers", "1"]) == 2
+    assert "--layers, --device: expected neither" in capsys.readouterr().err

@@ -149,7 +149,7 @@ def test_the_commands_that_newcomers_need_are_there() -> None:
         "--threads",
         " chat ",
         "prompt-lookup",
-        "bench generate",
+        "bench shapes",
         "bench overhead",
     ):
         assert wanted in found

@@ -1,4 +1,5 @@
-"""Spec-Bench's questions (Xia et al. 2024): six tasks of 80, of which MT-bench's have two turns."""
+"""Spec-Bench's questions (Xia et al. 2024): six tasks of 80, of which MT-bench's have two turns; or
+GSM8K's, of which one of the tasks is made."""
 
 from __future__ import annotations
 
@@ -32,9 +33,10 @@ _TASK_OF = {
 
 @dataclass(frozen=True)
 class Question:
-    """One line of question.jsonl.
+    """One line of question.jsonl, or of GSM8K.
 
     Attributes:
+        question_id: as it stands there; the number of the line where none does.
         category: as it stands there.
         turns: what the user says, one after another.
     """
@@ -58,6 +60,11 @@ def read(place: Path | None = None) -> list[Question]:
     Raises:
         ValueError: no such file, or a line in it is none of Spec-Bench's; names it.
     """
+    if place == machine.GSM8K and not place.is_file():
+        raise ValueError(
+            f"--questions: expected {place.name} (github.com/openai/grade-school-math) in "
+            f"{place.parent}, given none there"
+        )
     if place is None:
         if not SPEC_BENCH.is_file():
             raise ValueError(
@@ -80,6 +87,10 @@ def _question(line: str, place: Path, number: int) -> Question:
     where = f"--questions: {place}: line {number}:"
     try:
         given = json.loads(line)
+        if "question" in given and "turns" not in given:
+            given = {
+                "question_id": number, "category": "math_reasoning", "turns": [given["question"]]
+            }  # fmt: skip
         question_id, category, turns = given["question_id"], given["category"], given["turns"]
     except (ValueError, KeyError, TypeError):
         raise ValueError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polyspec_ext.bench import plot
+from polyspec_ext.command import options
 
 from ..record import read_run
 from . import figures, tables
@@ -171,6 +172,22 @@ def _expected(one: Saved) -> int | None:
     settings = one.about["settings"]
     turns, repeats = settings.get("turns"), settings.get("repeats")
     return None if turns is None or repeats is None else turns * repeats * len(one.methods)
+
+
+def add_command(kinds: Any) -> None:
+    """Adds ``report`` to the kinds of benchmarks."""
+    sub = kinds.add_parser(
+        "report",
+        help="the papers' tables and figures from saved runs",
+        description="Draws the report of saved runs of `bench paper` anew, beside what the papers "
+        "print: Markdown, CSV, JSON, PNG and one static page, into a folder. Several runs stand "
+        "side by side; nothing of one enters another's numbers. Prints the overall table.",
+    )
+    sub.add_argument("runs", type=options.folder, nargs="+", metavar="RUN", help="folder of a run")
+    sub.add_argument(
+        "--output", metavar="DIR", help="(default: the folder of the run, where it is one)"
+    )
+    sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,0 +1,23 @@
+"""``python -m polyspec_ext bench kernels|overhead|chains|int4|adaptation|paper|report|shapes``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..bench import adaptation, chains, int4, kernels, overhead, shapes
+from ..bench.paper import command as paper
+from ..bench.paper import report
+from ..command.run import help_of
+
+KINDS = (kernels, overhead, chains, int4, adaptation, paper, report, shapes)
+
+
+def add_command(commands: Any) -> None:
+    """Adds ``bench`` and its kinds to the subcommands of a parser."""
+    parser = commands.add_parser(
+        "bench", help="benchmarks", description="Benchmarks, each beside what it competes with."
+    )
+    parser.set_defaults(run=help_of(parser))
+    kinds = parser.add_subparsers(metavar="WHAT")
+    for kind in KINDS:
+        kind.add_command(kinds)
