@@ -152,7 +152,7 @@ class HeadPass:
 
     @torch.inference_mode()
     def __call__(self) -> torch.Tensor:
-        self._head.keep([self._context])
+        self._head.features.keep([self._context])
         states = self._head.step(self._tokens, self._states, 1, self._seen)
         return self._head.logits(states)
 
@@ -169,7 +169,7 @@ class TreeDraft:
 
     @torch.inference_mode()
     def __call__(self) -> torch.Tensor:
-        self._head.keep([self._context])
+        self._head.features.keep([self._context])
         return self._tree.grow(
             self._logits, self._states, self._lengths, self._depth, self._expand
         ).tokens

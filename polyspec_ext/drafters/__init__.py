@@ -14,6 +14,7 @@ from .base import (
     RowBuffer,
 )
 from .eagle import Eagle
+from .features import FeatureCache
 from .first_layers import early_exit
 from .hydra import Hydra
 from .medusa import Medusa
@@ -36,6 +37,7 @@ __all__ = [
     "DrafterCapabilities",
     "DynamicTree",
     "Eagle",
+    "FeatureCache",
     "HiddenStates",
     "Hydra",
     "Medusa",

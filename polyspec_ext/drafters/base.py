@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -17,34 +17,24 @@ if TYPE_CHECKING:
 
 
 class HiddenStates(NamedTuple):
-    """Hidden states of one pass of a verifier, of the tokens that it read and that stand: the
-    target's of the prompts (all tokens but the last), or those of a verification. Every committed
+    """Hidden states of the tokens that a drafter has not been told of: the target's of the prompts
+    (all tokens but the last), and those of verifications since its last draft. Every committed
     token but the last has a state of the target's, and every token of a text but the last one of
     some verifier, unless a verifier's have another width than the drafter wants, or fewer layers:
-    those are not told.
+    those are not told. Where two verifiers have read a token, its state is the later one's: the
+    target's are told behind each of its passes, and replace those of levels below it.
 
     Attributes:
-        level: that read them; 1 is the target.
-        layers: ``[B, W, H]`` by layer, on the level's device; the state behind token j of a row's
-            part of the pass.
-        positions: ``[B]``, absolute position of each row's first token of the pass.
-        counts: ``[B]``, tokens whose states stand: those that it had to catch up with, and the
-            accepted ones; 0 for a row without a part.
-
-    In rounds without host synchronisation the last two are int64 tensors, and the states of several
-    passes come as those of one.
+        layers: ``[B, W, H]`` by layer; the state behind token ``positions[b] + j`` of row b. Empty
+            if nothing is told.
+        positions: ``[B]`` int64, absolute position of each row's first token.
+        counts: ``[B]`` int64, tokens of each row. They lie where the state rows do: on the CPU
+            where the host reads them.
     """
 
-    level: int
     layers: dict[int, torch.Tensor]
-    positions: Any
-    counts: Any
-
-    def select(self, rows: Sequence[int]) -> HiddenStates:
-        """Of these rows, in that order."""
-        layers = {layer: states[list(rows)] for layer, states in self.layers.items()}
-        positions, counts = ([own[row] for row in rows] for own in (self.positions, self.counts))
-        return HiddenStates(self.level, layers, positions, counts)
+    positions: torch.Tensor
+    counts: torch.Tensor
 
 
 class TreeSize(NamedTuple):
@@ -98,7 +88,9 @@ class DraftInput:
 
     Attributes:
         tokens: ``[B, T]`` int64 on the drafter's device, what it has not read of each text, at the
-            front of each row. The last token of a text is always among them.
+            front of each row. The last token of a text is always among them. Where it wants hidden
+            states they begin behind the last token whose state it was told in an earlier draft, or
+            with the first whose state is told anew.
         counts: ``[B]``, tokens of each row.
         lengths: ``[B]``, tokens to draft, or the levels of a tree; fewer are fine where their
             number does not depend on the values of sampled tokens (contract C2).
@@ -114,11 +106,8 @@ class DraftInput:
         eos: ids that end each row's text: drafting past one is wasted work. None: the host must not
             wait for the tokens while they are drafted.
         processors: change logits first, and `text` gives the ``[N]`` int64 tokens of a row.
-        hidden: the verifiers' states since a row's last draft, oldest first: with the first draft
-            the prompt's, from position 0 on. A later one is the better where both have a token: the
-            target's are told behind each of its passes, and replace those of levels below it. Rows
-            without a part are told again. Where `text` is None they are one, and `tokens` begin
-            with the first token whose state is told.
+        hidden: the verifiers' states since a row's last draft: with the first draft the prompt's,
+            from position 0 on. Rows without a part are told again. None: it wants none.
         vocab_size: ids of the level above are below it, and so must be those that are drafted.
     """
 
@@ -136,7 +125,7 @@ class DraftInput:
     eos: Sequence[frozenset[int]] | None = None
     processors: LogitsProcessors | None = None
     text: Callable[[int], torch.Tensor] | None = None
-    hidden: Sequence[HiddenStates] = ()
+    hidden: HiddenStates | None = None
     vocab_size: int = 2**31 - 1
 
 

@@ -281,21 +281,17 @@ class LastStateDrafter:
         return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)
 
     def _state(self, inputs: DraftInput, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The state behind the token at ``places[b]`` of each text, the latest told, ``[B, 1, H]``;
-        and ``[B]`` bool, whether one was."""
-        batch, size = places.shape[0], self._heads.hidden_size
-        state = torch.zeros(batch, 1, size, dtype=self._dtype, device=self.device)
-        known = torch.zeros(batch, dtype=torch.bool, device=self.device)
-        for told in inputs.hidden:
-            begin, counts = (
-                torch.as_tensor(given, device=self.device)
-                for given in (told.positions, told.counts)
+        """The state behind the token at ``places[b]`` of each text, ``[B, 1, H]``; and ``[B]``
+        bool, whether one was told."""
+        hidden, batch = inputs.hidden, places.shape[0]
+        if hidden is None or not hidden.layers:  # of texts of one token
+            state = torch.zeros(
+                batch, 1, self._heads.hidden_size, dtype=self._dtype, device=self.device
             )
-            at, layer = places - begin, told.layers[LAST]
-            if not layer.shape[1]:  # of prompts of one token
-                continue
-            has = (at >= 0) & (at < counts)
-            index = at.clamp(0, layer.shape[1] - 1)[:, None, None].expand(-1, 1, size)
-            own = layer.gather(1, index.to(layer.device)).to(self.device, self._dtype)
-            state, known = torch.where(has[:, None, None], own, state), known | has
-        return state, known
+            return state, torch.zeros(batch, dtype=torch.bool, device=self.device)
+        layer = hidden.layers[LAST]
+        at = places - hidden.positions.to(places.device)
+        known = (at >= 0) & (at < hidden.counts.to(places.device))
+        index = at.clamp(0, layer.shape[1] - 1)[:, None, None].expand(-1, 1, layer.shape[2])
+        state = layer.gather(1, index.to(layer.device)).to(self.device, self._dtype)
+        return torch.where(known[:, None, None], state, 0), known

@@ -6,9 +6,9 @@ import torch
 
 from ..drafters.base import RowBuffer
 from ..tensors import Place, RowParameters, moved
+from .hidden_window import HiddenWindow
 from .plan import RoundPlan
 from .state import StateRows
-from .told import StatesWindow
 from .trees import Tree
 
 
@@ -30,7 +30,7 @@ class Buffers:
         self.tree: Tree | None = None  # pending for the level above the drafter
         # Of drafts of trees without host synchronisation, by their size: each where it stays.
         self._trees: dict[int, tuple[Tree, RowBuffer | None]] = {}
-        self.told: StatesWindow | None = None  # without host synchronisation
+        self.hidden_window: HiddenWindow | None = None  # without host synchronisation
         # By the level that will verify them: what the pending tokens were drawn from, in memory
         # that stays, or where the level below has left its logits.
         self.rows: dict[int, RowBuffer | None] = {}
@@ -82,12 +82,12 @@ class Buffers:
         self._trees[most] = now, rows
         return now
 
-    def place(self, number: int, tail: bool, tells: bool) -> Place:
+    def place(self, number: int, tail: bool, hidden: bool) -> Place:
         """What a captured step of level `number` uses of it.
 
         Args:
             tail: whether it may draft a tail.
-            tells: whether the drafter is told hidden states of its level.
+            hidden: whether the drafter is told hidden states of its level.
         """
         levels, tensors = self.plan.levels, [*self.state.tensors]
         tensors += self.parameters.on(self.state.device).values()
@@ -97,7 +97,7 @@ class Buffers:
             tensors += [t for t in self.rows.get(own) or () if t is not None]
         if number >= levels - 1 and self.tree is not None:
             tensors += [t for t in self.tree if t is not None]
-        if self.told is not None and (number == levels or tells):
-            tensors += self.told.tensors
-            form = (*form, self.told.width)
+        if self.hidden_window is not None and (number == levels or hidden):
+            tensors += self.hidden_window.tensors
+            form = (*form, self.hidden_window.width)
         return Place(self, tensors, form)

@@ -44,12 +44,12 @@ from . import requirements, steps
 from .buffers import Buffers
 from .config import ChainConfig
 from .graphs import Graphs
+from .hidden_window import HiddenWindow
 from .plan import RoundPlan, default_rounds, round_plan
 from .prefill import Part, prefill, read_rest
 from .request import Row
 from .state import Entry, Report, StateRows, Step
 from .streams import Clock, SideStreams
-from .told import StatesList, StatesWindow
 from .trees import Tree, pending_tree, require_tree, tree_pass
 
 # Called with a row's number and the target's logits [e, V], processed, behind which its e committed
@@ -110,11 +110,11 @@ class Engine:
         self._tree_size = None if can is None else can.tree_size
         # Parts that read fewer ids than the target has.
         self._smaller = [input_vocab_size(part) < config.vocab_sizes[0] for part in self._parts]
-        self._telling: set[int] = set()  # levels whose hidden states the drafter is told
+        self._gives_hidden: set[int] = set()  # levels whose hidden states the drafter is told
         if drafter is not None:
-            self._telling = requirements.levels_telling(levels, drafter)
+            self._gives_hidden = requirements.levels_with_hidden(levels, drafter)
             requirements.require_trees(levels, drafter, config.tail)
-        reason = requirements.needs_host(config, levels, drafter, self._telling)
+        reason = requirements.needs_host(config, levels, drafter, self._gives_hidden)
         if sync_each_step is False and reason is not None:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
         on_cpu = config.device.type == "cpu"
@@ -151,7 +151,8 @@ class Engine:
         for slot in range(len(slots)):
             self._state.set_windows(slot, (*self.config.windows, *self.config.rounds))
         self._begun = [False] * self._count
-        self._told = StatesList()  # hidden states since the last draft
+        # Hidden states since the last draft, where the host reads what came of each step.
+        self._hidden_window = HiddenWindow(len(slots), torch.device("cpu"))
         self._buffers: Buffers | None = None
         self._at_work = None
         self._note_slots(slots)
@@ -200,7 +201,7 @@ class Engine:
                 with named(self.config.names, number - 1, staying):
                     part.select(keep)
         self._state = self._state.select(keep)
-        self._told.select(keep)
+        self._hidden_window.select(keep)
         for slot, row in enumerate(staying):
             row.slot = slot
         self._note_slots(staying)
@@ -243,7 +244,7 @@ class Engine:
         sync = self._must_sync or plan.steps is None
         self._prepare_caches(plan, active)
         chosen = sync
-        sync = sync or not self._can_stay(plan, active) or not self._can_tell(plan, active)
+        sync = sync or not self._can_stay(plan, active) or not self._has_hidden_room(plan, active)
         buffers = self._prepare_buffers(plan, sync)
         now = self._state.windows
         # Where rows differ, or draft in some rounds only, caches come to lag in ways of their own;
@@ -280,7 +281,7 @@ class Engine:
         slots, names, state = self._slots, self.config.names, self._state
         fresh = [number for number in plan.asked if not self._begun[number - 1]]
         if fresh:
-            told = prefill(
+            hidden = prefill(
                 self._parts,
                 fresh,
                 names,
@@ -290,8 +291,9 @@ class Engine:
                 self._recorder,
                 self._layers,
             )
-            if told is not None:
-                self._told.passes.append(told)
+            if hidden is not None:
+                read = torch.tensor([row.committed - 1 for row in slots])
+                self._hidden_window.add(hidden, torch.zeros_like(read), read)
             for number in fresh:
                 self._begun[number - 1] = True
                 state.set_cached(number, [row.committed - 1 for row in slots])
@@ -320,13 +322,13 @@ class Engine:
         size = self._tree_size
         return TreeSize(0, 0) if size is None or not plan.drafts else size(plan.drafts)
 
-    def _told_width(self, plan: RoundPlan) -> int:
+    def _hidden_width(self, plan: RoundPlan) -> int:
         """Tokens of a row whose states can wait for the drafter, where every row drafts in every
         round that has room for it: what can be pending, behind what the level that lags most has to
         read, and the rounds at the end of a text, too short for a token of every level."""
         return 2 * (self._count - 1) + max(plan.max_pending)
 
-    def _can_tell(self, plan: RoundPlan, active: Sequence[Row]) -> bool:
+    def _has_hidden_room(self, plan: RoundPlan, active: Sequence[Row]) -> bool:
         """Whether the states that the drafter waits for have room without the host."""
         if not self._layers:
             return True
@@ -336,7 +338,7 @@ class Engine:
             return False  # of rows that do not draft they would be more and more
         if self._buffers is not None and not self._buffers.sync_each_step:
             return True
-        return self._told.fits([row.slot for row in active], self._told_width(plan))
+        return self._hidden_window.fits([row.slot for row in active], self._hidden_width(plan))
 
     def _prepare_buffers(self, plan: RoundPlan, sync: bool) -> Buffers:
         """The state rows, where this round's steps are."""
@@ -344,13 +346,13 @@ class Engine:
         count = 1 if sync else len(plan.steps or ())
         longest = max(row.committed for row in slots)
         least = longest + plan.ahead + 1
-        told = self._told_width(plan) if self._layers and not sync else 0
+        width = self._hidden_width(plan) if self._layers and not sync else 0
         # (The batch and its EOS ids are as they were.)
         if (
             now is not None
             and now.sync_each_step == sync
             and now.state.fits(count, least)
-            and (now.told is None or now.told.width >= told)
+            and (now.hidden_window is None or now.hidden_window.width >= width)
         ):
             now.plan = plan
             return now
@@ -373,19 +375,20 @@ class Engine:
             del self._kept[next(iter(self._kept))]
         made.state.write(slots, self._state, self.config.tail)
         made.parameters.write(sampling, seeds)
-        if told:
-            if made.told is None or made.told.width < told:
-                made.told = StatesWindow(len(slots), told, self.config.device)
-            made.told.write(self._told)
-            self._told = StatesList()
+        if width:
+            own = made.hidden_window
+            if own is None or own.width < width:
+                own = made.hidden_window = HiddenWindow(len(slots), self.config.device, width)
+            own.write(self._hidden_window)
+            self._hidden_window = HiddenWindow(len(slots), torch.device("cpu"))
         self._state, made.plan = made.state, plan
         self._buffers = made
         return made
 
     def _forget_buffers(self) -> None:
         """The steps to come have others; where the levels stand remains (`StateRows.head`)."""
-        if self._buffers is not None and self._buffers.told is not None:
-            self._told = self._buffers.told.taken()
+        if self._buffers is not None and self._buffers.hidden_window is not None:
+            self._hidden_window.write(self._buffers.hidden_window)
         self._buffers = None
 
     # ---- step by step ----------------------------------------------------------------------------
@@ -393,7 +396,10 @@ class Engine:
     def _step_by_step(self, buffers: Buffers) -> Committed:
         buffers.known = True
         drafter, recorder, clock = self._drafter, self._recorder, time.perf_counter
-        while (step := buffers.state.next()) is not None:
+        while True:
+            unread = self._hidden_window.begin if self._layers else None
+            if (step := buffers.state.next(unread)) is None:
+                break
             began = clock()
             if drafter is not None and step.level == self._count:
                 before = drafter.num_forward_passes
@@ -443,7 +449,7 @@ class Engine:
                 key: list[Hashable] = [number, most, tail, width, config.rule]
                 if tail or 1 < number < self._count:
                     key.append(buffers.padding(1 if draft else number - 1))
-                own = buffers.place(number, tail, number in self._telling)
+                own = buffers.place(number, tail, number in self._gives_hidden)
                 key += [own, tuple(touched), *touched.values()]
                 outputs = graphs.run(kind, key, step)
             clock.tick()
@@ -455,17 +461,16 @@ class Engine:
     def _step(
         self, buffers: Buffers, number: int, most: int, width: int, tail: bool
     ) -> tuple[torch.Tensor | None, ...]:
-        state, told = buffers.state, buffers.told
+        state, window = buffers.state, buffers.hidden_window
         if number < self._count:
             _, logits, r = self._verify(buffers, state.step(number, most, width))
             return (state.record(r.tokens, r.logprobs), logits) if number == 1 else ()
-        if told is None:
+        if window is None:
             step = state.step(number, most, width, tail)
         else:
             # From the first token on whose state is told, and the one that was emitted last.
-            unread = torch.where(told.counts > 0, told.begin, torch.iinfo(torch.int64).max)
-            with state.read_again(number, unread):
-                step = state.step(number, most, max(width, told.width + 1), tail)
+            with state.read_again(number, window.begin):
+                step = state.step(number, most, max(width, window.width + 1), tail)
         self._draft(buffers, step)
         return ()
 
@@ -506,7 +511,7 @@ class Engine:
         drafter, number, state = self._drafter, self._count, buffers.state
         assert drafter is not None
         plan, host, wants = step.plan, step.host, not buffers.parameters.greedy
-        told = buffers.told or self._told
+        window = buffers.hidden_window or self._hidden_window
         self._at_work = number, step
         block = drafter.draft(
             DraftInput(
@@ -524,7 +529,7 @@ class Engine:
                 eos=self._eos if host else None,
                 processors=self._processors,
                 text=state.text if host else None,
-                hidden=told.told() if self._layers else (),
+                hidden=window.states() if self._layers else None,
                 vocab_size=self.config.vocab_sizes[-2],
             )
         )
@@ -534,7 +539,7 @@ class Engine:
         if self._layers:
             part = plan.part
             # Nobody tells anything of a text that is complete.
-            told.forget(part + torch.tensor([row.ended for row in self._slots]) if host else part)
+            window.forget(part + torch.tensor([row.ended for row in self._slots]) if host else part)
         # What the drafter has read too much goes with the verification that follows.
         if tree is None:
             padding = buffers.padding(1) if step.tail else 0
@@ -593,7 +598,7 @@ class Engine:
         """What the step brought each row, the level's logits in text order, and `VerifyResult`."""
         number, state, greedy = step.level, buffers.state, buffers.parameters.greedy
         level, host, own = self._levels[number - 1], step.host, step.plan
-        layers = self._layers if number in self._telling else ()
+        layers = self._layers if number in self._gives_hidden else ()
         tree = buffers.tree if number == self._count - 1 and step.most else None
         self._at_work = number, step
         if tree is None:
@@ -635,8 +640,11 @@ class Engine:
         if hidden is not None:
             begin = own.positions - (own.counts - own.lengths)
             stand = torch.as_tensor(report.kept[number - 1]) - begin
-            told = buffers.told or self._told
-            told.add(number, hidden, begin, torch.where(own.part > 0, stand, 0), skipped)
+            window = buffers.hidden_window or self._hidden_window
+            window.add(hidden, begin, torch.where(own.part > 0, stand, 0), skipped)
+        elif self._layers:  # what a level below has read may stand no more
+            stand = torch.as_tensor(report.kept[number - 1])
+            self._hidden_window.cut(torch.where(own.part > 0, stand, torch.iinfo(stand.dtype).max))
         if report.cut is None or report.cut or tree is not None:
             self._rollback(buffers, step, report, None if tree is None else r.path)
         return report.entries, logits, r

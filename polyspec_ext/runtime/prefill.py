@@ -14,9 +14,9 @@ from contextlib import nullcontext
 
 import torch
 
-from ..drafters.base import BatchedDrafter, HiddenStates
+from ..drafters.base import BatchedDrafter
 from ..errors import named
-from ..levels.base import BatchedLevel, PromptBatch, input_vocab_size
+from ..levels.base import BatchedLevel, Hidden, PromptBatch, input_vocab_size
 from ..stats import StatsRecorder
 from ..tensors import known_ids, padded
 from .request import Row
@@ -34,7 +34,7 @@ def prefill(
     streams: SideStreams,
     recorder: StatsRecorder,
     hidden_layers: tuple[int, ...] = (),
-) -> HiddenStates | None:
+) -> Hidden | None:
     """Has the levels `numbers` (from 1) begin a batch and read `slots`.
 
     Args:
@@ -46,7 +46,7 @@ def prefill(
         The target's hidden states of the prompts, if the target is among the levels and they are
         wanted.
     """
-    found: HiddenStates | None = None
+    found: Hidden | None = None
     capacity = max(row.committed + row.room for row in slots) + ahead
     chosen = [(number, parts[number - 1]) for number in numbers]
     devices = {part.device for _, part in chosen}
@@ -68,7 +68,7 @@ def prefill(
                 prompts = PromptBatch(tokens, counted, capacity, layers, encoded)
                 hidden = part.prefill(prompts)
                 if layers and isinstance(hidden, Mapping):
-                    found = HiddenStates(1, dict(hidden), [0] * len(counts), counts)
+                    found = hidden
             recorder.prefilled(number - 1, time.perf_counter() - began)
     began = time.perf_counter()
     for device in devices:

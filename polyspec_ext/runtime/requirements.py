@@ -12,7 +12,7 @@ from .config import ChainConfig
 from .plan import round_plan
 
 
-def levels_telling(levels: Sequence[BatchedLevel], drafter: BatchedDrafter) -> set[int]:
+def levels_with_hidden(levels: Sequence[BatchedLevel], drafter: BatchedDrafter) -> set[int]:
     """Numbers of the levels whose hidden states the drafter is told.
 
     Raises:
@@ -74,7 +74,7 @@ def needs_host(
     """Why the host has to read what comes of each step; None: it need not.
 
     Args:
-        telling: of `levels_telling`.
+        telling: of `levels_with_hidden`.
     """
     parts: list[BatchedLevel | BatchedDrafter] = [*levels, *([] if drafter is None else [drafter])]
     devices = {part.device for part in parts}

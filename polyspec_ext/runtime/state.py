@@ -202,10 +202,18 @@ class StateRows:
         """A row takes no part from now on."""
         self.words[slot, self.shape.ROOM] = 0
 
-    def next(self) -> Step | None:
+    def next(self, unread: torch.Tensor | None = None) -> Step | None:
         """On the CPU the step to do now: a draft, or the deepest verification that is due, so that
-        rows that lag behind find the others at the same level. None: every row is complete."""
-        own = self._rounds.next()
+        rows that lag behind find the others at the same level. None: every row is complete.
+
+        Args:
+            unread: ``[B]`` int64, that a drafter reads from there on at the latest.
+        """
+        if unread is None:
+            own = self._rounds.next()
+        else:
+            with self.read_again(self.shape.levels, unread):
+                own = self._rounds.next()
         if own is None:
             return None
         input_ids, table = torch.from_numpy(own.input_ids), torch.from_numpy(own.plan)

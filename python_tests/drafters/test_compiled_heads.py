@@ -136,7 +136,7 @@ def test_deeper_drafts_are_compiled_when_they_come(tmp_path: Path) -> None:
     graphs = torch._dynamo.utils.counters["stats"]
     states = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
     for rows, depth, compiled in ((2, 3, 0), (1, 2, 1), (1, 1, 1), (1, 3, 2), (1, 1, 2), (1, 2, 2)):
-        hidden = [told([-1], [states] * rows, [0] * rows)]
+        hidden = told([-1], [states] * rows, [0] * rows)
         given = draft_input([[3, 9, 27, 17]] * rows, [depth] * rows, hidden)
         wanted, found = (one.draft(given) for one in (plain, head))
         assert wanted.parents is not None

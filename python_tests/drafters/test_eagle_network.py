@@ -52,7 +52,7 @@ def test_variants_against_the_reference(v: Variant, tmp_path: Path) -> None:
     head.prefill(prompts(2))
 
     def check(hidden: HiddenStates) -> None:
-        block = head.draft(draft_input(texts, [3, 2], [hidden]))
+        block = head.draft(draft_input(texts, [3, 2], hidden))
         for b, count in enumerate((3, 2)):
             rows = reference.draft(texts[b], features[b], count)
             assert block.rows is not None
@@ -116,7 +116,7 @@ def test_text_of_one_token(tmp_path: Path) -> None:
     v = variants()[0]
     head = ps.Eagle.from_pretrained(save(v, weights_of(v, LAYERS), tmp_path), target_for(v))
     head.prefill(prompts(1))
-    block = head.draft(draft_input([[3]], [2], []))
+    block = head.draft(draft_input([[3]], [2], None))
     assert block.tokens.shape == (1, 2)
 
 
@@ -134,7 +134,7 @@ def test_many_pairs_behind_others(tmp_path: Path) -> None:
     head.prefill(prompts(1))
     for first, last in ((0, 5), (5, 50)):
         told_now = told((-1,), [features[max(first - 1, 0) : last - 1]], [max(first - 1, 0)])
-        block = head.draft(draft_input([text[:last]], [1], [told_now]))
+        block = head.draft(draft_input([text[:last]], [1], told_now))
         rows = reference.draft(text[:last], features[: last - 1], 1)
         assert block.rows is not None
         assert (block.rows.logits[0].double() - rows).abs().max() < 1e-4 * rows.abs().max()
@@ -150,18 +150,18 @@ def test_rows_may_leave(tmp_path: Path) -> None:
     features = [torch.randn(len(t) - 1, 48, generator=generator) for t in texts]
     for _ in range(2):  # a batch begins in the memory of the one before
         head.prefill(prompts(3))
-        head.draft(draft_input(texts, [2, 2, 2], [told(layers, features, [0, 0, 0])]))
+        head.draft(draft_input(texts, [2, 2, 2], told(layers, features, [0, 0, 0])))
     head.select([2, 0])
     texts = [[*texts[2], 1], [*texts[0], 2]]
     new = [torch.randn(1, 48, generator=generator) for _ in texts]
-    block = head.draft(draft_input(texts, [2, 0], [told(layers, new, [4, 3])]))
+    block = head.draft(draft_input(texts, [2, 0], told(layers, new, [4, 3])))
     reference = Reference(
         v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
     )
     rows = reference.draft(texts[0], torch.cat([features[2], new[0]]), 2)
     assert block.tokens[0].tolist() == [int(row.argmax()) for row in rows]
     # The row that had no part is told again.
-    block = head.draft(draft_input(texts, [0, 2], [told(layers, new, [4, 3])]))
+    block = head.draft(draft_input(texts, [0, 2], told(layers, new, [4, 3])))
     rows = reference.draft(texts[1], torch.cat([features[0], new[1]]), 2)
     assert block.tokens[1].tolist() == [int(row.argmax()) for row in rows]
 
@@ -216,7 +216,7 @@ def test_published_widths(v: Variant, tmp_path: Path) -> None:
     text = torch.randint(v.vocab, (6,), generator=generator).tolist()
     features = torch.randn(5, len(layers) * v.hidden, generator=generator)
     head.prefill(prompts(1))
-    block = head.draft(draft_input([text], [2], [told(layers, [features], [0])]))
+    block = head.draft(draft_input([text], [2], told(layers, [features], [0])))
     rows = reference.draft(text, features, 2).nan_to_num(0, 0, 0)
     assert block.rows is not None
     given = block.rows.logits[0].double().nan_to_num(0, 0, 0)

@@ -50,7 +50,7 @@ def test_against_the_plain_heads(
     states = [torch.randn(max(len(t) - 1, 1), HIDDEN, generator=generator) for t in TEXTS]
     hidden = told([-1], states, [0, 0, 0])
     hidden.counts[2] = 0
-    block = hydra.draft(draft_input(TEXTS, [3, 2, 3], [hidden]))
+    block = hydra.draft(draft_input(TEXTS, [3, 2, 3], hidden))
     assert block.counts is not None
     assert block.parents is not None
     assert block.counts.tolist() == [7, 5, 0]

@@ -43,10 +43,9 @@ def test_against_the_plain_heads(blocks: int, pack: bool, target: Any, tmp_path:
     assert medusa.capabilities.hidden_layers == (-1,)
     generator = torch.Generator().manual_seed(1)
     states = [torch.randn(max(len(t) - 1, 1), HIDDEN, generator=generator) for t in TEXTS]
-    early = told([-1], [torch.randn_like(own) for own in states], [0, 0, 0])
     hidden = told([-1], states, [0, 0, 0])
-    early.counts[2] = hidden.counts[2] = 0  # a text of one token has no state
-    block = medusa.draft(draft_input(TEXTS, [3, 2, 3], [early, hidden]))
+    hidden.counts[2] = 0  # a text of one token has no state
+    block = medusa.draft(draft_input(TEXTS, [3, 2, 3], hidden))
     assert block.counts is not None
     assert block.counts.tolist() == [7, 6, 0]
     for b in range(2):
@@ -61,7 +60,7 @@ def test_against_the_plain_heads(blocks: int, pack: bool, target: Any, tmp_path:
 def test_no_deeper_than_there_are_heads(target: Any, tmp_path: Path) -> None:
     medusa = ps.Medusa.from_pretrained(save(weights(2), tmp_path), target)
     hidden = told([-1], [torch.randn(3, HIDDEN)], [0])
-    block = medusa.draft(draft_input(TEXTS[:1], [5], [hidden]))
+    block = medusa.draft(draft_input(TEXTS[:1], [5], hidden))
     assert block.parents is not None
     assert block.counts is not None
     depths: list[int] = []
@@ -69,10 +68,10 @@ def test_no_deeper_than_there_are_heads(target: Any, tmp_path: Path) -> None:
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
     assert max(depths) == 2
     wide = ps.Medusa.from_pretrained(tmp_path, target, tree=ps.DynamicTree(3, 60))
-    block = wide.draft(draft_input(TEXTS[:1], [5], [hidden]))
+    block = wide.draft(draft_input(TEXTS[:1], [5], hidden))
     assert wide.capabilities.tree_size is not None
     assert wide.capabilities.tree_size(5).nodes == block.tokens.shape[1] == 3 + 3 * 3
-    block = medusa.draft(draft_input([[3]], [5], []))
+    block = medusa.draft(draft_input([[3]], [5], None))
     assert block.counts is not None
     assert block.counts.tolist() == [0]
 

@@ -81,7 +81,7 @@ def test_eagle_against_the_reference(v: Variant, tmp_path: Path) -> None:
     blocks: list[Any] = []
 
     def draft() -> None:
-        given = draft_input(TEXTS, [3, 2], [told(layers, features, [0, 0])])
+        given = draft_input(TEXTS, [3, 2], told(layers, features, [0, 0]))
         blocks.append(head.draft(given))
 
     products = arguments_of(PRODUCT, draft)
@@ -115,7 +115,7 @@ def test_attention_of_steps(v: Variant, tree: Any, tmp_path: Path) -> None:
     head.prefill(prompts(1))
 
     def draft() -> None:
-        head.draft(draft_input(TEXTS[:1], [4], [told(layers, features, [0])]))
+        head.draft(draft_input(TEXTS[:1], [4], told(layers, features, [0])))
 
     calls = arguments_of(ATTENTION, draft)
     assert len(calls) == 4 * v.layers
@@ -138,7 +138,7 @@ def test_a_head_of_another_dtype_than_the_targets(dtype: torch.dtype, tmp_path: 
     )  # fmt: skip
     features = features_of(FIRST, (-1,))[:1]
     head.prefill(prompts(1))
-    block = head.draft(draft_input(TEXTS[:1], [1], [told((-1,), features, [0])]))
+    block = head.draft(draft_input(TEXTS[:1], [1], told((-1,), features, [0])))
     assert block.rows is not None
     assert block.rows.logits.dtype == dtype
     row = reference.draft(TEXTS[0], features[0], 1)
@@ -148,7 +148,7 @@ def test_a_head_of_another_dtype_than_the_targets(dtype: torch.dtype, tmp_path: 
 def test_below_a_level_without_packed_weights(tmp_path: Path) -> None:
     """Nor below a model. And what the head's products were is not touched."""
     level = ps.HuggingFaceLevel(model_for(FIRST))
-    given = draft_input(TEXTS[:1], [3], [told((-1,), features_of(FIRST, (-1,))[:1], [0])])
+    given = draft_input(TEXTS[:1], [3], told((-1,), features_of(FIRST, (-1,))[:1], [0]))
     for target in (level, level.model):
         head = wide_head(tmp_path, target)
         head.prefill(prompts(1))
@@ -225,7 +225,7 @@ def test_copies(
 def test_products_of_other_heads(kind: str, products: int, tmp_path: Path) -> None:
     """A block's, of which a Hydra head's first has two, and the output head, at every depth."""
     head = HEADS[kind](tmp_path, ps.HuggingFaceLevel(model_for(FIRST), pack=True))
-    hidden = [told((-1,), features_of(FIRST, (-1,))[:1], [0])]
+    hidden = told((-1,), features_of(FIRST, (-1,))[:1], [0])
     calls = arguments_of(PRODUCT, lambda: head.draft(draft_input(TEXTS[:1], [3], hidden)))
     assert len(calls) == 3 * products
 
@@ -235,7 +235,7 @@ def test_later_changes_are_not_seen(tmp_path: Path) -> None:
     level = ps.HuggingFaceLevel(model_for(FIRST), pack=True)
     head = wide_head(tmp_path, level)
     head.prefill(prompts(1))
-    given = draft_input(TEXTS[:1], [3], [told((-1,), features_of(FIRST, (-1,))[:1], [0])])
+    given = draft_input(TEXTS[:1], [3], told((-1,), features_of(FIRST, (-1,))[:1], [0]))
     before = head.draft(given).rows
     assert before is not None
     wanted = before.logits.clone()

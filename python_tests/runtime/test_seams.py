@@ -29,22 +29,22 @@ LAYER = 7
 
 
 class HiddenLevel:
-    """A batched level around toy levels, whose "hidden state" of a token is the token itself and
-    its position.
+    """A batched level around toy levels, whose "hidden state" of a token is the token itself,
+    its position and who has read it, its seed.
 
     Args:
         tables: a toy level per row of a batch, all with the same table.
     """
 
-    def __init__(self, seed: int, name: str, hidden: bool = True) -> None:
-        self.name, self._seed, self._hidden = name, seed, hidden
+    def __init__(self, seed: int, name: str, hidden: bool = True, size: int = 3) -> None:
+        self.name, self._seed, self._hidden, self._size = name, seed, hidden, size
         self.vocab_size, self.max_length = V, None
         self.device = torch.device("cpu")
         self._rows: list[ToyLevel] = []
 
     @property
     def capabilities(self) -> LevelCapabilities:
-        return LevelCapabilities(batches=True, hidden_states=self._hidden)
+        return LevelCapabilities(batches=True, hidden_states=self._hidden, hidden_size=self._size)
 
     def prefill(self, prompts: PromptBatch) -> dict[int, torch.Tensor] | None:
         self._rows = [ToyLevel(V, self._seed) for _ in prompts.tokens]
@@ -54,7 +54,8 @@ class HiddenLevel:
         if not prompts.hidden_layers:
             return None
         places = torch.arange(prompts.tokens.shape[1]).expand_as(prompts.tokens)
-        states = torch.stack([prompts.tokens, places], 2).float()
+        by = torch.full_like(places, self._seed)
+        states = torch.stack([prompts.tokens, places, by], 2).float()
         return dict.fromkeys(prompts.hidden_layers, states)
 
     def forward(self, block: InputBlock) -> LevelOutput:
@@ -62,10 +63,10 @@ class HiddenLevel:
         counts: Any = [width] * batch if block.counts is None else block.counts
         first: Any = [width - block.keep] * batch if block.first is None else block.first
         logits = torch.zeros(batch, block.keep, V)
-        states = torch.full((batch, width, 2), -1.0)
+        states = torch.full((batch, width, 3), -1.0)
         for b, (row, count, at) in enumerate(zip(self._rows, counts, first, strict=True)):
             for j in range(count):
-                states[b, j] = torch.tensor([block.tokens[b, j], len(row.cache)])
+                states[b, j] = torch.tensor([block.tokens[b, j], len(row.cache), self._seed])
                 (behind,) = row.forward(block.tokens[b : b + 1, j : j + 1], 1)[0]
                 if 0 <= j - at < block.keep:
                     logits[b, j - at] = behind
@@ -101,7 +102,7 @@ class OwnLevel(ToyLevel):
 
     def _states(self, tokens: torch.Tensor, begin: int) -> Any:
         places = torch.arange(begin, begin + tokens.shape[1])[None]
-        states = {LAYER: torch.stack([tokens, places], 2).float()}
+        states = {LAYER: torch.stack([tokens, places, torch.ones_like(places)], 2).float()}
         return states if self._wrong is None else self._wrong(states)
 
     def prefill_batch(self, prompts: PromptBatch) -> Any:
@@ -148,7 +149,8 @@ class HiddenDrafter(CountingDrafter):
 
     name = "hidden"
 
-    def __init__(self) -> None:
+    def __init__(self, size: int | None = None) -> None:
+        self._size = size  # None: every level's states are told
         self.seen: dict[int, dict[int, set[int]]] = {}  # positions by request and level
         self._requests: Sequence[int] = []
 
@@ -163,23 +165,25 @@ class HiddenDrafter(CountingDrafter):
 
     @property
     def capabilities(self) -> DrafterCapabilities:
-        return DrafterCapabilities(hidden_layers=(LAYER,))
+        return DrafterCapabilities(hidden_layers=(LAYER,), hidden_size=self._size)
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
         assert inputs.text is not None
         self._requests = inputs.requests
-        for told in inputs.hidden:
-            assert isinstance(told, HiddenStates)
-            (states,) = told.layers.values()
-            for b, request in enumerate(inputs.requests):
-                text = inputs.text(b).tolist()
-                begin = int(told.positions[b])
-                for j in range(int(told.counts[b])):
-                    assert states[b, j].tolist() == [text[begin + j], begin + j]
-                    levels = self.seen.setdefault(request, {})
-                    levels.setdefault(told.level, set()).add(begin + j)
+        hidden = inputs.hidden
+        assert isinstance(hidden, HiddenStates)
         for b, request in enumerate(inputs.requests):
-            if inputs.lengths[b]:  # all that stands but the last token has a state
+            text, begin = inputs.text(b).tolist(), int(hidden.positions[b])
+            if inputs.counts[b]:  # what is to be read begins with what is told
+                unread = inputs.tokens[b, : int(inputs.counts[b])].tolist()
+                assert unread == text[begin:]
+            for j in range(int(hidden.counts[b])):
+                token, position, level = hidden.layers[LAYER][b, j].tolist()
+                assert [token, position] == [text[begin + j], begin + j]
+                levels = self.seen.setdefault(request, {})
+                levels.setdefault(int(level), set()).add(begin + j)
+        for b, request in enumerate(inputs.requests):
+            if inputs.lengths[b] and self._size is None:  # all but the last token has a state
                 told_of = set().union(*self.seen.get(request, {}).values())
                 assert told_of == set(range(len(inputs.text(b)) - 1))
         return super().draft(inputs)
@@ -215,13 +219,25 @@ def test_hidden_states_are_those_of_the_tokens_that_stand(levels: int) -> None:
         alone = ps.Chain([ToyLevel(V, 1)]).generate(prompt, max_new_tokens=length)
         own = out.sequences[b, : len(prompt) + length].tolist()
         assert own == alone.sequences[0].tolist()
-        for level in range(1, levels):
-            # All but the last round's; the prompt's by the target, and of a level below it all but
-            # what the target emitted itself.
-            seen = drafter.seen[b][level]
-            begin = 0 if level == 1 else len(prompt) - 1
-            assert min(seen) == begin
-            assert seen >= set(range(begin, len(prompt) + length - 8))
+        # All but the last round's; the prompt's by the target, which replaces the states of a level
+        # below it.
+        seen = drafter.seen[b]
+        assert set(seen) == set(range(1, levels))
+        assert min(seen[1]) == 0
+        assert min(map(min, seen.values())) == 0
+        assert set().union(*seen.values()) >= set(range(len(prompt) + length - 8))
+        assert all(min(seen[level]) >= len(prompt) - 1 for level in range(2, levels))
+
+
+def test_states_of_rejected_tokens_are_not_told() -> None:
+    """Between two levels whose states are told stands one that has others, and rejects what the
+    lower one has read."""
+    levels = [HiddenLevel(1, "a"), HiddenLevel(2, "wider", size=4), HiddenLevel(3, "c")]
+    drafter = HiddenDrafter(size=3)
+    chain = ps.Chain([*levels, drafter], [6, 4, 2])
+    out = chain.generate([PROMPT, [2]], 40, temperature=1.0, seed=3, eos_token_id=[])
+    assert out.stats.levels[1].num_accepted_tokens < out.stats.levels[1].num_draft_tokens - 5
+    assert all(set(drafter.seen[b]) == {1, 3} for b in range(2))
 
 
 class InTurns:

@@ -9,31 +9,41 @@ import torch
 from polyspec_ext.drafters.base import DraftInput, HiddenStates
 from polyspec_ext.levels.base import PromptBatch
 from polyspec_ext.sampling import Sampling
-from polyspec_ext.tensors import RowParameters
+from polyspec_ext.tensors import RowParameters, padded
 
 
 def told(
-    layers: Sequence[int], features: Sequence[torch.Tensor], begins: Sequence[int], level: int = 1
+    layers: Sequence[int], features: Sequence[torch.Tensor], begins: Sequence[int]
 ) -> HiddenStates:
-    """A pass whose states of row b are ``features[b]``, the layers' side by side."""
+    """What is told: the states of row b are ``features[b]``, the layers' side by side."""
     width = max(len(own) for own in features)
     size = features[0].shape[1] // len(layers)
     states = {layer: torch.full((len(features), width, size), 7.0) for layer in layers}
     for b, own in enumerate(features):
         for i, layer in enumerate(layers):
             states[layer][b, : len(own)] = own[:, i * size : (i + 1) * size]
-    return HiddenStates(level, states, list(begins), [len(own) for own in features])
+    counts = [len(own) for own in features]
+    return HiddenStates(states, torch.tensor(begins), torch.tensor(counts))
 
 
 def draft_input(
-    texts: Sequence[Sequence[int]], lengths: Sequence[int], hidden: Sequence[HiddenStates]
+    texts: Sequence[Sequence[int]], lengths: Sequence[int], hidden: HiddenStates | None
 ) -> DraftInput:
-    """A greedy draft of ``lengths[b]`` tokens behind ``texts[b]``, of which all but the last have
-    been read."""
+    """A greedy draft of ``lengths[b]`` tokens behind ``texts[b]``; None: no states are told."""
     batch = len(texts)
+    if hidden is None:
+        none = torch.zeros(batch, dtype=torch.int64)
+        hidden = HiddenStates({}, none, none)
+    rest = [
+        text[begin if told else 0 :] if length else []
+        for text, length, begin, told in zip(
+            texts, lengths, hidden.positions.tolist(), hidden.counts.tolist(), strict=True
+        )
+    ]
+    tokens, counts = padded(rest, torch.device("cpu"))
     return DraftInput(
-        tokens=torch.tensor([[text[-1]] for text in texts]),
-        counts=[int(length > 0) for length in lengths],
+        tokens=tokens,
+        counts=counts,
         lengths=list(lengths),
         most=max(lengths),
         positions=torch.tensor([len(text) for text in texts]),

@@ -145,7 +145,7 @@ class TreeDrafter:
         self.table, self.widths, self.sample = table, widths, sample
         self.shorter, self.vocab_size = shorter, table.vocab_size
         self.capabilities = DrafterCapabilities(trees=True, hidden_layers=hidden_layers)
-        self.told: list[tuple[int, int, int]] = []  # level, position, what its state said
+        self.told: list[tuple[int, int]] = []  # request and position of each state
 
     def prefill(self, prompts: PromptBatch) -> None:
         pass
@@ -208,13 +208,14 @@ class TreeDrafter:
 
     def _check_states(self, inputs: DraftInput) -> None:
         assert inputs.text is not None
-        for told in inputs.hidden:
-            for states in told.layers.values():
-                for b in range(len(inputs.requests)):
-                    text, begin = inputs.text(b).tolist(), told.positions[b]
-                    for j in range(told.counts[b]):
-                        assert states[b, j].tolist() == [text[begin + j], begin + j]
-                        self.told.append((told.level, inputs.requests[b], begin + j))
+        if inputs.hidden is None:
+            return
+        for states in inputs.hidden.layers.values():
+            for b, request in enumerate(inputs.requests):
+                text, begin = inputs.text(b).tolist(), int(inputs.hidden.positions[b])
+                for j in range(int(inputs.hidden.counts[b])):
+                    assert states[b, j].tolist() == [text[begin + j], begin + j]
+                    self.told.append((request, begin + j))
 
 
 class TreeResult(NamedTuple):

@@ -21,7 +21,6 @@ from ... import arguments
 from ...levels import HuggingFaceLevel
 from ...levels.base import Counts, InputBlock, LevelOutput, PromptBatch
 from ...ops import unchecked
-from ...tensors import padded
 from ..base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from ..model import DraftModel
 from ..trees import Tree
@@ -61,7 +60,6 @@ class Eagle:
         self._level = _HeadLevel(head, name)
         self._chain = DraftModel(self._level, sample=sample)
         self._own_passes = 0  # beside those of `_chain`
-        self._states = torch.empty(0)  # [B, 1, H], behind each row's last pair
 
     @classmethod
     def from_pretrained(
@@ -117,7 +115,7 @@ class Eagle:
             trees=self.tree is not None,
             tree_size=None if self.tree is None else self._tree_size,
             keeps_lengths=True,
-            device_lengths=self._head.stays,
+            device_lengths=self._head.features.in_one_place,
         )
 
     def _tree_size(self, depth: int) -> TreeSize:
@@ -128,29 +126,23 @@ class Eagle:
     def prefill(self, prompts: PromptBatch) -> None:
         # The prompts' states come with the first draft.
         self._head.begin(prompts.tokens.shape[0], prompts.capacity)
-        self._states = self._head.no_states(prompts.tokens.shape[0])
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         """Nothing is read without the states, which come with the next draft."""
 
     @torch.inference_mode()
     def rollback(self, lengths: Counts) -> Counts:
-        # A pair ends with a token: n tokens have n - 1 of them.
-        if isinstance(lengths, torch.Tensor):
-            self._head.keep(lengths - 1)
-        else:
-            self._head.keep([max(n - 1, 0) for n in lengths])
+        self._head.features.rollback(lengths)
         return lengths
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        self._head.select(rows)
-        self._states = self._states[list(rows)]
+        self._head.features.select(rows)
 
     @torch.inference_mode()
     def reserve_span(self, tokens: int) -> Hashable | None:
         """See `DeviceLengths`."""
-        return self._head.reach(tokens)
+        return self._head.reserve_span(tokens)
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
         """The device knows the pairs, which are not the tokens."""
@@ -158,7 +150,8 @@ class Eagle:
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """See `BatchedDrafter.draft`."""
-        states = self._read_told(inputs) if inputs.text is None else self._read_pairs(inputs)
+        head = self._head
+        states = head.features.read(inputs, head.config.hidden_layers, head.extend, self._follow)
         if self.tree is None:
             self._level.begin(states)
             return self._chain.draft(inputs)
@@ -186,79 +179,9 @@ class Eagle:
         nodes = tree.grow(logits(states)[:, 0], states, lengths, inputs.most, expand)
         return DraftBlock(targets(nodes.tokens), nodes.counts, parents=nodes.parents)
 
-    def _read_told(self, inputs: DraftInput) -> torch.Tensor:
-        """`_read_pairs` where the host knows no text: what is told is all that is new."""
-        (told,), head = inputs.hidden, self._head
-        assert isinstance(inputs.counts, torch.Tensor)
-        layers = [told.layers[layer] for layer in head.config.hidden_layers]
-        features = torch.cat(layers, -1) if len(layers) > 1 else layers[0]
-        width = features.shape[1]
-        part = inputs.counts > 0
-        head.keep(torch.where(part, told.positions, torch.iinfo(torch.int64).max))
-        # Pair t is the state behind token t, and token t + 1.
-        tokens = inputs.tokens[:, 1 : width + 1].clamp(0, head.vocab_size - 1)
-        return head.extend(tokens, features, (inputs.counts - 1).clamp(0, width))
-
-    def _read_pairs(self, inputs: DraftInput) -> torch.Tensor:
-        """Reads all pairs that are new, and gives the state behind each row's last."""
-        assert inputs.text is not None, "texts are told step by step"
-        head, batch = self._head, len(inputs.lengths)
-        asked = [b for b in range(batch) if int(inputs.lengths[b]) or int(inputs.counts[b])]
-        begin = list(head.pairs)
-        known: list[list[int]] = [[] for _ in range(batch)]  # tokens of pairs with a told state
-        unknown: list[list[int]] = [[] for _ in range(batch)]
-        for b in asked:
-            text: list[int] = inputs.text(b).tolist()
-            told = [own for own in inputs.hidden if own.counts[b]]
-            end = len(text) - 1
-            if end == 0:  # no pair yet: the token is read behind a state of zeros
-                begin[b], known[b] = 0, text
-                continue
-            begin[b] = min([begin[b], end, *(own.positions[b] for own in told)])
-            # (States behind the last token are none of a pair yet.)
-            last = min(max((own.positions[b] + own.counts[b] for own in told), default=0), end)
-            last = max(last, begin[b])
-            known[b], unknown[b] = text[begin[b] + 1 : last + 1], text[last + 1 :]
-        head.keep(begin)
-        if any(known):
-            self._read_known(inputs, begin, known)
-        for place in range(max(map(len, unknown))):
-            counts = [int(len(own) > place) for own in unknown]
-            tokens = [own[place : place + 1] or [0] for own in unknown]
-            ids = torch.tensor(tokens, device=self.device).clamp(0, head.vocab_size - 1)
-            self._own_passes += 1
-            self._note(head.follow(ids, self._states, counts), counts)
-        for b in asked:
-            if inputs.text(b).shape[0] == 1:
-                head.pairs[b] = 0
-        return self._states
-
-    def _read_known(self, inputs: DraftInput, begin: list[int], rows: list[list[int]]) -> None:
-        """Reads the pairs of `rows` from `begin` on, whose states are told."""
-        head = self._head
-        tokens, counts = padded(rows, self.device)
-        features = torch.zeros(
-            *tokens.shape, head.config.feature_size, dtype=head.dtype, device=self.device
-        )
-        for own in inputs.hidden:
-            layers = [own.layers[layer] for layer in head.config.hidden_layers]
-            for b, count in enumerate(counts):
-                first = own.positions[b]
-                last = min(first + own.counts[b], begin[b] + count)
-                if count and last > first:  # rows that do not draft are told again
-                    part = [layer[b, : last - first] for layer in layers]
-                    states = torch.cat(part, -1) if len(part) > 1 else part[0]
-                    features[b, first - begin[b] : last - begin[b]] = states
-        ids = tokens.clamp(0, head.vocab_size - 1)
-        self._note(head.extend(ids, features, counts), counts)
-
-    def _note(self, states: torch.Tensor, counts: Sequence[int]) -> None:
-        """The states behind the last pairs of those rows that have read any."""
-        if all(counts):
-            self._states = states
-        else:
-            read = torch.tensor(counts, device=self.device)[:, None, None] > 0
-            self._states = torch.where(read, states, self._states)
+    def _follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts) -> torch.Tensor:
+        self._own_passes += 1
+        return self._head.follow(tokens.clamp(0, self.vocab_size - 1), states, counts)
 
 
 class _HeadLevel:

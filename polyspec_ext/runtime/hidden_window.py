@@ -1,0 +1,131 @@
+"""Hidden states that the drafter has not been told yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..drafters.base import HiddenStates
+from ..levels.base import Hidden
+
+
+class HiddenWindow:
+    """The states of one run of tokens per row, put together of several passes: where two have a
+    token, the later one's.
+
+    Args:
+        batch: rows, B.
+        device: of `begin` and `counts`.
+        width: tokens of a row at most, W: all of it stays where it is, for captured steps. 0: as
+            many as come, for which the host reads `counts`; they lie on the CPU then.
+
+    Attributes:
+        begin: ``[B]`` int64, absolute position of each row's first token whose state waits, or
+            would: those in front of it have been told.
+        counts: ``[B]`` int64, tokens of each row.
+    """
+
+    def __init__(self, batch: int, device: torch.device, width: int = 0) -> None:
+        self.width = width
+        self.begin = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.counts = torch.zeros_like(self.begin)
+        self._layers: dict[int, torch.Tensor] = {}
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.begin, self.counts, *self._layers.values()]
+
+    def write(self, other: HiddenWindow) -> None:
+        """Begin with what waits in `other`. Waits for the device where one of both is the host's
+        and the other is not."""
+        device = self.begin.device
+        self.begin.copy_(other.begin)
+        self.counts.zero_()
+        if other._layers:
+            layers = other._layers
+            if not self.width:  # `other` may write its own again
+                layers = {layer: states.clone() for layer, states in layers.items()}
+            self.add(layers, other.begin.to(device), other.counts.to(device, copy=True))
+
+    def add(
+        self,
+        layers: Hidden,
+        begin: torch.Tensor,
+        counts: torch.Tensor,
+        skipped: torch.Tensor | None = None,
+    ) -> None:
+        """What a pass has read and stands; what an earlier one read behind that does not.
+
+        Args:
+            layers: ``[B, T, H]`` each.
+            begin: ``[B]`` int64, position of the first token of each row.
+            counts: ``[B]`` int64, tokens of each row; 0 leaves the row as it is. The window's from
+                now on, as `layers` are.
+            skipped: ``[B]`` int64, of these, the leading ones whose states stand as they were told
+                before (`LevelOutput.skipped`); None: none.
+        """
+        part = counts > 0
+        if not self.width and not part.any():
+            return
+        if not self.width and skipped is None and not self.counts.any():
+            # Nothing to put together.
+            self._layers, self.counts = dict(layers), counts
+            self.begin = torch.where(part, begin, self.begin)
+            return
+        end, own_begin = begin + counts, begin
+        if skipped is not None:
+            own_begin = torch.minimum(begin + skipped.to(begin.device), end)
+        first = torch.where(self.counts > 0, torch.minimum(self.begin, own_begin), own_begin)
+        first = torch.where(part, first, self.begin)
+        end = torch.where(part, end, self.begin + self.counts)
+        width = self.width or max(1, int((end - first).max()))
+        positions = first[:, None] + torch.arange(width, device=first.device)
+        place = positions - begin[:, None]
+        fresh = part[:, None] & (positions >= own_begin[:, None]) & (place < counts[:, None])
+        before = positions - self.begin[:, None]
+        for layer, states in layers.items():
+            own = self._layers.get(layer)
+            if own is None:
+                own = states.new_zeros(len(first), width, states.shape[2])
+            dtype = torch.promote_types(own.dtype, states.dtype)  # nothing of either is rounded
+            new, old = _at(states, place).to(own.device, dtype), _at(own, before).to(dtype)
+            both = torch.where(fresh[..., None].to(own.device), new, old)
+            if own.shape == both.shape and own.dtype == dtype:
+                self._layers[layer] = own.copy_(both)
+            else:
+                self._layers[layer] = both
+        self.begin.copy_(first)
+        self.counts.copy_(end - first)
+
+    def states(self) -> HiddenStates:
+        """All of it, in place."""
+        return HiddenStates(self._layers, self.begin, self.counts)
+
+    def cut(self, lengths: torch.Tensor) -> None:
+        """Of row b no more than its first ``lengths[b]`` tokens stand, ``[B]`` int64."""
+        end = torch.minimum(self.begin + self.counts, lengths)
+        torch.minimum(self.begin, lengths, out=self.begin)
+        torch.sub(end, self.begin, out=self.counts)
+
+    def forget(self, part: torch.Tensor) -> None:
+        """The drafter knows the states of these rows, ``[B]`` int64 other than 0; those of others
+        are told again."""
+        self.begin.add_(self.counts * (part != 0))
+        self.counts.mul_(part == 0)
+        if not self.width and not self.counts.any():
+            self._layers = {}  # those of a prompt may be large
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in that order."""
+        self.begin, self.counts = self.begin[list(rows)], self.counts[list(rows)]
+        self._layers = {layer: states[list(rows)] for layer, states in self._layers.items()}
+
+    def fits(self, rows: Sequence[int], width: int) -> bool:
+        """Whether all of `rows` have states, and no row has more than `width`. For the host."""
+        return bool(self.counts[list(rows)].all()) and int(self.counts.max()) <= width
+
+
+def _at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    places = places.to(states.device).clamp(0, states.shape[1] - 1)
+    return states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
