@@ -122,6 +122,10 @@ def hand_up(
 ) -> RowBuffer:
     """Keeps the rows that emitted tokens were drawn from, for the level above (contract C1).
 
+    They are copied: blocks of several passes are pending at once, and a level may write its logits
+    again with its next pass, so the rows that `draft_rows` could name are gone by then. Where one
+    block is all that can be pending, nothing is copied (`Buffers.direct`).
+
     Args:
         buffer: of an earlier step, written in place where it has room.
         rows: ``[B, W, V]``, with their statistics.

@@ -168,7 +168,7 @@ def test_its_steps_are_captured(heads: Heads, monkeypatch: pytest.MonkeyPatch) -
             super().__init__(*given, **{**options, "bucket": 32})
             self.rows.on_cpu = False
 
-    monkeypatch.setattr("polyspec_ext.drafters.eagle.passes.RollbackCache", OnADevice)
+    monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
     followed = chain_of(heads, [6, 3], sync=None)
     recorder = Recorder()
     graphs = Graphs(recorder, progress=False)
