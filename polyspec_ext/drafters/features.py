@@ -159,7 +159,7 @@ class FeatureCache:
             counts: of these, the leading ones that each row appends; None: all.
             cache: of `another`; None: the own one.
         """
-        cache = cache or self.cache
+        cache = self.cache if cache is None else cache
         inputs = cache.inputs(width, counts)
         mask, positions = inputs["attention_mask"], inputs["position_ids"]
         if mask is None and width > 1:  # causal, which a model would see to
