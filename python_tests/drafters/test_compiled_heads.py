@@ -80,7 +80,7 @@ def test_drafts_are_the_same(v: Variant, tmp_path: Path) -> None:
     assert graphs["unique_graphs"] == 2
     # All but the prompt's.
     for _, chain in chains:
-        with short_passes_in_python([head]) as passes:
+        with short_passes_in_python([head.features]) as passes:
             chain.generate([7] * 50, 20, eos_token_id=[])
         assert passes == [0]
 
