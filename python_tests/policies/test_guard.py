@@ -97,6 +97,18 @@ def test_drafting_that_loses_costs_little(name: str, accept: float, length: int)
     assert sum(w > 0 for w in run.drafted) > 4  # it has asked again
 
 
+@pytest.mark.parametrize("name", [*BY_TIMES, "fsm", "fixed"])
+def test_plain_passes_are_timed_by_themselves(name: str) -> None:
+    """Any pass with drafts takes nearly three plain ones: a line through all widths would take plain
+    passes for dearer than they are, and losses for gains."""
+    costs = Costs(lambda tokens: 2.9 + 0.1 * tokens if tokens else 1.0, 0.3, 0.01)
+    assert best_fixed(costs, 0.85) == 1
+    run = Simulated(policies.POLICIES[name](guard=True))
+    for _ in range(25):
+        run.text(costs, 0.85, 40)
+    assert run.spent < 1.04 * run.tokens
+
+
 @pytest.mark.parametrize("accept", [0.3, 0.6, 0.8, 0.9])
 @pytest.mark.parametrize("name", BY_TIMES)
 def test_drafting_that_wins_is_as_fast_as_the_best_window(name: str, accept: float) -> None:
