@@ -99,7 +99,7 @@ def test_drafting_that_loses_costs_little(name: str, accept: float, length: int)
 
 @pytest.mark.parametrize("name", [*BY_TIMES, "fsm", "fixed"])
 def test_plain_passes_are_timed_by_themselves(name: str) -> None:
-    """Any pass with drafts takes nearly three plain ones: a line through all widths would take plain
+    """Any pass with drafts takes nearly three plain ones: a line through all widths takes plain
     passes for dearer than they are, and losses for gains."""
     costs = Costs(lambda tokens: 2.9 + 0.1 * tokens if tokens else 1.0, 0.3, 0.01)
     assert best_fixed(costs, 0.85) == 1
