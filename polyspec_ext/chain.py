@@ -22,7 +22,7 @@ from .levels import (
     BatchedLevel,
     EncodedInput,
     Level,
-    LevelAdapter,
+    batched,
     vocabulary,
 )
 from .levels.describe import level_line, num_parameters
@@ -287,8 +287,7 @@ class Chain:
         names = [*self.names[: len(given)], *[self.names[-1]] * len(below)]
         self.owner = CacheOwner(list(zip(names, [*given, *below], strict=True)))
         levels: list[BatchedLevel] = [
-            level if isinstance(level, LevelAdapter) else LevelAdapter(level, name)
-            for level, name in zip(given, self.names, strict=False)
+            batched(level, name) for level, name in zip(given, self.names, strict=False)
         ]
         drafter: BatchedDrafter | None = None
         sizes = list(self.vocab_sizes)

@@ -131,11 +131,11 @@ class LevelPass:
             logits = level.forward(self._tokens, self._width)
             level.rollback([self._context])
             return logits
-        level.reach(self._context + self._width)
+        level.reserve_span(self._context + self._width)
         block = InputBlock(self._tokens, self._width, self._counts, self._first)
-        logits = level.forward_block(block).logits
+        logits = level.forward(block).logits
         level.rollback(self._kept)
-        level.passed([self._context])
+        level.note_lengths([self._context])
         return logits
 
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, cast
 
 import torch
 
 from .. import arguments
 from ..errors import ERROR_BITS, RequestError
-from ..levels.base import BatchedLevel, Counts, InputBlock, Level, LevelAdapter
+from ..levels.adapter import batched
+from ..levels.base import (
+    BatchedLevel,
+    Counts,
+    DeviceLengths,
+    InputBlock,
+    Level,
+    PromptBatch,
+    input_vocab_size,
+)
 from ..ops import SampleResult, unchecked
 from ..sampling import LogitsProcessors
 from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
 
 
-class DraftModel(LevelAdapter):
+class DraftModel:
     """Draws tokens one after another from a level's processed distribution, for all rows of a
     batch.
 
@@ -38,7 +47,10 @@ class DraftModel(LevelAdapter):
         if isinstance(level, type) or not isinstance(level, Level | BatchedLevel):
             raise TypeError(f"level: expected a level, given {arguments.shown(level)}")
         arguments.function("sample", sample)
-        super().__init__(level)
+        self.level, self._level = level, batched(level)
+        self.name, self.device = self._level.name, self._level.device
+        self.max_length = self._level.max_length
+        self.vocab_size = self.input_vocab_size = input_vocab_size(self._level)
         if vocab_size is not None:
             vocab_size = arguments.integer("vocab_size", vocab_size, arguments.SIZE_MAX, 1)
             self.vocab_size = min(vocab_size, self.vocab_size)
@@ -47,10 +59,39 @@ class DraftModel(LevelAdapter):
 
     @property
     def capabilities(self) -> DrafterCapabilities:
-        can = super().capabilities
+        can = self._level.capabilities
         return DrafterCapabilities(
             can.batches, can.device_lengths, can.reads_apart, keeps_lengths=can.keeps_lengths
         )
+
+    @property
+    def one_at_a_time(self) -> str:
+        """Why the level takes no batches."""
+        return str(getattr(self._level, "one_at_a_time", f"{self.name} serves one at a time"))
+
+    def prefill(self, prompts: PromptBatch) -> object:
+        """See `BatchedDrafter.prefill`."""
+        return self._level.prefill(prompts)
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        """See `BatchedDrafter.read`."""
+        self._level.read(tokens, counts)
+
+    def rollback(self, lengths: Counts) -> Counts:
+        """See `BatchedDrafter.rollback`."""
+        return self._level.rollback(lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """See `BatchedDrafter.select`."""
+        self._level.select(rows)
+
+    def reserve_span(self, tokens: int) -> Hashable | None:
+        """See `DeviceLengths.reserve_span`."""
+        return cast(DeviceLengths, self._level).reserve_span(tokens)
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        """See `DeviceLengths.note_lengths`."""
+        cast(DeviceLengths, self._level).note_lengths(lengths)
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """See `BatchedDrafter.draft`.
@@ -76,7 +117,7 @@ class DraftModel(LevelAdapter):
         places: Sequence[torch.Tensor] = ()
         tokens: torch.Tensor = inputs.tokens
         for i in range(inputs.most):
-            logits = self.forward(InputBlock(tokens, 1, counts, first)).logits
+            logits = self._level.forward(InputBlock(tokens, 1, counts, first)).logits
             if logits.shape[2] > vocab_size:
                 logits = logits[..., :vocab_size]
             if inputs.processors is not None:

@@ -176,6 +176,12 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             whole[:, :, :dirty].zero_()
         self.keys, self.values = (whole[: self.rows.batch] for whole in self._all)
 
+    def clear(self, rows: torch.Tensor) -> None:
+        """What the rows `rows` (int64 indices) held is zeros, as where a batch begins."""
+        if self.is_initialized:
+            for states in (self.keys, self.values):
+                states.index_fill_(0, rows.to(states.device), 0)
+
     def select(self, indices: torch.Tensor) -> None:
         """Keep, repeat or permute rows; `indices` is an int64 tensor."""
         if not self.is_initialized:

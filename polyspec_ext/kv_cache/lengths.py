@@ -213,6 +213,16 @@ class Rows:
         self.host, self.bound = host, max(host, default=0)
         self.peak = max(self.peak, self.bound)
 
+    def clear(self, slots: Sequence[int]) -> None:
+        """The rows `slots` have no tokens any more."""
+        here = torch.tensor(list(slots)).to(self.device, non_blocking=True)
+        if self.host is None:
+            self.lengths.index_fill_(0, here, 0)
+        else:
+            gone = set(slots)
+            self.place([0 if row in gone else n for row, n in enumerate(self.host)])
+        self.status.index_fill_(0, here, 0)
+
     def select(self, indices: torch.Tensor) -> None:
         """Keep, repeat or permute rows; `indices` is an int64 tensor."""
         here = indices.to(self.device)

@@ -459,7 +459,7 @@ class RollbackCache(Cache):  # type: ignore[misc]
     def refit(self, batch_size: int) -> bool:
         """Begin an empty batch of so many rows in the memory at hand. False, and nothing done,
         where that is too small, or more than twice what is needed."""
-        if all(type(layer) is RollbackLayer for layer in self.layers):
+        if self.takes_rows:
             # Rows may have left since the memory was made.
             if not all(batch_size <= layer.held <= 2 * batch_size for layer in self.layers):
                 return False
@@ -469,6 +469,30 @@ class RollbackCache(Cache):  # type: ignore[misc]
             self.rows.resize(batch_size)
         self.reset()
         return True
+
+    def admit(self, slots: Sequence[int]) -> None:
+        """The rows `slots` begin anew and hold nothing; the others stay as they are.
+
+        Raises:
+            TypeError, ValueError: no rows of this batch, or one of them twice.
+        """
+        given = list(arguments.row_integers("slots", slots))
+        if len(set(given)) < len(given) or not all(0 <= row < self.rows.batch for row in given):
+            raise ValueError(
+                f"slots: expected different rows of {self.rows.batch}, given {list(slots)}"
+            )
+        self.rows.clear(given)
+        index = torch.tensor(given, dtype=torch.int64)
+        for layer in self.layers:
+            layer.clear(index)
+        for row in given:
+            self._longest[row] = 0
+
+    @property
+    def takes_rows(self) -> bool:
+        """Every key is kept in one run of slots per row, so rows can be put in (`take`) and trees
+        be cut to a path (`keep_path`)."""
+        return all(type(layer) is RollbackLayer for layer in self.layers)
 
     def take(self, other: RollbackCache, rows: Sequence[int]) -> None:
         """Row ``rows[b]`` becomes row b of `other`, a cache of the same model, whatever it was.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from .adapter import CheckedLevel, LevelAdapter, batched
 from .base import (
+    Admitting,
     BatchedLevel,
     EncodedInput,
     Hidden,
     InputBlock,
-    LevelAdapter,
     LevelCapabilities,
     LevelOutput,
     PromptBatch,
@@ -21,7 +22,9 @@ from .sources import tokenizer_at
 
 __all__ = [
     "ELEMENTS",
+    "Admitting",
     "BatchedLevel",
+    "CheckedLevel",
     "EncodedInput",
     "EncoderDecoderLevel",
     "Hidden",
@@ -36,6 +39,7 @@ __all__ = [
     "Options",
     "PromptBatch",
     "Registry",
+    "batched",
     "device_of",
     "load",
     "tokenizer_at",

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from .. import returned
-
 
 @runtime_checkable
 class Level(Protocol):
@@ -80,6 +78,8 @@ class LevelCapabilities:
         trees: it can read a block whose tokens have parents.
         keeps_lengths: its lengths can stay on the device for a whole round, given the right cache
             (`device_lengths`): it has the methods of `DeviceLengths`.
+        admits: prompts can join the batch at hand: it has the method of `Admitting`.
+        checked: what it returns has the form that the contract says, so nobody looks again.
         hidden_size: width of its hidden states; None: not told.
         num_layers: decoder layers, whose states these are; None: not told.
     """
@@ -90,6 +90,8 @@ class LevelCapabilities:
     hidden_states: bool = False
     trees: bool = False
     keeps_lengths: bool = False
+    admits: bool = False
+    checked: bool = False
     hidden_size: int | None = None
     num_layers: int | None = None
 
@@ -240,6 +242,20 @@ def input_vocab_size(part: Any) -> int:
     return int(getattr(part, "input_vocab_size", part.vocab_size))
 
 
+class Admitting(Protocol):
+    """What a level has beside, to whose batch prompts can join (`LevelCapabilities.admits`)."""
+
+    def admit(self, slots: Sequence[int], prompts: PromptBatch) -> Hidden | None:
+        """The rows ``slots[i]`` of the batch at hand forget everything and read row i of `prompts`;
+        no other row changes. `prefill` is the case where all slots are new. Returns hidden states
+        ``[len(slots), T, H]`` where `prompts` says so.
+
+        Args:
+            slots: different rows of the batch, one for each prompt.
+        """
+        ...
+
+
 class DeviceLengths(Protocol):
     """What a level or drafter has beside, whose lengths can stay on the device for a whole round
     (`LevelCapabilities.keeps_lengths`)."""
@@ -253,150 +269,3 @@ class DeviceLengths(Protocol):
     def note_lengths(self, lengths: Sequence[int]) -> None:
         """The rows hold so many tokens now: what the host could not see happen."""
         ...
-
-
-class _Methods(NamedTuple):
-    """What takes prompts and blocks as the engine gives them, and `DeviceLengths`, by name."""
-
-    prefill: str
-    forward: str
-    reserve_span: str
-    note_lengths: str
-
-
-_OF_LEVEL = _Methods("prefill_batch", "forward_block", "reach", "passed")
-_OF_BATCHED = _Methods(*_Methods._fields)
-
-
-class LevelAdapter:
-    """A `Level` or a `BatchedLevel` as the engine calls it, and what it returns checked: it may be
-    a user's own.
-
-    What the four methods of `Level` do not say, a level takes as the engine gives it: prompts and
-    blocks with more than tokens by `prefill_batch` and `forward_block`, which are as `prefill` and
-    `forward` of `BatchedLevel`, and `keep_path`. It says so by `supports_hidden_states` (and
-    `hidden_size`, `num_layers`) and `supports_trees`, and by `reads_encoder_input` that its
-    prompts need `PromptBatch.encoded`.
-
-    Args:
-        level: of one sequence, or of batches; or one that satisfies `BatchedLevel` itself.
-        name: for messages.
-
-    Raises:
-        TypeError, ValueError: the level returned something that its contract does not say; names
-            the level.
-    """
-
-    def __init__(self, level: Any, name: str | None = None) -> None:
-        self.level = level
-        self.name = name or str(getattr(level, "name", type(level).__name__))
-        self.max_length: int | None = getattr(level, "max_length", None)
-        self.device = device_of(level)
-        self.vocab_size = self.input_vocab_size = int(level.vocab_size)
-        self._batched = isinstance(level, BatchedLevel)
-        self._methods = _OF_BATCHED if self._batched else _OF_LEVEL
-
-    @property
-    def capabilities(self) -> LevelCapabilities:
-        if self._batched:
-            own: LevelCapabilities = self.level.capabilities
-            return own
-        return LevelCapabilities(
-            batches=bool(getattr(self.level, "supports_batches", False)),
-            device_lengths=bool(getattr(self.level, "stays", False)),
-            reads_apart=bool(getattr(self.level, "reads_apart", False)),
-            hidden_states=bool(getattr(self.level, "supports_hidden_states", False)),
-            hidden_size=getattr(self.level, "hidden_size", None),
-            num_layers=getattr(self.level, "num_layers", None),
-            trees=bool(getattr(self.level, "supports_trees", False)),
-            keeps_lengths=all(hasattr(self.level, name) for name in _OF_LEVEL[1:]),
-        )
-
-    @property
-    def one_at_a_time(self) -> str:
-        """Why the level takes no batches."""
-        reason = getattr(self.level, "one_at_a_time", None)
-        kind = type(self.level).__name__
-        lacks = "capabilities without `batches`" if self._batched else "no `supports_batches`"
-        return reason or f"{kind} has {lacks} and serves one at a time"
-
-    @property
-    def no_trees(self) -> str:
-        """Why the level reads no trees."""
-        reason = getattr(self.level, "no_trees", None)
-        lacks = "capabilities without `trees`" if self._batched else "no `supports_trees`"
-        return reason or f"{type(self.level).__name__} has {lacks}"
-
-    def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        more = prompts.hidden_layers or getattr(self.level, "reads_encoder_input", False)
-        if self._batched or more:
-            hidden: Hidden | None = getattr(self.level, self._methods.prefill)(prompts)
-            self._require_hidden(hidden, prompts.hidden_layers, prompts.tokens)
-            return hidden
-        reserve = getattr(self.level, "reserve", None)
-        if reserve is not None:
-            reserve(prompts.capacity)
-        if prompts.counts is None:
-            returned.call(self.name, self.level, "prefill", prompts.tokens)
-        else:
-            returned.call(self.name, self.level, "prefill", prompts.tokens, prompts.counts)
-        return None
-
-    def forward(self, block: InputBlock) -> LevelOutput:
-        tokens, keep, counts, first = block.tokens, block.keep, block.counts, block.first
-        layers = block.hidden_layers
-        more = self._batched or layers or block.parents is not None
-        if more or isinstance(counts, torch.Tensor):
-            out = getattr(self.level, self._methods.forward)(block)
-            if type(out) is not LevelOutput:
-                returned.require_output(self.name, out)
-                out = LevelOutput(*out)
-            if layers:
-                returned.require_hidden(self.name, out.hidden, layers, tokens.shape)
-        elif counts is None and first is None:
-            out = LevelOutput(self.level.forward(tokens, keep))
-        else:
-            out = LevelOutput(self.level.forward(tokens, keep, counts, first))
-        batch = tokens.shape[0]
-        returned.require_logits(
-            self.name, out.logits, batch, keep, self.input_vocab_size, self.device
-        )
-        return out
-
-    def _require_hidden(
-        self, hidden: Hidden | None, layers: tuple[int, ...], tokens: torch.Tensor
-    ) -> None:
-        if layers:
-            returned.require_hidden(self.name, hidden, layers, tokens.shape)
-
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        if self._batched:
-            returned.call(self.name, self.level, "read", tokens, counts)
-        elif min(counts) == tokens.shape[1]:
-            self.forward(InputBlock(tokens, 1))
-        else:
-            last = [max(count - 1, 0) for count in counts]
-            self.forward(InputBlock(tokens, 1, counts, last))
-
-    def rollback(self, lengths: Counts) -> Counts:
-        given = lengths if isinstance(lengths, torch.Tensor) else list(lengths)
-        kept = self.level.rollback(given)
-        return lengths if kept is None else self._kept(kept, lengths)
-
-    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
-        return self._kept(self.level.keep_path(begin, path, lengths), lengths)
-
-    def _kept(self, kept: Any, asked: Counts) -> Counts:
-        if kept is None or isinstance(asked, torch.Tensor):
-            return asked
-        return returned.require_kept(self.name, kept, asked)
-
-    def select(self, rows: Sequence[int]) -> None:
-        returned.call(self.name, self.level, "select", rows)
-
-    def reserve_span(self, tokens: int) -> Hashable | None:
-        span: Hashable | None = getattr(self.level, self._methods.reserve_span)(tokens)
-        return span
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        getattr(self.level, self._methods.note_lengths)(lengths)

@@ -15,7 +15,16 @@ import torch
 
 from .. import arguments
 from ..kv_cache import factory as caches
-from .base import EncodedInput, Hidden, PromptBatch
+from .adapter import reading
+from .base import (
+    Counts,
+    EncodedInput,
+    Hidden,
+    InputBlock,
+    LevelCapabilities,
+    LevelOutput,
+    PromptBatch,
+)
 from .checkpoint import ModelLevel
 from .probe import failure, ids_of, relative_difference, require_continued, text_of, tolerance
 
@@ -50,8 +59,8 @@ class EncoderDecoderLevel(ModelLevel):
             of one pass over the text; names the level.
     """
 
-    supports_batches = False
     reads_apart = True
+    capabilities = LevelCapabilities(reads_apart=True, checked=True)
     reads_encoder_input = True
     no_trees = "an encoder-decoder model places tokens by their slot in the cache"
 
@@ -79,12 +88,8 @@ class EncoderDecoderLevel(ModelLevel):
         """The cache of the text in progress."""
         return self._cache
 
-    def prefill(self, tokens: torch.Tensor) -> None:
-        """Refused: the encoder's input is missing (`prefill_batch`)."""
-        self.prefill_batch(PromptBatch(tokens))
-
     @torch.inference_mode()
-    def prefill_batch(self, prompts: PromptBatch) -> Hidden | None:
+    def prefill(self, prompts: PromptBatch) -> Hidden | None:
         """See `BatchedLevel.prefill`.
 
         Raises:
@@ -139,18 +144,29 @@ class EncoderDecoderLevel(ModelLevel):
         return logits
 
     @torch.inference_mode()
-    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
-        """Append `tokens`, ``[1, T]``, and return the logits behind the last `keep` of them,
-        ``[1, keep, vocab_size]``."""
-        return self._pass(tokens)[:, -keep:]
+    def forward(self, block: InputBlock) -> LevelOutput:
+        """See `BatchedLevel.forward`."""
+        if block.first is None:
+            return LevelOutput(self._pass(block.tokens)[:, -block.keep :])
+        begin = int(block.first[0])
+        return LevelOutput(self._pass(block.tokens)[:, begin : begin + block.keep])
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        """See `BatchedLevel.read`."""
+        self.forward(reading(tokens, counts))
 
     @torch.inference_mode()
-    def rollback(self, lengths: Sequence[int]) -> None:
-        """Keep the first ``lengths[0]`` tokens of the decoder's text."""
+    def rollback(self, lengths: Counts) -> Counts:
+        """See `BatchedLevel.rollback`: as many are kept as are asked for."""
         decoder = self._cache.self_attention_cache
-        excess = decoder.get_seq_length() - lengths[0]
+        excess = decoder.get_seq_length() - int(lengths[0])
         if excess > 0:
             decoder.crop(-excess)  # a negative count removes that many
+        return lengths
+
+    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+        """Refused: it reads no trees."""
+        raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
     def select(self, rows: Sequence[int]) -> None:
         """Nothing moves: there is one row."""
@@ -163,11 +179,11 @@ class EncoderDecoderLevel(ModelLevel):
         wrong = (text + 1) % known
 
         def differ() -> tuple[float, float]:
-            self.prefill_batch(PromptBatch(text[:, :3].to(self.device), encoded=EncodedInput(text)))
+            self.prefill(PromptBatch(text[:, :3].to(self.device), encoded=EncodedInput(text)))
             given = []
             for begin, end in ((3, 6), (6, 8), (8, 9), (9, 12)):
                 ids = torch.cat([text[:, begin:end], wrong[:, end : end + 2]], 1).to(self.device)
-                given.append(self.forward(ids, ids.shape[1])[0, : end - begin])
+                given.append(self._pass(ids)[0, : end - begin])
                 self.rollback([end])
             whole = self._pass(text.to(self.device), cache=False)[0]
             worst = max(map(relative_difference, torch.cat(given), whole[3:]))

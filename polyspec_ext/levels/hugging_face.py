@@ -6,7 +6,7 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
@@ -17,18 +17,21 @@ from ..kv_cache.layers import RingLayer
 from ..kv_cache.streaming import StreamingLayer
 from ..tensors import Place
 from . import compiled
-from .base import Counts, Hidden, InputBlock, LevelOutput, PromptBatch
+from .adapter import reading
+from .base import Counts, Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
 from .checkpoint import ModelLevel
 from .cpu_packed import packed, unpacked
 from .head import gather, gathering
 from .hidden import HiddenStates
-from .prefill import read_prompts, takes_rows
+from .prefill import read_apart, read_prompts, takes_rows
 from .probe import Probe, require_continued
 from .shared_cache import Member, Shared, require_same_shape
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
+
+_Lengths = TypeVar("_Lengths", bound=Counts)
 
 # Attention that takes an additive mask of any pattern, which rows of different lengths need.
 _MASKED = ("eager", "sdpa")
@@ -262,12 +265,19 @@ class HuggingFaceLevel(ModelLevel):
             self._member.shared.forget()
 
     @property
-    def supports_hidden_states(self) -> bool:
-        return bool(self._states)
-
-    @property
-    def supports_trees(self) -> bool:
-        return self.no_trees is None
+    def capabilities(self) -> LevelCapabilities:
+        return LevelCapabilities(
+            batches=self.supports_batches,
+            device_lengths=self._stays(),
+            reads_apart=self.reads_apart,
+            hidden_states=bool(self._states),
+            trees=self.no_trees is None,
+            keeps_lengths=True,
+            checked=True,
+            admits=self.supports_batches and self._member is None and takes_rows(self._cache),
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+        )
 
     @property
     def output_head(self) -> torch.nn.Module:
@@ -284,15 +294,18 @@ class HuggingFaceLevel(ModelLevel):
         """The longest row of the next batch will hold `tokens`: its cache is made for so many."""
         self._reserved = tokens
 
-    def prefill(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
-        """Begin a batch of ``tokens.shape[0]`` rows; row b reads its first ``counts[b]`` tokens
-        (None: all), in passes of at most `prefill_chunk`."""
-        reserved, self._reserved = self._reserved, 0
-        self.prefill_batch(PromptBatch(tokens, counts, reserved))
-
+    @overload
+    def prefill(self, prompts: PromptBatch) -> Hidden | None: ...
+    @overload
+    def prefill(self, prompts: torch.Tensor, counts: Sequence[int] | None = None) -> None: ...
     @torch.inference_mode()
-    def prefill_batch(self, prompts: PromptBatch) -> Hidden | None:
-        """See `BatchedLevel.prefill`."""
+    def prefill(
+        self, prompts: PromptBatch | torch.Tensor, counts: Sequence[int] | None = None
+    ) -> Hidden | None:
+        """See `BatchedLevel.prefill`; in passes of at most `prefill_chunk` tokens. Tokens
+        ``[B, T]`` with their counts do as well (`Level.prefill`)."""
+        if isinstance(prompts, torch.Tensor):
+            prompts, self._reserved = PromptBatch(prompts, counts, self._reserved), 0
         tokens, counts, capacity, layers, _ = prompts
         if layers:
             self._states.require(layers, self.name)
@@ -303,6 +316,31 @@ class HuggingFaceLevel(ModelLevel):
             longest = max(counts, default=0)
         self._cache = self.fresh(rows, max(capacity, longest))
         hidden = read_prompts(self, self._make, tokens[:, :longest], counts, layers)
+        return self.padded_states(hidden, layers, tokens) if layers else None
+
+    @torch.inference_mode()
+    def admit(self, slots: Sequence[int], prompts: PromptBatch) -> Hidden | None:
+        """See `Admitting.admit`.
+
+        Raises:
+            TypeError, ValueError: its capabilities are without `admits`, or these are no slots of
+                the batch; names the level.
+        """
+        if not self.capabilities.admits:
+            raise ValueError(
+                f"{self.name}: expected a level with batches and a cache of its own that keeps "
+                "every token in one run of slots per row, given another to admit rows to"
+            )
+        tokens, layers = prompts.tokens, prompts.hidden_layers
+        if layers:
+            self._states.require(layers, self.name)
+        if len(slots) != tokens.shape[0]:
+            raise ValueError(
+                f"{self.name}: slots: expected {tokens.shape[0]}, one for each prompt, given "
+                f"{list(slots)}"
+            )
+        self._cache.admit(slots)
+        hidden = read_apart(self, self._make, slots, prompts)
         return self.padded_states(hidden, layers, tokens) if layers else None
 
     def padded_states(
@@ -337,7 +375,11 @@ class HuggingFaceLevel(ModelLevel):
         """From now on this is the level's cache."""
         self._cache = cache
 
-    def read(
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        """See `BatchedLevel.read`."""
+        self.forward(reading(tokens, counts))
+
+    def append(
         self, tokens: torch.Tensor, counts: Sequence[int] | None, layers: tuple[int, ...] = ()
     ) -> dict[int, torch.Tensor]:
         """Append prompt tokens, of which no logits are wanted. Returns hidden states by layer,
@@ -348,20 +390,28 @@ class HuggingFaceLevel(ModelLevel):
             parts.append(self._pass(block).hidden or {})
         return _joined(parts, layers) if parts else {}
 
+    @overload
+    def forward(self, block: InputBlock) -> LevelOutput: ...
+    @overload
     def forward(
         self,
-        tokens: torch.Tensor,
+        block: torch.Tensor,
         keep: int,
         counts: Sequence[int] | None = None,
         first: Sequence[int] | None = None,
-    ) -> torch.Tensor:
-        """Append and return next-token logits, ``[B, keep, vocab_size]``. Arguments: those of
-        `InputBlock`."""
-        return self.forward_block(InputBlock(tokens, keep, counts, first)).logits
-
+    ) -> torch.Tensor: ...
     @torch.inference_mode()
-    def forward_block(self, block: InputBlock) -> LevelOutput:
-        """See `BatchedLevel.forward`."""
+    def forward(
+        self,
+        block: InputBlock | torch.Tensor,
+        keep: int = 1,
+        counts: Sequence[int] | None = None,
+        first: Sequence[int] | None = None,
+    ) -> LevelOutput | torch.Tensor:
+        """See `BatchedLevel.forward`. Tokens ``[B, T]`` do as well, with `keep`, `counts` and
+        `first` as of `InputBlock`: then it returns the logits alone (`Level.forward`)."""
+        if isinstance(block, torch.Tensor):
+            return self.forward(InputBlock(block, keep, counts, first)).logits
         if block.hidden_layers:
             self._states.require(block.hidden_layers, self.name)
         if block.parents is not None:
@@ -382,7 +432,7 @@ class HuggingFaceLevel(ModelLevel):
             )
 
     def run(self, block: InputBlock) -> LevelOutput:
-        """`forward_block` behind what the cache holds."""
+        """`forward` behind what the cache holds."""
         width = block.tokens.shape[1]
         whole = block.parents is not None or isinstance(block.counts, torch.Tensor)
         if width > self._chunk and not whole:
@@ -519,9 +569,10 @@ class HuggingFaceLevel(ModelLevel):
         return LevelOutput(gather(logits, rows), hidden)
 
     @torch.inference_mode()
-    def rollback(self, lengths: Counts) -> None:
-        """Keep the first ``lengths[b]`` tokens of row b; never more than it has."""
+    def rollback(self, lengths: _Lengths) -> _Lengths:
+        """See `BatchedLevel.rollback`: as many are kept as are asked for."""
         (self._cut if self._member is None else self._member.rollback)(lengths)
+        return lengths
 
     def _cut(self, lengths: Counts) -> None:
         """Keep so many tokens in the cache at hand."""
@@ -534,9 +585,10 @@ class HuggingFaceLevel(ModelLevel):
             self._cache.crop(-excess)
 
     @torch.inference_mode()
-    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> None:
+    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
         """See `BatchedLevel.keep_path`."""
         (self._cache if self._member is None else self._member).keep_path(begin, path, lengths)
+        return lengths
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
@@ -546,17 +598,15 @@ class HuggingFaceLevel(ModelLevel):
         elif list(rows) != list(range(self._cache.batch_size)):
             self._cache.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
 
-    # ---- rounds without host synchronisation (`BatchedLevel.reserve_span`) -----------------------
+    # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------
 
-    @property
-    def stays(self) -> bool:
+    def _stays(self) -> bool:
         """Whether the lengths of the cache at hand can stay on the device for a whole round."""
         member = self._member is None or self._member.stays
         return member and self.supports_batches and bool(self._cache.in_one_place)
 
-    def reach(self, tokens: int) -> Place | None:
-        """A round begins in which no row gets longer than `tokens`. Returns all that passes use
-        beside their inputs meanwhile. None: the cache has to grow first, which would move it."""
+    def reserve_span(self, tokens: int) -> Place | None:
+        """See `DeviceLengths.reserve_span`."""
         cache = self._cache
         cache.rows.reach(tokens)
         if tokens > cache.room:
@@ -565,15 +615,15 @@ class HuggingFaceLevel(ModelLevel):
             self._weights = Place(
                 self._runs, itertools.chain(self._runs.parameters(), self._runs.buffers())
             )
-        lengths, ready = ([], ()) if self._member is None else self._member.reach()
+        lengths, ready = ([], ()) if self._member is None else self._member.reserve_span()
         form = (cache.rows.capacity, cache.rows.span_of(tokens), ready, self._weights)
         return Place(cache, [*cache.tensors, *lengths], form)
 
-    def passed(self, lengths: Sequence[int]) -> None:
-        """The rows hold so many tokens now."""
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        """See `DeviceLengths.note_lengths`."""
         self._cache.rows.note(lengths)
         if self._member is not None:
-            self._member.passed(lengths)
+            self._member.note_lengths(lengths)
 
 
 def _made(

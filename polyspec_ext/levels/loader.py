@@ -94,7 +94,7 @@ class _Place(Loader):
     def matches(self, thing: object) -> bool:
         return isinstance(thing, str | Path)
 
-    def load(self, thing: str | Path, options: Options) -> base.Level:
+    def load(self, thing: str | Path, options: Options) -> Any:
         name, device = options.name, arguments.device("device", options.device)
         near = ELEMENTS.near(thing) if isinstance(thing, str) else None
         if near is not None:
@@ -102,7 +102,7 @@ class _Place(Loader):
                 f"{name}: expected a model or a drafter's word, given {thing!r}; {near}"
             )
 
-        def level(dtype: torch.dtype | str | None, pack: bool, compile: bool) -> base.Level:
+        def level(dtype: torch.dtype | str | None, pack: bool, compile: bool) -> Any:
             return load(thing, dtype, device, pack=pack, compile=compile, name=name)
 
         if options.choose is not None and (device is None or device.type == "cpu"):
@@ -142,8 +142,8 @@ class _Model(Loader):
     def matches(self, thing: object) -> bool:
         return isinstance(thing, torch.nn.Module) and hasattr(thing, "config")
 
-    def load(self, thing: Any, options: Options) -> base.Level:
-        def level(dtype: torch.dtype | str | None, pack: bool, compile: bool) -> base.Level:
+    def load(self, thing: Any, options: Options) -> Any:
+        def level(dtype: torch.dtype | str | None, pack: bool, compile: bool) -> Any:
             return level_of(thing, pack, compile)
 
         if options.choose is not None and device_of(thing).type == "cpu":

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..kv_cache.layers import RollbackLayer
-from ..kv_cache.rollback import RollbackCache
+from .base import PromptBatch
 
 # What a pass costs beside its tokens, as a number of tokens: the model's Python on a CPU, the
 # reading of its weights on a device.
@@ -28,7 +27,7 @@ class Reader(Protocol):
 
     def adopt(self, cache: Any) -> None: ...
 
-    def read(
+    def append(
         self, tokens: torch.Tensor, counts: Sequence[int] | None, layers: tuple[int, ...] = ()
     ) -> dict[int, torch.Tensor]: ...
 
@@ -53,7 +52,7 @@ def read_prompts(
     if counts is not None and takes_rows(level.cache):
         apart = groups(counts, level.device.type)
     if len(apart) < 2:
-        return level.read(tokens, counts, layers)
+        return level.append(tokens, counts, layers)
     whole, part = level.cache, None
     hidden: dict[int, torch.Tensor] = {}
     for group in apart:  # those of the longest rows first
@@ -63,7 +62,7 @@ def read_prompts(
         rows = torch.tensor(group).to(tokens.device, non_blocking=True)
         level.adopt(part)
         try:
-            states = level.read(tokens[rows, : max(some)], some, layers)
+            states = level.append(tokens[rows, : max(some)], some, layers)
         finally:
             level.adopt(whole)
         whole.take(part, group)
@@ -74,11 +73,33 @@ def read_prompts(
     return hidden
 
 
+def read_apart(
+    level: Reader,
+    new_cache: Callable[[int, int], Any],
+    slots: Sequence[int],
+    prompts: PromptBatch,
+) -> dict[int, torch.Tensor]:
+    """The rows `slots` of the batch at hand, which are empty, read `prompts` as a batch of their
+    own would, which begins: none of the others has a part in its passes.
+
+    Args, Returns: as of `read_prompts`.
+    """
+    tokens, counts, capacity, layers, _ = prompts
+    whole = level.cache
+    level.adopt(new_cache(len(slots), max(capacity, tokens.shape[1])))
+    try:
+        hidden = read_prompts(level, new_cache, tokens, counts, layers)
+        part = level.cache
+    finally:
+        level.adopt(whole)
+    if tokens.shape[1]:
+        whole.take(part, slots)
+    return hidden
+
+
 def takes_rows(cache: object) -> bool:
     """Whether groups can be read into caches of their own and be put together in `cache`."""
-    return isinstance(cache, RollbackCache) and all(
-        type(layer) is RollbackLayer for layer in cache.layers
-    )
+    return bool(getattr(cache, "takes_rows", False))
 
 
 def groups(counts: Sequence[int], device: str) -> list[list[int]]:

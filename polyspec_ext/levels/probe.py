@@ -56,11 +56,11 @@ class Probed(Reader, Protocol):
 
     def run(self, block: InputBlock) -> LevelOutput: ...
 
-    def rollback(self, lengths: Sequence[int]) -> None: ...
+    def rollback(self, lengths: Sequence[int]) -> object: ...
 
     def keep_path(
         self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
-    ) -> None: ...
+    ) -> object: ...
 
 
 class Probe:
@@ -126,7 +126,7 @@ class Probe:
         rows, text = len(prompts), self._text.tolist()
         level.adopt(self._new_cache(rows, len(text)))
         even = len(set(prompts)) == 1
-        level.read(self._padded([text[:n] for n in prompts]), None if even else prompts)
+        level.append(self._padded([text[:n] for n in prompts]), None if even else prompts)
         have, worst = list(prompts), 0.0
         # What is rolled back is another text, so that it shows if it stays.
         wrong = [(token + 1) % self._ids for token in text]
@@ -152,7 +152,7 @@ class Probe:
         others, and a pass behind that path."""
         level, text, prompts = self._level, self._text.tolist(), (6, 3)
         level.adopt(self._new_cache(2, len(text)))
-        level.read(self._padded([text[:n] for n in prompts]), prompts)
+        level.append(self._padded([text[:n] for n in prompts]), prompts)
         path, worst = [1, 2, 4], 0.0
         parents = torch.tensor([[-1, -1, 1, 1, 2]] * 2).to(level.device)
         input_ids = []

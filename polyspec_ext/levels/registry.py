@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import torch
 
 from ..arguments import shown
-from .base import Level
 from .hugging_face import HuggingFaceLevel
 
 
@@ -31,7 +30,7 @@ class ModelSource:
         model: None where it is loaded by `level`, in any data type.
     """
 
-    level: Callable[[torch.dtype | str | None, bool, bool], Level]
+    level: Callable[[torch.dtype | str | None, bool, bool], Any]
     config: Callable[[], Any]
     model: Any = None
 
@@ -55,7 +54,7 @@ class Options:
     device: str | torch.device | None = None
     pack: bool = False
     compile: bool = False
-    choose: Callable[[ModelSource], Level] | None = None
+    choose: Callable[[ModelSource], Any] | None = None
 
     def target(self, what: str) -> HuggingFaceLevel:
         """The chain's target, which `what` needs to be a Hugging Face model.

@@ -108,7 +108,7 @@ class Shared:
         cache = level.fresh(len(rows), max(prompts.capacity, longest))
         for member in self.members:
             member.level.adopt(cache)
-        hidden: Hidden = level.read(prompts.tokens[:, :longest], counts, prompts.hidden_layers)
+        hidden: Hidden = level.append(prompts.tokens[:, :longest], counts, prompts.hidden_layers)
         owner.ready = True
         owner.lengths = list(counts)
         self.record = [list(row) for row in rows]
@@ -180,7 +180,7 @@ class Member:
         """``[B]`` int64, the lengths while the host does not know them."""
         return self._memory[: len(self._lengths)]
 
-    def reach(self) -> tuple[list[torch.Tensor], tuple[bool, ...]]:
+    def reserve_span(self) -> tuple[list[torch.Tensor], tuple[bool, ...]]:
         """A round begins whose passes leave the lengths on the device. Returns what they use
         there, and which levels above have a part."""
         members = [*self.above, self]
@@ -199,7 +199,7 @@ class Member:
             self.on_device.copy_(torch.tensor(self._lengths), non_blocking=True)
             self._uploaded = True
 
-    def passed(self, lengths: Sequence[int]) -> None:
+    def note_lengths(self, lengths: Sequence[int]) -> None:
         """The lengths are these, as the device knows."""
         self._lengths = [int(n) for n in lengths]
 
@@ -253,7 +253,7 @@ class Member:
         hidden: Hidden = {}
         if any(rest):
             self.level.cache.rows.place(done)
-            hidden = self.level.read(_shift(tokens, torch.tensor(done), max(rest)), rest, layers)
+            hidden = self.level.append(_shift(tokens, torch.tensor(done), max(rest)), rest, layers)
         self.lengths = list(limits)
         return hidden
 
@@ -394,7 +394,7 @@ def _within(record: list[list[int]], rows: list[list[int]], vocab_size: int) -> 
 
 def _alike(level: Any, other: Any, layers: Sequence[int]) -> bool:
     """Whether the hidden states of the one can stand for the other's."""
-    has = bool(level.supports_hidden_states) and level.num_layers >= max(layers)
+    has = bool(level.capabilities.hidden_states) and level.num_layers >= max(layers)
     return has and level.hidden_size == other.hidden_size
 
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..drafters import Context, Drafter
-from ..levels import BatchedLevel, InputBlock, LevelAdapter, PromptBatch
+from ..levels import InputBlock, PromptBatch, batched
 from .context import FAR, ContextCost, Sample, context_costs
 from .parts import Part, Request
 from .runs import MOST, Clock, Run, StepTime, Verified, all_steps, in_turns, timed_runs
@@ -547,7 +547,7 @@ def _distributions(
     thing: Any, vocab: int, prompt: Sequence[int], new: Sequence[int], request: Request
 ) -> torch.Tensor:
     """``[len(new), vocab]``, what a level would draw every new token from."""
-    level = thing if isinstance(thing, BatchedLevel) else LevelAdapter(thing)
+    level = batched(thing)
     tokens = torch.tensor([[*prompt, *new]], device=level.device)
     own = level.vocab_size
     tokens = tokens.where(tokens < own, 0)

@@ -101,7 +101,8 @@ def warn_of_compiled(parts: Sequence[BatchedLevel | BatchedDrafter]) -> None:
     compiled for those. On CUDA a graph takes the Python out of them instead.
     """
     for part in parts:
-        if getattr(getattr(part, "level", None), "compile", False) is True:
+        level = getattr(part, "level", part)  # of a draft model
+        if getattr(level, "compile", False) is True:
             warnings.warn(
                 f"{part.name}: compile=True has no effect on rounds without host synchronisation, "
                 "which CUDA graphs make fast instead; sync_each_step=True runs the compiled passes",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import arguments
-from ..levels import ELEMENTS, HuggingFaceLevel, Level, ModelSource, Options
+from ..levels import ELEMENTS, HuggingFaceLevel, ModelSource, Options
 from ..levels.cpu_packed import can_pack
 from ..levels.quantized import Int4Linear
 from .choice import LevelConfig, Switch, choose
@@ -62,13 +62,13 @@ def _fastest(
     pack: Switch,
     compile: Switch,
     source: ModelSource,
-) -> Level:
+) -> Any:
     """The level that runs fastest of those that can be made of a model on the CPU."""
     given, models = source.model, {}
 
     def model_in(dtype: torch.dtype | str | None) -> Any:
         if dtype not in models:
-            models[dtype] = source.level(dtype, False, False).model  # type: ignore[attr-defined]
+            models[dtype] = source.level(dtype, False, False).model
         return models[dtype]
 
     if given is None:
@@ -82,7 +82,7 @@ def _fastest(
         kinds = [kind if isinstance(kind, torch.dtype) else own for kind in dtypes]
     else:
         plain = source.level(None, False, False)
-        if not plain.reads_apart:  # type: ignore[attr-defined]
+        if not plain.reads_apart:
             return plain
         config, kinds = given.config, [given.dtype]
         models[given.dtype] = given

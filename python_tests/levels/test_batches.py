@@ -111,13 +111,13 @@ def test_rounds_without_host_synchronisation_give_the_same_tokens(
     """Ragged prompts: the target's greedy text, and sampled that of the host's steps."""
     levels = [HuggingFaceLevel(make(family, n, seed)) for n, seed in ((2, 0), (2, 1), (1, 2))]
     rounds: list[list[int]] = []
-    passed = levels[0].passed
+    passed = levels[0].note_lengths
 
     def watched(lengths: Any) -> None:
         rounds.append(list(lengths))
         passed(lengths)
 
-    monkeypatch.setattr(levels[0], "passed", watched)
+    monkeypatch.setattr(levels[0], "note_lengths", watched)
     prompts, count = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32, 33]], [24, 7, 15]
     found = []
     for sync in (False, True):

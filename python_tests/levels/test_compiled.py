@@ -71,14 +71,14 @@ def test_hidden_states_of_compiled_passes() -> None:
     for asked in ((0,), (-1,), (0, -1)):
         # The first pass finds out whether the model returns these states, and compiles.
         level.prefill(prompt)
-        level.forward_block(InputBlock(**chain, hidden_layers=asked))
+        level.forward(InputBlock(**chain, hidden_layers=asked))
         for more in ({}, {"parents": parents}, {"tokens": torch.tensor([[3]]), "keep": 1}):
             block = InputBlock(**{**chain, **more}, hidden_layers=asked)
             for own in (plain, level):
                 own.prefill(prompt)
-            wanted = plain.forward_block(block)
+            wanted = plain.forward(block)
             with short_passes_in_python([level]) as passes:
-                found = level.forward_block(block)
+                found = level.forward(block)
             assert passes == [0]
             torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=1e-5)
             assert found.hidden is not None
@@ -94,7 +94,7 @@ def test_hidden_states_of_compiled_passes() -> None:
         block = InputBlock(**chain, hidden_layers=(1,))
         for own in (plain, level):
             own.prefill(prompt)
-        wanted, found = (own.forward_block(block) for own in (plain, level))
+        wanted, found = (own.forward(block) for own in (plain, level))
         torch.testing.assert_close(found.hidden[1], wanted.hidden[1], rtol=0, atol=1e-5)
     assert graphs["unique_graphs"] == made
 
@@ -108,7 +108,7 @@ def test_the_last_hidden_states_have_no_graphs_of_their_own() -> None:
         block = InputBlock(torch.tensor([[3, 1, 2]]), 2, hidden_layers=asked)
         for own in (plain, level):
             own.prefill(torch.arange(1, 9)[None])
-        wanted, found = (own.forward_block(block) for own in (plain, level))
+        wanted, found = (own.forward(block) for own in (plain, level))
         torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=1e-5)
         assert (found.hidden is None) == (not asked)
         assert graphs["unique_graphs"] == len(compiled.WIDTHS)
@@ -133,11 +133,11 @@ def test_a_model_that_does_not_return_its_hidden_states() -> None:
         block = InputBlock(torch.tensor([[3, 1, 2]]), 2, hidden_layers=asked)
         for own in (plain, level):
             own.prefill(torch.arange(1, 9)[None])
-        wanted = plain.forward_block(block)
-        level.forward_block(block)
+        wanted = plain.forward(block)
+        level.forward(block)
         level.rollback([8])
         with short_passes_in_python([level]) as passes:
-            found = level.forward_block(block)
+            found = level.forward(block)
         assert passes == [len(asked)]
         torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=1e-5)
     torch.testing.assert_close(found.hidden[-1], wanted.hidden[-1], rtol=0, atol=1e-5)
@@ -157,7 +157,7 @@ def test_hidden_states_of_a_model_and_its_copy_in_its_cache() -> None:
             level.prefill(torch.arange(1, 9)[None])
         for level in levels[::-1]:
             with short_passes_in_python([level]) as passes:
-                level.forward_block(block)
+                level.forward(block)
             assert passes == [0] or not again
 
 

@@ -14,7 +14,7 @@ import transformers as hf
 from toy import Enumerator
 
 import polyspec_ext as ps
-from polyspec_ext.levels import EncodedInput, EncoderDecoderLevel, LevelAdapter, PromptBatch
+from polyspec_ext.levels import EncodedInput, EncoderDecoderLevel, InputBlock, PromptBatch
 
 V = 24
 SOURCE = [3, 9, 14, 5, 20, 7, 1]
@@ -189,18 +189,18 @@ def test_sampled_text_has_the_targets_distribution(window: list[int]) -> None:
 
 def test_rollback_at_the_level() -> None:
     model = cascade()[0]
-    level = LevelAdapter(ps.Level(model, name="xxl"))
+    level = ps.Level(model, name="xxl")
     assert not level.capabilities.batches
     assert not level.capabilities.trees
     encoded = EncodedInput(torch.tensor([SOURCE]))
     text = [0, 4, 8, 15, 16, 23]
     level.prefill(PromptBatch(torch.tensor([text[:3]]), encoded=encoded))
-    level.level.forward(torch.tensor([[9, 9, 9]]), 1)
+    level.read(torch.tensor([[9, 9, 9]]), [3])
     level.rollback([2])
-    rows = level.level.forward(torch.tensor([text[2:]]), 2)[0]
+    rows = level.forward(InputBlock(torch.tensor([text[2:]]), 2)).logits[0]
     for row, n in zip(rows, (5, 6), strict=True):
         torch.testing.assert_close(row, plain(model, text[:n]), rtol=1e-4, atol=1e-4)
-    again = copy.deepcopy(level.level)
+    again = copy.deepcopy(level)
     assert again.name == "xxl"
     assert again.cache is None
 

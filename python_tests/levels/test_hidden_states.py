@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from small_models import FAMILIES, V, make, rough
+from toy_trees import TreeLevel
 
 import polyspec_ext as ps
-from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelAdapter, PromptBatch
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock, PromptBatch, batched
 from polyspec_ext.levels.cpu_packed import packed
 
 LAYERS = (0, 1, -1)
@@ -35,7 +36,7 @@ def padded(rows: list[list[int]]) -> torch.Tensor:
     return torch.tensor([row + [0] * (width - len(row)) for row in rows])
 
 
-def require_states(level: LevelAdapter, model: Any, layers: tuple[int, ...] = LAYERS) -> None:
+def require_states(level: HuggingFaceLevel, model: Any, layers: tuple[int, ...] = LAYERS) -> None:
     """Of ragged prompts, of passes with rows out of step, and of what is read behind them."""
     whole = texts()
     expected = [own_states(model, text) for text in whole]
@@ -69,9 +70,9 @@ def require_states(level: LevelAdapter, model: Any, layers: tuple[int, ...] = LA
 def test_states_are_the_models(family: str) -> None:
     model = make(family)
     level = HuggingFaceLevel(model)
-    assert level.supports_hidden_states
-    require_states(LevelAdapter(level), model)
-    assert level.forward_block(InputBlock(torch.tensor([[3]] * 3), 1)).hidden is None
+    assert level.capabilities.hidden_states
+    require_states(level, model)
+    assert level.forward(InputBlock(torch.tensor([[3]] * 3), 1)).hidden is None
 
 
 @pytest.mark.parametrize(
@@ -79,16 +80,14 @@ def test_states_are_the_models(family: str) -> None:
 )
 def test_in_pieces_packed_and_compiled(options: Any) -> None:
     model = make("llama", 3)
-    require_states(LevelAdapter(HuggingFaceLevel(model, **options)), model, (2, -1))
+    require_states(HuggingFaceLevel(model, **options), model, (2, -1))
 
 
 def test_the_state_behind_the_last_layer_is_in_front_of_the_norm() -> None:
     model = make("llama")
     level = HuggingFaceLevel(model)
     level.prefill(torch.tensor([[5]]))
-    hidden = level.forward_block(
-        InputBlock(torch.tensor([[6, 7]]), 1, hidden_layers=(2, -1))
-    ).hidden
+    hidden = level.forward(InputBlock(torch.tensor([[6, 7]]), 1, hidden_layers=(2, -1))).hidden
     assert hidden is not None
     with torch.inference_mode():
         torch.testing.assert_close(model.model.norm(hidden[2]), hidden[-1])
@@ -101,7 +100,7 @@ def test_counts_on_the_device() -> None:
     level.prefill(torch.tensor([text[:6]]))
     counts = torch.tensor([3])
     block = InputBlock(torch.tensor([text[6:10]]), 1, counts, counts - 1, hidden_layers=(1,))
-    hidden = level.forward_block(block).hidden
+    hidden = level.forward(block).hidden
     assert hidden is not None
     wanted = own_states(model, text[:9])[1][6:]
     torch.testing.assert_close(hidden[1][0, :3], wanted, rtol=1e-4, atol=1e-4)
@@ -113,12 +112,12 @@ def test_shared_caches(first: str) -> None:
     that this level has read they are this level's. Its keys stay as they are."""
     target = make("llama")
     owner = HuggingFaceLevel(target)
-    twin = LevelAdapter(HuggingFaceLevel(copy.deepcopy(target), shares_cache_with=owner))
-    other = LevelAdapter(HuggingFaceLevel(rough(target), shares_cache_with=owner))
+    twin = HuggingFaceLevel(copy.deepcopy(target), shares_cache_with=owner)
+    other = HuggingFaceLevel(rough(target), shares_cache_with=owner)
     text = texts()[0][:20]
     prompts = PromptBatch(torch.tensor([text[:8]]), hidden_layers=LAYERS)
     expected = own_states(target, text)
-    levels = [LevelAdapter(owner), twin, other]
+    levels = [owner, twin, other]
     for level in levels if first == "owner" else levels[::-1]:
         hidden = level.prefill(prompts)
         assert hidden is not None
@@ -161,10 +160,10 @@ def test_nothing_stays_behind() -> None:
         return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
     before = hooks()
-    empty = level.prefill_batch(PromptBatch(torch.zeros(1, 0, dtype=torch.int64), None, 0, (1,)))
+    empty = level.prefill(PromptBatch(torch.zeros(1, 0, dtype=torch.int64), None, 0, (1,)))
     assert empty is not None
     assert empty[1].shape == (1, 0, 32)
-    level.forward_block(InputBlock(torch.tensor([[6, 7]]), 1, [1], [0], hidden_layers=LAYERS))
+    level.forward(InputBlock(torch.tensor([[6, 7]]), 1, [1], [0], hidden_layers=LAYERS))
     assert hooks() == before
 
 
@@ -172,23 +171,25 @@ def test_refusals() -> None:
     level = HuggingFaceLevel(make("llama"), name="mine")
     for layers in ((3,), (-2,)):
         with pytest.raises(ValueError, match=r"mine: hidden_layers: expected -1 to 2, given"):
-            level.prefill_batch(PromptBatch(torch.tensor([[5]]), hidden_layers=layers))
+            level.prefill(PromptBatch(torch.tensor([[5]]), hidden_layers=layers))
 
-    class Wrong:
-        vocab_size, name = 5, "wrong"
-        supports_hidden_states = True
-        given: Any = None
 
-        def forward_block(self, block: InputBlock) -> Any:
-            return torch.zeros(1, 1, 5), self.given
-
-    adapter = LevelAdapter(Wrong())
-    assert adapter.capabilities.hidden_states
-    for given, error, message in (
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
         (None, TypeError, "wrong: expected hidden states by layer, given NoneType"),
         ({1: torch.zeros(1, 2, 3)}, TypeError, "of layer 2, given NoneType"),
         ({2: torch.zeros(1, 3, 3)}, ValueError, r"\[B, T, H\] = \[1, 2, H\] of layer 2"),
-    ):
-        adapter.level.given = given
-        with pytest.raises(error, match=message):
-            adapter.forward(InputBlock(torch.tensor([[1, 2]]), 1, hidden_layers=(2,)))
+    ],
+)
+def test_states_of_a_users_level_are_checked(
+    given: Any, error: type[Exception], message: str
+) -> None:
+    class Wrong(TreeLevel):
+        def forward(self, block: InputBlock) -> Any:
+            return torch.zeros(1, 1, 5), given
+
+    level = batched(Wrong(5, 1, name="wrong"))
+    assert level.capabilities.hidden_states
+    with pytest.raises(error, match=message):
+        level.forward(InputBlock(torch.tensor([[1, 2]]), 1, hidden_layers=(2,)))

@@ -77,7 +77,7 @@ def test_a_quantised_copy_between_target_and_drafter(kind: str, head: bool) -> N
     middle = MAKERS[kind](target, head)
     level = ps.Level(middle)
     assert level.supports_batches
-    assert level.supports_hidden_states
+    assert level.capabilities.hidden_states
     prompts, count = [PROMPT, [9], [30, 31, 32]], 16
     expected = [plain_greedy(target, prompt, count) for prompt in prompts]
     for levels in (

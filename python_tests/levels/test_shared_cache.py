@@ -430,7 +430,7 @@ def test_a_device_that_knows_the_lengths_is_not_told_again(monkeypatch: pytest.M
 
     monkeypatch.setattr(torch, "tensor", watched)
     for _ in range(5):
-        lengths = level.reach(80)
+        lengths = level.reserve_span(80)
         assert lengths is not None
         batch.advance()
     assert made == []
@@ -450,13 +450,13 @@ def test_hidden_states_on_the_device_leave_the_owners_keys() -> None:
         if device:
             draft.rollback([4])
             for level in (owner, draft):
-                assert level.reach(20) is not None
+                assert level.reserve_span(20) is not None
         counts: Any = [4]
         first: Any = [3]
         if device:
             counts, first = torch.tensor([4]), torch.tensor([3])
         block = InputBlock(torch.tensor([text[4:]]), 1, counts, first, hidden_layers=(1,))
-        out = draft.forward_block(block)
+        out = draft.forward(block)
         assert out.hidden is not None
         assert out.skipped is not None
         assert out.skipped.tolist() == [3]  # tokens that the owner has read

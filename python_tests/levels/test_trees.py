@@ -15,7 +15,7 @@ from small_models import FAMILIES, V, keys_of, make, plain_greedy
 import polyspec_ext as ps
 from polyspec_ext.kv_cache import masks
 from polyspec_ext.kv_cache.rollback import RollbackCache
-from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelAdapter, PromptBatch
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock, PromptBatch
 
 # By row: prompt, tokens in front of the tree that were not read yet, parents of the nodes (-1: the
 # last of those), and the path that is accepted.
@@ -33,7 +33,7 @@ def plain(model: Any, text: list[int]) -> torch.Tensor:
 
 
 def require_trees(
-    level: LevelAdapter, model: Any, rows: Any = ROWS, *, device: bool = False
+    level: HuggingFaceLevel, model: Any, rows: Any = ROWS, *, device: bool = False
 ) -> None:
     """Twice, so that the second tree stands behind the path of the first."""
     random = torch.Generator().manual_seed(4)
@@ -79,14 +79,12 @@ def require_trees(
         for b, (_, lag, _, kept) in enumerate(rows):
             nodes = [lag + node for node in kept]
             prompts[b] += [*ids[b, :lag].tolist(), *ids[b, nodes].tolist()]
-        assert level.level.cache.lengths.tolist() == lengths or level.level.reads_apart is False
+        assert level.cache.lengths.tolist() == lengths or level.reads_apart is False
     for b, text in enumerate(prompts):
         own = RollbackCache.for_model(model, 1, capacity=64)
         with torch.inference_mode():
             model(input_ids=torch.tensor([text]), past_key_values=own)
-        given_keys, wanted = (
-            keys_of(c, r, len(text)) for c, r in ((level.level.cache, b), (own, 0))
-        )
+        given_keys, wanted = (keys_of(c, r, len(text)) for c, r in ((level.cache, b), (own, 0)))
         torch.testing.assert_close(given_keys, wanted, rtol=1e-4, atol=1e-4)
     behind = level.forward(InputBlock(torch.tensor([[7, 9]] * len(rows)), 1)).logits
     for b, text in enumerate(prompts):
@@ -101,7 +99,7 @@ def test_nodes_see_their_own_text(family: str, attention: str) -> None:
         model.set_attn_implementation(attention)
     level = HuggingFaceLevel(model)
     assert level.no_trees is None
-    adapter = LevelAdapter(level)
+    adapter = level
     assert adapter.capabilities.trees
     require_trees(adapter, model)
     require_trees(adapter, model, ROWS[:1])  # a single row, whose tree stands at the end
@@ -110,12 +108,12 @@ def test_nodes_see_their_own_text(family: str, attention: str) -> None:
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1]], ids=len)
 def test_packed(rows: Any) -> None:
     model = make("llama")
-    require_trees(LevelAdapter(HuggingFaceLevel(model, pack=True)), model, rows)
+    require_trees(HuggingFaceLevel(model, pack=True), model, rows)
 
 
 def test_counts_lengths_and_paths_on_the_device() -> None:
     model = make("llama")
-    require_trees(LevelAdapter(HuggingFaceLevel(model)), model, device=True)
+    require_trees(HuggingFaceLevel(model), model, device=True)
 
 
 @torch.inference_mode()
@@ -134,7 +132,7 @@ def test_shared_caches() -> None:
     block = InputBlock(
         torch.tensor([[*text[5:], *nodes]]), 5, parents=torch.tensor([[-1, 0, 1, 2, 2, 4, 3]])
     )
-    logits = level.forward_block(block).logits[0]
+    logits = level.forward(block).logits[0]
     for row, steps in enumerate(([], [20], [21], [21, 22], [20, 23])):
         wanted = plain(target, text + steps)
         torch.testing.assert_close(logits[row], wanted, rtol=1e-4, atol=1e-4)
@@ -166,12 +164,12 @@ def bloom() -> Any:
 )
 def test_what_reads_no_trees_says_so(level: Callable[[], HuggingFaceLevel], why: str) -> None:
     made = level()
-    assert not LevelAdapter(made).capabilities.trees
-    assert why in LevelAdapter(made).no_trees
+    assert not made.capabilities.trees
+    assert why in made.no_trees
     made.prefill(torch.tensor([[5, 6]]))
     block = InputBlock(torch.tensor([[7, 8]]), 3, parents=torch.tensor([[-1, -1]]))
     with pytest.raises(ValueError, match=f"it: expected a chain of tokens, given a tree: .*{why}"):
-        made.forward_block(block)
+        made.forward(block)
 
 
 def test_a_tree_goes_in_one_pass() -> None:
@@ -179,7 +177,7 @@ def test_a_tree_goes_in_one_pass() -> None:
     level.prefill(torch.tensor([[5, 6]]))
     block = InputBlock(torch.tensor([[7] * 4]), 1, parents=torch.tensor([[-1] * 4]))
     with pytest.raises(ValueError, match=r"a tree of at most 3 tokens.*given 4"):
-        level.forward_block(block)
+        level.forward(block)
 
 
 def test_ancestors_and_slots() -> None:

@@ -269,7 +269,7 @@ def test_the_host_reads_once_per_round(window: list[int], rows: list[dict[str, A
     chain = ps.Chain(levels, window, sync_each_step=False)
     with Reads() as reads:
         drafted = watched(chain.drafter, "draft", reads)
-        verified = [watched(level, "forward_block", reads) for level in levels[:-1]]
+        verified = [watched(level, "forward", reads) for level in levels[:-1]]
         batch = chain.batch([row["prompt"] for row in rows], **arguments(rows))
         rounds = 0
         while True:

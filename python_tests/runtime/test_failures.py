@@ -16,7 +16,7 @@ import torch
 from failing import PROMPTS, SAMPLING, Failing, model
 
 import polyspec_ext as ps
-from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
 
 PACKAGE = str(Path(ps.__file__).parent)
 
@@ -185,11 +185,13 @@ def test_a_row_of_nans(faulty: int, at: int, request_number: int) -> None:
     level = setting.levels[faulty]
     forward, calls = level.forward, iter(range(1, 1000))
 
-    def poisoned(*args: Any) -> torch.Tensor:
-        logits: torch.Tensor = forward(*args).clone()
-        if next(calls) >= at:
-            logits[request_number] = math.nan
-        return logits
+    def poisoned(block: InputBlock) -> LevelOutput:
+        out = forward(block)
+        if next(calls) < at:
+            return out
+        logits = out.logits.clone()
+        logits[request_number] = math.nan
+        return out._replace(logits=logits)
 
     level.forward = poisoned  # type: ignore[method-assign]
     with pytest.raises(ps.RequestError) as caught:

@@ -511,15 +511,15 @@ def test_a_step_that_runs_twice_on_the_host_grows_nothing() -> None:
     with torch.inference_mode():
         wanted = alone.forward(torch.arange(28)[None], 8)
         alone.prefill(tokens)
-        assert alone.reach(33) is None  # more than there is room for
-        assert alone.reach(28) is not None
+        assert alone.reserve_span(33) is None  # more than there is room for
+        assert alone.reserve_span(28) is not None
         block = InputBlock(torch.arange(20, 28)[None], 1, counts, counts - 1)
         with pytest.raises(RuntimeError, match="operator 60 fails"):
-            Recorder(60).capture(lambda: (alone.forward_block(block).logits,))
-        got = alone.forward_block(block).logits
+            Recorder(60).capture(lambda: (alone.forward(block).logits,))
+        got = alone.forward(block).logits
         rows = alone.cache.rows
         assert (rows.capacity, rows.bound, rows.lengths.tolist()) == (32, 28, [23])
-        alone.passed([23])
+        alone.note_lengths([23])
         assert (rows.host, rows.bound, rows.limit) == ([23], 23, None)
     torch.testing.assert_close(got[:, 0], wanted[:, 2])
 
@@ -529,10 +529,10 @@ def test_a_cache_whose_layers_differ_in_room_is_not_captured() -> None:
     alone = level(0, 2, "alone", True, capacity=32, bucket=4)
     with torch.inference_mode():
         alone.prefill(torch.arange(20)[None])
-        assert alone.reach(32) is not None
+        assert alone.reserve_span(32) is not None
         last = alone.cache.layers[-1]
         last.values = last.values[:, :, :24].clone()
-        assert alone.reach(32) is None
+        assert alone.reserve_span(32) is None
 
 
 def test_other_errors_of_a_capture_are_raised() -> None:

@@ -13,7 +13,7 @@ from toy import Enumerator, ToyLevel, text_distribution, total_variation
 import polyspec_ext as ps
 from polyspec_ext.drafters import BatchedDrafter
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates
-from polyspec_ext.levels import BatchedLevel, LevelAdapter
+from polyspec_ext.levels import BatchedLevel
 from polyspec_ext.levels.base import (
     Counts,
     InputBlock,
@@ -90,28 +90,18 @@ class HiddenLevel:
         self._rows = [self._rows[row] for row in rows]
 
 
-class OwnLevel(ToyLevel):
-    """A level of a user's, of one sequence, with the same states; the drafter finds them as it
-    does others. `wrong` is what it returns instead."""
-
-    supports_hidden_states = True
+class OwnLevel(HiddenLevel):
+    """The same, of one sequence. `wrong` makes what it returns instead of its states."""
 
     def __init__(self, wrong: Any = None) -> None:
-        super().__init__(V, 1, name="own")
+        super().__init__(1, "own")
         self._wrong = wrong
 
-    def _states(self, tokens: torch.Tensor, begin: int) -> Any:
-        places = torch.arange(begin, begin + tokens.shape[1])[None]
-        states = {LAYER: torch.stack([tokens, places, torch.ones_like(places)], 2).float()}
+    capabilities = LevelCapabilities(hidden_states=True)
+
+    def prefill(self, prompts: PromptBatch) -> Any:
+        states = super().prefill(prompts)
         return states if self._wrong is None else self._wrong(states)
-
-    def prefill_batch(self, prompts: PromptBatch) -> Any:
-        self.prefill(prompts.tokens)
-        return self._states(prompts.tokens, 0)
-
-    def forward_block(self, block: InputBlock) -> Any:
-        states = self._states(block.tokens, len(self.cache))
-        return self.forward(block.tokens, block.keep), states
 
 
 class CountingDrafter:
@@ -319,5 +309,5 @@ def test_a_tree_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"^tree: expected a chain of tokens.*given a tree"):
         chain.generate(PROMPT, max_new_tokens=4)
     # The chain stays usable.
-    chain = ps.Chain([LevelAdapter(ToyLevel(V, 1)).level, CountingDrafter()])
+    chain = ps.Chain([ToyLevel(V, 1), CountingDrafter()])
     assert chain.generate(PROMPT, max_new_tokens=4).sequences.shape == (1, 7)

@@ -11,7 +11,7 @@ import torch
 import toy
 
 import polyspec_ext as ps
-from polyspec_ext.levels.base import InputBlock, LevelOutput
+from polyspec_ext.levels.base import Counts, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
 
 VOCAB = 20
 
@@ -97,32 +97,39 @@ class Staying(Rows):
     """The same level as on a device: a chain may leave its lengths there for a round of the target.
     What it reads for its own bookkeeping is not counted."""
 
-    stays = True
+    max_length = None
+    device = torch.device("cpu")
+    capabilities = LevelCapabilities(batches=True, device_lengths=True, keeps_lengths=True)
 
-    def prefill(self, *args: Any) -> None:
+    def prefill(self, prompts: PromptBatch) -> None:  # type: ignore[override]
         with torch._C.DisableTorchFunction():
-            super().prefill(*args)
+            super().prefill(prompts.tokens, prompts.counts)
 
-    def forward(self, *args: Any) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, block: InputBlock) -> LevelOutput:  # type: ignore[override]
         with torch._C.DisableTorchFunction():
-            return super().forward(*args)
-
-    def forward_block(self, block: InputBlock) -> LevelOutput:
-        assert isinstance(block.counts, torch.Tensor)
-        assert isinstance(block.first, torch.Tensor)
-        with torch._C.DisableTorchFunction():
-            counts, first = block.counts.tolist(), block.first.tolist()
+            counts, first = (
+                given.tolist() if isinstance(given, torch.Tensor) else given
+                for given in (block.counts, block.first)
+            )
             return LevelOutput(super().forward(block.tokens, block.keep, counts, first))
 
-    def rollback(self, lengths: Any) -> None:
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        with torch._C.DisableTorchFunction():
+            super().forward(tokens, 1, counts)
+
+    def rollback(self, lengths: Counts) -> Counts:  # type: ignore[override]
         with torch._C.DisableTorchFunction():
             given = lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
             super().rollback(given)
+        return lengths
 
-    def reach(self, tokens: int) -> int:
+    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+        raise NotImplementedError("reads no trees")
+
+    def reserve_span(self, tokens: int) -> int:
         assert max(map(len, self.caches)) <= tokens
         return tokens
 
-    def passed(self, lengths: Sequence[int]) -> None:
+    def note_lengths(self, lengths: Sequence[int]) -> None:
         """What the host is told is what is there."""
         assert [len(cache) for cache in self.caches] == list(lengths)

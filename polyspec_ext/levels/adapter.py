@@ -1,0 +1,183 @@
+"""Levels of users' own as the engine calls them, and what they return checked."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from .. import returned
+from .base import (
+    BatchedLevel,
+    Counts,
+    Hidden,
+    InputBlock,
+    Level,
+    LevelCapabilities,
+    LevelOutput,
+    PromptBatch,
+    device_of,
+)
+
+
+def batched(level: Any, name: str | None = None) -> BatchedLevel:
+    """A level as the engine calls it.
+
+    Args:
+        level: a `Level` or a `BatchedLevel`.
+        name: for messages; the level's own otherwise.
+    """
+    if not isinstance(level, BatchedLevel):
+        return LevelAdapter(level, name)
+    return level if level.capabilities.checked else CheckedLevel(level, name)
+
+
+class _Wrapper:
+    """What both have of the level that they wrap.
+
+    Attributes:
+        level: as the user gave it.
+    """
+
+    _lacks = ""
+
+    def __init__(self, level: Any, name: str | None = None) -> None:
+        self.level = level
+        self.name = name or str(getattr(level, "name", type(level).__name__))
+        self.max_length: int | None = getattr(level, "max_length", None)
+        self.device = device_of(level)
+        self.vocab_size = int(level.vocab_size)
+
+    @property
+    def one_at_a_time(self) -> str:
+        """Why the level takes no batches."""
+        lacks = self._lacks.format("batches")
+        reason = f"{type(self.level).__name__} has {lacks} and serves one at a time"
+        return getattr(self.level, "one_at_a_time", None) or reason
+
+    @property
+    def no_trees(self) -> str:
+        """Why the level reads no trees."""
+        reason = f"{type(self.level).__name__} has {self._lacks.format('trees')}"
+        return getattr(self.level, "no_trees", None) or reason
+
+    def select(self, rows: Sequence[int]) -> None:
+        returned.call(self.name, self.level, "select", rows)
+
+    def _checked(self, logits: torch.Tensor, block: InputBlock) -> None:
+        batch = block.tokens.shape[0]
+        returned.require_logits(self.name, logits, batch, block.keep, self.vocab_size, self.device)
+
+    def _kept(self, kept: Any, asked: Counts) -> Counts:
+        if kept is None or isinstance(asked, torch.Tensor):
+            return asked
+        return returned.require_kept(self.name, kept, asked)
+
+
+class LevelAdapter(_Wrapper):
+    """A user's `Level`, of four methods, as a `BatchedLevel`.
+
+    Args:
+        level: of one sequence, or of batches.
+        name: for messages.
+
+    Raises:
+        TypeError, ValueError: the level returned something that its contract does not say; names
+            the level.
+    """
+
+    _lacks = "no `supports_{}`"
+
+    def __init__(self, level: Level, name: str | None = None) -> None:
+        super().__init__(level, name)
+        batches = bool(getattr(level, "supports_batches", False))
+        self.capabilities = LevelCapabilities(batches=batches, checked=True)
+
+    def prefill(self, prompts: PromptBatch) -> None:
+        reserve = getattr(self.level, "reserve", None)
+        if reserve is not None:
+            reserve(prompts.capacity)
+        counts = () if prompts.counts is None else (prompts.counts,)
+        returned.call(self.name, self.level, "prefill", prompts.tokens, *counts)
+
+    def forward(self, block: InputBlock) -> LevelOutput:
+        counts, first = block.counts, block.first
+        if counts is None and first is None:
+            logits = self.level.forward(block.tokens, block.keep)
+        else:
+            logits = self.level.forward(block.tokens, block.keep, counts, first)
+        self._checked(logits, block)
+        return LevelOutput(logits)
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        self.forward(reading(tokens, counts))
+
+    def rollback(self, lengths: Counts) -> Counts:
+        given = lengths if isinstance(lengths, torch.Tensor) else list(lengths)
+        return self._kept(self.level.rollback(given), lengths)
+
+    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+        raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
+
+
+class CheckedLevel(_Wrapper):
+    """A user's `BatchedLevel`, with what it returns checked.
+
+    Args, Raises: as of `LevelAdapter`.
+    """
+
+    _lacks = "capabilities without `{}`"
+    level: Any
+
+    @property
+    def capabilities(self) -> LevelCapabilities:
+        own: LevelCapabilities = self.level.capabilities
+        return own
+
+    def prefill(self, prompts: PromptBatch) -> Hidden | None:
+        return self._states(self.level.prefill(prompts), prompts)
+
+    def admit(self, slots: Sequence[int], prompts: PromptBatch) -> Hidden | None:
+        return self._states(self.level.admit(slots, prompts), prompts)
+
+    def _states(self, hidden: Hidden | None, prompts: PromptBatch) -> Hidden | None:
+        if prompts.hidden_layers:
+            shape = prompts.tokens.shape
+            returned.require_hidden(self.name, hidden, prompts.hidden_layers, shape)
+        return hidden
+
+    def forward(self, block: InputBlock) -> LevelOutput:
+        out = self.level.forward(block)
+        if type(out) is not LevelOutput:
+            returned.require_output(self.name, out)
+            out = LevelOutput(*out)
+        if block.hidden_layers:
+            shape = block.tokens.shape
+            returned.require_hidden(self.name, out.hidden, block.hidden_layers, shape)
+        self._checked(out.logits, block)
+        return out
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        returned.call(self.name, self.level, "read", tokens, counts)
+
+    def rollback(self, lengths: Counts) -> Counts:
+        given = lengths if isinstance(lengths, torch.Tensor) else list(lengths)
+        return self._kept(self.level.rollback(given), lengths)
+
+    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+        return self._kept(self.level.keep_path(begin, path, lengths), lengths)
+
+    def reserve_span(self, tokens: int) -> Hashable | None:
+        span: Hashable | None = self.level.reserve_span(tokens)
+        return span
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        self.level.note_lengths(lengths)
+
+
+def reading(tokens: torch.Tensor, counts: Sequence[int]) -> InputBlock:
+    """A pass that appends ``counts[b]`` of `tokens` to row b, for nobody wants its logits."""
+    if min(counts) == tokens.shape[1]:
+        return InputBlock(tokens, 1)
+    return InputBlock(tokens, 1, counts, [max(count - 1, 0) for count in counts])
