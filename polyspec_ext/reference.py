@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-SAMPLE, ACCEPT, EMIT = 0, 1, 2  # purposes of a draw
+SAMPLE, ACCEPT, EMIT, TRY = 0, 1, 2, 3  # purposes of a draw
+TRIES = 8  # to draw a correction by rejection
 EXP2 = (0.00015353362, 0.0013398874, 0.009618437, 0.055503324, 0.24022648, 0.6931472, 1.0)
 
 Array = np.ndarray[Any, Any]
-Draw = Callable[..., int]  # (tokens after `position`, purpose, tree node = 0) -> 64 bits
+# (tokens after `position`, purpose, node = 0) -> 64 bits; None for `TRY`: no try is made
+Draw = Callable[..., int | None]
 
 
 class Distribution(NamedTuple):
@@ -119,7 +121,7 @@ def log(value: float) -> float:
 
 def philox_draws(seed: int, position: int, level: int = 1, round: int = 0) -> Draw:
     """The 64 bits of each draw: Philox4x32-10 on (position, round, level, node, purpose) under the
-    seed."""
+    seed. Node 0, or a tree's, or of `TRY` 2 j for the token of try j and 2 j + 1 for its test."""
 
     def draw(offset: int, purpose: int, node: int = 0) -> int:
         at, low = position + offset, 0xFFFFFFFF
@@ -141,11 +143,21 @@ def pick(masses: Array, bits: int) -> int:
 
 
 def sample(row: Distribution, draw: Draw) -> int:
-    return pick(row.masses, draw(0, SAMPLE))
+    return pick(row.masses, drawn(draw(0, SAMPLE)))
 
 
-def accepts(bits: int, probability: float) -> bool:
-    return ((bits >> 12) + 0.5) * 2.0**-52 < probability
+def drawn(bits: int | None) -> int:
+    assert bits is not None, "only tries may have no draws"
+    return bits
+
+
+def uniform(bits: int) -> float:
+    """In (0, 1)."""
+    return ((bits >> 12) + 0.5) * 2.0**-52
+
+
+def accepts(bits: int | None, probability: float) -> bool:
+    return uniform(drawn(bits)) < probability
 
 
 def proposed(q: Distribution, ids: Array) -> Array:
@@ -161,11 +173,36 @@ def ratio(p: Distribution, q: Distribution, token: int, ids: Array) -> float:
     return own / (float(proposed(q, ids)[token]) * float(p.mass))
 
 
-def residual(p: Distribution, q: Distribution, ids: Array, a: float, b: float) -> Array:
-    """max(a p - b q, 0) in units of 2^-S."""
-    left = p.masses.astype(np.float64) * (a / float(p.mass))
-    left -= proposed(q, ids) * (b / float(q.mass))
-    return (np.maximum(left, 0.0) * unit_of(len(p.masses))).astype(np.uint64)
+class Residual(NamedTuple):
+    """max(a p - b q, 0): `whole` is a p [V] and `share` b q [V] over the target's ids, float64."""
+
+    p: Distribution
+    whole: Array
+    share: Array
+
+    @property
+    def masses(self) -> Array:
+        """In units of 2^-S."""
+        left: Array = np.maximum(self.whole - self.share, 0.0) * unit_of(len(self.whole))
+        return left.astype(np.uint64)
+
+    def pick(self, draw: Draw, offset: int) -> int:
+        """By rejection from p; if no try succeeds, from the masses, or from p if all are 0."""
+        for j in range(TRIES):
+            token_bits, test_bits = draw(offset, TRY, 2 * j), draw(offset, TRY, 2 * j + 1)
+            if token_bits is None or test_bits is None:
+                break
+            token = pick(self.p.masses, token_bits)
+            if uniform(test_bits) * self.whole[token] < self.whole[token] - self.share[token]:
+                return token
+        masses = self.masses
+        return pick(masses if masses.any() else self.p.masses, drawn(draw(offset, EMIT)))
+
+
+def residual(p: Distribution, q: Distribution, ids: Array, a: float, b: float) -> Residual:
+    """max(a p - b q, 0)."""
+    whole = p.masses.astype(np.float64) * (a / float(p.mass))
+    return Residual(p, whole, proposed(q, ids) * (b / float(q.mass)))
 
 
 def draft_ids(vocab: int, target_to_draft: Sequence[int] | None) -> Array:
@@ -193,41 +230,38 @@ def verify(
             return float(target[i].masses[block[i]]) / float(target[i].mass)
         return ratio(target[i], draft[i], block[i], ids)
 
-    def left_over(i: int, scale: float) -> Array:  # max(scale p - q, 0) in units of 2^-S
+    def left_over(i: int, scale: float) -> Residual:  # max(scale p - q, 0)
         p = target[i]
         if draft is not None:
             return residual(p, draft[i], ids, scale, 1.0)
-        left = p.masses.astype(np.float64) * (scale / float(p.mass))
-        left[block[i]] -= 1.0
-        return (np.maximum(left, 0.0) * unit_of(len(left))).astype(np.uint64)
+        one_hot = (np.arange(len(p.masses)) == block[i]).astype(np.float64)
+        return Residual(p, p.masses.astype(np.float64) * (scale / float(p.mass)), one_hot)
 
     def stands(i: int, probability: float) -> bool:
         return accepts(draw(i, ACCEPT), probability)
 
-    kept, masses = 0, target[0].masses
+    kept, left = 0, None  # what the last token is drawn from; None: from row `kept` itself
     if target[0].temperature == 0:
         while kept < m and block[kept] == target[kept].masses.argmax():
             kept += 1
-        masses = target[kept].masses
     elif rule == "token":
         while kept < m and stands(kept, above(kept)):
             kept += 1
-        masses = left_over(kept, 1.0) if kept < m else target[m].masses
+        left = left_over(kept, 1.0) if kept < m else None
     else:
         scale = 1.0  # p_i
         for i in range(m):
-            left = left_over(i, scale)
-            total = float(int(left.sum())) / unit_of(len(left))
+            rest = left_over(i, scale)
+            total = float(int(rest.masses.sum())) / unit_of(len(rest.whole))
             if i == 0 or (total > 0 and stands(i - 1, total / (total + (1.0 - scale)))):
-                kept, masses = i, left
+                kept, left = i, rest
             scale = min(scale * above(i), 1.0)
             if scale == 0:
                 break
         if m == 0 or (scale > 0 and stands(m - 1, scale)):
-            kept, masses = m, target[m].masses
-    if not masses.any():  # p and q are equal up to rounding
-        masses = target[kept].masses
-    tokens = [*block[:kept], pick(masses, draw(kept, EMIT))]
+            kept, left = m, None
+    last = left.pick(draw, kept) if left else pick(target[kept].masses, drawn(draw(kept, EMIT)))
+    tokens = [*block[:kept], last]
     return tokens, [row.logprob(token) for row, token in zip(target, tokens, strict=False)]
 
 
@@ -253,27 +287,32 @@ def verify_tree(
     while row is not None:
         p, q, depth = target[row], draft[row], len(path)
         children = [i for i, parent in enumerate(parents) if parent == row - 1]
-        stands, masses = None, p.masses
+        stands, left = None, None  # the child that does, and what the others have left of p
         if q is not None and p.temperature > 0:
             scale, total = 1.0, 0.0
             for sibling, child in enumerate(children):
                 y = nodes[child]
-                if sibling == 0:
+                if left is None:
                     chance = ratio(p, q, y, ids)
                 else:
-                    own = float(masses[y]) * float(q.mass)
+                    own = float(left.masses[y]) * float(q.mass)
                     chance = own / (float(proposed(q, ids)[y]) * total)
                 if accepts(draw(depth, ACCEPT, sibling), chance):
                     stands = child
                     break
                 if sibling > 0:
-                    scale += total / unit_of(len(masses))
-                masses = residual(p, q, ids, 1.0, scale)
-                total = float(int(masses.sum()))
-                if total == 0:  # nothing is left but rounding
-                    masses = p.masses
+                    scale += total / unit_of(len(p.masses))
+                left = residual(p, q, ids, 1.0, scale)
+                total = float(int(left.masses.sum()))
+                if total == 0 and child != children[-1]:  # nothing is left but rounding
+                    left = None
                     break
-        token = nodes[stands] if stands is not None else pick(masses, draw(depth, EMIT))
+        if stands is not None:
+            token = nodes[stands]
+        elif left is not None:
+            token = left.pick(draw, depth)
+        else:
+            token = pick(p.masses, drawn(draw(depth, EMIT)))
         if q is None or p.temperature == 0:
             stands = next((child for child in children if nodes[child] == token), None)
         tokens.append(token)

@@ -12,7 +12,7 @@ import torch
 from reference import Sampling, Words
 
 import polyspec_ext as ps
-from polyspec_ext.reference import ACCEPT, Distribution, Draw, distribution
+from polyspec_ext.reference import ACCEPT, TRY, Distribution, Draw, distribution
 
 
 def tensor_of(bits: Words) -> torch.Tensor:
@@ -30,8 +30,11 @@ def distributions_of(logits: torch.Tensor, sampling: Sampling) -> list[Distribut
 
 
 def injected(bits: Words) -> Draw:
-    """Draws of the test's own as `draws` has them: K acceptance tests, then the emitted token."""
-    return lambda offset, purpose: int(bits[offset if purpose == ACCEPT else -1])
+    """Draws of the test's own as `draws` has them: K acceptance tests, then the emitted token; a
+    correction is not tried by rejection."""
+    return lambda offset, purpose, node=0: (
+        None if purpose == TRY else int(bits[offset if purpose == ACCEPT else -1])
+    )
 
 
 def one_round(

@@ -7,9 +7,11 @@
 //            such as those of a tree's nodes of one depth;
 //   verify   the test of draft token i (from 0): kAccept at position + i, which the block rule uses
 //            for the prefix that ends with that token; the token behind n accepted ones, correction
-//            or bonus: kEmit at position + n. Both with node 0;
+//            or bonus: kEmit at position + n. Both with node 0. Try j of a correction: kTry at
+//            position + n, its token with node 2 j and its test with node 2 j + 1;
 //   verify_tree   at depth d, the test of the j-th child: kAccept at position + d and node j; the
-//            token drawn from the row or what is left of it: kEmit at position + d and node 0.
+//            token drawn from the row or what is left of it: kEmit at position + d and node 0; the
+//            tries of the latter: kTry at position + d.
 // A draw that is not needed is not made.
 // `round` is the caller's. In a ps.Chain each request counts the verifications of each level, and
 // the drafter's turns, from 0; `level` counts from the target's 1; `position` counts the request's
@@ -48,6 +50,7 @@ enum class Purpose : uint32_t {
   kSample = 0,  // a token from the distribution itself, by `sample`
   kAccept = 1,  // the acceptance test of one draft token
   kEmit = 2,    // the correction or bonus token of a verification
+  kTry = 3,     // a try to draw the correction by rejection, see verify.hpp
 };
 
 constexpr int64_t kDrawNodes = 1 << 14;  // nodes are in [0, 2^14)

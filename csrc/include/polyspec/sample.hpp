@@ -36,6 +36,9 @@ struct DrawParams {
   // Draws of the caller's own in place of Philox, for another generator or an exact enumeration:
   // [b, 1] for sample, [b, k+1] for verify (k acceptance tests, then the emitted token).
   const uint64_t* bits = nullptr;
+  // With `bits`, those of the tries of a correction (verify.hpp): [b, 2 kResidualTries], token and
+  // test of each in turn. nullptr: with `bits` no try is made.
+  const uint64_t* try_bits = nullptr;
 };
 
 // The token of 64 bits u (philox.hpp: draw_bits at `position` and `node`, kSample) is the first, in

@@ -46,9 +46,12 @@ struct CutParams {
 // (RowStatistics):
 //   p(y)/q(y) = (m_p(y) M_q) / (m_q(y) M_p), or m_p(y) / M_p for a deterministic proposal;
 //   u = ((bits >> 12) + 0.5) 2^-52, strictly between 0 and 1, of kAccept (philox.hpp);
-//   max(c p - q, 0) has the integer masses trunc(2^S max(0, m_p(x) (c / M_p) - m_q(x) (1 / M_q))),
-//     from which the token is drawn as `sample` draws from m (kEmit); c = 1 or p_i; S_i is their
-//     sum / 2^S. Where all are 0 the token is drawn from p: kStatusZeroResidual.
+//   max(c p - q, 0), c = 1 or p_i, is drawn from by rejection first, which reads the rows at one
+//     token only: try j = 0, ..., kResidualTries - 1 draws x from p as `sample` does, and x is what
+//     is emitted if u m_p(x) (c / M_p) < m_p(x) (c / M_p) - m_q(x) (1 / M_q); both draws are kTry;
+//     where none succeeds it has the integer masses trunc(2^S max(0, m_p(x) (c / M_p) - m_q(x) (1 /
+//     M_q))), from which the token is drawn as `sample` draws from m (kEmit). Where all are 0 the
+//     token is drawn from p: kStatusZeroResidual. S_i is their sum / 2^S.
 // So what is emitted has the distribution that `sample` draws from to within about 2^-S v + 1e-15
 // of total variation for each token.
 //
@@ -127,6 +130,10 @@ struct VerifyParams {
 };
 
 constexpr int64_t kVerifyWorkspaceBytes = 65536;
+
+// Tries to draw a correction by rejection. One succeeds as often as the draft is rejected there, so
+// that few corrections need a pass over the rows.
+constexpr int64_t kResidualTries = 8;
 
 // Verifies b blocks. On the CPU the outputs are written when the call returns; on CUDA the work is
 // queued. After a rejection in a row, later rows are not read (rule token; a CUDA call with a

@@ -36,11 +36,13 @@ namespace polyspec {
 // The arithmetic is that of verify.hpp, in float64 and in this order: s_1 = 1; for j >= 1, m the
 // integer masses trunc(2^S max(0, m_p(x) (1 / M_p) - m_q(x) (s_j / M_q))) and M their sum,
 //   r_j(x)/q(x) = (m(x) M_q) / (m_q(x) M),  s_{j+1} = s_j + M / 2^S.
-// Where all m are 0 the token is drawn from p: kStatusZeroResidual.
+// Where all m are 0 the token is drawn from p: kStatusZeroResidual. Behind the last child the
+// residual is drawn from by rejection first, as there, with c / M_p = 1 / M_p and s_j / M_q.
 //
 // Draws (philox.hpp), at depth d of the walk, with t = d + the call's `position`: the test of child
-// j is kAccept at t, node j; the token drawn from p or a residual is kEmit at t, node 0. So a chain
-// with draft rows gets the tokens that rule token gives it, bit for bit.
+// j is kAccept at t, node j; the token drawn from p or a residual is kEmit at t, node 0, and its
+// tries are kTry at t. So a chain with draft rows gets the tokens that rule token gives it, bit for
+// bit.
 struct VerifyTreeParams {
   int64_t batch = 0;        // b
   int64_t nodes = 0;        // n, in [0, 2^14)

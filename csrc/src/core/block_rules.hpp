@@ -52,6 +52,9 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
     if (behind && whole && i > 0 && !(block.accept_draw(i - 1) < scale)) break;
     RowStatistics p_statistics;
     RowStatistics q_statistics{0.0f, 0.0f, 1};
+    // The draft's row first: what a correction is drawn with are the tile sums of the target's.
+    const bool drawn = !behind && !block.deterministic(i);
+    const int32_t q_error = drawn ? draft_statistics(group, block, i, &q_statistics) : 0;
     int32_t error = target_statistics(group, block, i, &p_statistics);
     if (error == 0 && behind) {
       outcome.accepted = i;
@@ -64,8 +67,7 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
       y = block.token(i);
       if (y < 0 || y >= params.vocab) error = kStatusTokenOutOfRange;
     }
-    if (error == 0 && !block.deterministic(i))
-      error = draft_statistics(group, block, i, &q_statistics);
+    if (error == 0) error = q_error;
     if (error == 0) error = acceptance_ratio(block, i, y, p_statistics, q_statistics, &ratio);
     if (error != 0) {
       outcome.accepted = i;
@@ -94,8 +96,11 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
     }
     if (whole) scale = scale * ratio < 1.0 ? scale * ratio : 1.0;
   }
-  outcome.last =
-      emit_correction(group, block, outcome.accepted, kept_p, kept_q, kept_scale, &outcome.status);
+  const int64_t kept = outcome.accepted;
+  const ResidualWeight<T> weight =
+      residual_weight(block, kept, block.token(kept), kept_p, kept_q, kept_scale, 1.0);
+  outcome.last = emit_correction(group, block, kept, kept, weight, !whole && sums_rows(group),
+                                 kept_p, block.emit_draw(kept), &outcome.status);
   return outcome;
 }
 

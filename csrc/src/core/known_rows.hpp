@@ -49,6 +49,11 @@ class KnownRows : public Group {
   const RowRecord* rows_;
 };
 
+template <class Group>
+POLYSPEC_FN constexpr bool sums_rows(const KnownRows<Group>&) {
+  return false;
+}
+
 template <class T, class Group>
 POLYSPEC_FN int32_t target_statistics(KnownRows<Group>& group, const Block<T>&, int64_t i,
                                       RowStatistics* statistics) {

@@ -3,7 +3,7 @@
 
 #include "core/distribution.hpp"
 #include "polyspec/philox.hpp"
-#include "polyspec/sample.hpp"
+#include "polyspec/verify.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 
@@ -35,12 +35,22 @@ struct Draws {
   int64_t position;
   int64_t round;
   int32_t level;
-  const uint64_t* bits;  // the request's injected draws, or nullptr
+  const uint64_t* bits;      // the request's injected draws, or nullptr
+  const uint64_t* try_bits;  // those of its tries, or nullptr
 
   // The draw for the token `offset` after `position`; `place` is its own among injected draws.
   POLYSPEC_FN uint64_t at(int64_t offset, int64_t place, Purpose purpose, int64_t node = 0) const {
     if (bits != nullptr) return bits[place];
     return draw_bits(seed, position + offset, level, round, purpose, node);
+  }
+
+  // Whether corrections are tried by rejection, and the draws of a try: `which` is 0 for its token,
+  // 1 for its test.
+  POLYSPEC_FN bool tries() const { return bits == nullptr || try_bits != nullptr; }
+  POLYSPEC_FN uint64_t of_try(int64_t offset, int64_t number, int64_t which) const {
+    const int64_t node = 2 * number + which;
+    if (try_bits != nullptr) return try_bits[node];
+    return draw_bits(seed, position + offset, level, round, Purpose::kTry, node);
   }
 };
 
@@ -52,6 +62,9 @@ POLYSPEC_FN int32_t read_draws(const DrawParams& draw, int64_t request, int64_t 
   draws->round = value_for(draw.round, slot);
   draws->level = draw.level;
   draws->bits = draw.bits != nullptr ? draw.bits + request * places : nullptr;
+  draws->try_bits = draw.bits != nullptr && draw.try_bits != nullptr
+                        ? draw.try_bits + request * 2 * kResidualTries
+                        : nullptr;
   const bool good =
       draws->position >= 0 && draws->round >= 0 && draws->round <= int64_t{0xffffffff};
   return good ? 0 : kStatusBadParameter;

@@ -132,6 +132,7 @@ POLYSPEC_FN Step step_by_residual(Group& group, const Tree<T>& tree, int64_t row
   RowStatistics q_statistics;
   step.status = draft_statistics(group, tree, row, &q_statistics);
   if (step.status != 0) return step;
+  bool summed = params.draft_statistics != nullptr;  // else the draft's sums lie over the target's
   ResidualWeight<T> weight = residual_weight(tree, row, -1, p_statistics, q_statistics, 1.0, 1.0);
   double scale = 1.0;  // s_j, once the first child is rejected
   uint64_t total = 0;  // of the residual's masses
@@ -157,12 +158,18 @@ POLYSPEC_FN Step step_by_residual(Group& group, const Tree<T>& tree, int64_t row
     }
     if (sibling > 0) scale += static_cast<double>(total) / unit;
     weight.q_scale = scale / static_cast<double>(q_statistics.mass);
-    total = sum_tiles(group, params.vocab, weight);
-    if (total == 0) break;  // nothing is left but rounding
     child = next_child(group, tree, row, child, [](int64_t) { return true; });
+    if (child == tree.count) break;
+    total = sum_tiles(group, params.vocab, weight);
+    summed = false;
+    if (total == 0) {  // nothing is left but rounding
+      step.emission = emit_from_residual(group, tree, row, weight, total, p_statistics,
+                                         tree.emit_draw(depth), &step.status);
+      return step;
+    }
   }
-  step.emission = emit_from_residual(group, tree, row, weight, total, p_statistics,
-                                     tree.emit_draw(depth), &step.status);
+  step.emission = emit_correction(group, tree, row, depth, weight, summed, p_statistics,
+                                  tree.emit_draw(depth), &step.status);
   return step;
 }
 

@@ -169,14 +169,20 @@ struct ResidualWeight {
   int64_t proposed;  // deterministic proposal: q is one-hot here; else -1
 
   POLYSPEC_FN uint64_t operator()(int64_t i) const {
-    double left = static_cast<double>(p(i)) * p_scale;
-    if (proposed >= 0) {
-      left -= i == proposed ? 1.0 : 0.0;
-    } else {
-      const int64_t j = target_to_draft != nullptr ? target_to_draft[i] : i;
-      if (j >= 0 && j < draft_vocab) left -= static_cast<double>(q(j)) * q_scale;
-    }
+    const double left = static_cast<double>(p(i)) * p_scale - draft_share(i);
     return left > 0.0 ? static_cast<uint64_t>(static_cast<int64_t>(left * unit)) : 0;
+  }
+  // b q(i).
+  POLYSPEC_FN double draft_share(int64_t i) const {
+    if (proposed >= 0) return i == proposed ? 1.0 : 0.0;
+    const int64_t j = target_to_draft != nullptr ? target_to_draft[i] : i;
+    return j >= 0 && j < draft_vocab ? static_cast<double>(q(j)) * q_scale : 0.0;
+  }
+  // Whether a token drawn from p, with a test's draw in (0, 1), is one drawn from the residual:
+  // with probability max(0, 1 - b q(i) / (a p(i))).
+  POLYSPEC_FN bool keeps(int64_t i, double draw) const {
+    const double whole = static_cast<double>(p(i)) * p_scale;
+    return draw * whole < whole - draft_share(i);
   }
   // The same of a token whose two masses are at hand.
   POLYSPEC_FN uint64_t of(uint64_t p_mass, uint64_t q_mass) const {
@@ -246,17 +252,50 @@ POLYSPEC_FN Emission emit_from_residual(Group& group, const View& view, int64_t 
   return emission;
 }
 
-// Draws the correction of a block's row i from norm(max(scale p - q, 0)). Collective.
-template <class T, class Group>
-POLYSPEC_FN Emission emit_correction(Group& group, const Block<T>& block, int64_t i,
-                                     const RowStatistics& p_statistics,
-                                     const RowStatistics& q_statistics, double scale,
+// Whether target_statistics leaves a row's tile sums in the group's scratch.
+template <class Group>
+POLYSPEC_FN constexpr bool sums_rows(const Group&) {
+  return true;
+}
+
+// A token drawn from the residual by rejection: teams try at once, and the first try in their order
+// that succeeds counts, so that it does not matter how many teams there are. -1 if none does. Needs
+// p's tile sums in scratch. Collective.
+template <class Group, class T>
+POLYSPEC_FN int64_t try_residual(Group& group, const Draws& draws, int64_t offset,
+                                 const ResidualWeight<T>& weight, uint64_t mass) {
+  int64_t found = INT64_MAX;  // try and token
+  POLYSPEC_ROLLED
+  for (int64_t j = group.team(); j < kResidualTries && found == INT64_MAX; j += group.teams()) {
+    const uint64_t target = mul_high(draws.of_try(offset, j, 0), mass);
+    const int64_t token = team_pick(group, weight.p.row.n, weight.p, target);
+    if (weight.keeps(token, open_unit(draws.of_try(offset, j, 1)))) found = j << 32 | token;
+  }
+  found = group.min(found);
+  return found == INT64_MAX ? -1 : found & 0xffffffff;
+}
+
+// Draws the correction of row i, the token `offset` after the call's position, from a residual.
+// `summed`: p's tile sums are in scratch. Collective.
+template <class Group, class View, class T>
+POLYSPEC_FN Emission emit_correction(Group& group, const View& view, int64_t i, int64_t offset,
+                                     const ResidualWeight<T>& weight, bool summed,
+                                     const RowStatistics& p_statistics, uint64_t bits,
                                      int32_t* status) {
-  const ResidualWeight<T> weight =
-      residual_weight(block, i, block.token(i), p_statistics, q_statistics, scale, 1.0);
-  const uint64_t total = sum_tiles(group, block.params.vocab, weight);
-  return emit_from_residual(group, block, i, weight, total, p_statistics, block.emit_draw(i),
-                            status);
+  const Row<T>& row = weight.p.row;
+  if (view.draws.tries()) {
+    if (!summed) sum_tiles(group, row.n, weight.p);
+    Emission emission;
+    emission.token = try_residual(group, view.draws, offset, weight, p_statistics.mass);
+    if (emission.token >= 0) {
+      emission.logprob =
+          log_probability(row[emission.token], p_statistics, view.filter, weight.p.head);
+      emission.statistics = p_statistics;
+      return emission;
+    }
+  }
+  const uint64_t total = sum_tiles(group, row.n, weight);
+  return emit_from_residual(group, view, i, weight, total, p_statistics, bits, status);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

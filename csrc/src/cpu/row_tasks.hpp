@@ -109,4 +109,9 @@ int64_t pick(SerialGroup& group, int64_t n, const Weight& weight, uint64_t targe
   return i;
 }
 
+template <class Weight>
+int64_t team_pick(SerialGroup& group, int64_t n, const Weight& weight, uint64_t target) {
+  return pick(group, n, weight, target);
+}
+
 }  // namespace polyspec::POLYSPEC_CORE
