@@ -140,7 +140,12 @@ def test_draws_of_two_purposes_are_not_shared(rule: str) -> None:
     at = 40 + keyed.num_accepted.numpy()  # the emitted token's own position
     draws = np.stack([*accept, ref.draw_bits(seeds, at, 3, 6, ref.EMIT)], 1)
     injected = ps.verify(target, tokens, draft, rule=rule, draws=tensor_of(draws))
-    assert keyed.tokens.tolist() == injected.tokens.tolist()
+    assert keyed.num_accepted.tolist() == injected.num_accepted.tolist()
+    # Behind all draft tokens the last one is kEmit's; a correction is one of its tries'.
+    whole = keyed.num_accepted == k
+    assert keyed.tokens[whole].tolist() == injected.tokens[whole].tolist()
+    assert whole.any()
+    assert keyed.tokens[~whole].tolist() != injected.tokens[~whole].tolist()
     bits = ref.draw_bits(seeds, 40, 3, 6, ref.SAMPLE)[:, None]
     assert (
         ps.sample(target[:, 0], **options).tokens.tolist()
