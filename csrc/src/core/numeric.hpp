@@ -81,7 +81,7 @@ POLYSPEC_FN float exp2_of(float exponent) {
 }
 
 // trunc(2^(62 - head) * 2^exponent), exponent <= 0: the float's 24 significant bits are shifted
-// into place as an integer.
+// into place as an integer. (Some devices convert instead, see TokenMass.)
 POLYSPEC_FN uint64_t mass_of_exponent(float exponent, int head) {
   const uint32_t bits = bit_cast<uint32_t>(exp2_of(exponent));
   const uint32_t down = 127u - (bits >> 23) + static_cast<uint32_t>(head);

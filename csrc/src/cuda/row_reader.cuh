@@ -55,12 +55,14 @@ struct VectorSplit {
   POLYSPEC_FN int end_at(int e) const { return e < head ? e : vectors * kWidth + e; }
 };
 
-// Calls f(i, row[i]) for this worker's share of the at most 2^30 elements in [begin, end): together
-// the workers cover each once. kAhead vectors are loaded before the first is used: where the loads
-// are all that takes time, enough of them have to be under way.
-template <int kAhead, class T, class F>
-POLYSPEC_FN void visit(const Row<T>& row, int64_t begin, int64_t end, int worker, int workers,
-                       const F& f) {
+// Goes over this worker's share of the at most 2^30 elements in [begin, end): together the workers
+// cover each once. on_vector(i, words) gets those of a vector, i the first of them, on_element(i,
+// row[i]) the others. kAhead vectors are loaded before the first is used: where the loads are all
+// that takes time, enough of them have to be under way.
+template <int kAhead, class T, class OnVector, class OnElement>
+POLYSPEC_FN void visit_vectors(const Row<T>& row, int64_t begin, int64_t end, int worker,
+                               int workers, const OnVector& on_vector,
+                               const OnElement& on_element) {
   constexpr int kWidth = 16 / sizeof(T);
   const T* data = row.data + begin;
   const VectorSplit<kWidth> split(reinterpret_cast<uintptr_t>(data) / sizeof(T),
@@ -76,16 +78,25 @@ POLYSPEC_FN void visit(const Row<T>& row, int64_t begin, int64_t end, int worker
     POLYSPEC_UNROLL
     for (int u = 0; u < kAhead; ++u) {
       if (v + u * workers >= split.vectors) break;
-      const int64_t at = begin + split.vector_at(v + u * workers);
-      POLYSPEC_UNROLL
-      for (int j = 0; j < kWidth; ++j) f(at + j, element<T>(words[u], j));
+      on_vector(begin + split.vector_at(v + u * workers), words[u]);
     }
   }
   POLYSPEC_ROLLED
   for (int e = worker; e < split.ends; e += workers) {
     const int at = split.end_at(e);
-    f(begin + at, to_float(data[at]));
+    on_element(begin + at, to_float(data[at]));
   }
+}
+
+// The same with f(i, row[i]) for each.
+template <int kAhead, class T, class F>
+POLYSPEC_FN void visit(const Row<T>& row, int64_t begin, int64_t end, int worker, int workers,
+                       const F& f) {
+  const auto each = [&](int64_t at, const Words& words) {
+    POLYSPEC_UNROLL
+    for (int j = 0; j < static_cast<int>(16 / sizeof(T)); ++j) f(at + j, element<T>(words, j));
+  };
+  visit_vectors<kAhead>(row, begin, end, worker, workers, each, f);
 }
 
 // visit for this thread's share of a whole row.
@@ -97,17 +108,60 @@ POLYSPEC_FN void visit_row(Group& group, const Row<T>& row, const F& f) {
   }
 }
 
+// The larger of the elements in two words, a NaN if either is one.
+template <class T>
+POLYSPEC_FN uint32_t larger_elements(uint32_t a, uint32_t b) {
+#ifdef __CUDACC__
+  uint32_t larger;
+  if constexpr (std::is_same_v<T, float>) {
+    asm("max.NaN.f32 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  }
+  return larger;
+#else
+  uint32_t larger = 0;
+  for (int j = 0; j < static_cast<int>(4 / sizeof(T)); ++j) {
+    const Words both = {{a, b, 0, 0}};
+    const float x = element<T>(both, j);
+    const float y = element<T>(both, j + static_cast<int>(4 / sizeof(T)));
+    const uint32_t kept = !(x <= y) && !(y != y) ? a : b;
+    const uint32_t mask = sizeof(T) == 4 ? ~0u : 0xffffu << (16 * j);
+    larger |= kept & mask;
+  }
+  return larger;
+#endif
+}
+
+// A NaN stays one whatever it is compared with, so that the largest logit alone shows it.
 template <class Group, class T>
 POLYSPEC_FN void extremes(Group& group, const Row<T>& row, int32_t* high, int32_t* low) {
-  int32_t most = kOrderMinusInfinity;
-  int32_t least = kOrderInfinity;
-  visit_row<4>(group, row, [&](int64_t, float z) {
-    const int32_t order = order_of(z);
-    most = order > most ? order : most;
-    least = order < least ? order : least;
-  });
-  *high = most;
-  *low = least;
+  constexpr uint32_t kLowest = std::is_same_v<T, float>      ? 0xff800000u
+                               : std::is_same_v<T, BFloat16> ? 0xff80ff80u
+                                                             : 0xfc00fc00u;
+  Words most = {{kLowest, kLowest, kLowest, kLowest}};
+  float at_ends = -kInfinity;
+  const Tiling tiling(row.n);
+  for (int64_t tile = group.team(); tile < tiling.count; tile += group.teams()) {
+    visit_vectors<4>(
+        row, tiling.begin(tile), tiling.end(tile), group.lane(), group.lanes(),
+        [&](int64_t, const Words& words) {
+          POLYSPEC_UNROLL
+          for (int j = 0; j < 4; ++j)
+            most.word[j] = larger_elements<T>(most.word[j], words.word[j]);
+        },
+        [&](int64_t, float z) { at_ends = z > at_ends || z != z ? z : at_ends; });
+  }
+  // In the order of the floats a NaN lies outside the infinities, above or below them.
+  *high = *low = order_of(at_ends);
+  POLYSPEC_UNROLL
+  for (int j = 0; j < static_cast<int>(16 / sizeof(T)); ++j) {
+    const int32_t order = order_of(element<T>(most, j));
+    *high = order > *high ? order : *high;
+    *low = order < *low ? order : *low;
+  }
 }
 
 template <class Group, class T>
