@@ -603,7 +603,8 @@ class HuggingFaceLevel(ModelLevel):
     def _stays(self) -> bool:
         """Whether the lengths of the cache at hand can stay on the device for a whole round."""
         member = self._member is None or self._member.stays
-        return member and self.supports_batches and bool(self._cache.in_one_place)
+        cache = self._cache  # None: the last attempt to make one failed
+        return member and self.supports_batches and cache is not None and bool(cache.in_one_place)
 
     def reserve_span(self, tokens: int) -> Place | None:
         """See `DeviceLengths.reserve_span`."""

@@ -16,9 +16,16 @@ import torch
 from failing import PROMPTS, SAMPLING, Failing, model
 
 import polyspec_ext as ps
-from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput, PromptBatch
 
 PACKAGE = str(Path(ps.__file__).parent)
+
+
+class Growing(HuggingFaceLevel):
+    """A level that is not told how long its rows will be, so that its cache grows."""
+
+    def prefill(self, prompts: PromptBatch) -> Any:  # type: ignore[override]
+        return super().prefill(prompts._replace(capacity=0))
 
 
 class Setting:
@@ -30,14 +37,12 @@ class Setting:
     """
 
     def __init__(self, prompts: list[list[int]], shared: bool = False, **options: Any) -> None:
-        self.levels: list[HuggingFaceLevel] = []
+        self.levels: list[Growing] = []
         for seed, (name, layers) in enumerate((("target", 3), ("middle", 2), ("drafter", 1))):
             own = dict(options, step=4)
             if shared and name == "middle":
                 own = {"shares_cache_with": self.levels[0]}
-            self.levels.append(HuggingFaceLevel(model(seed, layers), name=name, **own))
-        for level in self.levels:
-            level.reserve = None  # type: ignore[assignment,method-assign]  # so that all caches grow
+            self.levels.append(Growing(model(seed, layers), name=name, **own))
         self.chain = ps.Chain(self.levels, [4, 2])
         self.prompts = prompts
         self.good = self.generate()
