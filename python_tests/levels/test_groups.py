@@ -70,13 +70,13 @@ def test_rows_read_apart_are_what_they_are_alone(family: str) -> None:
     model = make(family, seed=1)
     level, alone = ps.HuggingFaceLevel(model), ps.HuggingFaceLevel(model)
     text, widths = tokens(), []
-    read = level.read
+    read = level.append
 
     def watched(piece: torch.Tensor, counts: Any, *layers: Any) -> Any:
         widths.append(tuple(piece.shape))
         return read(piece, counts, *layers)
 
-    level.read = watched  # type: ignore[method-assign]
+    level.append = watched  # type: ignore[method-assign]
     if family == "llama":
         level.reserve(400)
     for _ in range(2):  # the second batch finds a used cache
@@ -99,16 +99,16 @@ def test_rows_read_apart_are_what_they_are_alone(family: str) -> None:
 
 def test_a_failure_on_the_way_leaves_the_level_usable() -> None:
     level = ps.HuggingFaceLevel(make("llama", seed=1))
-    read = level.read
+    read = level.append
 
     def fails(piece: torch.Tensor, counts: Any, *layers: Any) -> None:
         raise RuntimeError("out of memory")
 
-    level.read = fails  # type: ignore[method-assign]
+    level.append = fails  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="out of memory"):
         level.prefill(tokens(), COUNTS)
     assert level.cache.batch_size == len(COUNTS)
-    level.read = read  # type: ignore[method-assign]
+    level.append = read  # type: ignore[method-assign]
     level.prefill(tokens(), COUNTS)
     assert level.cache.lengths.tolist() == COUNTS
 
