@@ -96,4 +96,4 @@ def _rotary_fake(
 torch.library.register_fake("polyspec::rms_norm", lambda x, *_: torch.empty_like(x))
 torch.library.register_fake("polyspec::add_rms_norm", _add_rms_norm_fake)
 torch.library.register_fake("polyspec::rotary", _rotary_fake)
-torch.library.register_fake("polyspec::gated", lambda x: x.new_empty(len(x), x.shape[1] // 2))
+torch.library.register_fake("polyspec::gated", lambda x: x.new_empty(x.shape[0], x.shape[1] // 2))

@@ -174,7 +174,7 @@ def test_a_round_that_commits_nothing_is_an_error(
 ) -> None:
     """And not the end of the text; the request is named."""
     if sync is None:
-        monkeypatch.setattr(StateRows, "next", lambda self: None)
+        monkeypatch.setattr(StateRows, "next", lambda self, unread: None)
     else:  # the width without what is pending for the target
         monkeypatch.setattr(RoundPlan, "width_at", lambda self, place: 4)
     kind = toy_rows.Rows if sync is None else toy_rows.Staying
