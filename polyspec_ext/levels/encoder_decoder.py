@@ -60,6 +60,7 @@ class EncoderDecoderLevel(ModelLevel):
     """
 
     reads_apart = True
+    supports_batches = False
     capabilities = LevelCapabilities(reads_apart=True, checked=True)
     reads_encoder_input = True
     no_trees = "an encoder-decoder model places tokens by their slot in the cache"
