@@ -33,12 +33,6 @@ WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
 }
 # Rounds of the middle for one prompt: a third one where the first two have not filled the window.
 ROUNDS: dict[tuple[str, ...], tuple[int, ...]] = {("target", "middle", "drafter"): (3,)}
-BATCH_WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
-    ("target",): (),
-    ("target", "middle"): (3,),
-    ("target", "drafter"): (3,),
-    ("target", "middle", "drafter"): (4, 1),
-}
 
 
 def root() -> Path:

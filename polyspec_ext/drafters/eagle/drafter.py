@@ -19,7 +19,7 @@ import torch
 
 from ... import arguments
 from ...levels import HuggingFaceLevel
-from ...levels.base import Counts, InputBlock, LevelOutput, PromptBatch
+from ...levels.base import Counts, PromptBatch
 from ...ops import unchecked
 from ..base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from ..model import DraftModel
@@ -215,9 +215,6 @@ class _HeadLevel:
             self._states = head.follow(tokens, self._states, own, stays=False)
         self._reads = True
         return head.of_target(head.logits(self._states))
-
-    def forward_block(self, block: InputBlock) -> LevelOutput:
-        return LevelOutput(self.forward(block.tokens, block.keep, block.counts))
 
     def rollback(self, lengths: Sequence[int]) -> None:
         raise NotImplementedError(f"{self.name} is rolled back by its drafter")
