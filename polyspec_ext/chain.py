@@ -25,6 +25,7 @@ from .levels import (
     batched,
     vocabulary,
 )
+from .levels.base import id_map_of
 from .levels.describe import level_line, num_parameters
 from .outputs import Output, Stream
 from .policies import WindowPolicy, named
@@ -297,9 +298,11 @@ class Chain:
             drafter = self.drafter
         if drafter is not None:
             sizes.append(drafter.vocab_size)
+        drafters = [] if drafter is None else [drafter]
         config = ChainConfig(
             tuple(self.names),
             tuple(sizes),
+            tuple(id_map_of(part).of_text(sizes[0]) for part in [*levels, *drafters]),
             tuple(self.window) or (0,),
             (*self.rounds, 0),
             self.rule,

@@ -88,13 +88,6 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.T
     return on_device(table, torch.int64, device).view(len(rows), width), counts
 
 
-def known_ids(ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """`ids` with those that a smaller vocabulary does not have as 0. That costs a draft level some
-    accuracy and no exactness: the distribution that it hands up is still the one it samples
-    from."""
-    return ids.masked_fill(ids >= vocab_size, 0)
-
-
 class Place:
     """Memory that a step uses beside its inputs, as part of a graph's key.
 

@@ -17,6 +17,7 @@ from ..levels.base import (
     InputBlock,
     Level,
     PromptBatch,
+    id_map_of,
     input_vocab_size,
 )
 from ..ops import SampleResult, unchecked
@@ -40,7 +41,7 @@ class DraftModel:
 
     def __init__(
         self,
-        level: Level,
+        level: Level | BatchedLevel,
         vocab_size: int | None = None,
         sample: Callable[..., Any] = unchecked.sample,
     ) -> None:
@@ -51,6 +52,7 @@ class DraftModel:
         self.name, self.device = self._level.name, self._level.device
         self.max_length = self._level.max_length
         self.vocab_size = self.input_vocab_size = input_vocab_size(self._level)
+        self._ids = id_map_of(self._level)
         if vocab_size is not None:
             vocab_size = arguments.integer("vocab_size", vocab_size, arguments.SIZE_MAX, 1)
             self.vocab_size = min(vocab_size, self.vocab_size)
@@ -61,7 +63,11 @@ class DraftModel:
     def capabilities(self) -> DrafterCapabilities:
         can = self._level.capabilities
         return DrafterCapabilities(
-            can.batches, can.device_lengths, can.reads_apart, keeps_lengths=can.keeps_lengths
+            can.batches,
+            can.device_lengths,
+            can.reads_apart,
+            keeps_lengths=can.keeps_lengths,
+            id_map=can.id_map,
         )
 
     @property
@@ -111,28 +117,32 @@ class DraftModel:
         left = None if inputs.eos is None else list(map(int, inputs.lengths))
         drawn_by_row: list[list[int]] = [] if left is None else [[] for _ in left]
         counts, first = (read, (read - 1).clamp_min(0)) if left is None else _all_read(inputs)
-        vocab_size = min(self.vocab_size, inputs.vocab_size)
+        entries = self._ids.entries_below(min(self.vocab_size, inputs.vocab_size))
         samples: list[SampleResult] = []
+        drafted: list[torch.Tensor] = []
         rows: RowBuffer | None = None
         places: Sequence[torch.Tensor] = ()
         tokens: torch.Tensor = inputs.tokens
         for i in range(inputs.most):
             logits = self._level.forward(InputBlock(tokens, 1, counts, first)).logits
-            if logits.shape[2] > vocab_size:
-                logits = logits[..., :vocab_size]
+            if logits.shape[2] > entries:
+                logits = logits[..., :entries]
             if inputs.processors is not None:
                 assert left is not None, "processors need the host to see the tokens"
+                logits = self._ids.spread(logits, inputs.vocab_size)
                 logits = _processed(logits, inputs, inputs.processors, left, drawn_by_row)
+                logits = self._ids.gather(logits, entries)
             behind = logits.select(1, 0)
             drawn = self._sample(behind, *parameters, drawn_at[i], inputs.level, rounds)
             samples.append(drawn)
+            tokens = self._ids.to_above(drawn.tokens)
+            drafted.append(tokens)
             if inputs.wants_rows:
                 if rows is None:
                     rows = _room(inputs.rows, inputs.most, logits)
                     places = rows.logits.unbind(1)
                 # The level may write its logits again with the next pass.
                 places[i].copy_(behind)
-            tokens = drawn.tokens
             if left is None:
                 # One that could not be drawn is -1, and the host has not read it yet.
                 tokens, counts, first = tokens.clamp_min(0), read.clamp(max=1), read.clamp(max=0)
@@ -157,7 +167,7 @@ class DraftModel:
             if own.shape[1] != len(samples):
                 own = own[:, : len(samples)]
             torch.stack([s.statistics for s in samples], 1, out=own)
-        tokens = torch.stack([s.tokens for s in samples], 1)
+        tokens = torch.stack(drafted, 1)
         status = None if left is not None else torch.stack([s.status for s in samples], 1)
         return DraftBlock(tokens, status=status, rows=rows)
 

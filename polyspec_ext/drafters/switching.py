@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from .. import arguments
-from ..levels.base import Counts, PromptBatch, input_vocab_size
-from ..tensors import known_ids
+from ..levels.base import Counts, PromptBatch, id_map_of, input_vocab_size
 from ..validate import LEVEL_MAX
 from .base import (
     BatchedDrafter,
@@ -85,6 +84,8 @@ class SwitchingDrafter:
                 raise ValueError(f"{one.name}: expected a drafter without hidden states")
             if one.capabilities.trees:
                 raise ValueError(f"{one.name}: expected a drafter of chains, given one of trees")
+            if id_map_of(one).drawn is not None:
+                raise ValueError(f"{one.name}: expected a drafter of all ids, given one of a part")
         used: list[object] = []
         for number, one in enumerate(self.members):
             own = levels_of(one)
@@ -102,6 +103,7 @@ class SwitchingDrafter:
         self.device = self.members[0].device
         self.vocab_size = max(one.vocab_size for one in self.members)
         self.input_vocab_size = max(map(input_vocab_size, self.members))
+        self._maps = [id_map_of(one).of_text(arguments.SIZE_MAX) for one in self.members]
         limits = [one.max_length for one in self.members if one.max_length is not None]
         self.max_length = min(limits) if limits else None
         self.name = " | ".join(one.name for one in self.members)
@@ -132,7 +134,7 @@ class SwitchingDrafter:
         counts = prompts.counts
         read = [prompts.tokens.shape[1]] * len(prompts.tokens) if counts is None else counts
         for number, one in enumerate(self.members):
-            known = known_ids(prompts.tokens, input_vocab_size(one))
+            known = self._maps[number].to_below(prompts.tokens)
             one.prefill(prompts._replace(tokens=known))
             self._held[number] = [int(n) for n in read]
 
@@ -151,7 +153,7 @@ class SwitchingDrafter:
         for b, text in enumerate(texts):
             if text is not None:
                 tokens[b, : counts[b]] = text
-        given = known_ids(tokens.to(self.device), input_vocab_size(one))
+        given = self._maps[self.active].to_below(tokens.to(self.device))
         # Rows of logits are written again by the member whose they are: another's may be a user's.
         rows = self._rows[self.active]
         block = one.draft(replace(inputs, tokens=given, counts=counts, rows=rows))

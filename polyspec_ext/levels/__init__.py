@@ -16,6 +16,7 @@ from .base import (
 )
 from .encoder_decoder import EncoderDecoderLevel
 from .hugging_face import HuggingFaceLevel
+from .id_map import IdMap
 from .loader import Level, load
 from .registry import ELEMENTS, Loader, ModelSource, Options, Registry
 from .sources import tokenizer_at
@@ -29,6 +30,7 @@ __all__ = [
     "EncoderDecoderLevel",
     "Hidden",
     "HuggingFaceLevel",
+    "IdMap",
     "InputBlock",
     "Level",
     "LevelAdapter",

@@ -18,6 +18,7 @@ from .base import (
     LevelOutput,
     PromptBatch,
     device_of,
+    id_map_of,
 )
 
 
@@ -48,6 +49,7 @@ class _Wrapper:
         self.max_length: int | None = getattr(level, "max_length", None)
         self.device = device_of(level)
         self.vocab_size = int(level.vocab_size)
+        self._width = 0  # of rows of logits
 
     @property
     def one_at_a_time(self) -> str:
@@ -67,7 +69,7 @@ class _Wrapper:
 
     def _checked(self, logits: torch.Tensor, block: InputBlock) -> None:
         batch = block.tokens.shape[0]
-        returned.require_logits(self.name, logits, batch, block.keep, self.vocab_size, self.device)
+        returned.require_logits(self.name, logits, batch, block.keep, self._width, self.device)
 
     def _kept(self, kept: Any, asked: Counts) -> Counts:
         if kept is None or isinstance(asked, torch.Tensor):
@@ -92,7 +94,9 @@ class LevelAdapter(_Wrapper):
     def __init__(self, level: Level, name: str | None = None) -> None:
         super().__init__(level, name)
         batches = bool(getattr(level, "supports_batches", False))
-        self.capabilities = LevelCapabilities(batches=batches, checked=True)
+        id_map = getattr(level, "id_map", None)
+        self.capabilities = LevelCapabilities(batches=batches, checked=True, id_map=id_map)
+        self._width = id_map_of(self).entries_below(self.vocab_size)
 
     def prefill(self, prompts: PromptBatch) -> None:
         reserve = getattr(self.level, "reserve", None)
@@ -129,6 +133,10 @@ class CheckedLevel(_Wrapper):
 
     _lacks = "capabilities without `{}`"
     level: Any
+
+    def __init__(self, level: BatchedLevel, name: str | None = None) -> None:
+        super().__init__(level, name)
+        self._width = id_map_of(level).entries_below(self.vocab_size)
 
     @property
     def capabilities(self) -> LevelCapabilities:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from .id_map import IdMap
+
 
 @runtime_checkable
 class Level(Protocol):
@@ -24,7 +26,9 @@ class Level(Protocol):
 
     Optional attributes: `name` (for messages), `device` (of tokens and logits; default the CPU),
     `max_length` (longest context, None: no limit), `eos_token_ids`, `tokenizer()`,
-    `reserve(tokens)` (before `prefill`: the longest row that the batch will have).
+    `reserve(tokens)` (before `prefill`: the longest row that the batch will have), `id_map` (an
+    `IdMap` with the part of the ids that it draws, and has logits of; only the chain's last level
+    may have one).
     """
 
     @property
@@ -80,6 +84,7 @@ class LevelCapabilities:
             (`device_lengths`): it has the methods of `DeviceLengths`.
         admits: prompts can join the batch at hand: it has the method of `Admitting`.
         checked: what it returns has the form that the contract says, so nobody looks again.
+        id_map: which ids it draws, where they are a part of those that it reads; None: all.
         hidden_size: width of its hidden states; None: not told.
         num_layers: decoder layers, whose states these are; None: not told.
     """
@@ -92,6 +97,7 @@ class LevelCapabilities:
     keeps_lengths: bool = False
     admits: bool = False
     checked: bool = False
+    id_map: IdMap | None = None
     hidden_size: int | None = None
     num_layers: int | None = None
 
@@ -240,6 +246,11 @@ def input_vocab_size(part: Any) -> int:
     """Ids that a level or drafter reads are below this. Its `vocab_size`, below which are those
     that it draws, may be smaller: then it says so by an attribute of this name."""
     return int(getattr(part, "input_vocab_size", part.vocab_size))
+
+
+def id_map_of(part: Any) -> IdMap:
+    """Of a level or drafter as the engine calls it."""
+    return part.capabilities.id_map or IdMap(input_vocab_size(part))
 
 
 class Admitting(Protocol):

@@ -3,6 +3,7 @@ but where its pointer is taken.
 
 Arguments are those of `ps.sample`, `ps.verify` and `ps.verify_tree`, with what every request has a
 value of as a tensor ``[B]`` on the logits' device: float32 (temperature, top_p, min_p) or int64.
+`target_to_draft` is int32, on that device.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def verify(
     round: torch.Tensor,
     rule: str,
     draft_statistics: torch.Tensor | None,
+    target_to_draft: torch.Tensor | None = None,
 ) -> VerifyResult:
     """`ps.verify` of a text that is cut nowhere."""
     if draft_statistics is not None:
@@ -66,8 +68,8 @@ def verify(
     # fmt: off
     *outputs, _ = _verify(
         target_logits, draft_tokens, None, 0, draft_logits, draft_lengths, None, draft_statistics,
-        None, 0.0, temperature, 0, top_k, 0.0, top_p, 0.0, min_p, 0, seed, 0, position, 0, round,
-        level, RULES[rule], None, None, 0, None, _NO_LIMIT, None,
+        target_to_draft, 0.0, temperature, 0, top_k, 0.0, top_p, 0.0, min_p, 0, seed, 0, position,
+        0, round, level, RULES[rule], None, None, 0, None, _NO_LIMIT, None,
     )
     # fmt: on
     return VerifyResult._make(outputs)
@@ -91,14 +93,15 @@ def verify_tree(
     position: torch.Tensor,
     level: int,
     round: torch.Tensor,
+    target_to_draft: torch.Tensor | None = None,
 ) -> TreeVerifyResult:
     """`ps.verify_tree` of a text that is cut nowhere."""
     # fmt: off
     tokens, accepted, logprobs, status, statistics, path, rows, ends = _verify_tree(
         target_logits, draft_tokens.contiguous(), parents.contiguous(), None, parents.shape[1],
-        depth, counts, draft_logits, draft_rows, draft_statistics, None, 0.0, temperature, 0,
-        top_k, 0.0, top_p, 0.0, min_p, 0, seed, 0, position, 0, round, level, None, None, 0, None,
-        _NO_LIMIT, None,
+        depth, counts, draft_logits, draft_rows, draft_statistics, target_to_draft, 0.0,
+        temperature, 0, top_k, 0.0, top_p, 0.0, min_p, 0, seed, 0, position, 0, round, level, None,
+        None, 0, None, _NO_LIMIT, None,
     )
     # fmt: on
     return TreeVerifyResult(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..levels.id_map import IdMap
 from ..ops import unchecked
 
 
@@ -33,6 +34,7 @@ class ChainConfig:
         names: of the levels, target first, drafter last; n of them.
         vocab_sizes: ids that each level draws are below these; no level draws an id that the level
             above it does not have.
+        id_maps: between the ids of the text, the target's, and those of each level.
         windows: tokens that level i waits for, i = 1 ... n-1.
         rounds: blocks that level i waits for at most, i = 1 ... n-1; 0: no bound.
         tail: tokens that the drafter adds at most, unverified, to those that the target verifies.
@@ -43,6 +45,7 @@ class ChainConfig:
 
     names: tuple[str, ...]
     vocab_sizes: tuple[int, ...]
+    id_maps: tuple[IdMap, ...]
     windows: tuple[int, ...]
     rounds: tuple[int, ...]
     rule: str

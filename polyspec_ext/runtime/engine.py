@@ -35,11 +35,10 @@ from ..levels.base import (
     BatchedLevel,
     DeviceLengths,
     InputBlock,
-    input_vocab_size,
 )
 from ..sampling import LogitsProcessors
 from ..stats import StatsRecorder
-from ..tensors import RowParameters, known_ids
+from ..tensors import RowParameters
 from . import requirements, steps
 from .buffers import Buffers
 from .config import ChainConfig
@@ -108,8 +107,12 @@ class Engine:
         self._layers = () if can is None else can.hidden_layers
         self._trees = can is not None and can.trees
         self._tree_size = None if can is None else can.tree_size
-        # Parts that read fewer ids than the target has.
-        self._smaller = [input_vocab_size(part) < config.vocab_sizes[0] for part in self._parts]
+        # Which entries of the drafter's rows the ids of the level above are.
+        self._target_to_draft: torch.Tensor | None = None
+        requirements.require_all_ids(levels)
+        if drafter is not None:
+            entries = config.id_maps[-1].target_to_draft(config.vocab_sizes[-2])
+            self._target_to_draft = None if entries is None else entries.to(levels[-1].device)
         self._gives_hidden: set[int] = set()  # levels whose hidden states the drafter is told
         if drafter is not None:
             self._gives_hidden = requirements.levels_with_hidden(levels, drafter)
@@ -278,13 +281,13 @@ class Engine:
     def _prepare_caches(self, plan: RoundPlan, active: Sequence[Row]) -> None:
         """Every level of the round has read the rows up to the few tokens that its first step
         reads."""
-        slots, names, state = self._slots, self.config.names, self._state
+        slots, state = self._slots, self._state
         fresh = [number for number in plan.asked if not self._begun[number - 1]]
         if fresh:
             hidden = prefill(
                 self._parts,
                 fresh,
-                names,
+                self.config,
                 slots,
                 plan.ahead + self._size(plan).nodes,
                 self._streams,
@@ -302,7 +305,8 @@ class Engine:
             if max(row.committed - held[row.slot] for row in active) > plan.lag(number):
                 began = time.perf_counter()
                 self._at_work = number, None
-                state.set_cached(number, read_rest(self._parts[number - 1], slots, held))
+                part, id_map = self._parts[number - 1], self.config.id_maps[number - 1]
+                state.set_cached(number, read_rest(part, id_map, slots, held))
                 self._at_work = None
                 self._recorder.spent(number - 1, time.perf_counter() - began, 1)
 
@@ -589,7 +593,8 @@ class Engine:
         if old is None:  # nothing is pending for the target, of any row
             return
         place = place.where(step.plan.of_tail[:, None] > 0, old.logits.shape[1] - 1)
-        rows, known = steps.hand_up_tail(old, block.tokens, block.rows, place)
+        id_map = self.config.id_maps[-1]
+        rows, known = steps.hand_up_tail(old, block.tokens, block.rows, place, id_map)
         buffers.rows[1], buffers.known = rows, buffers.known and known
 
     # ---- a verification --------------------------------------------------------------------------
@@ -625,10 +630,12 @@ class Engine:
         drawn = None
         if not greedy and step.most:
             drawn = buffers.handed_up(number, logits.device)
+        entries = self._target_to_draft if number == self._count - 1 else None
+        parameters = buffers.parameters
         if tree is None:
-            r = steps.verify(self.config, step, logits, drawn, buffers.parameters)
+            r = steps.verify(self.config, step, logits, drawn, parameters, entries)
         else:
-            r = steps.verify_tree(self.config, step, logits, tree, drawn, buffers.parameters)
+            r = steps.verify_tree(self.config, step, logits, tree, drawn, parameters, entries)
             logits, hidden = read.along(logits, hidden, r)
         self._at_work = None
         length = buffers.padding(number - 1) if number > 1 and not greedy else 0
@@ -729,7 +736,7 @@ class Engine:
         """`input_ids` where a part reads them, without ids that it does not know."""
         part = self._parts[number - 1]
         ids = input_ids if input_ids.device == part.device else input_ids.to(part.device)
-        return known_ids(ids, input_vocab_size(part)) if self._smaller[number - 1] else ids
+        return self.config.id_maps[number - 1].to_below(ids)
 
     def _rows_of(self, step: Step) -> Sequence[Row]:
         """Those with a part, as far as the host knows."""

@@ -16,9 +16,11 @@ import torch
 
 from ..drafters.base import BatchedDrafter
 from ..errors import named
-from ..levels.base import BatchedLevel, Hidden, PromptBatch, input_vocab_size
+from ..levels.base import BatchedLevel, Hidden, PromptBatch
+from ..levels.id_map import IdMap
 from ..stats import StatsRecorder
-from ..tensors import known_ids, padded
+from ..tensors import padded
+from .config import ChainConfig
 from .request import Row
 from .streams import SideStreams
 
@@ -28,7 +30,7 @@ Part = BatchedLevel | BatchedDrafter
 def prefill(
     parts: Sequence[Part],
     numbers: Sequence[int],
-    names: Sequence[str],
+    config: ChainConfig,
     slots: Sequence[Row],
     ahead: int,
     streams: SideStreams,
@@ -39,6 +41,7 @@ def prefill(
 
     Args:
         parts: levels and drafter, target first.
+        config: of the chain.
         ahead: tokens by which a text may run ahead of what is committed.
         hidden_layers: that the drafter wants.
 
@@ -56,10 +59,10 @@ def prefill(
             # The target stays where its collectives may be, if it is sharded.
             apart = number > 1 and part.capabilities.reads_apart
             place = streams.stream(part.device, number) if apart else nullcontext()
-            with named(names, number - 1, slots), place:
+            with named(config.names, number - 1, slots), place:
                 tokens, counts = padded([row.tokens[:-1] for row in slots], part.device)
                 even = min(counts) == tokens.shape[1]
-                tokens = known_ids(tokens, input_vocab_size(part))
+                tokens = config.id_maps[number - 1].to_below(tokens)
                 layers = hidden_layers if number == 1 else ()
                 encoded = slots[0].encoded  # levels with an encoder take one row
                 if encoded is not None and number > 1:
@@ -78,7 +81,7 @@ def prefill(
     return found
 
 
-def read_rest(part: Part, slots: Sequence[Row], held: Sequence[int]) -> list[int]:
+def read_rest(part: Part, id_map: IdMap, slots: Sequence[Row], held: Sequence[int]) -> list[int]:
     """Has a level read what it lacks of `slots`, but the last token of each.
 
     Args:
@@ -89,5 +92,5 @@ def read_rest(part: Part, slots: Sequence[Row], held: Sequence[int]) -> list[int
     """
     rest = [[] if row.ended else row.tokens[have:-1] for row, have in zip(slots, held, strict=True)]
     tokens, counts = padded(rest, part.device)
-    part.read(known_ids(tokens, input_vocab_size(part)), counts)
+    part.read(id_map.to_below(tokens), counts)
     return [have + count for have, count in zip(held, counts, strict=True)]

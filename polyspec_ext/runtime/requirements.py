@@ -46,6 +46,21 @@ def levels_with_hidden(levels: Sequence[BatchedLevel], drafter: BatchedDrafter) 
     return found
 
 
+def require_all_ids(levels: Sequence[BatchedLevel]) -> None:
+    """Levels that verify can draw every id that they read.
+
+    Raises:
+        ValueError: names the level that cannot.
+    """
+    for level in levels:
+        id_map = level.capabilities.id_map
+        if id_map is not None and id_map.drawn is not None:
+            raise ValueError(
+                f"{level.name}: expected a level that draws all of its {level.vocab_size} ids, "
+                f"given one that draws {len(id_map.drawn)}; only the last level of a chain may"
+            )
+
+
 def require_trees(levels: Sequence[BatchedLevel], drafter: BatchedDrafter, tail: int) -> None:
     """If the drafter drafts trees, the level above it reads them, and there is no tail.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from ..drafters.base import RowBuffer
+from ..levels.id_map import IdMap
 from ..tensors import RowParameters
 from .config import ChainConfig
 from .state import Step
@@ -31,6 +31,7 @@ def verify(
     logits: torch.Tensor,
     rows: RowBuffer | None,
     parameters: RowParameters,
+    target_to_draft: torch.Tensor | None = None,
 ) -> Any:
     """A level verifies the tokens that are pending for it.
 
@@ -39,6 +40,8 @@ def verify(
             step's `most`.
         rows: ``[B, at least W, Vd]``, what the tokens were drawn from; None: the proposals are
             deterministic.
+        target_to_draft: ``[V]`` int32, as of `ps.verify`, where the rows are of a drafter that
+            draws a part of the ids.
 
     Returns:
         `ops.VerifyResult`.
@@ -66,6 +69,7 @@ def verify(
         round=own.rounds,
         rule=config.rule,
         draft_statistics=statistics,
+        target_to_draft=None if draft_logits is None else target_to_draft,
     )
 
 
@@ -76,6 +80,7 @@ def verify_tree(
     tree: Tree,
     rows: RowBuffer | None,
     parameters: RowParameters,
+    target_to_draft: torch.Tensor | None = None,
 ) -> Any:
     """A level verifies the trees that are pending for it.
 
@@ -83,6 +88,7 @@ def verify_tree(
         logits: ``[B, N + 1, V]``, its own: row 0 behind the root, row i + 1 behind node i.
         rows: ``[B, N + 1, Vd]``, what the children behind each of these were drawn from, where
             `tree.drawn` does not say otherwise; None: they are deterministic.
+        target_to_draft: as of `verify`.
 
     Returns:
         what `verify` returns, tokens ``[B, D + 1]``, with `path` ``[B, D]``, the nodes that stand,
@@ -114,6 +120,7 @@ def verify_tree(
         position=own.positions,
         level=step.level,
         round=own.rounds,
+        target_to_draft=None if pool is None else target_to_draft,
     )
 
 
@@ -152,7 +159,11 @@ def hand_up(
 
 
 def hand_up_tail(
-    buffer: RowBuffer, tokens: torch.Tensor, rows: RowBuffer | None, slots: torch.Tensor
+    buffer: RowBuffer,
+    tokens: torch.Tensor,
+    rows: RowBuffer | None,
+    slots: torch.Tensor,
+    id_map: IdMap,
 ) -> tuple[RowBuffer, bool]:
     """`hand_up` of the rows that a drafter drew a tail from, behind those of the level below the
     target.
@@ -162,6 +173,7 @@ def hand_up_tail(
         tokens: ``[B, W]``, drafted.
         rows: ``[B, at least W, Vd]``; None: the proposals are deterministic.
         slots: as of `hand_up`.
+        id_map: of the drafter.
 
     Returns:
         `buffer`, or one of a wider type that takes its place; and whether it has the statistics of
@@ -175,10 +187,10 @@ def hand_up_tail(
         statistics, logits = None, logits.scatter_(2, ids, 0.0)
     else:
         logits, statistics = rows
-        logits = logits[:, :width].to(device)
+        logits = logits[:, :width]
         if logits.shape[2] < vocab:  # the distribution of these rows is of fewer masses
-            padding = (0, vocab - logits.shape[2])
-            logits, statistics = F.pad(logits, padding, value=-float("inf")), None
+            logits, statistics = id_map.spread(logits, vocab), None
+    logits = logits.to(device)
     dtype = torch.promote_types(buffer.logits.dtype, logits.dtype)
     if dtype != buffer.logits.dtype:  # nothing of either is rounded
         buffer = RowBuffer(buffer.logits.to(dtype), buffer.statistics)

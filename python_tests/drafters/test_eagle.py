@@ -10,7 +10,7 @@ import torch
 from eagle_heads import Reference, Variant, save, weights_of
 from recomputed import RecomputedLevel
 from small_models import make, plain_greedy, rough
-from told import draft_input, prompts, told
+from told import draft_input, drawn_from, prompts, told
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
@@ -54,7 +54,7 @@ class Told(ps.Eagle):
             layers = self.capabilities.hidden_layers
             features = torch.cat([out.hidden_states[k][0] for k in layers], -1)
             rows = self.reference.draft(text, features, 1)
-            given = block.rows.logits[b, 0].double()
+            given = drawn_from(self, block, b)[0]
             assert (given.nan_to_num(0, 0, 0) - rows[0].nan_to_num(0, 0, 0)).abs().max() < 1e-3
             type(self).checked += 1
 
@@ -307,7 +307,7 @@ def test_behind_tokens_whose_states_are_not_told(v: Variant, target: Any, tmp_pa
             for token in text[len(pairs) + 1 :]:
                 pairs.append((token, reference.behind(pairs)[1]))
             wanted = reference.behind(pairs)[0].nan_to_num(0, 0, 0)
-            found = block.rows.logits[b, 0].double().nan_to_num(0, 0, 0)
+            found = drawn_from(drafter, block, b)[0].nan_to_num(0, 0, 0)
             assert (found - wanted).abs().max() < 1e-3
 
     check(told(layers, known, [0, 0]))

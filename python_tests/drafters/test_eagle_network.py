@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from eagle_heads import Reference, Variant, save, variants, weights_of
-from told import draft_input, prompts, told
+from told import draft_input, drawn_from, prompts, told
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
@@ -56,7 +56,7 @@ def test_variants_against_the_reference(v: Variant, tmp_path: Path) -> None:
         for b, count in enumerate((3, 2)):
             rows = reference.draft(texts[b], features[b], count)
             assert block.rows is not None
-            given = block.rows.logits[b, :count].double()
+            given = drawn_from(head, block, b)[:count]
             assert given.shape[-1] == v.vocab
             assert torch.equal(given.isinf(), rows.isinf())
             given, rows = given.nan_to_num(0, 0, 0), rows.nan_to_num(0, 0, 0)
@@ -137,7 +137,7 @@ def test_many_pairs_behind_others(tmp_path: Path) -> None:
         block = head.draft(draft_input([text[:last]], [1], told_now))
         rows = reference.draft(text[:last], features[: last - 1], 1)
         assert block.rows is not None
-        assert (block.rows.logits[0].double() - rows).abs().max() < 1e-4 * rows.abs().max()
+        assert (drawn_from(head, block, 0) - rows).abs().max() < 1e-4 * rows.abs().max()
 
 
 def test_rows_may_leave(tmp_path: Path) -> None:
@@ -219,5 +219,5 @@ def test_published_widths(v: Variant, tmp_path: Path) -> None:
     block = head.draft(draft_input([text], [2], told(layers, [features], [0])))
     rows = reference.draft(text, features, 2).nan_to_num(0, 0, 0)
     assert block.rows is not None
-    given = block.rows.logits[0].double().nan_to_num(0, 0, 0)
+    given = drawn_from(head, block, 0).nan_to_num(0, 0, 0)
     assert (given - rows).abs().max() < 1e-4 * rows.abs().max()

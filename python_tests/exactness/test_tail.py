@@ -204,8 +204,8 @@ def rows_in_the_wrong_place(patch: pytest.MonkeyPatch, made: Any) -> toy.Enumera
     """The tail's rows take the place of those of the first tokens."""
     right = steps.hand_up_tail
 
-    def wrong(buffer: Any, tokens: Any, rows: Any, slots: Any) -> Any:
-        made_up, _ = right(buffer, tokens, rows, (slots - slots.min()).clamp_min(0))
+    def wrong(buffer: Any, tokens: Any, rows: Any, slots: Any, id_map: Any) -> Any:
+        made_up, _ = right(buffer, tokens, rows, (slots - slots.min()).clamp_min(0), id_map)
         return made_up, False
 
     patch.setattr(steps, "hand_up_tail", wrong)

@@ -12,8 +12,8 @@ from small_models import FAMILIES, PROMPT, V, make, plain_greedy
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import polyspec_ext as ps
-from polyspec_ext.levels import HuggingFaceLevel
-from polyspec_ext.tensors import known_ids, padded
+from polyspec_ext.levels import HuggingFaceLevel, IdMap
+from polyspec_ext.tensors import padded
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -216,11 +216,12 @@ def test_rows_are_padded_and_unknown_ids_replaced() -> None:
     level = HuggingFaceLevel(make("llama"))
     ids, counts = padded([[1, 95, 96, 400], [2], []], level.device)
     assert counts == [4, 1, 0]
-    known = known_ids(ids, level.vocab_size)
+    id_map = IdMap(level.vocab_size, text_size=401)
+    known = id_map.to_below(ids)
     assert known.tolist() == [[1, 95, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
     assert ids.tolist()[0] == [1, 95, 96, 400]  # other levels know them
     ids, counts = padded([[]], level.device)
-    assert ids.shape == known_ids(ids, level.vocab_size).shape == (1, 0)
+    assert ids.shape == id_map.to_below(ids).shape == (1, 0)
     assert counts == [0]
 
 

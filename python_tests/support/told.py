@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from polyspec_ext.drafters.base import DraftInput, HiddenStates
+import polyspec_ext as ps
+from polyspec_ext.drafters.base import DraftBlock, DraftInput, HiddenStates
 from polyspec_ext.levels.base import PromptBatch
 from polyspec_ext.sampling import Sampling
 from polyspec_ext.tensors import RowParameters, padded
@@ -58,6 +59,14 @@ def draft_input(
         text=lambda b: torch.tensor(texts[b]),
         hidden=hidden,
     )
+
+
+def drawn_from(head: ps.Eagle, block: DraftBlock, row: int) -> torch.Tensor:
+    """What the tokens of a row were drawn from, ``[N, V]`` float64: -inf for ids without entry."""
+    assert block.rows is not None
+    id_map = head.capabilities.id_map
+    assert id_map is not None
+    return id_map.spread(block.rows.logits[row], head.vocab_size).double()
 
 
 def prompts(batch: int) -> PromptBatch:

@@ -254,6 +254,7 @@ class Enumerator:
                     rows,
                     options["rule"],
                     sampling,
+                    options.get("target_to_draft"),
                 )
             wanted.append(emitted)
             draws.append(bits)
@@ -273,13 +274,17 @@ class Enumerator:
         draft: torch.Tensor | None,
         rule: str,
         sampling: dict[str, float],
+        target_to_draft: torch.Tensor | None,
     ) -> tuple[list[int], list[int], int]:
         """What one row emits, and the bits for it."""
         size, count = target.shape[1], len(drafted)
         p = [distribution(row, **sampling) for row in target]
         q = [[float(x == y) for x in range(size)] for y in drafted]
         if draft is not None and sampling["temperature"] > 0:
-            q = [[*distribution(row, **sampling), *[0.0] * size][:size] for row in draft]
+            q = [[*distribution(row, **sampling), *[0.0] * size] for row in draft]
+            entries = range(size) if target_to_draft is None else target_to_draft.tolist()
+            # (Entry -1 is the last, which nothing is drawn from.)
+            q = [[row[entry] for entry in entries] for row in q]
         verified = self._token_rule if rule == "token" else self._block_rule
         accepted, scale, bits = verified(p, q, drafted)
         if accepted == count:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from ... import arguments
 from ...levels import HuggingFaceLevel
-from ...levels.base import Counts, PromptBatch
+from ...levels.base import Counts, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
 from ...ops import unchecked
 from ..base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from ..model import DraftModel
@@ -116,11 +116,12 @@ class Eagle:
             tree_size=None if self.tree is None else self._tree_size,
             keeps_lengths=True,
             device_lengths=self._head.features.in_one_place,
+            id_map=self._head.id_map,
         )
 
     def _tree_size(self, depth: int) -> TreeSize:
         assert self.tree is not None
-        return self.tree.size(depth, self._head.num_ids)
+        return self.tree.size(depth, self._head.id_map.entries_below(self.vocab_size))
 
     @torch.inference_mode()
     def prefill(self, prompts: PromptBatch) -> None:
@@ -158,26 +159,23 @@ class Eagle:
         return self._draft_tree(self.tree, inputs, states)
 
     def _draft_tree(self, tree: Tree, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
-        head, places = self._head, self._head.places_below(inputs.vocab_size)
+        head, id_map = self._head, self._head.id_map
+        entries = id_map.entries_below(inputs.vocab_size)
 
         def logits(of: torch.Tensor) -> torch.Tensor:
-            own = head.logits(of)
-            return own if places is None else own.index_select(-1, places)
-
-        def targets(tokens: torch.Tensor) -> torch.Tensor:
-            return head.tokens_of_target(tokens if places is None else places[tokens])
+            return head.logits(of)[..., :entries]
 
         def expand(
             tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
             self._own_passes += 1
-            out = head.step(targets(tokens), above, depth, ancestors)
+            out = head.step(id_map.to_above(tokens), above, depth, ancestors)
             return out, logits(out)
 
         lengths = torch.as_tensor(inputs.lengths, device=self.device)
         self._own_passes += 1
         nodes = tree.grow(logits(states)[:, 0], states, lengths, inputs.most, expand)
-        return DraftBlock(targets(nodes.tokens), nodes.counts, parents=nodes.parents)
+        return DraftBlock(id_map.to_above(nodes.tokens), nodes.counts, parents=nodes.parents)
 
     def _follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts) -> torch.Tensor:
         self._own_passes += 1
@@ -188,33 +186,27 @@ class _HeadLevel:
     """The head as a level for `DraftModel`, which draws from it: its first pass of a draft has
     been done, and each later one reads a token that was drawn."""
 
-    supports_batches = True
+    max_length: int | None = None
 
     def __init__(self, head: HeadPasses, name: str) -> None:
         self._head, self.name = head, name
         self.vocab_size, self.device = head.vocab_size, head.device
+        self.capabilities = LevelCapabilities(batches=True, checked=True, id_map=head.id_map)
         self._states = torch.empty(0)
         self._reads = False
 
     def begin(self, states: torch.Tensor) -> None:
         self._states, self._reads = states, False
 
-    def prefill(self, tokens: torch.Tensor) -> None:
-        raise NotImplementedError(f"{self.name} reads with its drafts")
-
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        keep: int,
-        counts: Counts | None = None,
-        first: Counts | None = None,
-    ) -> torch.Tensor:
-        head = self._head
+    def forward(self, block: InputBlock) -> LevelOutput:
+        head, tokens = self._head, block.tokens
         if self._reads:
-            own = [1] * len(tokens) if counts is None else counts
+            own = [1] * len(tokens) if block.counts is None else block.counts
             self._states = head.follow(tokens, self._states, own, stays=False)
         self._reads = True
-        return head.of_target(head.logits(self._states))
+        return LevelOutput(head.logits(self._states))
 
-    def rollback(self, lengths: Sequence[int]) -> None:
-        raise NotImplementedError(f"{self.name} is rolled back by its drafter")
+    def _elsewhere(self, *_: object) -> NoReturn:
+        raise NotImplementedError(f"{self.name} reads and is rolled back with its drafts")
+
+    prefill = read = rollback = keep_path = select = _elsewhere

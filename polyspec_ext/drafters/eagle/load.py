@@ -92,7 +92,15 @@ def load_head(
             f"{config.hidden_size}], given none"
         )
     ids = _ids(config, offsets, text.vocab_size, name)
-    return HeadPasses(network, target, None if ids is None else ids.to(own.device))
+    if ids is None:
+        return HeadPasses(network, target)
+    # Entries in the order of their ids, whatever order they were stored in.
+    ids, order = ids.sort()
+    if not torch.equal(order, torch.arange(len(order))):
+        with torch.no_grad():
+            weight = network.lm_head.weight
+            weight.copy_(weight[order.to(weight.device)])
+    return HeadPasses(network, target, ids.to(own.device))
 
 
 def renamed(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kv_cache import RollbackCache
-from ...levels import HuggingFaceLevel, compiled
+from ...levels import HuggingFaceLevel, IdMap, compiled
 from ...levels.base import Counts
 from ...levels.cpu_packed import pack_layers
 from ...levels.grouped_attention import grouped_attention
@@ -70,7 +70,8 @@ class HeadPasses:
             through `torch.compile` its passes of one row are compiled as that one's are, the first
             time that there is one.
         target: a level or its model: gives embeddings and output head where the network has none.
-        ids: ``[Vd]`` int64, the target's id of each id of the draft vocabulary; None: the same.
+        ids: ``[Vd]`` int64, increasing, the target's id of each entry of a row of logits; None: the
+            same.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class HeadPasses:
         target: HuggingFaceLevel | PreTrainedModel,
         ids: torch.Tensor | None = None,
     ) -> None:
-        self.network, self.ids, self._target = network, ids, target
+        self.network, self._target = network, target
         own = Target(target)
         # What the passes run: `network` stays as it is.
         self._runs = pack_layers(network) if own.pack else network
@@ -89,6 +90,7 @@ class HeadPasses:
         if head is None:
             head = own.model.get_output_embeddings() if own.level is None else own.level.output_head
         self._head, self.vocab_size = head, own.vocab_size
+        self.id_map = IdMap(own.vocab_size, ids)
         weight = next(network.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         # (A packed product has a dtype and no weights to ask.)
@@ -101,16 +103,10 @@ class HeadPasses:
             config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
         )
         self._weights: Place | None = None  # None: to be asked anew, since a batch begins
-        self._places: dict[int, torch.Tensor] = {}  # below a number of ids
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `copy` and `pickle`: made anew over copies, with an empty cache."""
-        return type(self), (self.network, self._target, self.ids)
-
-    @property
-    def num_ids(self) -> int:
-        """Of the draft vocabulary."""
-        return self.vocab_size if self.ids is None else len(self.ids)
+        return type(self), (self.network, self._target, self.id_map.drawn)
 
     def begin(self, batch: int, capacity: int) -> None:
         """An empty cache of so many rows."""
@@ -122,8 +118,7 @@ class HeadPasses:
         if self._weights is None:
             parts = (self._step, self._head)
             weights = [x for part in parts for x in (*part.parameters(), *part.buffers())]
-            weights += [*([] if self.ids is None else [self.ids]), *self._places.values()]
-            self._weights = Place(self.network, weights)
+            self._weights = Place(self.network, weights + self.id_map.tensors)
         return self.features.reserve_span(tokens, self._weights)
 
     def extend(self, tokens: torch.Tensor, features: torch.Tensor, counts: Counts) -> torch.Tensor:
@@ -182,30 +177,9 @@ class HeadPasses:
         return self._pass(tokens, self._runs.carried(states), positions, mask)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """``[B, n, Vd]``, over the draft vocabulary."""
+        """``[B, n, Vd]``, an entry for each id that `id_map` draws."""
         logits: torch.Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
         return logits
-
-    def of_target(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits over the target's vocabulary; ids that the head does not know have none."""
-        if self.ids is None:
-            return logits[..., : self.vocab_size]
-        full = logits.new_full((*logits.shape[:-1], self.vocab_size), -float("inf"))
-        return full.index_copy_(full.dim() - 1, self.ids, logits)
-
-    def places_below(self, vocab_size: int) -> torch.Tensor | None:
-        """``[n]`` int64, the ids of the draft vocabulary that stand for the target's below
-        `vocab_size`; None: all do."""
-        if vocab_size >= self.vocab_size:
-            return None
-        if vocab_size not in self._places:
-            known = torch.arange(self.vocab_size) if self.ids is None else self.ids
-            self._places[vocab_size] = (known < vocab_size).nonzero()[:, 0].to(self.device)
-        return self._places[vocab_size]
-
-    def tokens_of_target(self, ids: torch.Tensor) -> torch.Tensor:
-        """The target's ids of ids of the draft vocabulary."""
-        return ids if self.ids is None else self.ids[ids]
 
     def _pass(
         self,

@@ -1,0 +1,133 @@
+"""Drafters that draw a part of the ids: exact by `target_to_draft`, with no row of all ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import toy
+
+import polyspec_ext as ps
+from polyspec_ext.levels import IdMap
+from polyspec_ext.runtime.config import Operators
+
+V, DRAWN, PROMPT = 4, [0, 1, 3], [2, 1]
+
+
+class Part(ps.DraftModel):
+    """A drafter of a toy level that has logits of `DRAWN` only."""
+
+    def __init__(self, operators: Operators, vocab_size: int = V) -> None:
+        super().__init__(PartLevel(vocab_size), sample=operators.sample)
+
+
+class PartLevel(toy.ToyLevel):
+    def __init__(self, vocab_size: int = V) -> None:
+        super().__init__(vocab_size, 3, scale=1.0)
+        self.drawn = torch.tensor(DRAWN)
+        self.id_map = IdMap(vocab_size, self.drawn)
+
+    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        return super().forward(tokens, keep)[..., self.drawn]
+
+
+def found(chain_of: Any, length: int, **sampling: float) -> dict[tuple[int, ...], float]:
+    chance = toy.Enumerator()
+
+    def text() -> Sequence[int]:
+        chain = chain_of(chance.operators)
+        given = {"temperature": 1.0, **sampling}
+        return chain.generate(PROMPT, length, **given).sequences[0, len(PROMPT) :].tolist()
+
+    return toy.chain_distribution(chance, text)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.7}], ids=["all", "top-p"])
+def test_two_levels_keep_the_distribution(rule: str, sampling: dict[str, float]) -> None:
+    target = toy.ToyLevel(V, 1)
+
+    def chain(operators: Operators) -> ps.Chain:
+        levels = [toy.ToyLevel(V, 1), Part(operators)]
+        return ps.Chain(levels, [2], rule=rule, operators=operators)
+
+    wanted = toy.text_distribution(target, PROMPT, 3, temperature=1.0, **sampling)
+    assert toy.total_variation(found(chain, 3, **sampling), wanted) < 1e-6
+
+
+@pytest.mark.parametrize("tail", [0, 1])
+def test_three_levels_keep_the_distribution(tail: int) -> None:
+    """With a tail, the target reads rows of both levels below it."""
+    target = toy.ToyLevel(V, 1)
+
+    def chain(operators: Operators) -> ps.Chain:
+        levels = [toy.ToyLevel(V, 1), toy.ToyLevel(V, 2), Part(operators)]
+        return ps.Chain(levels, [1, 1], tail=tail, operators=operators)
+
+    wanted = toy.text_distribution(target, PROMPT, 3, temperature=1.0)
+    assert toy.total_variation(found(chain, 3), wanted) < 1e-6
+
+
+def test_the_target_is_given_rows_of_the_drawn_ids() -> None:
+    seen: list[tuple[int, list[int]]] = []
+
+    def verify(logits: Any, tokens: Any, rows: Any = None, **options: Any) -> Any:
+        if rows is not None:
+            seen.append((rows.shape[-1], options["target_to_draft"].tolist()))
+        return ps.verify(logits, tokens, rows, **options)
+
+    operators = Operators(ps.sample, verify)
+    levels = [toy.ToyLevel(V, 1), Part(operators)]
+    chain = ps.Chain(levels, [2], operators=operators)
+    chain.generate(PROMPT, 12, temperature=1.0, seed=1)
+    assert seen
+    assert all(one == (3, [0, 1, -1, 2]) for one in seen)
+
+
+def test_ids_that_the_level_above_lacks_are_not_drawn() -> None:
+    above = toy.ToyLevel(3, 1)
+    chain = ps.Chain([above, Part(Operators(), 4)], [3], check_vocabulary=False)
+    out = chain.generate(PROMPT, 40, temperature=1.0, seed=2)
+    assert set(out.sequences[0].tolist()) <= {0, 1, 2}
+    assert out.stats.levels[0].num_accepted_tokens > 0
+
+
+def test_processors_see_every_id() -> None:
+    """They change logits by id; what they leave of the drawn ids is drawn from."""
+
+    class Only:
+        def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
+            assert logits.shape[-1] == V
+            return torch.where(torch.arange(V) == 3, logits, -float("inf"))
+
+    chain = ps.Chain([toy.ToyLevel(V, 1), Part(Operators())], [3])
+    batch = chain.batch([PROMPT], 6, 1.0, seed=1, processors=Only())
+    while not batch.rows[0].ended:
+        batch.advance()
+    assert batch.rows[0].tokens[len(PROMPT) :] == [3] * 6
+    assert batch.rows[0].stats.levels[0].num_accepted_tokens >= 4
+
+
+def test_only_the_last_level_may_draw_a_part() -> None:
+    levels = [toy.ToyLevel(V, 1), PartLevel(), toy.ToyLevel(V, 2)]
+    with pytest.raises(ValueError, match=r"draws all of its 4 ids, given one that draws 3"):
+        ps.Chain(levels, [2, 1])
+
+
+def test_switching_drafters_take_none() -> None:
+    with pytest.raises(ValueError, match="expected a drafter of all ids"):
+        ps.SwitchingDrafter([ps.PromptLookup(), Part(Operators())])
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        torch.tensor([1, 1, 2]), torch.tensor([2, 1]), torch.tensor([-1, 2]), torch.tensor([1, 4]),
+        torch.tensor([]), torch.tensor([[1, 2]]), torch.tensor([1.0, 2.0]),
+    ],
+)  # fmt: skip
+def test_maps_of_something_else(drawn: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"drawn: expected (int64 \[Vd\]|increasing ids)"):
+        IdMap(V, drawn)
