@@ -117,7 +117,9 @@ class DraftModel:
         left = None if inputs.eos is None else list(map(int, inputs.lengths))
         drawn_by_row: list[list[int]] = [] if left is None else [[] for _ in left]
         counts, first = (read, (read - 1).clamp_min(0)) if left is None else _all_read(inputs)
-        entries = self._ids.entries_below(min(self.vocab_size, inputs.vocab_size))
+        entries, every = min(self.vocab_size, inputs.vocab_size), self._ids.drawn is None
+        if not every:
+            entries = self._ids.entries_below(entries)
         samples: list[SampleResult] = []
         drafted: list[torch.Tensor] = []
         rows: RowBuffer | None = None
@@ -135,7 +137,7 @@ class DraftModel:
             behind = logits.select(1, 0)
             drawn = self._sample(behind, *parameters, drawn_at[i], inputs.level, rounds)
             samples.append(drawn)
-            tokens = self._ids.to_above(drawn.tokens)
+            tokens = drawn.tokens if every else self._ids.to_above(drawn.tokens)
             drafted.append(tokens)
             if inputs.wants_rows:
                 if rows is None:

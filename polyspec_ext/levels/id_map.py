@@ -20,13 +20,16 @@ class IdMap:
 
     Raises:
         ValueError: `drawn` is of another shape or type, or its ids are none of these.
+
+    Attributes:
+        reads_all: `to_below` changes nothing.
     """
 
     def __init__(
         self, vocab_size: int, drawn: torch.Tensor | None = None, text_size: int | None = None
     ) -> None:
         self.vocab_size, self.drawn = vocab_size, drawn
-        self._all_known = text_size is None or text_size <= vocab_size
+        self.reads_all = text_size is None or text_size <= vocab_size
         if drawn is None:
             return
         if drawn.dim() != 1 or drawn.dtype != torch.int64 or not len(drawn):
@@ -53,7 +56,7 @@ class IdMap:
         """Ids of the text as the model reads them: those that it does not have as 0. That costs a
         draft some accuracy and no exactness: the distribution that is handed up is still the one
         that was sampled from."""
-        return ids if self._all_known else ids.masked_fill(ids >= self.vocab_size, 0)
+        return ids if self.reads_all else ids.masked_fill(ids >= self.vocab_size, 0)
 
     def to_above(self, entries: torch.Tensor) -> torch.Tensor:
         """Ids of the text of entries of a row of logits; -1 stays -1."""

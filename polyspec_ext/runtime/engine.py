@@ -736,7 +736,8 @@ class Engine:
         """`input_ids` where a part reads them, without ids that it does not know."""
         part = self._parts[number - 1]
         ids = input_ids if input_ids.device == part.device else input_ids.to(part.device)
-        return self.config.id_maps[number - 1].to_below(ids)
+        id_map = self.config.id_maps[number - 1]
+        return ids if id_map.reads_all else id_map.to_below(ids)
 
     def _rows_of(self, step: Step) -> Sequence[Row]:
         """Those with a part, as far as the host knows."""

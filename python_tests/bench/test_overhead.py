@@ -100,10 +100,10 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "budget", "files"),
     [
-        ("plain decoding", 49, 12),
-        ("three levels", 246, 15),
-        ("three levels, 8 prompts", 632, 18),
-        ("EAGLE tree", 514, 27),
+        ("plain decoding", 48, 12),
+        ("three levels", 240, 15),
+        ("three levels, 8 prompts", 622, 18),
+        ("EAGLE tree", 444, 27),
     ],
 )
 def test_python_calls_per_round_keep_their_budget(name: str, budget: int, files: int) -> None:
