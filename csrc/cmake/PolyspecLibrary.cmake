@@ -10,11 +10,12 @@ file(GLOB polyspec_sources CONFIGURE_DEPENDS csrc/src/api/*.cpp csrc/src/cpu/*.c
      csrc/src/policy/*.cpp)
 set(rows_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/rows.cpp")
 set(int4_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/int4_product.cpp")
+set(blocks_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/block_product.cpp")
 set(dense_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/dense_product.cpp")
 set(attention_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/attention.cpp")
 set(layer_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cpu/layer.cpp")
-list(REMOVE_ITEM polyspec_sources "${rows_source}" "${int4_source}" "${dense_source}" "${attention_source}"
-     "${layer_source}")
+list(REMOVE_ITEM polyspec_sources "${rows_source}" "${int4_source}" "${blocks_source}" "${dense_source}"
+     "${attention_source}" "${layer_source}")
 
 add_library(polyspec ${polyspec_sources})
 add_library(polyspec::polyspec ALIAS polyspec)
@@ -32,8 +33,8 @@ target_compile_options(polyspec PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${POLYSPEC_CX
 # Its comparisons become those of vectors (see polyspec_add_copies).
 set_source_files_properties(csrc/src/cpu/int4_round.cpp PROPERTIES COMPILE_OPTIONS -fno-trapping-math)
 
-# rows.cpp, int4_product.cpp, dense_product.cpp, attention.cpp and layer.cpp once per instruction set; dispatch.cpp and
-# those by names of that end in csrc/src/cpu choose among the copies at run time.
+# rows.cpp, int4_product.cpp, block_product.cpp, dense_product.cpp, attention.cpp and layer.cpp once per instruction set;
+# dispatch.cpp and those by names of that end in csrc/src/cpu choose among the copies at run time.
 set(isa_baseline "")
 set(isa_avx2 -mavx2 -mfma -mf16c)
 set(isa_avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
@@ -68,12 +69,14 @@ function(polyspec_add_copies name source)
 endfunction()
 polyspec_add_copies(rows "${rows_source}" ${isas})
 polyspec_add_copies(int4 "${int4_source}" ${int4_isas})
+set(blocks_isas ${int4_isas})
+polyspec_add_copies(blocks "${blocks_source}" ${blocks_isas})
 polyspec_add_copies(dense "${dense_source}" ${dense_isas})
 set(attention_isas ${isas})
 polyspec_add_copies(attention "${attention_source}" ${attention_isas})
 set(layer_isas ${isas})
 polyspec_add_copies(layer "${layer_source}" ${layer_isas})
-foreach(loops IN ITEMS attention dense int4 layer)
+foreach(loops IN ITEMS attention blocks dense int4 layer)
   foreach(isa IN LISTS ${loops}_isas)
     # GCC 12 takes the undefined lanes of its own intrinsics for uninitialised variables (GCC bug 105593).
     target_compile_options(polyspec_${loops}_${isa} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized

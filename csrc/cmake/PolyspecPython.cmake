@@ -33,7 +33,7 @@ function(polyspec_add_python_module)
   # Only the operators see torch's headers and its target version. torch ships a copy of pybind11 that older
   # releases refuse to compile beside that macro, so that the two never meet in one file. One binary for torch 2.11
   # and every later release: no symbol newer than 2.11 is used.
-  add_library(polyspec_torch_ops OBJECT csrc/bindings/torch_ops.cpp csrc/bindings/attention_ops.cpp
+  add_library(polyspec_torch_ops OBJECT csrc/bindings/torch_ops.cpp csrc/bindings/attention_ops.cpp csrc/bindings/block_ops.cpp
                                         csrc/bindings/cache_ops.cpp csrc/bindings/dense_ops.cpp
                                         csrc/bindings/int4_ops.cpp csrc/bindings/layer_ops.cpp
                                         csrc/bindings/schedule_ops.cpp)

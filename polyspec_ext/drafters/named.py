@@ -103,7 +103,8 @@ class _Copy(Loader):
         name = options.name
         if is_copy(thing):
             # With the checkpoint's own data type, unless another is given.
-            whole = load(original(thing), options.dtype or "auto", options.device, name=name)
+            place, dtype = original(thing), options.dtype or "auto"
+            whole = load(place, dtype, options.device, blocks=False, name=name)
             copy = stored_w4(whole.model, name)
             return ELEMENTS.resolve(copy, replace(options, dtype=None, device=None))
         target = options.target("'w4' below a Hugging Face model as the target")

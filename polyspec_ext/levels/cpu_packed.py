@@ -21,7 +21,7 @@ from ..ops import dense
 from . import huge_pages
 from .fused import use_fused
 from .grouped_attention import use_grouped, watched
-from .quantized import Int4Linear
+from .quantized import QuantizedLinear
 from .replacement import RowProduct, is_plain, replaced
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -246,7 +246,7 @@ def _multiplies_by_block(module: nn.Module) -> bool:
 
 
 def _quantised(model: nn.Module) -> bool:
-    return any(isinstance(module, Int4Linear) for module in model.modules())
+    return any(isinstance(module, QuantizedLinear) for module in model.modules())
 
 
 def _other_forward(model: nn.Module) -> str | None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from ..ops import layer as operators
 from . import grouped_attention
-from .quantized import Int4Linear
+from .quantized import QuantizedLinear
 from .replacement import Part, RowProduct
 
 # Families by the names of their modules and classes.
@@ -108,7 +108,7 @@ class _Layer(nn.Module):
 
 def _unbiased(linear: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The product, and the bias that is still to be added to it and rounded."""
-    if isinstance(linear, Int4Linear):
+    if isinstance(linear, QuantizedLinear):
         return linear.product(x), linear.bias
     return linear.rows(x), None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,6 +12,7 @@ from .. import arguments, progress
 from ..kv_cache.factory import device_of
 from . import base
 from .encoder_decoder import EncoderDecoderLevel, is_encoder_decoder
+from .gguf import block_model
 from .hugging_face import HuggingFaceLevel, level_of
 from .registry import ELEMENTS, Loader, ModelSource, Options
 from .sources import Source, found
@@ -42,13 +44,14 @@ def load(
     *,
     pack: bool = False,
     compile: bool = False,
+    blocks: bool = True,
     name: str = "place",
 ) -> HuggingFaceLevel | EncoderDecoderLevel:
     """A level from a model id, directory or GGUF file.
 
     Args:
-        place: a directory with a config.json; a GGUF file, whose weights are dequantised, for which
-            the packages gguf and accelerate are needed; or else a model id, for which
+        place: a directory with a config.json; a GGUF file, for which the packages
+            gguf and accelerate are needed; or else a model id, for which
             `transformers` looks in its cache and may ask the network. What can only be a path (a
             `Path`, a string with more than one slash, a dot or a tilde in front) never gets that
             far.
@@ -56,6 +59,8 @@ def load(
             half precision is slow, and "auto" elsewhere.
         device: None: the CPU.
         pack, compile: see `HuggingFaceLevel`.
+        blocks: multiply with the blocks of a GGUF file as they lie, where that can be done
+            (`levels.gguf`), in float32 by default. False: dequantise them.
         name: of `place`, for messages.
 
     Raises:
@@ -68,11 +73,26 @@ def load(
     own: Any = torch.float32 if where.type == "cpu" else "auto"
     wanted = arguments.loaded_dtype("dtype", dtype) or own
     with found(name, place) as source, progress.loading():
-        both = not _is_adapter(source) and source.config().is_encoder_decoder
-        model = source.model(AutoModelForSeq2SeqLM if both else AutoModelForCausalLM, wanted)
+        model = _of_blocks(source, wanted, name) if blocks and where.type == "cpu" else None
+        both = model is None and not _is_adapter(source) and source.config().is_encoder_decoder
+        if model is None:
+            model = source.model(AutoModelForSeq2SeqLM if both else AutoModelForCausalLM, wanted)
     if both:
         return EncoderDecoderLevel(model.to(where).eval())
     return HuggingFaceLevel(model.to(where).eval(), pack=pack, compile=compile)
+
+
+def _of_blocks(source: Source, dtype: torch.dtype | str | None, name: str) -> Any:
+    """The model of a GGUF file that multiplies with its blocks. None: there is no such file, or it
+    must be dequantised, which a word says."""
+    if source.file is None:
+        return None
+    file = Path(source.place, source.file)
+    made = block_model(file, dtype if isinstance(dtype, torch.dtype) else torch.float32)
+    if not isinstance(made, str):
+        return made
+    progress.note(f"{name}: dequantising {file.name}: {made}")
+    return None
 
 
 def _is_adapter(source: Source) -> bool:
@@ -106,6 +126,11 @@ class _Place(Loader):
             return load(thing, dtype, device, pack=pack, compile=compile, name=name)
 
         if options.choose is not None and (device is None or device.type == "cpu"):
+            dtype = arguments.loaded_dtype("dtype", options.dtype)
+            with found(name, thing) as source:
+                model = _of_blocks(source, dtype, name)
+            if model is not None:  # whose weights are what they are
+                return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
             return options.choose(ModelSource(level, lambda: _read_config(thing, name)))
         return level(options.dtype, options.pack, options.compile)
 

@@ -63,11 +63,27 @@ def joined(parts: Sequence[Int4Weights]) -> Int4Weights:
     )
 
 
-class Int4Linear(RowProduct):
+class QuantizedLinear(RowProduct):
+    """``x W^T + b`` with whole numbers as weights, by an operator of this package: a row's product
+    is the same whatever stands beside it."""
+
+    bias: torch.Tensor | None
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """`rows` without the bias, which is added to it after it was rounded."""
+        raise NotImplementedError
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.product(x)
+        if self.bias is not None:
+            y += self.bias
+        return y
+
+
+class Int4Linear(QuantizedLinear):
     """``x W^T + b`` with 4-bit weights, ``[.., in]`` to ``[.., out]``, in the dtype of `x`."""
 
     packed: torch.Tensor
-    bias: torch.Tensor | None
 
     def __init__(self, weights: Int4Weights, bias: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -83,14 +99,7 @@ class Int4Linear(RowProduct):
         return Int4Weights(*found)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """`rows` without the bias, which is added to it after it was rounded."""
         return int4.product(x, self.packed, self.out_features, self.group)
-
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.product(x)
-        if self.bias is not None:
-            y += self.bias
-        return y
 
 
 class CudaInt4Linear(nn.Module):

@@ -12,7 +12,7 @@ import torch
 from .. import arguments
 from ..levels import ELEMENTS, HuggingFaceLevel, ModelSource, Options
 from ..levels.cpu_packed import can_pack
-from ..levels.quantized import Int4Linear
+from ..levels.quantized import QuantizedLinear
 from .choice import LevelConfig, Switch, choose
 
 # Of a configuration: what does not change the cost of a pass, or is a candidate's own.
@@ -64,7 +64,7 @@ def _fastest(
     source: ModelSource,
 ) -> Any:
     """The level that runs fastest of those that can be made of a model on the CPU."""
-    given, models = source.model, {}
+    given, models, plain = source.model, {}, None
 
     def model_in(dtype: torch.dtype | str | None) -> Any:
         if dtype not in models:
@@ -89,8 +89,15 @@ def _fastest(
     packs: tuple[bool, ...] = (False, True) if pack == "auto" else (pack,)
     if pack == "auto" and given is not None and not can_pack(given):
         packs = (False,)  # there is nothing to choose, as where all layers have 4-bit weights
+
+    def make(config: LevelConfig) -> Any:
+        if plain is not None and not config.pack and not config.compile:
+            return plain
+        model = model_in(config.dtype)
+        return HuggingFaceLevel(model, pack=config.pack, compile=config.compile)
+
     level, choice = choose(
-        lambda c: HuggingFaceLevel(model_in(c.dtype), pack=c.pack, compile=c.compile),
+        make,
         [LevelConfig(kind, each) for kind in kinds for each in packs],
         widths,
         compile=compile,
@@ -102,7 +109,7 @@ def _fastest(
 
 def _digest(config: Any, modules: Iterable[torch.nn.Module]) -> str:
     told = {key: value for key, value in config.to_dict().items() if key not in _ASIDE}
-    quantised = sum(isinstance(module, Int4Linear) for module in modules)
+    quantised = sum(isinstance(module, QuantizedLinear) for module in modules)
     if quantised:
         told["int4"] = quantised
     return hashlib.sha256(repr(sorted(told.items())).encode()).hexdigest()[:16]

@@ -193,7 +193,7 @@ int64_t int4_workspace_bytes(const Int4Shape& shape, int64_t tokens) {
   if (tokens == 0) return 0;
   const int64_t groups = shape.inputs / shape.group;
   return core::scales_at(shape) +
-         kInt4Tokens * groups * static_cast<int64_t>(sizeof(core::Int4Scale));
+         kInt4Tokens * groups * static_cast<int64_t>(sizeof(core::RoundedGroup));
 }
 
 Result int4_product(const Int4ProductParams& params, Stream stream) {

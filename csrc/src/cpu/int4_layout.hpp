@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/macros.hpp"
+#include "cpu/rounded_rows.hpp"
 #include "polyspec/int4.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
@@ -25,15 +26,8 @@ struct Int4Layout {
         tile_bytes(groups * group_bytes) {}
 };
 
-// A token's activations of one group: x is near scale * values.
-struct Int4Scale {
-  float scale;    // NaN where one of them is not finite
-  float sum;      // of scale * values
-  int32_t start;  // -8 times the sum of values: turns sums of q into sums of q - 8
-};
-
 // The workspace of a pass of m <= 16 tokens: rounded activations [k / 32, m, 32] of 8 bits, then
-// their Int4Scale [k / group, m].
+// their RoundedGroup [k / group, m].
 inline int64_t scales_at(const Int4Shape& shape) { return kInt4Tokens * shape.inputs; }
 
 }  // namespace polyspec::POLYSPEC_CORE

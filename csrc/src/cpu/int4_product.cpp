@@ -3,10 +3,10 @@
 //
 // Sums of integers are exact, and those of float32 run group by group whatever the instruction set,
 // the number of tokens and the tiles beside: the result is always the same.
-#include "cpu/convert.hpp"
 #include "cpu/copy.hpp"
+#include "cpu/dot_lanes.hpp"
 #include "cpu/float_mode.hpp"
-#include "cpu/int4_lanes.hpp"
+#include "cpu/int4_layout.hpp"
 #include "cpu/int4_tables.hpp"
 #include "cpu/tiles.hpp"
 
@@ -16,90 +16,31 @@ namespace {
 int8_t* values_of(const Int4ProductParams& params) {
   return static_cast<int8_t*>(params.workspace);
 }
-Int4Scale* scales_of(const Int4ProductParams& params) {
-  return reinterpret_cast<Int4Scale*>(static_cast<char*>(params.workspace) +
-                                      scales_at(params.shape));
+RoundedGroup* scales_of(const Int4ProductParams& params) {
+  return reinterpret_cast<RoundedGroup*>(static_cast<char*>(params.workspace) +
+                                         scales_at(params.shape));
 }
 
-constexpr int32_t kTiny = 0x0d800000;  // the bits of 2^-100: 127 / 2^-100 is far from overflow
-
-// One token's activations of a group, at values + 32 of each chunk's `stride` bytes.
-template <class T>
-POLYSPEC_FN Int4Scale round_group(const T* x, int64_t group, int8_t* values, int64_t stride) {
-  int32_t largest = 0;  // bits of the largest magnitude: those of a NaN are above all others
-  for (int64_t k = 0; k < group; ++k) {
-    const int32_t bits = bit_cast<int32_t>(to_float(x[k])) & 0x7fffffff;
-    largest = bits > largest ? bits : largest;
-  }
-  const bool finite = largest < kOrderInfinity;
-  if (!finite || largest < kTiny) {
-    for (int64_t k = 0; k < group; k += kChunkInputs)
-      memset(values + k / kChunkInputs * stride, 0, kChunkInputs);
-    const float scale = finite ? 0.0f : kNan;
-    return {scale, scale, 0};
-  }
-  const float scale = bit_cast<float>(largest) / 127.0f;
-  const float inverse = 127.0f / bit_cast<float>(largest);
-  int32_t sum = 0;
-  for (int64_t begin = 0; begin < group; begin += kChunkInputs) {
-    for (int64_t k = 0; k < kChunkInputs; ++k) {
-      // Adding 1.5 * 2^23 rounds to an integer, ties to even, which the low bits then are.
-      const float rounded = to_float(x[begin + k]) * inverse + 12582912.0f;
-      const int8_t value = static_cast<int8_t>(bit_cast<int32_t>(rounded));
-      values[k] = value;
-      sum += value;
-    }
-    values += stride;
-  }
-  return {scale, scale * static_cast<float>(sum), -8 * sum};
-}
-
-template <class T>
-void prepare_rows(const Int4ProductParams& params, int64_t first, int64_t tokens) {
-  const int64_t group = params.shape.group, groups = params.shape.inputs / group;
-  for (int64_t m = 0; m < tokens; ++m) {
-    const T* x = static_cast<const T*>(params.x) + (first + m) * params.x_stride;
-    for (int64_t g = 0; g < groups; ++g) {
-      int8_t* values = values_of(params) + g * group * tokens + m * kChunkInputs;
-      scales_of(params)[g * tokens + m] =
-          round_group(x + g * group, group, values, tokens * kChunkInputs);
-    }
-  }
-}
+constexpr int kOffset = 8;
+static_assert(bias_of<4>() == 0, "sums are those of q");
 
 void prepare(const Int4ProductParams& params, int64_t first, int64_t tokens) {
   const FloatMode mode;
-  switch (params.dtype) {
-    case DType::kFloat32:
-      return prepare_rows<float>(params, first, tokens);
-    case DType::kBFloat16:
-      return prepare_rows<BFloat16>(params, first, tokens);
-    case DType::kFloat16:
-      return prepare_rows<Float16>(params, first, tokens);
-  }
+  round_rows<kChunkInputs>(params.x, params.dtype, first, params.x_stride, tokens,
+                           params.shape.inputs, params.shape.group, kOffset, values_of(params),
+                           scales_of(params));
 }
 
-template <class T>
-POLYSPEC_FN void write(const Int4ProductParams& params, const Sums& total, int64_t token,
-                       int64_t tile) {
-  float values[kInt4Outputs];
-  store(values, total);
-  const int64_t begin = tile * kInt4Outputs, rest = params.shape.outputs - begin;
-  write_outputs(values, rest < kInt4Outputs ? rest : kInt4Outputs,
-                static_cast<T*>(params.y) + token * params.y_stride + begin);
-}
-
-POLYSPEC_FN void write(const Int4ProductParams& params, const Sums& total, int64_t token,
-                       int64_t tile) {
-  switch (params.dtype) {
-    case DType::kFloat32:
-      return write<float>(params, total, token, tile);
-    case DType::kBFloat16:
-      return write<BFloat16>(params, total, token, tile);
-    case DType::kFloat16:
-      return write<Float16>(params, total, token, tile);
-  }
-}
+#if defined(__AVX512VNNI__)
+constexpr int kMostTokens = 16;
+constexpr int tiles_at_once(int tokens) { return tokens < 6 ? 4 : tokens < 13 ? 2 : 1; }
+#elif defined(__AVX2__)
+constexpr int kMostTokens = 6;
+constexpr int tiles_at_once(int tokens) { return tokens < 5 ? 4 / tokens : 1; }
+#else
+constexpr int kMostTokens = 4;
+constexpr int tiles_at_once(int tokens) { return 4 / tokens; }
+#endif
 
 POLYSPEC_FN Sums load_row(const uint8_t* from, DType dtype) {
   return dtype == DType::kFloat32 ? load(reinterpret_cast<const float*>(from))
@@ -120,7 +61,7 @@ struct Pass {
     const DType scale_dtype = params.shape.scale_dtype;
     const uint8_t* packed = params.packed + tile * layout.tile_bytes;
     const int8_t* x = values_of(params) + token * kChunkInputs;
-    const Int4Scale* scales = scales_of(params) + token;
+    const RoundedGroup* scales = scales_of(params) + token;
     Sums totals[N][M];
     for (int n = 0; n < N; ++n) {
       for (int m = 0; m < M; ++m) totals[n][m] = no_sums();
@@ -132,7 +73,7 @@ struct Pass {
       });
       const uint8_t* blocks = packed + 2 * layout.scale_bytes;
       for (int64_t block = 0; block < layout.blocks; block += kChunkBlocks) {
-        add_chunk(dots, blocks, layout.tile_bytes, x);
+        add_chunk<4, kChunkInputs>(dots, blocks, layout.tile_bytes, x);
         blocks += kChunkBlocks * kBlockBytes;
         x += count * kChunkInputs;
       }
@@ -149,7 +90,10 @@ struct Pass {
       scales += count;
     }
     for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < M; ++m) write(params, totals[n][m], first + token + m, tile + n);
+      for (int m = 0; m < M; ++m) {
+        const int64_t at = (first + token + m) * params.y_stride;
+        write_tile(totals[n][m], tile + n, params.shape.outputs, params.dtype, params.y, at);
+      }
     }
   }
 };

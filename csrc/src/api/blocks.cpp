@@ -1,0 +1,103 @@
+// polyspec::block_*: check what the host can see, and hand over to the backend.
+#include "polyspec/blocks.hpp"
+
+#include "api/checks.hpp"
+#include "api/packed_label.hpp"
+#include "cpu/block_dispatch.hpp"
+#include "cpu/block_layout.hpp"
+#include "cpu/isa.hpp"
+
+namespace polyspec {
+namespace {
+
+using core::BlockLayout;
+
+Result check_shape(const BlockShape& shape) {
+  const core::BlockForm form = core::form_of(shape.type);
+  if (form.bits == 0) {
+    return expected("type",
+                    "Q4_0 (2), Q4_1 (3), Q5_0 (6), Q5_1 (7), Q8_0 (8), Q4_K (12), Q5_K "
+                    "(13) or Q6_K (14)",
+                    static_cast<int>(shape.type));
+  }
+  if (const Result result = check_matrix(shape.outputs, shape.inputs); !result.ok()) return result;
+  if (shape.inputs % form.inputs == 0) return {};
+  return invalid("inputs: expected whole blocks of %d, given %lld", form.inputs,
+                 static_cast<long long>(shape.inputs));
+}
+
+int64_t tiles_bytes(const BlockShape& shape) {
+  const BlockLayout layout(shape);
+  return layout.tiles * layout.tile_bytes;
+}
+
+PackedLabel label_of(const BlockShape& shape) {
+  PackedLabel label;
+  label.layout = static_cast<int32_t>(PackedLayout::kBlocks);
+  label.dtype = static_cast<int32_t>(shape.type);
+  label.group = core::form_of(shape.type).group;
+  label.outputs = shape.outputs;
+  label.inputs = shape.inputs;
+  return label;
+}
+
+Result check(const BlockProductParams& p) {
+  if (const Result result = check_shape(p.shape); !result.ok()) return result;
+  if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
+  if (const Result dtype = check_dtype("dtype", p.dtype); !dtype.ok()) return dtype;
+  if (p.tokens == 0) return {};
+  const Result given =
+      check_given({{"x", p.x}, {"packed", p.packed}, {"y", p.y}, {"workspace", p.workspace}});
+  if (!given.ok()) return given;
+  if (const Result at = check_aligned("packed", p.packed); !at.ok()) return at;
+  if (const Result at = check_aligned("workspace", p.workspace); !at.ok()) return at;
+  const int64_t bytes = p.dtype == DType::kFloat32 ? 4 : 2;
+  const Rows x{p.x, p.tokens, p.shape.inputs, p.x_stride, bytes};
+  const Rows y{p.y, p.tokens, p.shape.outputs, p.y_stride, bytes};
+  const NamedRows packed{"packed", memory(p.packed, block_packed_bytes(p.shape))};
+  const NamedRows workspace{"workspace",
+                            memory(p.workspace, block_workspace_bytes(p.shape, p.tokens))};
+  if (const Result rows = check_product(x, y, packed, workspace); !rows.ok()) return rows;
+  return check_label(label_of(p.shape), p.packed, tiles_bytes(p.shape));
+}
+
+}  // namespace
+
+int64_t block_row_bytes(const BlockShape& shape) {
+  if (!check_shape(shape).ok()) return -1;
+  const core::BlockForm form = core::form_of(shape.type);
+  return shape.inputs / form.inputs * form.file_bytes;
+}
+
+int64_t block_packed_bytes(const BlockShape& shape) {
+  return check_shape(shape).ok() ? tiles_bytes(shape) + kPackedLabelBytes : -1;
+}
+
+Result block_pack(const BlockPackParams& params, Stream stream) {
+  if (const Result result = check_shape(params.shape); !result.ok()) return result;
+  const Result given = check_given({{"blocks", params.blocks}, {"packed", params.packed}});
+  if (!given.ok()) return given;
+  if (const Result at = check_aligned("packed", params.packed); !at.ok()) return at;
+  if (stream.device != Stream::Device::kCpu) return on_cpu_only("block_pack");
+  cpu::block_pack(params, stream.executor);
+  write_label(label_of(params.shape), params.packed, tiles_bytes(params.shape));
+  return {};
+}
+
+int64_t block_workspace_bytes(const BlockShape& shape, int64_t tokens) {
+  if (!check_shape(shape).ok() || tokens < 0) return -1;
+  if (tokens == 0) return 0;
+  const int64_t groups = shape.inputs / core::form_of(shape.type).group;
+  return core::block_groups_at(shape) +
+         core::kBlockTokens * groups * static_cast<int64_t>(sizeof(core::RoundedGroup));
+}
+
+Result block_product(const BlockProductParams& params, Stream stream) {
+  if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
+  if (const Result result = check(params); !result.ok()) return result;
+  if (stream.device != Stream::Device::kCpu) return on_cpu_only("block_product");
+  if (params.tokens > 0) cpu::block_product(params, stream.executor);
+  return {};
+}
+
+}  // namespace polyspec

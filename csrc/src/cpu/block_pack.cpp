@@ -1,0 +1,165 @@
+// Blocks of a GGUF file laid out as the product reads them: 16 outputs beside each other.
+#include <array>
+#include <cstring>
+
+#include "cpu/block_dispatch.hpp"
+#include "cpu/block_layout.hpp"
+#include "cpu/spread.hpp"
+
+namespace polyspec::cpu {
+namespace {
+
+using core::BlockForm;
+using core::BlockLayout;
+
+constexpr int kMost = 256;       // inputs of a block
+constexpr int kMostGroups = 16;  // of a block
+
+// One block of one output.
+struct Unpacked {
+  uint16_t scale = 0, minimum = 0;  // float16
+  std::array<uint8_t, kMostGroups> scales{}, minima{};
+  std::array<uint8_t, kMost> values{};
+};
+
+uint16_t half_at(const uint8_t* from) {
+  uint16_t half;
+  std::memcpy(&half, from, 2);
+  return half;
+}
+
+uint8_t byte(int value) { return static_cast<uint8_t>(value); }
+
+// Two of 32 values to a byte: the second half in the high bits.
+void read_nibbles(const uint8_t* from, uint8_t* values) {
+  for (int i = 0; i < 16; ++i) {
+    values[i] = from[i] & 15;
+    values[16 + i] = from[i] >> 4;
+  }
+}
+
+// The fifth bit of 32 values.
+void read_fifth(const uint8_t* from, uint8_t* values) {
+  for (int i = 0; i < 32; ++i) values[i] |= byte((from[i / 8] >> i % 8 & 1) << 4);
+}
+
+void read_simple(BlockType type, const uint8_t* from, Unpacked& block) {
+  block.scale = half_at(from);
+  from += 2;
+  if (type == BlockType::kQ4_1 || type == BlockType::kQ5_1) {
+    block.minimum = half_at(from);
+    from += 2;
+  }
+  if (type == BlockType::kQ8_0) {
+    for (int i = 0; i < 32; ++i) block.values[i] = from[i] ^ 0x80;
+    return;
+  }
+  const bool fifth = type == BlockType::kQ5_0 || type == BlockType::kQ5_1;
+  read_nibbles(from + (fifth ? 4 : 0), block.values.data());
+  if (fifth) read_fifth(from, block.values.data());
+}
+
+// Eight scales and minima of 6 bits in 12 bytes.
+void read_six_bits(const uint8_t* from, Unpacked& block) {
+  for (int j = 0; j < 8; ++j) {
+    block.scales[j] = j < 4 ? from[j] & 63 : byte((from[j + 4] & 15) | (from[j - 4] >> 6) << 4);
+    block.minima[j] = j < 4 ? from[j + 4] & 63 : byte(from[j + 4] >> 4 | (from[j] >> 6) << 4);
+  }
+}
+
+void read_k(BlockType type, const uint8_t* from, Unpacked& block) {
+  block.scale = half_at(from);
+  block.minimum = half_at(from + 2) ^ 0x8000;  // it is subtracted
+  read_six_bits(from + 4, block);
+  const uint8_t* high = from + 16;
+  const uint8_t* low = type == BlockType::kQ5_K ? high + 32 : high;
+  for (int i = 0; i < kMost; ++i) {
+    const int group = i / 32, lane = i % 32;
+    block.values[i] = low[group / 2 * 32 + lane] >> group % 2 * 4 & 15;
+    if (type == BlockType::kQ5_K) block.values[i] |= byte((high[lane] >> group & 1) << 4);
+  }
+}
+
+void read_q6_k(const uint8_t* from, Unpacked& block) {
+  const uint8_t* high = from + 128;
+  for (int i = 0; i < kMost; ++i) {
+    const int half = i / 128, quarter = i % 128 / 32, lane = i % 32;
+    const int low = from[half * 64 + quarter % 2 * 32 + lane] >> quarter / 2 * 4 & 15;
+    block.values[i] = byte(low | (high[half * 32 + lane] >> quarter * 2 & 3) << 4);
+  }
+  std::memcpy(block.scales.data(), from + 192, 16);
+  block.scale = half_at(from + 208);
+}
+
+void read(BlockType type, const uint8_t* from, Unpacked& block) {
+  switch (type) {
+    case BlockType::kQ4_K:
+    case BlockType::kQ5_K:
+      return read_k(type, from, block);
+    case BlockType::kQ6_K:
+      return read_q6_k(from, block);
+    default:
+      return read_simple(type, from, block);
+  }
+}
+
+// `values` of an output's group, by steps of four inputs.
+void write_group(int bits, int64_t group, const uint8_t* values, int64_t lane, uint8_t* to) {
+  constexpr int64_t kVector = 64;
+  for (int64_t k = 0; k < group; ++k) {
+    const int64_t step = k / 4, at = 4 * lane + k % 4;
+    if (bits == 8) {
+      to[step * kVector + at] = values[k];
+    } else if (bits == 4) {
+      to[step / 2 * kVector + at] |= byte(values[k] << step % 2 * 4);
+    } else {
+      uint8_t* const high = to + step / 4 * 3 * kVector;
+      high[at] |= byte(values[k] >> 4 << step % 4 * 2);
+      high[(1 + step % 4 / 2) * kVector + at] |= byte((values[k] & 15) << step % 2 * 4);
+    }
+  }
+}
+
+void write(const BlockLayout& layout, const Unpacked& block, int64_t lane, uint8_t* to) {
+  std::memcpy(to + 2 * lane, &block.scale, 2);
+  std::memcpy(to + core::kHeadBytes / 2 + 2 * lane, &block.minimum, 2);
+  uint8_t* const weights = to + layout.head_bytes;
+  for (int64_t g = 0; g < layout.groups; ++g) {
+    if (layout.form.scaled) {
+      uint8_t* const scales = to + core::kHeadBytes + g * layout.scale_bytes;
+      scales[lane] = block.scales[static_cast<size_t>(g)];
+      if (layout.form.minima)
+        scales[core::kBlockOutputs + lane] = block.minima[static_cast<size_t>(g)];
+    }
+    write_group(layout.form.bits, layout.form.group, block.values.data() + g * layout.form.group,
+                lane, weights + g * layout.group_bytes);
+  }
+}
+
+}  // namespace
+
+void block_pack(const BlockPackParams& params, const Executor& executor) {
+  const BlockLayout layout(params.shape);
+  const int64_t row_bytes = layout.blocks * layout.form.file_bytes;
+  spread(executor, layout.tiles, 1, [&](int64_t begin, int64_t end) {
+    std::memset(params.packed + begin * layout.tile_bytes, 0,
+                static_cast<size_t>((end - begin) * layout.tile_bytes));
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t first = tile * core::kBlockOutputs;
+      const int64_t count = std::min(core::kBlockOutputs, params.shape.outputs - first);
+      for (int64_t lane = 0; lane < count; ++lane) {
+        const uint8_t* from = params.blocks + (first + lane) * row_bytes;
+        uint8_t* to = params.packed + tile * layout.tile_bytes;
+        for (int64_t i = 0; i < layout.blocks; ++i) {
+          Unpacked block;
+          read(params.shape.type, from, block);
+          write(layout, block, lane, to);
+          from += layout.form.file_bytes;
+          to += layout.block_bytes;
+        }
+      }
+    }
+  });
+}
+
+}  // namespace polyspec::cpu

@@ -1,0 +1,36 @@
+// How a product with packed whole numbers is spread over the caller's threads.
+#pragma once
+
+#include <algorithm>
+
+#include "cpu/spread.hpp"
+
+namespace polyspec::cpu {
+
+// A task is a multiple of the most tiles that are multiplied at once, and should outlast its
+// hand-over to another thread: so many weights take some 3 us from memory.
+inline int64_t tiles_per_task(int64_t outputs_of_tile, int64_t inputs) {
+  constexpr int64_t kTilesAtOnce = 4;
+  constexpr int64_t kWeightsPerTask = int64_t{1} << 17;
+  const int64_t weights = kTilesAtOnce * outputs_of_tile * inputs;
+  return kTilesAtOnce * std::max<int64_t>(1, kWeightsPerTask / weights);
+}
+
+// Rows in passes of at most `most` tokens over the weights, each pass's tiles by the entry points
+// of `table`.
+template <class Table, class Params>
+void spread_product(const Table& table, const Params& params, int64_t most, int64_t tiles,
+                    int64_t outputs_of_tile, const Executor& executor) {
+  const int64_t passes = (params.tokens + most - 1) / most;
+  const int64_t each = tiles_per_task(outputs_of_tile, params.shape.inputs);
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    // Of one size, as nearly as may be.
+    const int64_t first = params.tokens * pass / passes;
+    const int64_t tokens = params.tokens * (pass + 1) / passes - first;
+    table.prepare(params, first, tokens);
+    spread(executor, tiles, each,
+           [&](int64_t begin, int64_t end) { table.multiply(params, first, tokens, begin, end); });
+  }
+}
+
+}  // namespace polyspec::cpu

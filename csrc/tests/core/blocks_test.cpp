@@ -1,0 +1,220 @@
+// The product with GGUF blocks of every instruction set that this processor has: the baseline's
+// bytes, whatever the number of rows and the threads; whole numbers exactly; rows that are not
+// finite; refusals. (Against weights that another reader dequantises: python_tests/ops.)
+#if defined(__x86_64__) && !defined(POLYSPEC_X86)
+#define POLYSPEC_X86 1  // cpu/block_tables.hpp then declares the copies
+#endif
+
+#include "polyspec/blocks.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "cpu/block_layout.hpp"
+#include "cpu/block_tables.hpp"
+#include "cpu/isa.hpp"
+#include "support/aligned.hpp"
+#include "support/check.hpp"
+
+namespace {
+
+using polyspec::BlockProductParams;
+using polyspec::BlockShape;
+using polyspec::BlockType;
+using polyspec::cpu::Blocks;
+using support::Aligned;
+using support::aligned;
+
+constexpr BlockType kTypes[] = {BlockType::kQ4_0, BlockType::kQ4_1, BlockType::kQ5_0,
+                                BlockType::kQ5_1, BlockType::kQ8_0, BlockType::kQ4_K,
+                                BlockType::kQ5_K, BlockType::kQ6_K};
+constexpr uint16_t kHalf = 0x3800;  // 0.5 in float16
+
+// A random matrix whose blocks have the scale 1/2, and activations.
+struct Case {
+  BlockShape shape;
+  int64_t tokens;
+  std::vector<uint8_t> blocks;
+  std::vector<float> x;
+  Aligned packed;
+
+  Case(BlockType type, int64_t outputs, int64_t inputs, int64_t tokens)
+      : shape{outputs, inputs, type}, tokens(tokens) {
+    std::mt19937_64 random(static_cast<uint64_t>(type));
+    std::normal_distribution<float> normal;
+    blocks.resize(static_cast<size_t>(outputs * polyspec::block_row_bytes(shape)));
+    for (uint8_t& byte : blocks) byte = static_cast<uint8_t>(random());
+    const polyspec::core::BlockForm form = polyspec::core::form_of(type);
+    const bool last = type == BlockType::kQ6_K;
+    for (size_t i = 0; i < blocks.size(); i += static_cast<size_t>(form.file_bytes)) {
+      std::memcpy(&blocks[i + (last ? 208 : 0)], &kHalf, 2);
+      if (form.minima) std::memcpy(&blocks[i + 2], &kHalf, 2);
+    }
+    for (int64_t i = 0; i < tokens * inputs; ++i) x.push_back(normal(random));
+    pack();
+  }
+
+  void pack() {
+    packed = aligned(polyspec::block_packed_bytes(shape));
+    CHECK(polyspec::block_pack({shape, blocks.data(), packed.get()}).ok());
+  }
+
+  BlockProductParams params(float* y, const Aligned& workspace) const {
+    BlockProductParams made;
+    made.shape = shape;
+    made.tokens = tokens;
+    made.x = x.data();
+    made.x_stride = shape.inputs;
+    made.packed = packed.get();
+    made.y = y;
+    made.y_stride = shape.outputs;
+    made.workspace = workspace.get();
+    return made;
+  }
+
+  // `count` rows from `first` on, by one copy; as threads would, in two parts.
+  std::vector<float> run(const Blocks& copy, int64_t first, int64_t count) const {
+    std::vector<float> y(static_cast<size_t>(count * shape.outputs), 1e30f);
+    const Aligned workspace = aligned(polyspec::block_workspace_bytes(shape, count));
+    BlockProductParams call = params(y.data(), workspace);
+    call.x = x.data() + first * shape.inputs;
+    copy.prepare(call, 0, count);
+    const int64_t tiles = (shape.outputs + 15) / 16, cut = tiles / 2;
+    copy.multiply(call, 0, count, cut, tiles);
+    copy.multiply(call, 0, count, 0, cut);
+    return y;
+  }
+};
+
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+void test_copy(const Blocks& copy) {
+  for (const BlockType type : kTypes) {
+    for (const int64_t outputs : {1, 37, 200}) {
+      const Case call(type, outputs, 512, 16);
+      const std::vector<float> all = call.run(copy, 0, 16);
+      CHECK(same(call.run(polyspec::cpu::kBlocksBaseline, 0, 16), all));
+      for (int64_t count = 1; count < 16; ++count) {
+        const std::vector<float> some = call.run(copy, 16 - count, count);
+        CHECK(same({all.end() - static_cast<ptrdiff_t>(some.size()), all.end()}, some));
+      }
+    }
+  }
+  std::printf("%s: baseline's bits, rows alike\n", copy.isa);
+}
+
+// The largest weights with the largest activations: no sum overflows or saturates.
+void test_largest(const Blocks& copy) {
+  Case call(BlockType::kQ8_0, 16, 64, 2);
+  for (const int8_t weight : {int8_t{-128}, int8_t{127}}) {
+    for (size_t i = 0; i < call.blocks.size(); ++i)
+      if (i % 34 > 1) call.blocks[i] = static_cast<uint8_t>(weight);
+    call.pack();
+    for (const float value : {127.0f, -127.0f}) {
+      std::fill(call.x.begin(), call.x.end(), value);
+      for (const float y : call.run(copy, 0, 2)) CHECK_EQ(64 * value * weight * 0.5f, y);
+    }
+  }
+}
+
+void test_not_finite(const Blocks& copy) {
+  for (const BlockType type : {BlockType::kQ4_K, BlockType::kQ6_K}) {
+    Case call(type, 20, 256, 3);
+    const std::vector<float> before = call.run(copy, 0, 3);
+    call.x[256 + 77] = std::numeric_limits<float>::infinity();
+    const std::vector<float> after = call.run(copy, 0, 3);
+    for (size_t i = 0; i < 60; ++i) {
+      if (i / 20 == 1) CHECK(std::isnan(after[i]));
+      if (i / 20 != 1) CHECK_EQ(before[i], after[i]);
+    }
+  }
+}
+
+void test_instruction_set(const Blocks& copy) {
+  test_copy(copy);
+  test_largest(copy);
+  test_not_finite(copy);
+}
+
+void test_threads() {
+  const Case call(BlockType::kQ5_K, 1000, 512, 37);
+  const Aligned workspace = aligned(polyspec::block_workspace_bytes(call.shape, call.tokens));
+  std::vector<float> serial(static_cast<size_t>(call.tokens * call.shape.outputs));
+  std::vector<float> shared = serial;
+  static int64_t most = 0;
+  const polyspec::Executor backwards{
+      [](void*, int64_t n, polyspec::Executor::Body body, void* context) {
+        most = n;
+        while (n-- > 0) body(context, n);
+      },
+      nullptr};
+  const polyspec::Stream stream = polyspec::Stream::cpu(backwards);
+  CHECK(polyspec::block_product(call.params(serial.data(), workspace)).ok());
+  CHECK(polyspec::block_product(call.params(shared.data(), workspace), stream).ok());
+  CHECK(most > 1);
+  CHECK(serial == shared);
+  const int64_t bytes = polyspec::block_packed_bytes(call.shape);
+  const Aligned packed = aligned(bytes);
+  CHECK(polyspec::block_pack({call.shape, call.blocks.data(), packed.get()}, stream).ok());
+  CHECK_EQ(0, std::memcmp(packed.get(), call.packed.get(), static_cast<size_t>(bytes)));
+}
+
+void test_refusals() {
+  for (const BlockShape& shape :
+       {BlockShape{16, 128, BlockType::kQ4_K}, BlockShape{16, 48, BlockType::kQ8_0},
+        BlockShape{0, 256, BlockType::kQ6_K}, BlockShape{16, 256, static_cast<BlockType>(10)}}) {
+    CHECK_EQ(int64_t{-1}, polyspec::block_row_bytes(shape));
+    CHECK_EQ(int64_t{-1}, polyspec::block_packed_bytes(shape));
+    CHECK_EQ(int64_t{-1}, polyspec::block_workspace_bytes(shape, 1));
+  }
+  const Case call(BlockType::kQ4_K, 20, 256, 1);
+  const Aligned workspace = aligned(polyspec::block_workspace_bytes(call.shape, 1));
+  std::vector<float> y(20);
+  const BlockProductParams good = call.params(y.data(), workspace);
+  CHECK(polyspec::block_product(good).ok());
+  const auto refused = [](const BlockProductParams& params, const char* why) {
+    const polyspec::Result result = polyspec::block_product(params);
+    CHECK(!result.ok());
+    CHECK(std::strstr(result.message, why) != nullptr);
+  };
+  BlockProductParams bad = good;
+  bad.shape.type = BlockType::kQ5_K;
+  refused(bad, "packed: expected");
+  bad = good;
+  bad.shape.inputs = 100;
+  refused(bad, "inputs: expected whole blocks of 256, given 100");
+  bad = good;
+  bad.shape.type = static_cast<BlockType>(10);
+  refused(bad, "type: expected Q4_0 (2)");
+  bad = good;
+  bad.x = nullptr;
+  refused(bad, "x: expected a pointer");
+  bad = good;
+  bad.y = workspace.get();
+  refused(bad, "y: expected memory apart");
+  const polyspec::Stream cuda = polyspec::Stream::on(nullptr);
+  CHECK_EQ(static_cast<int>(polyspec::Result::Code::kUnsupported),
+           static_cast<int>(polyspec::block_product(good, cuda).code));
+  CHECK(!polyspec::block_pack({call.shape, nullptr, call.packed.get()}).ok());
+  CHECK(!polyspec::block_pack({call.shape, call.blocks.data(), call.packed.get()}, cuda).ok());
+}
+
+}  // namespace
+
+int main() {
+  test_instruction_set(polyspec::cpu::kBlocksBaseline);
+#ifdef POLYSPEC_X86
+  const polyspec::cpu::Isa isa = polyspec::cpu::isa_in_use();
+  if (isa >= polyspec::cpu::Isa::kAvx2) test_instruction_set(polyspec::cpu::kBlocksAvx2);
+  if (isa >= polyspec::cpu::Isa::kAvx512Vnni)
+    test_instruction_set(polyspec::cpu::kBlocksAvx512Vnni);
+#endif
+  test_threads();
+  test_refusals();
+  return 0;
+}

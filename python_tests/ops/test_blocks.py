@@ -1,0 +1,98 @@
+"""The product with GGUF blocks through torch's dispatcher: against weights that the package gguf
+dequantises, within the bound of polyspec/blocks.hpp; the same bytes whatever the number of rows,
+the threads and the instruction set; refusals, opcheck."""
+
+from __future__ import annotations
+
+import hashlib
+
+import instruction_sets
+import pytest
+import torch
+
+from polyspec_ext.ops import blocks
+
+gguf = pytest.importorskip("gguf")
+from gguf_blocks import TYPES, random_blocks  # noqa: E402
+
+
+def packed_of(name: str, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """A matrix as it is multiplied, its weights in float64, and the number of its type."""
+    raw, kind = random_blocks(name, outputs, inputs), gguf.GGMLQuantizationType[name]
+    weights = torch.from_numpy(gguf.dequantize(raw, kind)).double()
+    return blocks.pack(torch.from_numpy(raw), inputs, int(kind)), weights, int(kind)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", TYPES)
+def test_is_the_dequantised_product(name: str, dtype: torch.dtype) -> None:
+    outputs, inputs = 37, 768
+    packed, weights, kind = packed_of(name, outputs, inputs)
+    x = torch.randn(40, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
+    group = 16 if name == "Q6_K" else 32
+    largest = x.double().abs().unflatten(1, (-1, group)).amax(2).repeat_interleave(group, 1)
+    wanted = x.double() @ weights.T
+    # |w - minimum| + |minimum| is at most three times the largest weight of the matrix.
+    size = largest.sum(1, keepdim=True) * 3 * weights.abs().max()
+    bound = (1 / 254 + 2**-22) * largest @ weights.abs().T + (inputs // group + 1) * 2**-22 * size
+    rounding = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    bound = bound * (1 + rounding) + rounding * wanted.abs() + 1e-7
+    alone = torch.cat([blocks.product(row[None], packed, outputs, kind) for row in x])
+    for tokens in (*range(1, 18), 33, 40):
+        y = blocks.product(x[:tokens], packed, outputs, kind)
+        assert y.dtype == dtype
+        assert ((y.double() - wanted[:tokens]).abs() <= bound[:tokens]).all()
+        assert y.equal(alone[:tokens])
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_no_weight_is_rounded(name: str) -> None:
+    """Activations of a group that are 0 but for one are exact in 8 bits, so that the product is the
+    weight itself to float32."""
+    packed, weights, kind = packed_of(name, 16, 512)
+    product = blocks.product(torch.eye(512), packed, 16, kind)
+    assert torch.allclose(product.double(), weights.T, rtol=2**-20, atol=1e-8)
+
+
+def digest() -> str:
+    """Of products of every type."""
+    found = hashlib.sha256()
+    for name in TYPES:
+        packed, _, kind = packed_of(name, 100, 512)
+        for tokens in (1, 2, 5, 8, 16, 20):
+            random = torch.Generator().manual_seed(tokens)
+            x = torch.randn(tokens, 512, generator=random)
+            found.update(blocks.product(x, packed, 100, kind).numpy().tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512vnni"])
+def test_same_with_every_instruction_set(isa: str) -> None:
+    assert instruction_sets.printed(isa, "test_blocks", "digest") == digest()
+
+
+def test_refusals() -> None:
+    packed, _, kind = packed_of("Q4_K", 16, 512)
+    with pytest.raises(RuntimeError, match="x: expected float32, bfloat16 or float16"):
+        blocks.product(torch.randn(1, 512).double(), packed, 16, kind)
+    with pytest.raises(RuntimeError, match="type: expected the number of a GGUF type"):
+        blocks.product(torch.randn(1, 512), packed, 16, 10)
+    with pytest.raises(RuntimeError, match="inputs in whole blocks"):
+        blocks.pack(torch.zeros(16, 288, dtype=torch.uint8), 500, kind)
+    with pytest.raises(RuntimeError, match="blocks: expected size 288"):
+        blocks.pack(torch.zeros(16, 200, dtype=torch.uint8), 512, kind)
+    with pytest.raises(RuntimeError, match="packed: expected size"):
+        blocks.product(torch.randn(1, 512), packed, 48, kind)
+    other, _, same_size = packed_of("Q5_K", 16, 512)
+    with pytest.raises(RuntimeError, match="packed: expected layout 3"):
+        blocks.product(torch.randn(1, 512), other, 16, int(gguf.GGMLQuantizationType.Q6_K))
+    assert same_size != kind
+
+
+def test_opcheck() -> None:
+    for name in TYPES:
+        packed, _, kind = packed_of(name, 33, 512)
+        raw = torch.from_numpy(random_blocks(name, 33, 512))
+        torch.library.opcheck(torch.ops.polyspec.block_pack.default, (raw, 512, kind))
+        given = (torch.randn(3, 512), packed, 33, kind)
+        torch.library.opcheck(torch.ops.polyspec.block_product.default, given)
