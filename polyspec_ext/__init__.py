@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from polyspec_ext.quantization import load_w4 as load_w4
     from polyspec_ext.quantization import quantize_w4 as quantize_w4
     from polyspec_ext.quantization import save_w4 as save_w4
+    from polyspec_ext.quantization import trim as trim
     from polyspec_ext.scheduler import Scheduler as Scheduler
     from polyspec_ext.seeds import row_seeds as row_seeds
 
@@ -80,7 +81,7 @@ _NAMES = {
     "outputs": ("Output", "Stream"),
     "planned": ("Chain", "plan"),
     "planning.planner": ("Plan",),
-    "quantization": ("load_w4", "quantize_w4", "save_w4"),
+    "quantization": ("load_w4", "quantize_w4", "save_w4", "trim"),
     "scheduler": ("Scheduler",),
     "seeds": ("row_seeds",),
 }  # fmt: skip

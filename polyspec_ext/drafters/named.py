@@ -13,6 +13,7 @@ from ..arguments import entries, shown
 from ..levels import ELEMENTS, HuggingFaceLevel, Level, Loader, Options, load
 from ..levels.cpu_packed import can_pack
 from ..quantization.stored import is_copy, original, stored_w4
+from ..quantization.trimming import trim
 from . import eagle
 from .base import BatchedDrafter, Drafter
 from .first_layers import early_exit
@@ -22,6 +23,7 @@ from .prompt_lookup import PromptLookup
 from .suffix import SuffixMatch
 
 _COPY = "w4"
+_TRIMMED = re.compile(r"trim:(\d+):(.+)")
 _EARLY_EXIT = re.compile(r"early-exit:(\d+)")
 
 
@@ -115,6 +117,29 @@ class _Copy(Loader):
         )
 
 
+class _Trimmed(Loader):
+    """``trim:N:MODEL``: a model with a head of its N lowest ids."""
+
+    expects = "'trim:N:' in front of an id or path"
+    words = ("'trim:N:MODEL' with N ids, as 'trim:32000:DIR'",)
+    gives = (HuggingFaceLevel,)
+
+    def matches(self, thing: object) -> bool:
+        return isinstance(thing, str) and _TRIMMED.fullmatch(thing) is not None
+
+    def load(self, thing: str, options: Options) -> Any:
+        _, size, place = thing.split(":", 2)
+        plain = replace(options, pack=False, compile=False, choose=None)
+        whole = ELEMENTS.resolve(place, plain)
+        if not isinstance(whole, HuggingFaceLevel):
+            raise ValueError(f"{options.name}: expected a model to trim, given {place!r}")
+        try:
+            copy = trim(whole.model, None, int(size))
+        except ValueError as error:
+            raise ValueError(f"{options.name}: {error}") from error
+        return ELEMENTS.resolve(copy, replace(options, dtype=None, device=None))
+
+
 class _EarlyExit(Loader):
     """The target's first layers, as a level."""
 
@@ -153,6 +178,14 @@ class _EagleHead(Loader):
         return eagle.Eagle.from_pretrained(place, target, dtype=dtype)
 
 
-_WORDS = _Word(prompt_lookup=PromptLookup, suffix=SuffixMatch, ngram=NGramTable)
-for _loader in (_OwnDrafter(), _DraftModel(), _EagleHead(), _EarlyExit(), _Copy(), _WORDS):
+_LOADERS = (
+    _OwnDrafter(),
+    _DraftModel(),
+    _EagleHead(),
+    _EarlyExit(),
+    _Copy(),
+    _Trimmed(),
+    _Word(prompt_lookup=PromptLookup, suffix=SuffixMatch, ngram=NGramTable),
+)
+for _loader in _LOADERS:
     ELEMENTS.register(_loader)

@@ -10,7 +10,9 @@ from .. import arguments
 from ..kv_cache import factory as caches
 from ..validate import LOGITS_DTYPES
 from .describe import level_line
+from .id_map import IdMap
 from .sources import tokenizer_at
+from .trimmed import TrimmedHead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,7 +27,8 @@ class ModelLevel:
 
     Attributes:
         device: of tokens and logits.
-        vocab_size: width of the logits.
+        vocab_size: ids that it reads are below it.
+        id_map: which of them it has logits of, where its head was trimmed; None: of all.
         max_length: longest context; None: no limit.
 
     Raises:
@@ -43,8 +46,12 @@ class ModelLevel:
         self.device = caches.device_of(model)
         _require_logits(model, self.device, name)
         config = model.config.get_text_config(decoder=True)
-        outputs = getattr(model.get_output_embeddings(), "out_features", None)
-        self.vocab_size = int(outputs or config.vocab_size)
+        head = model.get_output_embeddings()
+        self.id_map: IdMap | None = None
+        self.vocab_size = int(getattr(head, "out_features", None) or config.vocab_size)
+        if isinstance(head, TrimmedHead):
+            self.vocab_size = head.vocab_size
+            self.id_map = IdMap(head.vocab_size, head.drawn)
         longest = getattr(config, "max_position_embeddings", None)
         # Some configurations say -1 for any length.
         self.max_length: int | None = longest if longest is not None and longest > 0 else None

@@ -116,6 +116,17 @@ def block_model(path: str | Path, dtype: torch.dtype) -> Any:
     return made
 
 
+def head_rows(path: str | Path, rows: torch.Tensor) -> BlockLinear:
+    """Rows of the output head of a file whose head is in blocks.
+
+    Args:
+        rows: ``[N]`` int64.
+    """
+    tensors = GgufFile(path).tensors
+    tensor = tensors.get(_HEAD) or tensors[_EMBEDDINGS]
+    return BlockLinear([(tensor.blocks()[rows], tensor.type)], tensor.shape[1])
+
+
 class _Named:
     """Tensors of a file by the names that they have in the model."""
 

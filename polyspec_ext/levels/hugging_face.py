@@ -277,6 +277,7 @@ class HuggingFaceLevel(ModelLevel):
             admits=self.supports_batches and self._member is None and takes_rows(self._cache),
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
+            id_map=self.id_map,
         )
 
     @property

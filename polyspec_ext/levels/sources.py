@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +13,13 @@ from typing import Any
 import torch
 
 from .. import progress
+from .gguf_file import GgufFile
 
 # What is to be done with a file that is none of a model, by how its name ends.
 _BESIDE = "; the directory is wanted that holds it, with a config.json beside it"
 _FILES = dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".json"), _BESIDE)
 GGUF = ".gguf"
+_TOKENIZERS = ("qwen2", "qwen3")  # families with a tokenizer of that name
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,26 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
 
     source = source_of(place)
     try:
-        return AutoTokenizer.from_pretrained(source.place, local_files_only=local, **source.options)
+        if source.file is not None:
+            file = Path(source.place, source.file).resolve()
+            about = file.stat()
+            return copy.deepcopy(_in_file(file, about.st_mtime_ns, about.st_size))
+        return AutoTokenizer.from_pretrained(source.place, local_files_only=local)
     except (OSError, ValueError, KeyError, TypeError, ImportError, NotImplementedError) as error:
         raise ValueError(
             f"expected a tokenizer beside the model, given none that loads in {place}: {error}"
         ) from error
+
+
+@functools.lru_cache(maxsize=4)
+def _in_file(file: Path, *_: int) -> Any:
+    """The tokenizer of a GGUF file, which takes seconds to make."""
+    from transformers import AutoTokenizer
+
+    family = GgufFile(file).metadata.get("general.architecture")
+    # Else transformers reads the whole header for a configuration first, item by item.
+    known = {"tokenizer_type": family} if family in _TOKENIZERS else {}
+    return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, **known)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""4-bit copies of models, as levels below them: `quantize_w4`, kept by `save_w4` and `load_w4`."""
+"""Cheaper copies of models, as levels below them: 4-bit ones, `quantize_w4`, kept by `save_w4` and
+`load_w4`; and `trim`, with fewer ids."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ from ..levels.quantized import (
 from ..ops.int4 import GROUPS
 from . import kept, rules
 from .calibration import Hessians, token_ids
+from .trimming import trim
 
-__all__ = ["load_w4", "quantize_w4", "save_w4"]
+__all__ = ["load_w4", "quantize_w4", "save_w4", "trim"]
 
 # Between a weight in one dtype and in another.
 _ROUNDING, _TINY = 2**-8, 2**-24  # relative, absolute

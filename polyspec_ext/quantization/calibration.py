@@ -12,42 +12,44 @@ from .. import arguments, progress
 from ..levels import tokenizer_at
 
 
-def token_ids(model: Any, calibration: Sequence[Any]) -> list[torch.Tensor]:
+def token_ids(
+    model: Any, calibration: Sequence[Any], name: str = "calibration"
+) -> list[torch.Tensor]:
     """Texts, or token ids of each text, as int64 tensors; texts are read by the tokenizer that
     lies beside the model's weights.
 
     Raises:
-        TypeError, ValueError: what is given is neither; the message says calibration.
+        TypeError, ValueError: what is given is neither; the message begins with `name`.
     """
-    given = arguments.entries("calibration", calibration)
+    given = arguments.entries(name, calibration)
     if given is None:
         raise TypeError(
-            "calibration: expected a list of texts or of token ids, given "
+            f"{name}: expected a list of texts or of token ids, given "
             f"{arguments.shown(calibration)}"
         )
     calibration = given
     texts = [text for text in calibration if isinstance(text, str)]
     if texts:
         if len(texts) != len(calibration):
-            raise TypeError("calibration: expected texts or token ids, given both")
+            raise TypeError(f"{name}: expected texts or token ids, given both")
         try:
             tokenizer = tokenizer_at(model.name_or_path, local=True)
         except ValueError:
             raise ValueError(
-                "calibration: expected token ids of a model without a tokenizer beside its "
+                f"{name}: expected token ids of a model without a tokenizer beside its "
                 "weights, given texts"
             ) from None
         calibration = tokenizer(texts)["input_ids"]
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     found = []
     for row in calibration:
-        ids = arguments.row_integers("calibration", row)
+        ids = arguments.row_integers(name, row)
         if not ids:
-            raise ValueError("calibration: expected at least 1 token of each text, given none")
-        arguments.require_ids("calibration", ids, vocab_size)
+            raise ValueError(f"{name}: expected at least 1 token of each text, given none")
+        arguments.require_ids(name, ids, vocab_size)
         found.append(torch.tensor(ids))
     if not found:
-        raise ValueError("calibration: expected at least one text, given none")
+        raise ValueError(f"{name}: expected at least one text, given none")
     return found
 
 

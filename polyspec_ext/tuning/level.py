@@ -13,6 +13,7 @@ from .. import arguments
 from ..levels import ELEMENTS, HuggingFaceLevel, ModelSource, Options
 from ..levels.cpu_packed import can_pack
 from ..levels.quantized import QuantizedLinear
+from ..levels.trimmed import TrimmedHead
 from .choice import LevelConfig, Switch, choose
 
 # Of a configuration: what does not change the cost of a pass, or is a candidate's own.
@@ -109,7 +110,9 @@ def _fastest(
 
 def _digest(config: Any, modules: Iterable[torch.nn.Module]) -> str:
     told = {key: value for key, value in config.to_dict().items() if key not in _ASIDE}
-    quantised = sum(isinstance(module, QuantizedLinear) for module in modules)
-    if quantised:
-        told["int4"] = quantised
+    for module in modules:
+        if isinstance(module, QuantizedLinear):
+            told["int4"] = told.get("int4", 0) + 1
+        elif isinstance(module, TrimmedHead):
+            told["drawn"] = len(module.drawn)
     return hashlib.sha256(repr(sorted(told.items())).encode()).hexdigest()[:16]

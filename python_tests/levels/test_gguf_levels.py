@@ -114,6 +114,26 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             load(file)
 
 
+def test_a_files_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds; what one caller does to it no other sees."""
+    calls: list[dict[str, Any]] = []
+
+    def made(place: str, **options: Any) -> dict[str, int]:
+        calls.append(options)
+        return {"made": len(calls)}
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", made)
+    file = tmp_path / "model.gguf"
+    write_model(file, "qwen2", {"": "Q4_0"})
+    first, second = tokenizer_at(file), tokenizer_at(file)
+    assert first == second == {"made": 1}
+    assert first is not second
+    assert calls == [{"gguf_file": "model.gguf", "tokenizer_type": "qwen2"}]
+    write_model(file, "llama", {"": "Q4_1"})
+    assert tokenizer_at(file) == {"made": 2}
+    assert calls[1:] == [{"gguf_file": "model.gguf"}]
+
+
 @pytest.mark.skipif(not REAL.is_file(), reason="no qwen0.5b.gguf in POLYSPEC_TEST_GGUF")
 def test_a_real_file() -> None:
     text = Path(__file__).parents[2].joinpath("docs", "architecture.md").read_text()

@@ -95,7 +95,7 @@ POLYSPEC_FN Sums product_of(Sums a, const Sums& b) {
 // Sums of a run, and weights, fit the registers.
 #if defined(__AVX512VNNI__)
 constexpr int kMostTokens = 8;
-constexpr int tiles_at_once(int tokens) { return tokens < 4 ? 4 : tokens < 7 ? 2 : 1; }
+constexpr int tiles_at_once(int tokens) { return tokens < 4 ? 4 : 2; }
 #elif defined(__AVX2__)
 constexpr int kMostTokens = 4;
 constexpr int tiles_at_once(int tokens) { return tokens < 2 ? 2 : 1; }

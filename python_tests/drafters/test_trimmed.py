@@ -1,0 +1,123 @@
+"""Draft models with a part of their ids in the head: which ids, their logits, and exact chains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+from small_models import PROMPT, make, plain_greedy, rough
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import polyspec_ext as ps
+from polyspec_ext.levels import load
+
+V = 97
+
+
+def drawn(model: Any) -> list[int]:
+    ids: list[int] = model.get_output_embeddings().drawn.tolist()
+    return ids
+
+
+def test_the_most_frequent_ids_are_taken() -> None:
+    model = make("llama", vocab=V)
+    texts = [[5, 5, 5, 80, 80], [7, 80, 5, 7, 9, 3]]
+    assert drawn(ps.trim(model, texts, 3)) == [5, 7, 80]
+    assert drawn(ps.trim(model, texts, 4)) == [3, 5, 7, 80]  # of 3 and 9 the lower
+    assert drawn(ps.trim(model, texts, 6)) == [0, 3, 5, 7, 9, 80]
+    assert drawn(ps.trim(model, None, 4)) == [0, 1, 2, 3]
+    model.generation_config.eos_token_id = [90, 60]
+    assert drawn(ps.trim(model, texts, 3)) == [5, 60, 90]
+
+
+@pytest.mark.parametrize("kind", ["dense", "tied", "4 bits", "packed"])
+def test_logits_are_those_of_the_model(kind: str) -> None:
+    model = make("qwen2", vocab=V)
+    if kind == "tied":
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+    if kind == "4 bits":
+        model = ps.quantize_w4(model, 32, head=True)
+    copy = ps.trim(model, [PROMPT], 20)
+    ids = torch.tensor([PROMPT])
+    if kind == "packed":
+        copy = ps.HuggingFaceLevel(copy, pack=True).model
+    with torch.inference_mode():
+        whole, part = model(input_ids=ids).logits, copy(input_ids=ids).logits
+    assert part.shape[-1] == 20
+    assert torch.allclose(part, whole[..., drawn(copy)], atol=1e-5)
+    assert model(input_ids=ids).logits.shape[-1] == V
+
+
+def test_heads_of_gguf_files(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    from gguf_blocks import write_model
+
+    for tied in (False, True):
+        file = tmp_path / f"{tied}.gguf"
+        write_model(file, "llama", {"": "Q4_K", "output": "Q6_K", "token_embd": "Q8_0"}, tied)
+        model = load(file).model
+        copy = ps.trim(model, [[5, 9, 9, 200]], 3)
+        ids = torch.tensor([PROMPT])
+        with torch.inference_mode():
+            whole, part = model(input_ids=ids).logits, copy(input_ids=ids).logits
+        assert part.equal(whole[..., drawn(copy)])
+        chain = ps.Chain([file, f"trim:40:{file}"], [3], pack="auto")
+        out = chain.generate(PROMPT, 16, eos_token_id=[])
+        assert out.sequences.equal(ps.Chain([file]).generate(PROMPT, 16).sequences)
+
+
+@pytest.mark.parametrize("pack", [False, "auto"])
+def test_greedy_texts_are_the_targets(pack: Any, tmp_path: Path) -> None:
+    model = make("llama", vocab=V)
+    draft = rough(model, 0.02)
+    draft.save_pretrained(tmp_path)
+    for element in (ps.trim(draft, None, 60), f"trim:60:{tmp_path}"):
+        chain = ps.Chain([model, element], [3], pack=pack)
+        out = chain.generate([PROMPT, PROMPT[:3]], 24, eos_token_id=[])
+        for row, prompt in zip(out.sequences.tolist(), (PROMPT, PROMPT[:3]), strict=True):
+            assert row[: len(prompt) + 24] == plain_greedy(model, prompt, 24)
+        assert out.stats.levels[0].num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_distribution_is_the_targets(rule: str) -> None:
+    """By enumeration of every draw."""
+    vocab, prompt = 3, [0, 1]
+    torch.manual_seed(3)
+    draft = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocab, hidden_size=8, intermediate_size=12, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=2, eos_token_id=None, bos_token_id=None,
+        )
+    ).eval()  # fmt: skip
+    copy = ps.trim(draft, [[0, 2, 2]], 2)
+    assert drawn(copy) == [0, 2]
+    chance, target = toy.Enumerator(), toy.ToyLevel(vocab, 1)
+    levels = [toy.ToyLevel(vocab, 1), ps.HuggingFaceLevel(copy)]
+    chain = ps.Chain(levels, [2], rule=rule, operators=chance.operators, check_vocabulary=False)
+
+    def text() -> list[int]:
+        out = chain.generate(prompt, 3, temperature=1.0, eos_token_id=[])
+        own: list[int] = out.sequences[0, len(prompt) :].tolist()
+        return own
+
+    found = toy.chain_distribution(chance, text)
+    wanted = toy.text_distribution(target, prompt, 3, temperature=1.0)
+    assert toy.total_variation(found, wanted) < 1e-6
+
+
+def test_what_cannot_be_trimmed_is_refused() -> None:
+    model = make("llama", vocab=V)
+    for size in (0, V + 1):
+        with pytest.raises(ValueError, match="size: expected"):
+            ps.trim(model, None, size)
+    with pytest.raises(ValueError, match="model: expected one with all of its ids"):
+        ps.trim(ps.trim(model, None, 9), None, 5)
+    with pytest.raises(ValueError, match=r"texts: .*97"):
+        ps.trim(model, [[V]], 5)
+    with pytest.raises(ValueError, match="only the last level of a chain may"):
+        ps.Chain([ps.trim(model, None, 9), rough(model)], [2])
