@@ -11,7 +11,7 @@ file(GLOB stand_in_sources CONFIGURE_DEPENDS "${cuda_on_cpu}/runtime/*.cpp")
 file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/src/cuda/*.cu)
 list(APPEND cuda_sources "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cuda/capture.cpp")
 # Fewer threads than on a device run sooner, and results do not depend on it.
-set(small_ctas POLYSPEC_SAMPLE_THREADS=64 POLYSPEC_VERIFY_THREADS=64)
+set(small_ctas POLYSPEC_SAMPLE_THREADS=64 POLYSPEC_VERIFY_THREADS=64 POLYSPEC_CANDIDATES=96)
 
 # Never watched: ThreadSanitizer is to see the kernels' accesses only.
 add_library(cuda_stand_in STATIC ${stand_in_sources})
@@ -69,6 +69,9 @@ add_test(NAME cuda_on_cpu.graph_life COMMAND graph_life_sm_90)
 polyspec_add_cuda_program(random_calls_test csrc/tests/cuda_on_cpu/random_calls_test.cpp KERNELS kernels_sm_90
                           DEFINE ${sm_90})
 add_test(NAME cuda_on_cpu.random_calls COMMAND random_calls_test)
+polyspec_add_cuda_program(barrier_budget_test csrc/tests/cuda_on_cpu/barrier_budget_test.cpp KERNELS kernels_sm_90
+                          DEFINE ${sm_90})
+add_test(NAME cuda_on_cpu.barrier_budget COMMAND barrier_budget_test)
 
 # sm_80, whose devices have no clusters, with as many threads as there.
 polyspec_add_kernels(kernels_sm_80 SOURCES ${cuda_sources} DEFINE __CUDA_ARCH__=800)
@@ -121,12 +124,16 @@ polyspec_plant(begins_without_the_others cuda/kernels.cuh
                "has not begun")
 polyspec_plant(leaves_before_the_others cuda/kernels.cuh
                "  group.sync();  // no CTA leaves while another may reach into its shared memory\n" "" "has ended|SEGV")
-polyspec_plant(digit_without_barrier core/select.hpp "  group.sync();\n" "" "data race")
-polyspec_plant(bins_read_before_merged cuda/cluster_group.cuh "= sum;\n    }\n    sync();" "= sum;\n    }" "data race")
+polyspec_plant(digit_without_barrier core/select.hpp "  group.sync();  // the bin is found\n" "" "data race")
+polyspec_plant(bins_read_before_counted core/select.hpp "  group.sync();  // all are counted\n" "" "data race")
+polyspec_plant(candidates_not_awaited cuda/candidates.cuh "  group.sync();\n  statistics->threshold" "  statistics->threshold"
+               "data race")
+polyspec_plant(candidates_counted_early cuda/cluster_group.cuh "    __syncthreads();\n    const uint64_t* counts"
+               "    const uint64_t* counts" "data race|check failed")
 polyspec_plant(record_without_fence cuda/last_block.cuh "    __threadfence();  // the record" "    // the record"
                "data race")
 polyspec_plant(ticket_without_fence cuda/last_block.cuh "    __threadfence();  // and what" "    // and what"
                "data race")
 polyspec_plant(previous_kernel_not_awaited cuda/kernels.cuh "  cudaGridDependencySynchronize();\n" "" "data race")
-polyspec_plant(one_vector_more cuda/row_reader.cuh "v + u * workers >= split.vectors" "v + u * workers > split.vectors"
+polyspec_plant(one_vector_more cuda/row_reader.cuh "for (; v < split.vectors;" "for (; v <= split.vectors;"
                "SEGV|check failed")

@@ -1,15 +1,15 @@
-"""``python -m polyspec_ext bench kernels|overhead|chains|int4|adaptation|paper|report|shapes``."""
+"""``python -m polyspec_ext bench kernels|model|overhead|chains|int4|adaptation|paper|...``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..bench import adaptation, chains, int4, kernels, overhead, shapes
+from ..bench import adaptation, chains, int4, kernels, model, overhead, shapes
 from ..bench.paper import command as paper
 from ..bench.paper import report
 from ..command.run import help_of
 
-KINDS = (kernels, overhead, chains, int4, adaptation, paper, report, shapes)
+KINDS = (kernels, model, overhead, chains, int4, adaptation, paper, report, shapes)
 
 
 def add_command(commands: Any) -> None:

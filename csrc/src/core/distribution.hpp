@@ -36,12 +36,19 @@ struct TokenMass {
   // The same integer in fewer instructions: scaling by a power of two is exact, and a conversion
   // truncates. (sm_86 and sm_89 convert to 64 bits at an eighth of the others' rate.)
   POLYSPEC_FN uint64_t of(float z) const {
-    const float unit = bit_cast<float>(static_cast<uint32_t>(127 + 62 - head) << 23);
-    const float share = exp2_of(__builtin_fabsf(z - max) * -slope) * unit;
+    const float share = exp2_of(__builtin_fabsf(z - max) * -slope) * unit();
     return static_cast<uint64_t>(z >= threshold ? share : 0.0f);
+  }
+  // The same where no filter has set a threshold, in fewer instructions and more registers.
+  POLYSPEC_FN uint64_t unfiltered(float z) const {
+    return static_cast<uint64_t>(exp2_of(__builtin_fabsf(z - max) * -slope, unit()));
+  }
+  POLYSPEC_FN float unit() const {
+    return bit_cast<float>(static_cast<uint32_t>(127 + 62 - head) << 23);
   }
 #else
   POLYSPEC_FN uint64_t of(float z) const { return mass_of_exponent(exponent_of(z), head); }
+  POLYSPEC_FN uint64_t unfiltered(float z) const { return of(z); }
 #endif
 
   // A choice of exponents and no branch: what is computed from two masses then still vectorises.
@@ -59,34 +66,39 @@ POLYSPEC_FN TokenMass<RowType> token_mass(const RowType& row, const RowStatistic
   return {row, statistics.max, statistics.threshold, filter.slope, head};
 }
 
-// Largest and smallest order of the logits that this thread looks at. (A backend may overload it
-// for its rows, and first_of below.)
+// The order of a logit, kOrderNan for a NaN of either sign.
+POLYSPEC_FN int32_t order_or_nan(int32_t order) {
+  return order < kOrderMinusInfinity ? kOrderNan : order;
+}
+
+// Largest order of the logits that this thread looks at, above all that of a NaN. (A backend may
+// overload it for its rows, and first_of below.)
 template <class Group, class RowType>
-POLYSPEC_FN void extremes(Group& group, const RowType& row, int32_t* high, int32_t* low) {
+POLYSPEC_FN int32_t largest_order(Group& group, const RowType& row) {
   int32_t most = kOrderMinusInfinity;
-  int32_t least = kOrderInfinity;
   POLYSPEC_ROLLED
   for (int64_t i = group.rank(); i < row.n; i += group.size()) {
-    const int32_t order = order_of(row[i]);
+    const int32_t order = order_or_nan(order_of(row[i]));
     most = order > most ? order : most;
-    least = order < least ? order : least;
   }
-  *high = most;
-  *low = least;
+  return most;
+}
+
+// What is wrong with a row whose largest order this is, or 0, and its largest logit.
+POLYSPEC_FN int32_t max_of_order(int32_t most, float* max) {
+  *max = value_of(most) + 0.0f;  // -0 becomes +0
+  if (most > kOrderInfinity) return kStatusNan;
+  if (most == kOrderInfinity) return kStatusInf;
+  return most == kOrderMinusInfinity ? kStatusEmptyRow : 0;
 }
 
 // Largest logit of a row, and what is wrong with the row. Collective.
 template <class Group, class RowType>
 POLYSPEC_FN int32_t row_max(Group& group, const RowType& row, float* max) {
-  int32_t high;
-  int32_t low;
-  extremes(group, row, &high, &low);
-  group.max_and_min(&high, &low);
-  *max = value_of(high) + 0.0f;  // -0 becomes +0
-  if (high > kOrderInfinity || low < kOrderMinusInfinity) return kStatusNan;
-  if (high == kOrderInfinity) return kStatusInf;
-  if (high == kOrderMinusInfinity) return kStatusEmptyRow;
-  return 0;
+  int32_t most = largest_order(group, row);
+  int32_t unused = most;
+  group.max_both(&most, &unused);
+  return max_of_order(most, max);
 }
 
 // First of the tokens that this thread looks at whose logit is `max`; the row's length if none is.
@@ -130,17 +142,20 @@ POLYSPEC_FN uint64_t share_of(float share, uint64_t total) {
   return mass > 0 ? mass : 1;
 }
 
-// The distribution of a row; returns error bits (0: *distribution is good). `head` is head_room of
-// the vocabulary that the masses are meant for. Leaves the distribution's tile sums in scratch,
-// ready for `pick`. Collective. Not for greedy requests.
+// The least logit that min-p keeps: p(x) >= min_p * max p  <=>  z_x >= max + T log(min_p).
+POLYSPEC_FN float min_p_threshold(const Filter& filter, float max) {
+  const double share = static_cast<double>(filter.min_p);
+  return static_cast<float>(static_cast<double>(max) +
+                            static_cast<double>(filter.temperature) * portable_log(share));
+}
+
+// Threshold and mass of a row whose maximum is known, its tile sums left in scratch. The row may
+// hold those tokens only that the filters of a larger one can keep; `cut`: whether top-k cuts that
+// one, `whole`: the mass of all its tokens, or 0: that of these. Collective.
 template <class Group, class RowType>
-POLYSPEC_FN int32_t row_statistics(Group& group, const RowType& row, const Filter& filter, int head,
-                                   RowStatistics* statistics) {
-  statistics->threshold = -kInfinity;
-  statistics->mass = 0;
-  const int32_t error = row_max(group, row, &statistics->max);
-  if (error != 0) return error;
-  if (filter.top_k > 0 && filter.top_k < row.n) {
+POLYSPEC_FN void apply_filters(Group& group, const RowType& row, const Filter& filter, int head,
+                               bool cut, uint64_t whole, RowStatistics* statistics) {
+  if (cut) {
     statistics->threshold = select_from_top(group, row, One{}, static_cast<uint64_t>(filter.top_k));
   }
   // What top-k has left is added up for top-p, and what that and min-p leave once more: one loop,
@@ -148,21 +163,30 @@ POLYSPEC_FN int32_t row_statistics(Group& group, const RowType& row, const Filte
   POLYSPEC_ROLLED
   for (bool last = !(filter.top_p < 1.0f);; last = true) {
     if (last && filter.min_p > 0.0f) {
-      // p(x) >= min_p * max p  <=>  z_x >= max + T log(min_p)
-      const double share = static_cast<double>(filter.min_p);
-      const double edge = static_cast<double>(statistics->max) +
-                          static_cast<double>(filter.temperature) * portable_log(share);
-      const float threshold = static_cast<float>(edge);
+      const float threshold = min_p_threshold(filter, statistics->max);
       statistics->threshold = threshold > statistics->threshold ? threshold : statistics->threshold;
     }
     const TokenMass<RowType> kept = token_mass(row, *statistics, filter, head);
-    const uint64_t total = sum_tiles(group, row.n, kept);
+    const uint64_t total = last || whole == 0 ? sum_tiles(group, row.n, kept) : whole;
     if (last) {
       statistics->mass = total;
-      return 0;
+      return;
     }
     statistics->threshold = select_from_top(group, row, kept, share_of(filter.top_p, total));
   }
+}
+
+// The distribution of a row; returns error bits (0: *distribution is good). `head` is head_room of
+// the vocabulary that the masses are meant for. Leaves the distribution's tile sums in scratch,
+// ready for `pick`. Collective. Not for greedy requests. (A backend may overload it for its rows.)
+template <class Group, class RowType>
+POLYSPEC_FN int32_t row_statistics(Group& group, const RowType& row, const Filter& filter, int head,
+                                   RowStatistics* statistics) {
+  *statistics = {0.0f, -kInfinity, 0};
+  const int32_t error = row_max(group, row, &statistics->max);
+  if (error != 0) return error;
+  apply_filters(group, row, filter, head, filter.top_k > 0 && filter.top_k < row.n, 0, statistics);
+  return 0;
 }
 
 // log p of a token with logit z.

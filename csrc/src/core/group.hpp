@@ -10,19 +10,20 @@
 //   - lane(), lanes(): this thread within its team, and the team's size (a warp on CUDA)
 //   - team(), teams(): the team's index and the number of teams; rank = team * lanes + lane
 //   - sync(): barrier of the group; writes to scratch before it are seen after it
-//   - max_and_min(int32_t*, int32_t*), min(int64_t), sum(uint64_t): over the group, in every thread
+//   - max_both(int32_t*, int32_t*): two maxima over the group, in every thread
+//   - min(int64_t), sum(uint64_t): over the group, in every thread
 //   - exclusive_scan(uint64_t): sum over lower ranks
 //   - team_sum(uint64_t): over the team, in every lane
 //   - team_exclusive_scan(uint64_t, uint64_t* total): sum over lower lanes; total in every lane
 //   - scratch(): the Scratch that the group shares
 //   - bins(): the histogram that this thread adds to, which may be shared by a part of the group
-//   only
+//   only; bin(int): a bin, added up over all histograms
 //   - add(uint64_t* bin, uint64_t): atomic add to a bin of bins()
-//   - clear_bins(): zeroes all histograms; merge_bins(): adds them up into scratch().bins. Barriers
+//   - clear_bins(): zeroes the histogram of bins(). A barrier for those who share it
 //
-// Every member but rank ... teams, scratch, bins and add is collective: all threads of the group
-// (team) call it together. The group's reductions and its scan are barriers as well: what a thread
-// reads before one may be overwritten after.
+// Every member but rank ... teams, scratch, bins, bin and add is collective: all threads of the
+// group (team) call it together. The group's reductions and its scan are barriers as well: what a
+// thread reads before one may be overwritten after.
 //
 // A backend may overload row algorithms (functions over a row or a weight) for its own group type,
 // where it has a faster way to the same bits; the overloads are found through the group's

@@ -40,6 +40,7 @@ POLYSPEC_FN float value_of(int32_t order) {
 }
 constexpr int32_t kOrderInfinity = 0x7f800000;
 constexpr int32_t kOrderMinusInfinity = static_cast<int32_t>(0x807fffffu);
+constexpr int32_t kOrderNan = 0x7fffffff;  // above all
 
 // Unsigned keys in the order of the floats, -0 and +0 equal: what the radix select works on.
 POLYSPEC_FN uint32_t key_of(float value) {
@@ -60,24 +61,25 @@ POLYSPEC_FN double mass_unit(int head) { return static_cast<double>(uint64_t{1} 
 
 // 2^exponent on [-127, 0], and 0 at -127; of a NaN the bits are any.
 // 2^f on [-1/2, 1/2] is a polynomial fitted for relative error (2e-9 before rounding, 8e-8 after).
-POLYSPEC_FN float exp2_in_range(float exponent) {
+// Times `unit`, a power of two of at least 1, which changes no other bit.
+POLYSPEC_FN float exp2_in_range(float exponent, float unit = 1.0f) {
   // Adding 1.5 * 2^23 rounds to an integer, which the low bits of the sum then are.
   const float shifter = 12582912.0f;
   const float shifted = exponent + shifter;
   const float f = exponent - (shifted - shifter);
-  float p = 0.00015353362f;
-  p = __builtin_fmaf(p, f, 0.0013398874f);
-  p = __builtin_fmaf(p, f, 0.009618437f);
-  p = __builtin_fmaf(p, f, 0.055503324f);
-  p = __builtin_fmaf(p, f, 0.24022648f);
-  p = __builtin_fmaf(p, f, 0.6931472f);
-  p = __builtin_fmaf(p, f, 1.0f);
+  float p = 0.00015353362f * unit;
+  p = __builtin_fmaf(p, f, 0.0013398874f * unit);
+  p = __builtin_fmaf(p, f, 0.009618437f * unit);
+  p = __builtin_fmaf(p, f, 0.055503324f * unit);
+  p = __builtin_fmaf(p, f, 0.24022648f * unit);
+  p = __builtin_fmaf(p, f, 0.6931472f * unit);
+  p = __builtin_fmaf(p, f, unit);
   return bit_cast<float>(bit_cast<uint32_t>(p) + (bit_cast<uint32_t>(shifted) << 23));
 }
 
 // 2^exponent, exponent <= 0 (-inf and NaN give 2^-100, below every unit of mass).
-POLYSPEC_FN float exp2_of(float exponent) {
-  return exp2_in_range(exponent > -100.0f ? exponent : -100.0f);
+POLYSPEC_FN float exp2_of(float exponent, float unit = 1.0f) {
+  return exp2_in_range(exponent > -100.0f ? exponent : -100.0f, unit);
 }
 
 // trunc(2^(62 - head) * 2^exponent), exponent <= 0: the float's 24 significant bits are shifted

@@ -30,6 +30,7 @@ template <class T>
 struct Row {
   const T* data;
   int64_t n;
+  using Element = T;
   POLYSPEC_FN float operator[](int64_t i) const { return to_float(data[i]); }
 };
 
@@ -38,6 +39,7 @@ struct AnyRow {
   const void* data;
   int64_t n;
   DType dtype;
+  using Element = float;  // for all that is known
   POLYSPEC_FN float operator[](int64_t i) const {
     switch (dtype) {
       case DType::kFloat32:

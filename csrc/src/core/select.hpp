@@ -16,20 +16,25 @@ namespace polyspec::POLYSPEC_CORE {
 template <class Group>
 POLYSPEC_FN int bin_from_top(Group& group, uint64_t* need) {
   Scratch& scratch = group.scratch();
+  group.sync();  // all are counted
   const int run = (kBins + group.size() - 1) / group.size();
   const int top = kBins - 1 - run * group.rank();  // each thread takes a run of bins, downwards
   const int bottom = top - run + 1 > 0 ? top - run + 1 : 0;
   uint64_t mine = 0;
   POLYSPEC_ROLLED
-  for (int bin = top; bin >= bottom; --bin) mine += scratch.bins[bin];
+  for (int bin = top; bin >= bottom; --bin) mine += group.bin(bin);
   uint64_t above = group.exclusive_scan(mine);
   if (above < *need && *need - above <= mine) {
     int bin = top;
-    while (*need - above > scratch.bins[bin]) above += scratch.bins[bin--];
+    uint64_t weight = group.bin(bin);
+    while (*need - above > weight) {
+      above += weight;
+      weight = group.bin(--bin);
+    }
     scratch.found[0] = static_cast<uint64_t>(bin);
     scratch.found[1] = *need - above;
   }
-  group.sync();
+  group.sync();  // the bin is found
   *need = scratch.found[1];
   return static_cast<int>(scratch.found[0]);
 }
@@ -58,6 +63,11 @@ POLYSPEC_FN void count_digit(Group& group, const AnyRowType& row, const Weight& 
   }
 }
 
+// Digits that tell the logits of an element type apart: behind the second digit those of 16 bits
+// are all zeros where the sign is positive, and all ones where it is negative.
+template <class RowType>
+constexpr int kDigits = sizeof(typename RowType::Element) == 4 ? 3 : 2;
+
 // Largest logit t of the row with sum of weight(i) over row[i] >= t reaching `need`, 1 <= need <=
 // sum of all weights. Collective.
 template <class Group, class AnyRowType, class Weight>
@@ -66,15 +76,15 @@ POLYSPEC_FN float select_from_top(Group& group, const AnyRowType& row, const Wei
   uint32_t prefix = 0;
   uint32_t mask = 0;
   POLYSPEC_ROLLED
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < kDigits<AnyRowType>; ++i) {
     const Digit digit{prefix, mask, i == 0 ? 21 : i == 1 ? 10 : 0, i < 2 ? 2047u : 1023u};
     group.clear_bins();
     count_digit(group, row, weight, digit);
-    group.merge_bins();
     const uint32_t found = static_cast<uint32_t>(bin_from_top(group, &need));
     prefix |= found << digit.shift;
     mask |= digit.mask << digit.shift;
   }
+  if (kDigits<AnyRowType> < 3 && prefix >> 31 == 0) prefix |= 1023u;
   return value_of_key(prefix);
 }
 

@@ -42,18 +42,16 @@ int64_t over_tiles(const SerialGroup& group, int64_t count, const Body& body) {
 }
 
 template <class RowType>
-void extremes(SerialGroup& group, const RowType& row, int32_t* high, int32_t* low) {
+int32_t largest_order(SerialGroup& group, const RowType& row) {
   const Tiling tiling(row.n);
   Extremes found[kMaxTiles / kTilesPerTask];
   const int64_t tasks = over_tiles(group, tiling.count, [&](int64_t first, int64_t last) {
     found[first / kTilesPerTask] = extremes_between(row, tiling.begin(first), tiling.end(last - 1));
   });
-  *high = found[0].high;
-  *low = found[0].low;
-  for (int64_t i = 1; i < tasks; ++i) {
-    *high = std::max(*high, found[i].high);
-    *low = std::min(*low, found[i].low);
-  }
+  int32_t most = kOrderMinusInfinity;
+  for (int64_t i = 0; i < tasks; ++i)
+    most = std::max({most, found[i].high, order_or_nan(found[i].low)});
+  return most;
 }
 
 template <class RowType>

@@ -19,7 +19,7 @@ class SerialGroup {
   POLYSPEC_FN static constexpr int team() { return 0; }
   POLYSPEC_FN static constexpr int teams() { return 1; }
   POLYSPEC_FN static void sync() {}
-  POLYSPEC_FN static void max_and_min(int32_t*, int32_t*) {}
+  POLYSPEC_FN static void max_both(int32_t*, int32_t*) {}
   POLYSPEC_FN static int64_t min(int64_t value) { return value; }
   POLYSPEC_FN static uint64_t sum(uint64_t value) { return value; }
   POLYSPEC_FN static uint64_t exclusive_scan(uint64_t) { return 0; }
@@ -29,11 +29,11 @@ class SerialGroup {
     return 0;
   }
   POLYSPEC_FN uint64_t* bins() { return scratch_.bins; }
+  POLYSPEC_FN uint64_t bin(int bin) const { return scratch_.bins[bin]; }
   POLYSPEC_FN static void add(uint64_t* bin, uint64_t value) { *bin += value; }
   POLYSPEC_FN void clear_bins() {
     for (uint64_t& bin : scratch_.bins) bin = 0;
   }
-  POLYSPEC_FN static void merge_bins() {}
   POLYSPEC_FN Scratch& scratch() { return scratch_; }
   POLYSPEC_FN const Executor* executor() const { return executor_; }
 

@@ -5,12 +5,11 @@
 // Every operation goes over the CTA first (cta_group.cuh), then over one slot per CTA: a CTA writes
 // its value into its slot in the shared memory of each of the others, and all read their own copy.
 // One cluster barrier per reduction; the slots are double-buffered as those of a CTA are. Scratch
-// is that of CTA 0. Histograms are counted in each CTA's own shared memory and merged afterwards,
-// since atomics on another CTA's would all queue at one multiprocessor.
+// is that of CTA 0. Histograms and candidates are those of each CTA and put together afterwards,
+// since atomics on another CTA's memory would all queue at one multiprocessor.
 #pragma once
 
 #include "cuda/cta_group.cuh"
-#include "cuda/launch_shape.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 
@@ -21,6 +20,15 @@ struct ClusterShared {
   CtaShared<kThreads> cta;
   uint64_t slots[2][kMaxCluster];
 };
+
+// A value and the first `count` of those of the CTAs: [kMaxCluster]
+template <class Op>
+POLYSPEC_CALLED uint64_t combine(uint64_t value, const uint64_t* of_ctas, int count) {
+  const Op op;
+  POLYSPEC_UNROLL
+  for (int cta = 0; cta < kMaxCluster; ++cta) value = cta < count ? op(value, of_ctas[cta]) : value;
+  return value;
+}
 
 template <int kThreads>
 class ClusterGroup {
@@ -47,20 +55,18 @@ class ClusterGroup {
     __cluster_barrier_wait();
   }
 
-  __device__ __forceinline__ void max_and_min(int32_t* high, int32_t* low) {
-    Extremes::unpack(reduce(Extremes::pack(*high, *low), Extremes{}), high, low);
+  __device__ __forceinline__ void max_both(int32_t* first, int32_t* second) {
+    BothLarger::unpack(reduce(BothLarger::pack(*first, *second), BothLarger{}), first, second);
   }
-  __device__ __forceinline__ int64_t min(int64_t value) { return reduce(value, Smaller{}); }
+  __device__ __forceinline__ int64_t min(int64_t value) {
+    return static_cast<int64_t>(reduce(static_cast<uint64_t>(value), Smaller{}));
+  }
   __device__ __forceinline__ uint64_t sum(uint64_t value) { return reduce(value, Plus{}); }
 
   __device__ __forceinline__ uint64_t exclusive_scan(uint64_t value) {
-    uint64_t total;
-    uint64_t lower = cta_.exclusive_scan(value, &total);
-    if (ctas_ == 1) return lower;
-    const uint64_t* totals = exchange(total);
-    POLYSPEC_UNROLL
-    for (int cta = 0; cta < kMaxCluster; ++cta) lower += cta < index_ ? totals[cta] : 0;
-    return lower;
+    const Scan scan = cta_.scan(value);
+    if (ctas_ == 1) return scan.lower;
+    return scan.lower + combine<Plus>(0, exchange(scan.total), index_);
   }
   __device__ __forceinline__ static uint64_t team_sum(uint64_t value) {
     return Cta::team_sum(value);
@@ -74,20 +80,41 @@ class ClusterGroup {
   __device__ __forceinline__ static void add(uint64_t* bin, uint64_t value) {
     Cta::add(bin, value);
   }
-  __device__ __forceinline__ static void count(uint64_t* bin) { Cta::count(bin); }
   __device__ __forceinline__ void clear_bins() { cta_.clear_bins(); }
-  __device__ __forceinline__ void merge_bins() {
-    sync();
-    if (ctas_ == 1) return;
-    // A bin is one thread's: it reads all its counts before it writes the sum over that of CTA 0.
+  __device__ __forceinline__ uint64_t bin(int bin) const {
+    uint64_t sum = 0;
     POLYSPEC_ROLLED
-    for (int bin = rank(); bin < kBins; bin += size()) {
-      uint64_t sum = 0;
+    for (int cta = 0; cta < ctas_; ++cta) sum += of_cta(&shared_, cta)->cta.scratch.bins[bin];
+    return sum;
+  }
+
+  __device__ __forceinline__ Cta& cta() { return cta_; }
+  __device__ __forceinline__ bool leads() const { return index_ == 0; }
+  __device__ __forceinline__ void clear_candidates() { cta_.clear_candidates(); }
+  __device__ __forceinline__ int gather_candidates() {
+    if (ctas_ == 1) return cta_.gather_candidates();
+    __syncthreads();
+    const uint64_t* counts = exchange(shared_.cta.candidates.count);
+    uint64_t all = 0;
+    for (int cta = 0; cta < ctas_; ++cta) all += counts[cta];
+    if (all > kMaxCandidates) return -1;
+    if (leads()) {
+      Candidates& mine = shared_.cta.candidates;
+      int at = static_cast<int>(counts[0]);
       POLYSPEC_ROLLED
-      for (int cta = 0; cta < ctas_; ++cta) sum += of_cta(&shared_, cta)->cta.scratch.bins[bin];
-      scratch().bins[bin] = sum;
+      for (int cta = 1; cta < ctas_; ++cta) {
+        const Candidates& theirs = of_cta(&shared_, cta)->cta.candidates;
+        const int count = static_cast<int>(counts[cta]);
+        POLYSPEC_ROLLED
+        for (int i = Cta::rank(); i < count; i += kThreads) {
+          mine.logits[at + i] = theirs.logits[i];
+          mine.tokens[at + i] = theirs.tokens[i];
+        }
+        at += count;
+      }
+      __syncthreads();
     }
-    sync();
+    return static_cast<int>(all);
   }
 
  private:
@@ -106,16 +133,12 @@ class ClusterGroup {
     return slots;
   }
 
-  template <class T, class Op>
-  __device__ __forceinline__ T reduce(T value, Op op) {
+  template <class Op>
+  __device__ __forceinline__ uint64_t reduce(uint64_t value, Op op) {
     value = cta_.reduce(value, op);
     if (ctas_ == 1) return value;
-    const uint64_t* values = exchange(static_cast<uint64_t>(value));
-    value = static_cast<T>(values[0]);
-    POLYSPEC_UNROLL
-    for (int cta = 1; cta < kMaxCluster; ++cta)
-      value = cta < ctas_ ? op(value, static_cast<T>(values[cta])) : value;
-    return value;
+    const uint64_t* values = exchange(value);
+    return combine<Op>(values[0], values + 1, ctas_ - 1);
   }
 
   Cta cta_;

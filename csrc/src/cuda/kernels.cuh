@@ -12,6 +12,7 @@
 #include "core/sample_request.hpp"
 #include "core/verify_request.hpp"
 #include "core/verify_tree_request.hpp"
+#include "cuda/candidates.cuh"
 #include "cuda/cta_group.cuh"
 #include "cuda/last_block.cuh"
 #include "cuda/launch_shape.hpp"

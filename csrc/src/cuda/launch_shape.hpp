@@ -14,6 +14,9 @@
 #ifndef POLYSPEC_CLUSTER_CTAS
 #define POLYSPEC_CLUSTER_CTAS 8
 #endif
+#ifndef POLYSPEC_CANDIDATES
+#define POLYSPEC_CANDIDATES 2048
+#endif
 
 namespace polyspec::cuda {
 
@@ -21,6 +24,9 @@ namespace polyspec::cuda {
 // thread the registers it wants (at most 65536 / threads), so that nothing spills.
 constexpr int kSampleThreads = POLYSPEC_SAMPLE_THREADS;
 constexpr int kVerifyThreads = POLYSPEC_VERIFY_THREADS;
+
+// Tokens that a CTA can keep in shared memory while it filters a row.
+constexpr int kMaxCandidates = POLYSPEC_CANDIDATES;
 
 // The largest cluster that every device with clusters runs.
 constexpr int kMaxClusterCtas = POLYSPEC_CLUSTER_CTAS;

@@ -13,13 +13,19 @@ using Logits = core::Row<core::BFloat16>;
 __global__ void maximum(Logits row, int32_t* out) {
   POLYSPEC_SHARED(core::CtaShared<kThreads>, shared);
   core::CtaGroup<kThreads> group(shared);
-  core::extremes(group, row, &out[2 * threadIdx.x], &out[2 * threadIdx.x + 1]);
+  out[threadIdx.x] = core::largest_order(group, row);
 }
 
 __global__ void mass(core::TokenMass<Logits> weight, int64_t begin, int64_t end, uint64_t* out) {
   POLYSPEC_SHARED(core::CtaShared<kThreads>, shared);
   core::CtaGroup<kThreads> group(shared);
   out[threadIdx.x] = core::lane_mass(group, weight, begin, end);
+}
+
+__global__ void candidates(Logits row, float bound) {
+  POLYSPEC_SHARED(core::CtaShared<kThreads>, shared);
+  core::CtaGroup<kThreads> group(shared);
+  core::collect(row, core::worker_of(group), bound, &group.candidates());
 }
 
 __global__ void residual(const __grid_constant__ core::ResidualWeight<core::BFloat16> weight,

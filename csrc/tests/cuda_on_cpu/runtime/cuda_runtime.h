@@ -14,6 +14,7 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define POLYSPEC_CALLED __attribute__((noinline))
 #define POLYSPEC_SHARED(type, name) \
   type& name = *static_cast<type*>(::stand_in::shared_memory(sizeof(type), alignof(type)))
 
@@ -103,6 +104,7 @@ T __shfl_up_sync(unsigned mask, T value, int step) {
 }
 
 void __syncthreads();
+int __syncthreads_count(int predicate);
 void __threadfence();
 void cudaGridDependencySynchronize();
 

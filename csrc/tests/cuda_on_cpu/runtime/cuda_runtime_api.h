@@ -107,4 +107,11 @@ void seed(uint64_t seed);
 // Clusters of n CTAs that have run since the program began; n from 1 to 16.
 uint64_t clusters_run(int ctas);
 
+// Barriers that all threads have arrived at since the program began: once for each CTA, and once
+// for each cluster.
+struct Barriers {
+  uint64_t of_ctas, of_clusters;
+};
+Barriers barriers_passed();
+
 }  // namespace stand_in

@@ -94,6 +94,7 @@ struct Cta {
   bool begun = false;
   int alive;
   Barrier barrier;
+  int counted[2] = {};  // by generation of the barrier: arguments that hold
   std::vector<Warp> warps;
 };
 

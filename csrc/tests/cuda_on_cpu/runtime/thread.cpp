@@ -7,6 +7,8 @@
 namespace stand_in {
 namespace {
 
+Barriers passed;
+
 uint64_t arrive(Barrier& barrier) {
   const uint64_t generation = barrier.generation;
   race::release(&barrier.clocks[generation % 2]);
@@ -40,7 +42,23 @@ bool is_shared(const Cluster& cluster, const void* at) {
   return byte >= cluster.shared && byte < cluster.shared + cluster.ctas.size() * kSharedMemory;
 }
 
+// At the barrier of a CTA; how many threads of it came with an argument that holds.
+int meet(Cta& cta, bool holds) {
+  const uint64_t generation = cta.barrier.generation;
+  int& counted = cta.counted[generation % 2];
+  counted += holds ? 1 : 0;
+  arrive(cta.barrier);
+  if (cta.barrier.generation != generation) {  // this thread was the last
+    cta.counted[cta.barrier.generation % 2] = 0;
+    ++passed.of_ctas;
+  }
+  wait(cta.barrier, generation);
+  return counted;
+}
+
 }  // namespace
+
+Barriers barriers_passed() { return passed; }
 
 const Index& thread_index() {
   pause();
@@ -122,9 +140,14 @@ void __threadfence() {
 }
 
 void __syncthreads() {
-  stand_in::Barrier& barrier = current().cta->barrier;
-  stand_in::wait(barrier, stand_in::arrive(barrier));
+  stand_in::meet(*current().cta, false);
   stand_in::pause();
+}
+
+int __syncthreads_count(int predicate) {
+  const int count = stand_in::meet(*current().cta, predicate != 0);
+  stand_in::pause();
+  return count;
 }
 
 void cudaGridDependencySynchronize() {
@@ -137,7 +160,9 @@ void __cluster_barrier_arrive() {
   stand_in::Thread& thread = current();
   if (thread.at_cluster_barrier) fault("a thread arrives twice at the barrier of the cluster");
   thread.at_cluster_barrier = true;
-  thread.cluster_generation = stand_in::arrive(thread.cta->cluster->barrier);
+  stand_in::Barrier& barrier = thread.cta->cluster->barrier;
+  thread.cluster_generation = stand_in::arrive(barrier);
+  if (barrier.generation != thread.cluster_generation) ++stand_in::passed.of_clusters;
   stand_in::pause();
 }
 

@@ -1,0 +1,85 @@
+"""``bench model``: its arithmetic, and that its counts are those that tests hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from polyspec_ext.bench import model
+from polyspec_ext.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE = model.Device(
+    "round numbers",
+    multiprocessors=128,
+    gigahertz=1.0,
+    lanes=100,
+    issue=1.0,
+    terabytes=1.0,
+    gigabytes=100.0,
+    launch=2.0,
+    latency=0.5,
+    barrier=0.25,
+    candidates=3.0,
+)
+PLAIN, FILTERED = model.FILTERS
+
+
+def test_rows_that_a_request_reads() -> None:
+    assert model.mean_rows(2, 0.5) == pytest.approx(1.75)
+    assert model.longest_rows(1, 2, 0.5) == pytest.approx(1.75)
+    # Of two: all have one row, 1 - (1/2)^2 a second one, 1 - (3/4)^2 a third.
+    assert model.longest_rows(2, 2, 0.5) == pytest.approx(1 + 0.75 + 0.4375)
+    assert model.longest_rows(10**6, 2, 0.5) == pytest.approx(3)
+
+
+def test_row_bound_by_instructions() -> None:
+    # 1000 logits a multiprocessor: .75 and 17 instructions each, 100 a cycle of a nanosecond.
+    time = model.row_microseconds(PLAIN, 8, 1, 8000, DEVICE)
+    assert time == pytest.approx(0.0200 + 0.17 + 2 * 0.5 + 2 * 0.25)  # the maximum by its loads
+
+
+def test_row_bound_by_memory() -> None:
+    slow = replace(DEVICE, terabytes=0.001)
+    time = model.row_microseconds(FILTERED, 1, 4, 8000, slow)
+    assert time == pytest.approx(2 * (64.0 + 0.5) + 3.0)  # one CTA has no barriers of a cluster
+
+
+def test_call_of_several_waves() -> None:
+    row = model.row_microseconds(PLAIN, 1, 128, 8000, DEVICE)
+    rows = 2 * 1.75 + (model.longest_rows(256, 2, 0.5) - 1.75)
+    time = model.call_microseconds(256, PLAIN, 8000, 2, 0.5, DEVICE)
+    assert time == pytest.approx(2.0 + rows * row + 2 * 0.5)
+
+
+def test_groups_are_those_of_the_launcher() -> None:
+    header = (ROOT / "csrc/src/cuda/launch_shape.hpp").read_text(encoding="utf-8")
+    assert f"#define POLYSPEC_CLUSTER_CTAS {model.CLUSTER_CTAS}\n" in header
+    assert f"kLeastTokens = {model.TOKENS_PER_CTA};" in header
+    batches = (1, 8, 9, 17, 64, 67, 256)
+    assert [model.ctas_per_group(b, 128256, 132) for b in batches] == [8, 8, 8, 4, 2, 1, 1]
+    assert model.ctas_per_group(1, 8192, 132) == 2
+
+
+def test_barriers_are_those_of_the_budget() -> None:
+    test = ROOT / "csrc/tests/cuda_on_cpu/barrier_budget_test.cpp"
+    lines = re.findall(r'\{"([^"]+)", [^}]*, (\d+), \d+\}', test.read_text(encoding="utf-8"))
+    budget = {name: int(barriers) for name, barriers in lines}
+    assert {filters.name: filters.barriers for filters in model.FILTERS}.items() <= budget.items()
+    assert f"kLaunch = {model.LAUNCH_BARRIERS};" in test.read_text(encoding="utf-8")
+    assert f"kPick = {model.EMIT_BARRIERS};" in test.read_text(encoding="utf-8")
+
+
+def test_command_calls_it_an_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "model", "--batch", "1,8"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Estimate, not measured")
+    assert "batch 8" in text
+    assert main(["bench", "model", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["estimate"] is True
+    assert report["instructions_per_logit"] == model.INSTRUCTIONS
