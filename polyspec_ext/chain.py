@@ -8,13 +8,14 @@ for every one of them. `runtime.engine` does it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 
 from . import arguments, inputs, validate
+from .chat import fitted_prompt, has_template
 from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
 from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt, Tokenized
@@ -27,7 +28,7 @@ from .levels import (
 )
 from .levels.base import id_map_of
 from .levels.describe import level_line, num_parameters
-from .outputs import Output, Stream
+from .outputs import Answer, Output, Stream
 from .policies import WindowPolicy, named
 from .runtime.batch import Batch
 from .runtime.config import ChainConfig, Operators
@@ -243,6 +244,7 @@ class Chain:
         self.levels = made  # those that verify; the target is levels[0]
         self.names = names
         self.policy = policy
+        self._tokenizer: Any = None  # of the target, once it is asked for
         self._wants_graphs, self._sync_each_step = graphs, sync_each_step
         self._idle()
 
@@ -385,6 +387,60 @@ class Chain:
                 prompts, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
             )
         )
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        *,
+        system: str | None = None,
+        **others: NoReturn,
+    ) -> Answer:
+        """Answer a conversation through the chat template of the target's tokenizer: an iterator
+        over the answer's text, whose `message` goes on with it.
+
+        Every answer begins with reading the conversation again. Turns for which the context of the
+        levels has no room are left out, the oldest first.
+
+        Args:
+            messages: the oldest first, each a mapping with "role" ("system", "user" or "assistant")
+                and "content", a string.
+            max_new_tokens ... eos_token_id: as of `stream`.
+            system: a system prompt in front of them.
+
+        Raises:
+            TypeError, ValueError: as of `stream`; these are no messages, the last one is too long,
+                the template refuses them, or the target has no tokenizer with a template.
+        """
+        inputs.refuse(self.chat, others)
+        if self._tokenizer is None:
+            find = getattr(self.levels[0], "tokenizer", None)
+            self._tokenizer = find() if callable(find) else None
+        if not has_template(self._tokenizer):
+            raise ValueError(
+                f"chat: expected a target with a chat template beside it, given {self.names[0]}"
+            )
+        limit = arguments.integer("max_new_tokens", max_new_tokens)
+        lengths = (part.max_length for part in self.engine.parts)
+        context = min((length for length in lengths if length is not None), default=None)
+        fitted = fitted_prompt(self._tokenizer, messages, system, limit, context)
+        stream = self.stream(
+            fitted.prompt.input_ids,
+            max_new_tokens=fitted.limit,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            eos_token_id=eos_token_id,
+        )
+        return Answer(self._tokenizer, fitted, stream)
 
     def batch(
         self,

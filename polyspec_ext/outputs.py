@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from .chat import FittedPrompt, TextDecoder
 from .runtime.batch import Batch
 from .stats import Stats
 
@@ -68,3 +70,63 @@ class Stream:
             self._ready, self._next = committed[0][1], 0
         self._next += 1
         return self._ready[self._next - 1]
+
+
+class Answer:
+    """Iterator over an answer's text, in pieces as the target commits them (`Chain.chat`).
+
+    Attributes:
+        prompt: what the target reads.
+        left_out: how many of the oldest messages the context had no room for.
+        limit: tokens that the answer may have.
+        context: tokens that prompt and answer may have; None: any number.
+        stream: of its tokens.
+    """
+
+    def __init__(self, tokenizer: Any, fitted: FittedPrompt, stream: Stream) -> None:
+        self.prompt, self.left_out, self.limit, self.context = fitted
+        self.stream = stream
+        self._decoder = TextDecoder(tokenizer)
+        self._pieces = self._read()
+
+    @property
+    def text(self) -> str:
+        """So far."""
+        return self._decoder.text
+
+    @property
+    def tokens(self) -> list[int]:
+        """So far, those that end it among them."""
+        return self._decoder.tokens
+
+    @property
+    def message(self) -> dict[str, str]:
+        """What was said so far, for the conversation that goes on."""
+        return {"role": "assistant", "content": self.text}
+
+    @property
+    def stats(self) -> Stats:
+        """Up to date after each piece."""
+        return self.stream.stats
+
+    @property
+    def seeds(self) -> list[int]:
+        """As `Output.seeds`: one."""
+        return self.stream.seeds
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def rest(self) -> str:
+        """What an interrupted iteration has not given."""
+        return self._decoder.rest()
+
+    def _read(self) -> Iterator[str]:
+        for token in self.stream:
+            if piece := self._decoder.add(token):
+                yield piece
+        if piece := self.rest():
+            yield piece

@@ -9,19 +9,12 @@ import sys
 from typing import Any
 
 from ..chain import Chain
-from ..chat import ChatPrompt, has_template
+from ..chat import has_template
 from ..command import options
+from ..outputs import Answer
 from ..stats import Stats
 from .chain_options import add_chain_options, add_sampling_options, build_chain, sampling_of
-from .texts import (
-    TextPrinter,
-    add_prompt_options,
-    conversation_prompt,
-    drawn_seeds,
-    show_prompt,
-    speed,
-    tokenizer_of,
-)
+from .texts import add_prompt_options, drawn_seeds, show_prompt, speed, tokenizer_of
 
 COMMANDS = "/reset forgets the conversation, /quit or Ctrl-D ends; Ctrl-C ends an answer"
 
@@ -51,13 +44,12 @@ def run(args: argparse.Namespace) -> int:
     """Answers lines of stdin until it ends."""
     request = sampling_of(args, 1)
     chain = build_chain(args)
-    tokenizer = tokenizer_of(args)
-    if not has_template(tokenizer):
+    if not has_template(tokenizer_of(args)):
         raise ValueError(
             f"target: expected a model whose tokenizer has a chat template, given {args.target}; "
             "`generate` continues text without one"
         )
-    conversation = Conversation(args, chain, tokenizer, request)
+    conversation = Conversation(args, chain, request)
     if args.verbose:
         _note(str(chain))
     _note(COMMANDS)
@@ -83,92 +75,54 @@ class Conversation:
     """What was said, and how it goes on.
 
     Args:
-        request: sampling parameters and `max_new_tokens`, as of `Chain.stream`.
+        request: sampling parameters and `max_new_tokens`, as of `Chain.chat`.
 
     Attributes:
         messages: without the system prompt, the oldest first: questions and answers in turns.
     """
 
-    def __init__(
-        self, args: argparse.Namespace, chain: Chain, tokenizer: Any, request: dict[str, Any]
-    ) -> None:
+    def __init__(self, args: argparse.Namespace, chain: Chain, request: dict[str, Any]) -> None:
         self.messages: list[dict[str, str]] = []
-        self._args, self._chain, self._tokenizer = args, chain, tokenizer
-        self._request = request
-        limits = [part.max_length for part in chain.engine.parts if part.max_length is not None]
-        self._context = min(limits, default=None)
+        self._args, self._chain, self._request = args, chain, request
         self._ends = getattr(chain.levels[0], "eos_token_ids", ())
 
     def answer(self, text: str) -> None:
         """Print the answer to `text`, and remember both. What was answered when Ctrl-C came is an
         answer; a question without one is forgotten, and so is one that fails."""
-        before = list(self.messages)
-        self.messages.append({"role": "user", "content": text})
-        answered = ""
+        messages = [*self.messages, {"role": "user", "content": text}]
         try:
-            answered = self._answer()
+            answer = self._chain.chat(messages, system=self._args.system, **self._request)
+            if answer.left_out:
+                self.messages = self.messages[answer.left_out :]
+                _note(
+                    f"the context of {answer.context} tokens has no room for the oldest "
+                    f"{answer.left_out // 2} of the turns, which are left out"
+                )
+            self._print(answer)
         except (ValueError, RuntimeError) as error:
             _note(f"error: {error}")
-        finally:
-            if answered:
-                self.messages.append({"role": "assistant", "content": answered})
-            else:
-                self.messages = before
+            return
+        if answer.text:
+            self.messages += [messages[-1], answer.message]
 
-    def _answer(self) -> str:
-        prompt, limit = self._prompt()
+    def _print(self, answer: Answer) -> None:
         if self._args.verbose:
-            show_prompt(prompt)
-        printer = TextPrinter(self._tokenizer)
-        stream = None
+            show_prompt(answer.prompt)
         ending = ""
         try:
-            stream = self._chain.stream(
-                prompt.input_ids, **{**self._request, "max_new_tokens": limit}
-            )
-            for token in stream:
-                printer.add(token)
-            if len(printer.tokens) == limit and printer.tokens[-1] not in self._ends:
-                ending = f"cut off at {limit} tokens"
+            for piece in answer:
+                print(piece, end="", flush=True)
+            if len(answer.tokens) == answer.limit and answer.tokens[-1] not in self._ends:
+                ending = f"cut off at {answer.limit} tokens"
         except KeyboardInterrupt:
             ending = "ended by Ctrl-C"
-        printer.end()
+        print(answer.rest(), flush=True)
         lines = []
-        if stream is not None and printer.tokens:
-            stats = stream.stats
+        if answer.tokens:
+            stats = answer.stats
             lines = [stats.table() if self._args.stats else _figures(stats)]
-            lines.append(drawn_seeds(self._args, stream.seeds))
+            lines.append(drawn_seeds(self._args, answer.seeds))
         _note("\n".join(filter(None, [*lines, ending])))
-        return printer.text
-
-    def _prompt(self) -> tuple[ChatPrompt, int]:
-        """What the target reads, and how many tokens the answer may have. Turns for which the
-        context has no room are forgotten.
-
-        Raises:
-            ValueError: the last message alone is too long.
-        """
-        wanted: int = self._request["max_new_tokens"]
-        prompt = conversation_prompt(self._args, self._tokenizer, self.messages)
-        if self._context is None:
-            return prompt, wanted
-        forgotten = 0
-        while len(prompt.input_ids) + wanted > self._context and len(self.messages) > 1:
-            del self.messages[:2]  # a question and its answer
-            forgotten += 1
-            prompt = conversation_prompt(self._args, self._tokenizer, self.messages)
-        if forgotten:
-            _note(
-                f"the context of {self._context} tokens has no room for the oldest {forgotten} of "
-                "the turns, which are left out"
-            )
-        room = self._context - len(prompt.input_ids)
-        if room < 1:
-            raise ValueError(
-                f"message: expected fewer than {self._context} tokens with the chat template, "
-                f"given {len(prompt.input_ids)}"
-            )
-        return prompt, min(wanted, room)
 
 
 def _figures(stats: Stats) -> str:

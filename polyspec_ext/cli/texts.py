@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .. import tiny
-from ..chat import ChatPrompt, chat_prompt, has_template
+from ..chat import ChatPrompt, TextDecoder, chat_prompt, has_template
 from ..levels import tokenizer_at
 from ..quantization.stored import original
 from ..stats import Stats
@@ -45,22 +45,6 @@ def tokenizer_of(args: argparse.Namespace) -> Any:
         raise ValueError(f"target: {error}") from error
 
 
-def conversation_prompt(
-    args: argparse.Namespace, tokenizer: Any, messages: Sequence[Mapping[str, str]]
-) -> ChatPrompt:
-    """Messages, behind ``--system``, through the chat template.
-
-    Raises:
-        ValueError: the template refuses them.
-    """
-    if args.system is None:
-        return chat_prompt(tokenizer, messages)
-    try:
-        return chat_prompt(tokenizer, [{"role": "system", "content": args.system}, *messages])
-    except ValueError as error:
-        raise ValueError(f"system: {str(error).removeprefix('messages: ')}") from error
-
-
 def require_text(asked: Sequence[str]) -> None:
     """Refuse prompts without text.
 
@@ -81,7 +65,7 @@ def text_prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> ChatProm
         ValueError: nothing is in it, or a system prompt has no template to stand in.
     """
     if not args.raw and has_template(tokenizer):
-        return conversation_prompt(args, tokenizer, [{"role": "user", "content": text}])
+        return chat_prompt(tokenizer, [{"role": "user", "content": text}], args.system)
     if args.system is not None:
         raise ValueError("system: expected a target with a chat template, given one without")
     ids: list[int] = tokenizer(text)["input_ids"]
@@ -103,32 +87,27 @@ class TextPrinter:
     """
 
     def __init__(self, tokenizer: Any, shown: bool = True) -> None:
-        self.tokens: list[int] = []
-        self._tokenizer, self._shown = tokenizer, shown
-        self._printed = ""
+        self._decoder, self._shown = TextDecoder(tokenizer), shown
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._decoder.tokens
 
     @property
     def text(self) -> str:
-        return str(self._tokenizer.decode(self.tokens, skip_special_tokens=True))
+        return self._decoder.text
 
     def add(self, token: int) -> None:
         """Print what is complete with this token."""
-        self.tokens.append(token)
-        # Decoding from the start each time keeps multi-token characters whole: an unfinished one
-        # shows as U+FFFD.
-        if self._shown and not (text := self.text).endswith("\ufffd"):
-            self._print(text)
+        if self._shown:
+            print(self._decoder.add(token), end="", flush=True)
+        else:
+            self.tokens.append(token)
 
     def end(self) -> None:
         """Print the rest, and end the line."""
         if self._shown:
-            self._print(self.text)
-            print(flush=True)
-
-    def _print(self, text: str) -> None:
-        if text.startswith(self._printed):
-            print(text[len(self._printed) :], end="", flush=True)
-            self._printed = text
+            print(self._decoder.rest(), flush=True)
 
 
 def drawn_seeds(args: argparse.Namespace, seeds: Sequence[int]) -> str:

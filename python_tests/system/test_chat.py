@@ -303,3 +303,61 @@ def test_bytes_that_are_no_text_are_refused(
     status, out, err = call(capsys, *words)
     assert (status, out) == (2, "")
     assert "expected UTF-8 text" in err
+
+
+def test_a_chain_answers_messages(instruct: Path) -> None:
+    """In pieces, as `stream` gives the tokens of the prompt that the template makes."""
+    chain = ps.Chain([instruct, "prompt-lookup"], dtype="float32")
+    messages = [{"role": "user", "content": "Hi"}]
+    answer = chain.chat(messages, 9, system="S")
+    assert answer.prompt.text == "[system]S<|eos|>[user]Hi<|eos|>[assistant]"
+    assert (answer.left_out, answer.limit, answer.text) == (0, 9, "")
+    pieces = list(answer)
+    tokens = list(chain.stream(answer.prompt.input_ids, 9))
+    tokenizer = AutoTokenizer.from_pretrained(instruct)
+    assert answer.tokens == tokens
+    assert "".join(pieces) == answer.text == tokenizer.decode(tokens, skip_special_tokens=True)
+    assert answer.stats.num_new_tokens == len(tokens)
+    assert answer.message == {"role": "assistant", "content": answer.text}
+    # The conversation goes on, with a system prompt as its first message or beside it.
+    messages += [answer.message, {"role": "user", "content": "So?"}]
+    second = chain.chat(messages, 4, 1.0, seed=3, system="S")
+    same = chain.chat([{"role": "system", "content": "S"}, *messages], 4, 1.0, seed=3)
+    assert second.prompt == same.prompt
+    assert second.prompt.text.startswith(answer.prompt.text + answer.text)
+    assert list(same) == [*chain.chat(messages, 4, 1.0, seed=3, system="S")]
+    assert messages[0] == {"role": "user", "content": "Hi"}
+
+
+def test_messages_that_the_context_has_no_room_for(untrained: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(untrained / "target")
+    model.config.max_position_embeddings = 48
+    place = with_template(untrained, tmp_path, TEMPLATE)
+    model.save_pretrained(place)
+    chain = ps.Chain([place], dtype="float32")
+    turn = [{"role": "user", "content": "1111"}, {"role": "assistant", "content": "2222"}]
+    system = {"role": "system", "content": "S"}
+    answer = chain.chat([system, *turn, *turn, *turn, {"role": "user", "content": "5"}], 9)
+    assert answer.left_out >= 2
+    assert answer.left_out % 2 == 0
+    assert answer.prompt.text.startswith("[system]S")
+    assert len(answer.prompt.input_ids) + 9 <= 48
+    assert len(list(answer)) > 0
+    long = chain.chat([{"role": "user", "content": "4 4 4"}], 100)
+    assert long.limit == 48 - len(long.prompt.input_ids)
+    with pytest.raises(ValueError, match="message: expected fewer than 48 tokens"):
+        chain.chat([{"role": "user", "content": "4" * 60}])
+
+
+def test_chat_refuses(untrained: Path, tmp_path: Path, instruct: Path) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    chain = ps.Chain([with_template(untrained, tmp_path, None)], dtype="float32")
+    with pytest.raises(ValueError, match="chat: expected a target with a chat template beside it"):
+        chain.chat(messages)
+    chain = ps.Chain([instruct], dtype="float32")
+    with pytest.raises(ValueError, match="max_new_tokens: expected"):
+        chain.chat(messages, -1)
+    with pytest.raises(TypeError, match="messages: expected mappings"):
+        chain.chat("Hi")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="chat"):
+        chain.chat(messages, max_length=3)
