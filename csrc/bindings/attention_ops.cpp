@@ -77,7 +77,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   const Tensor out =
       empty(place, {params.batch, params.tokens, params.heads, params.value_width}, dtype);
   params.out = out.mutable_data_ptr();
-  run<1>(&polyspec::attention, params, place);
+  run_on_cpu<1>(&polyspec::attention, params);
   return out;
 }
 

@@ -28,7 +28,7 @@ Tensor block_pack(const Tensor& blocks, int64_t inputs, int64_t type) {
   const Tensor packed =
       empty(place, {polyspec::block_packed_bytes(params.shape)}, aoti_torch_dtype_uint8());
   params.packed = static_cast<uint8_t*>(packed.mutable_data_ptr());
-  run<1>(&polyspec::block_pack, params, place);
+  run_on_cpu<1>(&polyspec::block_pack, params);
   return packed;
 }
 
@@ -54,7 +54,7 @@ Tensor block_product(const Tensor& x, const Tensor& packed, int64_t outputs, int
   params.y = y.mutable_data_ptr();
   params.y_stride = outputs;
   params.workspace = workspace.mutable_data_ptr();
-  run<1>(&polyspec::block_product, params, place);
+  run_on_cpu<1>(&polyspec::block_product, params);
   return y;
 }
 

@@ -59,7 +59,7 @@ Tensor dense_product(const Tensor& x, const Tensor& packed, int64_t outputs,
   params.y = y.mutable_data_ptr();
   params.y_stride = outputs;
   params.workspace = workspace.mutable_data_ptr();
-  run<1>(&polyspec::dense_product, params, place);
+  run_on_cpu<1>(&polyspec::dense_product, params);
   return y;
 }
 

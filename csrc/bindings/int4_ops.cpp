@@ -61,7 +61,7 @@ std::tuple<Tensor, Tensor, Tensor> int4_round(const Tensor& weights, const OptTe
   params.values = static_cast<uint8_t*>(std::get<0>(made).mutable_data_ptr());
   params.scales = static_cast<float*>(std::get<1>(made).mutable_data_ptr());
   params.zeros = static_cast<float*>(std::get<2>(made).mutable_data_ptr());
-  run<1>(&polyspec::int4_round, params, place);
+  run_on_cpu<1>(&polyspec::int4_round, params);
   return made;
 }
 
@@ -126,7 +126,7 @@ Tensor int4_product(const Tensor& x, const Tensor& packed, int64_t outputs, int6
   params.y = y.mutable_data_ptr();
   params.y_stride = outputs;
   params.workspace = workspace.mutable_data_ptr();
-  run<1>(&polyspec::int4_product, params, place);
+  run_on_cpu<1>(&polyspec::int4_product, params);
   return y;
 }
 

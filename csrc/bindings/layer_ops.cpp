@@ -43,7 +43,7 @@ std::tuple<Tensor, Tensor> norm(const Tensor& x, const Tensor* residual, const T
     params.sum = sum.mutable_data_ptr();
   }
   params.y = y.mutable_data_ptr();
-  run<1>(&polyspec::rms_norm, params, place);
+  run_on_cpu<1>(&polyspec::rms_norm, params);
   return {sum, y};
 }
 
@@ -87,7 +87,7 @@ std::tuple<Tensor, Tensor, Tensor> rotary(const Tensor& x, const OptTensor& bias
   params.query = query.mutable_data_ptr();
   params.key = key.mutable_data_ptr();
   params.value = value.mutable_data_ptr();
-  run<1>(&polyspec::rotary, params, place);
+  run_on_cpu<1>(&polyspec::rotary, params);
   return {query, key, value};
 }
 
@@ -104,7 +104,7 @@ Tensor gated(const Tensor& x) {
   params.x = data_of(x, "x", place, {params.tokens, x.size(1)}, dtype);
   const Tensor y = empty(place, {params.tokens, params.width}, dtype);
   params.y = y.mutable_data_ptr();
-  run<1>(&polyspec::gated, params, place);
+  run_on_cpu<1>(&polyspec::gated, params);
   return y;
 }
 

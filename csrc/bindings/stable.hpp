@@ -7,6 +7,10 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#ifdef POLYSPEC_CUDA_ON_CPU
+#include <cuda_runtime_api.h>
+#endif
+
 #include <initializer_list>
 #include <optional>
 
@@ -35,7 +39,12 @@ struct Place {
   bool operator==(const Place& other) const {
     return device_type == other.device_type && device_index == other.device_index;
   }
+  // In the tests' build of the module (csrc/tests/cuda_on_cpu) the host is the device.
+#ifdef POLYSPEC_CUDA_ON_CPU
+  bool cuda() const { return true; }
+#else
   bool cuda() const { return device_type == aoti_torch_device_type_cuda(); }
+#endif
 };
 
 inline int32_t dtype_of(const Tensor& tensor) {
@@ -136,6 +145,27 @@ void run_on_torch_threads(void*, int64_t n, polyspec::Executor::Body body, void*
   TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, n, kGrain, range, &work));
 }
 
+inline void require(const polyspec::Result& result) {
+  STD_TORCH_CHECK(result.ok(), "polyspec: ", result.message);
+}
+
+#ifdef POLYSPEC_CUDA_ON_CPU
+struct DeviceGuard {
+  explicit DeviceGuard(int32_t) {}
+};
+
+inline polyspec::Stream current_stream(const Place&) { return polyspec::Stream::on(nullptr); }
+
+// torch reads what came of the call as soon as it returns.
+template <class Params>
+void run_on_cuda(polyspec::Result (*op)(const Params&, polyspec::Stream), const Params& params,
+                 const Place& place) {
+  require(op(params, current_stream(place)));
+  STD_TORCH_CHECK(cudaStreamSynchronize(nullptr) == cudaSuccess, "polyspec: the stand-in failed");
+}
+#else
+using torch::stable::accelerator::DeviceGuard;
+
 // The stream that calls on a CUDA tensor's device go to.
 inline polyspec::Stream current_stream(const Place& place) {
   void* stream = nullptr;
@@ -145,20 +175,28 @@ inline polyspec::Stream current_stream(const Place& place) {
   return polyspec::Stream::on(static_cast<CUstream_st*>(stream));
 }
 
-inline void require(const polyspec::Result& result) {
-  STD_TORCH_CHECK(result.ok(), "polyspec: ", result.message);
+template <class Params>
+void run_on_cuda(polyspec::Result (*op)(const Params&, polyspec::Stream), const Params& params,
+                 const Place& place) {
+  const DeviceGuard guard(place.device_index);
+  require(op(params, current_stream(place)));
+}
+#endif
+
+// Runs an operator that has no other backend.
+template <int64_t kGrain, class Params>
+void run_on_cpu(polyspec::Result (*op)(const Params&, polyspec::Stream), const Params& params) {
+  require(op(params, polyspec::Stream::cpu({run_on_torch_threads<kGrain>, nullptr})));
 }
 
 // Runs an operator of the core on the tensors' device and torch's current stream.
 template <int64_t kGrain, class Params>
 void run(polyspec::Result (*op)(const Params&, polyspec::Stream), const Params& params,
          const Place& place) {
-  if (place.cuda()) {
-    const torch::stable::accelerator::DeviceGuard guard(place.device_index);
-    require(op(params, current_stream(place)));
-  } else {
-    require(op(params, polyspec::Stream::cpu({run_on_torch_threads<kGrain>, nullptr})));
-  }
+  if (place.cuda())
+    run_on_cuda(op, params, place);
+  else
+    run_on_cpu<kGrain>(op, params);
 }
 
 }  // namespace bindings

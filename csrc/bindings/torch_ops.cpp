@@ -272,7 +272,7 @@ Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const O
   constexpr int64_t kFewRows = 256;  // about as many as a device has multiprocessors
   const int64_t rows = place.batch * (draft_len + 1);
   if (place.cuda() && rows > 0 && rows <= kFewRows) {
-    const torch::stable::accelerator::DeviceGuard guard(place.device_index);
+    const DeviceGuard guard(place.device_index);
     params.workspace = Workspaces::lend(place, current_stream(place));
   }
   run<1>(&polyspec::verify, params, place);

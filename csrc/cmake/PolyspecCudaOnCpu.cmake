@@ -73,6 +73,31 @@ polyspec_add_cuda_program(barrier_budget_test csrc/tests/cuda_on_cpu/barrier_bud
                           DEFINE ${sm_90})
 add_test(NAME cuda_on_cpu.barrier_budget COMMAND barrier_budget_test)
 
+# The Python module with these kernels behind tensors on the CPU, for tests of whole chains.
+if(POLYSPEC_BUILD_PYTHON)
+  polyspec_add_python_module(module_on_stand_in DEFINE POLYSPEC_CUDA_ON_CPU=1 POLYSPEC_WITH_CUDA=1 OBJECTS kernels_sm_90
+                             LINK cuda_stand_in)
+  target_sources(module_on_stand_in PRIVATE csrc/tests/cuda_on_cpu/launches_op.cpp)
+  target_include_directories(module_on_stand_in SYSTEM PRIVATE "${POLYSPEC_TORCH_DIR}/include")
+  target_compile_definitions(module_on_stand_in PRIVATE TORCH_TARGET_VERSION=0x020b000000000000)
+  set_target_properties(module_on_stand_in PROPERTIES OUTPUT_NAME _C
+                                                      LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/cuda_on_cpu")
+  # Operators against their reference; rounds of chains and trees, with steps that are recorded and replayed.
+  set(runtime python_tests/runtime)
+  add_test(
+    NAME cuda_on_cpu.python
+    COMMAND
+      "${Python_EXECUTABLE}" -m pytest -q -p on_stand_in python_tests/ops/test_verify_tree.py
+      python_tests/ops/test_indexed_verify.py python_tests/ops/test_properties.py ${runtime}/test_batches.py
+      ${runtime}/test_device_rounds.py::test_the_tokens_are_those_of_rounds_step_by_step
+      ${runtime}/test_device_trees.py::test_its_steps_are_captured
+    WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}")
+  set(support "${CMAKE_CURRENT_SOURCE_DIR}:${CMAKE_CURRENT_SOURCE_DIR}/python_tests/support")
+  set_tests_properties(
+    cuda_on_cpu.python PROPERTIES ENVIRONMENT
+                                  "POLYSPEC_MODULE=$<TARGET_FILE:module_on_stand_in>;PYTHONPATH=${support}")
+endif()
+
 # sm_80, whose devices have no clusters, with as many threads as there.
 polyspec_add_kernels(kernels_sm_80 SOURCES ${cuda_sources} DEFINE __CUDA_ARCH__=800)
 polyspec_add_cuda_program(cuda_test_sm_80 csrc/tests/gpu/cuda_test.cpp KERNELS kernels_sm_80)

@@ -29,41 +29,40 @@ polyspec_ask_python(pybind11_DIR "import pybind11; print(pybind11.get_cmake_dir(
                     "polyspec_ext needs pybind11 to build: pip install pybind11")
 find_package(pybind11 CONFIG REQUIRED)
 
-function(polyspec_add_python_module)
+# polyspec_add_python_module(<target> [DEFINE <definition>...] [OBJECTS <objects>...] [LINK <library>...]): the module
+# polyspec_ext._C; objects and libraries come before the library `polyspec`.
+function(polyspec_add_python_module name)
+  cmake_parse_arguments(PARSE_ARGV 1 module "" "" "DEFINE;OBJECTS;LINK")
   # Only the operators see torch's headers and its target version. torch ships a copy of pybind11 that older
   # releases refuse to compile beside that macro, so that the two never meet in one file. One binary for torch 2.11
   # and every later release: no symbol newer than 2.11 is used.
-  add_library(polyspec_torch_ops OBJECT csrc/bindings/torch_ops.cpp csrc/bindings/attention_ops.cpp csrc/bindings/block_ops.cpp
-                                        csrc/bindings/cache_ops.cpp csrc/bindings/dense_ops.cpp
-                                        csrc/bindings/int4_ops.cpp csrc/bindings/layer_ops.cpp
-                                        csrc/bindings/schedule_ops.cpp)
-  target_compile_options(polyspec_torch_ops PRIVATE ${POLYSPEC_CXX_WARNINGS})
-  target_include_directories(polyspec_torch_ops SYSTEM PRIVATE "${POLYSPEC_TORCH_DIR}/include")
-  target_compile_definitions(polyspec_torch_ops PRIVATE TORCH_TARGET_VERSION=0x020b000000000000)
-  target_link_libraries(polyspec_torch_ops PRIVATE polyspec)
+  set(operators ${name}_torch_ops)
+  add_library(${operators} OBJECT csrc/bindings/torch_ops.cpp csrc/bindings/attention_ops.cpp
+                                  csrc/bindings/block_ops.cpp csrc/bindings/cache_ops.cpp csrc/bindings/dense_ops.cpp
+                                  csrc/bindings/int4_ops.cpp csrc/bindings/layer_ops.cpp
+                                  csrc/bindings/schedule_ops.cpp)
+  target_compile_options(${operators} PRIVATE ${POLYSPEC_CXX_WARNINGS})
+  target_include_directories(${operators} SYSTEM PRIVATE "${POLYSPEC_TORCH_DIR}/include")
+  target_compile_definitions(${operators} PRIVATE TORCH_TARGET_VERSION=0x020b000000000000 ${module_DEFINE})
+  target_link_libraries(${operators} PRIVATE ${module_LINK} polyspec)
 
-  pybind11_add_module(_C MODULE csrc/bindings/module.cpp csrc/bindings/host_rounds.cpp csrc/bindings/policy.cpp
-                                $<TARGET_OBJECTS:polyspec_torch_ops>)
-  target_compile_features(_C PRIVATE cxx_std_17)
-  target_compile_options(_C PRIVATE ${POLYSPEC_CXX_WARNINGS})
+  list(TRANSFORM module_OBJECTS REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>")
+  pybind11_add_module(${name} MODULE csrc/bindings/module.cpp csrc/bindings/host_rounds.cpp csrc/bindings/policy.cpp
+                                     $<TARGET_OBJECTS:${operators}> ${module_OBJECTS})
+  target_compile_features(${name} PRIVATE cxx_std_17)
+  target_compile_options(${name} PRIVATE ${POLYSPEC_CXX_WARNINGS})
   list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
   target_compile_definitions(
-    _C PRIVATE POLYSPEC_VERSION="${PROJECT_VERSION}" POLYSPEC_TORCH_VERSION="${POLYSPEC_TORCH_VERSION}"
-               POLYSPEC_CUDA_ARCHITECTURES="${architectures}")
-  if(POLYSPEC_CUDA)
-    target_compile_definitions(_C PRIVATE POLYSPEC_WITH_CUDA=1)
-  endif()
+    ${name} PRIVATE POLYSPEC_VERSION="${PROJECT_VERSION}" POLYSPEC_TORCH_VERSION="${POLYSPEC_TORCH_VERSION}"
+               POLYSPEC_CUDA_ARCHITECTURES="${architectures}" ${module_DEFINE})
   # libtorch stays a needed library although no symbol of it is used by name: on a CUDA torch it is
   # the one that brings libtorch_cuda, where the weak reference to the current stream is resolved. No
   # rpath: `import torch` has loaded these libraries before, wherever they are.
   target_link_libraries(
-    _C PRIVATE polyspec "-Wl,--push-state,--no-as-needed" "${POLYSPEC_TORCH_DIR}/lib/libtorch.so"
+    ${name} PRIVATE ${module_LINK} polyspec "-Wl,--push-state,--no-as-needed" "${POLYSPEC_TORCH_DIR}/lib/libtorch.so"
                "${POLYSPEC_TORCH_DIR}/lib/libtorch_cpu.so" "-Wl,--pop-state" "-Wl,--exclude-libs,ALL")
   # Instantiations of the standard library are visible to others unless they are kept back here.
   set(module_map "${CMAKE_CURRENT_SOURCE_DIR}/csrc/cmake/module.map")
-  target_link_options(_C PRIVATE "-Wl,--version-script=${module_map}")
-  set_target_properties(_C PROPERTIES SKIP_BUILD_RPATH ON LINK_DEPENDS "${module_map}")
-  if(POLYSPEC_INSTALL)
-    install(TARGETS _C LIBRARY DESTINATION . COMPONENT python)
-  endif()
+  target_link_options(${name} PRIVATE "-Wl,--version-script=${module_map}")
+  set_target_properties(${name} PROPERTIES SKIP_BUILD_RPATH ON LINK_DEPENDS "${module_map}")
 endfunction()

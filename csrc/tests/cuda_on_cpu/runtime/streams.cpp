@@ -36,6 +36,7 @@ struct Stream {
 namespace {
 
 std::map<cudaStream_t, Stream> streams;  // and the default stream: nullptr
+int64_t submitted = 0;
 
 bool any_captures() {
   return std::any_of(streams.begin(), streams.end(),
@@ -43,6 +44,7 @@ bool any_captures() {
 }
 
 void submit(Stream& stream, std::shared_ptr<Launch> launch) {
+  ++submitted;
   launch->stream = &stream;
   race::release(&launch->submitted);
   launch->order.resize(launch->clusters);
@@ -63,6 +65,7 @@ cudaError_t synchronize() {
 
 }  // namespace
 
+int64_t launches_so_far() { return submitted; }
 race::Context context_of(const Stream& stream) { return stream.context; }
 const void* clock_of(const Stream& stream) { return &stream.clock; }
 bool is_first(const Launch& launch) { return launch.stream->launches.front().get() == &launch; }
