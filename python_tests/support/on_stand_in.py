@@ -1,5 +1,7 @@
-"""A plugin of pytest: the compiled module is the one that POLYSPEC_MODULE names. Its operators run the
-CUDA kernels on the host (csrc/tests/cuda_on_cpu)."""
+"""A plugin of pytest: the compiled module is the one that POLYSPEC_MODULE names.
+
+Its operators run the CUDA kernels on the host (csrc/tests/cuda_on_cpu).
+"""
 
 from __future__ import annotations
 
