@@ -16,6 +16,7 @@ _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = 32  # of tensors, unless the header says another
 _VERSIONS = (2, 3)
+_AT_ONCE = 1 << 20  # weights that are dequantised together: what they become meanwhile fits a cache
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,11 @@ class GgufTensor:
             rows = rows.view(np.float32)
         elif kind == gguf.GGMLQuantizationType.F16:
             rows = rows.view(np.float16)
-        made = gguf.dequantize(rows, kind).astype(np.float32, copy=False)
-        return torch.from_numpy(made if made.flags.writeable else made.copy()).view(self.shape)
+        made = np.empty((len(rows), self.shape[-1]), np.float32)
+        step = max(1, _AT_ONCE // self.shape[-1])
+        for begin in range(0, len(rows), step):
+            made[begin : begin + step] = gguf.dequantize(rows[begin : begin + step], kind)
+        return torch.from_numpy(made).view(self.shape)
 
 
 class GgufFile:

@@ -97,12 +97,18 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
 @functools.lru_cache(maxsize=4)
 def _in_file(file: Path, *_: int) -> Any:
     """The tokenizer of a GGUF file, which takes seconds to make."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, TokenizersBackend
 
-    family = GgufFile(file).metadata.get("general.architecture")
-    # Else transformers reads the whole header for a configuration first, item by item.
-    known = {"tokenizer_type": family} if family in _TOKENIZERS else {}
-    return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, **known)
+    about = GgufFile(file).metadata
+    family, kind = about.get("general.architecture"), about.get("tokenizer.ggml.model")
+    place, name = str(file.parent), file.name
+    # Where the class is known: else transformers reads the whole header for a configuration first,
+    # item by item.
+    if family in _TOKENIZERS:
+        return AutoTokenizer.from_pretrained(place, gguf_file=name, tokenizer_type=family)
+    if (family, kind) == ("llama", "gpt2"):
+        return TokenizersBackend.from_pretrained(place, gguf_file=name)
+    return AutoTokenizer.from_pretrained(place, gguf_file=name)
 
 
 @contextmanager

@@ -132,6 +132,9 @@ def test_a_files_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.Monk
     write_model(file, "llama", {"": "Q4_1"})
     assert tokenizer_at(file) == {"made": 2}
     assert calls[1:] == [{"gguf_file": "model.gguf"}]
+    monkeypatch.setattr("transformers.TokenizersBackend.from_pretrained", lambda *_, **__: "own")
+    write_model(file, "llama", {"": "Q4_K"}, tokenizer="gpt2")
+    assert tokenizer_at(file) == "own"
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="no qwen0.5b.gguf in POLYSPEC_TEST_GGUF")

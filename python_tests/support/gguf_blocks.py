@@ -32,12 +32,19 @@ def _halves(values: Any) -> Any:
     return values.astype(np.float16)[..., None].view(np.uint8)
 
 
-def write_model(path: Path, family: str, types: dict[str, str], tied: bool = False) -> None:
+def write_model(
+    path: Path,
+    family: str,
+    types: dict[str, str],
+    tied: bool = False,
+    tokenizer: str = "no_vocab",
+) -> None:
     """A random model of two layers, 256 features and 320 ids.
 
     Args:
         types: of tensors by the last part but one of their names, as in ``ffn_down``; "" for all
             others that are matrices.
+        tokenizer: its kind, by the name that files have; there is none.
     """
     random, seed = np.random.default_rng(7), 0
     features, middle, heads, groups, ids = 256, 512, 4, 2, 320
@@ -52,7 +59,7 @@ def write_model(path: Path, family: str, types: dict[str, str], tied: bool = Fal
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(ids)
-    writer.add_tokenizer_model("no_vocab")
+    writer.add_tokenizer_model(tokenizer)
 
     def matrix(name: str, outputs: int, inputs: int) -> None:
         nonlocal seed
