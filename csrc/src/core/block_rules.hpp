@@ -52,10 +52,10 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
     if (behind && whole && i > 0 && !(block.accept_draw(i - 1) < scale)) break;
     RowStatistics p_statistics;
     RowStatistics q_statistics{0.0f, 0.0f, 1};
-    // The draft's row first: what a correction is drawn with are the tile sums of the target's.
-    const bool drawn = !behind && !block.deterministic(i);
-    const int32_t q_error = drawn ? draft_statistics(group, block, i, &q_statistics) : 0;
-    int32_t error = target_statistics(group, block, i, &p_statistics);
+    int32_t error;
+    int32_t q_error;
+    both_statistics(group, block, i, !behind && !block.deterministic(i), &p_statistics,
+                    &q_statistics, &error, &q_error);
     if (error == 0 && behind) {
       outcome.accepted = i;
       outcome.last = emit_from_row(group, block, i, p_statistics, block.emit_draw(i));

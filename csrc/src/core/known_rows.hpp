@@ -32,9 +32,9 @@ POLYSPEC_FN void record_row(Group& group, const VerifyParams& params, int64_t re
     found.argmax = emission.token;
     found.p = emission.statistics;
   } else {
-    found.p_status = target_statistics(group, block, i, &found.p);
-    if (i < block.length && !block.deterministic(i) && params.draft_statistics == nullptr)
-      found.q_status = draft_statistics(group, block, i, &found.q);
+    const bool drawn =
+        i < block.length && !block.deterministic(i) && params.draft_statistics == nullptr;
+    both_statistics(group, block, i, drawn, &found.p, &found.q, &found.p_status, &found.q_status);
   }
   if (group.rank() == 0) *record = found;
 }
@@ -55,10 +55,20 @@ POLYSPEC_FN constexpr bool sums_rows(const KnownRows<Group>&) {
 }
 
 template <class T, class Group>
-POLYSPEC_FN int32_t target_statistics(KnownRows<Group>& group, const Block<T>&, int64_t i,
-                                      RowStatistics* statistics) {
-  *statistics = group.row(i).p;
-  return group.row(i).p_status;
+POLYSPEC_FN void both_statistics(KnownRows<Group>& group, const Block<T>& block, int64_t i,
+                                 bool drawn, RowStatistics* p, RowStatistics* q, int32_t* p_error,
+                                 int32_t* q_error) {
+  const RowRecord& record = group.row(i);
+  *p = record.p;
+  *p_error = record.p_status;
+  *q_error = 0;
+  if (!drawn) return;
+  if (block.params.draft_statistics != nullptr) {
+    *q_error = draft_statistics(static_cast<Group&>(group), block, i, q);
+  } else {
+    *q = record.q;
+    *q_error = record.q_status;
+  }
 }
 
 template <class T, class Group>
@@ -66,15 +76,6 @@ POLYSPEC_FN int32_t target_argmax(KnownRows<Group>& group, const Block<T>&, int6
                                   Emission* emission) {
   *emission = {group.row(i).argmax, 0.0f, group.row(i).p};
   return group.row(i).p_status;
-}
-
-template <class T, class Group>
-POLYSPEC_FN int32_t draft_statistics(KnownRows<Group>& group, const Block<T>& block, int64_t i,
-                                     RowStatistics* statistics) {
-  if (block.params.draft_statistics != nullptr)
-    return draft_statistics(static_cast<Group&>(group), block, i, statistics);
-  *statistics = group.row(i).q;
-  return group.row(i).q_status;
 }
 
 // The tile sums of a row that others have reduced are not in this group's scratch.

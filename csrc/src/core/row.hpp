@@ -1,6 +1,8 @@
 // Rows of logits in their three element types, read as float.
 #pragma once
 
+#include <type_traits>
+
 #include "core/numeric.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
@@ -34,12 +36,21 @@ struct Row {
   POLYSPEC_FN float operator[](int64_t i) const { return to_float(data[i]); }
 };
 
+template <class T>
+constexpr DType kDTypeOf = std::is_same_v<T, float>      ? DType::kFloat32
+                           : std::is_same_v<T, BFloat16> ? DType::kBFloat16
+                                                         : DType::kFloat16;
+
 // A row whose element type is known at run time only: the draft's side of a residual.
 struct AnyRow {
   const void* data;
   int64_t n;
   DType dtype;
   using Element = float;  // for all that is known
+  template <class T>
+  POLYSPEC_FN Row<T> of_type() const {
+    return {static_cast<const T*>(data), n};
+  }
   POLYSPEC_FN float operator[](int64_t i) const {
     switch (dtype) {
       case DType::kFloat32:

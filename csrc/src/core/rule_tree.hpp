@@ -125,14 +125,12 @@ struct Step {
 // have left of the row's distribution. Collective.
 template <class T, class Group>
 POLYSPEC_FN Step step_by_residual(Group& group, const Tree<T>& tree, int64_t row, int64_t depth,
-                                  int64_t child, const RowStatistics& p_statistics) {
+                                  int64_t child, const RowStatistics& p_statistics,
+                                  const RowStatistics& q_statistics) {
   const VerifyTreeParams& params = tree.params;
   const double unit = mass_unit(head_room(params.vocab));
   Step step;
-  RowStatistics q_statistics;
-  step.status = draft_statistics(group, tree, row, &q_statistics);
-  if (step.status != 0) return step;
-  bool summed = params.draft_statistics != nullptr;  // else the draft's sums lie over the target's
+  bool summed = true;
   ResidualWeight<T> weight = residual_weight(tree, row, -1, p_statistics, q_statistics, 1.0, 1.0);
   double scale = 1.0;  // s_j, once the first child is rejected
   uint64_t total = 0;  // of the residual's masses
@@ -183,9 +181,13 @@ POLYSPEC_FN Step step_from(Group& group, const Tree<T>& tree, int64_t row, int64
     step.status = target_argmax(group, tree, row, &step.emission);
   } else {
     RowStatistics p_statistics;
-    step.status = target_statistics(group, tree, row, &p_statistics);
+    RowStatistics q_statistics{0.0f, 0.0f, 1};
+    int32_t q_error;
+    both_statistics(group, tree, row, first >= 0, &p_statistics, &q_statistics, &step.status,
+                    &q_error);
+    if (step.status == 0) step.status = q_error;
     if (step.status == 0 && first >= 0)
-      return step_by_residual(group, tree, row, depth, first, p_statistics);
+      return step_by_residual(group, tree, row, depth, first, p_statistics, q_statistics);
     if (step.status == 0)
       step.emission = emit_from_row(group, tree, row, p_statistics, tree.emit_draw(depth));
   }

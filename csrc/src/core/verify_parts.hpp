@@ -88,14 +88,7 @@ POLYSPEC_FN int64_t draft_id(const Params& params, int64_t token) {
   return token < params.draft_vocab ? token : -1;
 }
 
-// The target's distribution of row i, its tile sums left in scratch, and at temperature 0 its
-// argmax; error bits or 0. Collective.
-template <class Group, class View>
-POLYSPEC_FN int32_t target_statistics(Group& group, const View& view, int64_t i,
-                                      RowStatistics* statistics) {
-  return row_statistics(group, view.target_row(i), view.filter, head_room(view.params.vocab),
-                        statistics);
-}
+// The target's argmax of row i; error bits or 0. Collective.
 template <class Group, class View>
 POLYSPEC_FN int32_t target_argmax(Group& group, const View& view, int64_t i, Emission* emission) {
   return greedy_emission(group, view.target_row(i), emission);
@@ -115,6 +108,33 @@ POLYSPEC_FN int32_t draft_statistics(Group& group, const View& view, int64_t i,
   const int32_t error =
       row_statistics(group, row, view.filter, head_room(view.params.draft_vocab), statistics);
   return error == 0 ? 0 : (error | kStatusDraftRow);
+}
+
+// The target's distribution of row i, its tile sums left in scratch, and, if a proposal was `drawn`
+// there, the draft's: error bits or 0 of each. A draft's row of the target's type is reduced by the
+// code that reduces the target's, in a loop, since inlined twice that would be the most of a
+// kernel. Collective.
+template <class Group, class T, template <class> class View>
+POLYSPEC_FN void both_statistics(Group& group, const View<T>& view, int64_t i, bool drawn,
+                                 RowStatistics* p, RowStatistics* q, int32_t* p_error,
+                                 int32_t* q_error) {
+  const auto& params = view.params;
+  const bool read = drawn && params.draft_statistics == nullptr && view.draft_row_exists(i) &&
+                    params.draft_dtype == kDTypeOf<T>;
+  *q_error = drawn && !read ? draft_statistics(group, view, i, q) : 0;
+  POLYSPEC_ROLLED
+  for (bool of_target = !read;; of_target = true) {
+    const Row<T> row = of_target ? view.target_row(i) : view.draft_row(i).template of_type<T>();
+    RowStatistics found;
+    const int32_t error = row_statistics(group, row, view.filter, head_room(row.n), &found);
+    if (of_target) {
+      *p = found;
+      *p_error = error;
+      return;
+    }
+    *q = found;
+    *q_error = error == 0 ? 0 : error | kStatusDraftRow;
+  }
 }
 
 // The draft's mass of token y of row i, which was drawn from it, so that it is not 0; error bits or
@@ -252,7 +272,7 @@ POLYSPEC_FN Emission emit_from_residual(Group& group, const View& view, int64_t 
   return emission;
 }
 
-// Whether target_statistics leaves a row's tile sums in the group's scratch.
+// Whether both_statistics leaves the target's tile sums in the group's scratch.
 template <class Group>
 POLYSPEC_FN constexpr bool sums_rows(const Group&) {
   return true;

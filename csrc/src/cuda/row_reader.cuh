@@ -267,14 +267,6 @@ POLYSPEC_FN uint64_t lane_mass(Group& group, const TokenMass<Row<T>>& weight, in
   return mass_of_span(span, group.lane(), group.lanes());
 }
 
-template <class T>
-POLYSPEC_FN bool has_type(const AnyRow& row) {
-  constexpr DType kType = std::is_same_v<T, float>      ? DType::kFloat32
-                          : std::is_same_v<T, BFloat16> ? DType::kBFloat16
-                                                        : DType::kFloat16;
-  return row.dtype == kType;
-}
-
 // 16 bytes from any address.
 template <class T>
 POLYSPEC_FN Words load_words(const T* from, bool aligned) {
@@ -322,7 +314,7 @@ template <class Group, class T>
 POLYSPEC_FN uint64_t lane_mass(Group& group, const ResidualWeight<T>& weight, int64_t begin,
                                int64_t end) {
   if (weight.proposed < 0 && weight.target_to_draft == nullptr && end <= weight.draft_vocab &&
-      has_type<T>(weight.q.row)) {
+      weight.q.row.dtype == kDTypeOf<T>) {
     return both_masses(weight, begin, end, group.lane(), group.lanes());
   }
   uint64_t sum = 0;

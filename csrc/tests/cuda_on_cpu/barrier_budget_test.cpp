@@ -111,10 +111,14 @@ void check_rows(const Filters& filters, DType dtype, const void* logits, uint64_
   CHECK_EQ(budget, barriers);
 }
 
-// A chain that is kept as a whole, since the draft's distributions are the target's.
-void check_chain(const std::vector<float>& logits) {
+// A chain that is kept as a whole, since the draft's distributions are the target's. Where their
+// statistics are not handed over the draft's rows take barriers as well.
+void check_chain(const std::vector<float>& logits, const Filters& filters, bool handed_over) {
   Sampled drafted(kDrafted);
   drafted.params.logits = logits.data();
+  drafted.params.sampling.top_k.value = filters.top_k;
+  drafted.params.sampling.top_p.value = filters.top_p;
+  drafted.params.sampling.min_p.value = filters.min_p;
   drafted.run();
   std::vector<int64_t> tokens(kDrafted + 1);
   std::vector<float> logprobs(kDrafted + 1);
@@ -126,7 +130,8 @@ void check_chain(const std::vector<float>& logits) {
   params.vocab = params.draft_vocab = kVocab;
   params.target_logits = params.draft_logits = logits.data();
   params.target_stride[1] = params.draft_stride[1] = kVocab;
-  params.draft_statistics = drafted.statistics.data();
+  params.sampling = drafted.params.sampling;
+  if (handed_over) params.draft_statistics = drafted.statistics.data();
   params.draft_tokens = drafted.tokens.data();
   params.draft_tokens_stride = kDrafted;
   params.tokens = tokens.data();
@@ -137,7 +142,8 @@ void check_chain(const std::vector<float>& logits) {
       cluster_barriers([&] { return polyspec::verify(params, polyspec::Stream::on(nullptr)); });
   CHECK_EQ(0, status);
   CHECK_EQ(kDrafted, accepted);
-  CHECK_EQ(2 * (kDrafted + 1), static_cast<int64_t>(barriers - kLaunch - kPick));
+  const uint64_t rows = static_cast<uint64_t>(kDrafted + 1 + (handed_over ? 0 : kDrafted));
+  CHECK_EQ(filters.of_32_bits * rows, barriers - kLaunch - kPick);
 }
 
 }  // namespace
@@ -150,6 +156,9 @@ int main() {
     check_rows(filters, DType::kBFloat16, narrow.data(), filters.of_16_bits);
     check_rows(filters, DType::kFloat32, logits.data(), filters.of_32_bits);
   }
-  check_chain(logits);
+  for (const bool handed_over : {true, false}) {
+    check_chain(logits, kFilters[0], handed_over);
+    check_chain(logits, kFilters[2], handed_over);
+  }
   return 0;
 }
