@@ -106,7 +106,7 @@ def require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
         ValueError: another number of rows, or more tokens than asked for.
     """
     given = kept.tolist() if isinstance(kept, torch.Tensor) else kept
-    whole = isinstance(given, list | tuple) and all(type(one) is int for one in given)
+    whole = isinstance(given, Sequence) and all(type(one) is int for one in given)
     if not whole:
         raise TypeError(
             f"{name}: expected rollback to return None or the lengths that are left, given "

@@ -1,10 +1,12 @@
-"""From host values to tensors: rows of a batch, their parameters, and where they lie."""
+"""From host values to tensors: rows of a batch, their numbers and parameters, where they lie."""
 
 from __future__ import annotations
 
+import operator
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, cast
 
 import torch
 
@@ -25,6 +27,69 @@ def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if tensor.device == device:
         return tensor
     return tensor.to(device, non_blocking=tensor.device.type == device.type == "cuda")
+
+
+class RowCounts(Sequence[int]):
+    """One number of each row of a batch, such as its length or how many tokens of a pass are its.
+
+    Whoever knows the numbers on the host says so, and whoever does not gives the tensor alone. A
+    reader takes `host` where that is something, and `on` where the device needs them. As a sequence
+    it waits for the device where the host does not know them.
+
+    Args:
+        host: the numbers; None: the device alone knows them.
+        tensor: ``[B]`` int64, the same; None: it is made of `host` when somebody asks.
+
+    Attributes:
+        host: the numbers, where the host knows them; else None.
+    """
+
+    __slots__ = ("_tensor", "host")
+
+    def __init__(self, host: Sequence[int] | None, tensor: torch.Tensor | None = None) -> None:
+        self.host = None if host is None else tuple(host)
+        self._tensor: Any = tensor
+
+    @classmethod
+    def of(cls, given: Sequence[int] | torch.Tensor) -> RowCounts:
+        """Of what a user may pass: integers ``[B]``, or a tensor of them, which is not read."""
+        if isinstance(given, torch.Tensor):
+            return cls(None, given.to(torch.int64))
+        return given if type(given) is cls else cls(given)
+
+    @classmethod
+    def read(cls, tensor: torch.Tensor, on_host: bool) -> RowCounts:
+        """Of a tensor ``[B]`` int64, which the host reads, or may not."""
+        return cls(tensor.tolist() if on_host else None, tensor)
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """``[B]`` int64 on `device`; made once."""
+        own = self._tensor
+        if own is None or own.device != device:
+            known = self.host is not None
+            own = on_device(self.host, torch.int64, device) if known else moved(own, device)
+            self._tensor = own
+        return cast(torch.Tensor, own)
+
+    def less(self, by: int, most: int | None = None) -> RowCounts:
+        """Of each number n ``max(n - by, 0)``, and `most` where that is more."""
+        if self.host is None:
+            return RowCounts(None, (self._tensor - by).clamp(0, most))
+        own = map(max, map(operator.sub, self.host, repeat(by)), repeat(0))
+        return RowCounts(tuple(own if most is None else map(min, own, repeat(most))))
+
+    def all(self, number: int) -> bool:
+        """The host knows that every number is `number`."""
+        return self.host is not None and self.host.count(number) == len(self.host)
+
+    def __len__(self) -> int:
+        return len(self._tensor if self.host is None else self.host)
+
+    def __getitem__(self, row: Any) -> Any:
+        return tuple(self)[row]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tensor.tolist() if self.host is None else self.host)
 
 
 _DTYPES = {

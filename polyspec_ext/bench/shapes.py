@@ -31,6 +31,7 @@ from polyspec_ext.levels import HuggingFaceLevel, InputBlock, load
 from polyspec_ext.planning.measure import Times
 from polyspec_ext.planning.theory import Acceptance, expectation
 from polyspec_ext.quantization import quantize_w4
+from polyspec_ext.tensors import RowCounts
 from polyspec_ext.tuning import LevelConfig
 
 SCHEMA = 1  # of the JSON report
@@ -121,7 +122,7 @@ class LevelPass:
         tokens = torch.arange(context, context + width, device=level.device)
         self._tokens = (tokens % level.vocab_size)[None]
         self._counts, self._first, self._kept = (
-            torch.tensor([n], device=level.device) for n in (width, 0, context)
+            RowCounts(None, torch.tensor([n], device=level.device)) for n in (width, 0, context)
         )
 
     @torch.inference_mode()
@@ -152,7 +153,7 @@ class HeadPass:
 
     @torch.inference_mode()
     def __call__(self) -> torch.Tensor:
-        self._head.features.keep([self._context])
+        self._head.features.keep(RowCounts([self._context]))
         states = self._head.step(self._tokens, self._states, 1, self._seen)
         return self._head.logits(states)
 
@@ -169,7 +170,7 @@ class TreeDraft:
 
     @torch.inference_mode()
     def __call__(self) -> torch.Tensor:
-        self._head.features.keep([self._context])
+        self._head.features.keep(RowCounts([self._context]))
         return self._tree.grow(
             self._logits, self._states, self._lengths, self._depth, self._expand
         ).tokens
@@ -194,7 +195,7 @@ def _read_pairs(head: HeadPasses, context: int, longest: int) -> None:
     tokens = torch.zeros(1, context, dtype=torch.int64, device=head.device)
     size = head.config.feature_size
     features = torch.zeros(1, context, size, dtype=head.dtype, device=head.device)
-    head.extend(tokens, features, [context])
+    head.extend(tokens, features, RowCounts([context]))
 
 
 Key = tuple[str, str, int]  # what, how it runs, tokens

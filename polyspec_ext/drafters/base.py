@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from ..levels.base import Counts, LevelCapabilities, PromptBatch
+from ..levels.base import LevelCapabilities, PromptBatch
 from ..sampling import Sampling
-from ..tensors import RowParameters
+from ..tensors import RowCounts, RowParameters
 
 if TYPE_CHECKING:
     from ..sampling import LogitsProcessors
@@ -55,8 +55,7 @@ class DrafterCapabilities(LevelCapabilities):
 
     Attributes:
         batches, reads_apart, keeps_lengths: as of a level.
-        device_lengths: it drafts without the host in the batch at hand: counts and lengths may be
-            tensors.
+        device_lengths: it drafts in the batch at hand where the host knows no counts and lengths.
         trees: its blocks are trees, a chain one of a single path; the level above it must read
             them.
         hidden_layers: layers of the verifiers whose hidden states it wants.
@@ -112,8 +111,8 @@ class DraftInput:
     """
 
     tokens: torch.Tensor
-    counts: Counts
-    lengths: Counts
+    counts: RowCounts
+    lengths: RowCounts
     most: int
     positions: torch.Tensor
     rounds: torch.Tensor
@@ -199,7 +198,7 @@ class BatchedDrafter(Protocol):
         """One block for every row with a part."""
         ...
 
-    def rollback(self, lengths: Counts) -> Counts:
+    def rollback(self, lengths: RowCounts) -> Sequence[int]:
         """Only the first ``lengths[b]`` tokens of row b still stand. Returns how many are kept."""
         ...
 

@@ -15,8 +15,7 @@ import torch
 
 from ..kv_cache import RollbackCache
 from ..kv_cache import masks as cache_masks
-from ..levels.base import Counts
-from ..tensors import Place
+from ..tensors import Place, RowCounts
 from .base import DraftInput
 
 _STEP = 256  # pairs per row that the cache grows by
@@ -24,7 +23,7 @@ _BUCKET = 128  # slots that attention reads a multiple of, off the CPU
 
 # Appends pairs: from tokens [B, W] int64, features [B, W, F] and the pairs of each row to the state
 # behind each row's last pair, [B, 1, H].
-Append = Callable[[torch.Tensor, torch.Tensor, Counts], torch.Tensor]
+Append = Callable[[torch.Tensor, torch.Tensor, RowCounts], torch.Tensor]
 
 
 class FeatureCache:
@@ -48,10 +47,10 @@ class FeatureCache:
         self._config, self.dtype, self.device = config, dtype, device
         self._feature_size, self._size = feature_size, hidden_size
         self._cache: RollbackCache | None = None
-        # Pairs of each row, [B] int64, and what the host knows of them: None behind a round without
-        # host synchronisation, which changes the tensor alone.
-        self._pairs = torch.zeros(0, dtype=torch.int64, device=device)
-        self._host: list[int] | None = []
+        # Pairs of each row; behind a round without host synchronisation the device alone knows
+        # them, in memory that stays.
+        self._pairs = RowCounts([])
+        self._memory = torch.zeros(0, dtype=torch.int64, device=device)
         self._states = torch.empty(0)  # [B, 1, H], behind each row's last pair, for the host
 
     @property
@@ -69,7 +68,7 @@ class FeatureCache:
 
     def begin(self, batch: int, capacity: int) -> None:
         """No pairs, of so many rows."""
-        self._host = [0] * batch
+        self._pairs = RowCounts([0] * batch)
         self._states = self.no_states(batch)
         if self._cache is None or not self._cache.refit(batch):
             self._cache = self.another(batch, capacity)
@@ -93,40 +92,41 @@ class FeatureCache:
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
         pairs = self._on_host()
-        self._host = [pairs[row] for row in rows]
+        self._pairs = RowCounts([pairs[row] for row in rows])
         self._states = self._states[list(rows)]
-        if list(rows) != list(range(self.cache.batch_size)):
-            self.cache.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
+        self.cache.select(rows)
 
-    def _on_host(self) -> list[int]:
+    def _on_host(self) -> tuple[int, ...]:
         """Pairs of each row. Waits for the device behind a round without host synchronisation."""
-        if self._host is None:
-            self._host = self._pairs.tolist()
-            self.cache.rows.note(self._host)
-        return self._host
+        if self._pairs.host is None:
+            self._pairs = RowCounts(list(self._pairs))
+            self.cache.note_lengths(self._pairs)
+        assert self._pairs.host is not None
+        return self._pairs.host
 
     # ---- pairs -----------------------------------------------------------------------------------
 
-    def keep(self, pairs: Counts) -> None:
-        """Only the first ``pairs[b]`` of row b stay, and none that were drafted. A tensor: in a
-        round without host synchronisation (`reserve_span`)."""
-        if isinstance(pairs, torch.Tensor):
-            torch.minimum(self._pairs, pairs.clamp_min(0), out=self._pairs)
-            self.cache.rollback(self._pairs)
-            return
-        self._host = [min(had, max(n, 0)) for had, n in zip(self._on_host(), pairs, strict=True)]
-        self.cache.rollback(self._host)
-
-    def rollback(self, lengths: Counts) -> None:
-        """`keep` of so many tokens: a pair ends with a token, so n tokens have n - 1 pairs."""
-        self.keep(lengths - 1 if isinstance(lengths, torch.Tensor) else [n - 1 for n in lengths])
-
-    def appended(self, counts: Counts) -> None:
-        """The last pass has appended ``counts[b]`` pairs to row b, which stay."""
-        if isinstance(counts, torch.Tensor):
-            self._pairs.add_(counts)
+    def keep(self, pairs: Sequence[int] | torch.Tensor) -> None:
+        """Only the first ``pairs[b]`` >= 0 of row b stay, and none that were drafted. The host
+        knows how many, but in a round without host synchronisation (`reserve_span`)."""
+        left = RowCounts.of(pairs)
+        if left.host is None:
+            torch.minimum(self._memory, left.on(self.device), out=self._memory)
         else:
-            self._host = [had + n for had, n in zip(self._on_host(), counts, strict=True)]
+            self._pairs = RowCounts(list(map(min, self._on_host(), left.host)))
+        self.cache.rollback(self._pairs)
+
+    def rollback(self, lengths: Sequence[int] | torch.Tensor) -> None:
+        """`keep` of so many tokens: a pair ends with a token, so n tokens have n - 1 pairs."""
+        self.keep(RowCounts.of(lengths).less(1))
+
+    def appended(self, counts: Sequence[int] | torch.Tensor) -> None:
+        """The last pass has appended ``counts[b]`` pairs to row b, which stay."""
+        more = RowCounts.of(counts)
+        if more.host is None:
+            self._memory.add_(more.on(self.device))
+        else:
+            self._pairs = RowCounts(list(map(int.__add__, self._on_host(), more.host)))
 
     def reserve_span(self, tokens: int, more: Hashable = None) -> Place | None:
         """See `DeviceLengths`: a round without host synchronisation begins, in which no row gets
@@ -135,22 +135,17 @@ class FeatureCache:
         Args:
             more: what passes depend on beside the cache.
         """
-        cache = self.cache
-        if self._host is not None:
-            if self._pairs.shape[0] != len(self._host):
-                self._pairs = torch.zeros(len(self._host), dtype=torch.int64, device=self.device)
-            self._pairs.copy_(torch.tensor(self._host), non_blocking=True)
-            self._host = None
-        cache.rows.reach(tokens)
-        if tokens > cache.room:
-            return None
-        form = (cache.rows.capacity, cache.rows.span_of(tokens), more)
-        return Place(cache, [*cache.tensors, self._pairs], form)
+        if self._pairs.host is not None:
+            if self._memory.shape[0] != len(self._pairs):
+                self._memory = self._memory.new_zeros(len(self._pairs))
+            self._memory.copy_(self._pairs.on(self.device), non_blocking=True)
+            self._pairs = RowCounts(None, self._memory)
+        return self.cache.reserve_span(tokens, more, [self._memory])
 
     # ---- passes ----------------------------------------------------------------------------------
 
     def inputs(
-        self, width: int, counts: Counts | None, cache: RollbackCache | None = None
+        self, width: int, counts: RowCounts | None, cache: RollbackCache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Positions and additive mask of a pass that appends pairs; the cache is prepared for it.
 
@@ -178,8 +173,9 @@ class FeatureCache:
             ancestors: ``[B or 1, n, m]`` bool: which of the m pairs behind those that stand each
                 node sees; the last n of them are the nodes themselves.
         """
-        rows, nodes = self.cache.rows, ancestors.shape[2]
-        self.cache.prepare(width)
+        cache, nodes = self.cache, ancestors.shape[2]
+        rows = cache.rows
+        cache.prepare(width)
         if rows.at is not None:
             begin = rows.at + width - nodes
             seen = cache_masks.tree_slots(begin, ancestors, rows.span)
@@ -211,67 +207,48 @@ class FeatureCache:
         hidden = inputs.hidden
         assert hidden is not None
         if hidden.layers:
-            own = [hidden.layers[layer] for layer in layers]
-            features = torch.cat(own, -1) if len(own) > 1 else own[0]
+            apart = [hidden.layers[layer] for layer in layers]
+            features = torch.cat(apart, -1) if len(apart) > 1 else apart[0]
         else:  # of texts of one token
             features = torch.zeros(len(inputs.tokens), 0, self._feature_size, dtype=self.dtype)
-        if isinstance(inputs.counts, torch.Tensor):  # what is told is all that is new
-            part, width = inputs.counts > 0, features.shape[1]
-            self.keep(torch.where(part, hidden.positions, torch.iinfo(torch.int64).max))
-            tokens = inputs.tokens[:, 1 : width + 1]
-            return extend(tokens, features, (inputs.counts - 1).clamp(0, width))
-        return self._read_on_host(inputs, inputs.counts, features, extend, follow)
-
-    def _read_on_host(
-        self,
-        inputs: DraftInput,
-        unread: Sequence[int],
-        features: torch.Tensor,
-        extend: Append,
-        follow: Append,
-    ) -> torch.Tensor:
-        assert inputs.hidden is not None
-        told = inputs.hidden.counts.tolist()
-        ends = [total - 1 for total in inputs.positions.tolist()]  # pairs of each text
-        kept, known, fresh = list(self._on_host()), [0] * len(ends), [0] * len(ends)
-        for b, (end, count) in enumerate(zip(ends, unread, strict=True)):
-            if not count:
-                continue
-            begin = end + 1 - count  # position of the first token at hand
-            kept[b] = min(kept[b], begin if told[b] else end)
-            # (A state behind the last token is of no pair yet.)
-            known[b] = min(told[b], count - 1)
-            fresh[b] = end - kept[b] - known[b]
-        self.keep(kept)
+        known = inputs.counts.host is not None
+        # (Where the state rows are, so are these.)
+        told, ends = hidden.counts, inputs.positions - 1  # pairs of each text
+        counts = inputs.counts.on(told.device)
+        stands = torch.where(told > 0, hidden.positions, ends)
+        stands = torch.where(counts > 0, stands, torch.iinfo(torch.int64).max)
+        self.keep(RowCounts.read(stands, known))
+        # (A state behind the last token is of no pair yet.)
+        fresh = torch.minimum(told, counts - 1).clamp_min(0)
+        if not known:
+            width = features.shape[1]
+            return extend(inputs.tokens[:, 1 : width + 1], features, RowCounts(None, fresh))
+        # Tokens that no verifier with states has read.
+        rest = (ends - fresh - self._pairs.on(ends.device)) * (counts > 0)
         # A text of one token has no pair: the token is read behind a state of zeros, which stands
         # until the next draft.
-        alone = [int(end == 0 < count) for end, count in zip(ends, unread, strict=True)]
-        if any(alone):
-            known = list(map(max, known, alone))
-        width = max(known)
-        if width:
-            own = features[:, :width]
-            if any(alone):
+        alone = ((ends == 0) & (counts > 0)).long()
+        some = bool(alone.any())
+        new = RowCounts.read(torch.maximum(fresh, alone), True)
+        if width := max(new):
+            tokens, own = inputs.tokens[:, 1 : width + 1], features[:, :width]
+            if some:
                 tokens, own = self._with_alone(inputs.tokens, own, alone, width)
-            else:
-                tokens = inputs.tokens[:, 1 : width + 1]
-            self._note(extend(tokens, own, known), known)
-        for place in range(max(fresh)):
-            # Tokens that no verifier with states has read.
-            counts = [int(n > place) for n in fresh]
-            at = [max(n - m + place, 0) for n, m in zip(unread, fresh, strict=True)]
-            at = [min(i, inputs.tokens.shape[1] - 1) for i in at]
-            ids = inputs.tokens.gather(1, torch.tensor(at, device=self.device)[:, None])
-            self._note(follow(ids, self._states, counts), counts)
-        if any(alone):
-            self._host = [0 if one else n for one, n in zip(alone, self._on_host(), strict=True)]
+            self._note(extend(tokens, own, new), new)
+        for place in range(int(rest.max())):
+            at = (counts - rest + place).clamp(0, inputs.tokens.shape[1] - 1)
+            ids = inputs.tokens.gather(1, at[:, None].to(self.device))
+            new = RowCounts.read((rest > place).long(), True)
+            self._note(follow(ids, self._states, new), new)
+        if some:
+            self._pairs = RowCounts.read(self._pairs.on(ends.device) * (1 - alone), True)
         return self._states
 
     def _with_alone(
-        self, tokens: torch.Tensor, features: torch.Tensor, alone: Sequence[int], width: int
+        self, tokens: torch.Tensor, features: torch.Tensor, alone: torch.Tensor, width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What `extend` reads where some rows are `alone`, whose first token is the last."""
-        rows = torch.tensor(alone, device=self.device)[:, None]
+        rows = alone.to(self.device)[:, None]
         at = torch.arange(1, width + 1, device=self.device) - rows
         own = torch.zeros(
             len(alone), width, self._feature_size, dtype=self.dtype, device=self.device
@@ -279,10 +256,10 @@ class FeatureCache:
         own[:, : features.shape[1]] = features.to(self.device).where(rows[..., None] == 0, 0)
         return tokens.gather(1, at.clamp_max(tokens.shape[1] - 1)), own
 
-    def _note(self, states: torch.Tensor, counts: Sequence[int]) -> None:
+    def _note(self, states: torch.Tensor, counts: RowCounts) -> None:
         """The states behind the last pairs of those rows that have read any."""
-        if all(counts):
+        if all(counts.host or ()):
             self._states = states
         else:
-            read = torch.tensor(counts, device=self.device)[:, None, None] > 0
+            read = counts.on(self.device)[:, None, None] > 0
             self._states = torch.where(read, states, self._states)

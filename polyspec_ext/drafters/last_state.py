@@ -16,10 +16,10 @@ from torch import nn
 
 from .. import arguments
 from ..levels import HuggingFaceLevel
-from ..levels.base import Counts, PromptBatch
+from ..levels.base import PromptBatch
 from ..levels.compiled import CompiledPasses
 from ..levels.cpu_packed import pack_layers
-from ..tensors import Place
+from ..tensors import Place, RowCounts
 from . import checkpoint
 from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .target import Target
@@ -241,7 +241,7 @@ class LastStateDrafter:
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         """Nothing is remembered."""
 
-    def rollback(self, lengths: Counts) -> Counts:
+    def rollback(self, lengths: RowCounts) -> RowCounts:
         return lengths
 
     def select(self, rows: Sequence[int]) -> None:
@@ -257,12 +257,8 @@ class LastStateDrafter:
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """See `BatchedDrafter.draft`. A text of one token has no state, and gets no draft."""
-        lengths, counts, positions = (
-            torch.as_tensor(given, device=self.device)
-            for given in (inputs.lengths, inputs.counts, inputs.positions)
-        )
-        state, known = self._state(inputs, positions - 2)
-        last = (counts - 1).clamp_min(0)
+        lengths, last = inputs.lengths.on(self.device), inputs.counts.less(1).on(self.device)
+        state, known = self._state(inputs, inputs.positions.to(self.device) - 2)
         depth, batch = min(inputs.most, self._heads.count), len(state)
         run: Callable[..., tuple[Nodes, int]] = self._growth
         # Where the level above has fewer ids, which is not compiled.

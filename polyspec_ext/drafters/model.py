@@ -9,19 +9,21 @@ import torch
 
 from .. import arguments
 from ..errors import ERROR_BITS, RequestError
+from ..levels import IdMap
 from ..levels.adapter import batched
 from ..levels.base import (
     BatchedLevel,
-    Counts,
     DeviceLengths,
     InputBlock,
     Level,
+    LevelOutput,
     PromptBatch,
     id_map_of,
     input_vocab_size,
 )
 from ..ops import SampleResult, unchecked
 from ..sampling import LogitsProcessors
+from ..tensors import RowCounts
 from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
 
 
@@ -83,7 +85,7 @@ class DraftModel:
         """See `BatchedDrafter.read`."""
         self._level.read(tokens, counts)
 
-    def rollback(self, lengths: Counts) -> Counts:
+    def rollback(self, lengths: RowCounts) -> Sequence[int]:
         """See `BatchedDrafter.rollback`."""
         return self._level.rollback(lengths)
 
@@ -105,81 +107,90 @@ class DraftModel:
         Raises:
             RequestError: a row of logits has no distribution, and the host may read the tokens.
         """
-        parameters = tuple(inputs.parameters.on(self.device).values())
-        positions, rounds, read = (
-            torch.as_tensor(given, device=self.device)
-            for given in (inputs.positions, inputs.rounds, inputs.counts)
-        )
-        steps = torch.arange(inputs.most, device=self.device)
-        drawn_at = (steps[:, None] + positions).unbind()
-        # Tokens that each row has yet to draw. Where the host must not wait for the device, every
-        # row with a part draws all of them.
-        left = None if inputs.eos is None else list(map(int, inputs.lengths))
-        drawn_by_row: list[list[int]] = [] if left is None else [[] for _ in left]
-        counts, first = (read, (read - 1).clamp_min(0)) if left is None else _all_read(inputs)
-        entries, every = min(self.vocab_size, inputs.vocab_size), self._ids.drawn is None
-        if not every:
-            entries = self._ids.entries_below(entries)
-        samples: list[SampleResult] = []
-        drafted: list[torch.Tensor] = []
-        rows: RowBuffer | None = None
-        places: Sequence[torch.Tensor] = ()
-        tokens: torch.Tensor = inputs.tokens
-        for i in range(inputs.most):
-            logits = self._level.forward(InputBlock(tokens, 1, counts, first)).logits
-            if logits.shape[2] > entries:
-                logits = logits[..., :entries]
-            if inputs.processors is not None:
-                assert left is not None, "processors need the host to see the tokens"
-                logits = self._ids.spread(logits, inputs.vocab_size)
-                logits = _processed(logits, inputs, inputs.processors, left, drawn_by_row)
-                logits = self._ids.gather(logits, entries)
-            behind = logits.select(1, 0)
-            drawn = self._sample(behind, *parameters, drawn_at[i], inputs.level, rounds)
-            samples.append(drawn)
-            tokens = drawn.tokens if every else self._ids.to_above(drawn.tokens)
-            drafted.append(tokens)
-            if inputs.wants_rows:
-                if rows is None:
-                    rows = _room(inputs.rows, inputs.most, logits)
-                    places = rows.logits.unbind(1)
-                # The level may write its logits again with the next pass.
-                places[i].copy_(behind)
-            if left is None:
-                # One that could not be drawn is -1, and the host has not read it yet.
-                tokens, counts, first = tokens.clamp_min(0), read.clamp(max=1), read.clamp(max=0)
-            else:
-                assert inputs.eos is not None
-                ids: list[int] = tokens.tolist()
-                if min(ids) < 0:
-                    _require_drawn(drawn, inputs, left, i)
-                    tokens = tokens.clamp_min(0)  # a row without a part may have drawn none
-                for b, token in enumerate(ids):
-                    if left[b]:
-                        drawn_by_row[b].append(token)
-                        left[b] = 0 if token in inputs.eos[b] else left[b] - 1
-                if not any(left):
-                    break
-                counts, first = None if all(left) else [min(n, 1) for n in left], None
-            tokens = tokens.unsqueeze(1)
-        self.num_forward_passes += len(samples)
-        if rows is not None:
-            assert rows.statistics is not None
-            own = rows.statistics
-            if own.shape[1] != len(samples):
-                own = own[:, : len(samples)]
-            torch.stack([s.statistics for s in samples], 1, out=own)
-        tokens = torch.stack(drafted, 1)
-        status = None if left is not None else torch.stack([s.status for s in samples], 1)
-        return DraftBlock(tokens, status=status, rows=rows)
+        block = draw_chain(inputs, self._level.forward, self._ids, self.vocab_size, self._sample)
+        self.num_forward_passes += block.tokens.shape[1]
+        return block
 
 
-def _all_read(inputs: DraftInput) -> tuple[Counts | None, Counts | None]:
-    """`counts` and `first` of a draft's first pass, as the host knows them."""
-    read = list(map(int, inputs.counts))
-    if min(read) == inputs.tokens.shape[1]:
-        return None, None
-    return read, [max(n - 1, 0) for n in read]
+def draw_chain(
+    inputs: DraftInput,
+    forward: Callable[[InputBlock], LevelOutput],
+    id_map: IdMap,
+    vocab_size: int,
+    sample: Callable[..., Any],
+) -> DraftBlock:
+    """Draws one token after another, of all rows, in as many passes as the block has tokens.
+
+    Args:
+        forward: a pass behind what was read: first the tokens of `inputs`, then those just drawn.
+        id_map: of its logits.
+        vocab_size: ids from here on are cut off them.
+        sample: see `DraftModel`.
+
+    Raises:
+        RequestError: a row of logits has no distribution, and the host may read the tokens.
+    """
+    tokens, read = inputs.tokens, inputs.counts
+    device, whole = tokens.device, read.all(tokens.shape[1])
+    parameters = tuple(inputs.parameters.on(device).values())
+    positions, rounds = inputs.positions.to(device), inputs.rounds.to(device)
+    drawn_at = (torch.arange(inputs.most, device=device)[:, None] + positions).unbind()
+    # Tokens that each row has yet to draw. Where the host must not wait for the device, every
+    # row with a part draws all of them.
+    left = None if inputs.eos is None else list(inputs.lengths.host or ())
+    counts, first = (None, None) if whole else (read, read.less(1))
+    entries, every = min(vocab_size, inputs.vocab_size), id_map.drawn is None
+    if not every:
+        entries = id_map.entries_below(entries)
+    samples: list[SampleResult] = []
+    drafted: list[torch.Tensor] = []
+    rows: RowBuffer | None = None
+    places: Sequence[torch.Tensor] = ()
+    for i in range(inputs.most):
+        logits = forward(InputBlock(tokens, 1, counts, first)).logits
+        if logits.shape[2] > entries:
+            logits = logits[..., :entries]
+        if inputs.processors is not None:
+            assert left is not None, "processors need the host to see the tokens"
+            logits = id_map.spread(logits, inputs.vocab_size)
+            logits = _processed(logits, inputs, inputs.processors, left, drafted)
+            logits = id_map.gather(logits, entries)
+        behind = logits.select(1, 0)
+        drawn = sample(behind, *parameters, drawn_at[i], inputs.level, rounds)
+        samples.append(drawn)
+        tokens = drawn.tokens if every else id_map.to_above(drawn.tokens)
+        drafted.append(tokens)
+        if inputs.wants_rows:
+            if rows is None:
+                rows = _room(inputs.rows, inputs.most, logits)
+                places = rows.logits.unbind(1)
+            # The level may write its logits again with the next pass.
+            places[i].copy_(behind)
+        if left is None:
+            # One that could not be drawn is -1, and the host has not read it yet.
+            tokens, counts, first = tokens.clamp_min(0), read.less(0, 1), read.less(0, 0)
+        else:
+            assert inputs.eos is not None
+            ids: list[int] = tokens.tolist()
+            if min(ids) < 0:
+                _require_drawn(drawn, inputs, left, i)
+                tokens = tokens.clamp_min(0)  # a row without a part may have drawn none
+            for b, token in enumerate(ids):
+                if left[b]:
+                    left[b] = 0 if token in inputs.eos[b] else left[b] - 1
+            if not any(left):
+                break
+            counts = None if all(left) else RowCounts(left).less(0, 1)
+            first = None
+        tokens = tokens.unsqueeze(1)
+    if rows is not None:
+        assert rows.statistics is not None
+        own = rows.statistics
+        if own.shape[1] != len(samples):
+            own = own[:, : len(samples)]
+        torch.stack([s.statistics for s in samples], 1, out=own)
+    status = None if left is not None else torch.stack([s.status for s in samples], 1)
+    return DraftBlock(torch.stack(drafted, 1), status=status, rows=rows)
 
 
 def _require_drawn(
@@ -201,15 +212,15 @@ def _processed(
     inputs: DraftInput,
     processors: LogitsProcessors,
     left: Sequence[int],
-    drawn: Sequence[Sequence[int]],
+    drafted: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """Logits as the processors give them, of the rows that draw another token."""
     assert inputs.text is not None
     out = logits.to(torch.float32, copy=True)  # as processors give it, whatever the dtype
-    for b, own in enumerate(drawn):
-        if left[b]:
-            text = inputs.text(b)
-            prefix = torch.cat([text, text.new_tensor(own)]).to(logits.device)
+    for b, more in enumerate(left):
+        if more:
+            text = inputs.text(b).to(logits.device)
+            prefix = torch.cat([text, *[tokens[b : b + 1] for tokens in drafted]])
             out[b] = processors.apply(logits[b], prefix, inputs.requests[b])
     return out
 

@@ -16,8 +16,8 @@ import torch
 
 from ..arguments import require_ids
 from ..errors import add_note
-from ..levels.base import Counts, PromptBatch
-from ..tensors import on_device
+from ..levels.base import PromptBatch
+from ..tensors import RowCounts, on_device
 from ..validate import INT_DTYPES, LOGITS_DTYPES, kind_of
 from .base import (
     Context,
@@ -91,12 +91,11 @@ class ProposalDrafter:
         for context, row, count in zip(self._contexts, tokens.tolist(), counts, strict=True):
             context.tokens += row[:count]
 
-    def rollback(self, lengths: Counts) -> Counts:
-        kept = [int(n) for n in lengths]
-        for context, length in zip(self._contexts, kept, strict=True):
+    def rollback(self, lengths: RowCounts) -> RowCounts:
+        for context, length in zip(self._contexts, lengths, strict=True):
             del context.tokens[length:]
             context.valid = min(context.valid, length)
-        return kept
+        return lengths
 
     def select(self, rows: Sequence[int]) -> None:
         self._contexts = [self._contexts[row] for row in rows]
@@ -109,10 +108,10 @@ class ProposalDrafter:
             TypeError, ValueError: a proposal that the level above cannot verify; names the drafter.
         """
         assert inputs.eos is not None
-        rounds = [int(n) for n in inputs.rounds]
+        rounds, lengths = inputs.rounds.tolist(), list(inputs.lengths)
         proposals: list[Proposed | None] = []
         for b, (row, count) in enumerate(zip(inputs.tokens.tolist(), inputs.counts, strict=True)):
-            length = int(inputs.lengths[b])
+            length = lengths[b]
             if length == 0:
                 proposals.append(None)
                 continue
@@ -122,7 +121,7 @@ class ProposalDrafter:
                 assert inputs.text is not None
                 context.tokens[:] = inputs.text(b).tolist()
             else:
-                context.tokens += row[: int(count)]
+                context.tokens += row[:count]
             context.round, context.eos = rounds[b], inputs.eos[b]
             context.sampling, context.seed = (
                 inputs.parameters.sampling[b],

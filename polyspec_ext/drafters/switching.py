@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from .. import arguments
-from ..levels.base import Counts, PromptBatch, id_map_of, input_vocab_size
+from ..levels.base import PromptBatch, id_map_of, input_vocab_size
+from ..tensors import RowCounts
 from ..validate import LEVEL_MAX
 from .base import (
     BatchedDrafter,
@@ -146,7 +147,7 @@ class SwitchingDrafter:
         assert inputs.text is not None
         assert inputs.eos is not None
         one, held = self.members[self.active], self._held[self.active]
-        lengths = [int(n) for n in inputs.lengths]
+        lengths = list(inputs.lengths)
         texts = [inputs.text(b)[held[b] :] if n else None for b, n in enumerate(lengths)]
         counts = [0 if text is None else len(text) for text in texts]
         tokens = torch.zeros(len(lengths), max(counts), dtype=torch.int64)
@@ -156,7 +157,7 @@ class SwitchingDrafter:
         given = self._maps[self.active].to_below(tokens.to(self.device))
         # Rows of logits are written again by the member whose they are: another's may be a user's.
         rows = self._rows[self.active]
-        block = one.draft(replace(inputs, tokens=given, counts=counts, rows=rows))
+        block = one.draft(replace(inputs, tokens=given, counts=RowCounts(counts), rows=rows))
         self._rows[self.active] = block.rows
         ids = block.tokens.tolist()
         drawn = None if block.counts is None else block.counts.tolist()
@@ -169,14 +170,13 @@ class SwitchingDrafter:
                 held[b] += count + many - 1
         return block
 
-    def rollback(self, lengths: Counts) -> Counts:
-        kept = [int(n) for n in lengths]
+    def rollback(self, lengths: RowCounts) -> RowCounts:
         for number, one in enumerate(self.members):
             held = self._held[number]
-            wanted = [min(n, have) for n, have in zip(kept, held, strict=True)]
+            wanted = list(map(min, lengths, held))
             if wanted != held:
-                self._held[number] = [int(n) for n in one.rollback(wanted)]
-        return kept
+                self._held[number] = list(one.rollback(RowCounts(wanted)))
+        return lengths
 
     def select(self, rows: Sequence[int]) -> None:
         for number, one in enumerate(self.members):

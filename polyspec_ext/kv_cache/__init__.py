@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from .rollback import RollbackCache
+from .state import CroppedState, SequenceState
 
-__all__ = ["RollbackCache"]
+__all__ = ["CroppedState", "RollbackCache", "SequenceState"]

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Cache, DynamicCache
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from .. import arguments
 from .rollback import RollbackCache
+from .state import CroppedState, SequenceState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,12 +87,15 @@ def require_rollback(model: PreTrainedModel, name: str) -> None:
         )
 
 
-def require_croppable(cache: Cache, name: str) -> None:
-    """Refuse a cache with a layer that cannot be cut by a token count.
+def state_of(cache: Any, name: str) -> SequenceState:
+    """What a level called `name` may keep its sequences in: a state that says so itself, or a cache
+    of `transformers` whose layers a token count cuts.
 
     Raises:
         ValueError: names the level, the cache and the kind of layer.
     """
+    if isinstance(cache, SequenceState):
+        return cache
     # These layer types, and only these, are known to cut exactly: all keys and values are kept, in
     # order.
     exact = (DynamicLayer,)
@@ -100,13 +103,7 @@ def require_croppable(cache: Cache, name: str) -> None:
     kinds = [type(layer) for layer in getattr(cache, "layers", ())] + (
         [made] if made is not None else []
     )
-    bad = sorted(
-        {
-            kind.__name__
-            for kind in kinds
-            if kind not in exact and not getattr(kind, "polyspec_rollback", False)
-        }
-    )
+    bad = sorted({kind.__name__ for kind in kinds if kind not in exact})
     if bad or not callable(getattr(cache, "crop", None)):
         raise ValueError(
             f"{name}: {type(cache).__name__} with layers {', '.join(bad) or 'that have no crop'} "
@@ -114,27 +111,29 @@ def require_croppable(cache: Cache, name: str) -> None:
             "after a rejected token; expected a cache that keeps all keys and values, such as "
             "DynamicCache()"
         )
+    return CroppedState(cache)
 
 
 class Factory:
     """Makes the caches of one level.
 
     Args:
+        name: of the level, for messages.
         make: from batch size and capacity (tokens per row) to an empty cache.
         batches: batch sizes other than 1 are fine.
     """
 
-    def __init__(self, make: Callable[[int, int], Cache], batches: bool) -> None:
-        self.make, self.batches = make, batches
+    def __init__(self, name: str, make: Callable[[int, int], Any], batches: bool) -> None:
+        self._name, self._make, self.batches = name, make, batches
 
-    def __call__(self, rows: int, capacity: int = 1) -> Cache:
-        return self.make(rows, capacity)
+    def __call__(self, rows: int, capacity: int = 1) -> SequenceState:
+        return state_of(self._make(rows, capacity), self._name)
 
 
 def factory(
     model: PreTrainedModel,
     name: str,
-    new_cache: Callable[..., Cache] | None,
+    new_cache: Callable[..., Any] | None,
     streaming: int | Mapping[str, int] | None,
     options: Mapping[str, Any],
     *,
@@ -167,7 +166,7 @@ def factory(
             p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
             for p in inspect.signature(made).parameters.values()
         )
-        return Factory(lambda rows, capacity: made(rows) if takes else made(), batches=takes)
+        return Factory(name, lambda rows, _: made(rows) if takes else made(), batches=takes)
     step = int(options.get("step", _STEP))
     # Off the CPU attention reads spare slots, so that captured graphs see few shapes.
     bucket = 1 if device_of(model).type == "cpu" else _BUCKET
@@ -180,7 +179,8 @@ def factory(
     if streaming is not None:
         window = _window(streaming)
         return Factory(
-            lambda rows, capacity: RollbackCache.streaming(
+            name,
+            lambda rows, _: RollbackCache.streaming(
                 model, rows, **window, **{"device": device_of(model), **options}
             ),
             True,
@@ -193,11 +193,13 @@ def factory(
                 raise
         else:
             return Factory(
-                lambda rows, capacity: RollbackCache.for_model(model, rows, **sized(capacity)), True
+                name,
+                lambda rows, capacity: RollbackCache.for_model(model, rows, **sized(capacity)),
+                True,
             )
     # Without a configuration no layer drops what leaves a sliding window; the model's mask hides it
     # instead.
-    return Factory(lambda rows, capacity: DynamicCache(), False)
+    return Factory(name, lambda *_: DynamicCache(), False)
 
 
 _OPTIONS = ("capacity", "step", "bucket")  # of the default cache
@@ -218,17 +220,3 @@ def _window(streaming: Any) -> dict[str, int]:
 
 _STEP = 256  # tokens per row that a cache grows by
 _BUCKET = 128
-
-
-def fits(cache: RollbackCache, capacity: int) -> bool:
-    """A cache of this size does for `capacity` tokens, and is not so large that it should go."""
-    has = cache.rows.capacity
-    return capacity <= has <= max(4 * capacity, 4 * _STEP) or not cache.grows
-
-
-def longest_pass(cache: Any) -> int:
-    """Tokens of a row that one forward pass may append."""
-    return min(
-        (layer.longest_pass for layer in cache.layers if hasattr(layer, "longest_pass")),
-        default=sys.maxsize,
-    )

@@ -7,6 +7,7 @@ a cache is freed the moment it is dropped.
 from __future__ import annotations
 
 import itertools
+import sys
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
@@ -28,7 +29,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
     keys: torch.Tensor
     values: torch.Tensor
-    polyspec_rollback = True
+    longest_pass = sys.maxsize  # tokens of a row
     is_croppable = True
     is_compileable = False
     supports_early_init = False

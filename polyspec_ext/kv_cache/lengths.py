@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ..tensors import RowCounts
+
 
 def round_up(n: int, step: int) -> int:
     return -(-n // step) * step
@@ -101,9 +103,7 @@ class Rows:
     def ragged(self) -> bool:
         return self.host is None or len(set(self.host)) > 1
 
-    def begin(
-        self, new: int, counts: Sequence[int] | torch.Tensor | None, bucket: int | None = None
-    ) -> None:
+    def begin(self, new: int, counts: RowCounts | None, bucket: int | None = None) -> None:
         """A forward pass of `new` tokens per row begins. Lengths change in place, for graphs."""
         before = self.host
         # Where all rows begin, if the host knows it and it is one number.
@@ -113,22 +113,17 @@ class Rows:
             self.counts = None
             if before is not None:
                 after = [before[0] + new] * self.batch if even else [n + new for n in before]
-        elif isinstance(counts, torch.Tensor):
-            self.counts = counts.to(device=self._lengths.device, dtype=torch.int64)
         else:
-            if len(counts) != self.batch or min(counts) < 0 or max(counts) > new:
-                raise ValueError(
-                    f"counts: expected {self.batch} numbers in [0, {new}], given {list(counts)}"
-                )
-            self.counts = (
-                None
-                if min(counts) == new
-                else torch.tensor(list(counts), dtype=torch.int64).to(
-                    self._lengths.device, non_blocking=True
-                )
-            )
-            if before is not None:
-                after = list(map(int.__add__, before, counts))
+            known = counts.host
+            if known is not None:
+                if len(known) != self.batch or min(known) < 0 or max(known) > new:
+                    raise ValueError(
+                        f"counts: expected {self.batch} numbers in [0, {new}], given {list(known)}"
+                    )
+                if before is not None:
+                    after = list(map(int.__add__, before, known))
+            whole = known is not None and min(known) == new
+            self.counts = None if whole else counts.on(self.device)
         if self.on_cpu and before is not None and after is not None:
             self._base_host, self._late = before, True
         else:
@@ -166,26 +161,22 @@ class Rows:
             step <<= (longest // (4 * step)).bit_length() - 1 if longest >= 8 * step else 0
         return min(round_up(longest, step), self.capacity)
 
-    def cut(self, lengths: Sequence[int] | torch.Tensor, bound: int | None) -> None:
+    def cut(self, lengths: RowCounts, bound: int | None) -> None:
         """Keep at most ``lengths[b]`` tokens of row b."""
-        if isinstance(lengths, torch.Tensor):
-            now = self.lengths
-            torch.minimum(now, lengths.to(now), out=now).clamp_(min=0)
-            self.host = None
-        else:
-            given = list(map(int, lengths))
-            if len(given) != self.batch or min(given, default=0) < 0:
-                raise ValueError(f"lengths: expected {self.batch} numbers >= 0, given {given}")
-            if not self._late:
-                wanted = torch.tensor(given, dtype=torch.int64).to(
-                    self._lengths.device, non_blocking=True
+        known = lengths.host
+        if known is not None:
+            if len(known) != self.batch or min(known, default=0) < 0:
+                raise ValueError(
+                    f"lengths: expected {self.batch} numbers >= 0, given {list(known)}"
                 )
-                torch.minimum(self._lengths, wanted, out=self._lengths)
-            self.bound = min(self.bound, max(given, default=0))
-            if self.host is not None:
-                self.host = list(map(min, self.host, given))
-        if self.host is not None:
-            self.bound = max(self.host, default=0)
+            self.bound = min(self.bound, max(known, default=0))
+        left = None if known is None or self.host is None else list(map(min, self.host, known))
+        if left is None or not self.on_cpu:
+            now = self.lengths
+            torch.minimum(now, lengths.on(self.device), out=now).clamp_(min=0)
+        self.host, self._late = left, self.on_cpu and left is not None
+        if left is not None:
+            self.bound = max(left, default=0)
         if bound is not None:
             self.bound = min(self.bound, bound)
 
@@ -199,19 +190,16 @@ class Rows:
         self.host, self.at, self._late = [int(n) for n in lengths], None, False
         self.bound, self.peak = max(self.host, default=0), self.capacity
 
-    def put(self, lengths: torch.Tensor) -> None:
-        """`place` with ``[B]`` int64 that is read on the device only, after `reach`."""
-        self.lengths.copy_(lengths)
-        self.host = None
-
-    def place(self, lengths: Sequence[int]) -> None:
+    def place(self, lengths: RowCounts) -> None:
         """Lengths become these, longer ones too; that the slots hold the tokens is the caller's to
-        know."""
-        host = [int(n) for n in lengths]
-        if not self._late:
-            self._lengths.copy_(torch.tensor(host), non_blocking=True)
-        self.host, self.bound = host, max(host, default=0)
-        self.peak = max(self.peak, self.bound)
+        know. Those that the host does not know come after `reach`."""
+        known = lengths.host
+        if known is None or not self.on_cpu:
+            self.lengths.copy_(lengths.on(self.device), non_blocking=True)
+        self.host, self._late = None, self.on_cpu and known is not None
+        if known is not None:
+            self.host, self.bound = list(known), max(known, default=0)
+            self.peak = max(self.peak, self.bound)
 
     def clear(self, slots: Sequence[int]) -> None:
         """The rows `slots` have no tokens any more."""
@@ -220,7 +208,8 @@ class Rows:
             self.lengths.index_fill_(0, here, 0)
         else:
             gone = set(slots)
-            self.place([0 if row in gone else n for row, n in enumerate(self.host)])
+            left = [0 if row in gone else n for row, n in enumerate(self.host)]
+            self.place(RowCounts(left))
         self.status.index_fill_(0, here, 0)
 
     def select(self, indices: torch.Tensor) -> None:

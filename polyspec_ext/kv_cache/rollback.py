@@ -16,7 +16,7 @@ length it may be left out, as ``generate`` does, but for layers that keep a ring
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -24,14 +24,17 @@ from transformers import Cache
 
 from .. import arguments
 from ..ops import kv as cache_ops
+from ..tensors import Place, RowCounts
 from ..validate import INT_DTYPES
 from . import masks as cache_masks
 from .layers import RingLayer, RollbackLayer
 from .lengths import Rows, round_up
+from .state import SequenceState
 from .streaming import StreamingLayer, rotary_frequencies
 
 __all__ = ["RollbackCache"]
 
+_SMALL = 1024  # tokens of a row; memory for so many is never too much
 # Longest pass whose mask is cut out of a strip.
 _STRIP = 32
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -58,7 +61,7 @@ def _layer_types(config: Any) -> list[str]:
     return types
 
 
-class RollbackCache(Cache):  # type: ignore[misc]
+class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     """Preallocated cache with one length per row.
 
     Args:
@@ -81,6 +84,7 @@ class RollbackCache(Cache):  # type: ignore[misc]
             keys and values by position; names it.
     """
 
+    batches = True
     # Asked for in every pass, so no properties as in the base class; `_survey` has the values.
     is_sliding = is_linear = is_dummy = cast(list[bool], None)
 
@@ -177,6 +181,7 @@ class RollbackCache(Cache):  # type: ignore[misc]
             StreamingLayer(cache.rows, i, window, slack, sinks, frequencies)
             for i in range(len(cache.types))
         ]
+        cache.only_drafts = "a streaming cache places its first tokens anew with every pass"
         cache._survey()
         return cache
 
@@ -193,6 +198,9 @@ class RollbackCache(Cache):  # type: ignore[misc]
         self._ring: RingLayer | None = min(rings, key=lambda layer: layer.slack, default=None)
         self._longest = [0] * self.rows.batch  # that each row has been
         self._grown = 0  # the capacity that all layers have
+        self.keeps_all = not any(isinstance(layer, RingLayer) for layer in self.layers)
+        self.takes_rows = all(type(layer) is RollbackLayer for layer in self.layers)
+        self.longest_pass = min(layer.longest_pass for layer in self.layers)
         self.is_sliding = [layer.is_sliding for layer in self.layers]
         self.is_linear = self.is_dummy = [False] * len(self.layers)
 
@@ -220,9 +228,9 @@ class RollbackCache(Cache):  # type: ignore[misc]
         return self.rows.batch
 
     @property
-    def grows(self) -> bool:
-        """Memory follows the longest row, in some layer."""
-        return any(not isinstance(layer, RingLayer) for layer in self.layers)
+    def known_lengths(self) -> Sequence[int] | None:  # type: ignore[override]
+        """Tokens of each row, if the host knows them."""
+        return self.rows.host
 
     def prepare(self, tokens: int, counts: Sequence[int] | torch.Tensor | None = None) -> None:
         """Prepare a forward pass whose mask and positions are made elsewhere.
@@ -235,7 +243,9 @@ class RollbackCache(Cache):  # type: ignore[misc]
         """
         if type(tokens) is not int or not 0 < tokens <= arguments.SIZE_MAX:
             tokens = arguments.integer("tokens", tokens, arguments.SIZE_MAX, 1)
-        self.rows.begin(tokens, None if counts is None else self._of_rows("counts", counts))
+        if counts is not None and type(counts) is not RowCounts:
+            counts = self._of_rows("counts", counts)
+        self.rows.begin(tokens, counts)
         if self._ring is not None and self.rows.host is not None:
             self._longest = list(map(max, self._longest, self.rows.host))
         # Here and not in the layers: a compiled pass need not know the capacity.
@@ -246,21 +256,19 @@ class RollbackCache(Cache):  # type: ignore[misc]
             self._grown = self.rows.capacity
         self.rows.grow = False
 
-    def _of_rows(
-        self, name: str, given: Sequence[int] | torch.Tensor
-    ) -> Sequence[int] | torch.Tensor:
-        """One integer of each row: those of a tensor stay where they are."""
-        if type(given) is list and set(map(type, given)) == {int}:  # as nearly always
+    def _of_rows(self, name: str, given: Sequence[int] | torch.Tensor) -> RowCounts:
+        """Of what a user may pass as one integer of each row."""
+        if type(given) is RowCounts:
             return given
         if not isinstance(given, torch.Tensor):
-            return arguments.row_integers(name, given)
+            return RowCounts(arguments.row_integers(name, given))
         if given.dtype not in INT_DTYPES or given.is_meta:
             raise TypeError(f"{name}: expected integers, given {arguments.shown(given)}")
         if given.shape != (self.batch_size,):
             raise ValueError(
                 f"{name}: expected shape [{self.batch_size}], given {list(given.shape)}"
             )
-        return given
+        return RowCounts.of(given)
 
     def inputs(
         self,
@@ -316,10 +324,10 @@ class RollbackCache(Cache):  # type: ignore[misc]
                 positions = torch.where(inside, positions, before[:, None])
         masks: dict[tuple[int | None, ...], torch.Tensor] = {}
         by_type: dict[str, torch.Tensor] = {}
-        for layer, kind in zip(self.layers, self.types, strict=True):
-            if layer.kind not in masks:
-                masks[layer.kind] = cache_masks.additive(layer.visible(positions, tree), self.dtype)
-            by_type[kind] = masks[layer.kind]
+        for layer, name in zip(self.layers, self.types, strict=True):
+            if (kind := layer.kind) not in masks:
+                masks[kind] = cache_masks.additive(layer.visible(positions, tree), self.dtype)
+            by_type[name] = masks[kind]
         mask: Any = next(iter(by_type.values())) if len(by_type) == 1 else by_type
         return {"attention_mask": mask, "position_ids": positions}
 
@@ -374,8 +382,11 @@ class RollbackCache(Cache):  # type: ignore[misc]
         values.narrow(2, at, new).copy_(value_states)
         return keys.narrow(2, 0, span), values.narrow(2, 0, span)
 
-    def rollback(self, lengths: Sequence[int] | torch.Tensor, *, bound: int | None = None) -> None:
-        """Keep the first ``lengths[b]`` tokens of row b, never more than it has. Moves no bytes.
+    def rollback(
+        self, lengths: Sequence[int] | torch.Tensor, *, bound: int | None = None
+    ) -> RowCounts:
+        """Keep the first ``lengths[b]`` tokens of row b, never more than it has, and return
+        `lengths`. Moves no bytes.
 
         Args:
             lengths: [B]; a tensor is not read on the host.
@@ -387,14 +398,15 @@ class RollbackCache(Cache):  # type: ignore[misc]
             TypeError, ValueError: no such lengths, or keys that are needed then have been
                 displaced (`slack`).
         """
-        lengths = self._of_rows("lengths", lengths)
+        kept = lengths if type(lengths) is RowCounts else self._of_rows("lengths", lengths)
         if bound is not None:
             bound = arguments.integer("bound", bound)
-        if self._ring is not None and not isinstance(lengths, torch.Tensor):
-            self._require_kept(self._ring, list(lengths))
-        self.rows.cut(lengths, bound)
+        if self._ring is not None and kept.host is not None:
+            self._require_kept(self._ring, kept.host)
+        self.rows.cut(kept, bound)
+        return kept
 
-    def _require_kept(self, ring: RingLayer, lengths: list[int]) -> None:
+    def _require_kept(self, ring: RingLayer, lengths: Sequence[int]) -> None:
         for row, (longest, wanted) in enumerate(zip(self._longest, lengths, strict=True)):
             now = longest if self.rows.host is None else self.rows.host[row]
             if wanted < now and longest > ring.size and longest - wanted > ring.slack:
@@ -409,7 +421,7 @@ class RollbackCache(Cache):  # type: ignore[misc]
         begin: Sequence[int] | torch.Tensor,
         path: torch.Tensor,
         lengths: Sequence[int] | torch.Tensor,
-    ) -> None:
+    ) -> RowCounts:
         """After a pass over a tree: of the tokens from ``begin[b]`` on, row b keeps the nodes
         ``path[b]``, moved into text order in place, and ``lengths[b]`` tokens in all.
 
@@ -418,9 +430,7 @@ class RollbackCache(Cache):  # type: ignore[misc]
             path: [B, M] int64, node indices in strictly increasing order, then -1.
             lengths: [B], see `rollback`; at most ``begin[b]`` and the nodes of the path.
         """
-        rows = self.rows
-        if not isinstance(begin, torch.Tensor):
-            begin = torch.tensor(list(begin), dtype=torch.int64)
+        rows, front = self.rows, self._of_rows("begin", begin)
         for layers in self._alike():
             device = layers[0].keys.device
             keys, values = ([getattr(x, name) for x in layers] for name in ("keys", "values"))
@@ -428,11 +438,13 @@ class RollbackCache(Cache):  # type: ignore[misc]
                 keys,
                 values,
                 self._pointers(keys, values),
-                begin.to(device, non_blocking=True),
+                front.on(device),
                 path.to(device, non_blocking=True),
             )
             rows.status.bitwise_or_(status.to(rows.status.device))
-        rows.cut(lengths, None)
+        kept = self._of_rows("lengths", lengths)
+        rows.cut(kept, None)
+        return kept
 
     def _alike(self) -> list[list[RollbackLayer]]:
         """Layers that one launch can move, which is nearly always all of them."""
@@ -456,9 +468,19 @@ class RollbackCache(Cache):  # type: ignore[misc]
 
     # ---- rows that enter and leave ---------------------------------------------------------------
 
-    def refit(self, batch_size: int) -> bool:
+    def refit(self, batch_size: int, capacity: int | None = None) -> bool:
         """Begin an empty batch of so many rows in the memory at hand. False, and nothing done,
-        where that is too small, or more than twice what is needed."""
+        where that is too small, or has more than twice the rows that are needed, or more than four
+        times the tokens.
+
+        Args:
+            capacity: tokens of the longest row; None: any number will do.
+        """
+        # Rings do not grow with the text.
+        if capacity is not None and not all(isinstance(x, RingLayer) for x in self.layers):
+            has = self.rows.capacity
+            if has < capacity or has > max(4 * capacity, _SMALL):
+                return False
         if self.takes_rows:
             # Rows may have left since the memory was made.
             if not all(batch_size <= layer.held <= 2 * batch_size for layer in self.layers):
@@ -488,12 +510,6 @@ class RollbackCache(Cache):  # type: ignore[misc]
         for row in given:
             self._longest[row] = 0
 
-    @property
-    def takes_rows(self) -> bool:
-        """Every key is kept in one run of slots per row, so rows can be put in (`take`) and trees
-        be cut to a path (`keep_path`)."""
-        return all(type(layer) is RollbackLayer for layer in self.layers)
-
     def take(self, other: RollbackCache, rows: Sequence[int]) -> None:
         """Row ``rows[b]`` becomes row b of `other`, a cache of the same model, whatever it was.
 
@@ -518,8 +534,13 @@ class RollbackCache(Cache):  # type: ignore[misc]
         index = torch.tensor(list(rows))
         for layer, filled in zip(self.layers, other.layers, strict=True):
             layer.take(filled, index)
-        mine.place(lengths)
+        mine.place(RowCounts(lengths))
         mine.status.index_copy_(0, index.to(mine.status.device), theirs.status)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in that order."""
+        if list(rows) != list(range(self.rows.batch)):
+            self.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows `indices`, in that order; rows may leave, move and repeat."""
@@ -538,7 +559,7 @@ class RollbackCache(Cache):  # type: ignore[misc]
     # ---- where captured steps find it ------------------------------------------------------------
 
     @property
-    def in_one_place(self) -> bool:
+    def in_one_place(self) -> bool:  # type: ignore[override]
         """The cache is of one run of slots per row, allocated, and on one device: a model that is
         spread over several passes its states between them."""
         return all(
@@ -548,18 +569,28 @@ class RollbackCache(Cache):  # type: ignore[misc]
             for layer in self.layers
         )
 
-    @property
-    def room(self) -> int:
-        """Tokens of a row for which all layers have slots."""
-        slots = [x.shape[2] for layer in self.layers for x in (layer.keys, layer.values)]
-        return int(min(self.rows.capacity, *slots))
+    def reserve_span(
+        self, tokens: int, more: Hashable = None, tensors: Iterable[torch.Tensor] = ()
+    ) -> Place | None:
+        """A round begins in which no row gets longer than `tokens`; `note_lengths` ends it.
 
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """All memory that a pass reads or writes here."""
+        Args:
+            more, tensors: what passes depend on beside the cache, and what they use.
+
+        Returns:
+            All that they use; None: they cannot be captured, since the cache must grow first.
+        """
         rows = self.rows
+        rows.reach(tokens)
         states = [x for layer in self.layers for x in (layer.keys, layer.values)]
-        return [rows.lengths, rows.base, rows.status, *states]
+        if tokens > min(rows.capacity, *(x.shape[2] for x in states)):
+            return None
+        form = (rows.capacity, rows.span_of(tokens), more)
+        return Place(self, [rows.lengths, rows.base, rows.status, *states, *tensors], form)
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        """The rows hold so many tokens now: what the host could not see happen."""
+        self.rows.note(lengths)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last ``-tokens_to_remove`` tokens of every row, as transformers 5 counts.

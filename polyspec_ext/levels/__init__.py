@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..tensors import RowCounts
 from .adapter import CheckedLevel, LevelAdapter, batched
 from .base import (
     Admitting,
@@ -41,6 +42,7 @@ __all__ = [
     "Options",
     "PromptBatch",
     "Registry",
+    "RowCounts",
     "batched",
     "device_of",
     "load",

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from .. import returned
+from ..tensors import RowCounts
 from .base import (
     BatchedLevel,
-    Counts,
     Hidden,
     InputBlock,
     Level,
@@ -71,10 +71,10 @@ class _Wrapper:
         batch = block.tokens.shape[0]
         returned.require_logits(self.name, logits, batch, block.keep, self._width, self.device)
 
-    def _kept(self, kept: Any, asked: Counts) -> Counts:
-        if kept is None or isinstance(asked, torch.Tensor):
+    def _kept(self, kept: Any, asked: RowCounts) -> Sequence[int]:
+        if kept is None or kept is asked or asked.host is None:
             return asked
-        return returned.require_kept(self.name, kept, asked)
+        return returned.require_kept(self.name, kept, asked.host)
 
 
 class LevelAdapter(_Wrapper):
@@ -106,22 +106,21 @@ class LevelAdapter(_Wrapper):
         returned.call(self.name, self.level, "prefill", prompts.tokens, *counts)
 
     def forward(self, block: InputBlock) -> LevelOutput:
-        counts, first = block.counts, block.first
-        if counts is None and first is None:
+        if block.counts is None and block.first is None:
             logits = self.level.forward(block.tokens, block.keep)
         else:
-            logits = self.level.forward(block.tokens, block.keep, counts, first)
+            given = (None if own is None else list(own) for own in (block.counts, block.first))
+            logits = self.level.forward(block.tokens, block.keep, *given)
         self._checked(logits, block)
         return LevelOutput(logits)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         self.forward(reading(tokens, counts))
 
-    def rollback(self, lengths: Counts) -> Counts:
-        given = lengths if isinstance(lengths, torch.Tensor) else list(lengths)
-        return self._kept(self.level.rollback(given), lengths)
+    def rollback(self, lengths: RowCounts) -> Sequence[int]:
+        return self._kept(self.level.rollback(list(lengths)), lengths)
 
-    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
 
@@ -169,11 +168,10 @@ class CheckedLevel(_Wrapper):
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         returned.call(self.name, self.level, "read", tokens, counts)
 
-    def rollback(self, lengths: Counts) -> Counts:
-        given = lengths if isinstance(lengths, torch.Tensor) else list(lengths)
-        return self._kept(self.level.rollback(given), lengths)
+    def rollback(self, lengths: RowCounts) -> Sequence[int]:
+        return self._kept(self.level.rollback(lengths), lengths)
 
-    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         return self._kept(self.level.keep_path(begin, path, lengths), lengths)
 
     def reserve_span(self, tokens: int) -> Hashable | None:
@@ -186,6 +184,7 @@ class CheckedLevel(_Wrapper):
 
 def reading(tokens: torch.Tensor, counts: Sequence[int]) -> InputBlock:
     """A pass that appends ``counts[b]`` of `tokens` to row b, for nobody wants its logits."""
-    if min(counts) == tokens.shape[1]:
+    given = RowCounts.of(counts)
+    if given.all(tokens.shape[1]):
         return InputBlock(tokens, 1)
-    return InputBlock(tokens, 1, counts, [max(count - 1, 0) for count in counts])
+    return InputBlock(tokens, 1, given, given.less(1))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from ..tensors import RowCounts
 from .id_map import IdMap
 
 
@@ -64,18 +65,14 @@ def device_of(level: Level) -> torch.device:
     return torch.device(getattr(level, "device", "cpu"))
 
 
-# One number per row: a list, or an int64 tensor [B], which is read on the device only.
-Counts = Sequence[int] | torch.Tensor
-
-
 @dataclass(frozen=True, slots=True)
 class LevelCapabilities:
     """What a level can do beside reading one sequence.
 
     Attributes:
         batches: several rows, each of its own length.
-        device_lengths: `InputBlock.counts`, `first` and the lengths of `rollback` may be tensors
-            in the batch at hand.
+        device_lengths: the host need not know `InputBlock.counts`, `first` and the lengths of
+            `rollback` in the batch at hand.
         reads_apart: its prefill touches nothing that another level reads or writes, so both may run
             at once.
         hidden_states: it can return hidden states.
@@ -159,8 +156,8 @@ class InputBlock:
 
     tokens: torch.Tensor
     keep: int
-    counts: Counts | None = None
-    first: Counts | None = None
+    counts: RowCounts | None = None
+    first: RowCounts | None = None
     parents: torch.Tensor | None = None
     hidden_layers: tuple[int, ...] = ()
     depth: int | None = None
@@ -219,13 +216,13 @@ class BatchedLevel(Protocol):
         """Append ``counts[b]`` tokens to row b, of which no logits are wanted."""
         ...
 
-    def rollback(self, lengths: Counts) -> Counts:
+    def rollback(self, lengths: RowCounts) -> Sequence[int]:
         """Keep the first ``lengths[b]`` tokens of row b; never more than it has. Returns how many
         are kept: no more than asked for, and fewer where a recurrent state goes back to a
         checkpoint. What is missing is read again with the next block."""
         ...
 
-    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         """`rollback` behind a pass over a tree (`LevelCapabilities.trees`): of the tokens from
         ``begin[b]`` on, row b keeps the nodes ``path[b]``, in text order.
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import arguments
+from ..kv_cache import CroppedState
 from ..kv_cache import factory as caches
+from ..tensors import RowCounts
 from .adapter import reading
 from .base import (
-    Counts,
     EncodedInput,
     Hidden,
     InputBlock,
@@ -157,15 +158,11 @@ class EncoderDecoderLevel(ModelLevel):
         self.forward(reading(tokens, counts))
 
     @torch.inference_mode()
-    def rollback(self, lengths: Counts) -> Counts:
+    def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
         """See `BatchedLevel.rollback`: as many are kept as are asked for."""
-        decoder = self._cache.self_attention_cache
-        excess = decoder.get_seq_length() - int(lengths[0])
-        if excess > 0:
-            decoder.crop(-excess)  # a negative count removes that many
-        return lengths
+        return CroppedState(self._cache.self_attention_cache).rollback(lengths)
 
-    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         """Refused: it reads no trees."""
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 

@@ -6,32 +6,28 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 from .. import arguments
-from ..kv_cache import RollbackCache
+from ..kv_cache import SequenceState
 from ..kv_cache import factory as caches
-from ..kv_cache.layers import RingLayer
-from ..kv_cache.streaming import StreamingLayer
-from ..tensors import Place
+from ..tensors import Place, RowCounts
 from . import compiled
 from .adapter import reading
-from .base import Counts, Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
+from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
 from .checkpoint import ModelLevel
 from .cpu_packed import packed, unpacked
 from .head import gather, gathering
 from .hidden import HiddenStates
-from .prefill import read_apart, read_prompts, takes_rows
+from .prefill import read_apart, read_prompts
 from .probe import Probe, require_continued
 from .shared_cache import Member, Shared, require_same_shape
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
-
-_Lengths = TypeVar("_Lengths", bound=Counts)
 
 # Attention that takes an additive mask of any pattern, which rows of different lengths need.
 _MASKED = ("eager", "sdpa")
@@ -146,10 +142,8 @@ class HuggingFaceLevel(ModelLevel):
             model, self.name, new_cache, streaming, cache_options, wanted=placed and masked
         )
         with torch.inference_mode():  # as every later one; compiled passes tell them apart
-            self._cache: Any = self._make(1)
-        caches.require_croppable(self._cache, self.name)
-        self._rolls = isinstance(self._cache, RollbackCache)
-        self._chunk = min(prefill_chunk, caches.longest_pass(self._cache))
+            self.adopt(self._make(1))
+        self._chunk = min(prefill_chunk, self._cache.longest_pass)
         self.pack, self.compile = pack, False
         # Passes that give the hidden states of these layers; None: they cannot be compiled.
         self._compiled: dict[tuple[int, ...], compiled.CompiledPasses | None] = {}
@@ -176,14 +170,14 @@ class HuggingFaceLevel(ModelLevel):
             return f"{type(self.model).__name__} takes no position_ids"
         if not masked:
             return f"attention with masks is needed ({' or '.join(_MASKED)})"
-        if not (self._rolls and self._make.batches):
-            return f"a RollbackCache is needed, not {type(self._cache).__name__}"
+        if not (self._cache.batches and self._make.batches):
+            return f"a RollbackCache is needed, not {type(self._past).__name__}"
         return None
 
     def _probe(self, new_cache: Callable[..., Cache] | None, wanted: bool) -> None:
         """Sees whether this model continues texts behind a cache as it should (`levels.probe`)."""
-        rings = self._rolls and any(isinstance(x, RingLayer) for x in self._cache.layers)
-        # Rings forget, which is not the question here.
+        # What a ring of keys has dropped is not the question here.
+        rings = not self._cache.keeps_all
         make = caches.factory(
             self.model, self.name, None if rings else new_cache, None, {}, wanted=wanted
         )
@@ -197,7 +191,7 @@ class HuggingFaceLevel(ModelLevel):
                 )
         if not self.supports_batches:
             self.no_trees = self.one_at_a_time
-        elif not takes_rows(self._cache):
+        elif not self._cache.takes_rows:
             self.no_trees = "a cache that keeps every token in one run of slots per row is needed"
         else:
             found = probe.tree()
@@ -217,16 +211,16 @@ class HuggingFaceLevel(ModelLevel):
         owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)
         require_same_shape(self.model, owner.model, self.name)
         for level in (self, owner):
-            if not level.supports_batches or not takes_rows(level._cache):
+            if not level.supports_batches or not level._cache.takes_rows:
                 raise ValueError(
                     f"{level.name}: expected a level over a full RollbackCache to share, given "
-                    f"{type(level._cache).__name__}"
+                    f"{type(level._past).__name__}"
                 )
         if owner._member is None:
             owner._member = Shared(owner).owner
             _owners[id(owner.model)] = owner
         self._member = Member(owner._member.shared, self)
-        self._cache = owner._cache
+        self.adopt(owner._cache)
         self._options["shares_cache_with"] = owner
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -242,9 +236,7 @@ class HuggingFaceLevel(ModelLevel):
     def only_drafts(self) -> str | None:
         """Why logits depend on the passes that have read a text, so that none but plain decoding
         has the level's distribution; or None."""
-        if self._rolls and any(isinstance(x, StreamingLayer) for x in self._cache.layers):
-            return "a streaming cache places its first tokens anew with every pass"
-        return None
+        return None if self._cache is None else self._cache.only_drafts
 
     @property
     def reads_apart(self) -> bool:
@@ -274,7 +266,7 @@ class HuggingFaceLevel(ModelLevel):
             trees=self.no_trees is None,
             keeps_lengths=True,
             checked=True,
-            admits=self.supports_batches and self._member is None and takes_rows(self._cache),
+            admits=self._admits(),
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
             id_map=self.id_map,
@@ -286,9 +278,14 @@ class HuggingFaceLevel(ModelLevel):
         head: torch.nn.Module = self._head
         return head
 
+    def _admits(self) -> bool:
+        cache = self._cache  # None: the last attempt to make one failed
+        apart = self.supports_batches and self._member is None
+        return apart and cache is not None and bool(cache.takes_rows)
+
     @property
     def cache(self) -> Any:
-        """The cache of the batch in progress."""
+        """What the level remembers of the batch in progress (`SequenceState`)."""
         return self._cache
 
     def reserve(self, tokens: int) -> None:
@@ -315,7 +312,7 @@ class HuggingFaceLevel(ModelLevel):
         rows, longest = tokens.shape
         if counts is not None:
             longest = max(counts, default=0)
-        self._cache = self.fresh(rows, max(capacity, longest))
+        self.adopt(self.fresh(rows, max(capacity, longest)))
         hidden = read_prompts(self, self._make, tokens[:, :longest], counts, layers)
         return self.padded_states(hidden, layers, tokens) if layers else None
 
@@ -362,19 +359,21 @@ class HuggingFaceLevel(ModelLevel):
         self._weights = None  # between batches they may have moved
         cache = self._cache
         # None: the last attempt to make one failed.
-        usable = cache is not None and self._rolls and caches.fits(cache, capacity)
-        if usable and cache.refit(rows):
+        if cache is not None and cache.refit(rows, capacity):
             return cache
         if rows != 1 and not self.supports_batches:
             raise ValueError(
                 f"{self.name}: expected one sequence, given a batch of {rows}: {self.one_at_a_time}"
             )
-        self._cache = cache = None  # before the next is allocated
+        cache = None
+        self.adopt(None)  # before the next is allocated
         return self._make(rows, capacity)
 
-    def adopt(self, cache: Any) -> None:
+    def adopt(self, cache: SequenceState | None) -> None:
         """From now on this is the level's cache."""
-        self._cache = cache
+        self._cache: Any = cache
+        past = None if cache is None else cache.past
+        self._past = cache if past is None else past
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         """See `BatchedLevel.read`."""
@@ -385,8 +384,8 @@ class HuggingFaceLevel(ModelLevel):
     ) -> dict[int, torch.Tensor]:
         """Append prompt tokens, of which no logits are wanted. Returns hidden states by layer,
         ``[B, T, H]``; none of an empty prompt."""
-        parts = []
-        for _, piece, some in _pieces(tokens, counts, self._chunk):
+        parts, given = [], None if counts is None else RowCounts.of(counts)
+        for _, piece, some in _pieces(tokens, given, self._chunk):
             block = InputBlock(piece, 1, some, hidden_layers=layers)
             parts.append(self._pass(block).hidden or {})
         return _joined(parts, layers) if parts else {}
@@ -412,7 +411,10 @@ class HuggingFaceLevel(ModelLevel):
         """See `BatchedLevel.forward`. Tokens ``[B, T]`` do as well, with `keep`, `counts` and
         `first` as of `InputBlock`: then it returns the logits alone (`Level.forward`)."""
         if isinstance(block, torch.Tensor):
-            return self.forward(InputBlock(block, keep, counts, first)).logits
+            made = InputBlock(block, keep)
+            made.counts = None if counts is None else RowCounts.of(counts)
+            made.first = None if first is None else RowCounts.of(first)
+            return self.forward(made).logits
         if block.hidden_layers:
             self._states.require(block.hidden_layers, self.name)
         if block.parents is not None:
@@ -435,8 +437,9 @@ class HuggingFaceLevel(ModelLevel):
     def run(self, block: InputBlock) -> LevelOutput:
         """`forward` behind what the cache holds."""
         width = block.tokens.shape[1]
-        whole = block.parents is not None or isinstance(block.counts, torch.Tensor)
-        if width > self._chunk and not whole:
+        counts = block.counts
+        known = counts is None or counts.host is not None
+        if width > self._chunk and known and block.parents is None:
             return self._long(block)
         passes = self._compiled_passes(block) if self.compile else None
         return self._pass(block) if passes is None else self._compiled_pass(passes, block)
@@ -450,15 +453,16 @@ class HuggingFaceLevel(ModelLevel):
             parents, depth = block.parents, block.depth
             given = self._cache.inputs(longest, counts, parents=parents, depth=depth)
             arguments = {**arguments, **given}
-        elif counts is not None and any(count != longest for count in counts):
+        elif counts is not None and not counts.all(longest):
             raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
-        return {**arguments, "input_ids": tokens, "past_key_values": self._cache}
+        return {**arguments, "input_ids": tokens, "past_key_values": self._past}
 
     def _pass(self, block: InputBlock) -> LevelOutput:
         """One pass of the model."""
         arguments, rows = self._inputs(block), None
-        if block.first is not None:
-            rows = _logits_rows(block.first, block.keep, block.tokens.shape[1])
+        first, keep = block.first, block.keep
+        if first is not None and not first.all(block.tokens.shape[1] - keep):
+            rows = _row_indices(first, keep, block.tokens)
         if self._slices:
             arguments["logits_to_keep"] = block.keep if rows is None else 0
         hidden: dict[int, torch.Tensor] | None = None
@@ -481,20 +485,20 @@ class HuggingFaceLevel(ModelLevel):
         counts, layers = block.counts, block.hidden_layers
         if rows > 1 or width > compiled.LONGEST:
             return None
-        if isinstance(counts, torch.Tensor) or (counts is not None and counts[0] != width):
+        if counts is not None and not counts.all(width):
             return None
-        if self._rolls:
-            held = self._cache.rows.host
-            if held is None or held[0] < compiled.CONTEXT:
-                return None
+        held = self._cache.known_lengths
+        if held is None or held[0] < compiled.CONTEXT:
+            return None
         if layers not in self._compiled:
             self._compiled[layers] = self._compile(layers)
         return self._compiled[layers]
 
     def _compiled_pass(self, passes: compiled.CompiledPasses, block: InputBlock) -> LevelOutput:
         layers, rows = block.hidden_layers, None
-        if block.first is not None:
-            rows = _logits_rows(block.first, block.keep, block.tokens.shape[1])
+        first, keep = block.first, block.keep
+        if first is not None and not first.all(block.tokens.shape[1] - keep):
+            rows = _row_indices(first, keep, block.tokens)
         logits, states = passes(**self._compiled_inputs(block))
         logits = logits[:, -block.keep :] if rows is None else gather(logits, rows)
         return LevelOutput(logits, {layer: states[layer] for layer in layers} or None)
@@ -511,7 +515,8 @@ class HuggingFaceLevel(ModelLevel):
         None: they cannot be."""
         context = 2 * compiled.CONTEXT
         ids = torch.arange(context + max(compiled.WIDTHS), device=self.device) % self.vocab_size
-        kept, self._cache = self._cache, self._make(1, len(ids))
+        kept = self._cache
+        self.adopt(self._make(1, len(ids)))
         try:
             self._pass(InputBlock(ids[None, :context], 1))
             call = compiled.logits
@@ -521,7 +526,7 @@ class HuggingFaceLevel(ModelLevel):
                     call = compiled.logits_and_last
             elif layers:
                 return None
-            self._cut([context])
+            self._cache.rollback(RowCounts([context]))
             serve = (call, compiled.logits_and_all) if layers else (call,)
             for known in self._compiled.values():
                 if known is not None and known.call in serve:
@@ -530,9 +535,9 @@ class HuggingFaceLevel(ModelLevel):
             for width in compiled.WIDTHS:
                 tokens = ids[None, context : context + width]
                 passes.compile(**self._compiled_inputs(InputBlock(tokens, width)))
-                self._cut([context])
+                self._cache.rollback(RowCounts([context]))
         finally:
-            self._cache = kept
+            self.adopt(kept)
         return passes
 
     def _returns(self, layers: tuple[int, ...], ids: torch.Tensor) -> bool:
@@ -551,7 +556,6 @@ class HuggingFaceLevel(ModelLevel):
         """A pass of more tokens than go in one: in pieces, whose logits are put together."""
         tokens, keep, layers = block.tokens, block.keep, block.hidden_layers
         counts, first = block.counts, block.first
-        assert not isinstance(counts, torch.Tensor)
         longest = tokens.shape[1]
         begin = longest - keep if first is None else min(first)
         kept: list[torch.Tensor] = []
@@ -566,38 +570,29 @@ class HuggingFaceLevel(ModelLevel):
         logits, hidden = torch.cat(kept, 1), _joined(states, layers) if layers else None
         if first is None:
             return LevelOutput(logits, hidden)
-        rows = _row_indices(torch.as_tensor(first) - begin, keep, logits.shape[1])
+        rows = _row_indices(first.less(begin), keep, logits)
         return LevelOutput(gather(logits, rows), hidden)
 
     @torch.inference_mode()
-    def rollback(self, lengths: _Lengths) -> _Lengths:
-        """See `BatchedLevel.rollback`: as many are kept as are asked for."""
-        (self._cut if self._member is None else self._member.rollback)(lengths)
-        return lengths
-
-    def _cut(self, lengths: Counts) -> None:
-        """Keep so many tokens in the cache at hand."""
-        if self._rolls:
-            self._cache.rollback(lengths)
-            return
-        # A negative count removes that many; every 5.x release of transformers understands it so.
-        excess = self._cache.get_seq_length() - int(lengths[0])
-        if excess > 0:
-            self._cache.crop(-excess)
+    def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
+        """See `BatchedLevel.rollback`."""
+        state = self._cache if self._member is None else self._member
+        kept: Sequence[int] = state.rollback(lengths)
+        return kept
 
     @torch.inference_mode()
-    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+    def keep_path(
+        self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
+    ) -> Sequence[int]:
         """See `BatchedLevel.keep_path`."""
-        (self._cache if self._member is None else self._member).keep_path(begin, path, lengths)
-        return lengths
+        state = self._cache if self._member is None else self._member
+        kept: Sequence[int] = state.keep_path(begin, path, lengths)
+        return kept
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
-        if self._member is not None:
-            self._member.shared.select(self._member, list(rows))
-        elif list(rows) != list(range(self._cache.batch_size)):
-            self._cache.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
+        (self._cache if self._member is None else self._member).select(rows)
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------
 
@@ -609,21 +604,17 @@ class HuggingFaceLevel(ModelLevel):
 
     def reserve_span(self, tokens: int) -> Place | None:
         """See `DeviceLengths.reserve_span`."""
-        cache = self._cache
-        cache.rows.reach(tokens)
-        if tokens > cache.room:
-            return None
         if self._weights is None:
             self._weights = Place(
                 self._runs, itertools.chain(self._runs.parameters(), self._runs.buffers())
             )
         lengths, ready = ([], ()) if self._member is None else self._member.reserve_span()
-        form = (cache.rows.capacity, cache.rows.span_of(tokens), ready, self._weights)
-        return Place(cache, [*cache.tensors, *lengths], form)
+        span: Place | None = self._cache.reserve_span(tokens, (ready, self._weights), lengths)
+        return span
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
         """See `DeviceLengths.note_lengths`."""
-        self._cache.rows.note(lengths)
+        self._cache.note_lengths(lengths)
         if self._member is not None:
             self._member.note_lengths(lengths)
 
@@ -641,25 +632,13 @@ def _made(
 
 
 def _pieces(
-    tokens: torch.Tensor, counts: Sequence[int] | None, chunk: int
-) -> Iterator[tuple[int, torch.Tensor, list[int] | None]]:
+    tokens: torch.Tensor, counts: RowCounts | None, chunk: int
+) -> Iterator[tuple[int, torch.Tensor, RowCounts | None]]:
     """`tokens` in pieces of at most `chunk` columns, with the counts of each."""
     longest = tokens.shape[1]
     for start in range(0, longest, chunk):
         piece = tokens if longest <= chunk else tokens[:, start : start + chunk]
-        some = (
-            None
-            if counts is None
-            else [min(max(count - start, 0), piece.shape[1]) for count in counts]
-        )
-        yield start, piece, some
-
-
-def _logits_rows(first: Counts, keep: int, longest: int) -> torch.Tensor | None:
-    """``[B, keep]``: which of a pass's tokens each row of logits stands behind; None: the last."""
-    if not isinstance(first, torch.Tensor) and min(first) == max(first) == longest - keep:
-        return None
-    return _row_indices(torch.as_tensor(first), keep, longest)
+        yield start, piece, None if counts is None else counts.less(start, piece.shape[1])
 
 
 def _joined(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.Tensor]:
@@ -669,6 +648,7 @@ def _joined(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.T
     return {layer: torch.cat([part[layer] for part in parts], 1) for layer in layers}
 
 
-def _row_indices(first: torch.Tensor, keep: int, longest: int) -> torch.Tensor:
-    """``[B, keep]``: the tokens from ``first[b]`` on, in bounds of a pass of `longest`."""
-    return (first[:, None] + torch.arange(keep, device=first.device)).clamp_max(longest - 1)
+def _row_indices(first: RowCounts, keep: int, tokens: torch.Tensor) -> torch.Tensor:
+    """``[B, keep]``: from ``first[b]`` on, in bounds of `tokens`, ``[B, T, ...]``."""
+    begin = first.on(tokens.device)
+    return (begin[:, None] + torch.arange(keep, device=begin.device)).clamp_max(tokens.shape[1] - 1)

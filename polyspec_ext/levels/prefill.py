@@ -23,7 +23,7 @@ class Reader(Protocol):
     device: torch.device
 
     @property
-    def cache(self) -> Any: ...
+    def cache(self) -> Any: ...  # a `SequenceState`
 
     def adopt(self, cache: Any) -> None: ...
 
@@ -49,7 +49,7 @@ def read_prompts(
         Hidden states ``[B, T, H]`` by layer; zeros behind a row's tokens, or anything.
     """
     apart: list[list[int]] = []
-    if counts is not None and takes_rows(level.cache):
+    if counts is not None and level.cache.takes_rows:
         apart = groups(counts, level.device.type)
     if len(apart) < 2:
         return level.append(tokens, counts, layers)
@@ -95,11 +95,6 @@ def read_apart(
     if tokens.shape[1]:
         whole.take(part, slots)
     return hidden
-
-
-def takes_rows(cache: object) -> bool:
-    """Whether groups can be read into caches of their own and be put together in `cache`."""
-    return bool(getattr(cache, "takes_rows", False))
 
 
 def groups(counts: Sequence[int], device: str) -> list[list[int]]:

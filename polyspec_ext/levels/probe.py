@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ..tensors import padded
+from ..tensors import RowCounts, padded
 from .base import InputBlock, LevelOutput
 from .describe import has_quantised_layers
 from .prefill import Reader
@@ -56,7 +56,7 @@ class Probed(Reader, Protocol):
 
     def run(self, block: InputBlock) -> LevelOutput: ...
 
-    def rollback(self, lengths: Sequence[int]) -> object: ...
+    def rollback(self, lengths: Sequence[int]) -> Sequence[int]: ...
 
     def keep_path(
         self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
@@ -138,13 +138,14 @@ class Probe:
             ]
             new = [end - begin for begin, end in zip(have, kept, strict=True)]
             first = [max(n - keep, 0) for n in new]
-            logits = level.run(InputBlock(self._padded(input_ids), keep, counts, first)).logits
-            level.rollback(kept)
+            own = RowCounts([len(row) for row in input_ids])
+            block = InputBlock(self._padded(input_ids), keep, own, RowCounts(first))
+            logits = level.run(block).logits
+            have, before = list(level.rollback(RowCounts(kept))), have
             for b, (start, n) in enumerate(zip(first, new, strict=True)):
                 for j in range(start, n):
-                    given, wanted = logits[b, j - start], self._reference[have[b] + j]
+                    given, wanted = logits[b, j - start], self._reference[before[b] + j]
                     worst = max(worst, relative_difference(given, wanted))
-            have = list(kept)
         return worst
 
     def _worst_of_tree(self) -> float:
@@ -167,7 +168,7 @@ class Probe:
                 given = relative_difference(logits[b, node], self._reference[n + depth])
                 worst = max(worst, given)
         have = [n + len(path) for n in prompts]
-        level.keep_path(prompts, torch.tensor([path, path]), have)
+        level.keep_path(RowCounts(prompts), torch.tensor([path, path]), RowCounts(have))
         logits = level.run(InputBlock(self._padded([text[n : n + 1] for n in have]), 1)).logits
         for b, n in enumerate(have):
             worst = max(worst, relative_difference(logits[b, 0], self._reference[n]))

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from ..kv_cache.lengths import round_up
-from .base import Counts, Hidden, InputBlock, LevelOutput, PromptBatch
+from ..tensors import RowCounts
+from .base import Hidden, InputBlock, LevelOutput, PromptBatch
 
 
 def require_same_shape(model: Any, other: Any, name: str) -> None:
@@ -128,7 +129,7 @@ class Shared:
         else:
             self.selected.append(rows)
             if rows != list(range(len(member.lengths))):
-                member.level.cache.batch_select_indices(torch.tensor(rows, dtype=torch.int64))
+                member.level.cache.select(rows)
                 for each in self.members:
                     each.lengths = [each.lengths[row] for row in rows]
                 if self.record is not None:
@@ -252,7 +253,7 @@ class Member:
         rest = [n - d for n, d in zip(limits, done, strict=True)]
         hidden: Hidden = {}
         if any(rest):
-            self.level.cache.rows.place(done)
+            self.level.cache.rows.place(RowCounts(done))
             hidden = self.level.append(_shift(tokens, torch.tensor(done), max(rest)), rest, layers)
         self.lengths = list(limits)
         return hidden
@@ -273,12 +274,14 @@ class Member:
         tokens, keep, parents, layers = block.tokens, block.keep, block.parents, block.hidden_layers
         width, cache = tokens.shape[1], self.level.cache
         # What comes in tensors is read on the device only.
-        blind = isinstance(block.counts, torch.Tensor)
+        blind = block.counts is not None and block.counts.host is None
         members = [self, *(m for m in self.above if m.ready)]
         have, *above = [m.on_device if blind else torch.tensor(m.lengths) for m in members]
         rows = len(self._lengths)
-        counts = torch.as_tensor([width] * rows if block.counts is None else block.counts)
-        first = torch.as_tensor([width - keep] * rows if block.first is None else block.first)
+        counts, first = (
+            have.new_full((rows,), whole) if own is None else own.on(have.device)
+            for whole, own in ((width, block.counts), (width - keep, block.first))
+        )
         start = end = have.clone()
         skipped: torch.Tensor | None = None
         # Hidden states of tokens that a level above has read are that level's, if it has them.
@@ -304,14 +307,16 @@ class Member:
         # ones, and no level has read its own last token: where the host is blind only hidden states
         # may have a token read again.)
         again = bool(above) and alone if blind else not start.equal(end)
-        given = replace(block, tokens=tokens, counts=counts, first=first, parents=parents)
-        if blind:
-            cache.rows.put(start)
-        else:
-            cache.rows.place(start.tolist())
-            rest, places, wide = counts.tolist(), first.tolist(), tokens.shape[1]
-            given.counts = None if min(rest) == wide else rest
-            given.first = None if all(place == wide - keep for place in places) else places
+        # What the host knows of all these.
+        base, rest, places = (RowCounts.read(x, not blind) for x in (start, counts, first))
+        cache.rows.place(base)
+        given = replace(
+            block,
+            tokens=tokens,
+            counts=None if rest.all(tokens.shape[1]) else rest,
+            first=None if places.all(tokens.shape[1] - keep) else places,
+            parents=parents,
+        )
         with self._keeping(start, end, width if again else 0):
             out: LevelOutput = self.level.run(given)
         if out.hidden is not None and skipped is not None:
@@ -326,24 +331,33 @@ class Member:
         self.lengths = (start + counts).tolist()
         return out
 
-    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> None:
+    def keep_path(
+        self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
+    ) -> Sequence[int]:
         """The tree lies behind what any level above has read, so only this level's move."""
         self.level.cache.keep_path(begin, path, lengths)
         if self.rank == 0 and self.shared.record is not None:  # never with lengths on the device
             for row, at, nodes in zip(self.shared.record, begin, path.tolist(), strict=True):
                 row[at:] = [row[at + node] for node in nodes if node >= 0]
-        self.rollback(lengths)
+        return self.rollback(lengths)
 
-    def rollback(self, lengths: Counts) -> None:
+    def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
         """Only this level's count: what another has written stays."""
-        if isinstance(lengths, torch.Tensor):
-            torch.minimum(self.on_device, lengths.to(self.on_device), out=self.on_device)
-            return
+        given = RowCounts.of(lengths)
+        if given.host is None:
+            have = self.on_device
+            torch.minimum(have, given.on(have.device), out=have)
+            return given
         self.lengths = [min(have, n) for have, n in zip(self.lengths, lengths, strict=True)]
         if self.rank == 0:
             for kept in (self.shared.record, self.shared.early):
                 for row, n in zip(kept or (), lengths, strict=False):
                     del row[n:]
+        return given
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in that order."""
+        self.shared.select(self, list(rows))
 
 
 class _Saved:

@@ -38,7 +38,7 @@ from ..levels.base import (
 )
 from ..sampling import LogitsProcessors
 from ..stats import StatsRecorder
-from ..tensors import RowParameters
+from ..tensors import RowCounts, RowParameters
 from . import requirements, steps
 from .buffers import Buffers
 from .config import ChainConfig
@@ -520,8 +520,8 @@ class Engine:
         block = drafter.draft(
             DraftInput(
                 self._known(step.input_ids, number),
-                host.counts if host else plan.counts,
-                host.lengths if host else plan.lengths,
+                RowCounts(host.counts if host else None, plan.counts),
+                RowCounts(host.lengths if host else None, plan.lengths),
                 step.most,
                 plan.positions,
                 plan.rounds,
@@ -607,8 +607,10 @@ class Engine:
         tree = buffers.tree if number == self._count - 1 and step.most else None
         self._at_work = number, step
         if tree is None:
-            rows: Any = own if host is None else host
-            counts, first = (None, None) if host and host.last else (rows.counts, rows.first)
+            counts = first = None
+            if host is None or not host.last:
+                counts = RowCounts(host.counts if host else None, own.counts)
+                first = RowCounts(host.first if host else None, own.first)
             given = self._known(step.input_ids, number)
             block = InputBlock(given, step.most + 1, counts, first, None, layers)
         else:
@@ -616,8 +618,8 @@ class Engine:
             block = InputBlock(
                 self._known(read.tokens, number),
                 tree.tokens.shape[1] + 1,
-                read.counts.tolist() if host else read.counts,
-                read.first.tolist() if host else read.first,
+                RowCounts.read(read.counts, host is not None),
+                RowCounts.read(read.first, host is not None),
                 read.parents.to(level.device),
                 layers,
                 step.lag + step.most,
@@ -646,11 +648,11 @@ class Engine:
             self._hand_up(buffers, step, RowBuffer(logits, r.statistics), report.slots, length)
         if hidden is not None:
             begin = own.positions - (own.counts - own.lengths)
-            stand = torch.as_tensor(report.kept[number - 1]) - begin
+            stand = RowCounts(*report.kept[number - 1]).on(begin.device) - begin
             window = buffers.hidden_window or self._hidden_window
             window.add(hidden, begin, torch.where(own.part > 0, stand, 0), skipped)
         elif self._layers:  # what a level below has read may stand no more
-            stand = torch.as_tensor(report.kept[number - 1])
+            stand = RowCounts(*report.kept[number - 1]).on(own.part.device)
             self._hidden_window.cut(torch.where(own.part > 0, stand, torch.iinfo(stand.dtype).max))
         if report.cut is None or report.cut or tree is not None:
             self._rollback(buffers, step, report, None if tree is None else r.path)
@@ -678,27 +680,28 @@ class Engine:
     ) -> None:
         """Caches from the step's level downwards forget what no longer stands; of a tree that it
         has read, what is not on its path."""
-        number, kept = step.level, report.kept
+        number = step.level
         asked = buffers.plan.asked if report.cut is None else report.cut
         if path is not None and number not in asked:
             asked = [number, *asked]
         for below in asked:
             if below < number:
                 continue
-            part, wanted = self._parts[below - 1], kept[below - 1]
+            part, wanted = self._parts[below - 1], RowCounts(*report.kept[below - 1])
             self._at_work = below, None
             if below == number and path is not None:
                 level = self._levels[below - 1]
                 # Of a row without a part nothing moves.
-                front = torch.minimum(step.plan.positions, torch.as_tensor(wanted))
-                begin = front.tolist() if step.host else front
+                positions = step.plan.positions
+                front = torch.minimum(positions, wanted.on(positions.device))
+                begin = RowCounts.read(front, step.host is not None)
                 left = level.keep_path(begin, path.to(level.device), wanted)
             else:
                 left = part.rollback(wanted)
             self._at_work = None
-            if step.host is not None and left is not wanted:
-                least = [min(int(n), have) for n, have in zip(left, wanted, strict=True)]
-                if least != wanted:
+            if wanted.host is not None and left is not wanted:
+                least = [min(int(n), have) for n, have in zip(left, wanted.host, strict=True)]
+                if least != list(wanted.host):
                     buffers.state.set_cached(below, least)
                     self._rounds = 0
 

@@ -5,15 +5,15 @@ round, and what the host is told of a round comes in one copy (`record`)."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..levels.base import Counts
 from ..ops import schedule
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
 from ..tensors import moved, on_device
@@ -68,15 +68,14 @@ class Report(NamedTuple):
     Attributes:
         slots: ``[B, W]`` int64, where each emitted token stands among those that are pending for
             the level above.
-        kept: ``[n, B]``, tokens that each level's cache may keep.
+        kept: by level, what `RowCounts` is made of: the tokens of each row that its cache may keep.
         entries: by row; none where the host does not read the rows.
-        cut: the levels from the step's own downwards whose cache holds more than `kept`; None: any
-            may.
+        cut: the levels from the step's own downwards whose cache holds more; None: any may.
         status: the status bits of all entries.
     """
 
     slots: torch.Tensor
-    kept: Sequence[Counts]
+    kept: Sequence[tuple[Any, ...]]
     entries: Sequence[Entry] = ()
     cut: Sequence[int] | None = None
     status: int = 0
@@ -254,7 +253,7 @@ class StateRows:
             slots, kept = schedule.report(
                 self.words, self.shape, level, step.table, tokens, counts, status, eos, padding
             )
-            return Report(slots, kept.unbind())
+            return Report(slots, list(zip(itertools.repeat(None), kept.unbind())))
         made = self._rounds.report(
             step.host,
             tokens.cpu().numpy(),
@@ -264,7 +263,7 @@ class StateRows:
             ends,
         )
         slots = torch.from_numpy(made.slots)
-        return Report(slots, made.kept, made.entries, made.cut, made.status)
+        return Report(slots, list(zip(made.kept)), made.entries, made.cut, made.status)
 
     def text(self, slot: int) -> torch.Tensor:
         """``[N]`` int64 on the CPU, the row's text as it stands, pending tokens included."""

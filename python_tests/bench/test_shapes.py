@@ -17,6 +17,7 @@ from polyspec_ext.bench.published_shapes import SHAPES, Shape, config_of
 from polyspec_ext.cli import main
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planning.measure import Times
+from polyspec_ext.tensors import RowCounts
 
 TINY = Shape("tiny", 64, 128, 4, 4, 2, 160)
 GIB = 2.0**30
@@ -124,7 +125,9 @@ def test_passes_leave_the_cache_as_it_was() -> None:
             torch.testing.assert_close(one(), plain, rtol=1e-4, atol=1e-4)
     head = shapes.random_head(shape, model)
     head.begin(1, 64)
-    head.extend(torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9, shape.hidden), [9])
+    head.extend(
+        torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9, shape.hidden), RowCounts([9])
+    )
     step, tree = shapes.HeadPass(head, 3, 9), shapes.TreeDraft(head, 9, depth=3)
     first, drafted = step().clone(), tree()
     assert first.shape == (1, 3, shape.vocab)

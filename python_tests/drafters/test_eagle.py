@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext.runtime.config import Operators
+from polyspec_ext.tensors import RowCounts
 
 FIRST = Variant("first", hidden=32, vocab=64, own_head=False)
 THIRD = Variant(
@@ -315,7 +316,7 @@ def test_behind_tokens_whose_states_are_not_told(v: Variant, target: Any, tmp_pa
     check(None)
     texts = [[*texts[0], 1], [*texts[1], 2, 30, 31]]
     check(None)
-    drafter.rollback([len(texts[0]) - 1, len(texts[1])])
+    drafter.rollback(RowCounts([len(texts[0]) - 1, len(texts[1])]))
     texts = [[*texts[0][:-1], 9], [*texts[1], 4]]
     new = [states(3), states(2)]
     hidden = told(layers, new, [4, 2])

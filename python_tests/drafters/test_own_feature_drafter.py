@@ -72,9 +72,7 @@ class OwnDrafter:
     def draft(self, inputs: DraftInput) -> DraftBlock:
         states = self._features.read(inputs, (LAYER,), self._append, self._append)
         self._check(inputs, states)
-        counts: Any = inputs.counts
-        tensors = isinstance(counts, torch.Tensor)
-        more = counts.clamp(max=1) if tensors else [min(n, 1) for n in counts]
+        more = inputs.counts.less(0, 1)
         parameters, logits, drawn = inputs.parameters.on(CPU).values(), [], []
         for i in range(inputs.most):
             if i:
@@ -106,7 +104,7 @@ class OwnDrafter:
         out = (seen @ values)[:, 0].tanh()
         if stays:
             self._features.appended(counts)
-        last = (torch.as_tensor(counts) - 1).clamp_min(0)
+        last = counts.less(1).on(CPU)
         return out.gather(1, last[:, None, None].expand(-1, 1, SIZE))
 
     def _pairs(

@@ -19,6 +19,7 @@ from polyspec_ext.levels import (
     PromptBatch,
     batched,
 )
+from polyspec_ext.tensors import RowCounts
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
 NEW = [[2, 7, 1, 8, 2, 8, 1], [4]]
@@ -55,7 +56,9 @@ def make_level(kind: str) -> Any:
 def running(level: Any) -> list[int]:
     """A batch in the middle of its way. Returns its lengths."""
     level.prefill(prompts_of(PROMPTS))
-    level.forward(InputBlock(torch.tensor([[7, 8, 9]] * 3), 1, [3, 1, 2], [2, 0, 1]))
+    level.forward(
+        InputBlock(torch.tensor([[7, 8, 9]] * 3), 1, RowCounts([3, 1, 2]), RowCounts([2, 0, 1]))
+    )
     lengths = [7, 3, 4]
     level.rollback(lengths)
     return lengths

@@ -13,6 +13,7 @@ from toy_trees import TreeLevel
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, PromptBatch, batched
 from polyspec_ext.levels.cpu_packed import packed
+from polyspec_ext.tensors import RowCounts
 
 LAYERS = (0, 1, -1)
 LENGTHS = [100, 3, 5]  # far enough apart to be read in two groups
@@ -53,8 +54,9 @@ def require_states(level: HuggingFaceLevel, model: Any, layers: tuple[int, ...] 
     compare(level.prefill(PromptBatch(prompts, LENGTHS, 128, layers)), [0] * 3, LENGTHS)
     for counts, first in (([4, 1, 2], [2, 0, 0]), ([2, 2, 2], None), ([0, 6, 1], [0, 4, 0])):
         rows = [text[at : at + n] for text, at, n in zip(whole, read, counts, strict=True)]
-        ragged = None if len(set(counts)) == 1 else counts
-        out = level.forward(InputBlock(padded(rows), 2, ragged, first, hidden_layers=layers))
+        ragged = None if len(set(counts)) == 1 else RowCounts(counts)
+        begin = None if first is None else RowCounts(first)
+        out = level.forward(InputBlock(padded(rows), 2, ragged, begin, hidden_layers=layers))
         compare(out.hidden, read, counts)
         read = [at + n for at, n in zip(read, counts, strict=True)]
     read = [at - 1 for at in read]
@@ -98,8 +100,8 @@ def test_counts_on_the_device() -> None:
     level = HuggingFaceLevel(model)
     text = texts()[0]
     level.prefill(torch.tensor([text[:6]]))
-    counts = torch.tensor([3])
-    block = InputBlock(torch.tensor([text[6:10]]), 1, counts, counts - 1, hidden_layers=(1,))
+    counts = RowCounts(None, torch.tensor([3]))
+    block = InputBlock(torch.tensor([text[6:10]]), 1, counts, counts.less(1), hidden_layers=(1,))
     hidden = level.forward(block).hidden
     assert hidden is not None
     wanted = own_states(model, text[:9])[1][6:]
@@ -163,7 +165,9 @@ def test_nothing_stays_behind() -> None:
     empty = level.prefill(PromptBatch(torch.zeros(1, 0, dtype=torch.int64), None, 0, (1,)))
     assert empty is not None
     assert empty[1].shape == (1, 0, 32)
-    level.forward(InputBlock(torch.tensor([[6, 7]]), 1, [1], [0], hidden_layers=LAYERS))
+    level.forward(
+        InputBlock(torch.tensor([[6, 7]]), 1, RowCounts([1]), RowCounts([0]), hidden_layers=LAYERS)
+    )
     assert hooks() == before
 
 

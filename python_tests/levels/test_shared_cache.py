@@ -19,6 +19,7 @@ from polyspec_ext.drafters import DraftModel
 from polyspec_ext.kv_cache.rollback import RollbackCache
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock
 from polyspec_ext.runtime.graphs import Graphs
+from polyspec_ext.tensors import RowCounts
 
 
 def own_keys(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -451,10 +452,7 @@ def test_hidden_states_on_the_device_leave_the_owners_keys() -> None:
             draft.rollback([4])
             for level in (owner, draft):
                 assert level.reserve_span(20) is not None
-        counts: Any = [4]
-        first: Any = [3]
-        if device:
-            counts, first = torch.tensor([4]), torch.tensor([3])
+        counts, first = (RowCounts(None if device else [n], torch.tensor([n])) for n in (4, 3))
         block = InputBlock(torch.tensor([text[4:]]), 1, counts, first, hidden_layers=(1,))
         out = draft.forward(block)
         assert out.hidden is not None

@@ -15,7 +15,7 @@ from small_models import FAMILIES, V, keys_of, make, plain_greedy
 import polyspec_ext as ps
 from polyspec_ext.kv_cache import masks
 from polyspec_ext.kv_cache.rollback import RollbackCache
-from polyspec_ext.levels import HuggingFaceLevel, InputBlock, PromptBatch
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock, PromptBatch, RowCounts
 
 # By row: prompt, tokens in front of the tree that were not read yet, parents of the nodes (-1: the
 # last of those), and the path that is accepted.
@@ -59,10 +59,8 @@ def require_trees(
             counts.append(count)
             first.append(max(lag - 1, 0))
             path[b, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
-        given: list[Any] = [counts, first]
-        if device:
-            given = [torch.tensor(own) for own in given]
-        logits = level.forward(InputBlock(ids, keep, *given, above)).logits
+        given = [RowCounts.read(torch.tensor(own), not device) for own in (counts, first)]
+        logits = level.forward(InputBlock(ids, keep, *given, parents=above)).logits
         for b, (_, lag, parents, _) in enumerate(rows):
             front = [*prompts[b], *ids[b, :lag].tolist()]
             for node in range(-1 if lag else len(parents), len(parents)):

@@ -15,7 +15,7 @@ from device_rounds import Unseeing, counted, same, same_without_the_host, watche
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.kv_cache.lengths import Rows
-from polyspec_ext.tensors import Place
+from polyspec_ext.tensors import Place, RowCounts
 
 
 def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:
@@ -316,8 +316,8 @@ def test_attention_reads_the_same_slots_all_through_a_round() -> None:
     rows = Rows(2, capacity=128, step=128, bucket=16, device=torch.device("cpu"))
     rows.reach(40)
     for _ in range(9):
-        rows.begin(3, torch.tensor([3, 1]))
+        rows.begin(3, RowCounts(None, torch.tensor([3, 1])))
         assert (rows.bound, rows.span) == (40, 48)
     rows.note([27, 9])
-    rows.begin(3, [3, 3])
+    rows.begin(3, RowCounts([3, 3]))
     assert (rows.bound, rows.span, rows.limit) == (30, 32, None)

@@ -122,7 +122,7 @@ def test_out_of_memory_while_a_cache_grows(
             return room(self, like)
 
         monkeypatch.setattr(kind, "_room", tight)
-    level._cache = level._make(len(setting.prompts), 1)  # as small as it gets
+    level.adopt(level._make(len(setting.prompts), 1))  # as small as it gets
     with pytest.raises(torch.OutOfMemoryError) as caught:
         setting.generate()
     monkeypatch.undo()
@@ -296,7 +296,7 @@ def test_ctrl_c_between_any_two_lines(count: int, shared: bool) -> None:
         """So that caches grow during the call."""
         for level in setting.levels:
             if not shared:
-                level._cache = level._make(count, 1)
+                level.adopt(level._make(count, 1))
 
     shrink()
     with Interrupt(-1) as counted:

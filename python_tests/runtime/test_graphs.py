@@ -25,7 +25,7 @@ from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.levels.base import InputBlock
 from polyspec_ext.policies.base import RoundReport
 from polyspec_ext.runtime.graphs import CudaRecorder, Graphs, Outputs, Step
-from polyspec_ext.tensors import Place
+from polyspec_ext.tensors import Place, RowCounts
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -507,13 +507,13 @@ def test_a_step_that_runs_twice_on_the_host_grows_nothing() -> None:
     """As it does where its capture has failed."""
     alone = level(0, 2, "alone", True, capacity=32, bucket=4)
     tokens = torch.arange(20)[None]
-    counts = torch.tensor([3])
+    counts = RowCounts(None, torch.tensor([3]))
     with torch.inference_mode():
         wanted = alone.forward(torch.arange(28)[None], 8)
         alone.prefill(tokens)
         assert alone.reserve_span(33) is None  # more than there is room for
         assert alone.reserve_span(28) is not None
-        block = InputBlock(torch.arange(20, 28)[None], 1, counts, counts - 1)
+        block = InputBlock(torch.arange(20, 28)[None], 1, counts, counts.less(1))
         with pytest.raises(RuntimeError, match="operator 60 fails"):
             Recorder(60).capture(lambda: (alone.forward(block).logits,))
         got = alone.forward(block).logits

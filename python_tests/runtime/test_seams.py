@@ -13,9 +13,8 @@ from toy import Enumerator, ToyLevel, text_distribution, total_variation
 import polyspec_ext as ps
 from polyspec_ext.drafters import BatchedDrafter
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates
-from polyspec_ext.levels import BatchedLevel
+from polyspec_ext.levels import BatchedLevel, RowCounts
 from polyspec_ext.levels.base import (
-    Counts,
     InputBlock,
     LevelCapabilities,
     LevelOutput,
@@ -78,12 +77,12 @@ class HiddenLevel:
             if count:
                 row.forward(own[None, :count], 1)
 
-    def rollback(self, lengths: Counts) -> Counts:
+    def rollback(self, lengths: RowCounts) -> RowCounts:
         for row, length in zip(self._rows, lengths, strict=True):
             row.rollback([int(length)])
         return lengths
 
-    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> RowCounts:
         raise NotImplementedError("reads no trees")
 
     def select(self, rows: Sequence[int]) -> None:
@@ -126,7 +125,7 @@ class CountingDrafter:
         last = inputs.tokens.gather(1, (counts - 1).clamp_min(0)[:, None])
         return DraftBlock((last + torch.arange(1, inputs.most + 1)) % V)
 
-    def rollback(self, lengths: Counts) -> Counts:
+    def rollback(self, lengths: RowCounts) -> RowCounts:
         return lengths
 
     def select(self, rows: Sequence[int]) -> None:
@@ -144,7 +143,7 @@ class HiddenDrafter(CountingDrafter):
         self.seen: dict[int, dict[int, set[int]]] = {}  # positions by request and level
         self._requests: Sequence[int] = []
 
-    def rollback(self, lengths: Counts) -> Counts:
+    def rollback(self, lengths: RowCounts) -> RowCounts:
         for request, length in zip(self._requests, lengths, strict=True):
             for level, positions in self.seen.get(request, {}).items():
                 self.seen[request][level] = {at for at in positions if at < length}

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from polyspec_ext.levels import RowCounts
 from polyspec_ext.levels.base import (
-    Counts,
     Hidden,
     InputBlock,
     LevelCapabilities,
@@ -75,12 +75,12 @@ class RecomputedLevel:
             row += own[:count]
         return self._all(begin, tokens.shape[1], hidden_layers)
 
-    def rollback(self, lengths: Counts) -> Counts:
+    def rollback(self, lengths: RowCounts) -> RowCounts:
         for row, length in zip(self.rows, lengths, strict=True):
             del row[int(length) :]
         return lengths
 
-    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> RowCounts:
         raise NotImplementedError
 
     def select(self, rows: Sequence[int]) -> None:

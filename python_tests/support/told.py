@@ -10,7 +10,7 @@ import polyspec_ext as ps
 from polyspec_ext.drafters.base import DraftBlock, DraftInput, HiddenStates
 from polyspec_ext.levels.base import PromptBatch
 from polyspec_ext.sampling import Sampling
-from polyspec_ext.tensors import RowParameters, padded
+from polyspec_ext.tensors import RowCounts, RowParameters, padded
 
 
 def told(
@@ -44,8 +44,8 @@ def draft_input(
     tokens, counts = padded(rest, torch.device("cpu"))
     return DraftInput(
         tokens=tokens,
-        counts=counts,
-        lengths=list(lengths),
+        counts=RowCounts(counts),
+        lengths=RowCounts(lengths),
         most=max(lengths),
         positions=torch.tensor([len(text) for text in texts]),
         rounds=torch.zeros(batch, dtype=torch.int64),

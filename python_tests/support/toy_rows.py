@@ -11,7 +11,8 @@ import torch
 import toy
 
 import polyspec_ext as ps
-from polyspec_ext.levels.base import Counts, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
+from polyspec_ext.levels import RowCounts
+from polyspec_ext.levels.base import InputBlock, LevelCapabilities, LevelOutput, PromptBatch
 
 VOCAB = 20
 
@@ -107,23 +108,19 @@ class Staying(Rows):
 
     def forward(self, block: InputBlock) -> LevelOutput:  # type: ignore[override]
         with torch._C.DisableTorchFunction():
-            counts, first = (
-                given.tolist() if isinstance(given, torch.Tensor) else given
-                for given in (block.counts, block.first)
-            )
-            return LevelOutput(super().forward(block.tokens, block.keep, counts, first))
+            logits = super().forward(block.tokens, block.keep, block.counts, block.first)
+            return LevelOutput(logits)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         with torch._C.DisableTorchFunction():
             super().forward(tokens, 1, counts)
 
-    def rollback(self, lengths: Counts) -> Counts:  # type: ignore[override]
+    def rollback(self, lengths: RowCounts) -> RowCounts:  # type: ignore[override]
         with torch._C.DisableTorchFunction():
-            given = lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths
-            super().rollback(given)
+            super().rollback(lengths)
         return lengths
 
-    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> RowCounts:
         raise NotImplementedError("reads no trees")
 
     def reserve_span(self, tokens: int) -> int:

@@ -15,7 +15,8 @@ import torch
 from toy import Enumerator, ToyLevel, distribution, of_row
 
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
-from polyspec_ext.levels.base import Counts, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
+from polyspec_ext.levels import RowCounts
+from polyspec_ext.levels.base import InputBlock, LevelCapabilities, LevelOutput, PromptBatch
 from polyspec_ext.runtime.config import Operators
 
 
@@ -76,13 +77,13 @@ class TreeLevel:
         for cache, row, count in zip(self.caches, tokens.tolist(), counts, strict=True):
             cache += row[:count]
 
-    def rollback(self, lengths: Counts) -> Counts:
+    def rollback(self, lengths: RowCounts) -> RowCounts:
         for cache, length in zip(self.caches, lengths, strict=True):
             assert 0 <= length <= len(cache)
             del cache[length:]
         return lengths
 
-    def keep_path(self, begin: Counts, path: torch.Tensor, lengths: Counts) -> Counts:
+    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> RowCounts:
         for b, cache in enumerate(self.caches):
             if lengths[b] < begin[b]:  # without a part, or stopped
                 del cache[lengths[b] :]
@@ -153,7 +154,7 @@ class TreeDrafter:
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         pass
 
-    def rollback(self, lengths: Counts) -> Counts:
+    def rollback(self, lengths: RowCounts) -> RowCounts:
         return lengths
 
     def select(self, rows: Sequence[int]) -> None:

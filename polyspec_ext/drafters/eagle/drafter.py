@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import arguments
 from ...levels import HuggingFaceLevel
-from ...levels.base import Counts, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
+from ...levels.base import InputBlock, LevelOutput, PromptBatch
 from ...ops import unchecked
+from ...tensors import RowCounts
 from ..base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
-from ..model import DraftModel
+from ..model import draw_chain
 from ..trees import Tree
 from .load import load_head
 from .passes import HeadPasses
@@ -57,9 +58,7 @@ class Eagle:
         self._head, self.tree, self.name = head, tree, name
         self.vocab_size, self.device = head.vocab_size, head.device
         self.max_length: int | None = head.config.layer.max_position_embeddings
-        self._level = _HeadLevel(head, name)
-        self._chain = DraftModel(self._level, sample=sample)
-        self._own_passes = 0  # beside those of `_chain`
+        self._sample, self.num_forward_passes = sample, 0
 
     @classmethod
     def from_pretrained(
@@ -102,10 +101,6 @@ class Eagle:
         return self._head.config
 
     @property
-    def num_forward_passes(self) -> int:
-        return self._chain.num_forward_passes + self._own_passes
-
-    @property
     def capabilities(self) -> DrafterCapabilities:
         return DrafterCapabilities(
             batches=True,
@@ -132,7 +127,7 @@ class Eagle:
         """Nothing is read without the states, which come with the next draft."""
 
     @torch.inference_mode()
-    def rollback(self, lengths: Counts) -> Counts:
+    def rollback(self, lengths: RowCounts) -> RowCounts:
         self._head.features.rollback(lengths)
         return lengths
 
@@ -154,9 +149,24 @@ class Eagle:
         head = self._head
         states = head.features.read(inputs, head.config.hidden_layers, head.extend, self._follow)
         if self.tree is None:
-            self._level.begin(states)
-            return self._chain.draft(inputs)
+            return self._draft_chain(inputs, states)
         return self._draft_tree(self.tree, inputs, states)
+
+    def _draft_chain(self, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
+        head, begun = self._head, False
+
+        def forward(block: InputBlock) -> LevelOutput:
+            """The first pass has been done, and each later one reads a token that was drawn."""
+            nonlocal states, begun
+            if begun:
+                counts = block.counts or RowCounts([1] * len(block.tokens))
+                states = head.follow(block.tokens, states, counts, stays=False)
+            begun = True
+            return LevelOutput(head.logits(states))
+
+        block = draw_chain(inputs, forward, head.id_map, self.vocab_size, self._sample)
+        self.num_forward_passes += block.tokens.shape[1]
+        return block
 
     def _draft_tree(self, tree: Tree, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
         head, id_map = self._head, self._head.id_map
@@ -168,45 +178,17 @@ class Eagle:
         def expand(
             tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            self._own_passes += 1
+            self.num_forward_passes += 1
             out = head.step(id_map.to_above(tokens), above, depth, ancestors)
             return out, logits(out)
 
-        lengths = torch.as_tensor(inputs.lengths, device=self.device)
-        self._own_passes += 1
+        lengths = inputs.lengths.on(self.device)
+        self.num_forward_passes += 1
         nodes = tree.grow(logits(states)[:, 0], states, lengths, inputs.most, expand)
         return DraftBlock(id_map.to_above(nodes.tokens), nodes.counts, parents=nodes.parents)
 
-    def _follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts) -> torch.Tensor:
-        self._own_passes += 1
+    def _follow(
+        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
+    ) -> torch.Tensor:
+        self.num_forward_passes += 1
         return self._head.follow(tokens.clamp(0, self.vocab_size - 1), states, counts)
-
-
-class _HeadLevel:
-    """The head as a level for `DraftModel`, which draws from it: its first pass of a draft has
-    been done, and each later one reads a token that was drawn."""
-
-    max_length: int | None = None
-
-    def __init__(self, head: HeadPasses, name: str) -> None:
-        self._head, self.name = head, name
-        self.vocab_size, self.device = head.vocab_size, head.device
-        self.capabilities = LevelCapabilities(batches=True, checked=True, id_map=head.id_map)
-        self._states = torch.empty(0)
-        self._reads = False
-
-    def begin(self, states: torch.Tensor) -> None:
-        self._states, self._reads = states, False
-
-    def forward(self, block: InputBlock) -> LevelOutput:
-        head, tokens = self._head, block.tokens
-        if self._reads:
-            own = [1] * len(tokens) if block.counts is None else block.counts
-            self._states = head.follow(tokens, self._states, own, stays=False)
-        self._reads = True
-        return LevelOutput(head.logits(self._states))
-
-    def _elsewhere(self, *_: object) -> NoReturn:
-        raise NotImplementedError(f"{self.name} reads and is rolled back with its drafts")
-
-    prefill = read = rollback = keep_path = select = _elsewhere

@@ -206,11 +206,11 @@ class SelfAttention(nn.Module):
         rotation: tuple[torch.Tensor, torch.Tensor],
         attention: Attention,
     ) -> torch.Tensor:
-        q, k, v = (
-            own(states).unflatten(-1, (-1, self._dim)).transpose(1, 2)
-            for own in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        out = attention(self._place, rotated(q, *rotation), rotated(k, *rotation), v)
+        heads = (*states.shape[:2], -1, self._dim)
+        q, k, v = self.q_proj(states), self.k_proj(states), self.v_proj(states)
+        q, k, v = q.view(heads), k.view(heads), v.view(heads).transpose(1, 2)
+        q, k = rotated(q.transpose(1, 2), *rotation), rotated(k.transpose(1, 2), *rotation)
+        out = attention(self._place, q, k, v)
         projected: torch.Tensor = self.o_proj(out.flatten(2))
         return projected
 

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 
 from ...kv_cache import RollbackCache
 from ...levels import HuggingFaceLevel, IdMap, compiled
-from ...levels.base import Counts
 from ...levels.cpu_packed import pack_layers
 from ...levels.grouped_attention import grouped_attention
-from ...tensors import Place
+from ...tensors import Place, RowCounts
 from ..features import FeatureCache
 from ..target import Target
 from .network import EagleNetwork
@@ -121,7 +120,9 @@ class HeadPasses:
             self._weights = Place(self.network, weights + self.id_map.tensors)
         return self.features.reserve_span(tokens, self._weights)
 
-    def extend(self, tokens: torch.Tensor, features: torch.Tensor, counts: Counts) -> torch.Tensor:
+    def extend(
+        self, tokens: torch.Tensor, features: torch.Tensor, counts: RowCounts
+    ) -> torch.Tensor:
         """Append pairs behind those that stand.
 
         Args:
@@ -136,7 +137,7 @@ class HeadPasses:
         return self._append(tokens.clamp(0, self.vocab_size - 1), states, counts)
 
     def follow(
-        self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts, stays: bool = True
+        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts, stays: bool = True
     ) -> torch.Tensor:
         """The same behind this head's own `states`, ``[B, W, H]``.
 
@@ -146,17 +147,17 @@ class HeadPasses:
         return self._append(tokens, self._runs.carried(states), counts, stays)
 
     def _append(
-        self, tokens: torch.Tensor, states: torch.Tensor, counts: Counts, stays: bool = True
+        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts, stays: bool = True
     ) -> torch.Tensor:
         width = tokens.shape[1]
-        even = not isinstance(counts, torch.Tensor) and min(counts) == width
+        even = counts.all(width)
         inputs = self.features.inputs(width, None if even else counts)
         out = self._pass(tokens, states, *inputs)
         if stays:
             self.features.appended(counts)
         if even:
             return out[:, -1:]
-        last = torch.as_tensor(counts, device=self.device).sub(1).clamp_(min=0)
+        last = counts.less(1).on(self.device)
         return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
 
     def step(
@@ -188,24 +189,27 @@ class HeadPasses:
         positions: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
+        cache = self.features.cache
         given = {
             "input_ids": tokens,
             "states": states,
             "position_ids": positions,
             "attention_mask": mask,
-            "past_key_values": self.features.cache,
+            "past_key_values": cache,
         }
-        passes = self._compiled_passes(tokens)
+        passes = self._compiled_passes(tokens, cache.rows.at) if self._compiles else None
         if passes is None:
-            self._runs.reach(self.features.cache.rows.capacity)
+            self._runs.reach(cache.rows.capacity)
         out: torch.Tensor = (passes or self._step)(**given)
         return out
 
-    def _compiled_passes(self, tokens: torch.Tensor) -> compiled.CompiledPasses | None:
-        """What runs a pass over these tokens, if it is compiled. Asked for the first time, all
-        kinds are."""
-        (batch, width), at = tokens.shape, self.features.cache.rows.at
-        if not self._compiles or batch > 1 or width > compiled.LONGEST:
+    def _compiled_passes(
+        self, tokens: torch.Tensor, at: int | None
+    ) -> compiled.CompiledPasses | None:
+        """What runs a pass over these tokens behind `at` pairs, if it is compiled. Asked for the
+        first time, all kinds are."""
+        batch, width = tokens.shape
+        if batch > 1 or width > compiled.LONGEST:
             return None
         if at is None or at < compiled.CONTEXT:
             return None
@@ -229,5 +233,5 @@ class HeadPasses:
                 attention_mask=mask,
                 past_key_values=cache,
             )
-            cache.rollback([context])
+            cache.rollback(RowCounts([context]))
         return passes
