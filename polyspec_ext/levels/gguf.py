@@ -17,6 +17,7 @@ from torch import nn
 from ..ops import blocks
 from . import huge_pages
 from .gguf_file import GgufFile, GgufTensor
+from .gguf_rotary import FACTORS, scale_rotations
 from .quantized import QuantizedLinear
 from .replacement import is_plain, replaced
 
@@ -96,7 +97,7 @@ def block_model(path: str | Path, dtype: torch.dtype) -> Any:
         The model; a sentence that says why it must be dequantised as a whole, where it must.
 
     Raises:
-        OSError, ValueError: no whole GGUF file.
+        OSError, ValueError: no whole GGUF file, or one with rotations that are not known here.
         ImportError: the package gguf is missing.
     """
     file = GgufFile(path)
@@ -107,11 +108,13 @@ def block_model(path: str | Path, dtype: torch.dtype) -> Any:
         return "no tensor in blocks"
     skeleton = _skeleton(file, family, dtype)
     named = _Named(file, family, skeleton.config)
-    unread = file.tensors.keys() - {named.source(name) for name, _ in skeleton.named_parameters()}
+    read = {FACTORS, *(named.source(name) for name, _ in skeleton.named_parameters())}
+    unread = file.tensors.keys() - read
     if unread:
         return f"tensors that {type(skeleton).__name__} has no place for: {min(unread)}"
     made = _with_blocks(skeleton, named)
     _fill(made, named, dtype)
+    scale_rotations(made, file)
     made.name_or_path = str(path)
     return made
 

@@ -13,6 +13,8 @@ from ..kv_cache.factory import device_of
 from . import base
 from .encoder_decoder import EncoderDecoderLevel, is_encoder_decoder
 from .gguf import block_model
+from .gguf_file import GgufFile
+from .gguf_rotary import scale_rotations
 from .hugging_face import HuggingFaceLevel, level_of
 from .registry import ELEMENTS, Loader, ModelSource, Options
 from .sources import Source, found
@@ -77,6 +79,8 @@ def load(
         both = model is None and not _is_adapter(source) and source.config().is_encoder_decoder
         if model is None:
             model = source.model(AutoModelForSeq2SeqLM if both else AutoModelForCausalLM, wanted)
+            if source.file is not None:
+                scale_rotations(model, GgufFile(Path(source.place, source.file)))
     if both:
         return EncoderDecoderLevel(model.to(where).eval())
     return HuggingFaceLevel(model.to(where).eval(), pack=pack, compile=compile)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from polyspec_ext.levels import load, tokenizer_at
 from polyspec_ext.levels.gguf import BlockLinear, block_model
 
 pytest.importorskip("gguf")
+import gguf
 from gguf_blocks import TYPES, write_model
 
 PROMPT = [5, 17, 80, 3, 3, 41]
@@ -66,6 +68,34 @@ def test_a_matrix_of_another_type_is_dequantised(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write_model(file, "llama", {"": "Q4_0", "attn_k": "F16", "ffn_down": "F16"})
     is_near(file)
+
+
+@pytest.mark.parametrize("types", [MIXED, {"": "F16"}], ids=["blocks", "dequantised"])
+def test_factors_of_frequencies(tmp_path: Path, types: dict[str, str]) -> None:
+    """As in files of Llama 3.1: `transformers` leaves them out."""
+    plain, scaled = tmp_path / "plain.gguf", tmp_path / "scaled.gguf"
+    factors = np.linspace(1, 8, 32, dtype=np.float32)
+    write_model(plain, "llama", types)
+    write_model(scaled, "llama", types, factors=factors)
+    ids = torch.tensor([PROMPT])
+    without, found = (logits(load(file).model, ids) for file in (plain, scaled))
+    model = load(plain).model
+    model.model.rotary_emb.inv_freq /= torch.from_numpy(factors)
+    assert logits(model, ids).equal(found)
+    assert not found.equal(without)
+
+
+@pytest.mark.parametrize("types", [MIXED, {"": "F16"}], ids=["blocks", "dequantised"])
+def test_other_rotations_are_refused(tmp_path: Path, types: dict[str, str]) -> None:
+    file = tmp_path / "model.gguf"
+    write_model(file, "qwen2", types, scaling=gguf.RopeScalingType.YARN)
+    with pytest.raises(ValueError, match=r"without qwen2\.rope\.scaling\.type, given yarn"):
+        load(file)
+    write_model(file, "llama", types, factors=np.ones(16, dtype=np.float32))
+    with pytest.raises(
+        ValueError, match=r"rope_freqs\.weight: expected shape \[32\].*given \[16\]"
+    ):
+        load(file)
 
 
 def test_no_weight_is_rounded_again(tmp_path: Path) -> None:

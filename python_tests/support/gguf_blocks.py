@@ -38,6 +38,8 @@ def write_model(
     types: dict[str, str],
     tied: bool = False,
     tokenizer: str = "no_vocab",
+    factors: Any = None,
+    scaling: gguf.RopeScalingType | None = None,
 ) -> None:
     """A random model of two layers, 256 features and 320 ids.
 
@@ -45,6 +47,8 @@ def write_model(
         types: of tensors by the last part but one of their names, as in ``ffn_down``; "" for all
             others that are matrices.
         tokenizer: its kind, by the name that files have; there is none.
+        factors: ``[32]`` float32, of the rotations' frequencies; None: there are none.
+        scaling: of rotations, as the header names it; None: it does not.
     """
     random, seed = np.random.default_rng(7), 0
     features, middle, heads, groups, ids = 256, 512, 4, 2, 320
@@ -60,6 +64,10 @@ def write_model(
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(ids)
     writer.add_tokenizer_model(tokenizer)
+    if scaling is not None:
+        writer.add_rope_scaling_type(scaling)
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", factors)
 
     def matrix(name: str, outputs: int, inputs: int) -> None:
         nonlocal seed
