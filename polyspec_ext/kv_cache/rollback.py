@@ -296,7 +296,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         """
         self.prepare(tokens, counts)
         rows = self.rows
-        if depth is not None and (type(depth) is not int or depth < 1):
+        if depth is not None and (type(depth) is not int or not 0 < depth <= tokens):
             depth = arguments.integer("depth", depth, low=1)
         if parents is None and rows.span == rows.bound <= self._near:
             # Causality hides padding too behind the first tokens of rows of any lengths.

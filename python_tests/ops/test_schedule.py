@@ -15,6 +15,7 @@ from polyspec_ext.runtime.request import Row
 from polyspec_ext.runtime.state import Report, StateRows, Step
 from polyspec_ext.sampling import Sampling
 from polyspec_ext.stats import LevelStats, Stats
+from polyspec_ext.tensors import RowCounts
 
 SHAPE = RoundShape(levels=3, steps=4, capacity=40)
 WINDOWS, ROUNDS = (6, 2), (2, 0)
@@ -183,7 +184,7 @@ def entered(state: StateRows, tokens: list[int], *given: Any, **options: Any) ->
 def test_a_step_by_hand() -> None:
     state = written()
     made = entered(state, [3, 9], None, None, 2)
-    assert made.kept[2] == [4, 0, 0]
+    assert list(RowCounts(*made.kept[2])) == [4, 0, 0]
     assert made.slots.tolist() == [[0, 1], [2, 2], [2, 2]]
     idle = [-1, 0, 0, 0, 0, 0, 0]
     assert made.entries == [[2, 3, 0, 2, 1, 0, 0], idle, idle]
@@ -206,7 +207,8 @@ def test_a_step_is_what_the_operators_say() -> None:
     made = one.report(mine, tokens, None, torch.zeros(3, 2, dtype=torch.int32), 7)
     expected = other.report(theirs, tokens, None, None, 7)
     assert made.slots.equal(expected.slots)
-    assert list(made.kept) == [own.tolist() for own in expected.kept]
+    on_host = [list(RowCounts(*own)) for own in made.kept]
+    assert on_host == [list(RowCounts(*own)) for own in expected.kept]
     other.words[:, other.shape.STEP] = 0
     assert torch.equal(one.words, other.words)
 
@@ -225,7 +227,7 @@ def test_which_caches_are_cut() -> None:
     emitted = torch.tensor([[1, -1, -1], [-1] * 3, [1, -1, -1]])
     made = state.report(due(state)[0], emitted, none, zeros, 6)
     assert made.cut == [2, 3]
-    assert state.cached(2) == made.kept[1] == [3, 0, 1]
+    assert state.cached(2) == list(RowCounts(*made.kept[1])) == [3, 0, 1]
 
 
 def test_where_the_levels_stand_is_taken_on() -> None:

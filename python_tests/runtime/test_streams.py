@@ -155,7 +155,7 @@ def test_every_level_below_the_target_prefills_in_a_side_stream(
         prefill(
             chain.engine.parts,
             [1, 2, 3],
-            chain.names,
+            chain.engine.config,
             batch.rows,
             10,
             OnDevice(cuda),
