@@ -38,11 +38,12 @@ demo: environment
 demo-full: environment
 	$(PY) -m polyspec_ext demo --full
 
-# Real models, in 4 bits here as they are there.
+# Real models, by their 4-bit copies here, or with COPY= by the files' own blocks, as there.
+COPY ?= w4:
 demo-real: environment $(LLAMA_PROGRAM)
 	$(PIP) accelerate gguf
 	models=$$($(PY) $(EXAMPLE)/get.py qwen1.5b qwen0.5b) && set -- $$models && \
-	$(PY) -m polyspec_ext demo --target "w4:$$1" --drafter "w4:$$2" --gguf "$$1,$$2" --llama $(LLAMA_PROGRAM) $(DEMO)
+	$(PY) -m polyspec_ext demo --target "$(COPY)$$1" --drafter "$(COPY)$$2" --gguf "$$1,$$2" --llama $(LLAMA_PROGRAM) $(DEMO)
 
 # The library, llama.cpp and the program that uses both in folders of their own; what is there already stays.
 $(LLAMA_PROGRAM): export POLYSPEC_CUDA = OFF

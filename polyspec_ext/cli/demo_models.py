@@ -13,7 +13,8 @@ from ..bench.paper.engines import LlamaCpp, llama_cpp
 from ..chain import Chain
 from ..chat import chat_prompt, has_template
 from ..levels import HuggingFaceLevel, tokenizer_at
-from ..quantization.stored import is_copy, original
+from ..levels.describe import has_quantised_layers
+from ..quantization.stored import original
 from ..tuning import level_for
 
 ENGINE = "another engine"  # the kind of its contenders
@@ -82,7 +83,7 @@ def shipped(args: argparse.Namespace) -> Models:
 
 
 def own(args: argparse.Namespace) -> Models:
-    """A target and a drafter of the user's; of a target that is no 4-bit copy its copy is the
+    """A target and a drafter of the user's. Of a target in 16 or 32 bits its 4-bit copy is the
     middle, else prompt lookup drafts below the drafter. Windows are a policy's.
 
     Raises:
@@ -106,13 +107,13 @@ def own(args: argparse.Namespace) -> Models:
         for question in questions
     ]
 
-    copy = is_copy(args.target)
+    quantized = has_quantised_layers(levels["target"].model)
 
     def chains(levels: Levels) -> list[Shown]:
         target, *models = levels.values()
         lowest: list[Any] = [*models] or ["prompt-lookup"]
         made = [Chain([target, *lowest], args.two_level_window or [_WINDOW], policy="online")]
-        three = [target, *lowest, "prompt-lookup"] if copy else [target, "w4", *lowest]
+        three = [target, *lowest, "prompt-lookup"] if quantized else [target, "w4", *lowest]
         if len({*map(str, three)}) == 3:
             made.append(Chain(three, args.window or [_ABOVE, _WINDOW], policy="joint"))
         words = ("two", "three")

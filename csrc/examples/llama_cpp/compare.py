@@ -212,7 +212,7 @@ class Peer:
         }
 
 
-DRAFTS = "--spec-draft-p-min 0 --spec-draft-n-max"
+DRAFTS = "--spec-type draft-simple --spec-draft-p-min 0 --spec-draft-n-max"
 
 
 def processor() -> str:
