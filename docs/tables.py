@@ -50,6 +50,7 @@ PAPER = "cpu-2026-11-22-paper"
 # Not there yet: `make llama`, `demo --full --json`, `make demo-real` with --json, and a run of
 # `bench paper` with real models.
 LLAMA = "cpu-2026-11-23-llama/llama.json"
+LLAMA_POLICY = "cpu-2026-11-23-llama/policy.json"
 DEMO = "demo.json"
 REAL_DEMO = "cpu-2026-11-23-demo-real/demo-real.json"
 BLOCKS_DEMO = "cpu-2026-11-23-demo-real/demo-blocks.json"
@@ -151,28 +152,42 @@ def targets() -> Lines:
 def llama_command(report: Any) -> str:
     """What made a report of chains inside llama.cpp."""
     words = ["--rounds", report["rounds"], "--tokens", report["tokens"]]
+    if list(report["temperatures"]) != ["0.0", "0.8"]:
+        words += ["--temperatures", *report["temperatures"]]
     if report.get("contenders") is not None:
         words += ["--contenders", *map(json.dumps, report["contenders"])]
+    if "peer" in report:
+        words += ["--peer", "llama-speculative-simple"]
     return f"make llama LLAMA='{' '.join(map(str, words))}'"
 
 
-def llama() -> Lines:
+def llama(name: str = LLAMA) -> Lines:
     """Chains inside llama.cpp, as its program prints them, at every temperature."""
-    report = result(LLAMA)
+    report = result(name)
     compare = loaded(ROOT / "csrc" / "examples" / "llama_cpp" / "compare.py")
     lines = [
         f"`{llama_command(report)}`: "
         f"{' <- '.join(report['models'])}; {report['processor']}, "
         f"{report['threads']} threads; {len(report['prompts'])} prompts, {report['tokens']} new "
-        f"tokens each, contenders in turns, medians; `docs/results/{LLAMA}`.",
+        f"tokens each, contenders in turns, medians; `docs/results/{name}`.",
     ]
     for temperature, rows in report["temperatures"].items():
         greedy = float(temperature) == 0
         lines += ["", f"Temperature {float(temperature):g}{', greedy' * greedy}:", ""]
         lines += [*compare.HEAD.splitlines(), *(compare.row(row, greedy) for row in rows)]
-    if "theirs" in report:
-        lines += ["", f"In the same run {report['theirs']}."]
+        if "peer" in report:
+            lines.append(compare.peer_row(report["peer"][temperature]))
     return lines
+
+
+FRONT_LLAMA = (
+    "plain",
+    "plain, fast settings",
+    "two levels, llama.cpp's rule",
+    "two levels, block rule",
+    "two levels, block rule, joint policy",
+    "three levels, joint policy",
+)
 
 
 def llama_short() -> Lines:
@@ -193,7 +208,7 @@ def llama_short() -> Lines:
                     f"{row['agrees']} of {row['texts']}",
                 ]
                 for row in rows
-                if "rule, fast settings" not in row["name"]  # plain decoding at its fastest stays
+                if row["name"] in FRONT_LLAMA
             ),
             [1, 2],
         ),
@@ -517,6 +532,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "paper-real": paper_real,
     "targets": targets,
     "llama": llama,
+    "llama-policy": lambda: llama(LLAMA_POLICY),
     "llama-short": llama_short,
     "chains": chains,
     "predictions": predictions,

@@ -274,7 +274,9 @@ def test_the_table_of_llama_cpp_is_its_programs(
         "agrees": 2,
         "texts": 2,
     }
-    faster = {**row, "name": "two levels", "over_plain": 1.5, "passes": [30, 90]}
+    faster = {**row, "name": "two levels, block rule", "over_plain": 1.5, "passes": [30, 90]}
+    peer = {key: row[key] for key in row if key.endswith(("_second", "_verification"))}
+    peer["name"] = "another program"
     report = {
         "models": ["large.gguf", "small.gguf"],
         "processor": "some processor",
@@ -284,15 +286,17 @@ def test_the_table_of_llama_cpp_is_its_programs(
         "window": 4,
         "rounds": 3,
         "temperatures": {"0.0": [row, faster], "0.8": [row]},
+        "peer": {"0.0": peer, "0.8": peer},
     }
     (tmp_path / tables.LLAMA).parent.mkdir()
     (tmp_path / tables.LLAMA).write_text(json.dumps(report))
     whole, short = tables.made("llama"), tables.made("llama-short")
     rates = "9.0 | 1.50 (0.90-1.10) | 10.0 | 1.20"
-    assert f"| two levels | {rates} | 1.00 | 0.00 | 30 / 90 | 2 of 2" in whole
+    assert f"| two levels, block rule | {rates} | 1.00 | 0.00 | 30 / 90 | 2 of 2" in whole
     assert "large.gguf <- small.gguf; some processor, 2 threads" in whole
     assert whole.count("| plain |") == 2
-    assert "| two levels | 9.0 | 1.50 | 2 of 2 |" in short
+    assert whole.count("| another program | - | - | 10.0 | - | 1.00 | 0.00 | - | - |") == 2
+    assert "| two levels, block rule | 9.0 | 1.50 | 2 of 2 |" in short
 
 
 def test_the_front_page_has_real_models_once_they_are_measured(

@@ -212,6 +212,13 @@ class Peer:
         }
 
 
+def peer_row(own: dict[str, Any]) -> str:
+    return (
+        f"| {own['name']} | - | - | {own['decoding_tokens_per_second']:.1f} | - "
+        f"| {own['tokens_per_verification']:.2f} | {own['accepted_per_verification']:.2f} | - | - |"
+    )
+
+
 DRAFTS = "--spec-type draft-simple --spec-draft-p-min 0 --spec-draft-n-max"
 
 
@@ -318,12 +325,7 @@ def main() -> None:
         if peer is not None:
             own = peer.summary()
             report.setdefault("peer", {})[str(temperature)] = own
-            print(
-                f"| {own['name']} | - | - | {own['decoding_tokens_per_second']:.1f} | - "
-                f"| {own['tokens_per_verification']:.2f} "
-                f"| {own['accepted_per_verification']:.2f} | - | - |",
-                flush=True,
-            )
+            print(peer_row(own), flush=True)
     save(report, args.json)
 
 
