@@ -14,6 +14,12 @@
 #include "polyspec/scheduler.hpp"
 #include "polyspec/status.hpp"
 
+#ifdef POLYSPEC_CUDA_ON_CPU
+namespace stand_in {
+int64_t launches_so_far();  // csrc/tests/cuda_on_cpu/runtime/streams.hpp
+}
+#endif
+
 namespace py = pybind11;
 using polyspec::RoundShape;
 using polyspec::Scheduler;
@@ -91,6 +97,9 @@ void name_words(py::class_<RoundShape>& shape) {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Compiled part of polyspec_ext. Import polyspec_ext instead.";
   m.def("build_info", &build_info, "What this module was built with.");
+#ifdef POLYSPEC_CUDA_ON_CPU
+  m.def("launches", &stand_in::launches_so_far, "Kernels that the stand-in has run so far.");
+#endif
   m.def("status_bits", &status_bits, "The bits of a request's status (polyspec/status.hpp).");
   m.def("row_seed", &row_seed, py::arg("seed"), py::arg("row"),
         "The seed of row b >= 1 of a batch that was given one (`draw_bits`, polyspec/philox.hpp).");

@@ -77,9 +77,6 @@ add_test(NAME cuda_on_cpu.barrier_budget COMMAND barrier_budget_test)
 if(POLYSPEC_BUILD_PYTHON)
   polyspec_add_python_module(module_on_stand_in DEFINE POLYSPEC_CUDA_ON_CPU=1 POLYSPEC_WITH_CUDA=1 OBJECTS kernels_sm_90
                              LINK cuda_stand_in)
-  target_sources(module_on_stand_in PRIVATE csrc/tests/cuda_on_cpu/launches_op.cpp)
-  target_include_directories(module_on_stand_in SYSTEM PRIVATE "${POLYSPEC_TORCH_DIR}/include")
-  target_compile_definitions(module_on_stand_in PRIVATE TORCH_TARGET_VERSION=0x020b000000000000)
   set_target_properties(module_on_stand_in PROPERTIES OUTPUT_NAME _C
                                                       LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/cuda_on_cpu")
   # Operators against their reference; rounds of chains and trees, with steps that are recorded and replayed.

@@ -131,14 +131,14 @@ def draw_chain(
         RequestError: a row of logits has no distribution, and the host may read the tokens.
     """
     tokens, read = inputs.tokens, inputs.counts
-    device, whole = tokens.device, read.all(tokens.shape[1])
+    device, even = tokens.device, read.all(tokens.shape[1])
     parameters = tuple(inputs.parameters.on(device).values())
     positions, rounds = inputs.positions.to(device), inputs.rounds.to(device)
     drawn_at = (torch.arange(inputs.most, device=device)[:, None] + positions).unbind()
     # Tokens that each row has yet to draw. Where the host must not wait for the device, every
     # row with a part draws all of them.
     left = None if inputs.eos is None else list(inputs.lengths.host or ())
-    counts, first = (None, None) if whole else (read, read.less(1))
+    counts, first = (None, None) if even else (read, read.less(1))
     entries, every = min(vocab_size, inputs.vocab_size), id_map.drawn is None
     if not every:
         entries = id_map.entries_below(entries)
@@ -152,9 +152,10 @@ def draw_chain(
             logits = logits[..., :entries]
         if inputs.processors is not None:
             assert left is not None, "processors need the host to see the tokens"
-            logits = id_map.spread(logits, inputs.vocab_size)
-            logits = _processed(logits, inputs, inputs.processors, left, drafted)
-            logits = id_map.gather(logits, entries)
+            # Processors change logits by their ids.
+            whole = logits if every else id_map.spread(logits, min(vocab_size, inputs.vocab_size))
+            whole = _processed(whole, inputs, inputs.processors, left, drafted)
+            logits = whole if every else id_map.gather(whole, entries)
         behind = logits.select(1, 0)
         drawn = sample(behind, *parameters, drawn_at[i], inputs.level, rounds)
         samples.append(drawn)

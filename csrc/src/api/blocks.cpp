@@ -2,7 +2,7 @@
 #include "polyspec/blocks.hpp"
 
 #include "api/checks.hpp"
-#include "api/packed_label.hpp"
+#include "api/packed_product.hpp"
 #include "cpu/block_dispatch.hpp"
 #include "cpu/block_layout.hpp"
 #include "cpu/isa.hpp"
@@ -43,22 +43,9 @@ PackedLabel label_of(const BlockShape& shape) {
 
 Result check(const BlockProductParams& p) {
   if (const Result result = check_shape(p.shape); !result.ok()) return result;
-  if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
   if (const Result dtype = check_dtype("dtype", p.dtype); !dtype.ok()) return dtype;
-  if (p.tokens == 0) return {};
-  const Result given =
-      check_given({{"x", p.x}, {"packed", p.packed}, {"y", p.y}, {"workspace", p.workspace}});
-  if (!given.ok()) return given;
-  if (const Result at = check_aligned("packed", p.packed); !at.ok()) return at;
-  if (const Result at = check_aligned("workspace", p.workspace); !at.ok()) return at;
-  const int64_t bytes = p.dtype == DType::kFloat32 ? 4 : 2;
-  const Rows x{p.x, p.tokens, p.shape.inputs, p.x_stride, bytes};
-  const Rows y{p.y, p.tokens, p.shape.outputs, p.y_stride, bytes};
-  const NamedRows packed{"packed", memory(p.packed, block_packed_bytes(p.shape))};
-  const NamedRows workspace{"workspace",
-                            memory(p.workspace, block_workspace_bytes(p.shape, p.tokens))};
-  if (const Result rows = check_product(x, y, packed, workspace); !rows.ok()) return rows;
-  return check_label(label_of(p.shape), p.packed, tiles_bytes(p.shape));
+  return check_product(p, p.dtype == DType::kFloat32 ? 4 : 2, label_of(p.shape),
+                       block_packed_bytes(p.shape), block_workspace_bytes(p.shape, p.tokens));
 }
 
 }  // namespace

@@ -131,14 +131,4 @@ inline Result check_apart(const char* name, const Rows& rows,
   return {};
 }
 
-// The rows of a product x [tokens, inputs] times packed weights, y [tokens, outputs].
-inline Result check_product(const Rows& x, const Rows& y, const NamedRows& packed,
-                            const NamedRows& workspace) {
-  if (!x.apart()) return expected("x_stride", "at least inputs, and x below 2^62 bytes", x.stride);
-  if (!y.apart()) return expected("y_stride", "at least outputs, and y below 2^62 bytes", y.stride);
-  if (const Result y_apart = check_apart("y", y, {{"x", x}, packed, workspace}); !y_apart.ok())
-    return y_apart;
-  return check_apart("workspace", workspace.rows, {{"x", x}, packed});
-}
-
 }  // namespace polyspec

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "api/checks.hpp"
-#include "api/packed_label.hpp"
+#include "api/packed_product.hpp"
 #include "cpu/dense_dispatch.hpp"
 #include "cpu/dense_layout.hpp"
 #include "cpu/isa.hpp"
@@ -42,23 +42,12 @@ PackedLabel label_of(const DenseShape& shape) {
 
 Result check(const DenseProductParams& p) {
   if (const Result result = check_shape(p.shape); !result.ok()) return result;
-  if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
-  if (p.tokens == 0) return {};
-  const Result given =
-      check_given({{"x", p.x}, {"packed", p.packed}, {"y", p.y}, {"workspace", p.workspace}});
-  if (!given.ok()) return given;
-  if (const Result at = check_aligned("packed", p.packed); !at.ok()) return at;
-  if (const Result at = check_aligned("workspace", p.workspace); !at.ok()) return at;
-  const DenseLayout layout(p.shape);
-  const Rows x{p.x, p.tokens, p.shape.inputs, p.x_stride, layout.element_bytes};
-  const Rows y{p.y, p.tokens, p.shape.outputs, p.y_stride, layout.element_bytes};
-  const NamedRows packed{"packed", memory(p.packed, dense_packed_bytes(p.shape))};
-  const NamedRows workspace{"workspace",
-                            memory(p.workspace, core::dense_workspace(layout, p.tokens))};
-  if (const Result rows = check_product(x, y, packed, workspace); !rows.ok()) return rows;
-  const Rows bias = memory(p.bias, p.shape.outputs * layout.element_bytes);
-  if (const Result apart = check_apart("y", y, {{"bias", bias}}); !apart.ok()) return apart;
-  return check_label(label_of(p.shape), p.packed, tiles_bytes(layout));
+  const int64_t bytes = DenseLayout(p.shape).element_bytes;
+  const Result product = check_product(p, bytes, label_of(p.shape), dense_packed_bytes(p.shape),
+                                       dense_workspace_bytes(p.shape, p.tokens));
+  if (!product.ok() || p.tokens == 0) return product;
+  const Rows y{p.y, p.tokens, p.shape.outputs, p.y_stride, bytes};
+  return check_apart("y", y, {{"bias", memory(p.bias, p.shape.outputs * bytes)}});
 }
 
 }  // namespace

@@ -2,18 +2,12 @@
 // for each).
 #pragma once
 
+#include "cpu/product_table.hpp"
 #include "polyspec/blocks.hpp"
 
 namespace polyspec::cpu {
 
-struct Blocks {
-  // Rounds the activations of `tokens` rows from `first` on into the workspace.
-  void (*prepare)(const BlockProductParams& params, int64_t first, int64_t tokens);
-  // Output tiles [begin, end) of those rows.
-  void (*multiply)(const BlockProductParams& params, int64_t first, int64_t tokens, int64_t begin,
-                   int64_t end);
-  const char* isa;
-};
+using Blocks = ProductTable<BlockProductParams>;
 
 extern const Blocks kBlocksBaseline;
 #ifdef POLYSPEC_X86

@@ -2,18 +2,12 @@
 // for each).
 #pragma once
 
+#include "cpu/product_table.hpp"
 #include "polyspec/int4.hpp"
 
 namespace polyspec::cpu {
 
-struct Int4 {
-  // Rounds the activations of `tokens` rows from `first` on into the workspace.
-  void (*prepare)(const Int4ProductParams& params, int64_t first, int64_t tokens);
-  // Output tiles [begin, end) of those rows.
-  void (*multiply)(const Int4ProductParams& params, int64_t first, int64_t tokens, int64_t begin,
-                   int64_t end);
-  const char* isa;
-};
+using Int4 = ProductTable<Int4ProductParams>;
 
 extern const Int4 kInt4Baseline;
 #ifdef POLYSPEC_X86

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cpu/product_table.hpp"
 #include "cpu/spread.hpp"
 
 namespace polyspec::cpu {
@@ -18,9 +19,9 @@ inline int64_t tiles_per_task(int64_t outputs_of_tile, int64_t inputs) {
 
 // Rows in passes of at most `most` tokens over the weights, each pass's tiles by the entry points
 // of `table`.
-template <class Table, class Params>
-void spread_product(const Table& table, const Params& params, int64_t most, int64_t tiles,
-                    int64_t outputs_of_tile, const Executor& executor) {
+template <class Params>
+void spread_product(const ProductTable<Params>& table, const Params& params, int64_t most,
+                    int64_t tiles, int64_t outputs_of_tile, const Executor& executor) {
   const int64_t passes = (params.tokens + most - 1) / most;
   const int64_t each = tiles_per_task(outputs_of_tile, params.shape.inputs);
   for (int64_t pass = 0; pass < passes; ++pass) {
