@@ -360,6 +360,8 @@ class Chain:
         min_p: float = 0.0,
         seed: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
+        *,
+        cache_prompt: bool = False,
         **others: NoReturn,
     ) -> Stream:
         """Like `generate` for one prompt, but yields each new token when the target has committed
@@ -368,6 +370,7 @@ class Chain:
         Args:
             input_ids: one prompt, ``[N]`` or ``[1, N]``.
             max_new_tokens ... eos_token_id: as of `generate`, one value each.
+            cache_prompt: as of `batch`.
 
         Raises:
             TypeError, ValueError: as of `generate`; several prompts.
@@ -384,7 +387,15 @@ class Chain:
             )
         return Stream(
             self.batch(
-                prompts, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
+                prompts,
+                max_new_tokens,
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                seed,
+                eos_token_id,
+                cache_prompt=cache_prompt,
             )
         )
 
@@ -400,18 +411,20 @@ class Chain:
         eos_token_id: int | Sequence[int] | None = None,
         *,
         system: str | None = None,
+        cache_prompt: bool = True,
         **others: NoReturn,
     ) -> Answer:
         """Answer a conversation through the chat template of the target's tokenizer: an iterator
         over the answer's text, whose `message` goes on with it.
 
-        Every answer begins with reading the conversation again. Turns for which the context of the
-        levels has no room are left out, the oldest first.
+        What the chain's last call has left in the caches is not read again (`batch`), as far as
+        this conversation begins with the same tokens. Turns for which the context of the levels has
+        no room are left out, the oldest first.
 
         Args:
             messages: the oldest first, each a mapping with "role" ("system", "user" or "assistant")
                 and "content", a string.
-            max_new_tokens ... eos_token_id: as of `stream`.
+            max_new_tokens ... eos_token_id, cache_prompt: as of `stream`.
             system: a system prompt in front of them.
 
         Raises:
@@ -439,6 +452,7 @@ class Chain:
             min_p=min_p,
             seed=seed,
             eos_token_id=eos_token_id,
+            cache_prompt=cache_prompt,
         )
         return Answer(self._tokenizer, fitted, stream)
 
@@ -456,6 +470,7 @@ class Chain:
         encoder_input_ids: Tokenized | EncodedInput | None = None,
         processors: LogitsProcessors | None = None,
         observe: Observer | None = None,
+        cache_prompt: bool = False,
         **others: NoReturn,
     ) -> Batch:
         """A batch of token lists, to be moved on by ``advance()`` as the caller likes.
@@ -465,11 +480,20 @@ class Chain:
             max_new_tokens ... eos_token_id: as of `generate`.
             encoder_input_ids: as of `generate`, or an `EncodedInput`, which has a mask as well.
             processors, observe: as of `Batch`.
+            cache_prompt: keep what the chain's last call has left in the caches of the beginning of
+                the prompt, and read the rest only. Tokens and draws are those of reading all of it:
+                with packed weights bit for bit (`HuggingFaceLevel.varies`), else up to the rounding
+                of passes of other lengths. Several prompts are compared with those of a call of as
+                many, none of which has ended before the others. Levels that cannot go on so, such
+                as those with a streaming cache, read all; so does the chain where its last call
+                failed or its levels have been used otherwise since. Weights must not have changed
+                in between. `Stats.num_cached_tokens` tells what was kept.
 
         Raises:
             TypeError, ValueError: as of `generate`.
         """
         inputs.refuse(self.batch, others)
+        arguments.flag("cache_prompt", cache_prompt)
         arguments.instance("processors", processors, LogitsProcessors)
         arguments.function("observe", observe, none=True)
         encoded = inputs.encoded(
@@ -513,6 +537,7 @@ class Chain:
             processors=processors,
             observe=observe,
             encoded=encoded,
+            cache_prompt=cache_prompt,
         )
 
     def generate(

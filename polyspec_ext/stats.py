@@ -151,13 +151,19 @@ def _reaching(histogram: Sequence[int]) -> list[int]:
 @dataclass(slots=True)
 class Stats:
     """One request, or several. `levels[0]` is the target, the last one the drafter. Prefill and
-    decoding are timed apart."""
+    decoding are timed apart.
+
+    Attributes:
+        num_cached_tokens: of the prompt's, those that the target's cache held already, of the call
+            before (``Chain.batch(cache_prompt=)``).
+    """
 
     levels: list[LevelStats]
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0
     decode_seconds: float = 0.0
     num_requests: int = 1
+    num_cached_tokens: int = 0
 
     @property
     def prefill_seconds(self) -> float:
@@ -181,6 +187,7 @@ class Stats:
         return {
             "num_requests": self.num_requests,
             "num_prompt_tokens": self.num_prompt_tokens,
+            "num_cached_tokens": self.num_cached_tokens,
             "num_new_tokens": self.num_new_tokens,
             "tokens_per_second": None if math.isnan(rate) else rate,
             "prefill_seconds": self.prefill_seconds,
@@ -296,6 +303,7 @@ def merge(requests: Sequence[Stats]) -> Stats:
     for stats in requests:
         total.num_requests += stats.num_requests
         total.num_prompt_tokens += stats.num_prompt_tokens
+        total.num_cached_tokens += stats.num_cached_tokens
         total.num_new_tokens += stats.num_new_tokens
         total.decode_seconds += stats.decode_seconds
         for into, level in zip(total.levels, stats.levels, strict=True):
@@ -324,9 +332,10 @@ def _summary(stats: Stats) -> list[str]:
     spent = stats.decode_seconds
     rate = "-" if math.isnan(stats.tokens_per_second) else f"{stats.tokens_per_second:.1f}"
     outside = f"{stats.overhead_seconds * 1e3:.1f} ms ({_percent(stats.overhead_seconds, spent)} %)"
+    cached = f" ({stats.num_cached_tokens} in the caches)" if stats.num_cached_tokens else ""
     return [
-        f"{several}{stats.num_prompt_tokens} prompt tokens, {stats.num_new_tokens} new tokens, "
-        f"{rate} tokens/s",
+        f"{several}{stats.num_prompt_tokens} prompt tokens{cached}, "
+        f"{stats.num_new_tokens} new tokens, {rate} tokens/s",
         f"prefill {stats.prefill_seconds * 1e3:.1f} ms, decoding {spent * 1e3:.1f} ms, of which "
         f"{outside} outside the levels",
     ]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from ..chain import Chain
@@ -16,7 +20,9 @@ from ..stats import Stats
 from .chain_options import add_chain_options, add_sampling_options, build_chain, sampling_of
 from .texts import add_prompt_options, drawn_seeds, show_prompt, speed, tokenizer_of
 
-COMMANDS = "/reset forgets the conversation, /quit or Ctrl-D ends; Ctrl-C ends an answer"
+COMMANDS = (
+    "/reset forgets the conversation, /quit or Ctrl-D ends; Ctrl-C ends an answer, twice at once"
+)
 
 
 def add_command(commands: Any) -> None:
@@ -25,9 +31,9 @@ def add_command(commands: Any) -> None:
         "chat",
         help="a conversation on the terminal",
         description="Talk with a chain, whose target's tokenizer needs a chat template. Answers "
-        f"stream; statistics follow each on standard error. {COMMANDS}. Caches are not kept "
-        "between turns: every answer begins with reading the conversation again. Turns for which "
-        "the context has no room are left out, the oldest first.",
+        f"stream; statistics follow each on standard error. {COMMANDS}. What stands in the caches "
+        "is not read again. Turns for which the context has no room are left out, the oldest "
+        "first.",
     )
     add_prompt_options(sub)
     sub.add_argument(
@@ -110,8 +116,12 @@ class Conversation:
             show_prompt(answer.prompt)
         ending = ""
         try:
-            for piece in answer:
-                print(piece, end="", flush=True)
+            with _between_rounds() as asked:
+                for piece in answer:
+                    print(piece, end="", flush=True)
+                    if asked:
+                        ending = "ended by Ctrl-C"
+                        break
             if len(answer.tokens) == answer.limit and answer.tokens[-1] not in self._ends:
                 ending = f"cut off at {answer.limit} tokens"
         except KeyboardInterrupt:
@@ -133,7 +143,29 @@ def _figures(stats: Stats) -> str:
         if level.num_drafts
     ]
     accepted = f"; mean acceptance length {', '.join(lengths)}" if lengths else ""
-    return f"{speed(stats)}; prompt of {stats.num_prompt_tokens} tokens{accepted}"
+    read = stats.num_prompt_tokens - stats.num_cached_tokens
+    return f"{speed(stats)}; prompt of {stats.num_prompt_tokens} tokens, {read} read{accepted}"
+
+
+@contextlib.contextmanager
+def _between_rounds() -> Iterator[list[int]]:
+    """Meanwhile Ctrl-C is noted, so that a round is completed and leaves its caches as they should
+    be. The second one interrupts."""
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked:
+            signal.default_int_handler(number, frame)
+        asked.append(number)
+
+    if threading.current_thread() is not threading.main_thread():  # which alone has handlers
+        yield asked
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _line() -> str:

@@ -21,8 +21,8 @@ class HiddenStates(NamedTuple):
     (all tokens but the last), and those of verifications since its last draft. Every committed
     token but the last has a state of the target's, and every token of a text but the last one of
     some verifier, unless a verifier's have another width than the drafter wants, or fewer layers:
-    those are not told. Where two verifiers have read a token, its state is the later one's: the
-    target's are told behind each of its passes, and replace those of levels below it.
+    those are not told. Where the target has read a token, its state is the target's, and replaces
+    that of a level below it; between others it is that of the later one.
 
     Attributes:
         layers: ``[B, W, H]`` by layer; the state behind token ``positions[b] + j`` of row b. Empty

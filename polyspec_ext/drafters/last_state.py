@@ -164,6 +164,7 @@ class LastStateDrafter:
         self.vocab_size = heads.vocab_size
         self.max_length: int | None = None
         self.num_forward_passes = 0
+        self.revision = 0  # nothing is remembered
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `copy` and `pickle`: made anew over copies."""
@@ -226,6 +227,7 @@ class LastStateDrafter:
             device_lengths=True,
             reads_apart=True,
             keeps_lengths=True,
+            continues=True,
             hidden_layers=(LAST,),
             hidden_size=self._heads.hidden_size,
             trees=True,

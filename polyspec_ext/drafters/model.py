@@ -13,6 +13,7 @@ from ..levels import IdMap
 from ..levels.adapter import batched
 from ..levels.base import (
     BatchedLevel,
+    Continuing,
     DeviceLengths,
     InputBlock,
     Level,
@@ -69,8 +70,14 @@ class DraftModel:
             can.device_lengths,
             can.reads_apart,
             keeps_lengths=can.keeps_lengths,
+            continues=can.continues,
             id_map=can.id_map,
         )
+
+    @property
+    def revision(self) -> int:
+        """See `Continuing`."""
+        return cast(Continuing, self._level).revision
 
     @property
     def one_at_a_time(self) -> str:

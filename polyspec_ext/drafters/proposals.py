@@ -57,7 +57,9 @@ class ProposalDrafter:
 
     @property
     def capabilities(self) -> DrafterCapabilities:
-        return DrafterCapabilities(batches=hasattr(self.drafter, "fork"), trees=self._trees)
+        return DrafterCapabilities(
+            batches=hasattr(self.drafter, "fork"), trees=self._trees, reads_apart=True
+        )
 
     @property
     def one_at_a_time(self) -> str:

@@ -54,6 +54,7 @@ _LEVEL_POSITIONS = (
 _TOTALS = (
     ("num_requests", "Requests finished."),
     ("num_prompt_tokens", "Prompt tokens of finished requests."),
+    ("num_cached_tokens", "Of these, tokens that were in the caches already."),
     ("num_new_tokens", "Tokens generated."),
     ("decode_seconds", "Decoding time."),
     ("overhead_seconds", "Decoding time outside the levels."),

@@ -80,6 +80,9 @@ class LevelCapabilities:
         keeps_lengths: its lengths can stay on the device for a whole round, given the right cache
             (`device_lengths`): it has the methods of `DeviceLengths`.
         admits: prompts can join the batch at hand: it has the method of `Admitting`.
+        continues: the batch at hand can go on with other prompts, behind what both have in common
+            (`PromptBatch.held`): it has the attribute of `Continuing`. Then its logits depend on
+            the text alone, up to rounding, and not on the passes that have read it.
         checked: what it returns has the form that the contract says, so nobody looks again.
         id_map: which ids it draws, where they are a part of those that it reads; None: all.
         hidden_size: width of its hidden states; None: not told.
@@ -93,6 +96,7 @@ class LevelCapabilities:
     trees: bool = False
     keeps_lengths: bool = False
     admits: bool = False
+    continues: bool = False
     checked: bool = False
     id_map: IdMap | None = None
     hidden_size: int | None = None
@@ -127,6 +131,9 @@ class PromptBatch(NamedTuple):
         capacity: the longest row that the batch will have, prompts included; 0: not known.
         hidden_layers: layers whose hidden states are wanted (`Hidden`).
         encoded: for the encoders of encoder-decoder models; other levels leave it alone.
+        held: tokens that each row of the batch at hand has, and keeps in front of `tokens`. None:
+            none, everything is forgotten, and the batch may have other rows than the one before.
+            Only of levels whose capabilities have `continues`.
     """
 
     tokens: torch.Tensor
@@ -134,6 +141,7 @@ class PromptBatch(NamedTuple):
     capacity: int = 0
     hidden_layers: tuple[int, ...] = ()
     encoded: EncodedInput | None = None
+    held: Sequence[int] | None = None
 
 
 @dataclass(slots=True)
@@ -204,8 +212,8 @@ class BatchedLevel(Protocol):
     def capabilities(self) -> LevelCapabilities: ...
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        """Forget everything and read `prompts`. No logits are wanted; hidden states where
-        `prompts` says so."""
+        """Forget everything, but for what `prompts` says is held, and read them. No logits are
+        wanted; hidden states where `prompts` says so."""
         ...
 
     def forward(self, block: InputBlock) -> LevelOutput:
@@ -262,6 +270,19 @@ class Admitting(Protocol):
             slots: different rows of the batch, one for each prompt.
         """
         ...
+
+
+class Continuing(Protocol):
+    """What a level or drafter has beside, whose batch can go on with other prompts
+    (`LevelCapabilities.continues`).
+
+    Attributes:
+        revision: another number after every call that may have changed what it holds, whoever made
+            it.
+    """
+
+    @property
+    def revision(self) -> int: ...
 
 
 class DeviceLengths(Protocol):

@@ -149,6 +149,7 @@ class HuggingFaceLevel(ModelLevel):
         self._compiled: dict[tuple[int, ...], compiled.CompiledPasses | None] = {}
         self.choice: object | None = None
         self._reserved = 0
+        self._calls = 0  # that may have changed the cache
         self._member: Member | None = None
         # Where the model's weights lie; None: to be asked anew, since a batch begins.
         self._weights: Place | None = None
@@ -267,6 +268,7 @@ class HuggingFaceLevel(ModelLevel):
             keeps_lengths=True,
             checked=True,
             admits=self._admits(),
+            continues=self._continues(),
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
             id_map=self.id_map,
@@ -282,6 +284,18 @@ class HuggingFaceLevel(ModelLevel):
         cache = self._cache  # None: the last attempt to make one failed
         apart = self.supports_batches and self._member is None
         return apart and cache is not None and bool(cache.takes_rows)
+
+    def _continues(self) -> bool:
+        cache = self._cache  # None: the last attempt to make one failed
+        return cache is not None and bool(cache.keeps_all) and cache.only_drafts is None
+
+    @property
+    def revision(self) -> int:
+        """See `Continuing`; levels that share a cache have one."""
+        return self.cache_owner._calls
+
+    def _note_call(self) -> None:
+        self.cache_owner._calls += 1
 
     @property
     def cache(self) -> Any:
@@ -304,7 +318,9 @@ class HuggingFaceLevel(ModelLevel):
         ``[B, T]`` with their counts do as well (`Level.prefill`)."""
         if isinstance(prompts, torch.Tensor):
             prompts, self._reserved = PromptBatch(prompts, counts, self._reserved), 0
-        tokens, counts, capacity, layers, _ = prompts
+        self._note_call()
+        self._weights = None  # between batches they may have moved
+        tokens, counts, layers = prompts.tokens, prompts.counts, prompts.hidden_layers
         if layers:
             self._states.require(layers, self.name)
         if self._member is not None:
@@ -312,8 +328,11 @@ class HuggingFaceLevel(ModelLevel):
         rows, longest = tokens.shape
         if counts is not None:
             longest = max(counts, default=0)
-        self.adopt(self.fresh(rows, max(capacity, longest)))
-        hidden = read_prompts(self, self._make, tokens[:, :longest], counts, layers)
+        if prompts.held is not None:
+            hidden = self.append(tokens[:, :longest], counts, layers)
+        else:
+            self.adopt(self.fresh(rows, max(prompts.capacity, longest)))
+            hidden = read_prompts(self, self._make, tokens[:, :longest], counts, layers)
         return self.padded_states(hidden, layers, tokens) if layers else None
 
     @torch.inference_mode()
@@ -329,6 +348,7 @@ class HuggingFaceLevel(ModelLevel):
                 f"{self.name}: expected a level with batches and a cache of its own that keeps "
                 "every token in one run of slots per row, given another to admit rows to"
             )
+        self._note_call()
         tokens, layers = prompts.tokens, prompts.hidden_layers
         if layers:
             self._states.require(layers, self.name)
@@ -356,7 +376,6 @@ class HuggingFaceLevel(ModelLevel):
 
     def fresh(self, rows: int, capacity: int) -> Any:
         """An empty cache: the one at hand, emptied, if it is about the size."""
-        self._weights = None  # between batches they may have moved
         cache = self._cache
         # None: the last attempt to make one failed.
         if cache is not None and cache.refit(rows, capacity):
@@ -415,6 +434,7 @@ class HuggingFaceLevel(ModelLevel):
             made.counts = None if counts is None else RowCounts.of(counts)
             made.first = None if first is None else RowCounts.of(first)
             return self.forward(made).logits
+        self._note_call()
         if block.hidden_layers:
             self._states.require(block.hidden_layers, self.name)
         if block.parents is not None:
@@ -576,6 +596,7 @@ class HuggingFaceLevel(ModelLevel):
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
         """See `BatchedLevel.rollback`."""
+        self._note_call()
         state = self._cache if self._member is None else self._member
         kept: Sequence[int] = state.rollback(lengths)
         return kept
@@ -585,6 +606,7 @@ class HuggingFaceLevel(ModelLevel):
         self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
     ) -> Sequence[int]:
         """See `BatchedLevel.keep_path`."""
+        self._note_call()
         state = self._cache if self._member is None else self._member
         kept: Sequence[int] = state.keep_path(begin, path, lengths)
         return kept
@@ -592,6 +614,7 @@ class HuggingFaceLevel(ModelLevel):
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
+        self._note_call()
         (self._cache if self._member is None else self._member).select(rows)
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------

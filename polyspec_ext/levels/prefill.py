@@ -84,7 +84,7 @@ def read_apart(
 
     Args, Returns: as of `read_prompts`.
     """
-    tokens, counts, capacity, layers, _ = prompts
+    tokens, counts, capacity, layers = prompts[:4]
     whole = level.cache
     level.adopt(new_cache(len(slots), max(capacity, tokens.shape[1])))
     try:

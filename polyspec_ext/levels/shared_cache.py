@@ -210,10 +210,13 @@ class Member:
         return [max(lengths) for lengths in zip(*above, strict=True)] or [0] * len(self.lengths)
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        """Begin a batch, or join the one that another member has begun with the same tokens."""
+        """Begin a batch, or join the one that another member has begun with the same tokens; or
+        go on behind what this level holds."""
         shared, tokens, layers = self.shared, prompts.tokens, prompts.hidden_layers
         width = tokens.shape[1]
         limits = [width] * tokens.shape[0] if prompts.counts is None else list(prompts.counts)
+        if prompts.held is not None:
+            return self._go_on(tokens, limits, layers)
         rows = [ids[:n] for ids, n in zip(tokens.tolist(), limits, strict=True)]
         hidden: Hidden | None = None
         if self.rank == 0:
@@ -247,14 +250,43 @@ class Member:
             shared.record = None
         return self.level.padded_states(hidden, layers, tokens) if layers else None
 
+    def _go_on(
+        self, tokens: torch.Tensor, counts: list[int], layers: tuple[int, ...]
+    ) -> Hidden | None:
+        """Read `tokens`, ``counts[b]`` of row b, behind what this level has of the row, but for
+        those that a level above has read."""
+        own, record = self.lengths, self.shared.record
+        if self.rank == 0 and record is not None:
+            for row, ids, n in zip(record, tokens.tolist(), counts, strict=True):
+                row += ids[:n]
+        limits = list(map(int.__add__, own, counts))
+        bounds = zip(own, self.held(), limits, strict=True)
+        done = [min(max(n, above), limit) for n, above, limit in bounds]
+        if not layers:
+            self._read_rest(tokens, limits, done, (), own)
+            return None
+        start, end = torch.tensor(own), torch.tensor(done)
+        with self._keeping(start, end, tokens.shape[1] if self.rank else 0):  # they are its own
+            hidden = self._read_rest(tokens, limits, own, layers, own)
+        states: Hidden = self.level.padded_states(hidden, layers, tokens)
+        return states
+
     def _read_rest(
-        self, tokens: torch.Tensor, limits: list[int], done: list[int], layers: tuple[int, ...]
+        self,
+        tokens: torch.Tensor,
+        limits: list[int],
+        done: list[int],
+        layers: tuple[int, ...],
+        begin: list[int] | None = None,
     ) -> Hidden:
+        """The rows are to have `limits` tokens, of which `done` are in the cache; `tokens` are
+        those from `begin` on (None: all)."""
         rest = [n - d for n, d in zip(limits, done, strict=True)]
         hidden: Hidden = {}
         if any(rest):
             self.level.cache.rows.place(RowCounts(done))
-            hidden = self.level.append(_shift(tokens, torch.tensor(done), max(rest)), rest, layers)
+            shift = torch.tensor(done) - torch.tensor(begin or [0] * len(done))
+            hidden = self.level.append(_shift(tokens, shift, max(rest)), rest, layers)
         self.lengths = list(limits)
         return hidden
 

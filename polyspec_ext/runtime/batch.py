@@ -40,6 +40,7 @@ class Batch:
         encoded: what the encoder of an encoder-decoder target reads, of one request.
         observe: called with a row's number and the target's logits ``[e, V]``, processed, behind
             which its e committed tokens were emitted.
+        cache_prompt: whether to keep what the caches hold of the prompts (`Engine.keep`).
 
     Attributes:
         rows: one per request, in the order given.
@@ -60,6 +61,7 @@ class Batch:
         processors: LogitsProcessors | None = None,
         observe: Observer | None = None,
         encoded: EncodedInput | None = None,
+        cache_prompt: bool = False,
     ) -> None:
         self._engine, self._owner = engine, owner
         self._policy = policy if engine.config.levels > 1 else None  # else there is no window
@@ -93,7 +95,12 @@ class Batch:
         self._before = [len(row.tokens) for row in self.rows]
         with owner.work():
             owner.begin(self)
-            engine.begin(self.rows, self._recorder, processors, observe)
+            held = engine.keep(self.rows) if cache_prompt else {}
+            if not held:
+                owner.forget()
+            engine.begin(self.rows, self._recorder, processors, observe, held)
+        if not single:
+            self.stats.num_cached_tokens = sum(row.stats.num_cached_tokens for row in self.rows)
 
     @property
     def seeds(self) -> list[int]:

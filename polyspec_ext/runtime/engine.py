@@ -16,7 +16,7 @@ Tokens do not depend on the executor: rows, draws and distributions are the same
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -33,6 +33,7 @@ from ..drafters.base import (
 from ..errors import ERROR_BITS, PolyspecError, RequestError, name_place, named
 from ..levels.base import (
     BatchedLevel,
+    Continuing,
     DeviceLengths,
     InputBlock,
 )
@@ -130,6 +131,9 @@ class Engine:
         self._slots: list[Row] = []
         self._course: _Course | None = None
         self._rounds = 0  # left of it
+        # What levels and drafter say of what they hold, behind the latest round of the target; None
+        # where it was not completed: nobody knows what they hold then.
+        self._settled: list[int | None] | None = None
         # Which part is at work, and in which step (None: for all rows), for messages.
         self._at_work: tuple[int, Step | None] | None = None
 
@@ -140,14 +144,76 @@ class Engine:
 
     # ---- a batch ---------------------------------------------------------------------------------
 
+    @torch.inference_mode()
+    def keep(self, rows: Sequence[Row]) -> dict[int, list[int]]:
+        """Roll the caches back to what the latest batch has in common with the prompts of `rows`,
+        row by row, which `begin` then has to be given.
+
+        Returns:
+            By the numbers of the levels that go on so, the tokens of each row that they hold. The
+            others begin anew; all of them where there are other rows or where nobody knows what the
+            caches hold.
+        """
+        settled, self._settled = self._settled, None
+        before = self._slots
+        encoded = any(row.encoded is not None for row in (*before, *rows))
+        if settled is None or settled != self._revisions() or encoded or len(before) != len(rows):
+            return {}
+        pairs = zip(before, rows, strict=True)
+        common = [_common(was.tokens, row.tokens[:-1]) for was, row in pairs]
+        numbers = self._continuing()
+        have = {number: self._state.cached(number) for number in numbers}
+        if self._layers and 1 in have:
+            # The drafter is told the states that the target's passes give from now on. What it
+            # makes of one takes the next token as well, so the last one in common is read again.
+            self._forget_buffers()
+            told, drafted = self._hidden_window.begin.tolist(), have[self._count]
+            both = [max(0, n - 1) for n in map(min, common, have[1], drafted)]
+            have[1] = list(map(min, both, told))
+            have[self._count] = [n + 1 for n in have[1]]
+        held: dict[int, list[int]] = {}
+        for number in numbers:
+            wanted = list(map(min, have[number], common))
+            with named(self.config.names, number - 1, before):
+                held[number] = list(self._parts[number - 1].rollback(RowCounts(wanted)))
+        return held if any(map(any, held.values())) else {}
+
+    def _continuing(self) -> list[int]:
+        """The levels that can go on with the batch at hand."""
+        able = {
+            number
+            for number, part in enumerate(self._parts, 1)
+            if self._begun[number - 1] and part.capabilities.continues
+        }
+        if self._layers and not {1, self._count} <= able:
+            able -= {1, self._count}  # states that the one must be told the other must read
+        # One that begins anew may do so in the cache of another.
+        apart = {n for n, part in enumerate(self._parts, 1) if part.capabilities.reads_apart}
+        others = set(range(1, self._count + 1)) - able
+        return [] if able - apart and others - apart else sorted(able)
+
+    def _revisions(self) -> list[int | None]:
+        return [
+            cast(Continuing, part).revision if part.capabilities.continues else None
+            for part in self._parts
+        ]
+
     def begin(
         self,
         slots: Sequence[Row],
         recorder: StatsRecorder,
         processors: LogitsProcessors | None,
         observe: Observer | None,
+        held: Mapping[int, list[int]],
     ) -> None:
-        """The caches belong to these rows from now on."""
+        """The caches belong to these rows from now on.
+
+        Args:
+            held: as `keep` has given it for these rows; empty: nothing.
+        """
+        self._settled, self._held = None, dict(held)
+        for row, own in zip(slots, held.get(1, ()), strict=False):
+            row.stats.num_cached_tokens = own
         self._recorder = recorder
         self._processors, self._observe = processors, observe
         self._state = StateRows(self._count, len(slots))
@@ -192,6 +258,7 @@ class Engine:
         copied then. Where steps are captured they stay, with nothing to do, so that the graphs of
         the batch serve to its end."""
         slots = self._slots
+        self._settled = None
         staying = [row for row in slots if not row.ended]
         if len(staying) == len(slots) or not staying or len(staying) * 4 > len(slots) * 3:
             return
@@ -200,9 +267,12 @@ class Engine:
         keep = [row.slot for row in staying]
         self._forget_buffers()
         for number, part in enumerate(self._parts, 1):
-            if self._begun[number - 1]:
+            held = self._held.get(number)
+            if self._begun[number - 1] or held:
                 with named(self.config.names, number - 1, staying):
                     part.select(keep)
+            if held:
+                self._held[number] = [held[slot] for slot in keep]
         self._state = self._state.select(keep)
         self._hidden_window.select(keep)
         for slot, row in enumerate(staying):
@@ -223,6 +293,12 @@ class Engine:
 
     def round(self) -> Committed:
         """One round of the target: the tokens that it commits, by the number of their row."""
+        self._settled = None
+        committed = self._round()
+        self._settled = self._revisions()
+        return committed
+
+    def _round(self) -> Committed:
         try:
             if not self._rounds:
                 self._course = self._chart()
@@ -293,12 +369,15 @@ class Engine:
                 self._streams,
                 self._recorder,
                 self._layers,
+                self._held,
             )
             if hidden is not None:
+                begin = torch.tensor(self._held.get(1, [0] * len(slots)))
                 read = torch.tensor([row.committed - 1 for row in slots])
-                self._hidden_window.add(hidden, torch.zeros_like(read), read)
+                self._hidden_window.add(hidden, begin, read - begin)
             for number in fresh:
                 self._begun[number - 1] = True
+                self._held.pop(number, None)
                 state.set_cached(number, [row.committed - 1 for row in slots])
         for number in plan.asked:
             held = state.cached(number)
@@ -650,6 +729,10 @@ class Engine:
             begin = own.positions - (own.counts - own.lengths)
             stand = RowCounts(*report.kept[number - 1]).on(begin.device) - begin
             window = buffers.hidden_window or self._hidden_window
+            if number > 1 and 1 in self._gives_hidden:
+                # What the target has read is told as its own.
+                above = (state.read_by(1) - begin).clamp_min(0)
+                skipped = above if skipped is None else above.maximum(skipped.to(above.device))
             window.add(hidden, begin, torch.where(own.part > 0, stand, 0), skipped)
         elif self._layers:  # what a level below has read may stand no more
             stand = RowCounts(*report.kept[number - 1]).on(own.part.device)
@@ -789,3 +872,9 @@ class Engine:
             f"position {row.committed}, given none (windows and rounds {list(windows)}, tail "
             f"{tail}); this is a mistake of polyspec_ext"
         )
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    differ = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differ, min(len(one), len(other)))

@@ -73,7 +73,7 @@ class CacheOwner:
     Args:
         levels: names of the chain's levels, and of each what holds a cache. One that shares the
             cache of another names that other as its `cache_owner`. A `begin_batch` is called where
-            a batch begins.
+            a batch begins with empty caches.
     """
 
     def __init__(self, levels: Sequence[tuple[str, object]]) -> None:
@@ -111,6 +111,9 @@ class CacheOwner:
         self._current = batch
         for _, cache in self._caches:
             cache.batch = weakref.ref(batch)
+
+    def forget(self) -> None:
+        """Nothing that is in the caches is the batch's."""
         for begin in self._told:
             begin()
 

@@ -36,6 +36,7 @@ def prefill(
     streams: SideStreams,
     recorder: StatsRecorder,
     hidden_layers: tuple[int, ...] = (),
+    held: Mapping[int, Sequence[int]] | None = None,
 ) -> Hidden | None:
     """Has the levels `numbers` (from 1) begin a batch and read `slots`.
 
@@ -44,9 +45,11 @@ def prefill(
         config: of the chain.
         ahead: tokens by which a text may run ahead of what is committed.
         hidden_layers: that the drafter wants.
+        held: of each level that goes on with the batch at hand, the tokens of each row that it has;
+            it reads those behind them.
 
     Returns:
-        The target's hidden states of the prompts, if the target is among the levels and they are
+        The target's hidden states of what it has read, if it is among the levels and they are
         wanted.
     """
     found: Hidden | None = None
@@ -60,7 +63,10 @@ def prefill(
             apart = number > 1 and part.capabilities.reads_apart
             place = streams.stream(part.device, number) if apart else nullcontext()
             with named(config.names, number - 1, slots), place:
-                tokens, counts = padded([row.tokens[:-1] for row in slots], part.device)
+                own = None if held is None else held.get(number)
+                begin = [0] * len(slots) if own is None else own
+                rest = [row.tokens[n:-1] for row, n in zip(slots, begin, strict=True)]
+                tokens, counts = padded(rest, part.device)
                 even = min(counts) == tokens.shape[1]
                 tokens = config.id_maps[number - 1].to_below(tokens)
                 layers = hidden_layers if number == 1 else ()
@@ -68,7 +74,7 @@ def prefill(
                 if encoded is not None and number > 1:
                     encoded = encoded._replace(states=None)
                 counted = None if even else counts
-                prompts = PromptBatch(tokens, counted, capacity, layers, encoded)
+                prompts = PromptBatch(tokens, counted, capacity, layers, encoded, own)
                 hidden = part.prefill(prompts)
                 if layers and isinstance(hidden, Mapping):
                     found = hidden

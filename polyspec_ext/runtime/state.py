@@ -190,6 +190,10 @@ class StateRows:
         own: list[int] = self.head[:, self._levels[level - 1] + self.shape.CACHED].tolist()
         return own
 
+    def read_by(self, level: int) -> torch.Tensor:
+        """``[B]`` int64, tokens in the cache of `level`, where the rows lie."""
+        return self.words[:, self._levels[level - 1] + self.shape.CACHED]
+
     def set_cached(self, level: int, cached: Sequence[int]) -> None:
         """So many tokens are in the cache of `level`, by row."""
         word = self._levels[level - 1] + self.shape.CACHED
@@ -274,7 +278,7 @@ class StateRows:
     def read_again(self, level: int, positions: torch.Tensor) -> Iterator[None]:
         """Meanwhile `level` has read the first ``positions[b]`` tokens of row b at most, ``[B]``
         int64: `step` gives the others."""
-        cached = self.words[:, self._levels[level - 1] + self.shape.CACHED]
+        cached = self.read_by(level)
         before = cached.clone()
         cached.copy_(torch.minimum(cached, positions))
         yield

@@ -237,14 +237,17 @@ def test_a_conversation_ends_with_stdin_and_shows_what_is_asked_for(
 def test_ctrl_c_ends_an_answer_and_not_the_conversation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, instruct: Path
 ) -> None:
-    """What was said until then is part of it; a question without any answer is not."""
-    stops = iter([3, 0, 100])
+    """What was said until then is part of it; a question without any answer is not. The first
+    waits for the end of a round, whose caches the next answer goes on with."""
+    stops = iter([(3, 1), (0, 2), (100, 0)])
+    cached: list[tuple[int, int]] = []
 
     class Interrupted(ps.Stream):
         def __iter__(self) -> Iterator[int]:
-            stop = next(stops)
+            stop, times = next(stops)
+            cached.append((self.stats.num_prompt_tokens, self.stats.num_cached_tokens))
             for number in range(8):
-                if number == stop:
+                for _ in range(times if number == stop else 0):
                     signal.raise_signal(signal.SIGINT)
                 yield next(self)
 
@@ -253,9 +256,13 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(
     status, shown, prompts = talk(capsys, monkeypatch, "one\ntwo\nthree\n", *words)
     assert status == 0
     assert shown.count("ended by Ctrl-C") == 2
-    assert "3 tokens, " in shown
+    assert "4 tokens, " in shown
     assert prompts[1].endswith("<|eos|>[user]two<|eos|>[assistant]")
     assert prompts[2] == prompts[1].replace("]two<", "]three<")
+    (first, none), (_, some), (third, after) = cached
+    assert (none, some) == (0, first + 3)  # the last token has not been read
+    assert after == 0  # the second was interrupted in its first round
+    assert f"prompt of {third} tokens, {third} read" in shown
 
 
 def test_ctrl_c_between_answers_says_how_to_end(

@@ -59,6 +59,7 @@ class Eagle:
         self.vocab_size, self.device = head.vocab_size, head.device
         self.max_length: int | None = head.config.layer.max_position_embeddings
         self._sample, self.num_forward_passes = sample, 0
+        self.revision = 0  # see `Continuing`
 
     @classmethod
     def from_pretrained(
@@ -110,6 +111,7 @@ class Eagle:
             trees=self.tree is not None,
             tree_size=None if self.tree is None else self._tree_size,
             keeps_lengths=True,
+            continues=True,
             device_lengths=self._head.features.in_one_place,
             id_map=self._head.id_map,
         )
@@ -121,18 +123,22 @@ class Eagle:
     @torch.inference_mode()
     def prefill(self, prompts: PromptBatch) -> None:
         # The prompts' states come with the first draft.
-        self._head.begin(prompts.tokens.shape[0], prompts.capacity)
+        self.revision += 1
+        if prompts.held is None:
+            self._head.begin(prompts.tokens.shape[0], prompts.capacity)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         """Nothing is read without the states, which come with the next draft."""
 
     @torch.inference_mode()
     def rollback(self, lengths: RowCounts) -> RowCounts:
+        self.revision += 1
         self._head.features.rollback(lengths)
         return lengths
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
+        self.revision += 1
         self._head.features.select(rows)
 
     @torch.inference_mode()
@@ -146,6 +152,7 @@ class Eagle:
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """See `BatchedDrafter.draft`."""
+        self.revision += 1
         head = self._head
         states = head.features.read(inputs, head.config.hidden_layers, head.extend, self._follow)
         if self.tree is None:

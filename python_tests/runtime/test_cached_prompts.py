@@ -1,0 +1,243 @@
+"""What the caches hold of a prompt is not read again (`cache_prompt`), and tokens, draws and
+log-probabilities are those of reading all of it: bit for bit, since the models here are packed or
+in 4 bits. What cannot be known to be in the caches is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from eagle_heads import Variant, save, weights_of
+from last_state_heads import medusa, save_medusa
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import polyspec_ext as ps
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
+
+V = 97
+TEXT = [5, 17, 80, 3, 3, 41, 60]
+TURNS = 3
+invariant = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512")
+    or torch.cpu._is_amx_tile_supported(),
+    reason="packed levels multiply with oneDNN here",
+)
+
+
+class Counting(HuggingFaceLevel):
+    """Counts the tokens that its model's passes read while it begins a batch."""
+
+    read = 0
+    began = False
+
+    def prefill(self, prompts: Any, counts: Any = None) -> Any:  # type: ignore[override]
+        def count(*_: Any, **inputs: Any) -> None:
+            self.read += inputs["input_ids"].numel()
+
+        hook = self._runs.register_forward_pre_hook(
+            lambda _, args, inputs: count(**inputs), with_kwargs=True
+        )
+        try:
+            return super().prefill(prompts, counts)
+        finally:
+            hook.remove()
+
+
+def model(layers: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Any:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=V, hidden_size=128, intermediate_size=192, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
+        eos_token_id=None, initializer_range=0.12,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def packed(layers: int, seed: int = 0, **options: Any) -> Counting:
+    return Counting(model(layers, seed), pack=True, **options)
+
+
+def two(_: Path) -> list[Any]:
+    return [packed(3), packed(1)]
+
+
+def three(_: Path) -> list[Any]:
+    return [packed(3), packed(2), packed(1)]
+
+
+def copies(_: Path) -> list[Any]:
+    """In the target's own cache, and another that drafts in it as well."""
+    target = packed(3)
+    copy = ps.quantize_w4(target.model, 32, head=True)
+    return [target, Counting(copy, shares_cache_with=target), "early-exit:1"]
+
+
+def eagle(place: Path) -> list[Any]:
+    """Below a middle level whose states it is told too."""
+    v = Variant(
+        "eagle1", hidden=128, inner=64, heads=4, kv_heads=4, head_dim=32, vocab=V, own_head=True
+    )
+    target = packed(3)
+    head = ps.Eagle.from_pretrained(save(v, weights_of(v, 3), place), target)
+    return [target, packed(2), head]
+
+
+def trees(place: Path) -> list[Any]:
+    target = packed(3)
+    heads = save_medusa(medusa(hidden=128, vocab=V), place)
+    return [target, ps.Medusa.from_pretrained(heads, target)]
+
+
+def words(_: Path) -> list[Any]:
+    return [packed(3), "ngram"]
+
+
+def streaming(_: Path) -> list[Any]:
+    return [packed(3), Counting(model(1), streaming=8)]
+
+
+KINDS: dict[str, Callable[[Path], list[Any]]] = {
+    "plain": lambda _: [packed(3)],
+    **{made.__name__: made for made in (two, three, copies, eagle, trees, words, streaming)},
+}
+
+
+def conversation(chain: ps.Chain, temperature: float, cache: bool) -> list[Any]:
+    """Three turns; the second goes on behind a part of the first answer, as where the template
+    writes it otherwise."""
+    text, found = list(TEXT), []
+    for turn in range(TURNS):
+        stream = chain.stream(text, 18, temperature, seed=turn, eos_token_id=[], cache_prompt=cache)
+        new = list(stream)
+        found.append((new, stream.batch.rows[0].logprobs, stream.stats))
+        text += [*new[: -3 if turn == 0 else None], 7, 8 + turn, 9, 60]
+    return found
+
+
+@invariant
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_conversation_is_what_it_is_when_all_is_read(
+    kind: str, temperature: float, tmp_path: Path
+) -> None:
+    levels = KINDS[kind](tmp_path)
+    wanted = conversation(ps.Chain(levels), temperature, cache=False)
+    alone = [level.read for level in levels if isinstance(level, Counting)]
+    levels = KINDS[kind](tmp_path)  # an n-gram table remembers what it has seen
+    found = conversation(ps.Chain(levels), temperature, cache=True)
+    counting = [level for level in levels if isinstance(level, Counting)]
+    for (tokens, logprobs, stats), (own, own_logprobs, before) in zip(found, wanted, strict=True):
+        assert tokens == own
+        assert logprobs == own_logprobs
+        assert [level.num_draft_tokens for level in stats.levels] == [
+            level.num_draft_tokens for level in before.levels
+        ]
+    cached = [stats.num_cached_tokens for _, _, stats in found]
+    prompts = [stats.num_prompt_tokens for _, _, stats in found]
+    # All but what is new, and what the last round left unread.
+    assert cached[0] == 0
+    assert all(n - have < 12 for n, have in zip(prompts[1:], cached[1:], strict=True))
+    if kind != "copies":  # which read of their own in the target's cache
+        assert counting[0].read == sum(prompts) - sum(cached) - TURNS
+    assert counting[0].read < 0.4 * alone[0]
+    if kind == "streaming":
+        assert counting[1].read == alone[1]
+    elif len(counting) > 1:
+        assert counting[1].read <= 0.4 * alone[1]
+
+
+@invariant
+def test_rows_go_on_each_with_its_own() -> None:
+    chain = ps.Chain([packed(3)])
+    texts = [[4, 5, 6], [9] * 12, [1, 2, 3, 4, 5]]
+
+    def answers(cache: bool) -> list[Any]:
+        rows, found = [list(text) for text in texts], []
+        for turn in range(2):
+            batch = chain.batch(rows, 12, 1.0, seed=turn, eos_token_id=[], cache_prompt=cache)
+            batch.complete()
+            found.append(([row.logprobs for row in batch.rows], batch.stats.num_cached_tokens))
+            rows = [[*row.tokens, 5, turn] for row in batch.rows]
+        return found
+
+    (first, _), (second, none) = answers(False)
+    (again, _), (cached, some) = answers(True)
+    assert (again, cached, none) == (first, second, 0)
+    assert some == sum(len(text) + 11 for text in texts)
+
+
+@pytest.mark.parametrize(
+    "between",
+    ["a level by hand", "another chain", "a failure", "an interrupt", "more rows", "another text"],
+)
+def test_what_the_caches_may_not_hold_is_read_again(between: str) -> None:
+    class Failing(Counting):
+        error: BaseException | None = None
+
+        def run(self, block: InputBlock) -> LevelOutput:
+            out = super().run(block)
+            if self.error is not None:
+                raise self.error
+            return out
+
+    target, draft = Failing(model(3)), Counting(model(1))
+    chain = ps.Chain([target, draft])
+    first = list(chain.stream(TEXT, 9, eos_token_id=[]))
+    text = [*TEXT, *first, 5, 6]
+    wanted = list(chain.stream(text, 9, eos_token_id=[]))
+    list(chain.stream(TEXT, 9, eos_token_id=[]))
+    kept = 0
+    if between == "a level by hand":  # as many tokens as before, but others
+        held = target.cache.known_lengths[0]
+        target.rollback([2])
+        target.forward(torch.full((1, held - 2), 11), 1)
+    elif between == "another chain":
+        ps.Chain([draft]).generate([1, 2, 3], 4, eos_token_id=[])
+    elif between in ("a failure", "an interrupt"):
+        stream = chain.stream([*TEXT, 5], 9, eos_token_id=[])
+        next(stream)
+        target.error = KeyboardInterrupt() if between == "an interrupt" else ValueError("wrong")
+        with pytest.raises(type(target.error)):
+            list(stream)
+        target.error = None
+    elif between == "more rows":
+        chain.generate([TEXT, TEXT], 4, eos_token_id=[])
+    else:
+        chain.generate([*TEXT[:4], 1, 1, 1, 1], 4, eos_token_id=[])
+        kept = 4
+    stream = chain.stream(text, 9, eos_token_id=[], cache_prompt=True)
+    assert list(stream) == wanted
+    assert stream.stats.num_cached_tokens == kept
+
+
+def test_a_stream_that_was_left_can_be_gone_on_with() -> None:
+    """As where somebody has read enough of an answer."""
+    chain = ps.Chain([HuggingFaceLevel(model(3)), HuggingFaceLevel(model(1))])
+    stream = chain.stream(TEXT, 30, eos_token_id=[])
+    some = [next(stream) for _ in range(7)]
+    text = [*TEXT, *some, 4]
+    wanted = list(ps.Chain(chain.levels).stream(text, 9, eos_token_id=[]))
+    stream = chain.stream(TEXT, 30, eos_token_id=[])
+    assert [next(stream) for _ in range(7)] == some
+    following = chain.stream(text, 9, eos_token_id=[], cache_prompt=True)
+    with pytest.raises(RuntimeError, match="this stream has ended"):
+        list(stream)
+    assert list(following) == wanted
+    assert len(TEXT) + 7 - 5 <= following.stats.num_cached_tokens < len(text)
+
+
+def test_nothing_is_kept_unasked_for() -> None:
+    chain = ps.Chain([HuggingFaceLevel(model(1))])
+    for cache in (False, True, False):
+        stream = chain.stream(TEXT, 4, eos_token_id=[], cache_prompt=cache)
+        list(stream)
+        held = stream.stats.num_cached_tokens
+        assert held == (len(TEXT) - 1 if cache else 0)
+        told = f"{len(TEXT)} prompt tokens{f' ({held} in the caches)' if cache else ''}, 4 new"
+        assert stream.stats.table().startswith(told)
+    for given in (1, "yes", None):
+        with pytest.raises(TypeError, match="cache_prompt: expected True or False"):
+            chain.stream(TEXT, 4, cache_prompt=given)  # type: ignore[arg-type]
