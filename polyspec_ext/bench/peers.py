@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from polyspec_ext.bench import cost, rules
+from polyspec_ext.bench import cost, rules, vllm_kernels
 from polyspec_ext.bench.grid import Filters
 from polyspec_ext.bench.inputs import Feed
 from polyspec_ext.bench.timing import Contender
@@ -28,6 +28,7 @@ MULTINOMIAL = "torch softmax + multinomial"
 EAGER = "eager torch"
 COMPILED = "torch.compile"
 FLASHINFER = "FlashInfer"
+VLLM = vllm_kernels.NAME
 
 
 def contenders(operator: str, feed: Feed, *, compiled: bool) -> tuple[list[Contender], list[str]]:
@@ -39,6 +40,7 @@ def contenders(operator: str, feed: Feed, *, compiled: bool) -> tuple[list[Conte
     elif operator.startswith("verify"):
         made += _verifying(operator, feed, compiled)
         made += _transformers(operator, feed, notes)
+        made += _vllm(operator, feed, notes)
     if operator in ("sample", "verify-token", "verify-token-bare"):
         made += _flashinfer(operator, feed, notes)
     return made, notes
@@ -155,6 +157,18 @@ def _transformers(operator: str, feed: Feed, notes: list[str]) -> list[Contender
             accepted=lambda verified: torch.stack([n for _, n in verified]),
         )
     ]
+
+
+def _vllm(operator: str, feed: Feed, notes: list[str]) -> list[Contender]:
+    if operator == "verify-block" or feed.target.device.type != "cpu" or feed.tokens.shape[1] == 0:
+        return []
+    try:
+        operators = vllm_kernels.load()
+    except (ImportError, OSError) as error:  # a library for another torch
+        notes.append(f"{VLLM}: {error}".splitlines()[0])
+        return []
+    call = vllm_kernels.Verifier(operators, feed.target, feed.tokens, feed.draft, feed.case.filters)
+    return [Contender(VLLM, call, graph=False, accepted=lambda verified: verified[1])]
 
 
 def _flashinfer(operator: str, feed: Feed, notes: list[str]) -> list[Contender]:

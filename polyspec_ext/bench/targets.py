@@ -84,6 +84,7 @@ def _cpu(cases: list[Result]) -> Iterator[Target]:
     cut = _find(cases, "sample", CUT, 1, "float32")
     yield _faster(f"at least 8x faster than {peers.TRANSFORMERS}", 8, verify, peers.TRANSFORMERS)
     yield _faster(f"no slower than {peers.LOGSUMEXP}", 1, verify, peers.LOGSUMEXP)
+    yield _faster(f"at least 3x faster than {peers.VLLM}", 3, verify, peers.VLLM)
     for peer in (peers.SORT, peers.WARPERS):
         yield _faster(f"sample, {CUT}: at least 10x faster than {peer}", 10, cut, peer)
 

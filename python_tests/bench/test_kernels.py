@@ -211,13 +211,15 @@ def _case(operator: str, filters: Filters, rows: dict[str, tuple[float, float]])
 
 
 def test_targets_need_median_and_mean() -> None:
-    rows = {peers.TRANSFORMERS: (9.0, 7.5), peers.LOGSUMEXP: (1.0, 1.2)}
+    rows = {
+        peers.TRANSFORMERS: (9.0, 7.5), peers.LOGSUMEXP: (1.0, 1.2), peers.VLLM: (2.9, 3.1)
+    }  # fmt: skip
     found = targets.check([_case("verify-token", Filters(), rows)], "cpu")
-    assert [target.met for target in found] == [False, True, None, None]
+    assert [target.met for target in found] == [False, True, False, None, None]
     rows = {peers.SORT: (10.0, 10.0), peers.WARPERS: (9.9, 11.0)}
     found = targets.check([_case("sample", grid.CUT, rows)], "cpu")
-    assert [target.met for target in found] == [None, None, True, False]
-    assert targets.check([_case("sample", Filters(), rows)], "cpu")[2].met is None
+    assert [target.met for target in found] == [None, None, None, True, False]
+    assert targets.check([_case("sample", Filters(), rows)], "cpu")[3].met is None
 
 
 def test_a_busy_machine_verifies_nothing() -> None:

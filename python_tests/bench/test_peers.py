@@ -12,7 +12,7 @@ import reference
 import torch
 
 import polyspec_ext as ps
-from polyspec_ext.bench import grid, inputs, operators, peers, rules
+from polyspec_ext.bench import grid, inputs, operators, peers, rules, vllm_kernels
 from polyspec_ext.bench.grid import Case, Filters
 
 CUT = Filters(top_k=6, top_p=0.85, min_p=0.02)
@@ -63,10 +63,19 @@ def _transformers(feed: inputs.Feed) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(tokens), torch.stack([n for _, n in verified])
 
 
+def _vllm(feed: inputs.Feed) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        kernels = vllm_kernels.load()
+    except ImportError as error:
+        pytest.skip(str(error))
+    return vllm_kernels.Verifier(kernels, feed.target, feed.tokens, feed.draft, feed.case.filters)()
+
+
 VERIFIERS = {
     "ours token": (_ours("token"), "token"),
     "eager token": (_eager(rules.token_rule), "token"),
     "transformers": (_transformers, "token"),
+    "vLLM": (_vllm, "token"),
     "ours block": (_ours("block"), "block"),
     "eager block": (_eager(rules.block_rule), "block"),
 }
@@ -126,8 +135,10 @@ def test_samplers_have_the_same_distribution(filters: Filters) -> None:
 
 def test_every_peer_of_the_targets_takes_part() -> None:
     feed = inputs.make(Case("verify-token", 1, 3, 7, "float32", 0.7, Filters()), "cpu", 0)
-    names = {one.name for one in peers.contenders("verify-token", feed, compiled=True)[0]}
-    assert names == {peers.LOGSUMEXP, peers.EAGER, peers.COMPILED, peers.TRANSFORMERS}
+    made, notes = peers.contenders("verify-token", feed, compiled=True)
+    always = {peers.LOGSUMEXP, peers.EAGER, peers.COMPILED, peers.TRANSFORMERS}
+    assert {one.name for one in made} - {peers.VLLM} == always
+    assert [note.split(":")[0] for note in notes] == [peers.VLLM] * (5 - len(made))
     feed = inputs.make(Case("sample", 1, 0, 70, "float32", 0, grid.CUT), "cpu", 0)
     names = {one.name for one in peers.contenders("sample", feed, compiled=False)[0]}
     assert names == {peers.SORT, peers.WARPERS, peers.EAGER}
