@@ -140,6 +140,17 @@ Tensor set_cut(const Batch& place, const OptTensor& eos, int64_t room, const Opt
   return ends;
 }
 
+// The workspace of a verification of so many rows a request, or nullptr.
+void* workspace_for(const Batch& place, int64_t rows) {
+  constexpr int64_t kFewRows = 256;  // about as many as a device has multiprocessors
+  if (!place.cuda() || place.batch == 0 || place.batch > kFewRows || rows > kFewRows ||
+      place.batch * rows > kFewRows) {
+    return nullptr;
+  }
+  const DeviceGuard guard(place.device_index);
+  return Workspaces::lend(place, current_stream(place));
+}
+
 // What every verification writes, of so many tokens for each request.
 struct Emitted {
   Tensor tokens, num_accepted, logprobs, status, statistics;
@@ -269,12 +280,7 @@ Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const O
   out.point(&params);
   const Tensor ends = set_cut(place, eos, room, rooms, &params.cut);
 
-  constexpr int64_t kFewRows = 256;  // about as many as a device has multiprocessors
-  const int64_t rows = place.batch * (draft_len + 1);
-  if (place.cuda() && rows > 0 && rows <= kFewRows) {
-    const DeviceGuard guard(place.device_index);
-    params.workspace = Workspaces::lend(place, current_stream(place));
-  }
+  params.workspace = workspace_for(place, draft_len + 1);
   run<1>(&polyspec::verify, params, place);
   return {out.tokens, out.num_accepted, out.logprobs, out.status, out.statistics, ends};
 }
@@ -339,6 +345,7 @@ VerifiedTree verify_tree(const Tensor& target_logits, const Tensor& draft_tokens
   params.path = out_ptr<int64_t>(path);
   params.rows = out_ptr<int64_t>(rows);
   const Tensor ends = set_cut(place, eos, room, rooms, &params.cut);
+  params.workspace = workspace_for(place, nodes + 1);
   run<1>(&polyspec::verify_tree, params, place);
   return {out.tokens, out.num_accepted, out.logprobs, out.status, out.statistics, path, rows, ends};
 }

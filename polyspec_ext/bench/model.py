@@ -2,8 +2,9 @@
 
 Instructions per logit and barriers per row are counts, which tests hold: test_loop_budget.py and
 barrier_budget_test.cpp. What a device makes of them is assumed: `Device` says what, and the table
-calls itself an estimate. One launch verifies chains with the token rule. A request's rows are read
-one after the other until the first rejection, by a group of one to eight multiprocessors.
+calls itself an estimate. One launch verifies chains with the token rule, or trees of deterministic
+nodes. A request's rows are read one after the other until the first rejection, by a group of one to
+eight multiprocessors. The rows of a few trees are read at the same time, by a group each.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from polyspec_ext.bench import output
 from polyspec_ext.command import options
 
-SCHEMA = 1  # of the JSON report
+SCHEMA = 2  # of the JSON report
 
 # Most instructions per logit of the loops over a row, bfloat16, sm_90.
 INSTRUCTIONS = {
@@ -47,7 +48,18 @@ FILTERS = (
     Filters("top-k and top-p", ("maximum", "candidates"), 3),
 )
 LAUNCH_BARRIERS = 2  # where a kernel begins and ends
-EMIT_BARRIERS = 3  # to find the token that is drawn at the end
+EMIT_BARRIERS = 3  # to find the token that is drawn, for a chain at its end
+TREE_BARRIERS = 3  # of a row, to find its children
+TREE_LAUNCH_BARRIERS = 2  # to check the parents, and to find the group that comes last
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree's nodes, its depth, and the nodes that a walk goes down to, on average."""
+
+    nodes: int = 60
+    depth: int = 6
+    accepted: float = 3.0
 
 
 @dataclass(frozen=True)
@@ -139,8 +151,46 @@ def call_microseconds(
     return device.launch + rows * row_microseconds(filters, ctas, groups, vocab, device) + ends
 
 
+def tree_rows_at_once(batch: int, tree: Tree, vocab: int, multiprocessors: int) -> bool:
+    """Whether all rows of the trees are read at the same time."""
+    groups = batch * (tree.nodes + 1)
+    if tree.nodes == 0 or groups > multiprocessors or vocab < 2 * TOKENS_PER_CTA:
+        return False
+    of_walk = ctas_per_group(batch, vocab, multiprocessors)
+    return 2 * of_walk <= (tree.depth + 2) * ctas_per_group(groups, vocab, multiprocessors)
+
+
+def tree_microseconds(
+    batch: int, tree: Tree, vocab: int, device: Device, *, at_once: bool
+) -> float:
+    """One launch over trees without filters, by walks or with all rows at once."""
+    groups = batch * (tree.nodes + 1) if at_once else batch
+    ctas = ctas_per_group(groups, vocab, device.multiprocessors)
+    running = min(groups, device.multiprocessors // ctas)
+    row = row_microseconds(FILTERS[0], ctas, running, vocab, device) + device.latency
+    barriers = LAUNCH_BARRIERS + TREE_LAUNCH_BARRIERS
+    if ctas > 1:
+        row += (EMIT_BARRIERS + TREE_BARRIERS) * device.barrier
+    waves = -(-groups // running)
+    rows = waves if at_once else waves * (tree.accepted + 1)
+    ends = device.latency + (barriers * device.barrier if ctas > 1 else 0.0)
+    return device.launch + rows * row + ends
+
+
 def report(batches: Sequence[int], vocab: int, draft_len: int, acceptance: float) -> dict[str, Any]:
     """The estimates, and all that goes into them."""
+    tree = Tree()
+    trees = [
+        {
+            "device": device.name,
+            "batch": batch,
+            "at_once": tree_rows_at_once(batch, tree, vocab, device.multiprocessors),
+            "walk_microseconds": tree_microseconds(batch, tree, vocab, device, at_once=False),
+            "at_once_microseconds": tree_microseconds(batch, tree, vocab, device, at_once=True),
+        }
+        for device in DEVICES
+        for batch in batches
+    ]
     cases = [
         {
             "device": device.name,
@@ -163,6 +213,8 @@ def report(batches: Sequence[int], vocab: int, draft_len: int, acceptance: float
         "devices": [asdict(device) for device in DEVICES],
         "filters": [asdict(filters) for filters in FILTERS],
         "cases": cases,
+        "tree": asdict(tree),
+        "trees": trees,
     }
 
 
@@ -178,11 +230,21 @@ def markdown(results: dict[str, Any]) -> str:
                 if (case["device"], case["filters"]) == (device["name"], filters["name"])
             }
             rows.append([device["name"], filters["name"], *(f"{times[b]:.0f}" for b in batches)])
+        for name, way in (("a walk", False), ("rows at once", True)):
+            cells = [
+                f"{case[('at_once' if way else 'walk') + '_microseconds']:.0f}"
+                + (" (chosen)" if case["at_once"] == way else "")
+                for case in sorted(results["trees"], key=lambda case: case["batch"])
+                if case["device"] == device["name"]
+            ]
+            nodes = results["tree"]["nodes"]
+            rows.append([device["name"], f"tree of {nodes} nodes, {name}", *cells])
     heads = ["device", "filters", *(f"batch {batch}" for batch in batches)]
     title = (
         f"Estimate, not measured: microseconds of `verify` on a device, "
         f"K = {results['draft_len']}, V = {results['vocab']}, bfloat16, "
-        f"acceptance {results['acceptance']}, from counted instructions and barriers."
+        f"acceptance {results['acceptance']}, from counted instructions and barriers. A "
+        f"tree's walk goes {results['tree']['accepted']:g} nodes down."
     )
     return "\n".join([title, "", *output.table(heads, rows, range(2, len(heads)))])
 

@@ -71,7 +71,39 @@ def test_barriers_are_those_of_the_budget() -> None:
     budget = {name: int(barriers) for name, barriers in lines}
     assert {filters.name: filters.barriers for filters in model.FILTERS}.items() <= budget.items()
     assert f"kLaunch = {model.LAUNCH_BARRIERS};" in test.read_text(encoding="utf-8")
-    assert f"kPick = {model.EMIT_BARRIERS};" in test.read_text(encoding="utf-8")
+    text = test.read_text(encoding="utf-8")
+    assert f"kPick = {model.EMIT_BARRIERS};" in text
+    assert f"kChildren = {model.TREE_BARRIERS};" in text
+    parents, ticket = (
+        int(re.findall(rf"{name} = (\d+);", text)[0]) for name in ("kParents", "kTicket")
+    )
+    assert parents + ticket == model.TREE_LAUNCH_BARRIERS
+
+
+def test_tree() -> None:
+    tree = model.Tree(nodes=15, depth=4, accepted=2.0)
+    # 16 rows find 8 multiprocessors each at once; a walk takes three, one after the other.
+    row = model.row_microseconds(PLAIN, 8, 16, 64000, DEVICE) + 0.5 + 6 * 0.25
+    at_once = model.tree_microseconds(1, tree, 64000, DEVICE, at_once=True)
+    assert at_once == pytest.approx(2.0 + row + 0.5 + 4 * 0.25)
+    row = model.row_microseconds(PLAIN, 8, 1, 64000, DEVICE) + 0.5 + 6 * 0.25
+    walk = model.tree_microseconds(1, tree, 64000, DEVICE, at_once=False)
+    assert walk == pytest.approx(2.0 + 3 * row + 0.5 + 4 * 0.25)
+    # 32 trees of 16 rows are four waves of single multiprocessors.
+    row = model.row_microseconds(PLAIN, 1, 128, 64000, DEVICE) + 0.5
+    waves = model.tree_microseconds(32, tree, 64000, DEVICE, at_once=True)
+    assert waves == pytest.approx(2.0 + 4 * row + 0.5)
+
+
+def test_what_is_chosen_for_trees_is_what_the_launcher_chooses() -> None:
+    test = (ROOT / "csrc/tests/gpu/launch_shape_test.cpp").read_text(encoding="utf-8")
+    calls = re.findall(
+        r"CHECK\((!?)tree_rows_at_once\((\d+), (\d+), (\d+), (\d+), 132, true\)", test
+    )
+    assert len(calls) >= 8
+    for no, batch, rows, depth, vocab in calls:
+        tree = model.Tree(nodes=int(rows) - 1, depth=int(depth))
+        assert model.tree_rows_at_once(int(batch), tree, int(vocab), 132) == (no == "")
 
 
 def test_command_calls_it_an_estimate(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +111,8 @@ def test_command_calls_it_an_estimate(capsys: pytest.CaptureFixture[str]) -> Non
     text = capsys.readouterr().out
     assert text.startswith("Estimate, not measured")
     assert "batch 8" in text
+    assert re.search(r"H200 \| tree of 60 nodes, a walk \| \d+ \| \d+ \(chosen\) \|", text)
+    assert re.search(r"H200 \| tree of 60 nodes, rows at once \| \d+ \(chosen\) \| \d+ \|", text)
     assert main(["bench", "model", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["estimate"] is True

@@ -354,10 +354,13 @@ typedef struct polyspec_verify_tree_params {
   int64_t num_rows;
   const int64_t* slots; /* [b] in [0, num_slots), or NULL */
   int64_t num_slots;
+
+  void* workspace; /* CUDA: as in polyspec_verify_params, the same memory in turns; or NULL */
 } polyspec_verify_tree_params;
 
-/* The size of an earlier release that is read: all fields before `offsets`. */
+/* The sizes of earlier releases that are read: all fields before `offsets`, before `workspace`. */
 #define POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE offsetof(polyspec_verify_tree_params, offsets)
+#define POLYSPEC_VERIFY_TREE_PARAMS_WALKED_SIZE offsetof(polyspec_verify_tree_params, workspace)
 
 /* Verifies b trees; the emitted tokens have the target's distribution. stream NULL: the CPU,
  * serially. */

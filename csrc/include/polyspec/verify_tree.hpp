@@ -98,10 +98,12 @@ struct VerifyTreeParams {
   int32_t* status = nullptr;        // [b] StatusBits; kStatusBadTree: see there
   RowStatistics* statistics = nullptr;  // [b, d+1] target distribution of each token, or nullptr
   CutParams cut;                        // as in verify.hpp; k is d
+  void* workspace = nullptr;  // CUDA: as for `verify`, the same memory in turns; nullptr: none
 };
 
 // Verifies b trees. On the CPU the outputs are written when the call returns; on CUDA the work is
-// queued. Rows that the walk does not come to are not read.
+// queued. Rows that the walk does not come to are not read, but that a CUDA call with a workspace
+// may reduce all rows of a few requests at once.
 POLYSPEC_API Result verify_tree(const VerifyTreeParams& params, Stream stream = Stream::cpu());
 
 }  // namespace polyspec

@@ -44,7 +44,7 @@ POLYSPEC_COPY(polyspec_sample_params, SampleParams, 3, SAMPLE_FIELDS)
   F(draft_dtype) F(draft_logits) F(draft_stride) F(draft_statistics)                 \
   F(target_to_draft) F(draft_tokens) F(tokens) F(num_accepted) F(logprobs) F(status) \
   F(statistics) F(draft_rows) F(num_draft_rows) F(offsets) F(num_rows) F(slots)      \
-  F(num_slots)
+  F(num_slots) F(workspace)
 #define CUT_FIELDS(F)                                                                \
   F(eos) F(eos_count) F(eos_stride) F(room) F(num_emitted) F(ended) F(cache_lengths) \
   F(next_ids) F(next_positions)
@@ -56,7 +56,7 @@ void copy_cut(const Struct& in, polyspec::CutParams* to) {
 
 #define VERIFY_FIELDS(F)                                                      \
   VERIFICATION_FIELDS(F) F(draft_len) F(draft_tokens_stride) F(draft_lengths) \
-  F(draft_rows_stride) F(rule) F(workspace)
+  F(draft_rows_stride) F(rule)
 // clang-format on
 void copy(const polyspec_verify_params& in, polyspec::VerifyParams* to) {
   static_assert(count_fields<polyspec_verify_params>() == 3 VERIFY_FIELDS(POLYSPEC_COUNT)
@@ -130,6 +130,8 @@ polyspec_code polyspec_verify(const polyspec_verify_params* params, const polysp
 
 polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
                                    const polyspec_stream* stream) {
-  return call(__func__, &polyspec::verify_tree, params, polyspec_verify_tree_params_default(),
-              {POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE}, stream, read);
+  return call(
+      __func__, &polyspec::verify_tree, params, polyspec_verify_tree_params_default(),
+      {POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE, POLYSPEC_VERIFY_TREE_PARAMS_WALKED_SIZE},
+      stream, read);
 }

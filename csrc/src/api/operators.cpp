@@ -75,7 +75,9 @@ Result check_both(const Params& p, const Named& lengths, bool draft_logits_given
                                     {"status", p.status, any}});
   if (!given.ok()) return given;
   const Result cut = check(p.cut, p.batch);
-  return cut.ok() ? check_draw(p.draw) : cut;
+  if (!cut.ok()) return cut;
+  const Result draw = check_draw(p.draw);
+  return draw.ok() ? check_aligned("workspace", p.workspace, 16) : draw;
 }
 
 Result check(const VerifyTreeParams& p) {
@@ -96,9 +98,7 @@ Result check(const VerifyParams& p) {
     return expected("rule", "token (0) or block (1)", static_cast<int>(p.rule));
   const Result both = check_both(p, {"draft_lengths", p.draft_lengths}, p.draft_logits != nullptr);
   if (!both.ok()) return both;
-  const Result draft =
-      check_given({{"draft_tokens", p.draft_tokens, p.batch > 0 && p.draft_len > 0}});
-  return draft.ok() ? check_aligned("workspace", p.workspace, 16) : draft;
+  return check_given({{"draft_tokens", p.draft_tokens, p.batch > 0 && p.draft_len > 0}});
 }
 
 }  // namespace

@@ -199,30 +199,16 @@ POLYSPEC_FN Step step_from(Group& group, const Tree<T>& tree, int64_t row, int64
   return step;
 }
 
-// Walks the tree; rank 0 writes the path and all tokens but those behind the last, and pads. The
-// outcome's emission is already written. Collective.
+// The step of a walk that is at a row: the children are checked first. It depends on the row and
+// its depth, on no other step. Collective.
 template <class T, class Group>
-POLYSPEC_FN Outcome walk_tree(Group& group, const Tree<T>& tree) {
-  Outcome outcome;
-  outcome.status = check_parents(group, tree);
-  int64_t row = 0;
-  while ((outcome.status & kErrorMask) == 0) {
-    const int64_t depth = outcome.accepted;
-    outcome.status = check_children(group, tree, row, depth);
-    if (outcome.status != 0) break;
-    const int64_t first = next_child(group, tree, row, row - 1, [](int64_t) { return true; });
-    const bool drawn = tree.filter.greedy() || first == tree.count || tree.deterministic(row);
-    const Step step = step_from(group, tree, row, depth, drawn ? -1 : first);
-    outcome.status = step.status;
-    outcome.last = step.emission;
-    if ((step.status & kErrorMask) != 0) break;
-    if (group.rank() == 0) tree.write(depth, row, step.emission);
-    if (step.child < 0) break;
-    if (group.rank() == 0) tree.write_path(depth, step.child);
-    ++outcome.accepted;
-    row = step.child + 1;
-  }
-  return outcome;
+POLYSPEC_FN Step step_at(Group& group, const Tree<T>& tree, int64_t row, int64_t depth) {
+  Step step;
+  step.status = check_children(group, tree, row, depth);
+  if (step.status != 0) return step;
+  const int64_t first = next_child(group, tree, row, row - 1, [](int64_t) { return true; });
+  const bool drawn = tree.filter.greedy() || first == tree.count || tree.deterministic(row);
+  return step_from(group, tree, row, depth, drawn ? -1 : first);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -26,27 +26,71 @@ POLYSPEC_FN int32_t open_tree(Tree<T>* tree) {
   return error;
 }
 
+// The walk down one request's tree: where it is, and what has come of it.
+template <class T>
+struct TreeWalk {
+  Tree<T> tree;
+  Outcome outcome;
+  int64_t row = 0;  // of the target
+
+  POLYSPEC_FN TreeWalk(const VerifyTreeParams& params, int64_t request) : tree(params, request) {}
+
+  // Nodes above the row.
+  POLYSPEC_FN int64_t depth() const { return outcome.accepted; }
+
+  // Whether there is a row to begin with. Collective.
+  template <class Group>
+  POLYSPEC_FN bool begin(Group& group) {
+    outcome.status = open_tree(&tree);
+    if (outcome.status != 0 || tree.room <= 0) return false;
+    outcome.status = check_parents(group, tree);
+    return outcome.status == 0;
+  }
+
+  // Goes on by the row's step; rank 0 writes its token and node. Whether there is another row.
+  template <class Group>
+  POLYSPEC_FN bool take(const Group& group, const Step& step) {
+    outcome.status = step.status;
+    if ((step.status & kErrorMask) != 0) return false;
+    if (group.rank() == 0) tree.write(depth(), row, step.emission);
+    ++emitted_;
+    if (step.child < 0) return false;
+    if (group.rank() == 0) tree.write_path(depth(), step.child);
+    ++outcome.accepted;
+    row = step.child + 1;
+    return true;
+  }
+
+  // Rank 0 writes what is left of the outputs.
+  template <class Group>
+  POLYSPEC_FN void end(const Group& group) {
+    if (group.rank() != 0) return;
+    const VerifyTreeParams& params = tree.params;
+    const int64_t request = tree.request;
+    int64_t emitted = emitted_;
+    if (wants_cuts(params.cut)) {
+      const int64_t* tokens = params.tokens + request * (params.depth + 1);
+      emitted = cut_emitted(tree, tokens, emitted, &outcome);
+    }
+    params.num_accepted[request] = outcome.accepted;
+    params.status[request] = outcome.status;
+    Emission nothing;
+    for (int64_t i = emitted; i <= params.depth; ++i) tree.write(i, -1, nothing);
+    for (int64_t i = outcome.accepted; i < params.depth; ++i) tree.write_path(i, -1);
+  }
+
+ private:
+  int64_t emitted_ = 0;  // tokens
+};
+
 // T is the element type of the target's logits. Collective; rank 0 writes the outputs.
 template <class T, class Group>
 POLYSPEC_FN void verify_tree_request(Group& group, const VerifyTreeParams& params,
                                      int64_t request) {
-  Tree<T> tree(params, request);
-  Outcome outcome;
-  outcome.status = open_tree(&tree);
-  const bool walks = outcome.status == 0 && tree.room > 0;
-  if (walks) outcome = walk_tree(group, tree);
-  if (group.rank() != 0) return;
-  int64_t emitted = outcome.accepted;
-  if (walks && (outcome.status & kErrorMask) == 0) ++emitted;
-  if (wants_cuts(params.cut)) {
-    const int64_t* tokens = params.tokens + request * (params.depth + 1);
-    emitted = cut_emitted(tree, tokens, emitted, &outcome);
-  }
-  params.num_accepted[request] = outcome.accepted;
-  params.status[request] = outcome.status;
-  Emission nothing;
-  for (int64_t i = emitted; i <= params.depth; ++i) tree.write(i, -1, nothing);
-  for (int64_t i = outcome.accepted; i < params.depth; ++i) tree.write_path(i, -1);
+  TreeWalk<T> walk(params, request);
+  bool going = walk.begin(group);
+  while (going) going = walk.take(group, step_at(group, walk.tree, walk.row, walk.depth()));
+  walk.end(group);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -11,7 +11,6 @@
 
 #include "core/sample_request.hpp"
 #include "core/verify_request.hpp"
-#include "core/verify_tree_request.hpp"
 #include "cuda/candidates.cuh"
 #include "cuda/cta_group.cuh"
 #include "cuda/last_block.cuh"
@@ -57,11 +56,6 @@ __device__ __forceinline__ void run_request(AnyGroup& group, const VerifyParams&
                                             int64_t b) {
   core::verify_request<T>(group, params, b);
 }
-template <class T, class AnyGroup>
-__device__ __forceinline__ void run_request(AnyGroup& group, const VerifyTreeParams& params,
-                                            int64_t b) {
-  core::verify_tree_request<T>(group, params, b);
-}
 
 // T is the element type of the (target's) logits. __grid_constant__ lets the row algorithms hold
 // references to the parameters without a copy of them in every thread's local memory.
@@ -79,12 +73,23 @@ __global__ void __launch_bounds__(kThreads, 1)
   group.sync();  // no CTA leaves while another may reach into its shared memory
 }
 
+// A workspace: a ticket for each request, and what is recorded of each row.
+template <class Record>
+struct Workspace {
+  static_assert(kTicketBytes + kMostRecords * sizeof(Record) <= kVerifyWorkspaceBytes,
+                "the workspace has room for the records");
+  unsigned* tickets;
+  Record* records;
+
+  __device__ __forceinline__ explicit Workspace(void* memory)
+      : tickets(static_cast<unsigned*>(memory)),
+        records(reinterpret_cast<Record*>(static_cast<char*>(memory) + kTicketBytes)) {}
+};
+
 // A group per row; the last to arrive verifies the block.
 template <class T, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const __grid_constant__ VerifyParams params) {
-  static_assert(kTicketBytes + kMostRecords * sizeof(core::RowRecord) <= kVerifyWorkspaceBytes,
-                "the workspace has room for the records");
   POLYSPEC_SHARED(Shared<kThreads>, shared);
   wait_for_previous_kernel();
   Group<kThreads> group(shared);
@@ -92,11 +97,30 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t rows = params.draft_len + 1;
   const int64_t row = blockIdx.x / group.ctas();  // of the whole batch
   const int64_t request = row / rows;
-  unsigned* tickets = static_cast<unsigned*>(params.workspace);
-  core::RowRecord* records =
-      reinterpret_cast<core::RowRecord*>(static_cast<char*>(params.workspace) + kTicketBytes);
-  core::verify_row<T>(group, params, request, row - request * rows, records + request * rows,
-                      tickets + request);
+  const Workspace<core::RowRecord> workspace(params.workspace);
+  core::verify_row<T>(group, params, request, row - request * rows,
+                      workspace.records + request * rows, workspace.tickets + request);
+  group.sync();
+}
+
+// A group per request, or with a workspace one per row.
+template <class T, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1)
+    tree_kernel(const __grid_constant__ VerifyTreeParams params) {
+  POLYSPEC_SHARED(Shared<kThreads>, shared);
+  wait_for_previous_kernel();
+  Group<kThreads> group(shared);
+  group.sync();
+  const bool at_once = params.workspace != nullptr;
+  const int64_t rows = at_once ? params.nodes + 1 : 1;  // that have groups of their own
+  const int64_t groups = gridDim.x / group.ctas();
+  const Workspace<core::Step> workspace(params.workspace);
+  for (int64_t row = blockIdx.x / group.ctas(); row < params.batch * rows; row += groups) {
+    const int64_t request = row / rows;
+    core::walk_tree<T>(group, params, request, row - request * rows,
+                       at_once ? workspace.records + request * rows : nullptr,
+                       workspace.tickets + request);
+  }
   group.sync();
 }
 

@@ -1,33 +1,85 @@
-// One row per group, and the group that comes last verifies the block (known_rows.hpp).
+// One row per group, and the group that comes last verifies what the others have found: a block by
+// its rows' distributions (known_rows.hpp), a tree by its rows' steps.
 //
 // The groups of a request count themselves with an atomic ticket. Whoever draws the last one knows
-// that all rows are recorded and walks the block; the same addition puts the ticket back to zero
-// for the next call. Nobody waits for anybody, so the groups need not run at the same time, and
-// nothing has to be cleared between calls.
+// that all rows are recorded; the same addition puts the ticket back to zero for the next call.
+// Nobody waits for anybody, so the groups need not run at the same time, and nothing has to be
+// cleared between calls.
 #pragma once
 
 #include "core/known_rows.hpp"
+#include "core/verify_tree_request.hpp"
 #include "cuda/runtime.cuh"
 
 namespace polyspec::POLYSPEC_CORE {
 
-// Row i of a request, and the request itself when the other rows are done. records: [k+1];
-// *ticket: 0 before the first row of a call begins, and again after the last. Collective.
+// Whether this is the last of a request's groups, one and `others`; rank 0 has recorded its row.
+// *ticket: 0 before the first group of a call comes, and again after the last. Collective.
+template <class Group>
+__device__ __forceinline__ bool comes_last(Group& group, unsigned* ticket, unsigned others) {
+  uint64_t last = 0;
+  if (group.rank() == 0) {
+    __threadfence();  // the record is seen by whoever sees the ticket taken
+    last = atomicInc(ticket, others) == others ? 1 : 0;  // which follows `others` with 0
+    __threadfence();  // and what others recorded is seen after their tickets
+  }
+  return group.sum(last) != 0;
+}
+
+// Row i of a request, and the request itself when the other rows are done. records: [k+1].
+// Collective.
 template <class T, class Group>
 __device__ __forceinline__ void verify_row(Group& group, const VerifyParams& params,
                                            int64_t request, int64_t i, RowRecord* records,
                                            unsigned* ticket) {
   record_row<T>(group, params, request, i, &records[i]);
-  uint64_t last = 0;
-  if (group.rank() == 0) {
-    __threadfence();  // the record is seen by whoever sees the ticket taken
-    const unsigned others = static_cast<unsigned>(params.draft_len);
-    last = atomicInc(ticket, others) == others ? 1 : 0;  // which follows `others` with 0
-    __threadfence();  // and what others recorded is seen after their tickets
-  }
-  if (group.sum(last) == 0) return;
+  if (!comes_last(group, ticket, static_cast<unsigned>(params.draft_len))) return;
   KnownRows<Group> known(group, records);
   verify_request<T>(known, params, request);
+}
+
+// Nodes above a row of a tree whose parents are sound; -1 where the row is not one, or deeper than
+// a path may be.
+template <class T>
+__device__ __forceinline__ int64_t depth_of(const Tree<T>& tree, int64_t row) {
+  if (row > tree.count) return -1;
+  int64_t depth = 0;
+  for (int64_t node = row - 1; node >= 0; node = tree.parent(node)) {
+    if (++depth > tree.params.depth) return -1;
+  }
+  return depth;
+}
+
+// The walk down a request's tree. Without steps: by one group, which takes them one after the
+// other. With steps, [n+1]: that of row i, and the walk when the other rows are done. Collective.
+template <class T, class Group>
+__device__ __forceinline__ void walk_tree(Group& group, const VerifyTreeParams& params,
+                                          int64_t request, int64_t i, Step* steps,
+                                          unsigned* ticket) {
+  TreeWalk<T> walk(params, request);
+  bool going = walk.begin(group);
+  if (!going && i > 0) return;  // all groups of the request see the same
+  int64_t depth = going && steps != nullptr ? depth_of(walk.tree, i) : 0;
+  bool known = false;
+  POLYSPEC_ROLLED
+  while (going) {  // one loop for both, since inlined twice a step would be the most of a kernel
+    Step step;
+    if (known) {
+      step = steps[walk.row];
+    } else if (depth >= 0) {
+      step = step_at(group, walk.tree, i, depth);
+    }
+    if (steps != nullptr && !known) {
+      if (group.rank() == 0) steps[i] = step;
+      if (!comes_last(group, ticket, static_cast<unsigned>(params.nodes))) return;
+      known = true;
+      continue;
+    }
+    going = walk.take(group, step);
+    i = walk.row;
+    depth = walk.depth();
+  }
+  walk.end(group);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

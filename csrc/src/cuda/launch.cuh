@@ -64,17 +64,22 @@ cudaError_t launch(void (*kernel)(Params), int64_t groups, int threads, const Pa
   return launch_over(kernel, groups, 1, threads, params, on);
 }
 
+// Whether the rows of a call with a workspace are done at once: `choice`, unless a test forces it.
+inline bool chosen_at_once(int64_t batch, int64_t rows, bool choice) {
+  const int forced = forced_rows_at_once.load(std::memory_order_relaxed);
+  const bool fits = batch <= kMostRecords && rows <= kMostRecords && batch * rows <= kMostRecords;
+  return forced < 0 ? choice : forced > 0 && fits;
+}
+
 // The kernels of one element type, each in a file of its own: verify_<type>.cu.
 template <class T>
 cudaError_t launch_verify_kernel(const VerifyParams& params, const Stream& stream) {
   const DeviceShape device = current_device();
   const int64_t rows = params.draft_len + 1;
-  const int forced = forced_rows_at_once.load(std::memory_order_relaxed);
-  const bool fits =
-      params.batch <= kMostRecords && rows <= kMostRecords && params.batch * rows <= kMostRecords;
-  if (params.workspace != nullptr && forced != 0 && fits &&
-      (forced > 0 ||
-       rows_at_once(params.batch, rows, params.vocab, device.multiprocessors, device.clusters))) {
+  if (params.workspace != nullptr &&
+      chosen_at_once(params.batch, rows,
+                     rows_at_once(params.batch, rows, params.vocab, device.multiprocessors,
+                                  device.clusters))) {
     return launch(rows_kernel<T, kVerifyThreads>, params.batch * rows, kVerifyThreads, params,
                   stream);
   }

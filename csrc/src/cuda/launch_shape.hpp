@@ -58,4 +58,17 @@ inline bool rows_at_once(int64_t batch, int64_t rows, int64_t vocab, int multipr
   return vocab >= 2 * kLeastTokens && (clusters ? 4 : 1) * batch * rows <= multiprocessors;
 }
 
+// The same of trees, whose rows are one more than their nodes. All of them have to find a
+// multiprocessor at the same time, and each is then read by fewer than if a group walked: that one
+// goes half as deep as the tree is, one row after the other.
+inline bool tree_rows_at_once(int64_t batch, int64_t rows, int64_t depth, int64_t vocab,
+                              int multiprocessors, bool clusters) {
+  if (rows < 2 || batch > kMostRecords || rows > kMostRecords) return false;
+  const int64_t groups = batch * rows;
+  if (groups > kMostRecords || groups > multiprocessors || vocab < 2 * kLeastTokens) return false;
+  const int of_walk = clusters ? ctas_per_group(batch, vocab, multiprocessors) : 1;
+  const int of_row = clusters ? ctas_per_group(groups, vocab, multiprocessors) : 1;
+  return 2 * of_walk <= (depth + 2) * of_row;
+}
+
 }  // namespace polyspec::cuda

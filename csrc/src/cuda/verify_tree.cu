@@ -5,8 +5,16 @@ namespace polyspec::cuda {
 namespace {
 
 template <class T>
-Result launch_tree(const VerifyTreeParams& params, const Stream& stream) {
-  return result_of(launch(request_kernel<T, kVerifyThreads, VerifyTreeParams>, params.batch,
+Result launch_tree(VerifyTreeParams params, const Stream& stream) {
+  const DeviceShape device = current_device();
+  const int64_t rows = params.nodes + 1;
+  const bool at_once =
+      params.workspace != nullptr &&
+      chosen_at_once(params.batch, rows,
+                     tree_rows_at_once(params.batch, rows, params.depth, params.vocab,
+                                       device.multiprocessors, device.clusters));
+  if (!at_once) params.workspace = nullptr;
+  return result_of(launch(tree_kernel<T, kVerifyThreads>, params.batch * (at_once ? rows : 1),
                           kVerifyThreads, params, stream));
 }
 

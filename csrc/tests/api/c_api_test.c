@@ -422,6 +422,11 @@ static void test_verify_tree(void) {
   p.nodes = 1 << 14;
   CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify_tree(&p, NULL));
   p.nodes = 3;
+  static char workspace[32] __attribute__((aligned(16)));
+  p.workspace = workspace + 8;
+  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify_tree(&p, NULL));
+  p.struct_size = POLYSPEC_VERIFY_TREE_PARAMS_WALKED_SIZE;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify_tree(&p, NULL));
   p.path = NULL;
   CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify_tree(&p, NULL));
   p.struct_size -= 8;

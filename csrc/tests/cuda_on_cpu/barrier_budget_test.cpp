@@ -7,7 +7,7 @@
 
 #include "cuda/launch.hpp"
 #include "cuda_runtime_api.h"
-#include "polyspec/verify.hpp"
+#include "polyspec/verify_tree.hpp"
 #include "support/check.hpp"
 
 namespace {
@@ -146,6 +146,47 @@ void check_chain(const std::vector<float>& logits, const Filters& filters, bool 
   CHECK_EQ(filters.of_32_bits * rows, barriers - kLaunch - kPick);
 }
 
+constexpr uint64_t kParents = 1;   // to check a tree's parents
+constexpr uint64_t kTicket = 1;    // to tell a group whether it is the last
+constexpr uint64_t kChildren = 3;  // to check a row's, to find the first, to find the token's
+
+// A tree of deterministic nodes: a walk takes its rows one after the other; at once, each group
+// has one row and those that come before the last take no more.
+void check_tree(const std::vector<float>& logits, bool at_once) {
+  const std::vector<int64_t> drafted = {1, 2, 3, 4}, parents = {-1, 0, -1, 2};
+  std::vector<int64_t> tokens(3), path(2), rows(3);
+  std::vector<float> logprobs(3);
+  int64_t accepted = -1;
+  int32_t status = -1;
+  void* workspace = nullptr;
+  CHECK(cudaMalloc(&workspace, polyspec::kVerifyWorkspaceBytes) == cudaSuccess);
+  const polyspec::Stream stream = polyspec::Stream::on(nullptr);
+  CHECK(polyspec::clear_workspace(workspace, polyspec::kVerifyWorkspaceBytes, stream).ok());
+  polyspec::VerifyTreeParams params;
+  params.batch = 1;
+  params.nodes = kDrafted;
+  params.depth = 2;
+  params.vocab = params.target_stride[1] = kVocab;
+  params.target_logits = logits.data();
+  params.draft_tokens = drafted.data();
+  params.parents = parents.data();
+  params.workspace = workspace;
+  params.tokens = tokens.data();
+  params.num_accepted = &accepted;
+  params.path = path.data();
+  params.rows = rows.data();
+  params.logprobs = logprobs.data();
+  params.status = &status;
+  polyspec::cuda::force_shape(8, at_once ? 1 : 0);
+  const uint64_t barriers = cluster_barriers([&] { return polyspec::verify_tree(params, stream); });
+  CHECK(cudaFree(workspace) == cudaSuccess);
+  CHECK_EQ(0, status);
+  const uint64_t of_row = kFilters[0].of_32_bits + kPick + kChildren;
+  const uint64_t walked = kLaunch + kParents + of_row * static_cast<uint64_t>(accepted + 1);
+  const uint64_t of_group = kLaunch + kParents + of_row + kTicket;
+  CHECK_EQ(at_once ? of_group * static_cast<uint64_t>(kDrafted + 1) : walked, barriers);
+}
+
 }  // namespace
 
 int main() {
@@ -160,5 +201,6 @@ int main() {
     check_chain(logits, kFilters[0], handed_over);
     check_chain(logits, kFilters[2], handed_over);
   }
+  for (const bool at_once : {false, true}) check_tree(logits, at_once);
   return 0;
 }

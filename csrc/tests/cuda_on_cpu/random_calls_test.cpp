@@ -85,12 +85,18 @@ void compare(Operator run, const Case& call, const std::string& name, bool in_pl
   cases::check_same(expected, outputs.read(), name);
 }
 
-const auto kVerify = [](polyspec::VerifyParams params, Stream stream) {
+template <class Params>
+Params with_workspace(Params params, const Stream& stream) {
   if (stream.device == Stream::Device::kCuda) params.workspace = workspace();
-  return polyspec::verify(params, stream);
+  return params;
+}
+const auto kVerify = [](const auto& params, Stream s) {
+  return polyspec::verify(with_workspace(params, s), s);
 };
 const auto kSample = [](const auto& params, Stream s) { return polyspec::sample(params, s); };
-const auto kTree = [](const auto& params, Stream s) { return polyspec::verify_tree(params, s); };
+const auto kTree = [](const auto& params, Stream s) {
+  return polyspec::verify_tree(with_workspace(params, s), s);
+};
 
 // The sizes of a call with at most so many logits in its target's rows.
 cases::Extent random_extent(cases::Random& random, int64_t vocabulary) {

@@ -113,6 +113,10 @@ polyspec::VerifyParams with_workspace(polyspec::VerifyParams params, cudaStream_
   params.workspace = workspace(stream);
   return params;
 }
+polyspec::VerifyTreeParams with_workspace(polyspec::VerifyTreeParams params, cudaStream_t stream) {
+  params.workspace = workspace(stream);
+  return params;
+}
 
 // How a call is spread: CTAs per group, and whether the rows of a verification are done at once.
 struct Shape {
