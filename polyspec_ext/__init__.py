@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from polyspec_ext.planning.planner import Plan as Plan
     from polyspec_ext.quantization import load_w4 as load_w4
     from polyspec_ext.quantization import quantize_w4 as quantize_w4
+    from polyspec_ext.quantization import quantize_w8 as quantize_w8
     from polyspec_ext.quantization import save_w4 as save_w4
     from polyspec_ext.quantization import trim as trim
     from polyspec_ext.scheduler import Scheduler as Scheduler
@@ -81,7 +82,7 @@ _NAMES = {
     "outputs": ("Output", "Stream"),
     "planned": ("Chain", "plan"),
     "planning.planner": ("Plan",),
-    "quantization": ("load_w4", "quantize_w4", "save_w4", "trim"),
+    "quantization": ("load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"),
     "scheduler": ("Scheduler",),
     "seeds": ("row_seeds",),
 }  # fmt: skip

@@ -25,15 +25,15 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         "--target",
         metavar="MODEL",
         help="model directory or id; here and below 'w4:MODEL' is its 4-bit copy, made once and "
-        "kept in polyspec_ext/w4 of the user's cache folder",
+        "kept in polyspec_ext/w4 of the user's cache folder, 'w8:MODEL' its 8-bit one",
     )
     group.add_argument(
         "--middle",
         metavar="MODEL",
         action="append",
         default=[],
-        help="level between target and drafter, or 'w4', the target's 4-bit copy over the target's "
-        "cache; may be repeated",
+        help="level between target and drafter, or 'w4' or 'w8', the target's 4-bit or 8-bit copy "
+        "over the target's cache; may be repeated",
     )
     group.add_argument(
         "--drafter",

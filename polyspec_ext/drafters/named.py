@@ -12,7 +12,7 @@ import torch
 from ..arguments import entries, shown
 from ..levels import ELEMENTS, HuggingFaceLevel, Level, Loader, Options, load
 from ..levels.cpu_packed import can_pack
-from ..quantization.stored import is_copy, original, stored_w4
+from ..quantization.stored import WORDS, copy_of, is_copy, original
 from ..quantization.trimming import trim
 from . import eagle
 from .base import BatchedDrafter, Drafter
@@ -22,7 +22,6 @@ from .ngram import NGramTable
 from .prompt_lookup import PromptLookup
 from .suffix import SuffixMatch
 
-_COPY = "w4"
 _TRIMMED = re.compile(r"trim:(\d+):(.+)")
 _EARLY_EXIT = re.compile(r"early-exit:(\d+)")
 
@@ -93,13 +92,14 @@ class _Word(Loader):
 
 
 class _Copy(Loader):
-    """``w4:PLACE``, the 4-bit copy of the model there; "w4", that of the target over its cache."""
+    """``w4:PLACE``, the 4-bit copy of the model there; "w4", that of the target over its cache;
+    with "w8" the 8-bit one."""
 
-    expects = "'w4:' in front of an id or path, or 'w4' below the target"
+    expects = "'w4:' or 'w8:' in front of an id or path, or 'w4' or 'w8' below the target"
     gives = (HuggingFaceLevel,)
 
     def matches(self, thing: object) -> bool:
-        return is_copy(thing) or (isinstance(thing, str) and thing == _COPY)
+        return is_copy(thing) or (isinstance(thing, str) and thing in WORDS)
 
     def load(self, thing: str, options: Options) -> Any:
         name = options.name
@@ -107,13 +107,13 @@ class _Copy(Loader):
             # With the checkpoint's own data type, unless another is given.
             place, dtype = original(thing), options.dtype or "auto"
             whole = load(place, dtype, options.device, blocks=False, name=name)
-            copy = stored_w4(whole.model, name)
+            copy = copy_of(thing.partition(":")[0], whole.model, name)
             return ELEMENTS.resolve(copy, replace(options, dtype=None, device=None))
-        target = options.target("'w4' below a Hugging Face model as the target")
-        copy = stored_w4(target.model, name)
+        target = options.target(f"{thing!r} below a Hugging Face model as the target")
+        copy = copy_of(thing, target.model, name)
         pack = target.pack and can_pack(copy)
         return HuggingFaceLevel(
-            copy, shares_cache_with=target, pack=pack, compile=target.compile, name=_COPY
+            copy, shares_cache_with=target, pack=pack, compile=target.compile, name=thing
         )
 
 

@@ -1,4 +1,5 @@
-"""How a matrix becomes 4-bit numbers: to the nearest, or with error feedback (GPTQ)."""
+"""How a matrix becomes 4-bit numbers, to the nearest or with error feedback (GPTQ); and 8-bit
+ones."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import torch
 from ..levels.quantized import Int4Weights, joined
 from ..ops import int4
 
+INPUTS_8_BITS = 32  # with one scale
 DAMPING = 0.01  # of the Hessian's diagonal, in its mean
 _ROWS = 1 << 14  # whose errors are in memory at once
 
@@ -14,6 +16,22 @@ _ROWS = 1 << 14  # whose errors are in memory at once
 def round_to_nearest(weight: torch.Tensor, group: int) -> Int4Weights:
     """``weight [N, K]``, each number by itself (`ops.int4.round_to_nearest`)."""
     return Int4Weights(*int4.round_to_nearest(weight.detach().cpu(), group))
+
+
+def to_8_bits(weight: torch.Tensor) -> torch.Tensor:
+    """``weight [N, K]`` as blocks of GGUF's type Q8_0, ``[N, K / 32 * 34]`` uint8: of 32 inputs a
+    float16 scale, the largest magnitude over 127, and whole numbers of it to the nearest."""
+    made = []
+    for rows in weight.detach().cpu().split(_ROWS):
+        groups = rows.float().unflatten(1, (-1, INPUTS_8_BITS))
+        scales = groups.abs().amax(-1, keepdim=True) / 127
+        scales = scales.clamp_max(torch.finfo(torch.float16).max).half()
+        # A scale that is too small for float16 is 0, and so are its weights.
+        wide = torch.where(scales == 0, torch.inf, scales.float())
+        numbers = (groups / wide).round_().clamp_(-127, 127).to(torch.int8)
+        blocks = [scales.view(torch.uint8), numbers.view(torch.uint8)]
+        made.append(torch.cat(blocks, -1).flatten(1))
+    return torch.cat(made)
 
 
 def with_feedback(weight: torch.Tensor, hessian: torch.Tensor, group: int) -> Int4Weights:

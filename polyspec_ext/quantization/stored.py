@@ -1,4 +1,5 @@
-"""4-bit copies that are made once, kept in the user's cache folder, and found again."""
+"""4-bit copies that are made once, kept in the user's cache folder, and found again; and the words
+for them and for 8-bit copies, which are made in seconds."""
 
 from __future__ import annotations
 
@@ -11,20 +12,42 @@ import platformdirs
 
 from .. import progress
 from ..levels.quantized import quantisable, sample_of
-from . import load_w4, quantize_w4, save_w4
+from . import load_w4, quantize_w4, quantize_w8, save_w4
 
-PREFIX = "w4:"  # in front of a place: its model's 4-bit copy
+WORDS = ("w4", "w8")  # a copy of 4 or 8 bits: of the target, or of what follows behind a colon
 _GROUPS = (128, 64, 32)
 
 
 def is_copy(place: object) -> bool:
-    """Whether a chain's element is the 4-bit copy of a model, as ``w4:DIR`` is."""
-    return isinstance(place, str) and place.startswith(PREFIX)
+    """Whether a chain's element is the quantised copy of a model, as ``w4:DIR`` is."""
+    return isinstance(place, str) and place.startswith(tuple(f"{word}:" for word in WORDS))
 
 
 def original(place: str | Path) -> str | Path:
     """The place of the model itself, whose tokenizer is the copy's: `place` without ``w4:``."""
-    return place.removeprefix(PREFIX) if isinstance(place, str) else place
+    return place[len(copy_prefix(place)) :] if isinstance(place, str) else place
+
+
+def copy_prefix(place: object) -> str:
+    """``w4:`` or ``w8:``, if `place` is such a copy; else nothing."""
+    return str(place).partition(":")[0] + ":" if is_copy(place) else ""
+
+
+def copy_of(word: str, model: Any, name: str = "model") -> Any:
+    """The copy that one of `WORDS` stands for.
+
+    Args:
+        model, name: as of `stored_w4`.
+
+    Raises:
+        ValueError: nothing of it can be quantised, or not on its device.
+    """
+    if word == "w4":
+        return stored_w4(model, name)
+    try:
+        return quantize_w8(model)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def stored_w4(model: Any, name: str = "model") -> Any:

@@ -22,7 +22,7 @@ from polyspec_ext.drafters import (
     SuffixMatch,
 )
 from polyspec_ext.levels import HuggingFaceLevel, load, tokenizer_at
-from polyspec_ext.quantization.stored import PREFIX, is_copy, original
+from polyspec_ext.quantization.stored import copy_prefix, original
 from polyspec_ext.tuning import level_for
 
 TARGET, W4 = "target", "w4"
@@ -317,4 +317,4 @@ def _shown(place: str | Path | None, name: str, times: int) -> str:
     folder = Path(original(place))
     if not folder.is_dir():
         return str(place)
-    return f"{PREFIX * is_copy(place)}{folder.name}"
+    return f"{copy_prefix(place)}{folder.name}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyspec_ext.drafters import checkpoint
-from polyspec_ext.quantization.stored import PREFIX, is_copy, original
+from polyspec_ext.quantization.stored import copy_prefix, original
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,5 @@ def require(places: Sequence[str], gated: bool = False) -> list[str | Path]:
     if missing:
         raise MissingModelsError(missing, gated)
     return [
-        f"{PREFIX}{folder}" if is_copy(place) else folder
-        for place in places
-        if (folder := found[place]) is not None
+        f"{copy_prefix(place)}{folder}" for place in places if (folder := found[place]) is not None
     ]
