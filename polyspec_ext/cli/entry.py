@@ -1,4 +1,4 @@
-"""The command line: ``python -m polyspec_ext generate|chat|demo|plan|export|bench ...``."""
+"""The command line: ``python -m polyspec_ext generate|chat|demo|plan|train|export|bench ...``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from ..command import options
 from ..command.run import help_of, run_command
-from . import bench, chat, demo, export, generate, plan
+from . import bench, chat, demo, export, generate, plan, train
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -27,7 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=help_of(parser))
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    for command in (generate, chat, demo, plan, export, bench):
+    for command in (generate, chat, demo, plan, train, export, bench):
         command.add_command(commands)
     return parser
 

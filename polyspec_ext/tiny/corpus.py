@@ -14,6 +14,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from ..training.rows import Document
 from . import CHAT_TEMPLATE, prompt_of
 
 BOS, EOS = "<|bos|>", "<|eos|>"
@@ -68,18 +69,7 @@ def train_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[torch.Tensor]:
-    """One int64 tensor per document: ``bos ... eos``."""
+def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[Document]:
+    """``bos ... eos`` of each, all of which is learnt."""
     rows = tokenizer(documents)["input_ids"]
-    return [torch.tensor([*row, tokenizer.eos_token_id]) for row in rows]
-
-
-def pack(documents: list[torch.Tensor], length: int, generator: torch.Generator) -> torch.Tensor:
-    """Shuffled documents laid end to end and cut into rows: ``[rows, length]`` int64."""
-    order = torch.randperm(len(documents), generator=generator).tolist()
-    stream = torch.cat([documents[i] for i in order])
-    # A random start moves the cuts, so that no document is always split at the same place.
-    start = int(torch.randint(0, length, (1,), generator=generator))
-    rows = (stream.numel() - start) // length
-    packed = stream[start : start + rows * length].view(rows, length)
-    return packed[torch.randperm(rows, generator=generator)]
+    return [Document(torch.tensor([*row, tokenizer.eos_token_id])) for row in rows]

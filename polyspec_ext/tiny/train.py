@@ -33,6 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from .. import progress
 from ..command import options
 from ..command.run import run_command
+from ..training.rows import Document
 from . import corpus
 from .fit import fit
 from .train_eagle import train_heads
@@ -119,19 +120,19 @@ def distillation_loss(
 
 @torch.no_grad()
 def measure(
-    model: LlamaForCausalLM, target: LlamaForCausalLM, documents: list[torch.Tensor]
+    model: LlamaForCausalLM, target: LlamaForCausalLM, documents: list[Document]
 ) -> dict[str, float]:
     """Held-out loss (nats a token) and overlap with the target, E[1 - TV], at temperature 1."""
     loss = overlap = agree = 0.0
     count = 0
     for document in progress.bar(documents, desc="held out", mininterval=5, leave=False):
-        ids = document[None]
+        ids = document.ids[None]
         p = target(input_ids=ids).logits[0, :-1].float().softmax(-1)
         logq = model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
         loss -= logq.gather(1, ids[0, 1:, None]).sum().item()
         overlap += torch.minimum(p, logq.exp()).sum().item()
         agree += (p.argmax(-1) == logq.argmax(-1)).sum().item()
-        count += document.numel() - 1
+        count += document.ids.numel() - 1
     return {
         "held_out_loss": round(loss / count, 4),
         "overlap": round(overlap / count, 4),
@@ -196,7 +197,9 @@ def train(args: argparse.Namespace) -> int:
     }
     documents = corpus.encode(tokenizer, texts)
     held_out = corpus.encode(tokenizer, corpus.gsm8k(args.data / "gsm8k_test.jsonl"))[:300]
-    print(f"{sum(d.numel() for d in documents):,} training tokens in {len(documents):,} documents")
+    print(
+        f"{sum(d.ids.numel() for d in documents):,} training tokens in {len(documents):,} documents"
+    )
 
     def stage(name: str, make: Callable[[], LlamaForCausalLM]) -> LlamaForCausalLM:
         place = args.output / name

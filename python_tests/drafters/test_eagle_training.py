@@ -10,7 +10,7 @@ from eagle_heads import Reference, Variant, save, weights_of
 from small_models import make
 
 from polyspec_ext.drafters.eagle.load import load_head
-from polyspec_ext.tiny.train_eagle import Unrolled
+from polyspec_ext.training.unrolled import Unrolled
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,11 @@ def test_steps_of_a_draft_at_every_token(v: Variant, tmp_path: Path) -> None:
     reference = Reference(
         v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
     )
-    unrolled = Unrolled(head, target, 3, torch.arange(64) if v.third else None)
-    if v.third:
-        head.lm_head.weight.copy_(weights["lm_head.weight"])
+    readout = head.lm_head if v.third else target.lm_head
+    unrolled = Unrolled(head, target.model.embed_tokens, readout, 3)
     found = {
-        step: logits[0].double()
-        for step, _, logits in unrolled.outputs(torch.tensor([text]), features)
+        step: unrolled.logits(before)[0].double()
+        for step, _, before in unrolled.outputs(torch.tensor([text]), features)
     }
     for t in range(len(text) - 1):
         pairs = [(text[i + 1], reference.fused(features[0, i].double())) for i in range(t + 1)]

@@ -1,0 +1,105 @@
+"""Tokens of documents, cut into rows of one length."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+
+
+class Document(NamedTuple):
+    """A text.
+
+    Attributes:
+        ids: ``[N]`` int64.
+        begin: what is learnt begins at this token; before it is what the target never writes.
+    """
+
+    ids: torch.Tensor
+    begin: int = 0
+
+
+class Rows(NamedTuple):
+    """Texts end to end, cut.
+
+    Attributes:
+        tokens: ``[R, T]`` int64.
+        learnt: ``[R, T]`` bool, which of them are learnt.
+    """
+
+    tokens: torch.Tensor
+    learnt: torch.Tensor
+
+
+def pack(documents: Sequence[Document], length: int, generator: torch.Generator) -> Rows:
+    """Shuffled documents laid end to end and cut into rows of `length` tokens."""
+    order = torch.randperm(len(documents), generator=generator).tolist()
+    stream = torch.cat([documents[i].ids for i in order])
+    learnt = torch.cat([torch.arange(len(documents[i].ids)) >= documents[i].begin for i in order])
+    # A random start moves the cuts, so that no document is always split at the same place.
+    start = int(torch.randint(0, length, (1,), generator=generator))
+    count = (stream.numel() - start) // length
+    mixed = torch.randperm(count, generator=generator)
+
+    def cut(of: torch.Tensor) -> torch.Tensor:
+        return of[start : start + count * length].view(count, length)[mixed]
+
+    return Rows(cut(stream), cut(learnt))
+
+
+class Stream:
+    """Endless rows: the documents again and again, each time in a new order and cut elsewhere. Row
+    i is the same whenever it is asked for.
+
+    Args:
+        documents: at least two rows of tokens.
+
+    Raises:
+        ValueError: they have fewer.
+    """
+
+    def __init__(self, documents: Sequence[Document], length: int, seed: int) -> None:
+        self._documents, self._length, self._seed = documents, length, seed
+        self._rounds: dict[int, Rows] = {}
+        self._begins = [0]  # of each round
+        total = sum(len(one.ids) for one in documents)
+        if total < 2 * length:
+            raise ValueError(
+                f"texts: expected at least {2 * length} tokens, given {total} in "
+                f"{len(documents)} texts"
+            )
+
+    def _round(self, number: int) -> Rows:
+        if number not in self._rounds:
+            generator = torch.Generator().manual_seed(self._seed + number)
+            self._rounds = {number: pack(self._documents, self._length, generator)}
+        return self._rounds[number]
+
+    def rows(self, begin: int, count: int) -> Rows:
+        """Rows begin to begin + count."""
+        parts: list[Rows] = []
+        number = 0
+        while count:
+            if number + 1 == len(self._begins):
+                self._begins.append(self._begins[-1] + len(self._round(number).tokens))
+            first, end = self._begins[number : number + 2]
+            if begin < end:
+                own, at = self._round(number), begin - first
+                taken = min(count, end - begin)
+                parts.append(Rows(own.tokens[at : at + taken], own.learnt[at : at + taken]))
+                begin, count = begin + taken, count - taken
+            number += 1
+        return Rows(torch.cat([p.tokens for p in parts]), torch.cat([p.learnt for p in parts]))
+
+
+def frequent(documents: Sequence[Document], size: int, vocab_size: int) -> torch.Tensor:
+    """The `size` most frequent ids, ascending; where the documents have fewer, the lowest others as
+    well, which in vocabularies of byte pairs are about the most frequent."""
+    seen = Counter(chain.from_iterable(one.ids.tolist() for one in documents))
+    known = [token for token, _ in seen.most_common(size)]
+    rest = (token for token in range(vocab_size) if token not in seen)
+    known += [token for token, _ in zip(rest, range(size - len(known)), strict=False)]
+    return torch.tensor(sorted(known))

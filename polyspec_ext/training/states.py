@@ -1,0 +1,106 @@
+"""What a head learns from: the target's states of rows of text, and the ids and rows of the output
+head that it knows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from ..drafters.eagle import EagleConfig
+from .rows import Rows
+
+_OUTLIER = 8  # times the median size: a state that no scale is measured on
+
+
+class States(NamedTuple):
+    """A target's states of some rows, in bfloat16.
+
+    Attributes:
+        tokens: ``[R, T]`` int64; `learnt`: ``[R, T]`` bool.
+        features: ``[R, T, F]``, what a head reads, each column in units of `Teacher.scale`.
+        last: ``[R, T, H]``, what the target's output head reads.
+    """
+
+    tokens: torch.Tensor
+    learnt: torch.Tensor
+    features: torch.Tensor
+    last: torch.Tensor
+
+
+class Teacher:
+    """A target, as a head learns from it.
+
+    Args:
+        model: a causal language model of transformers on the CPU.
+        config: of the head.
+        ids: ``[Vd]`` that the head knows, ascending; None: all.
+
+    Attributes:
+        scale: ``[F]`` float32, the size of each feature. A few are a thousand times as large as
+            others in many models, so a head learns from features in units of it.
+        gain: ``[H]`` float32, the size of each number of the last states.
+
+    Raises:
+        ValueError: the logits are not the product of the last states and the output head.
+    """
+
+    def __init__(self, model: Any, config: EagleConfig, ids: torch.Tensor | None) -> None:
+        self._model, self._layers = model, config.hidden_layers
+        self.embed = model.get_input_embeddings()
+        weight = model.get_output_embeddings().weight.detach()
+        self.head = weight if ids is None else weight[ids].contiguous()
+        self._all = weight
+        self.scale, self.gain = torch.ones(config.feature_size), torch.ones(weight.shape[1])
+
+    def readout(self, states: torch.Tensor) -> torch.Tensor:
+        """``[.., Vd]``, logits of states that the output head reads."""
+        return F.linear(states, self.head.to(states.dtype))
+
+    @torch.no_grad()
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """``[.., V]``, of all ids, float32."""
+        return F.linear(states.to(self._all.dtype), self._all).float()
+
+    @torch.no_grad()
+    def read(self, rows: Rows, batch: int = 4) -> States:
+        """One pass of the target over every row."""
+        found = [self._pass(part) for part in rows.tokens.split(batch)]
+        features = torch.cat([one for one, _ in found]) / self.scale
+        last = torch.cat([one for _, one in found])
+        return States(rows.tokens, rows.learnt, features.bfloat16(), last.bfloat16())
+
+    @torch.no_grad()
+    def measure(self, rows: Rows) -> None:
+        """`scale` and `gain`, from these rows."""
+        both = [self._pass(part) for part in rows.tokens.split(4)]
+        self.scale = _sizes(torch.cat([one for one, _ in both]))
+        self.gain = _sizes(torch.cat([one for _, one in both]))
+
+    def require_plain_head(self, tokens: torch.Tensor) -> None:
+        """Refuse a model that makes something else of its last states than their product with the
+        output head, such as capped or scaled logits."""
+        with torch.no_grad():
+            whole = self._model(input_ids=tokens).logits.float()
+            own = self.logits(self._pass(tokens)[1])
+        if whole.shape != own.shape or (whole - own).abs().max() > 0.05 * whole.abs().max():
+            raise ValueError(
+                "target: expected a model whose logits are the product of its last hidden states "
+                f"and its output head, given {type(self._model).__name__}, which does something "
+                "else with them"
+            )
+
+    def _pass(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self._model.get_decoder()(
+            input_ids=tokens, output_hidden_states=True, use_cache=False
+        )
+        layers = out.hidden_states
+        return torch.cat([layers[k] for k in self._layers], -1), out.last_hidden_state
+
+
+def _sizes(states: torch.Tensor) -> torch.Tensor:
+    """Of each column, but for rows far larger than others."""
+    rows = states.flatten(0, -2).float()
+    size = rows.norm(dim=-1)
+    return rows[size < _OUTLIER * size.median()].pow(2).mean(0).sqrt().clamp_min(1e-6)

@@ -1,0 +1,142 @@
+"""The loss of an EAGLE head, unrolled over a few steps of a draft ("training-time test", arXiv
+2503.01840).
+
+From the second step on the head reads its own states, and its attention sees the target's states up
+to the token where the draft begins and its own behind it, as in use.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..drafters.eagle import EagleNetwork
+
+_DECAY = 0.8  # weight of a step's loss relative to the one before
+_KL, _FEATURES = 0.5, 0.2  # weights beside total variation
+
+# Logits [.., Vd] of states that the target's output head reads, for the ids that the head knows.
+Readout = Callable[[torch.Tensor], torch.Tensor]
+
+
+@contextmanager
+def mixed() -> Iterator[None]:
+    """Products in bfloat16 of weights in float32."""
+    with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings():
+        # Norms keep their weights, which is meant.
+        warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+        yield
+
+
+class Unrolled(nn.Module):
+    """A head over a few steps of the drafts that begin at every token of a text.
+
+    Args:
+        head: trained.
+        embed: the target's embeddings, ``[B, T]`` to ``[B, T, H]``.
+        readout: of the target, which the head uses as well.
+        steps: of a draft.
+    """
+
+    def __init__(
+        self,
+        head: EagleNetwork,
+        embed: Callable[[torch.Tensor], torch.Tensor],
+        readout: Readout,
+        steps: int,
+    ) -> None:
+        super().__init__()
+        self.head, self.steps = head, steps
+        self._target = (embed, readout)  # no part of this module
+
+    def outputs(
+        self, tokens: torch.Tensor, features: torch.Tensor
+    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Of each step: its number s, its states ``[B, T - 1 - s, H]``, and those as the output
+        head reads them, which are about the token s + 2 places behind each.
+
+        Args:
+            tokens: ``[B, T]``.
+            features: ``[B, T, F]``, what the head reads of the target's states.
+        """
+        head, (embed, _) = self.head, self._target
+        embeds = embed(tokens).to(features.dtype)
+        states = head.fuse(features)
+        seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for step in range(self.steps):
+            count = tokens.shape[1] - 1 - step
+            seen = [(k[:, :, :count], v[:, :, :count]) for k, v in seen]
+
+            def attention(
+                layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+            ) -> torch.Tensor:
+                seen.append((k, v))  # noqa: B023
+                return _attend(q, seen)  # noqa: B023
+
+            positions = torch.arange(step, step + count)[None]
+            own = embeds[:, 1 + step : 1 + step + count]
+            out = head(own, states[:, :count], positions, attention)
+            yield step, out, head.before_head(out)
+            states = head.carried(out)
+
+    def logits(self, before: torch.Tensor) -> torch.Tensor:
+        """Of what `outputs` gives, or of the target's last states: one entry for each id that the
+        head knows."""
+        return self._target[1](before)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        features: torch.Tensor,
+        last: torch.Tensor,
+        learnt: torch.Tensor,
+    ) -> tuple[torch.Tensor, list[float]]:
+        """The loss of all steps: total variation, which is what acceptance loses, and forward KL,
+        which has a gradient where total variation has none.
+
+        Args:
+            tokens: ``[B, T]``; `features`: ``[B, T, F]``.
+            last: ``[B, T, H]``, last hidden states of the target.
+            learnt: ``[B, T]`` bool, which tokens count.
+
+        Returns:
+            The loss, and the overlap with the target's distribution over the head's ids at each
+            step.
+        """
+        total, overlaps = torch.zeros(()), []
+        # A state is about the token behind it; of the last one nothing is known.
+        about = torch.cat([learnt[:, 1:], learnt[:, -1:]], 1)
+        for step, states, before in self.outputs(tokens, features):
+            some = about[:, 1 + step :]
+            with torch.no_grad():
+                goal = self.logits(last[:, 1 + step :][some]).float().log_softmax(-1)
+            given = self.logits(before[some]).float().log_softmax(-1)
+            p, q = goal.exp(), given.exp()
+            count = max(1, len(goal))
+            kl = (p * (goal - given)).sum() / count
+            overlap = torch.minimum(p, q).sum() / count
+            overlaps.append(overlap.item())
+            loss = 1 - overlap + _KL * kl
+            if self.head.config.version == 1:
+                # What the next step reads is trained to be what the target will say.
+                error = F.smooth_l1_loss(states.float(), last[:, 1 + step :].float())
+                loss = loss + _FEATURES * error
+            total = total + _DECAY**step * loss
+        return total, overlaps
+
+
+def _attend(q: torch.Tensor, seen: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Causal over the first step's keys; of later ones each query sees its own draft's only."""
+    count, first = q.shape[2], seen[0]
+    diagonal = torch.eye(count, dtype=torch.bool)
+    causal = torch.ones(count, count, dtype=torch.bool).tril()
+    mask = torch.cat([causal, *[diagonal for _ in seen[1:]]], 1)
+    keys = torch.cat([first[0], *[k for k, _ in seen[1:]]], 2)
+    values = torch.cat([first[1], *[v for _, v in seen[1:]]], 2)
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
+    return out.transpose(1, 2)
