@@ -65,6 +65,7 @@ class Planner(Protocol):
         pack: Switch,
         compile: Switch,
         seconds: float,
+        consider: bool,
     ) -> _Chain: ...
 
 
@@ -259,13 +260,14 @@ class Chain:
         pack: Switch = "auto",
         compile: Switch = False,
         seconds: float = 40.0,
+        consider: bool = False,
     ) -> Chain:
         """The chain of some of `levels` that `ps.plan` recommends for such requests; the target
         alone where speculation does not pay. It is planned once for these levels, prompts and
         requests on a machine, and the answer kept in the user's cache folder.
 
         Args:
-            levels ... seconds: as of `ps.plan`.
+            levels ... seconds, consider: as of `ps.plan`.
 
         Raises:
             TypeError, ValueError: as of `ps.plan`.
@@ -281,6 +283,7 @@ class Chain:
             pack=pack,
             compile=compile,
             seconds=seconds,
+            consider=arguments.flag("consider", consider),
         )
 
     def _idle(self) -> None:

@@ -38,6 +38,7 @@ def plan(
     theorem: bool = False,
     repeats: int = 3,
     trials: int | None = TRIED,
+    consider: bool = False,
 ) -> Plan:
     """Measure, on these prompts and this machine, what a chain of some of `levels` would cost and
     gain, and recommend one, or none.
@@ -68,6 +69,10 @@ def plan(
         repeats: of these runs.
         trials: how many of the fastest chains are run for a moment before anything is recommended;
             None: all, so that every prediction goes by the chain's own steps.
+        consider: also what `levels` do not name: the target's 4-bit copy in its cache; of drafts
+            given by their directories 4-bit copies, and drafts with a quarter of the ids where they
+            have many; prompt lookup and suffixes. What cannot be made is left out. Making them may
+            take a quarter of `seconds` beside; one that was begun is completed.
 
     Returns:
         The predictions, what they follow from, and the recommended chain.
@@ -75,7 +80,7 @@ def plan(
     Raises:
         TypeError, ValueError: as `Chain` and `Chain.generate` have it.
     """
-    for name, value in (("verify", verify), ("theorem", theorem)):
+    for name, value in (("verify", verify), ("theorem", theorem), ("consider", consider)):
         arguments.flag(name, value)
     arguments.switch("pack", pack)
     arguments.switch("compile", compile)
@@ -96,6 +101,7 @@ def plan(
         theorem=theorem,
         repeats=repeats,
         trials=trials,
+        consider=consider,
     )
 
 

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import tiny
-from ..chain import Chain
 from ..command import options
+from ..planned import Chain
 from ..policies import POLICIES
 from ..tuning import default_store
+
+_PLANNED = 32  # new tokens that a plan is made for, at least: fewer do not show every step
 
 
 def add_chain_options(parser: argparse.ArgumentParser) -> None:
@@ -156,3 +158,28 @@ def build_chain(args: argparse.Namespace) -> Chain:
         # A level is named as the command line has it.
         text = re.sub(r"^levels\[(\d+)\]", lambda found: levels[int(found[1])][0], str(error))
         raise ValueError(text) from error
+
+
+def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
+    """The chain that is recommended for such prompts and the options' models (``--auto``).
+
+    Raises:
+        ValueError: no target, or options that a plan chooses.
+    """
+    if args.target is None:
+        raise ValueError("auto: expected a --target beside it, given none")
+    for name in ("window", "rounds", "policy", "dtype"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"auto: expected no --{name} beside it, given {getattr(args, name)}")
+    if args.measure_again:
+        default_store().clear()
+    given = [args.target, *args.middle, *([args.drafter] if args.drafter else [])]
+    return Chain.planned(
+        given,
+        prompts,
+        max(_PLANNED, *args.max_new_tokens),
+        args.temperature[0],
+        pack=options.SWITCHES[args.pack or "auto"],
+        compile=args.compile,
+        consider=True,
+    )

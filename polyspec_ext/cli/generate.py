@@ -11,7 +11,13 @@ from ..chat import ChatPrompt
 from ..command import options
 from ..outputs import Output
 from ..stats import Stats
-from .chain_options import add_chain_options, add_sampling_options, build_chain, sampling_of
+from .chain_options import (
+    add_chain_options,
+    add_sampling_options,
+    build_chain,
+    planned_chain,
+    sampling_of,
+)
 from .texts import (
     TextPrinter,
     add_prompt_options,
@@ -47,6 +53,12 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="a table of every level's work and acceptance at the end",
     )
+    sub.add_argument(
+        "--auto",
+        action="store_true",
+        help="the chain of these models, their copies and drafters without a model that `plan` "
+        "recommends for the prompts; planned once, and kept",
+    )
     add_chain_options(sub)
     add_sampling_options(sub)
     sub.set_defaults(run=run)
@@ -62,9 +74,11 @@ def run(args: argparse.Namespace) -> int:
     request = sampling_of(args, len(args.prompt))
     asked = [_stdin() if prompt == "-" else prompt for prompt in args.prompt]
     require_text(asked)
-    chain = build_chain(args)
+    chain = None if args.auto else build_chain(args)
     tokenizer = tokenizer_of(args)
     prompts = [text_prompt(args, tokenizer, text) for text in asked]
+    if chain is None:
+        chain = planned_chain(args, [prompt.input_ids for prompt in prompts])
     if args.verbose:
         print(chain, file=sys.stderr)
         for prompt in prompts:

@@ -46,6 +46,12 @@ def add_command(commands: Any) -> None:
         "repeated, the plan chooses among them",
     )
     models.add_argument(
+        "--only",
+        action="store_true",
+        help="plan with these alone, and not with 4-bit copies of them, drafts with fewer ids, "
+        "prompt lookup and suffixes as well",
+    )
+    models.add_argument(
         "--grown",
         type=options.COUNT,
         metavar="TIMES",
@@ -161,6 +167,7 @@ def run(args: argparse.Namespace) -> int:
         verify=args.verify,
         theorem=args.theorem,
         repeats=args.repeats,
+        consider=args.target is not None and not args.only,
     )
     if args.plot is not None:
         plot.draw(found, args.plot)

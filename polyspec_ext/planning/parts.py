@@ -58,11 +58,13 @@ class Part:
         thing: a `Level`, or a drafter.
         name: for people.
         model: whether it is a level; a drafter can only be the last.
+        word: of what was considered unasked (`considered`); None of what was given.
     """
 
     thing: Any
     name: str
     model: bool
+    word: str | None = None
 
     @property
     def choice(self) -> Any:

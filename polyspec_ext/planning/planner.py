@@ -13,6 +13,7 @@ from ..drafters import elements, is_drafter
 from ..stats import merge
 from ..tuning import Switch, default_store, level_for, pass_seconds, processor
 from . import tables
+from .considered import considered
 from .measure import Measured, measure
 from .parts import Part, Request
 from .runs import Clock, representative
@@ -30,6 +31,7 @@ from .trials import TRIED, Runner, corrected
 SCHEMA = 5  # of what is kept
 RUNNERS_UP = 3  # beside the recommendation and plain decoding, with `verify`
 _MEASURING = 0.75  # of the time; the rest is for trials
+_MAKING = 0.25  # as much may be spent beside on making what is considered
 _WIDTHS = (1, 4, 6)  # of a pass, by which packing is chosen before windows are known
 _Chain = TypeVar("_Chain", bound=Chain)
 
@@ -140,10 +142,13 @@ def plan(
     theorem: bool = False,
     repeats: int = 3,
     trials: int | None = TRIED,
+    consider: bool = False,
 ) -> Plan:
     """See `ps.plan`."""
     clock = time.perf_counter
     parts = parts_of(levels, pack=pack, compile=compile)
+    if consider:
+        parts = _with_considered(elements(levels), parts, pack, compile, _MAKING * limit, clock)
     rows = representative(_checked(prompts, request, parts[0]), request.batch)
     parts = _in_order(parts, clock)
     measured = measure(parts, rows, request, limit=_MEASURING * limit, clock=clock)
@@ -227,12 +232,39 @@ def parts_of(levels: Sequence[Any], *, pack: Switch, compile: Switch) -> list[Pa
     made: list[Part] = []
     for place, thing in enumerate(elements(levels)):
         name = f"levels[{place}]"
-        above = [part.thing for part in made]
-        thing = level_for(thing, _WIDTHS, pack=pack, compile=compile, name=name, above=above)
-        drafts = is_drafter(thing)
-        if drafts and place == 0:
-            raise TypeError(f"{name}: expected a model, given {type(thing).__name__}")
-        made.append(Part(thing, str(getattr(thing, "name", type(thing).__name__)), not drafts))
+        part = _part(thing, name, [part.thing for part in made], pack, compile)
+        if not part.model and place == 0:
+            raise TypeError(f"{name}: expected a model, given {type(part.thing).__name__}")
+        made.append(part)
+    return _named(made)
+
+
+def _part(thing: Any, name: str, above: Sequence[Any], pack: Switch, compile: Switch) -> Part:
+    thing = level_for(thing, _WIDTHS, pack=pack, compile=compile, name=name, above=above)
+    named = str(getattr(thing, "name", type(thing).__name__))
+    return Part(thing, named, not is_drafter(thing))
+
+
+def _with_considered(
+    given: Sequence[Any],
+    parts: Sequence[Part],
+    pack: Switch,
+    compile: Switch,
+    limit: float,
+    clock: Clock,
+) -> list[Part]:
+    """`parts` of what was given, and those that are considered unasked, as far as they can be made;
+    none is begun after `limit` seconds."""
+    made, began = list(parts), clock()
+    for word in considered(given):
+        if clock() - began > limit:
+            break
+        try:
+            part = _part(word, word, [parts[0].thing], pack, compile)
+        except ValueError:  # nothing to quantise, or a target without a cache to share
+            continue
+        name = word if part.model else part.name
+        made.append(replace(part, name=name, word=word))
     return _named(made)
 
 
@@ -267,6 +299,7 @@ def load_or_plan(
     pack: Switch,
     compile: Switch,
     seconds: float,
+    consider: bool,
 ) -> _Chain:
     """See `Chain.planned`: the recommended chain, planned once per machine."""
     request, store = Request(max_new_tokens, temperature), default_store()
@@ -279,15 +312,26 @@ def load_or_plan(
         "prompts": rows,
         "request": {**request.options(), "batch": request.batch},
     }
+    given = elements(levels)
+    if consider:
+        key["considered"] = considered(given)
     value = store.get(key)
-    chain = None if value is None else _stored_chain(kind, parts, value)
+    chain = None if value is None else _stored_chain(kind, parts, value, pack, compile)
     if chain is not None:
         return chain
     things = [part.thing for part in parts]
+    if consider:
+        # By their places, which words for copies have.
+        unasked = _with_considered(
+            given, parts, pack, compile, _MAKING * seconds, time.perf_counter
+        )[len(parts) :]
+        parts = [*parts, *unasked]
+        things += [part.thing for part in unasked]
     found = plan(things, rows, request, pack=pack, compile=compile, limit=seconds)
     best = found.recommended
+    chosen = [parts[things.index(found.parts[n].thing)] for n in best.parts]
     value = {
-        "parts": [things.index(found.parts[n].thing) for n in best.parts],
+        "parts": [part.word or things.index(part.thing) for part in chosen],
         "windows": list(best.windows),
         "rounds": list(best.rounds),
         "prediction": [best.predicted_tokens_per_second, best.uncertainty],
@@ -295,15 +339,26 @@ def load_or_plan(
         "tail": best.tail,
     }
     store.put(key, value)
-    chain = _stored_chain(kind, parts, value)
+    chain = _stored_chain(kind, parts, value, pack, compile)
     assert chain is not None
     return chain
 
 
-def _stored_chain(kind: type[_Chain], parts: Sequence[Part], value: Any) -> _Chain | None:
-    """The chain that is stored as `value`; None where it stands for none of these parts."""
+def _stored_chain(
+    kind: type[_Chain], parts: Sequence[Part], value: Any, pack: Switch, compile: Switch
+) -> _Chain | None:
+    """The chain that is stored as `value`; None where it stands for none of these parts. What was
+    considered unasked is stored by its word, and made where it is not among them."""
+    known = {part.word: part.thing for part in parts if part.word is not None}
     try:
-        things = [parts[int(n)].thing for n in value["parts"]]
+        things: list[Any] = []
+        for one in value["parts"]:
+            if not isinstance(one, str):
+                things.append(parts[int(one)].thing)
+            elif one in known:
+                things.append(known[one])
+            else:
+                things.append(_part(one, one, things, pack, compile).thing)
         options = {name: value[name] for name in ("rounds", "rule", "tail")}
         chain = kind(things, value["windows"], **options)
         chain.prediction = Prediction(*map(float, value["prediction"]))

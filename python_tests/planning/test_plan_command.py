@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+import polyspec_ext as ps
 from polyspec_ext import cli
 from polyspec_ext.bench import chains
+from polyspec_ext.planning import planner
+from polyspec_ext.planning.considered import considered
 
 pytestmark = pytest.mark.usefixtures("tiny_untrained")
 
@@ -33,7 +36,7 @@ def test_json_names_every_candidate(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_models_of_ones_own(capsys: pytest.CaptureFixture[str], untrained: Path) -> None:
     models = ("--target", str(untrained / "target"), "--draft", str(untrained / "drafter"))
-    assert cli.main(["plan", "3 + 4 =", *models, *FEW, "--theorem", "--batch", "2"]) == 0
+    assert cli.main(["plan", "3 + 4 =", *models, *FEW, "--only", "--theorem", "--batch", "2"]) == 0
     out = capsys.readouterr().out
     assert "temperature 0, batch 2;" in out
     assert out.startswith(("recommended: target, drafter", "do not speculate: target alone"))
@@ -56,6 +59,49 @@ def test_theorem_on_the_grown_target(
     assert asked == [(4, untrained / "w4")]
     levels = [one["levels"] for one in json.loads(capsys.readouterr().out)["candidates"]]
     assert sorted(levels) == [["target"], ["target", "middle"]]
+
+
+def test_what_nobody_named_is_considered(
+    capsys: pytest.CaptureFixture[str], untrained: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Also by `generate --auto`, whose plan is kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    draft = str(untrained / "drafter")
+    models = ["--target", str(untrained / "target"), "--pack", "off"]
+    words = [*models, "--draft", draft, *FEW, "--seconds", "8"]
+    assert cli.main(["plan", "3 + 4 =", *words, "--json"]) == 0
+    levels = {
+        name for one in json.loads(capsys.readouterr().out)["candidates"] for name in one["levels"]
+    }
+    assert {"target", "drafter", "w4", f"w4:{draft}", "prompt lookup", "suffix match"} == levels
+    # Nothing is begun once the time for making it is over.
+    made = ps.plan([untrained / "target"], [[1, 2, 3]], 4, pack=False, seconds=0, consider=True)
+    assert [part.name for part in made.parts] == ["target"]
+    asked: list[Any] = []
+    measured = planner.measure
+    monkeypatch.setattr(planner, "measure", lambda *a, **k: asked.append(a) or measured(*a, **k))
+    auto = ["generate", "3 + 4 =", *models, "--auto", "--max-new-tokens", "4", "--raw"]
+    answers = []
+    for _ in range(2):
+        assert cli.main(auto) == 0
+        answers.append(capsys.readouterr().out)
+    assert len(asked) == 1
+    assert answers[0] == answers[1]
+    assert cli.main(["generate", "x", "--auto"]) == 2
+    assert "--auto: expected a --target beside it" in capsys.readouterr().err
+    assert cli.main([*auto, "--window", "4"]) == 2
+    assert "--auto: expected no --window beside it" in capsys.readouterr().err
+
+
+def test_drafts_with_many_ids_are_considered_with_fewer(tmp_path: Path) -> None:
+    for name, size in (("large", 64000), ("small", 500)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": size}))
+    large, small = str(tmp_path / "large"), str(tmp_path / "small")
+    found = considered(["T", large, small, "suffix", "an/id"])
+    copies = [f"w4:{large}", f"trim:16000:{large}", f"w4:{small}"]
+    assert found == ["prompt-lookup", "w4", *copies]
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
