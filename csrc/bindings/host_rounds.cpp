@@ -41,7 +41,6 @@ struct HostStep {
   // [b] each, see SchedulePlan
   std::vector<int64_t> counts, first, lengths, positions, rounds;
   Array<int64_t> input_ids;  // [b, t]
-  Array<int64_t> plan;       // [kPlanRows, b]
 };
 
 using Entry = std::array<int64_t, RoundShape::kPerStep>;
@@ -72,7 +71,13 @@ class HostRounds {
       throw std::invalid_argument("eos: expected shape [" + std::to_string(batch()) + ", E]");
     due_.resize(2 * batch());
     none_.resize(batch());
+    plan_ = Array<int64_t>({static_cast<int64_t>(polyspec::kPlanRows), batch()});
+    std::fill_n(plan_.mutable_data(), plan_.size(), 0);
   }
+
+  // Of the step that `next` gave last, [kPlanRows, b]: one table, which every step writes anew, so
+  // that whoever reads it wraps it once.
+  const Array<int64_t>& plan() const { return plan_; }
 
   // Drafts first, then the deepest verification, so that rows that lag behind find the others at
   // the same level.
@@ -103,13 +108,12 @@ class HostRounds {
       width = std::max(width, total - cached);
     }
     step.input_ids = Array<int64_t>({b, width});
-    step.plan = Array<int64_t>({static_cast<int64_t>(polyspec::kPlanRows), b});
     polyspec::ScheduleNextParams next;
     next.in = due.in;
     next.level = step.level;
     next.width = width;
     next.input_ids = step.input_ids.mutable_data();
-    next.plan = step.plan.mutable_data();
+    next.plan = plan_.mutable_data();
     require(polyspec::schedule_next(next));
     const auto row_of = [&](polyspec::SchedulePlan field) {
       return std::vector<int64_t>(next.plan + field * b, next.plan + (field + 1) * b);
@@ -148,7 +152,7 @@ class HostRounds {
     polyspec::ScheduleReportParams report;
     report.in = rounds();
     report.level = step.level;
-    report.plan = step.plan.data();
+    report.plan = plan_.data();
     report.width = width;
     report.tokens = tokens.data();
     report.counts = counts ? counts->data() : nullptr;
@@ -207,7 +211,7 @@ class HostRounds {
   }
 
   RoundShape shape_;
-  Array<int64_t> words_, eos_;
+  Array<int64_t> words_, eos_, plan_;
   uint64_t due_number_ = new_number();  // of the step to report, which nobody has at first
   std::vector<int64_t> due_;
   std::vector<int32_t> none_;  // statuses of steps that tell none
@@ -219,7 +223,7 @@ void bind_host_rounds(py::module_& m) {
   py::class_<HostStep>(m, "HostStep",
                        "A step that is due (polyspec/round_state.hpp): `level`, `group` the rows "
                        "with a part, and by row what `ops.schedule.Plan` names; `input_ids` [B, T] "
-                       "and `plan` [7, B] int64. Of all rows: `most`, the largest of `lengths`; "
+                       "int64. Of all rows: `most`, the largest of `lengths`; "
                        "`lag`, the most tokens in front of these; `last`, the logits wanted stand "
                        "behind the last of T tokens in each; `even`, each of `lengths` is `most`; "
                        "`tail`, some row drafts a tail.")
@@ -235,8 +239,7 @@ void bind_host_rounds(py::module_& m) {
       .def_readonly("lengths", &HostStep::lengths)
       .def_readonly("positions", &HostStep::positions)
       .def_readonly("rounds", &HostStep::rounds)
-      .def_readonly("input_ids", &HostStep::input_ids)
-      .def_readonly("plan", &HostStep::plan);
+      .def_readonly("input_ids", &HostStep::input_ids);
 
   py::class_<HostReport>(m, "HostReport",
                          "What a step has brought: `entries` of the log by row, `kept` tokens that "
@@ -252,6 +255,9 @@ void bind_host_rounds(py::module_& m) {
   py::class_<HostRounds>(m, "HostRounds", "State rows in the host's memory, which it refers to.")
       .def(py::init<RoundShape, Array<int64_t>, Array<int64_t>>(), py::arg("shape"),
            py::arg("words").noconvert(), py::arg("eos").noconvert())
+      .def_property_readonly("plan", &HostRounds::plan,
+                             "[7, B] int64, of the step that `next` gave last, which the next one "
+                             "writes over.")
       .def("next", &HostRounds::next,
            "The step to do now: a draft, or the deepest verification that is due; None: all rows "
            "are complete.")

@@ -83,7 +83,8 @@ class RowBuffer(NamedTuple):
 
 @dataclass(slots=True)
 class DraftInput:
-    """What a drafter is told. Rows without a part in the step have 0 `counts` and `lengths`.
+    """What a drafter is told. Rows without a part in the step have 0 `counts` and `lengths`. The
+    tensors by row are the step's: the next one may write over them.
 
     Attributes:
         tokens: ``[B, T]`` int64 on the drafter's device, what it has not read of each text, at the

@@ -140,8 +140,7 @@ def draw_chain(
     tokens, read = inputs.tokens, inputs.counts
     device, even = tokens.device, read.all(tokens.shape[1])
     parameters = tuple(inputs.parameters.on(device).values())
-    positions, rounds = inputs.positions.to(device), inputs.rounds.to(device)
-    drawn_at = (torch.arange(inputs.most, device=device)[:, None] + positions).unbind()
+    position, rounds = inputs.positions.to(device), inputs.rounds.to(device)
     # Tokens that each row has yet to draw. Where the host must not wait for the device, every
     # row with a part draws all of them.
     left = None if inputs.eos is None else list(inputs.lengths.host or ())
@@ -150,7 +149,7 @@ def draw_chain(
     if not every:
         entries = id_map.entries_below(entries)
     samples: list[SampleResult] = []
-    drafted: list[torch.Tensor] = []
+    drafted: list[torch.Tensor] = []  # [B, 1] each
     rows: RowBuffer | None = None
     places: Sequence[torch.Tensor] = ()
     for i in range(inputs.most):
@@ -164,9 +163,11 @@ def draw_chain(
             whole = _processed(whole, inputs, inputs.processors, left, drafted)
             logits = whole if every else id_map.gather(whole, entries)
         behind = logits.select(1, 0)
-        drawn = sample(behind, *parameters, drawn_at[i], inputs.level, rounds)
+        if i:
+            position = position + 1
+        drawn = sample(behind, *parameters, position, inputs.level, rounds)
         samples.append(drawn)
-        tokens = drawn.tokens if every else id_map.to_above(drawn.tokens)
+        tokens = (drawn.tokens if every else id_map.to_above(drawn.tokens)).unsqueeze(1)
         drafted.append(tokens)
         if inputs.wants_rows:
             if rows is None:
@@ -179,18 +180,17 @@ def draw_chain(
             tokens, counts, first = tokens.clamp_min(0), read.less(0, 1), read.less(0, 0)
         else:
             assert inputs.eos is not None
-            ids: list[int] = tokens.tolist()
-            if min(ids) < 0:
-                _require_drawn(drawn, inputs, left, i)
-                tokens = tokens.clamp_min(0)  # a row without a part may have drawn none
-            for b, token in enumerate(ids):
+            for b, (token,) in enumerate(tokens.tolist()):
+                if token < 0:
+                    if left[b]:
+                        _require_drawn(drawn, inputs, left, i)
+                    tokens = tokens.clamp_min(0)  # a row without a part may have drawn none
                 if left[b]:
                     left[b] = 0 if token in inputs.eos[b] else left[b] - 1
             if not any(left):
                 break
             counts = None if all(left) else RowCounts(left).less(0, 1)
             first = None
-        tokens = tokens.unsqueeze(1)
     if rows is not None:
         assert rows.statistics is not None
         own = rows.statistics
@@ -198,7 +198,7 @@ def draw_chain(
             own = own[:, : len(samples)]
         torch.stack([s.statistics for s in samples], 1, out=own)
     status = None if left is not None else torch.stack([s.status for s in samples], 1)
-    return DraftBlock(torch.stack(drafted, 1), status=status, rows=rows)
+    return DraftBlock(torch.cat(drafted, 1), status=status, rows=rows)
 
 
 def _require_drawn(
@@ -228,7 +228,7 @@ def _processed(
     for b, more in enumerate(left):
         if more:
             text = inputs.text(b).to(logits.device)
-            prefix = torch.cat([text, *[tokens[b : b + 1] for tokens in drafted]])
+            prefix = torch.cat([text, *[tokens[b] for tokens in drafted]])
             out[b] = processors.apply(logits[b], prefix, inputs.requests[b])
     return out
 

@@ -24,12 +24,14 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     Attributes:
         window: sliding window of the model's attention, or None. All keys are kept; the mask hides
             the old ones.
-        takes_blocks: rows in step may be written as one block (`RollbackCache.update`).
+        takes_blocks: a pass that the cache was prepared for is written without asking again what
+            it is, where rows are in step as one block (`RollbackCache.update`).
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     longest_pass = sys.maxsize  # tokens of a row
+    ring, sinks = False, 0  # how the operator appends
     is_croppable = True
     is_compileable = False
     supports_early_init = False
@@ -54,6 +56,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.keys, self.values = self._all = keys, values
+        self.rows.moves += 1
 
     @property
     def held(self) -> int:
@@ -107,19 +110,20 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         if rows.grow:
             self.grow()
 
-    def _local(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Lengths and counts on the layer's device; a copy only where layers lie on several."""
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes new keys and values ``[B, H, T, D]`` behind the rows' own lengths."""
         rows = self.rows
-        counts = rows.counts
-        return rows.base.to(self.device), counts if counts is None else counts.to(self.device)
-
-    def _append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        base, counts = self._local()
-        _, status = cache_ops.append(self.keys, self.values, keys, values, base, counts)
-        self._report(status)
-
-    def _report(self, status: torch.Tensor) -> None:
-        rows = self.rows
+        base, counts = rows.base, rows.counts
+        if base.device != self.device:  # layers lie on several
+            base, counts = base.to(self.device), None if counts is None else counts.to(self.device)
+        # The operator wants unit stride along the vector; models nearly always have it.
+        if keys.stride(3) != 1 and keys.shape[3] > 1:
+            keys = keys.contiguous()
+        if values.stride(3) != 1 and values.shape[3] > 1:
+            values = values.contiguous()
+        _, status = cache_ops.append(
+            self.keys, self.values, keys, values, base, counts, ring=self.ring, sinks=self.sinks
+        )
         if self.index == 0:  # lengths are the same in every layer, and so is the status
             rows.status.bitwise_or_(status.to(rows.status.device))
 
@@ -128,7 +132,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append, and return what attention reads: views ``[B, H, span, Dk]`` and values alike."""
         self._begin(key_states, value_states)
-        self._append(unit_stride(key_states), unit_stride(value_states))
+        self.append(key_states, value_states)
         span = self.rows.span
         return self.keys.narrow(2, 0, span), self.values.narrow(2, 0, span)
 
@@ -176,6 +180,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         for whole in self._all:
             whole[:, :, :dirty].zero_()
         self.keys, self.values = (whole[: self.rows.batch] for whole in self._all)
+        self.rows.moves += 1
 
     def clear(self, rows: torch.Tensor) -> None:
         """What the rows `rows` (int64 indices) held is zeros, as where a batch begins."""
@@ -195,6 +200,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
                     self.keys[place].copy_(self.keys[row])
                     self.values[place].copy_(self.values[row])
             self.keys, self.values = self.keys[: len(kept)], self.values[: len(kept)]
+            self.rows.moves += 1
             return
         indices = indices.to(self.keys.device)
         self._hold(self.keys.index_select(0, indices), self.values.index_select(0, indices))
@@ -209,6 +215,8 @@ class RingLayer(RollbackLayer):
     tokens side by side, and appends then.
     """
 
+    ring = True
+
     def __init__(self, rows: Rows, index: int, window: int, slack: int, sinks: int = 0) -> None:
         super().__init__(rows, index, window)
         self.slack, self.sinks = slack, sinks
@@ -220,13 +228,6 @@ class RingLayer(RollbackLayer):
 
     def _slots(self) -> int:
         return self.size
-
-    def _append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        base, counts = self._local()
-        _, status = cache_ops.append(
-            self.keys, self.values, keys, values, base, counts, ring=True, sinks=self.sinks
-        )
-        self._report(status)
 
     def _begin_prepared(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         if not self._prepared():
@@ -243,16 +244,11 @@ class RingLayer(RollbackLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self._begin_prepared(key_states, value_states)
-        key_states, value_states = unit_stride(key_states), unit_stride(value_states)
+        read = self.keys, self.values
         if self._wide():
-            keys, values = (
-                torch.cat([self.keys, key_states], 2),
-                torch.cat([self.values, value_states], 2),
-            )
-            self._append(key_states, value_states)
-            return keys, values
-        self._append(key_states, value_states)
-        return self.keys, self.values
+            read = torch.cat([self.keys, key_states], 2), torch.cat([self.values, value_states], 2)
+        self.append(key_states, value_states)
+        return read
 
     def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
         if tree is not None:
@@ -271,8 +267,3 @@ class RingLayer(RollbackLayer):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.size + (query_length if query_length > self.slack + 1 else 0), 0
-
-
-def unit_stride(states: torch.Tensor) -> torch.Tensor:
-    """The operators want unit stride along the vector; models nearly always have it."""
-    return states if states.stride(-1) == 1 or states.shape[-1] == 1 else states.contiguous()

@@ -36,6 +36,7 @@ class Rows:
         span: slots of a full layer that attention reads.
         capacity: slots that a full layer must have.
         grow: whether layers have to look if they do; not where the cache has seen to it.
+        moves: how often keys and values of a layer have come to lie elsewhere.
         on_cpu: the tensors may be written when somebody asks for them, elsewhere than before.
             Otherwise they are written at once and in place, so that a captured graph finds the
             writing in it. Set before the first pass.
@@ -46,7 +47,7 @@ class Rows:
     ) -> None:
         self.step, self.bucket, self.capacity = step, bucket, capacity
         self.device, self.on_cpu = device, device.type == "cpu"
-        self._most = 0
+        self._most = self.moves = 0
         self.resize(batch)
         self.reset()
 

@@ -38,6 +38,8 @@ _SMALL = 1024  # tokens of a row; memory for so many is never too much
 # Longest pass whose mask is cut out of a strip.
 _STRIP = 32
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+# Keys and values of some layers, and where they lie (`ops.kv.pointers`).
+_Layers = tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]
 
 
 def _layer_types(config: Any) -> list[str]:
@@ -129,6 +131,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             layers=[self._layer(i, t, window, slack) for i, t in enumerate(self.types)]
         )
         self._moved: dict[tuple[int, ...], torch.Tensor] = {}
+        self._together: tuple[int, list[_Layers]] = (-1, [])  # by `Rows.moves`
         self._survey()
         self._positions = torch.empty(1, 0, dtype=torch.int64)
         self._strip: torch.Tensor | None = None
@@ -367,19 +370,19 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, layer, at = self.rows, self.layers[layer_idx], self.rows.at
+        rows, layer = self.rows, self.layers[layer_idx]
         batch, _, new, _ = key_states.shape
         as_prepared = not rows.grow and layer_idx not in rows.seen
         if not (as_prepared and layer.takes_blocks and (batch, new) == (rows.batch, rows.new)):
-            at = None
-        if at is None:
             kept: tuple[torch.Tensor, torch.Tensor] = layer.update(key_states, value_states)
             return kept
-        # Rows in step are one block, and two copies cost less than the operator with lengths.
         rows.seen.add(layer_idx)
-        keys, values, span = layer.keys, layer.values, rows.span
-        keys.narrow(2, at, new).copy_(key_states)
-        values.narrow(2, at, new).copy_(value_states)
+        keys, values, span, at = layer.keys, layer.values, rows.span, rows.at
+        if at is None:
+            layer.append(key_states, value_states)
+        else:  # rows in step are one block, and two copies cost less than the operator with lengths
+            keys.narrow(2, at, new).copy_(key_states)
+            values.narrow(2, at, new).copy_(value_states)
         return keys.narrow(2, 0, span), values.narrow(2, 0, span)
 
     def rollback(
@@ -431,29 +434,31 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             lengths: [B], see `rollback`; at most ``begin[b]`` and the nodes of the path.
         """
         rows, front = self.rows, self._of_rows("begin", begin)
-        for layers in self._alike():
-            device = layers[0].keys.device
-            keys, values = ([getattr(x, name) for x in layers] for name in ("keys", "values"))
+        if self._together[0] != rows.moves:
+            self._together = rows.moves, self._alike()
+        for keys, values, pointers in self._together[1]:
+            device = pointers.device
             _, status = cache_ops.compact_tree(
-                keys,
-                values,
-                self._pointers(keys, values),
-                front.on(device),
-                path.to(device, non_blocking=True),
+                keys, values, pointers, front.on(device), path.to(device, non_blocking=True)
             )
             rows.status.bitwise_or_(status.to(rows.status.device))
         kept = self._of_rows("lengths", lengths)
         rows.cut(kept, None)
         return kept
 
-    def _alike(self) -> list[list[RollbackLayer]]:
+    def _alike(self) -> list[_Layers]:
         """Layers that one launch can move, which is nearly always all of them."""
         found: dict[Any, list[RollbackLayer]] = {}
         for layer in self.layers:
             if layer.is_initialized:
                 form = [(x.shape, x.stride(), x.device) for x in (layer.keys, layer.values)]
                 found.setdefault(tuple(form), []).append(layer)
-        return list(found.values())
+        return [
+            (keys, values, self._pointers(keys, values))
+            for keys, values in (
+                ([x.keys for x in layers], [x.values for x in layers]) for layers in found.values()
+            )
+        ]
 
     def _pointers(
         self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .layers import RingLayer, unit_stride
+from .layers import RingLayer
 from .lengths import Rows
 
 # Models that rotate the two halves of a key's rotary part, the layout that `turn` knows.
@@ -85,11 +85,10 @@ class StreamingLayer(RingLayer):
         self._begin_prepared(key_states, value_states)
         sinks = self.keys[:, :, : self.sinks]
         sinks.copy_(self.sink_keys)
-        self._append(unit_stride(key_states), unit_stride(value_states))
+        self.append(key_states, value_states)
         self.sink_keys.copy_(sinks)
-        base, _ = self._local()
         assert self.window is not None
-        evicted = (base - (self.window - 1 + self.sinks)).clamp(min=0)
+        evicted = (self.rows.base.to(self.device) - (self.window - 1 + self.sinks)).clamp(min=0)
         sinks.copy_(turn(self.sink_keys, evicted, self.frequencies))
         return self.keys, self.values
 

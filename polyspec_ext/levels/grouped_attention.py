@@ -29,7 +29,7 @@ from ..ops import attention as cache_attention
 
 NAME = "polyspec_grouped"
 # Arguments that mean more than a mask; none of them comes with the models this is used for so far.
-_MORE = ("position_bias", "cache", "s_aux", "softcap", "head_mask")
+_MORE = frozenset(("position_bias", "cache", "s_aux", "softcap", "head_mask"))
 # By thread: for each of its calls since, whether the operator took it.
 _watched: dict[int, list[bool]] = {}
 
@@ -51,7 +51,8 @@ def grouped_attention(
     # (Several tokens without a mask are the first of a text. Others would see what they saw in
     # transformers: as many keys.)
     other = causal and tokens != key.shape[2]
-    if other or any(arguments.get(name) is not None for name in _MORE):
+    more = _MORE.intersection(arguments)
+    if other or (more and any(arguments[name] is not None for name in more)):
         _note(False)
         plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **arguments

@@ -419,7 +419,6 @@ class HuggingFaceLevel(ModelLevel):
         counts: Sequence[int] | None = None,
         first: Sequence[int] | None = None,
     ) -> torch.Tensor: ...
-    @torch.inference_mode()
     def forward(
         self,
         block: InputBlock | torch.Tensor,
@@ -434,6 +433,9 @@ class HuggingFaceLevel(ModelLevel):
             made.counts = None if counts is None else RowCounts.of(counts)
             made.first = None if first is None else RowCounts.of(first)
             return self.forward(made).logits
+        if not torch.is_inference_mode_enabled():  # a chain's calls are in it already
+            with torch.inference_mode():
+                return self.forward(block)
         self._note_call()
         if block.hidden_layers:
             self._states.require(block.hidden_layers, self.name)

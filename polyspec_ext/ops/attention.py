@@ -10,6 +10,7 @@ __all__ = ["attention", "takes"]
 # kAttentionStep and kAttentionWidth of polyspec/attention.hpp.
 _WIDTHS = frozenset(range(32, 256 + 1, 32))
 _DTYPES = (torch.float32, torch.bfloat16)
+_attention = torch.ops.polyspec.attention.default
 
 
 def takes(
@@ -19,21 +20,14 @@ def takes(
     dtype = query.dtype
     if dtype not in _DTYPES or not (key.dtype == value.dtype == dtype):
         return False
-    if mask is not None and not (
-        mask.dim() == 4 and mask.shape[1] == 1 and mask.dtype == dtype and _lies(mask)
-    ):
+    if mask is not None and not (mask.dim() == 4 and mask.shape[1] == 1 and mask.dtype == dtype):
         return False
-    return (
-        query.shape[3] in _WIDTHS
-        and value.shape[3] in _WIDTHS
-        and _lies(query)
-        and _lies(key)
-        and _lies(value)
-    )
-
-
-def _lies(x: torch.Tensor) -> bool:
-    return x.is_cpu and x.stride(-1) == 1
+    if not (query.shape[3] in _WIDTHS and value.shape[3] in _WIDTHS):
+        return False
+    for x in (query, key, value, mask):
+        if x is not None and not (x.is_cpu and x.stride(3) == 1):
+            return False
+    return True
 
 
 def attention(
@@ -67,7 +61,7 @@ def attention(
     Raises:
         RuntimeError: a shape, dtype or stride does not fit; the message names the argument.
     """
-    made: torch.Tensor = torch.ops.polyspec.attention(query, key, value, mask, scale, causal)
+    made: torch.Tensor = _attention(query, key, value, mask, scale, causal)
     return made
 
 

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 Appended = tuple[torch.Tensor, torch.Tensor]
+_append = torch.ops.polyspec.append.default
 
 
 class CacheStatus(enum.IntFlag):
@@ -67,9 +68,7 @@ def append(
         do not fit, BAD_LENGTH for a negative length or a count out of range. Such a row is not
         written.
     """
-    made: Appended = torch.ops.polyspec.append(
-        cache_keys, cache_values, keys, values, lengths, counts, ring, sinks
-    )
+    made: Appended = _append(cache_keys, cache_values, keys, values, lengths, counts, ring, sinks)
     return made
 
 

@@ -42,7 +42,7 @@ class Step(NamedTuple):
         lag: no row has more tokens to read in front of these.
         tail: whether some row may draft a tail.
         input_ids: ``[B, T]`` int64, tokens to read, at the front of each row.
-        table: ``[7, B]`` int64; plan: its rows.
+        table: ``[7, B]`` int64; plan: its rows. The next step may write over them.
         host: the same in lists, where the host reads the rows.
     """
 
@@ -122,6 +122,8 @@ class StateRows:
             host = self.words.numpy()
             self.head: npt.NDArray[np.int64] = host[:, : self.shape.log_at]
             self._rounds = HostRounds(self.shape, host, self.eos.numpy())
+            self._table = torch.from_numpy(self._rounds.plan)
+            self._plan = Plan._make(self._table.unbind())
         else:
             self.head = np.zeros((batch, self.shape.log_at), np.int64)
 
@@ -219,9 +221,8 @@ class StateRows:
                 own = self._rounds.next()
         if own is None:
             return None
-        input_ids, table = torch.from_numpy(own.input_ids), torch.from_numpy(own.plan)
-        plan = Plan._make(table.unbind())
-        return Step(own.level, own.most, own.lag, own.tail, input_ids, table, plan, own)
+        input_ids = torch.from_numpy(own.input_ids)
+        return Step(own.level, own.most, own.lag, own.tail, input_ids, self._table, self._plan, own)
 
     def step(self, level: int, most: int, width: int, tail: bool = False) -> Step:
         """A step of `level`, in which rows that are due for another one idle, without host

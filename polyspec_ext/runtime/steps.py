@@ -202,9 +202,13 @@ def hand_up_tail(
 def _put(
     buffer: RowBuffer, slots: torch.Tensor, logits: torch.Tensor, statistics: torch.Tensor | None
 ) -> None:
+    batch, width = buffer.logits.shape[:2]
+    if batch > 1:  # of all rows, one behind the other
+        slots = slots + torch.arange(0, batch * width, width, device=slots.device)[:, None]
+    at = slots.flatten()
     # Row by row: `scatter_` would go element by element.
-    at = (torch.arange(len(slots), device=slots.device)[:, None], slots)
-    buffer.logits.index_put_(at, logits.to(buffer.logits.dtype))
+    rows = logits.to(buffer.logits.dtype).flatten(0, 1)
+    buffer.logits.flatten(0, 1).index_copy_(0, at, rows)
     if statistics is not None:
         assert buffer.statistics is not None
-        buffer.statistics.index_put_(at, statistics)
+        buffer.statistics.flatten(0, 1).index_copy_(0, at, statistics.flatten(0, 1))
