@@ -130,6 +130,50 @@ def test_a_tree_path_stands_as_if_it_had_been_read_in_order(name: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("change", ["growth", "select", "leave", "reset"])
+def test_paths_move_where_keys_lie_now(change: str) -> None:
+    """Where layers lie is asked once, and again where that has changed."""
+    model = build(CONFIGS["llama"])
+    cache = RollbackCache.for_model(model, 2, capacity=16, step=16)
+    driver = Driver(model, cache)
+    driver.forward([4, 3])
+    for turn in range(2):
+        held, rows = cache.lengths.tolist(), range(cache.batch_size)
+        ids = torch.randint(3, VOCAB, (len(rows), 3), generator=driver.random)
+        parents = torch.tensor([-1, -1, 1])
+        model(ids, past_key_values=cache, **cache.inputs(3, parents=parents))
+        paths = torch.tensor([[1, 2]] * len(rows))
+        cache.keep_path(held, paths, [n + 2 for n in held])
+        for row in rows:
+            driver.alone.tokens[row] += ids[row, [1, 2]].tolist()
+        driver.forward([1] * len(rows))
+        if turn == 0 and change == "growth":
+            driver.forward([20, 19])
+        elif turn == 0 and change in ("select", "leave"):
+            kept = [1, 0] if change == "select" else [1]
+            cache.batch_select_indices(torch.tensor(kept))
+            driver.alone.tokens = [driver.alone.tokens[row] for row in kept]
+        elif turn == 0:
+            assert cache.refit(1)
+            driver.alone.tokens = [[]]
+            driver.forward([5])
+
+
+@torch.no_grad()
+def test_keys_of_any_stride_are_appended_to_rows_of_any_length() -> None:
+    cache = RollbackCache(CONFIGS["llama"], 2, capacity=16)
+    keys = torch.randn(2, 2, 8, 3).transpose(2, 3)  # [B, H, T, D]
+    cache.prepare(3)
+    cache.update(keys, keys, 0)
+    cache.rollback([3, 1])
+    more = torch.randn(2, 2, 8, 3).transpose(2, 3)
+    cache.prepare(3, [2, 3])
+    held, _ = cache.update(more, -more, 0)
+    torch.testing.assert_close(held[0, :, :5], torch.cat([keys[0], more[0, :, :2]], 1))
+    torch.testing.assert_close(held[1, :, :4], torch.cat([keys[1, :, :1], more[1]], 1))
+
+
+@torch.no_grad()
 def test_rows_leave_and_repeat() -> None:
     model = build(CONFIGS["qwen2"])
     cache = RollbackCache.for_model(model, 3, capacity=16)
