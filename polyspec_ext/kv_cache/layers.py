@@ -42,11 +42,6 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.rows, self.index, self.window = rows, index, window
         self.is_sliding = window is not None
 
-    @property
-    def kind(self) -> tuple[int | None, ...]:
-        """Layers of the same kind share a mask."""
-        return (self.window,)
-
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self._hold(self._room(key_states), self._room(value_states))
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -221,10 +216,6 @@ class RingLayer(RollbackLayer):
         super().__init__(rows, index, window)
         self.slack, self.sinks = slack, sinks
         self.size = sinks + window + slack
-
-    @property
-    def kind(self) -> tuple[int | None, ...]:
-        return (self.window, self.size, self.sinks)
 
     def _slots(self) -> int:
         return self.size

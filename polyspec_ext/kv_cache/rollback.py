@@ -190,6 +190,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
 
     def _survey(self) -> None:
         """What every pass asks of the layers, asked once."""
+        # Layers of a type share a mask, which one of them makes.
+        self._of_type: dict[str, RollbackLayer] = dict(zip(self.types, self.layers, strict=True))
         # Rows of at most so many tokens see all that lies before them, in every layer.
         self._near = min(
             0 if isinstance(layer, RingLayer) else layer.window or sys.maxsize
@@ -325,13 +327,10 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 inside = torch.arange(tokens, device=positions.device) < rows.counts[:, None]
                 before = (rows.base - 1).clamp_min(0)
                 positions = torch.where(inside, positions, before[:, None])
-        masks: dict[tuple[int | None, ...], torch.Tensor] = {}
         by_type: dict[str, torch.Tensor] = {}
-        for layer, name in zip(self.layers, self.types, strict=True):
-            if (kind := layer.kind) not in masks:
-                masks[kind] = cache_masks.additive(layer.visible(positions, tree), self.dtype)
-            by_type[name] = masks[kind]
-        mask: Any = next(iter(by_type.values())) if len(by_type) == 1 else by_type
+        for name, layer in self._of_type.items():
+            by_type[name] = cache_masks.additive(layer.visible(positions, tree), self.dtype)
+        mask: Any = by_type[name] if len(by_type) == 1 else by_type
         return {"attention_mask": mask, "position_ids": positions}
 
     def _tree(self, parents: torch.Tensor, tokens: int) -> torch.Tensor:

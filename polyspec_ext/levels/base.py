@@ -146,7 +146,8 @@ class PromptBatch(NamedTuple):
 
 @dataclass(slots=True)
 class InputBlock:
-    """What one forward pass reads.
+    """What one forward pass reads. The tensors by row are the step's: the next one may write over
+    them.
 
     Attributes:
         tokens: ``[B, T]`` int64, T >= 1, on the level's device.

@@ -102,8 +102,8 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("plain decoding", 48, 12),
         ("three levels", 231, 15),
-        ("three levels, 8 prompts", 458, 18),
-        ("EAGLE tree", 329, 27),
+        ("three levels, 8 prompts", 436, 18),
+        ("EAGLE tree", 319, 27),
     ],
 )
 def test_python_calls_per_round_keep_their_budget(name: str, budget: int, files: int) -> None:
