@@ -149,7 +149,7 @@ class HuggingFaceLevel(ModelLevel):
         self._compiled: dict[tuple[int, ...], compiled.CompiledPasses | None] = {}
         self.choice: object | None = None
         self._reserved = 0
-        self._calls = 0  # that may have changed the cache
+        self._calls = [0]  # that may have changed the cache; one count of all that share it
         self._member: Member | None = None
         # Where the model's weights lie; None: to be asked anew, since a batch begins.
         self._weights: Place | None = None
@@ -221,6 +221,7 @@ class HuggingFaceLevel(ModelLevel):
             owner._member = Shared(owner).owner
             _owners[id(owner.model)] = owner
         self._member = Member(owner._member.shared, self)
+        self._calls = self.cache_owner._calls
         self.adopt(owner._cache)
         self._options["shares_cache_with"] = owner
 
@@ -292,10 +293,7 @@ class HuggingFaceLevel(ModelLevel):
     @property
     def revision(self) -> int:
         """See `Continuing`; levels that share a cache have one."""
-        return self.cache_owner._calls
-
-    def _note_call(self) -> None:
-        self.cache_owner._calls += 1
+        return self._calls[0]
 
     @property
     def cache(self) -> Any:
@@ -318,7 +316,7 @@ class HuggingFaceLevel(ModelLevel):
         ``[B, T]`` with their counts do as well (`Level.prefill`)."""
         if isinstance(prompts, torch.Tensor):
             prompts, self._reserved = PromptBatch(prompts, counts, self._reserved), 0
-        self._note_call()
+        self._calls[0] += 1
         self._weights = None  # between batches they may have moved
         tokens, counts, layers = prompts.tokens, prompts.counts, prompts.hidden_layers
         if layers:
@@ -348,7 +346,7 @@ class HuggingFaceLevel(ModelLevel):
                 f"{self.name}: expected a level with batches and a cache of its own that keeps "
                 "every token in one run of slots per row, given another to admit rows to"
             )
-        self._note_call()
+        self._calls[0] += 1
         tokens, layers = prompts.tokens, prompts.hidden_layers
         if layers:
             self._states.require(layers, self.name)
@@ -436,7 +434,7 @@ class HuggingFaceLevel(ModelLevel):
         if not torch.is_inference_mode_enabled():  # a chain's calls are in it already
             with torch.inference_mode():
                 return self.forward(block)
-        self._note_call()
+        self._calls[0] += 1
         if block.hidden_layers:
             self._states.require(block.hidden_layers, self.name)
         if block.parents is not None:
@@ -598,7 +596,7 @@ class HuggingFaceLevel(ModelLevel):
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
         """See `BatchedLevel.rollback`."""
-        self._note_call()
+        self._calls[0] += 1
         state = self._cache if self._member is None else self._member
         kept: Sequence[int] = state.rollback(lengths)
         return kept
@@ -608,7 +606,7 @@ class HuggingFaceLevel(ModelLevel):
         self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
     ) -> Sequence[int]:
         """See `BatchedLevel.keep_path`."""
-        self._note_call()
+        self._calls[0] += 1
         state = self._cache if self._member is None else self._member
         kept: Sequence[int] = state.keep_path(begin, path, lengths)
         return kept
@@ -616,7 +614,7 @@ class HuggingFaceLevel(ModelLevel):
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
-        self._note_call()
+        self._calls[0] += 1
         (self._cache if self._member is None else self._member).select(rows)
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------

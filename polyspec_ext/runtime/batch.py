@@ -133,7 +133,7 @@ class Batch:
         prefilled = recorder.prefill_seconds
         committed: Committed = []
         try:
-            if any(not row.ended for row in self.rows):
+            if False in [row.ended for row in self.rows]:
                 self._engine.leave()
                 if self._policy is not None:
                     self._choose_windows(self._policy)

@@ -15,6 +15,7 @@ Tokens do not depend on the executor: rows, draws and distributions are the same
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -56,6 +57,7 @@ from .trees import Tree, pending_tree, require_tree, tree_pass
 # tokens were emitted. They stand until it returns.
 Observer = Callable[[int, torch.Tensor], None]
 Committed = list[tuple[int, list[int]]]
+_REVISION = operator.attrgetter("revision")  # of what goes on with a batch (`Continuing`)
 _CAPACITY = 256  # texts are allocated in multiples of so many tokens, doubled
 _TRUSTED = 1 << 15  # new tokens; texts that get longer have their rows allocated again
 _KEPT = 4  # batch sizes whose buffers stay allocated
@@ -133,7 +135,8 @@ class Engine:
         self._rounds = 0  # left of it
         # What levels and drafter say of what they hold, behind the latest round of the target; None
         # where it was not completed: nobody knows what they hold then.
-        self._settled: list[int | None] | None = None
+        self._settled: list[int] | None = None
+        self._revised: list[Continuing] = []  # those of them that say so
         # Which part is at work, and in which step (None: for all rows), for messages.
         self._at_work: tuple[int, Step | None] | None = None
 
@@ -157,7 +160,12 @@ class Engine:
         settled, self._settled = self._settled, None
         before = self._slots
         encoded = any(row.encoded is not None for row in (*before, *rows))
-        if settled is None or settled != self._revisions() or encoded or len(before) != len(rows):
+        if (
+            settled is None
+            or settled != list(map(_REVISION, self._revised))
+            or encoded
+            or len(before) != len(rows)
+        ):
             return {}
         pairs = zip(before, rows, strict=True)
         common = [_common(was.tokens, row.tokens[:-1]) for was, row in pairs]
@@ -191,12 +199,6 @@ class Engine:
         apart = {n for n, part in enumerate(self._parts, 1) if part.capabilities.reads_apart}
         others = set(range(1, self._count + 1)) - able
         return [] if able - apart and others - apart else sorted(able)
-
-    def _revisions(self) -> list[int | None]:
-        return [
-            cast(Continuing, part).revision if part.capabilities.continues else None
-            for part in self._parts
-        ]
 
     def begin(
         self,
@@ -294,11 +296,6 @@ class Engine:
     def round(self) -> Committed:
         """One round of the target: the tokens that it commits, by the number of their row."""
         self._settled = None
-        committed = self._round()
-        self._settled = self._revisions()
-        return committed
-
-    def _round(self) -> Committed:
         try:
             if not self._rounds:
                 self._course = self._chart()
@@ -306,9 +303,13 @@ class Engine:
             self._rounds -= 1
             assert self._course is not None
             plan, buffers, _ = self._course
-            if buffers.sync_each_step:
-                return self._step_by_step(buffers)
-            return self._at_once(plan, buffers)
+            committed = (
+                self._step_by_step(buffers)
+                if buffers.sync_each_step
+                else self._at_once(plan, buffers)
+            )
+            self._settled = list(map(_REVISION, self._revised))
+            return committed
         except Exception as error:
             if self._at_work is not None:
                 number, step = self._at_work
@@ -322,6 +323,9 @@ class Engine:
         plan = self._plan(active)
         sync = self._must_sync or plan.steps is None
         self._prepare_caches(plan, active)
+        self._revised = [
+            cast(Continuing, part) for part in self._parts if part.capabilities.continues
+        ]
         chosen = sync
         sync = sync or not self._can_stay(plan, active) or not self._has_hidden_room(plan, active)
         buffers = self._prepare_buffers(plan, sync)
@@ -747,10 +751,9 @@ class Engine:
         above = step.level - 1
         buffers.direct.pop(above, None)
         if step.host is not None and not (above == 1 and self.config.tail):
-            active = [row.slot for row in self._slots if not row.ended]
-            rounds = self._state.windows
-            once = all(rounds[slot][self._count - 2 + above] == 1 for slot in active)
-            if once and len(step.host.group) == len(active):
+            group, rounds, at = step.host.group, self._state.windows, self._count - 2 + above
+            once = {rounds[slot][at] for slot in group} == {1}
+            if once and len(group) == [row.ended for row in self._slots].count(False):
                 # The level does not run again before they are verified, and nothing else is
                 # pending.
                 buffers.direct[above] = rows
