@@ -1,6 +1,6 @@
 """EAGLE heads for the shipped target: ``python -m polyspec_ext.tiny.train --eagle``, behind the
-other stages: `training`, with the shipped drafter's weights to begin with. A run that was stopped
-goes on.
+other stages: `training`, in which an EAGLE-2 head has the shipped drafter's weights to begin with.
+A run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -34,13 +34,11 @@ SETTINGS = {
 
 @torch.no_grad()
 def begin_with(head: EagleNetwork, drafter: LlamaForCausalLM, tokens: torch.Tensor) -> None:
-    """`head` begins as the shipped drafter, a model of one layer of the same shape, as nearly as
-    the two networks allow, and with little of the target's states: most of what it has to learn is
-    known then.
+    """An EAGLE-2 head begins as the shipped drafter, a model of one layer of the same shape, and
+    without the target's states: most of what it has to learn is known then.
 
-    An EAGLE-1 layer has no norm in front and none behind, so both are folded into its products with
-    the mean size of what they would norm. An EAGLE-3 layer has both, but its residual stream lacks
-    the token's embedding.
+    Its layer has no norm in front and none behind, so both are folded into its products with the
+    mean size of what they would norm.
 
     Args:
         tokens: ``[B, T]``, text.
@@ -53,19 +51,6 @@ def begin_with(head: EagleNetwork, drafter: LlamaForCausalLM, tokens: torch.Tens
     layer.mlp.load_state_dict(own.mlp.state_dict())
     layer.post_attention_layernorm.load_state_dict(own.post_attention_layernorm.state_dict())
     layer.self_attn.o_proj.load_state_dict(attention.o_proj.state_dict())
-    if head.config.version == 3:
-        # (Not 0: there is a norm behind it.)
-        head.fc.weight.mul_(0.05)
-        for key in ("q_proj", "k_proj", "v_proj"):
-            product, given = getattr(layer.self_attn, key).weight, getattr(attention, key).weight
-            # Queries that shared keys and values have copies of them.
-            parts = given.unflatten(0, (-1, attention.head_dim))
-            times = len(product) // len(given)
-            product.mul_(0)
-            product[:, :width] = parts.repeat_interleave(times, 0).flatten(0, 1)
-        layer.input_layernorm.weight.copy_(before)
-        head.norm.weight.copy_(final)
-        return
 
     def size(x: torch.Tensor) -> torch.Tensor:
         return x.pow(2).mean(-1).sqrt().mean()
@@ -102,6 +87,7 @@ def train_heads(args: argparse.Namespace) -> int:
     documents = corpus.encode(tokenizer, texts)
     held_out = corpus.encode(tokenizer, corpus.gsm8k(args.data / "gsm8k_test.jsonl"))[:300]
     sample = Stream(documents, LENGTH, args.seed).rows(0, 8).tokens
+    begin = functools.partial(begin_with, drafter=drafter, tokens=sample)
     report_file = args.output / "report.json"
     report = json.loads(report_file.read_text()) if report_file.exists() else {}
     for name in HEADS:
@@ -114,7 +100,7 @@ def train_heads(args: argparse.Namespace) -> int:
             place,
             settings,
             resume=(place / "training" / "run.pt").exists(),
-            begin=functools.partial(begin_with, drafter=drafter, tokens=sample),
+            begin=begin if name == "eagle2" else None,
         )
         training.run(int(TOKENS * args.scale / EPOCHS))
         report[name] = training.report()

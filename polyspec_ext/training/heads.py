@@ -14,8 +14,6 @@ from torch import nn
 from ..drafters.eagle import EagleNetwork
 from ..drafters.eagle.config import parse
 
-_ROTARY = ("rope_theta", "rope_scaling", "rope_parameters")
-
 
 def head_config(
     text: Any, version: int, draft_vocab: int | None, inner: int | None

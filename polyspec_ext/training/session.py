@@ -72,7 +72,8 @@ class HeadTraining:
         documents: that are learnt; `held_out`: that are reported on.
         place: the head's directory. What a resumed run needs lies in its folder ``training``.
         resume: go on where the last run stopped.
-        begin: gives a new head its first weights, where they are not random.
+        begin: gives a new head its first weights; None: `first.begin_linear` does, or for an
+            EAGLE-2 head they are random.
 
     Raises:
         ValueError: `target` has no form that a head can read, too few texts, nothing to resume, or

@@ -73,7 +73,7 @@ class Teacher:
 
     @torch.no_grad()
     def measure(self, rows: Rows) -> None:
-        """`scale` and `gain`, from these rows."""
+        """Set `scale` and `gain`, from these rows."""
         both = [self._pass(part) for part in rows.tokens.split(4)]
         self.scale = _sizes(torch.cat([one for one, _ in both]))
         self.gain = _sizes(torch.cat([one for _, one in both]))
