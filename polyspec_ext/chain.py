@@ -106,15 +106,17 @@ class Chain:
             drafter's distribution. Not with a drafter of trees.
         rule: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2024), on every level.
         dtype, device: for models loaded here. float32, bfloat16 or float16, or the name of one, or
-            "auto" for each checkpoint's own; by default float32 on the CPU and "auto" elsewhere.
-            CPU or CUDA; by default the CPU.
+            "auto" for each checkpoint's own; by default that too, but on the CPU
+            float32 unless it is bfloat16, packed, and the processor multiplies that
+            (`tuning.level_for`). CPU or CUDA; by default the CPU.
         check_vocabulary: compare the tokenizers that lie beside the models.
         graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
             CUDA device; never on the CPU. Only rounds without host synchronisation are captured. A
             step that cannot be captured is a warning, and runs as it is.
         pack, compile: of the models given here (`HuggingFaceLevel`): weights packed for the CPU's
             matrix kernels; decoding through `torch.compile`. "auto": whichever is faster on this
-            processor for one sequence. It is timed once, which takes about a second per level of
+            processor for one sequence. `pack` is by default "auto" for models that are loaded here
+            and False for others. It is timed once, which takes about a second per level of
             small models, longer the larger they are, with the memory of all candidates, and the
             answer kept (`tuning.choose`); compiling may take a minute per candidate.
             ``pack="auto"`` also tries bfloat16 for draft levels that are loaded here without a
@@ -156,7 +158,7 @@ class Chain:
         device: str | torch.device | None = None,
         check_vocabulary: bool = True,
         graphs: bool | Graphs | None = None,
-        pack: Switch = False,
+        pack: Switch | None = None,
         compile: Switch = False,
         policy: WindowPolicy | str | None = None,
         sync_each_step: bool | None = None,
@@ -190,7 +192,8 @@ class Chain:
             policy = named(policy)
         arguments.instance("policy", policy, WindowPolicy)
         arguments.instance("operators", operators, Operators)
-        arguments.switch("pack", pack)
+        if pack is not None:
+            arguments.switch("pack", pack)
         arguments.switch("compile", compile)
         self.drafter: Drafter | DraftModel | BatchedDrafter | None = None
         made: list[Level] = []
@@ -198,15 +201,17 @@ class Chain:
         for place, thing in enumerate(things):
             name = f"levels[{place}]"
             _require_another(name, thing, things[:place])
+            loaded = isinstance(thing, str | Path)
+            packed: Switch = pack if pack is not None else "auto" if loaded else False
             # A draft's dtype costs speed only; the target's is part of its distribution.
-            either = pack == "auto" and dtype is None and place > 0
+            either = packed == "auto" and dtype is None and place > 0
             dtypes = [dtype, torch.bfloat16] if either else [dtype]
             own = level_for(
                 thing,
                 widths[place],
                 dtypes,
                 device,
-                pack=pack,
+                pack=packed,
                 compile=compile,
                 name=name,
                 above=made,

@@ -76,8 +76,9 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--dtype",
-        help="of the models; auto: each checkpoint's own (default: auto; of the shipped models "
-        "on the CPU float32, where draft levels run in bfloat16 if it multiplies that)",
+        help="of the models; auto: each checkpoint's own (default: auto, but on the CPU float32 "
+        "unless it is bfloat16, packed, and the processor multiplies that; of the shipped chain "
+        "there float32, its draft levels in bfloat16 where that is faster)",
     )
     group.add_argument("--device", default="cpu", help="of the models (default: %(default)s)")
     options.add_threads(group)
@@ -142,8 +143,7 @@ def build_chain(args: argparse.Namespace) -> Chain:
     """The chain that the options describe."""
     if args.measure_again:
         default_store().clear()
-    dtype = args.dtype if args.target is None else args.dtype or "auto"
-    chosen: dict[str, Any] = {"rule": args.rule, "dtype": dtype, "device": args.device}
+    chosen: dict[str, Any] = {"rule": args.rule, "dtype": args.dtype, "device": args.device}
     chosen.update(compile=args.compile, rounds=args.rounds, tail=args.tail, policy=args.policy)
     chosen["pack"] = options.SWITCHES[args.pack or "auto"]
     if args.target is None and not args.middle and not args.drafter:

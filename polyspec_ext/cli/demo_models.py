@@ -133,7 +133,7 @@ def _some(questions: tuple[str, ...] | list[str], count: int | None) -> list[str
 
 
 def _level(place: str, name: str) -> HuggingFaceLevel:
-    level = level_for(place, _WIDTHS, ["auto"], pack="auto", compile=False, name=name)
+    level = level_for(place, _WIDTHS, pack="auto", compile=False, name=name)
     if not isinstance(level, HuggingFaceLevel):
         raise ValueError(f"{name}: expected a causal language model, given {place}")
     return level

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from ..levels import ELEMENTS, HuggingFaceLevel, ModelSource, Options
 from ..levels.cpu_packed import can_pack
 from ..levels.quantized import QuantizedLinear
 from ..levels.trimmed import TrimmedHead
+from . import processor
 from .choice import LevelConfig, Switch, choose
 
 # Of a configuration: what does not change the cost of a pass, or is a candidate's own.
@@ -41,7 +44,9 @@ def level_for(
         widths: numbers of tokens of the level's passes.
         dtypes: candidates for a model that is loaded here, on the CPU; elsewhere the first. Several
             only for a draft level, since the data type of a target is part of its distribution.
-            None and "auto": as `levels.load` has it.
+            "auto" and None: as `levels.load` has it. But None is bfloat16 of a checkpoint in it,
+            if the processor multiplies that, and the packed level's logits do not depend on the
+            tokens beside a token (`HuggingFaceLevel.varies`).
         name: of `thing`, for messages.
         above: the levels above it, target first.
 
@@ -52,6 +57,7 @@ def level_for(
     arguments.switch("pack", pack)
     arguments.switch("compile", compile)
     some = isinstance(pack, str) or isinstance(compile, str) or len(dtypes) > 1
+    some = some or (pack and dtypes[0] is None and isinstance(thing, str | Path))
     fastest = partial(_fastest, widths, dtypes, pack, compile) if some else None
     options = Options(name, above, dtypes[0], device, pack is True, compile is True, fastest)
     return ELEMENTS.resolve(thing, options)
@@ -79,8 +85,10 @@ def _fastest(
         # Where "auto" is not told, loading finds it out.
         if "auto" in dtypes and config.dtype is None:
             dtypes = [model_in("auto").dtype]
-        own = config.dtype if "auto" in dtypes else torch.float32
-        kinds = [kind if isinstance(kind, torch.dtype) else own for kind in dtypes]
+        half = config.dtype == torch.bfloat16 and pack and processor.multiplies_bfloat16()
+        own = {"auto": config.dtype, None: torch.bfloat16 if half else torch.float32}
+        kinds = [kind if isinstance(kind, torch.dtype) else own[kind] for kind in dtypes]
+        kinds = list(dict.fromkeys(kinds))
     else:
         plain = source.level(None, False, False)
         if not plain.reads_apart:
@@ -97,15 +105,21 @@ def _fastest(
         model = model_in(config.dtype)
         return HuggingFaceLevel(model, pack=config.pack, compile=config.compile)
 
-    level, choice = choose(
-        make,
-        [LevelConfig(kind, each) for kind in kinds for each in packs],
-        widths,
-        compile=compile,
-        shape=_digest(config, () if given is None else given.modules()),
-    )
-    level.choice = choice
-    return level
+    def chosen(candidates: Sequence[LevelConfig]) -> Any:
+        shape = _digest(config, () if given is None else given.modules())
+        level, choice = choose(make, candidates, widths, compile=compile, shape=shape)
+        level.choice = choice
+        return level
+
+    if tuple(dtypes) == (None,) and kinds == [torch.bfloat16]:
+        # A target, whose text would depend on the passes' widths were its bits to.
+        with contextlib.suppress(ValueError):
+            level = chosen([LevelConfig(torch.bfloat16, True)])
+            if level.varies == ():
+                return level
+        models.clear()
+        kinds = [torch.float32]
+    return chosen([LevelConfig(kind, each) for kind in kinds for each in packs])
 
 
 def _digest(config: Any, modules: Iterable[torch.nn.Module]) -> str:

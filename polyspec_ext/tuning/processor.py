@@ -23,6 +23,14 @@ def name() -> str:
     return platform.processor() or platform.machine()
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether it has products of bfloat16 (AVX512-BF16 or AMX) that torch may use: without them
+    they take longer than those of float32."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
 def facts() -> dict[str, object]:
     """Processor, instruction sets (those found, and those that the environment leaves to torch,
     oneDNN and this package), threads and versions: where one differs, times measured earlier mean

@@ -106,7 +106,11 @@ def _add_models(sub: Any) -> None:
         help="where the target's 4-bit copy is kept (default: made anew)",
     )
     options.add_device(group)
-    group.add_argument("--dtype", help="of the models (default: float32 on the CPU)")
+    group.add_argument(
+        "--dtype",
+        help="of the models (default: each checkpoint's own, but on the CPU float32 unless it is "
+        "bfloat16, packed, and the processor multiplies that; of the shipped ones there float32)",
+    )
     options.add_threads(group)
     group.add_argument(
         "--no-compile",

@@ -108,8 +108,9 @@ class Parts:
 
     Args:
         places: what to load.
-        device, dtype: of the models; None: float32 on the CPU (of draft levels, and of a target
-            that is grown, what is fastest there), and the checkpoint's own elsewhere.
+        device, dtype: of the models; None: the target's as `levels.load` has it, but float32 of the
+            shipped one on the CPU; of draft levels there, and of a target that is grown, what is
+            fastest.
         compile: on the CPU the target and the draft levels decode through `torch.compile`.
     """
 
@@ -174,12 +175,14 @@ class Parts:
                 return chains.faster_target(times=self.places.times)[0]
             model = tiny.grown(self.places.times, dtype=self.dtype, device=self.device)
             return level_for(model, _WIDTHS, pack="auto", compile=False, name="--target")
-        place = place or tiny.path(TARGET)
+        dtype = (
+            torch.float32 if self.dtype is None and self.on_cpu and place is None else self.dtype
+        )
         with progress.loading():
             return level_for(
-                place,
+                place or tiny.path(TARGET),
                 _WIDTHS,
-                [self.dtype],
+                [dtype],
                 self.device,
                 pack="auto",
                 compile=False,
