@@ -106,21 +106,21 @@ class Chain:
             drafter's distribution. Not with a drafter of trees.
         rule: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2024), on every level.
         dtype, device: for models loaded here. float32, bfloat16 or float16, or the name of one, or
-            "auto" for each checkpoint's own; by default that too, but on the CPU
-            float32 unless it is bfloat16, packed, and the processor multiplies that
-            (`tuning.level_for`). CPU or CUDA; by default the CPU.
+            "auto" for each checkpoint's own; by default that too, but on the CPU float32 unless it
+            is bfloat16, packed, and the processor multiplies that (`tuning.level_for`). CPU or
+            CUDA; by default the CPU.
         check_vocabulary: compare the tokenizers that lie beside the models.
         graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
             CUDA device; never on the CPU. Only rounds without host synchronisation are captured. A
             step that cannot be captured is a warning, and runs as it is.
         pack, compile: of the models given here (`HuggingFaceLevel`): weights packed for the CPU's
             matrix kernels; decoding through `torch.compile`. "auto": whichever is faster on this
-            processor for one sequence. `pack` is by default "auto" for models that are loaded here
-            and False for others. It is timed once, which takes about a second per level of
+            processor for one sequence. It is timed once, which takes about a second per level of
             small models, longer the larger they are, with the memory of all candidates, and the
             answer kept (`tuning.choose`); compiling may take a minute per candidate.
             ``pack="auto"`` also tries bfloat16 for draft levels that are loaded here without a
-            `dtype`.
+            `dtype`. `pack` is by default "auto" for models that are loaded here by path or id, and
+            False for those that are given.
         policy: chooses the windows of every row before each round of the target, from `window` on:
             an object of `ps.policies`, one of your own with `next(report)`, or a name: "online",
             "fsm", "cached-fsm", "q-learning", "joint" or "fixed". None: they stay.

@@ -343,7 +343,13 @@ def measure(
         texts=len(texts),
     )
     _steps(found, parts, runs)
-    untimed = [part.name for n, part in enumerate(parts) if n and (n, False) not in found.draft]
+    timed = {n for n, again in found.draft if not again}
+    verified = {0, len(parts) - 1, *(n for n, _ in (*found.verify, *found.verify_trees))}
+    untimed = [
+        part.name
+        for n, part in enumerate(parts)
+        if n and (n not in timed or (part.model and n not in verified))
+    ]
     if untimed:
         raise ValueError(
             f"max_new_tokens: expected texts of more rounds, by which levels can be timed, given "

@@ -402,6 +402,13 @@ def test_texts_that_end_within_a_round(clock: Clock) -> None:
         ps.plan(given, PROMPTS[:1], 2, seconds=1e9)
 
 
+def test_texts_too_short_for_a_level_to_verify_are_refused_by_its_name(clock: Clock) -> None:
+    """A level that has drafted, and of which no round that it verified is timed."""
+    given = [Slow(clock, "target", 0.3, 0.0), Slow(clock, "copy", 0.02, 0.0)]
+    with pytest.raises(ValueError, match=r"max_new_tokens: expected .* given 3, with which copy"):
+        ps.plan([*given, "prompt-lookup", "suffix"], PROMPTS[:1], 3, seconds=1e9)
+
+
 def test_a_window_above_may_be_longer_than_any_draft(clock: Clock) -> None:
     """Where the target takes all that a middle hands up."""
     parts = [
