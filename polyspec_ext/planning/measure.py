@@ -344,12 +344,9 @@ def measure(
     )
     _steps(found, parts, runs)
     timed = {n for n, again in found.draft if not again}
-    verified = {0, len(parts) - 1, *(n for n, _ in (*found.verify, *found.verify_trees))}
-    untimed = [
-        part.name
-        for n, part in enumerate(parts)
-        if n and (n not in timed or (part.model and n not in verified))
-    ]
+    verify = {n for run in runs if run.turns is not None for n in run.chain[1:-1]}
+    verify -= {n for n, _ in (*found.verify, *found.verify_trees)}
+    untimed = [part.name for n, part in enumerate(parts) if n and (n not in timed or n in verify)]
     if untimed:
         raise ValueError(
             f"max_new_tokens: expected texts of more rounds, by which levels can be timed, given "

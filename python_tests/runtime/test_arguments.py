@@ -198,7 +198,7 @@ BAD_CHAINS: dict[str, list[Any]] = {
     "sync_each_step": [*FLAGS, Graphs.__new__(Graphs)],
     "policy": [0, True, "offline", [3], {}, Windows, ps.Chain],
     "operators": [0, True, "token", [ps.sample, ps.verify], ps.verify, Operators],
-    "pack": [None, *FLAGS, "Auto"],
+    "pack": [*FLAGS, "Auto"],
     "compile": [None, *FLAGS, np.array("auto")],
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def chain() -> ps.Chain:
-    return ps.Chain([tiny.path(name) for name in tiny.LEVELS], window=[5, 3])
+    return ps.Chain([tiny.path(name) for name in tiny.LEVELS], window=[5, 3], dtype="float32")
 
 
 def test_this_is_the_binary_that_was_asked_for() -> None:
