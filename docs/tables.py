@@ -47,14 +47,14 @@ CHAINS = {
     "8 times, temperature 1": "cpu-2026-11-22-chains/grown8-temperature1.json",
 }
 PAPER = "cpu-2026-11-22-paper"
-# Not there yet: `make llama`, `demo --full --json`, `make demo-real` with --json, and a run of
-# `bench paper` with real models.
+# DEMO is not there yet: `demo --full --json`.
 LLAMA = "cpu-2026-11-23-llama/llama.json"
 LLAMA_POLICY = "cpu-2026-11-23-llama/policy.json"
 DEMO = "demo.json"
 REAL_DEMO = "cpu-2026-11-23-demo-real/demo-real.json"
 BLOCKS_DEMO = "cpu-2026-11-23-demo-real/demo-blocks.json"
-REAL_PAPER = "paper-real"
+REAL_PAPER = "cpu-2026-11-23-paper-real/greedy"
+REAL_PAPER_SAMPLED = "cpu-2026-11-23-paper-real/sampled"
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 BLOCK = re.compile(
@@ -328,6 +328,11 @@ def paper_real() -> Lines:
     return paper_run(REAL_PAPER)
 
 
+def paper_real_sampled() -> Lines:
+    """The same at temperature .8."""
+    return paper_run(REAL_PAPER_SAMPLED)
+
+
 # ---- chains below a target of any cost -----------------------------------------------------------
 
 
@@ -530,6 +535,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "demo-blocks": demo_blocks,
     "paper": paper,
     "paper-real": paper_real,
+    "paper-real-sampled": paper_real_sampled,
     "targets": targets,
     "llama": llama,
     "llama-policy": lambda: llama(LLAMA_POLICY),
