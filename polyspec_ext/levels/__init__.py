@@ -20,7 +20,7 @@ from .hugging_face import HuggingFaceLevel
 from .id_map import IdMap
 from .loader import Level, load
 from .registry import ELEMENTS, Loader, ModelSource, Options, Registry
-from .sources import tokenizer_at
+from .sources import is_gguf, tokenizer_at
 
 __all__ = [
     "ELEMENTS",
@@ -45,6 +45,7 @@ __all__ = [
     "RowCounts",
     "batched",
     "device_of",
+    "is_gguf",
     "load",
     "tokenizer_at",
 ]

@@ -62,10 +62,15 @@ class Source:
         return made
 
 
+def is_gguf(place: object) -> bool:
+    """Whether a model's place is a GGUF file that is there."""
+    return isinstance(place, str | Path) and (path := Path(place)).suffix == GGUF and path.is_file()
+
+
 def source_of(place: str | Path) -> Source:
     """Of a place that is known to be one."""
-    path = Path(place)
-    if path.suffix == GGUF and path.is_file():
+    if is_gguf(place):
+        path = Path(place)
         return Source(str(path.parent), path.name)
     return Source(str(place))
 
@@ -146,7 +151,7 @@ def _source(name: str, place: str | Path) -> Source:
                 f"given {source!r}, which has none"
             )
         return Source(source)
-    if folder.suffix == GGUF and folder.is_file():
+    if is_gguf(folder):
         return source_of(folder)
     try:
         validate_repo_id(source)

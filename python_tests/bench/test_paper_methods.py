@@ -16,7 +16,7 @@ from polyspec_ext.bench.paper import prepare, presets, record, report
 from polyspec_ext.bench.paper.methods import Call, Method, default_keys, read_keys
 from polyspec_ext.bench.paper.parts import Parts, Places, Tree, shipped
 from polyspec_ext.bench.paper.report.tables.compared import windows_of
-from polyspec_ext.bench.weights import weight_bytes
+from polyspec_ext.bench.weights import parameters, weight_bytes
 from polyspec_ext.cli.entry import main
 
 ALL = (
@@ -245,9 +245,13 @@ def test_bytes_that_a_pass_reads(parts: Parts) -> None:
     assert weight_bytes(model) >= sum(p.numel() * p.element_size() for p in model.parameters())
     copy = weight_bytes(parts.model("w4").model)
     layers = [one for one in model.modules() if type(one).__name__ == "Linear"]
-    packed = sum(one.weight.numel() for one in layers if one is not model.lm_head)
+    # The copy's head is in 4 bits as well: the embeddings are only looked up in.
+    packed = sum(one.weight.numel() for one in layers)
     less = packed * 4 - packed // 2 - packed // 128 * 4  # bf16 scales and zeros
     assert weight_bytes(model) - copy == pytest.approx(less, rel=0.02)
+    head = model.lm_head.weight.numel()  # tied there, and its own in the copy
+    own = sum(p.numel() for p in model.parameters())
+    assert (parameters(model), parameters(parts.model("w4").model)) == (own, own + head)
 
 
 @pytest.mark.parametrize("name", sorted(presets.PRESETS))
@@ -290,6 +294,10 @@ def test_a_preset_whose_target_is_here(
     assert presets.local(str(half)) is None
     (half / "one.safetensors").touch()
     assert presets.local(str(half)) == half
+    file = tmp_path / "one.gguf"
+    assert presets.local(str(file)) is None
+    file.touch()
+    assert presets.local(str(file)) == file
 
 
 def test_models_of_ones_own(

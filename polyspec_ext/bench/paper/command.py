@@ -86,7 +86,7 @@ def _add_models(sub: Any) -> None:
     group.add_argument(
         "--preset", choices=tuple(presets.PRESETS), help="the paper's target and its EAGLE-2 head"
     )
-    group.add_argument("--target", metavar="MODEL", help="model directory or id")
+    group.add_argument("--target", metavar="MODEL", help="model directory, id or GGUF file")
     group.add_argument(
         "--draft",
         metavar="NAME=MODEL",

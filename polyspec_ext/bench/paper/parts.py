@@ -13,6 +13,7 @@ import torch
 from polyspec_ext import progress, tiny
 from polyspec_ext.bench import chains
 from polyspec_ext.bench.paper.engines import Engine, Variant
+from polyspec_ext.bench.weights import parameters
 from polyspec_ext.drafters import (
     DynamicTree,
     Eagle,
@@ -278,8 +279,7 @@ class Parts:
         return self._assistants[name]
 
     def _parameters(self, level: HuggingFaceLevel) -> int:
-        model = self.eager.model if level.name == W4 else level.model
-        return sum(p.numel() for p in model.parameters())
+        return parameters(self.eager.model if level.name == W4 else level.model)
 
     def facts(self) -> Iterator[dict[str, Any]]:
         """What was made, for ``run.json``; names no path."""
@@ -318,6 +318,4 @@ def _shown(place: str | Path | None, name: str, times: int) -> str:
         grown = f", grown {times} times" if times > 1 and name in (TARGET, W4, *HEADS) else ""
         return f"shipped {TARGET if name == W4 else name}{grown}"
     folder = Path(original(place))
-    if not folder.is_dir():
-        return str(place)
-    return f"{copy_prefix(place)}{folder.name}"
+    return f"{copy_prefix(place)}{folder.name}" if folder.exists() else str(place)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyspec_ext.drafters import checkpoint
+from polyspec_ext.levels import is_gguf
 from polyspec_ext.quantization.stored import copy_prefix, original
 
 
@@ -65,7 +66,9 @@ class MissingModelsError(Exception):
 
 def local(place: str) -> Path | None:
     """The folder of a model with its weights in it: `place` itself, or what the hub's cache has
-    under that id. None: it is not on this machine, or not all of it."""
+    under that id; or a GGUF file. None: it is not on this machine, or not all of it."""
+    if is_gguf(place):
+        return Path(place)
     folder: Path | None = Path(place)
     if not Path(place).is_dir():
         folder = _cached(place)
@@ -89,7 +92,8 @@ def _cached(place: str) -> Path | None:
 
 
 def require(places: Sequence[str], gated: bool = False) -> list[str | Path]:
-    """The folders of models, by path or id; of their 4-bit copies with ``w4:`` in front, as given.
+    """The folders or GGUF files of models, by path or id; of their 4-bit copies with ``w4:`` in
+    front, as given.
 
     Raises:
         MissingModelsError: some are not on this machine.
