@@ -112,6 +112,7 @@ class WindowPolicy:
         begins: bool,
         steps: Sequence[tuple[int, int, int, int, int, float, bool]],
         tokens: Sequence[int],
+        batch: int = ...,
     ) -> list[int]: ...
     def reset(self) -> None: ...
     @property

@@ -30,7 +30,8 @@ namespace {
 using Step = std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, double, bool>;
 
 std::vector<int64_t> next(WindowPolicy& policy, int64_t row, bool begins,
-                          const std::vector<Step>& steps, const std::vector<int64_t>& tokens) {
+                          const std::vector<Step>& steps, const std::vector<int64_t>& tokens,
+                          int64_t batch) {
   std::vector<StepReport> made;
   made.reserve(steps.size());
   for (const auto& [level, count, accepted, width, batch, seconds, repeated] : steps) {
@@ -38,7 +39,8 @@ std::vector<int64_t> next(WindowPolicy& policy, int64_t row, bool begins,
   }
   const RoundReport report{row,           begins,
                            made.data(),   static_cast<int64_t>(made.size()),
-                           tokens.data(), static_cast<int64_t>(tokens.size())};
+                           tokens.data(), static_cast<int64_t>(tokens.size()),
+                           batch};
   std::vector<int64_t> windows(static_cast<size_t>(policy.levels() - 1));
   policy.next(report, windows.data());
   return windows;
@@ -100,8 +102,9 @@ void bind_policies(py::module_& m) {
   py::class_<WindowPolicy>(m, "WindowPolicy", "Chooses windows (polyspec/policy.hpp).")
       .def(py::init(&polyspec::make_policy), py::arg("options"))
       .def("next", &next, py::arg("row"), py::arg("begins"), py::arg("steps"), py::arg("tokens"),
+           py::arg("batch") = 1,
            "Windows of a row's next round. Steps are (level, tokens, accepted, width, batch, "
-           "seconds, repeated).")
+           "seconds, repeated); batch: rows that take the round together.")
       .def("reset", &WindowPolicy::reset, "Forgets all rows and times.")
       .def_property_readonly("levels", &WindowPolicy::levels);
 

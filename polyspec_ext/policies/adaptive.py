@@ -24,6 +24,10 @@ class Adaptive:
     """What the policies share. It serves one chain, and goes on from one request to the next with
     what it has learned; a copy begins anew.
 
+    The rows of a batch fall back to plain decoding together, by what such a batch takes: their
+    steps take as long as the widest row wants. `Online` and `Joint` choose the same windows for all
+    of them, by what their rows accept on average.
+
     Args:
         max_windows: of level 1 ... n-1, never exceeded. None: 16 for the drafter, 32 above.
         guard: fall back to plain decoding once rounds have lost `guard_loss` plain passes of the
@@ -75,7 +79,7 @@ class Adaptive:
             self._native = _made(self, report.windows)
         begins = report.committed == 0 and not report.steps
         text = report.text if begins else report.text[len(report.text) - report.committed :]
-        return self._native.next(report.request, begins, report.steps, text)
+        return self._native.next(report.request, begins, report.steps, text, report.batch)
 
     def reset(self) -> None:
         """Forget what was learned."""

@@ -40,6 +40,8 @@ class RoundReport(NamedTuple):
         text: prompt and committed tokens.
         committed: tokens that the round has committed; 0 before the first.
         steps: of that round in which the row took part, in order.
+        batch: rows that take the next round together, this one among them; each is told of once
+            before it, and a step takes as long as its widest row wants.
     """
 
     request: int
@@ -47,6 +49,7 @@ class RoundReport(NamedTuple):
     text: Sequence[int]
     committed: int
     steps: Sequence[StepReport] = ()
+    batch: int = 1
 
 
 @runtime_checkable

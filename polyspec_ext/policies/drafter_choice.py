@@ -131,6 +131,7 @@ class DrafterChoice:
         which takes the request as one that begins."""
         at, number = self.drafter.active, report.request
         if self._at_work.get(number) != at:
-            report = RoundReport(number, self._windows.get(number, report.windows), report.text, 0)
+            windows = self._windows.get(number, report.windows)
+            report = RoundReport(number, windows, report.text, 0, batch=report.batch)
         self._at_work[number] = at
         return self.policies[at].next(report)

@@ -154,13 +154,13 @@ class Batch:
 
     def _choose_windows(self, policy: WindowPolicy) -> None:
         assert isinstance(self._recorder, RoundRecorder)
-        for row in self._engine.slots:
-            if row.ended:
-                continue
+        rows = [row for row in self._engine.slots if not row.ended]
+        for row in rows:
             now = self._engine.windows(row.slot)
             before, self._before[row.number] = self._before[row.number], len(row.tokens)
             steps = self._recorder.take(row.number)
-            report = RoundReport(row.number, now, row.tokens, len(row.tokens) - before, steps)
+            new = len(row.tokens) - before
+            report = RoundReport(row.number, now, row.tokens, new, steps, len(rows))
             name = f"policy ({type(policy).__name__})"
             windows = arguments.sizes(name, policy.next(report), len(now), len(now) + 1)
             self._engine.set_windows(row.slot, windows)

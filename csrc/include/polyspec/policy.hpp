@@ -48,6 +48,11 @@ struct RoundReport {
   int64_t num_steps = 0;
   const int64_t* tokens = nullptr;  // [num_tokens] committed by it; the prompt where it begins
   int64_t num_tokens = 0;
+  // Rows that are told of before the round to come and take its steps together, this one among
+  // them, each told of once. kOnline and kJoint choose one set of windows for all of them, when the
+  // first is told of, and the guard compares with plain decoding of such a batch: a step takes as
+  // long as its widest row wants. 0 or 1: this row alone.
+  int64_t batch = 1;
 };
 
 enum class PolicyKind : int32_t {

@@ -864,6 +864,8 @@ typedef struct polyspec_round_report {
   int64_t num_steps;
   const int64_t* tokens; /* [num_tokens] committed by it; the prompt where it begins */
   int64_t num_tokens;
+  int64_t
+      batch; /* rows told of before the next round, which take its steps together; 0 or 1: one */
 } polyspec_round_report;
 
 POLYSPEC_API polyspec_code polyspec_policy_create(const polyspec_policy_options* options,

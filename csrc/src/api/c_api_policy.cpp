@@ -1,4 +1,5 @@
 // The C interface of the window policies: struct sizes, codes and texts; nothing is computed here.
+#include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -14,7 +15,6 @@ struct polyspec_policy {
 
 namespace {
 
-using polyspec::c_api::check_size;
 using polyspec::c_api::guarded;
 using polyspec::c_api::read_struct;
 using polyspec::c_api::require;
@@ -32,7 +32,7 @@ POLYSPEC_COPY(polyspec_policy_options, PolicyOptions, 4, POLICY_FIELDS)
 #define STEP_FIELDS(F) F(level) F(repeated) F(tokens) F(accepted) F(width) F(batch) F(seconds)
 POLYSPEC_COPY(polyspec_step_report, StepReport, 0, STEP_FIELDS)
 
-#define ROUND_FIELDS(F) F(row) F(begins) F(num_steps) F(tokens) F(num_tokens)
+#define ROUND_FIELDS(F) F(row) F(begins) F(num_steps) F(tokens) F(num_tokens) F(batch)
 POLYSPEC_COPY(polyspec_round_report, RoundReport, 2, ROUND_FIELDS)
 
 void require_at_least(int64_t given, int64_t least, const char* name) {
@@ -92,19 +92,21 @@ polyspec_code polyspec_policy_next(polyspec_policy* policy, const polyspec_round
     require(policy, "policy");
     require(windows, "windows");
     require_windows(num_windows, policy->chooser->levels() - 1);
-    const polyspec_code code = check_size(function, report, {});
+    polyspec_round_report given = polyspec_round_report_default();
+    const size_t without_batch = offsetof(polyspec_round_report, batch);
+    const polyspec_code code = read_struct(function, report, {without_batch}, &given);
     if (code != POLYSPEC_OK) return code;
-    require_at_least(report->num_steps, 0, "num_steps");
-    require_at_least(report->num_tokens, 0, "num_tokens");
-    if (report->num_steps > 0) require(report->steps, "steps");
-    if (report->num_tokens > 0) require(report->tokens, "tokens");
+    require_at_least(given.num_steps, 0, "num_steps");
+    require_at_least(given.num_tokens, 0, "num_tokens");
+    if (given.num_steps > 0) require(given.steps, "steps");
+    if (given.num_tokens > 0) require(given.tokens, "tokens");
     policy->steps.clear();
-    for (int64_t i = 0; i < report->num_steps; ++i) {
+    for (int64_t i = 0; i < given.num_steps; ++i) {
       policy->steps.emplace_back();
-      copy(report->steps[i], &policy->steps.back());
+      copy(given.steps[i], &policy->steps.back());
     }
     polyspec::RoundReport read;
-    copy(*report, &read);
+    copy(given, &read);
     read.steps = policy->steps.data();
     policy->chooser->next(read, windows);
     return POLYSPEC_OK;

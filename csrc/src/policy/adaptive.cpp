@@ -1,6 +1,7 @@
 #include "policy/adaptive.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -31,7 +32,9 @@ void AdaptivePolicy::reset() {
   times_ = StepTimes(levels());
   rows_.clear();
   latest_ = fresh_guard();
-  told_ = drafted_ = settled_ = false;
+  together_ = Unit{};
+  turn_ = Turn{};
+  told_ = settled_ = false;
   forget();
 }
 
@@ -48,21 +51,24 @@ void AdaptivePolicy::observe(const RoundReport& report) {
     const StepReport& step = report.steps[i];
     if (step.seconds > 0 && !step.repeated) {
       times_.observe(step.level, step.batch, step.width, step.seconds);
-      drafted_ = drafted_ || step.level > 1;
     }
   }
   told_ = told_ || report.num_steps > 0;
 }
 
-// Writes windows to measure with, where times are still to be had. What passes cost may rule
-// speculation out, and is then better known before wide ones were tried.
-bool AdaptivePolicy::measuring(int64_t* windows) const {
-  if (drafted_ || !by_times()) return false;
-  if (!told_) {
+// Writes windows to measure with, where times of such a batch are still to be had. What passes cost
+// may rule speculation out, and is then better known before wide ones were tried.
+bool AdaptivePolicy::measuring(int64_t batch, int64_t* windows) {
+  if (!by_times()) return false;
+  if (told_ && times_.at(1, batch).seconds(0) <= 0) return false;  // nobody measures
+  if (!told_ || !times_.known(1, batch)) {
+    settled_ = false;
     plain(windows);
     return true;
   }
-  if (times_.at(1, 1).seconds(0) <= 0) return false;  // nobody measures
+  for (int32_t level = 2; level <= levels(); ++level) {
+    if (times_.known(level, batch)) return false;
+  }
   constexpr int64_t kFew = 2;
   for (const int64_t window : options_.windows) {
     *windows++ = std::clamp<int64_t>(window, 1, kFew);
@@ -72,6 +78,9 @@ bool AdaptivePolicy::measuring(int64_t* windows) const {
 
 void AdaptivePolicy::check(const RoundReport& report) const {
   check_row(report.row);
+  if (report.batch < 0 || report.batch > kPolicyRows) {
+    refuse("batch", "0 to " + std::to_string(kPolicyRows), std::to_string(report.batch));
+  }
   if (report.num_tokens < 0 || report.num_tokens > kPolicyCount) {
     refuse("num_tokens", kCounts, std::to_string(report.num_tokens));
   }
@@ -96,45 +105,117 @@ void AdaptivePolicy::forget_row(int64_t row) {
   if (static_cast<size_t>(row) < rows_.size()) rows_[static_cast<size_t>(row)] = Row{};
 }
 
-void AdaptivePolicy::next(const RoundReport& report, int64_t* windows) {
-  check(report);
-  Row& row = at_row(rows_, report.row);
-  observe(report);
-  if (report.begins || row.windows.empty()) {
-    row = Row{latest_, options_.windows, 0, 1};
-    row.guard.begin(report.num_tokens);
-    begin(report.row, report);
-  } else {
-    double seconds = 0, catch_up = 0;
-    for (int64_t i = 0; i < report.num_steps; ++i) {
-      const StepReport& step = report.steps[i];
-      row.batch = step.batch;
-      // Medians, on both sides of the comparison: one slow step is not what such a step costs.
-      if (step.repeated && step.batch == 1) {
-        catch_up += step.seconds;
-      } else if (step.seconds > 0) {
-        seconds += times_.at(step.level, step.batch).measured(step.width);
-      }
+AdaptivePolicy::Over AdaptivePolicy::told_of(const Row& row, const RoundReport& report) const {
+  Over over{1, report.num_tokens, 0, 0, row.windows[0] > 0};
+  for (int64_t i = 0; i < report.num_steps; ++i) {
+    const StepReport& step = report.steps[i];
+    // Medians, on both sides of the comparison: one slow step is not what such a step costs.
+    if (step.repeated && step.batch == 1) {
+      over.catch_up += step.seconds;
+    } else if (step.seconds > 0) {
+      over.seconds += times_.at(step.level, step.batch).measured(step.width);
     }
-    learn(report.row, report);
-    const double alone = times_.at(1, row.batch).measured(0);
-    if (options_.guard && seconds > 0 && alone > 0) {
-      const double loss = seconds / alone - static_cast<double>(report.num_tokens);
-      row.guard.update({row.windows[0] > 0, loss, catch_up / alone, report.num_tokens});
-      latest_ = row.guard;
-    }
-    ++row.rounds;
   }
+  return over;
+}
+
+void AdaptivePolicy::account(Unit& unit, const Over& over) {
+  const double alone = times_.at(1, unit.batch).measured(0);
+  if (options_.guard && over.seconds > 0 && alone > 0) {
+    // A plain pass brings each row a token.
+    const double tokens = static_cast<double>(over.tokens) / static_cast<double>(over.rows);
+    const double loss = over.seconds / alone - tokens;
+    unit.guard.update({over.speculated, loss, over.catch_up / alone, std::llround(tokens)});
+    latest_ = unit.guard;
+  }
+  ++unit.rounds;
+}
+
+// Whether the windows need not be chosen; writes them.
+bool AdaptivePolicy::decided(Unit& unit, int64_t* windows) {
+  if (!options_.guard) return false;
   // What plain decoding costs must be known, and has to be looked at again now and then.
   constexpr int64_t kSettled = 2;
-  const WidthTimes& target = times_.at(1, row.batch);
+  const WidthTimes& target = times_.at(1, unit.batch);
   const bool look =
-      target.seconds(0) > 0 && row.rounds >= kSettled && !(settled_ && target.fresh(0));
-  if (options_.guard && (look || row.guard.plain())) {
-    settled_ = settled_ || row.rounds >= kSettled;
-    plain(windows);
-  } else if (!options_.guard || !measuring(windows)) {
-    choose(report.row, row.batch, options_.guard && row.guard.trial(), windows);
+      target.seconds(0) > 0 && unit.rounds >= kSettled && !(settled_ && target.fresh(0));
+  if (!look && !unit.guard.plain()) return measuring(unit.batch, windows);
+  settled_ = settled_ || unit.rounds >= kSettled;
+  plain(windows);
+  return true;
+}
+
+// The first report of a batch's turn. What all rows did in the round that is over is known when the
+// turn ends: it counts in the next.
+void AdaptivePolicy::begin_turn(const RoundReport& report, bool begins) {
+  const Over over = turn_.over;
+  ++turn_.number;
+  turn_.left = report.batch;
+  turn_.over = Over{};
+  if (begins || together_.windows.empty()) {
+    together_ = Unit{latest_, options_.windows, 0, report.batch};
+    if (begins) together_.guard.begin(report.num_tokens);
+  } else {
+    if (over.rows > 0) account(together_, over);
+    together_.batch = report.batch;
+  }
+  if (begins || turn_.rows.empty()) turn_.rows.assign(1, report.row);
+  turn_.first.assign(static_cast<size_t>(count()), 0);
+  const bool done = decided(together_, turn_.first.data());
+  turn_.free = !done && !by_times();
+  if (!done && by_times()) {
+    const bool some = options_.guard && together_.guard.trial();
+    choose({turn_.rows, report.batch, some, together_.windows}, turn_.first.data());
+    if (turn_.first[0] == 0 && options_.guard) {
+      together_.guard.decline();
+      latest_ = together_.guard;
+    }
+  }
+  if (!turn_.free) together_.windows = turn_.first;
+  turn_.rows.clear();
+}
+
+// The last row of a batch goes on alone.
+void AdaptivePolicy::take_over(Row& row) const {
+  std::vector<int64_t> windows = std::move(row.windows);
+  static_cast<Unit&>(row) = together_;
+  row.windows = std::move(windows);
+}
+
+void AdaptivePolicy::next(const RoundReport& report, int64_t* windows) {
+  check(report);
+  const bool shared = report.batch > 1;
+  Row& row = at_row(rows_, report.row);
+  observe(report);
+  const bool begins = report.begins || row.windows.empty();
+  Over over;
+  if (row.shared && !shared) take_over(row);
+  row.shared = shared;
+  if (begins) {
+    static_cast<Unit&>(row) = {latest_, options_.windows, 0, 1};
+    if (!shared) row.guard.begin(report.num_tokens);
+    begin(report.row, report);
+  } else {
+    if (report.num_steps > 0) row.batch = report.steps[report.num_steps - 1].batch;
+    over = told_of(row, report);
+    learn(report.row, report);
+    if (!shared) account(row, over);
+  }
+  if (shared) {
+    if (turn_.left == 0 || row.turn == turn_.number) begin_turn(report, begins);
+    row.turn = turn_.number;
+    --turn_.left;
+    turn_.rows.push_back(report.row);
+    turn_.over.rows += over.rows;
+    turn_.over.tokens += over.tokens;
+    // All rows wait for all steps.
+    turn_.over.seconds = std::max(turn_.over.seconds, over.seconds);
+    turn_.over.catch_up = std::max(turn_.over.catch_up, over.catch_up);
+    turn_.over.speculated = turn_.over.speculated || over.speculated;
+    std::copy(turn_.first.begin(), turn_.first.end(), windows);
+    if (turn_.free) choose({{report.row}, report.batch, false, row.windows}, windows);
+  } else if (!decided(row, windows)) {
+    choose({{report.row}, row.batch, options_.guard && row.guard.trial(), row.windows}, windows);
     if (windows[0] == 0 && options_.guard) {
       row.guard.decline();
       latest_ = row.guard;

@@ -24,42 +24,77 @@ class AdaptivePolicy : public WindowPolicy {
   int32_t count() const { return static_cast<int32_t>(options_.windows.size()); }  // n - 1
   const PolicyOptions& options() const { return options_; }
   const StepTimes& times() const { return times_; }
-  // Its windows in the round that is over.
+  // A row's windows in the round that is over.
   const std::vector<int64_t>& windows_of(int64_t row) const {
     return rows_[static_cast<size_t>(row)].windows;
   }
+  // What is chosen for: one row, or all that share a batch's steps. A step takes as long as its
+  // widest row wants, so a row with fewer tokens than its neighbours gains nothing.
+  struct Choice {
+    const std::vector<int64_t>& rows;
+    int64_t batch;                    // rows of a step, whose times count
+    bool some;                        // at least one token, please
+    const std::vector<int64_t>& now;  // windows in use
+  };
 
   // A row begins; `row` may have served another request before.
   virtual void begin(int64_t row, const RoundReport& report) = 0;
   // A round of the row is over.
   virtual void learn(int64_t row, const RoundReport& report) = 0;
-  // The windows of its next round, within the options' limits. some: at least one token, please.
-  virtual void choose(int64_t row, int64_t batch, bool some, int64_t* windows) = 0;
+  // The windows of the next round, within the options' limits. Several rows: only `by_times`.
+  virtual void choose(const Choice& choice, int64_t* windows) = 0;
   virtual void forget() = 0;  // all rows
   // Whether `choose` goes by the levels' times. The guard then has them measured before it asks:
   // first of plain decoding, then of a round of few tokens.
   virtual bool by_times() const { return false; }
 
  private:
-  struct Row {
+  // A round that is over: of a row, or of all rows of a batch.
+  struct Over {
+    int64_t rows = 0;
+    int64_t tokens = 0;  // of all rows
+    double seconds = 0, catch_up = 0;
+    bool speculated = false;
+  };
+  // One row, or all that share a batch's steps: what decides between plain decoding and windows.
+  struct Unit {
     Guard guard;
-    std::vector<int64_t> windows;
+    std::vector<int64_t> windows;  // of the round that is over; of rows that differ, the first's
     int64_t rounds = 0;
     int64_t batch = 1;
+  };
+  struct Row : Unit {
+    int64_t turn = 0;  // of the batch in which it was told of last
+    bool shared = false;
+  };
+  // The turn of a batch: its rows are told of one after another, and the first is answered for all.
+  struct Turn {
+    int64_t number = 0;
+    int64_t left = 0;            // reports to come
+    bool free = false;           // rows choose for themselves
+    Over over;                   // of the rows told of in this turn
+    std::vector<int64_t> rows;   // these
+    std::vector<int64_t> first;  // the windows that were decided
   };
   void check(const RoundReport& report) const;
   void observe(const RoundReport& report);
   void plain(int64_t* windows) const;
-  bool measuring(int64_t* windows) const;
+  bool measuring(int64_t batch, int64_t* windows);
   Guard fresh_guard() const;
+  Over told_of(const Row& row, const RoundReport& report) const;
+  void account(Unit& unit, const Over& over);
+  bool decided(Unit& unit, int64_t* windows);
+  void take_over(Row& row) const;
+  void begin_turn(const RoundReport& report, bool begins);
 
   PolicyOptions options_;
   StepTimes times_;
   std::vector<Row> rows_;
-  Guard latest_;          // of the row that reported last: a new one goes on from there
+  Unit together_;  // the rows of a batch
+  Turn turn_;
+  Guard latest_;          // of the unit that was told of last: a new one goes on from there
   bool told_ = false;     // of a round
   bool settled_ = false;  // plain decoding was timed behind the first rounds, which are slower
-  bool drafted_ = false;  // the levels below the target have told a time
 };
 
 std::unique_ptr<WindowPolicy> make_fixed(PolicyOptions options);

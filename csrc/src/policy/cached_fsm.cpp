@@ -93,8 +93,8 @@ class CachedFsm final : public AdaptivePolicy {
     if (end > n) own.last.erase(own.last.begin(), own.last.begin() + (end - n));
   }
 
-  void choose(int64_t row, int64_t, bool, int64_t* windows) override {
-    const Row& own = at_row(rows_, row);
+  void choose(const Choice& choice, int64_t* windows) override {
+    const Row& own = at_row(rows_, choice.rows.front());
     const std::vector<int64_t>& states = own.machines.windows();
     std::copy(states.begin(), states.end(), windows);
     const Ngrams::Entry* entry = own.key == 0 ? nullptr : ngrams_.find(own.key);

@@ -14,7 +14,7 @@ class Fixed final : public AdaptivePolicy {
  private:
   void begin(int64_t, const RoundReport&) override {}
   void learn(int64_t, const RoundReport&) override {}
-  void choose(int64_t, int64_t, bool, int64_t* windows) override {
+  void choose(const Choice&, int64_t* windows) override {
     std::copy(options().windows.begin(), options().windows.end(), windows);
   }
   void forget() override {}

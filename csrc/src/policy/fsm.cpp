@@ -20,8 +20,8 @@ class Fsm final : public AdaptivePolicy {
     at_row(rows_, row).move(options(), report);
     latest_ = at_row(rows_, row);
   }
-  void choose(int64_t row, int64_t, bool, int64_t* windows) override {
-    const std::vector<int64_t>& own = at_row(rows_, row).windows();
+  void choose(const Choice& choice, int64_t* windows) override {
+    const std::vector<int64_t>& own = at_row(rows_, choice.rows.front()).windows();
     std::copy(own.begin(), own.end(), windows);
   }
   void forget() override {

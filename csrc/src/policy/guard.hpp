@@ -40,7 +40,10 @@ class Guard {
       reading_ = round.catch_up / static_cast<double>(std::max<int64_t>(missed_, 1));
     }
     missed_ = speculated ? 0 : missed_ + round.tokens;
-    if (state_ == State::kPlain) {
+    if (state_ == State::kPlain && round.speculated) {
+      // Of a batch, which is told of a round behind the decision.
+      debt_ += std::min(round.loss, limits_.loss) + round.catch_up;
+    } else if (state_ == State::kPlain) {
       left_ -= round.tokens;
       debt_ -= limits_.share * static_cast<double>(round.tokens);
       const double reading = reading_ * static_cast<double>(missed_);

@@ -139,30 +139,40 @@ class Joint final : public AdaptivePolicy {
     }
   }
 
-  // [j]: the probability that the first j tokens of a block are accepted, j up to `most`.
-  void survival(const Counts& own, const Shared& shared, int64_t most) {
+  // [j]: the probability that the first j tokens of a block are accepted, j up to `most`; of
+  // several rows the mean.
+  void survival(const std::vector<int64_t>& rows, size_t level, int64_t most) {
+    reach_.assign(static_cast<size_t>(most) + 1, 0.0);
+    const double each = 1 / static_cast<double>(rows.size());
+    for (const int64_t row : rows) {
+      add_survival(at_row(rows_, row)[level], shared_[level], most, each);
+    }
+  }
+
+  void add_survival(const Counts& own, const Shared& shared, int64_t most, double weight) {
     const double all = shared.all.share(kUnknown, kUnknownWeight);
     const double now = own.share(all, kSharedWeight);
     // How much better or worse a position does than all of them is slow to change; how well all of
     // them do is not: odds(position) odds(now) / odds(all).
     const double ratio = odds(now) / odds(all);
-    reach_.resize(static_cast<size_t>(most) + 1);
-    reach_[0] = 1;
-    double accepted = 0;
+    double accepted = 0, reach = weight;
+    reach_[0] += reach;
     for (size_t j = 0; j < static_cast<size_t>(most); ++j) {
       if (j < kPositions) {
         const double slow = shared.at[j].share(all, kPooledWeight);
         const double x = ratio * slow;
         accepted = std::min(options().max_acceptance, x / (1 - slow + x));
       }
-      reach_[j + 1] = reach_[j] * accepted;
+      reach *= accepted;
+      reach_[j + 1] += reach;
     }
   }
 
-  void choose(int64_t row, int64_t batch, bool some, int64_t* windows) override {
+  void choose(const Choice& choice, int64_t* windows) override {
     std::copy(options().windows.begin(), options().windows.end(), windows);
+    const int64_t batch = choice.batch;
     if (times().at(1, batch).seconds(0) <= 0) return;  // no times yet
-    const Row& own = at_row(rows_, row);
+    shared_by_ = static_cast<int64_t>(choice.rows.size());
     const std::vector<const Candidate*>* below = nullptr;
     for (int32_t level = count(); level >= 1; --level) {
       const size_t i = static_cast<size_t>(level - 1);
@@ -176,10 +186,10 @@ class Joint final : public AdaptivePolicy {
           longest = std::max(longest, rounds * (static_cast<int64_t>(one->block.size()) - 1));
         }
       }
-      survival(own[i], shared_[i], longest + 1);
+      survival(choice.rows, i, longest + 1);
       Candidates& found = found_[i];
       found.clear();
-      if (!(some && level == 1)) {
+      if (!(choice.some && level == 1)) {
         pending_.assign(1, 1.0);
         add(found, verify, level, 0, 0, nullptr);
       }
@@ -195,7 +205,7 @@ class Joint final : public AdaptivePolicy {
       }
       if (level > 1) below = &found.cheapest(level == 2 && count() == 2 ? kKept : kKeptDeep);
     }
-    settle(row, windows);
+    settle(choice.now, windows);
   }
 
   // r rounds of `one`, for every r that fills the window, until more of them have cost more per
@@ -224,7 +234,7 @@ class Joint final : public AdaptivePolicy {
                        double gathered, const Candidate* below) {
     Candidate& made = found.add();
     const auto survives = [this](size_t j) { return reach_[j]; };
-    made.seconds = gathered + verify.between(mean(pending_));
+    made.seconds = gathered + verify.between(mean_of_most(pending_, shared_by_));
     made.tokens = emitted_mean(pending_, survives);
     if (level > 1) emitted(pending_, survives, &made.block);
     made.window = window;
@@ -232,10 +242,9 @@ class Joint final : public AdaptivePolicy {
     return made;
   }
 
-  // The best, or what the row has now where the best is hardly better: each change may cost a
+  // The best, or what there is now where the best is hardly better: each change may cost a
   // device a new graph, and the estimates are no better than that.
-  void settle(int64_t row, int64_t* windows) {
-    const std::vector<int64_t>& now = windows_of(row);
+  void settle(const std::vector<int64_t>& now, int64_t* windows) {
     const Candidate *best = nullptr, *same = nullptr;
     for (const Candidate* one : found_[0].cheapest(SIZE_MAX)) {
       if (best == nullptr || one->cheaper(*best)) best = one;
@@ -266,6 +275,7 @@ class Joint final : public AdaptivePolicy {
   // Room for a choice.
   std::vector<Candidates> found_;  // [n-1]
   Lengths reach_, pending_, joined_;
+  int64_t shared_by_ = 1;  // rows, of which the longest decides what a pass takes
 };
 
 }  // namespace

@@ -78,10 +78,10 @@ class Online final : public AdaptivePolicy {
     latest_ = own;
   }
 
-  void choose(int64_t row, int64_t batch, bool some, int64_t* windows) override {
+  void choose(const Choice& choice, int64_t* windows) override {
     std::copy(options().windows.begin(), options().windows.end(), windows);
+    const int64_t batch = choice.batch;
     if (times().at(1, batch).seconds(0) <= 0) return;  // no times yet
-    const Row& own = at_row(rows_, row);
     // One round of the level below: tokens that it hands up, seconds that it takes, and the tokens
     // that it hands up if all is accepted.
     double block = 1, spent = 0;
@@ -90,12 +90,17 @@ class Online final : public AdaptivePolicy {
       const size_t i = static_cast<size_t>(level - 1);
       const WidthTimes& verify = times().at(level, batch);
       const WidthTimes& draft = times().at(level + 1, batch);
-      const double a = own[i].acceptance(options().history, options().max_acceptance, kUnknown);
+      double a = 0;  // of the rows' tokens, on average
+      for (const int64_t row : choice.rows) {
+        a +=
+            at_row(rows_, row)[i].acceptance(options().history, options().max_acceptance, kUnknown);
+      }
+      a /= static_cast<double>(choice.rows.size());
       const int64_t most = options().max_windows[i];
       const bool lowest = level == count();
       double tokens = 0, seconds = 0;  // of the best
       // r tokens of the drafter, or r rounds of the level below.
-      for (int64_t r = some && level == 1 ? 1 : 0; r <= 1 || r * full <= most; ++r) {
+      for (int64_t r = choice.some && level == 1 ? 1 : 0; r <= 1 || r * full <= most; ++r) {
         const double g = static_cast<double>(r) * block;
         const double gain = (1 - std::pow(a, g + 1)) / (1 - a);
         double took = verify.between(g) + static_cast<double>(r) * spent;

@@ -79,8 +79,8 @@ class QLearning final : public AdaptivePolicy {
     latest_ = own;
   }
 
-  void choose(int64_t row, int64_t, bool, int64_t* windows) override {
-    Row& own = at_row(rows_, row);
+  void choose(const Choice& choice, int64_t* windows) override {
+    Row& own = at_row(rows_, choice.rows.front());
     for (size_t i = 0; i < own.size(); ++i) {
       Level& level = own[i];
       level.from_window = level.window;

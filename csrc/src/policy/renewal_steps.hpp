@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -40,6 +41,19 @@ void emitted(const Lengths& pending, const Survival& survival, Lengths* out) {
 inline double mean(const Lengths& lengths) {
   double sum = 0;
   for (size_t m = 0; m < lengths.size(); ++m) sum += static_cast<double>(m) * lengths[m];
+  return sum;
+}
+
+// Of the longest of so many independent lengths.
+inline double mean_of_most(const Lengths& lengths, int64_t count) {
+  if (count <= 1) return mean(lengths);
+  double sum = 0, before = 0, below = 0;
+  for (size_t m = 0; m < lengths.size(); ++m) {
+    below += lengths[m];
+    const double all = std::pow(std::min(below, 1.0), static_cast<double>(count));
+    sum += static_cast<double>(m) * (all - before);
+    before = all;
+  }
   return sum;
 }
 

@@ -9,9 +9,10 @@ namespace polyspec {
 namespace policy {
 namespace {
 
-constexpr double kFades = 400;  // steps after which a time counts half
-constexpr double kAlone = 1.5;  // of as many passes of one token, the most that a pass may take
-constexpr double kLead = 2;     // times of a width that weigh as much as the line
+constexpr double kFades = 400;   // steps after which a time counts half
+constexpr double kAlone = 1.5;   // of as many passes of one token, the most that a pass may take
+constexpr double kAlike = 0.41;  // log(1.5), and a little for rounding
+constexpr double kLead = 2;      // times of a width that weigh as much as the line
 
 // Of the first `count` values or all of them; the lower one of two.
 template <size_t N>
@@ -114,18 +115,27 @@ void StepTimes::observe(int32_t level, int64_t batch, int64_t width, double seco
   at->times.observe(width, seconds);
 }
 
+double StepTimes::apart(const Entry& entry, int64_t batch) {
+  return std::fabs(std::log(static_cast<double>(entry.batch) /
+                            static_cast<double>(std::max<int64_t>(batch, 1))));
+}
+
+const StepTimes::Entry* StepTimes::nearest(int32_t level, int64_t batch) const {
+  const std::vector<Entry>& table = tables_[static_cast<size_t>(level - 1)];
+  const auto at = std::min_element(
+      table.begin(), table.end(),
+      [batch](const Entry& a, const Entry& b) { return apart(a, batch) < apart(b, batch); });
+  return at == table.end() ? nullptr : &*at;
+}
+
 const WidthTimes& StepTimes::at(int32_t level, int64_t batch) const {
-  const WidthTimes* found = &unknown_;
-  double least = 0;
-  for (const Entry& entry : tables_[static_cast<size_t>(level - 1)]) {
-    const double ratio = std::fabs(std::log(static_cast<double>(entry.batch) /
-                                            static_cast<double>(std::max<int64_t>(batch, 1))));
-    if (found == &unknown_ || ratio < least) {
-      found = &entry.times;
-      least = ratio;
-    }
-  }
-  return *found;
+  const Entry* entry = nearest(level, batch);
+  return entry == nullptr ? unknown_ : entry->times;
+}
+
+bool StepTimes::known(int32_t level, int64_t batch) const {
+  const Entry* entry = nearest(level, batch);
+  return entry != nullptr && apart(*entry, batch) < kAlike;
 }
 
 }  // namespace policy

@@ -55,6 +55,8 @@ class StepTimes {
   void observe(int32_t level, int64_t batch, int64_t width, double seconds);
   // Looked up once per choice; never null. Stands until the next `observe`.
   const WidthTimes& at(int32_t level, int64_t batch) const;
+  // Whether the batch size, or one that is half as large again or two thirds of it, was seen.
+  bool known(int32_t level, int64_t batch) const;
 
  private:
   struct Entry {
@@ -62,6 +64,8 @@ class StepTimes {
     WidthTimes times;
   };
   int32_t levels_;
+  const Entry* nearest(int32_t level, int64_t batch) const;  // null: none was seen
+  static double apart(const Entry& entry, int64_t batch);    // logarithm of the ratio
   std::vector<std::vector<Entry>> tables_;
   WidthTimes unknown_{false};
 };

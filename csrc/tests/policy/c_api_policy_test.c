@@ -1,5 +1,6 @@
 /* The C interface of the window policies, compiled as C99. Ends with status 0, or 1 after the first
  * failed check. */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,6 +126,12 @@ static void test_counts(void) {
     report.num_tokens = INT64_MAX;
     report.tokens = kWindows;
     CHECK(polyspec_policy_next(policy, &report, windows, 1) == POLYSPEC_INVALID_ARGUMENT);
+    report.num_tokens = 0;
+    report.batch = 65537;
+    CHECK(polyspec_policy_next(policy, &report, windows, 1) == POLYSPEC_INVALID_ARGUMENT);
+    CHECK(strstr(polyspec_last_error(), "batch: expected 0 to 65536, given 65537") != NULL);
+    report.struct_size = offsetof(polyspec_round_report, batch); /* before there was one */
+    CHECK(polyspec_policy_next(policy, &report, windows, 1) == POLYSPEC_OK);
     polyspec_policy_destroy(policy);
     given.guard_hold = INT64_MAX;
     CHECK(polyspec_policy_create(&given, &policy) == POLYSPEC_INVALID_ARGUMENT);
