@@ -29,6 +29,9 @@ void set_strides(const Tensor& tensor, int64_t (&strides)[3]) {
   for (int64_t axis = 0; axis < 3; ++axis) strides[axis] = tensor.stride(axis);
 }
 
+// A prompt's queries are tasks enough by themselves.
+constexpr int64_t kFewTokens = 64;
+
 // query [b, h, t, d], key [b, groups, n, d], value [b, groups, n, e], mask [b or 1, 1, t, n].
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptTensor& mask,
                  double scale, bool causal) {
@@ -77,6 +80,14 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   const Tensor out =
       empty(place, {params.batch, params.tokens, params.heads, params.value_width}, dtype);
   params.out = out.mutable_data_ptr();
+  // Where there are more threads than heads of keys, they share the keys as well.
+  std::optional<Tensor> workspace;
+  if (params.length > polyspec::kAttentionSpan && params.tokens <= kFewTokens &&
+      params.batch * params.groups < threads()) {
+    workspace =
+        empty(place, {polyspec::attention_workspace_bytes(params)}, aoti_torch_dtype_uint8());
+    params.workspace = workspace->mutable_data_ptr();
+  }
   run_on_cpu<1>(&polyspec::attention, params);
   return out;
 }

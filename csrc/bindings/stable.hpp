@@ -145,6 +145,13 @@ void run_on_torch_threads(void*, int64_t n, polyspec::Executor::Body body, void*
   TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, n, kGrain, range, &work));
 }
 
+// How many threads that executor has.
+inline int64_t threads() {
+  uint32_t count = 1;
+  TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&count));
+  return count;
+}
+
 inline void require(const polyspec::Result& result) {
   STD_TORCH_CHECK(result.ok(), "polyspec: ", result.message);
 }

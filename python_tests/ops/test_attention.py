@@ -71,6 +71,7 @@ def test_is_attention(heads: tuple[int, int], dtype: torch.dtype) -> None:
         (6, 129, (64, 64)),
         (7, 300, (32, 256)),
         (33, 260, (128, 128)),
+        (3, 1300, (64, 64)),
     ):
         query, key, value = inputs(2, heads, tokens, length, widths, dtype)
         tree = torch.rand(2, 1, tokens, length) < 0.5
@@ -103,9 +104,10 @@ def test_scores_of_any_size() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_row_is_what_it_is_alone(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("length", [270, 1034])  # within a span of keys, and across two
+def test_a_row_is_what_it_is_alone(length: int, dtype: torch.dtype) -> None:
     """Whatever stands beside it, and behind what it sees."""
-    tokens, length = 20, 270
+    tokens = 20
     query, key, value = inputs(2, (6, 2), tokens, length, (64, 32), dtype)
     for hidden in (LOWEST[dtype], -torch.inf):
         whole = attention(query, key, value, causal(tokens, length, dtype, hidden), 0.2)
@@ -139,24 +141,33 @@ def test_causality_is_what_its_mask_is(dtype: torch.dtype) -> None:
         attention(*inputs(1, (2, 1), 5, 4), None, 0.2, causal=True)
 
 
-def test_threads_change_nothing() -> None:
-    query, key, value = inputs(1, (6, 3), 15, 150)
-    mask, threads = causal(15, 150, torch.float32), torch.get_num_threads()
+def with_threads(count: int, given: Any, mask: torch.Tensor | None) -> torch.Tensor:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        made = []
-        for count in (1, 2, 3, 5):
-            torch.set_num_threads(count)
-            made.append(attention(query, key, value, mask, 0.2))
+        return attention(*given, mask, 0.2)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("length", [150, 512, 513, 1300])
+def test_threads_change_nothing(length: int) -> None:
+    """Threads beyond the heads of keys share the keys of a long cache."""
+    given = inputs(1, (6, 3), 15, length)
+    mask = causal(15, length, torch.float32)
+    mask[..., 5, :600] = -torch.inf  # a query that sees nothing of the first span
+    made = [with_threads(count, given, mask) for count in (1, 2, 3, 5, 8)]
     assert all(one.equal(made[0]) for one in made)
+    tolerance = bound(given[2], torch.float32)
+    if length > 600:
+        assert (made[0].double() - reference(*given, mask, 0.2)).abs().amax() <= tolerance
 
 
 def digest() -> str:
     """Of a few results."""
     found = hashlib.sha256()
     for dtype in (torch.float32, torch.bfloat16):
-        for tokens, length in ((1, 33), (5, 300)):
+        for tokens, length in ((1, 33), (5, 300), (2, 700)):
             query, key, value = inputs(1, (6, 2), tokens, length, (96, 64), dtype)
             made = attention(query, key, value, causal(tokens, length, dtype), 0.2)
             found.update(made.view(torch.uint8).numpy().tobytes())

@@ -13,13 +13,15 @@ namespace polyspec {
 
 constexpr int64_t kAttentionStep = 32;    // widths of heads are multiples of it
 constexpr int64_t kAttentionWidth = 256;  // and at most this
+constexpr int64_t kAttentionSpan = 512;   // keys whose sums are made by themselves
 // Bytes of stack that `attention` needs of each thread that runs it. (It allocates nothing.)
-constexpr int64_t kAttentionStack = 112 << 10;
+constexpr int64_t kAttentionStack = 144 << 10;
 
 // out[b, t, h] = sum_n w_n value[b, h / share, n] with weights w that are proportional to
 // exp(scale query[b, h, t] . key[b, h / share, n] + mask[b, t, n]) and add up to 1, for
 // share = heads / groups. Scores, weights and sums are float32, of products that are fused into the
-// sums in a fixed order; out is rounded to dtype.
+// sums in a fixed order: those of every kAttentionSpan keys by themselves, then one span after the
+// other. out is rounded to dtype.
 //
 // A row of out is the same, bit for bit, on every processor, with any number of threads, whatever
 // other queries are in the call, and whatever keys stand behind that the mask hides from it (with
@@ -41,7 +43,14 @@ struct AttentionParams {
   int64_t value_stride[3] = {};
   int64_t mask_stride[2] = {};  // from one row and token to the next; 0: the same for all
   void* out = nullptr;          // [b, t, h, e], contiguous
+  // attention_workspace_bytes(params) to spread spans of keys over the threads as well, 64-byte
+  // aligned; nullptr: a thread reads all keys of its queries, which suits where batch * groups are
+  // as many as the threads.
+  void* workspace = nullptr;
 };
+
+// -1 for parameters that are refused; the tensors are not looked at.
+POLYSPEC_API int64_t attention_workspace_bytes(const AttentionParams& params);
 
 // Runs on the CPU, on the stream's threads, each with kAttentionStack bytes of stack to spare;
 // kUnsupported for a CUDA stream.

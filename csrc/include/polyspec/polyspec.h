@@ -515,9 +515,14 @@ typedef struct polyspec_attention_params {
   int64_t value_stride[3];
   int64_t mask_stride[2]; /* from one row and token to the next; 0: the same for all */
   void* out;              /* [b, t, h, e] out, contiguous */
+  void* workspace;        /* polyspec_attention_workspace_bytes(params) to spread spans of keys as
+                             well, 64-byte aligned; or NULL */
 } polyspec_attention_params;
 
-/* stream NULL: serially. Each thread needs 112 KiB of stack. */
+/* -1 for parameters that are refused. */
+POLYSPEC_API int64_t polyspec_attention_workspace_bytes(const polyspec_attention_params* params);
+
+/* stream NULL: serially. Each thread needs 144 KiB of stack. */
 POLYSPEC_API polyspec_code polyspec_attention(const polyspec_attention_params* params,
                                               const polyspec_stream* stream);
 

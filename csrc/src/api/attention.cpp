@@ -13,6 +13,15 @@ bool is_width(int64_t width) {
 }
 
 Result check(const AttentionParams& p) {
+  if (const Result result = check_shape(p); !result.ok()) return result;
+  if (p.batch * p.tokens == 0) return {};
+  if (const Result at = check_aligned("workspace", p.workspace); !at.ok()) return at;
+  return check_given({{"query", p.query}, {"key", p.key}, {"value", p.value}, {"out", p.out}});
+}
+
+}  // namespace
+
+Result check_shape(const AttentionParams& p) {
   if (p.batch < 0) return expected("batch", ">= 0", p.batch);
   if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
   if (p.groups < 1) return expected("groups", ">= 1", p.groups);
@@ -30,11 +39,12 @@ Result check(const AttentionParams& p) {
   if (!is_width(p.value_width)) return expected("value_width", widths, p.value_width);
   if (p.dtype != DType::kFloat32 && p.dtype != DType::kBFloat16)
     return expected("dtype", "float32 (0) or bfloat16 (1)", static_cast<int>(p.dtype));
-  if (p.batch * p.tokens == 0) return {};
-  return check_given({{"query", p.query}, {"key", p.key}, {"value", p.value}, {"out", p.out}});
+  return {};
 }
 
-}  // namespace
+int64_t attention_workspace_bytes(const AttentionParams& params) {
+  return check_shape(params).ok() ? cpu::attention_workspace_bytes(params) : -1;
+}
 
 Result attention(const AttentionParams& params, Stream stream) {
   if (const Result result = check(params); !result.ok()) return result;

@@ -34,7 +34,7 @@ POLYSPEC_COPY(polyspec_int4_product_params, Int4ProductParams, 2, INT4_PRODUCT)
 #define ATTENTION(F)                                                                \
   F(batch) F(heads) F(groups) F(tokens) F(length) F(width) F(value_width) F(dtype)  \
   F(causal) F(scale) F(query) F(key) F(value) F(mask) F(query_stride) F(key_stride) \
-  F(value_stride) F(mask_stride) F(out)
+  F(value_stride) F(mask_stride) F(out) F(workspace)
 // clang-format on
 POLYSPEC_COPY(polyspec_attention_params, AttentionParams, 1, ATTENTION)
 
@@ -157,6 +157,15 @@ polyspec_code polyspec_int4_product(const polyspec_int4_product_params* params,
 }
 
 // ---- Attention ----
+
+int64_t polyspec_attention_workspace_bytes(const polyspec_attention_params* params) {
+  polyspec_attention_params in = polyspec_attention_params_default();
+  if (read_struct(__func__, params, {}, &in) != POLYSPEC_OK) return -1;
+  polyspec::AttentionParams read;
+  copy(in, &read);
+  if (from_result(__func__, polyspec::check_shape(read)) != POLYSPEC_OK) return -1;
+  return polyspec::attention_workspace_bytes(read);
+}
 
 polyspec_code polyspec_attention(const polyspec_attention_params* params,
                                  const polyspec_stream* stream) {

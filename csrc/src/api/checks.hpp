@@ -11,11 +11,13 @@
 
 namespace polyspec {
 
+struct AttentionParams;
 struct DenseShape;
 struct Int4Shape;
 
 Result check_shape(const DenseShape& shape);
 Result check_shape(const Int4Shape& shape);
+Result check_shape(const AttentionParams& params);  // all but the tensors
 
 #if defined(__GNUC__) || defined(__clang__)
 __attribute__((format(printf, 1, 2)))

@@ -3,7 +3,8 @@
 //
 // Keys go by in blocks, and the weights of a query are those relative to the largest score so far
 // (Milakov and Gimelshein, arXiv 1805.02867). Blocks are counted from the first key and every sum
-// has an order of its own, so that neither the other queries nor hidden keys change a bit.
+// has an order of its own, so that neither the other queries nor hidden keys change a bit. Spans of
+// blocks are summed up by themselves and then merged in order, whoever reads them.
 #include <algorithm>
 
 #include "cpu/attention_tables.hpp"
@@ -16,9 +17,11 @@
 namespace polyspec::POLYSPEC_CORE {
 namespace {
 
+using cpu::AttentionQueries;
 using cpu::kAttentionQueries;
 
 constexpr int64_t kKeys = 128;  // of a block
+static_assert(kAttentionSpan % kKeys == 0 && cpu::kAttentionLanes == kLanes, "both share a layout");
 constexpr float kLog2E = 1.44269504f;
 
 // Queries that are multiplied at once, and lanes of values: as many sums as the registers hold.
@@ -36,17 +39,42 @@ POLYSPEC_FN float weight_of(float x) {
   return __builtin_fmaf(exponent, 0.0f, exp2_in_range(exponent));  // NaNs stay
 }
 
-// What a task works on; a query's sums follow each other in memory, by the width of the values.
+// What queries have summed up; a query's sums follow each other in memory, by the width of the
+// values.
+struct Summed {
+  float* sums;
+  float (*weights)[kLanes];  // in all
+  float* highest;            // score
+
+  void clear(int64_t count, int64_t width) {
+    std::fill(sums, sums + count * width, 0.0f);
+    std::fill(weights[0], weights[0] + count * kLanes, 0.0f);
+    std::fill(highest, highest + count, -kLargest);
+  }
+};
+// `count` queries' part of memory for cpu::attention_kept.
+Summed kept_at(float* kept, int64_t count, int64_t width) {
+  float* const weights = kept + count * width;
+  return {kept, reinterpret_cast<float (*)[kLanes]>(weights), weights + count * kLanes};
+}
+
+struct Whole {  // of a task
+  alignas(64) float sums[kAttentionQueries * kAttentionWidth];
+  alignas(64) float weights[kAttentionQueries][kLanes];
+  float highest[kAttentionQueries];
+
+  Summed view() { return {sums, weights, highest}; }
+};
+
+// What a task works on.
 struct Scratch {
   alignas(64) float queries[kAttentionQueries * kAttentionWidth];
   alignas(64) float keys[kAttentionWidth][kLanes];  // of a tile
   alignas(64) float scores[kAttentionQueries][kKeys];
-  alignas(64) float sums[kAttentionQueries * kAttentionWidth];
-  alignas(64) float weights[kAttentionQueries][kLanes];  // in all
-  float highest[kAttentionQueries];                      // score
 };
 constexpr int64_t kFrames = 8 << 10;  // of the functions that work on it
-static_assert(sizeof(Scratch) + kFrames <= kAttentionStack, "attention.hpp states what it takes");
+static_assert(sizeof(Scratch) + 2 * sizeof(Whole) + kFrames <= kAttentionStack,
+              "attention.hpp states what it takes");
 
 // Scores of M queries with the 16 keys of a tile.
 template <int M>
@@ -102,8 +130,8 @@ void over_queries(int64_t count, int64_t first, const Body& body) {
 // Makes weights of a query's scores with `count` keys of a block, of which it sees the first
 // `seen`, filled up to whole tiles, and has what was summed up before follow.
 template <class T>
-void weigh(Scratch& scratch, int64_t m, int64_t count, int64_t seen, int64_t width, const T* mask) {
-  float* const scores = scratch.scores[m];
+void weigh(float* scores, const Summed& summed, int64_t m, int64_t count, int64_t seen,
+           int64_t width, const T* mask) {
   if (mask != nullptr) {
     for (int64_t i = 0; i < seen; ++i)
       scores[i] = __builtin_fmaf(to_float(mask[i]), kLog2E, scores[i]);
@@ -111,20 +139,20 @@ void weigh(Scratch& scratch, int64_t m, int64_t count, int64_t seen, int64_t wid
   const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
   for (int64_t i = seen; i < padded; ++i) scores[i] = -kInfinity;
   float high[kLanes];
-  for (float& lane : high) lane = scratch.highest[m];
+  for (float& lane : high) lane = summed.highest[m];
   for (int64_t i = 0; i < padded; i += kLanes) {
     for (int64_t l = 0; l < kLanes; ++l)
       high[l] = scores[i + l] > high[l] ? scores[i + l] : high[l];
   }
   float highest = high[0];
   for (const float lane : high) highest = lane > highest ? lane : highest;
-  float* const weights = scratch.weights[m];
-  if (highest > scratch.highest[m]) {
-    const float factor = weight_of(scratch.highest[m] - highest);
-    float* const sums = scratch.sums + m * width;
+  float* const weights = summed.weights[m];
+  if (highest > summed.highest[m]) {
+    const float factor = weight_of(summed.highest[m] - highest);
+    float* const sums = summed.sums + m * width;
     for (int64_t i = 0; i < width; ++i) sums[i] *= factor;
     for (int64_t l = 0; l < kLanes; ++l) weights[l] *= factor;
-    scratch.highest[m] = highest;
+    summed.highest[m] = highest;
   }
   for (int64_t i = 0; i < padded; i += kLanes) {
     for (int64_t l = 0; l < kLanes; ++l) {
@@ -152,30 +180,32 @@ POLYSPEC_FN int64_t longest_seen(const AttentionParams& p, int64_t first, int64_
 }
 
 template <class T>
-void run_queries(const AttentionParams& p, int64_t row, int64_t group, int64_t first,
-                 int64_t last) {
-  Scratch scratch;
-  const int64_t count = last - first, share = p.heads / p.groups;
+void load_queries(const AttentionParams& p, const AttentionQueries& of, Scratch& scratch) {
+  const int64_t share = p.heads / p.groups;
   const float factor = p.scale * kLog2E;
-  for (int64_t m = 0; m < count; ++m) {
-    const int64_t number = first + m;
-    const T* const query = row_of<T>(p.query, p.query_stride, row,
-                                     group * share + number / p.tokens, number % p.tokens);
+  for (int64_t m = 0; m < of.last - of.first; ++m) {
+    const int64_t number = of.first + m;
+    const T* const query = row_of<T>(p.query, p.query_stride, of.row,
+                                     of.group * share + number / p.tokens, number % p.tokens);
     float* const to = scratch.queries + m * p.width;
     for (int64_t i = 0; i < p.width; ++i) to[i] = to_float(query[i]) * factor;
-    for (float& lane : scratch.weights[m]) lane = 0.0f;
-    scratch.highest[m] = -kLargest;
   }
-  std::fill(scratch.sums, scratch.sums + count * p.value_width, 0.0f);
+}
 
-  const int64_t length = longest_seen(p, first, last);
-  for (int64_t begin = 0; begin < length; begin += kKeys) {
+// Sums up keys [first_key, length), as far as the span goes.
+template <class T>
+void sum_span(const AttentionParams& p, const AttentionQueries& of, int64_t first_key,
+              Scratch& scratch, Summed summed) {
+  const int64_t count = of.last - of.first;
+  summed.clear(count, p.value_width);
+  const int64_t length = std::min(longest_seen(p, of.first, of.last), first_key + kAttentionSpan);
+  for (int64_t begin = first_key; begin < length; begin += kKeys) {
     const int64_t keys = std::min(kKeys, length - begin);
     for (int64_t tile = 0; tile < keys; tile += kLanes) {
       const T* rows[kLanes];
       for (int64_t k = 0; k < kLanes; ++k) {
         const int64_t key = std::min(begin + tile + k, length - 1);
-        rows[k] = row_of<T>(p.key, p.key_stride, row, group, key);
+        rows[k] = row_of<T>(p.key, p.key_stride, of.row, of.group, key);
       }
       transpose(rows, p.width, scratch.keys);
       over_queries<kAtOnce>(count, 0, [&](auto several, int64_t m) POLYSPEC_INLINE {
@@ -186,34 +216,100 @@ void run_queries(const AttentionParams& p, int64_t row, int64_t group, int64_t f
     for (int64_t m = 0; m < count; ++m) {
       const T* mask = static_cast<const T*>(p.mask);
       if (mask != nullptr)
-        mask += row * p.mask_stride[0] + (first + m) % p.tokens * p.mask_stride[1] + begin;
-      const int64_t seen = std::clamp<int64_t>(keys_seen(p, first + m) - begin, 0, keys);
-      weigh(scratch, m, keys, seen, p.value_width, mask);
+        mask += of.row * p.mask_stride[0] + (of.first + m) % p.tokens * p.mask_stride[1] + begin;
+      const int64_t seen = std::clamp<int64_t>(keys_seen(p, of.first + m) - begin, 0, keys);
+      weigh(scratch.scores[m], summed, m, keys, seen, p.value_width, mask);
     }
-    const T* const values = row_of<T>(p.value, p.value_stride, row, group, begin);
+    const T* const values = row_of<T>(p.value, p.value_stride, of.row, of.group, begin);
     over_queries<kAtOnce>(count, 0, [&](auto several, int64_t m) POLYSPEC_INLINE {
       multiply_values<several>(values, p.value_stride[2], keys, p.value_width, &scratch.scores[m],
-                               scratch.sums + m * p.value_width);
+                               summed.sums + m * p.value_width);
     });
   }
+}
 
+// What `next` has follows what `all` has. A span that a query does not see changes nothing of it.
+void follow(const Summed& all, const Summed& next, int64_t count, int64_t width) {
   for (int64_t m = 0; m < count; ++m) {
-    const int64_t number = first + m;
-    const int64_t head = group * share + number / p.tokens, token = number % p.tokens;
+    bool seen = false;
+    for (const float lane : next.weights[m]) seen |= !(lane == 0.0f);
+    if (!seen) continue;
+    const float highest = std::max(all.highest[m], next.highest[m]);
+    const float own = weight_of(all.highest[m] - highest);
+    const float other = weight_of(next.highest[m] - highest);
+    for (int64_t l = 0; l < kLanes; ++l)
+      all.weights[m][l] = __builtin_fmaf(next.weights[m][l], other, all.weights[m][l] * own);
+    float* const sums = all.sums + m * width;
+    const float* const more = next.sums + m * width;
+    for (int64_t i = 0; i < width; ++i) sums[i] = __builtin_fmaf(more[i], other, sums[i] * own);
+    all.highest[m] = highest;
+  }
+}
+
+template <class T>
+void write(const AttentionParams& p, const AttentionQueries& of, const Summed& summed) {
+  const int64_t share = p.heads / p.groups;
+  for (int64_t m = 0; m < of.last - of.first; ++m) {
+    const int64_t number = of.first + m;
+    const int64_t head = of.group * share + number / p.tokens, token = number % p.tokens;
     float total = 0.0f;
-    for (const float lane : scratch.weights[m]) total += lane;
+    for (const float lane : summed.weights[m]) total += lane;
     const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-    const float* const sums = scratch.sums + m * p.value_width;
+    const float* const sums = summed.sums + m * p.value_width;
     T* const to =
-        static_cast<T*>(p.out) + ((row * p.tokens + token) * p.heads + head) * p.value_width;
+        static_cast<T*>(p.out) + ((of.row * p.tokens + token) * p.heads + head) * p.value_width;
     for (int64_t i = 0; i < p.value_width; ++i) convert(sums[i] * inverse, to + i);
   }
 }
 
-void run(const AttentionParams& params, int64_t row, int64_t group, int64_t first, int64_t last) {
+template <class T>
+void run_queries(const AttentionParams& p, const AttentionQueries& of) {
+  Scratch scratch;
+  Whole all, next;
+  load_queries<T>(p, of, scratch);
+  sum_span<T>(p, of, 0, scratch, all.view());
+  for (int64_t key = kAttentionSpan; key < longest_seen(p, of.first, of.last);
+       key += kAttentionSpan) {
+    sum_span<T>(p, of, key, scratch, next.view());
+    follow(all.view(), next.view(), of.last - of.first, p.value_width);
+  }
+  write<T>(p, of, all.view());
+}
+
+template <class T>
+void run_one_span(const AttentionParams& p, const AttentionQueries& of, int64_t span, float* kept) {
+  Scratch scratch;
+  load_queries<T>(p, of, scratch);
+  sum_span<T>(p, of, span * kAttentionSpan, scratch,
+              kept_at(kept, of.last - of.first, p.value_width));
+}
+
+template <class T>
+void merge_spans(const AttentionParams& p, const AttentionQueries& of, float* kept) {
+  const int64_t count = of.last - of.first, each = count * cpu::attention_kept(p);
+  const Summed all = kept_at(kept, count, p.value_width);
+  for (int64_t span = 1; span < cpu::attention_spans(p.length); ++span)
+    follow(all, kept_at(kept + span * each, count, p.value_width), count, p.value_width);
+  write<T>(p, of, all);
+}
+
+// body(an element of the tensors' type).
+template <class Body>
+void by_type(DType dtype, const Body& body) {
   const FloatMode mode;
-  if (params.dtype == DType::kFloat32) return run_queries<float>(params, row, group, first, last);
-  run_queries<BFloat16>(params, row, group, first, last);
+  if (dtype == DType::kFloat32) return body(float());
+  body(BFloat16());
+}
+
+void run(const AttentionParams& params, const AttentionQueries& of) {
+  by_type(params.dtype, [&](auto type) { run_queries<decltype(type)>(params, of); });
+}
+void run_span(const AttentionParams& params, const AttentionQueries& of, int64_t span,
+              float* kept) {
+  by_type(params.dtype, [&](auto type) { run_one_span<decltype(type)>(params, of, span, kept); });
+}
+void merge(const AttentionParams& params, const AttentionQueries& of, float* kept) {
+  by_type(params.dtype, [&](auto type) { merge_spans<decltype(type)>(params, of, kept); });
 }
 
 }  // namespace
@@ -224,7 +320,8 @@ namespace polyspec::cpu {
 #define POLYSPEC_TABLE_baseline kAttentionBaseline
 #define POLYSPEC_TABLE_avx2 kAttentionAvx2
 #define POLYSPEC_TABLE_avx512 kAttentionAvx512
-const Attention POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {&POLYSPEC_CORE::run,
-                                                                POLYSPEC_STRING(POLYSPEC_ISA)};
+const Attention POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
+    &POLYSPEC_CORE::run, &POLYSPEC_CORE::run_span, &POLYSPEC_CORE::merge,
+    POLYSPEC_STRING(POLYSPEC_ISA)};
 
 }  // namespace polyspec::cpu

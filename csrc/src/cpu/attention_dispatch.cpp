@@ -23,15 +23,42 @@ const Attention& attention() {
   return chosen;
 }
 
+int64_t attention_workspace_bytes(const AttentionParams& params) {
+  const int64_t queries = params.batch * params.heads * params.tokens;
+  return queries * attention_spans(params.length) * attention_kept(params) *
+         static_cast<int64_t>(sizeof(float));
+}
+
 void attention(const AttentionParams& params, const Executor& executor) {
   const Attention& chosen = attention();
   const int64_t groups = params.groups, queries = params.heads / groups * params.tokens;
   const int64_t parts = (queries + kAttentionQueries - 1) / kAttentionQueries;
-  spread(executor, params.batch * groups * parts, 1, [&](int64_t begin, int64_t end) {
+  const int64_t tasks = params.batch * groups * parts, spans = attention_spans(params.length);
+  const auto queries_of = [&](int64_t task) {
+    const int64_t part = task % parts, group = task / parts;
+    return AttentionQueries{group / groups, group % groups, queries * part / parts,
+                            queries * (part + 1) / parts};
+  };
+  if (params.workspace == nullptr || spans == 1) {
+    return spread(executor, tasks, 1, [&](int64_t begin, int64_t end) {
+      for (; begin < end; ++begin) chosen.run(params, queries_of(begin));
+    });
+  }
+  const auto kept_of = [&](int64_t task, const AttentionQueries& of) {
+    const int64_t before = task / parts * queries + of.first;
+    return static_cast<float*>(params.workspace) + before * spans * attention_kept(params);
+  };
+  spread(executor, tasks * spans, 1, [&](int64_t begin, int64_t end) {
     for (; begin < end; ++begin) {
-      const int64_t part = begin % parts, group = begin / parts;
-      chosen.run(params, group / groups, group % groups, queries * part / parts,
-                 queries * (part + 1) / parts);
+      const AttentionQueries of = queries_of(begin / spans);
+      const int64_t span = begin % spans, each = (of.last - of.first) * attention_kept(params);
+      chosen.run_span(params, of, span, kept_of(begin / spans, of) + span * each);
+    }
+  });
+  spread(executor, tasks, 1, [&](int64_t begin, int64_t end) {
+    for (; begin < end; ++begin) {
+      const AttentionQueries of = queries_of(begin);
+      chosen.merge(params, of, kept_of(begin, of));
     }
   });
 }

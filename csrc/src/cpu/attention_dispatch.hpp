@@ -8,6 +8,7 @@ namespace polyspec::cpu {
 // The copy for the instruction set in use.
 const Attention& attention();
 
+int64_t attention_workspace_bytes(const AttentionParams& params);
 void attention(const AttentionParams& params, const Executor& executor);
 
 }  // namespace polyspec::cpu

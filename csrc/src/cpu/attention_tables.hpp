@@ -9,11 +9,30 @@ namespace polyspec::cpu {
 // Queries of one row that read the same keys, and that a task takes at once.
 constexpr int64_t kAttentionQueries = 32;
 
+// Queries [first, last) of those of a row that read the keys of one group; query number i is that
+// of token i % tokens of the group's head i / tokens.
+struct AttentionQueries {
+  int64_t row, group, first, last;
+};
+
+inline int64_t attention_spans(int64_t length) {
+  return (length + kAttentionSpan - 1) / kAttentionSpan;
+}
+// Floats that keep what a query has summed up over a span: its sums, its weights in lanes, and its
+// highest score.
+constexpr int64_t kAttentionLanes = 16;
+inline int64_t attention_kept(const AttentionParams& params) {
+  return params.value_width + kAttentionLanes + 1;
+}
+
 struct Attention {
-  // Queries [first, last) of those that read the keys of one group; query number i is that of token
-  // i % tokens of the group's head i / tokens.
-  void (*run)(const AttentionParams& params, int64_t row, int64_t group, int64_t first,
-              int64_t last);
+  // Writes out.
+  void (*run)(const AttentionParams& params, const AttentionQueries& queries);
+  // Keeps what the queries sum up over one span.
+  void (*run_span)(const AttentionParams& params, const AttentionQueries& queries, int64_t span,
+                   float* kept);
+  // Writes out what was kept of all spans, which lie one behind the other.
+  void (*merge)(const AttentionParams& params, const AttentionQueries& queries, float* kept);
   const char* isa;
 };
 

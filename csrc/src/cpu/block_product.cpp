@@ -21,13 +21,14 @@ RoundedGroup* groups_of(const BlockProductParams& params) {
                                          block_groups_at(params.shape));
 }
 
-void prepare(const BlockProductParams& params, int64_t first, int64_t tokens) {
+void prepare(const BlockProductParams& params, int64_t first, int64_t tokens, int64_t begin,
+             int64_t end) {
   const FloatMode mode;
   const BlockForm form = form_of(params.shape.type);
   const int32_t offset = form.offset + (form.bits == 8 ? bias_of<8>() : 0);
   const auto round = [&](auto group) {
-    round_rows<group>(params.x, params.dtype, first, params.x_stride, tokens, params.shape.inputs,
-                      group, offset, values_of(params), groups_of(params));
+    round_rows<group>(params.x, params.dtype, params.x_stride, {first, tokens, begin, end},
+                      params.shape.inputs, group, offset, values_of(params), groups_of(params));
   };
   if (form.group == 16) return round(std::integral_constant<int64_t, 16>());
   return round(std::integral_constant<int64_t, 32>());

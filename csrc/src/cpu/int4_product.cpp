@@ -24,9 +24,10 @@ RoundedGroup* scales_of(const Int4ProductParams& params) {
 constexpr int kOffset = 8;
 static_assert(bias_of<4>() == 0, "sums are those of q");
 
-void prepare(const Int4ProductParams& params, int64_t first, int64_t tokens) {
+void prepare(const Int4ProductParams& params, int64_t first, int64_t tokens, int64_t begin,
+             int64_t end) {
   const FloatMode mode;
-  round_rows<kChunkInputs>(params.x, params.dtype, first, params.x_stride, tokens,
+  round_rows<kChunkInputs>(params.x, params.dtype, params.x_stride, {first, tokens, begin, end},
                            params.shape.inputs, params.shape.group, kOffset, values_of(params),
                            scales_of(params));
 }

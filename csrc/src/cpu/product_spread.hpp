@@ -17,6 +17,12 @@ inline int64_t tiles_per_task(int64_t outputs_of_tile, int64_t inputs) {
   return kTilesAtOnce * std::max<int64_t>(1, kWeightsPerTask / weights);
 }
 
+// Of activations that are rounded; so many take some 5 us.
+inline int64_t tokens_per_task(int64_t inputs) {
+  constexpr int64_t kActivationsPerTask = int64_t{1} << 14;
+  return std::max<int64_t>(1, kActivationsPerTask / inputs);
+}
+
 // Rows in passes of at most `most` tokens over the weights, each pass's tiles by the entry points
 // of `table`.
 template <class Params>
@@ -28,7 +34,8 @@ void spread_product(const ProductTable<Params>& table, const Params& params, int
     // Of one size, as nearly as may be.
     const int64_t first = params.tokens * pass / passes;
     const int64_t tokens = params.tokens * (pass + 1) / passes - first;
-    table.prepare(params, first, tokens);
+    spread(executor, tokens, tokens_per_task(params.shape.inputs),
+           [&](int64_t begin, int64_t end) { table.prepare(params, first, tokens, begin, end); });
     spread(executor, tiles, each,
            [&](int64_t begin, int64_t end) { table.multiply(params, first, tokens, begin, end); });
   }

@@ -7,8 +7,8 @@ namespace polyspec::cpu {
 
 template <class Params>
 struct ProductTable {
-  // Rounds the activations of `tokens` rows from `first` on into the workspace.
-  void (*prepare)(const Params& params, int64_t first, int64_t tokens);
+  // Rounds the activations of rows [begin, end) of the `tokens` from `first` on into the workspace.
+  void (*prepare)(const Params& params, int64_t first, int64_t tokens, int64_t begin, int64_t end);
   // Output tiles [begin, end) of those rows.
   void (*multiply)(const Params& params, int64_t first, int64_t tokens, int64_t begin, int64_t end);
   const char* isa;

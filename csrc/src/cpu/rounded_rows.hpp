@@ -46,28 +46,33 @@ POLYSPEC_FN RoundedGroup round_group(const T* x, int64_t group, int32_t offset, 
   return {scale, scale * static_cast<float>(sum), -offset * sum};
 }
 
-// `tokens` rows of a matrix in groups: values [inputs / kChunk, tokens, kChunk], and scales
+// Rows [begin, end) of the `tokens` from `first` on, which a pass reads together.
+struct RowsOfPass {
+  int64_t first, tokens, begin, end;
+};
+
+// Those rows of a matrix in groups: values [inputs / kChunk, tokens, kChunk], and scales
 // [inputs / group, tokens].
 template <int64_t kChunk, class T>
-void round_rows(const T* x, int64_t x_stride, int64_t tokens, int64_t inputs, int64_t group,
+void round_rows(const T* x, int64_t x_stride, const RowsOfPass& rows, int64_t inputs, int64_t group,
                 int32_t offset, int8_t* values, RoundedGroup* scales) {
-  for (int64_t m = 0; m < tokens; ++m, x += x_stride) {
+  for (int64_t m = rows.begin; m < rows.end; ++m) {
+    const T* const row = x + (rows.first + m) * x_stride;
     for (int64_t k = 0; k < inputs; k += group) {
-      int8_t* to = values + k * tokens + m * kChunk;
-      scales[k / group * tokens + m] =
-          round_group(x + k, group, offset, to, kChunk, tokens * kChunk);
+      int8_t* to = values + k * rows.tokens + m * kChunk;
+      scales[k / group * rows.tokens + m] =
+          round_group(row + k, group, offset, to, kChunk, rows.tokens * kChunk);
     }
   }
 }
 
 // The same of a matrix whose elements have this type.
 template <int64_t kChunk>
-void round_rows(const void* x, DType dtype, int64_t first, int64_t x_stride, int64_t tokens,
+void round_rows(const void* x, DType dtype, int64_t x_stride, const RowsOfPass& rows,
                 int64_t inputs, int64_t group, int32_t offset, int8_t* values,
                 RoundedGroup* scales) {
-  const auto run = [&](const auto* rows) {
-    round_rows<kChunk>(rows + first * x_stride, x_stride, tokens, inputs, group, offset, values,
-                       scales);
+  const auto run = [&](const auto* from) {
+    round_rows<kChunk>(from, x_stride, rows, inputs, group, offset, values, scales);
   };
   switch (dtype) {
     case DType::kFloat32:

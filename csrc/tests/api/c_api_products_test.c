@@ -201,6 +201,12 @@ static void test_attention(void) {
   p.key_stride[2] = p.value_stride[2] = D;
   CHECK_REFUSED("out: expected a pointer, given null", polyspec_attention(&p, NULL));
   p.out = out;
+  static float workspace[T * 2 * (D + 17)] __attribute__((aligned(64)));
+  CHECK(polyspec_attention_workspace_bytes(&p) == (int64_t)sizeof workspace);
+  p.workspace = workspace + 1;
+  CHECK_REFUSED("workspace: expected a multiple of 64 bytes, given an address 4 behind one",
+                polyspec_attention(&p, NULL));
+  p.workspace = workspace;
   CHECK_CODE(POLYSPEC_OK, polyspec_attention(&p, NULL));
   for (d = 0; d < D; ++d) {
     CHECK(out[d] == (float)(5 + d) && out[D + d] == (float)(5 + d)); /* keys 0 and 1, both heads */
@@ -209,6 +215,7 @@ static void test_attention(void) {
   p.value_width = 40;
   CHECK_REFUSED("value_width: expected a multiple of 32 in [32, 256], given 40",
                 polyspec_attention(&p, NULL));
+  CHECK(polyspec_attention_workspace_bytes(&p) == -1);
   p.value_width = D;
   p.heads = 0;
   CHECK_REFUSED("heads: expected a positive multiple of groups, 1, given 0",

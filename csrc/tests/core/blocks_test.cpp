@@ -81,7 +81,9 @@ struct Case {
     const Aligned workspace = aligned(polyspec::block_workspace_bytes(shape, count));
     BlockProductParams call = params(y.data(), workspace);
     call.x = x.data() + first * shape.inputs;
-    copy.prepare(call, 0, count);
+    // In any order, one row by itself.
+    if (count > 1) copy.prepare(call, 0, count, 1, count);
+    copy.prepare(call, 0, count, 0, 1);
     const int64_t tiles = (shape.outputs + 15) / 16, cut = tiles / 2;
     copy.multiply(call, 0, count, cut, tiles);
     copy.multiply(call, 0, count, 0, cut);

@@ -99,7 +99,9 @@ struct Case {
     params.y = y.data();
     params.y_stride = shape.outputs;
     params.workspace = workspace.get();
-    copy.prepare(params, 0, count);
+    // In any order, one row by itself.
+    if (count > 1) copy.prepare(params, 0, count, 1, count);
+    copy.prepare(params, 0, count, 0, 1);
     // As threads would: in two parts, of which one begins in the middle.
     const int64_t tiles = (shape.outputs + 15) / 16, cut = tiles / 2;
     copy.multiply(params, 0, count, cut, tiles);

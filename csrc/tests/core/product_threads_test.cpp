@@ -123,34 +123,39 @@ void test_int4() {
   }
 }
 
-void test_attention(DType dtype) {
-  constexpr int64_t kBatch = 2, kHeads = 6, kGroups = 2, kTokens = 11, kLength = 150, kWidth = 64;
+// With a workspace the threads share spans of keys too.
+void test_attention(DType dtype, int64_t length) {
+  constexpr int64_t kBatch = 2, kHeads = 6, kGroups = 2, kTokens = 11, kWidth = 64;
   const size_t size = dtype == DType::kFloat32 ? 4 : 2;
   const std::vector<uint8_t> query = numbers(kBatch * kHeads * kTokens * kWidth, dtype, 6);
-  const std::vector<uint8_t> key = numbers(kBatch * kGroups * kLength * kWidth, dtype, 7);
-  const std::vector<uint8_t> value = numbers(kBatch * kGroups * kLength * kWidth, dtype, 8);
-  compare(static_cast<size_t>(kBatch * kHeads * kTokens * kWidth) * size, 64,
-          [&](uint8_t* out, uint8_t*, polyspec::Stream stream) {
-            polyspec::AttentionParams params;
-            params.batch = kBatch;
-            params.heads = kHeads;
-            params.groups = kGroups;
-            params.tokens = kTokens;
-            params.length = kLength;
-            params.width = params.value_width = kWidth;
-            params.dtype = dtype;
-            params.scale = 0.125f;
-            params.query = query.data();
-            params.key = key.data();
-            params.value = value.data();
-            const int64_t queries[] = {kHeads * kTokens * kWidth, kTokens * kWidth, kWidth};
-            const int64_t cached[] = {kGroups * kLength * kWidth, kLength * kWidth, kWidth};
-            for (int i = 0; i < 3; ++i) {
-              params.query_stride[i] = queries[i];
-              params.key_stride[i] = params.value_stride[i] = cached[i];
-            }
-            params.out = out;
-            return polyspec::attention(params, stream);
+  const std::vector<uint8_t> key = numbers(kBatch * kGroups * length * kWidth, dtype, 7);
+  const std::vector<uint8_t> value = numbers(kBatch * kGroups * length * kWidth, dtype, 8);
+  polyspec::AttentionParams params;
+  params.batch = kBatch;
+  params.heads = kHeads;
+  params.groups = kGroups;
+  params.tokens = kTokens;
+  params.length = length;
+  params.width = params.value_width = kWidth;
+  params.dtype = dtype;
+  params.causal = true;
+  params.scale = 0.125f;
+  params.query = query.data();
+  params.key = key.data();
+  params.value = value.data();
+  const int64_t queries[] = {kHeads * kTokens * kWidth, kTokens * kWidth, kWidth};
+  const int64_t cached[] = {kGroups * length * kWidth, length * kWidth, kWidth};
+  for (int i = 0; i < 3; ++i) {
+    params.query_stride[i] = queries[i];
+    params.key_stride[i] = params.value_stride[i] = cached[i];
+  }
+  compare(static_cast<size_t>(kBatch * kHeads * kTokens * kWidth) * size,
+          polyspec::attention_workspace_bytes(params),
+          [&](uint8_t* out, uint8_t* workspace, polyspec::Stream stream) {
+            polyspec::AttentionParams mine = params;
+            mine.out = out;
+            if (stream.executor.run != nullptr) mine.workspace = workspace;
+            return polyspec::attention(mine, stream);
           });
 }
 
@@ -159,7 +164,8 @@ void test_attention(DType dtype) {
 int main() {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     test_dense(dtype);
-    test_attention(dtype);
+    // Spans of one, of a few keys, and full ones; the last key begins one.
+    for (const int64_t length : {150, 513, 1300}) test_attention(dtype, length);
   }
   test_int4();
   return 0;
