@@ -147,6 +147,7 @@ IN_TORCH_2_11 = {
     "torch_delete_list",
     "torch_get_const_data_ptr",
     "torch_get_mutable_data_ptr",
+    "torch_get_num_threads",
     "torch_library_impl",
     "torch_list_get_item",
     "torch_list_size",
