@@ -44,10 +44,11 @@ _Chain = TypeVar("_Chain", bound="Chain")
 
 class Prediction(NamedTuple):
     """Of a planned chain: what `Chain.generate` is expected to give, and how far that may be off
-    (`planning.search.Candidate.uncertainty`)."""
+    (`planning.search.Candidate.uncertainty`), for calls of `batch` prompts."""
 
     tokens_per_second: float
     uncertainty: float
+    batch: int = 1
 
 
 class Planner(Protocol):
@@ -66,6 +67,7 @@ class Planner(Protocol):
         compile: Switch,
         seconds: float,
         consider: bool,
+        batch: int,
     ) -> _Chain: ...
 
 
@@ -266,13 +268,15 @@ class Chain:
         compile: Switch = False,
         seconds: float = 40.0,
         consider: bool = False,
+        batch: int = 1,
     ) -> Chain:
         """The chain of some of `levels` that `ps.plan` recommends for such requests; the target
         alone where speculation does not pay. It is planned once for these levels, prompts and
         requests on a machine, and the answer kept in the user's cache folder.
 
         Args:
-            levels ... seconds, consider: as of `ps.plan`.
+            levels ... seconds, consider, batch: as of `ps.plan`. A plan is one for calls of so many
+                prompts; other numbers want others, and `prediction.batch` tells.
 
         Raises:
             TypeError, ValueError: as of `ps.plan`.
@@ -289,6 +293,7 @@ class Chain:
             compile=compile,
             seconds=seconds,
             consider=arguments.flag("consider", consider),
+            batch=batch,
         )
 
     def _idle(self) -> None:

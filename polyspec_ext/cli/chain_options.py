@@ -182,4 +182,5 @@ def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
         pack=options.SWITCHES[args.pack or "auto"],
         compile=args.compile,
         consider=True,
+        batch=len(prompts),
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
-from .. import inputs
+from .. import inputs, progress
 from ..chain import Chain, Prediction
 from ..drafters import elements, is_drafter
 from ..stats import merge
@@ -31,8 +32,9 @@ from .trials import TRIED, Runner, corrected
 SCHEMA = 5  # of what is kept
 RUNNERS_UP = 3  # beside the recommendation and plain decoding, with `verify`
 _MEASURING = 0.75  # of the time; the rest is for trials
+_TRYING = 0.25  # of the time, beside, for both rules
 _MAKING = 0.25  # as much may be spent beside on making what is considered
-_WIDTHS = (1, 4, 6)  # of a pass, by which packing is chosen before windows are known
+_WIDTHS = (1, 4, 6)  # of a row in a pass, by which packing is chosen before windows are known
 _Chain = TypeVar("_Chain", bound=Chain)
 
 
@@ -146,21 +148,24 @@ def plan(
 ) -> Plan:
     """See `ps.plan`."""
     clock = time.perf_counter
-    parts = parts_of(levels, pack=pack, compile=compile)
+    ready = _Ready(pack, compile, request.batch)
+    parts = parts_of(levels, ready)
     if consider:
-        parts = _with_considered(elements(levels), parts, pack, compile, _MAKING * limit, clock)
+        parts = _with_considered(elements(levels), parts, ready, _MAKING * limit, clock)
     rows = representative(_checked(prompts, request, parts[0]), request.batch)
     parts = _in_order(parts, clock)
+    progress.note(f"plan: measuring {', '.join(part.name for part in parts)}")
     measured = measure(parts, rows, request, limit=_MEASURING * limit, clock=clock)
     found = candidates(measured, parts)
     made = Plan(found, found[0], [], [], measured, parts, request)
+    progress.note(f"plan: trying the fastest of {len(found)} chains")
     runner = _runner(made, rows, clock)
     # Chains that are compared for the theorem are compared by what they have been seen to do.
     trials = None if theorem else trials
-    found = corrected(measured, parts, found, runner, limit - measured.spent, trials)
+    found = corrected(measured, parts, found, runner, limit, trials)
     best, made.candidates = found[0], found
     if request.temperature > 0 and best.windows:
-        best = found[0] = _with_rule(best, runner)
+        best = found[0] = _with_rule(best, runner, _TRYING * limit)
     some = list(dict.fromkeys([*found[: 1 + RUNNERS_UP], made.plain])) if verify else []
     if theorem:
         tests = insertions(measured, found)
@@ -177,13 +182,15 @@ def plan(
     return made
 
 
-def _with_rule(one: Candidate, runner: Runner) -> Candidate:
+def _with_rule(one: Candidate, runner: Runner, limit: float) -> Candidate:
     """By the faster rule, both run. The block rule never accepts less, and costs a little more;
     what it gains depends on whole blocks of tokens, which the replay of a text does not have."""
     rules = [replace(one, rule=rule) for rule in ("token", "block")]
     # Chosen where it is faster in both halves of the calls, since once may be luck.
-    found = runner.run(rules, 1 if len(runner.calls) > 3 else 2)
+    found = runner.run(rules, 1 if len(runner.calls) > 3 else 2, limit)
     each = [[one.stats for own in repeats for one in own] for repeats in found]
+    if min(map(len, each)) < 2:
+        return one
     token, block = ([merge(own[half::2]) for half in (0, 1)] for own in each)
     gains = [b.tokens_per_second / t.tokens_per_second for t, b in zip(token, block, strict=True)]
     if min(gains) <= 1.02:
@@ -222,9 +229,25 @@ def _runner(made: Plan, prompts: Sequence[Sequence[int]], clock: Clock) -> Runne
     return Runner(made.chain, prompts[: made.measured.texts], made.request, clock)
 
 
-def parts_of(levels: Sequence[Any], *, pack: Switch, compile: Switch) -> list[Part]:
+@dataclass(frozen=True)
+class _Ready:
+    """How what is loaded is made ready; `batch` rows have their tokens in one pass."""
+
+    pack: Switch
+    compile: Switch
+    batch: int = 1
+
+    def part(self, thing: Any, name: str, above: Sequence[Any]) -> Part:
+        widths = [self.batch * width for width in _WIDTHS]
+        options: dict[str, Any] = {"pack": self.pack, "compile": self.compile}
+        thing = level_for(thing, widths, name=name, above=above, **options)
+        named = str(getattr(thing, "name", type(thing).__name__))
+        return Part(thing, named, not is_drafter(thing))
+
+
+def parts_of(levels: Sequence[Any], ready: _Ready) -> list[Part]:
     """What `ps.plan` was given, made ready: levels of what is loaded or given as models, each
-    running as is fastest for a few tokens.
+    running as is fastest for a few tokens of each row.
 
     Raises:
         TypeError, ValueError: as `Chain` has it.
@@ -232,35 +255,35 @@ def parts_of(levels: Sequence[Any], *, pack: Switch, compile: Switch) -> list[Pa
     made: list[Part] = []
     for place, thing in enumerate(elements(levels)):
         name = f"levels[{place}]"
-        part = _part(thing, name, [part.thing for part in made], pack, compile)
+        if isinstance(thing, str | Path):
+            progress.note(f"plan: loading {thing}")
+        part = ready.part(thing, name, [part.thing for part in made])
         if not part.model and place == 0:
             raise TypeError(f"{name}: expected a model, given {type(part.thing).__name__}")
         made.append(part)
     return _named(made)
 
 
-def _part(thing: Any, name: str, above: Sequence[Any], pack: Switch, compile: Switch) -> Part:
-    thing = level_for(thing, _WIDTHS, pack=pack, compile=compile, name=name, above=above)
-    named = str(getattr(thing, "name", type(thing).__name__))
-    return Part(thing, named, not is_drafter(thing))
-
-
 def _with_considered(
     given: Sequence[Any],
     parts: Sequence[Part],
-    pack: Switch,
-    compile: Switch,
+    ready: _Ready,
     limit: float,
     clock: Clock,
 ) -> list[Part]:
     """`parts` of what was given, and those that are considered unasked, as far as they can be made;
     none is begun after `limit` seconds."""
     made, began = list(parts), clock()
-    for word in considered(given):
+    words = considered(given)
+    for number, word in enumerate(words):
         if clock() - began > limit:
+            progress.note(
+                f"plan: no time for {', '.join(words[number:])}; more seconds are more time"
+            )
             break
         try:
-            part = _part(word, word, [parts[0].thing], pack, compile)
+            progress.note(f"plan: making {word}")
+            part = ready.part(word, word, [parts[0].thing])
         except ValueError:  # nothing to quantise, or a target without a cache to share
             continue
         name = word if part.model else part.name
@@ -300,10 +323,12 @@ def load_or_plan(
     compile: Switch,
     seconds: float,
     consider: bool,
+    batch: int,
 ) -> _Chain:
     """See `Chain.planned`: the recommended chain, planned once per machine."""
-    request, store = Request(max_new_tokens, temperature), default_store()
-    parts = parts_of(levels, pack=pack, compile=compile)
+    request, store = Request(max_new_tokens, temperature, batch=batch), default_store()
+    ready = _Ready(pack, compile, request.batch)
+    parts = parts_of(levels, ready)
     rows = _checked(prompts, request, parts[0])
     key = {
         "plan": SCHEMA,
@@ -316,15 +341,14 @@ def load_or_plan(
     if consider:
         key["considered"] = considered(given)
     value = store.get(key)
-    chain = None if value is None else _stored_chain(kind, parts, value, pack, compile)
+    chain = None if value is None else _stored_chain(kind, parts, value, ready)
     if chain is not None:
         return chain
     things = [part.thing for part in parts]
     if consider:
         # By their places, which words for copies have.
-        unasked = _with_considered(
-            given, parts, pack, compile, _MAKING * seconds, time.perf_counter
-        )[len(parts) :]
+        limit = _MAKING * seconds
+        unasked = _with_considered(given, parts, ready, limit, time.perf_counter)[len(parts) :]
         parts = [*parts, *unasked]
         things += [part.thing for part in unasked]
     found = plan(things, rows, request, pack=pack, compile=compile, limit=seconds)
@@ -339,13 +363,13 @@ def load_or_plan(
         "tail": best.tail,
     }
     store.put(key, value)
-    chain = _stored_chain(kind, parts, value, pack, compile)
+    chain = _stored_chain(kind, parts, value, ready)
     assert chain is not None
     return chain
 
 
 def _stored_chain(
-    kind: type[_Chain], parts: Sequence[Part], value: Any, pack: Switch, compile: Switch
+    kind: type[_Chain], parts: Sequence[Part], value: Any, ready: _Ready
 ) -> _Chain | None:
     """The chain that is stored as `value`; None where it stands for none of these parts. What was
     considered unasked is stored by its word, and made where it is not among them."""
@@ -358,10 +382,11 @@ def _stored_chain(
             elif one in known:
                 things.append(known[one])
             else:
-                things.append(_part(one, one, things, pack, compile).thing)
+                things.append(ready.part(one, one, things).thing)
         options = {name: value[name] for name in ("rounds", "rule", "tail")}
         chain = kind(things, value["windows"], **options)
-        chain.prediction = Prediction(*map(float, value["prediction"]))
+        rate, uncertainty = map(float, value["prediction"])
+        chain.prediction = Prediction(rate, uncertainty, ready.batch)
     except (TypeError, ValueError, KeyError, IndexError):
         return None
     return chain

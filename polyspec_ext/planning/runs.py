@@ -9,6 +9,7 @@ level after those above it have run takes longer than the steps behind it: both 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -25,6 +26,8 @@ _BLOCKS = 2  # from below, in a round of a chain of three levels
 MOST_ABOVE = _BLOCKS * (MOST + 1)  # the largest window of a level above
 _ENOUGH = 16  # rounds of every window
 _FIXED = 4  # the window of a chain whose own time is measured
+LEAST = 4  # rounds of a call that is cut short, so that every level has steps behind its first
+_WARMING = 0.25  # of the time, which untimed calls may take
 _TIMED = 0.75  # of the time, while there are prompts that have not been asked
 _Prompt = TypeVar("_Prompt", bound=Sequence[int])
 
@@ -214,26 +217,33 @@ class Run:
             return len(self.chain) > 1 and len(self.rounds) >= 4 * _ENOUGH
         return self.turns.turn >= _ENOUGH * len(WINDOWS)
 
-    def warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Passes of every size, untimed: some are made when they first run."""
+    def warm_up(self, prompts: Sequence[Sequence[int]], limit: float = math.inf) -> None:
+        """Passes of every size, untimed: some are made when they first run. No round begins behind
+        `limit` seconds."""
         tokens = 4 if self.turns is None else min(sum(WINDOWS), self.request.max_new_tokens)
         options = {**self.request.options(), "max_new_tokens": tokens}
-        self._ready.generate([list(one) for one in prompts], **options)
+        began, batch = self.clock(), self._ready.batch([list(one) for one in prompts], **options)
+        while batch.advance() and self.clock() - began <= limit:
+            pass
         if self.turns is not None:
             self.turns.steps.clear()
             for own in self.turns.verified.values():
                 own.clear()
             self.turns.turn = 0
 
-    def call(self, prompts: Sequence[Sequence[int]], number: int) -> list[list[int]]:
-        """Continue prompts, timed; the new tokens of each."""
+    def call(
+        self, prompts: Sequence[Sequence[int]], number: int, limit: float = math.inf
+    ) -> list[list[int]]:
+        """Continue prompts, timed; the new tokens of each. Behind `limit` seconds no round begins
+        but the first `LEAST`."""
         if self.turns is not None:
             self.turns.begin()
         began = self.clock()
         batch = self._ready.batch([list(one) for one in prompts], **self.request.options(number))
         stats, last = batch.stats, [0.0] * (len(self.chain) + 1)
-        slots, begins = len(prompts), True
-        while True:
+        slots, begins, done = len(prompts), True, 0
+        while done < LEAST or self.clock() - began <= limit:
+            done += 1
             active = [len(row.tokens) for row in batch.rows if not row.ended]
             slots = slots_after(slots, len(active))
             if not batch.advance():
@@ -318,14 +328,16 @@ def in_turns(
     """All runs continue one batch of prompts after the other, so that a change in the machine's
     load meets all; as many as there is time for, again and again while rounds are missing. Prompts
     that there was no time for are continued by the fastest run alone: the target's texts are the
-    same, or have the same distribution, below whatever chain.
+    same, or have the same distribution, below whatever chain. Of slow models a call is cut short
+    where only its steps are wanted, and not its text, so that every run has its share of the time.
 
     Returns:
         The prompts that were asked and the target's continuations.
     """
     groups = [[prompts[n] for n in own] for own in batches(len(prompts), batch).tolist()]
+    each = limit / len(runs)
     for run in runs:
-        run.warm_up(groups[0])
+        run.warm_up(groups[0], _WARMING * each)
     texts: list[tuple[list[int], list[int]]] = []
 
     def keep(number: int, new: Sequence[list[int]]) -> None:
@@ -346,7 +358,7 @@ def in_turns(
             asked += 1
         for run in runs[1:]:
             if not (again and run.enough):
-                run.call(group, number)
+                run.call(group, number, each)
     fastest = min(runs, key=lambda run: run.spent / max(run.tokens, 1))
     for number in range(asked, len(groups)):
         if clock() - began > limit:

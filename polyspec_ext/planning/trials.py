@@ -19,7 +19,7 @@ from ..chain import Chain
 from ..stats import Stats, merge
 from .measure import OWN, Measured, MeasuredSeconds, PartTrial, Trial
 from .parts import Part, Request
-from .runs import Clock
+from .runs import LEAST, Clock
 from .search import (
     Candidate,
     Work,
@@ -34,6 +34,8 @@ from .theory import batches
 
 TRIED = 4  # of the fastest chains, beside plain decoding
 _REPEATS = 2  # of every call, if there is time
+_WARMING = 0.25  # of a candidate's time, which its untimed call may take
+_AT_LEAST = 0.25  # of the time, which trials have whatever was measured before
 
 
 class Call(NamedTuple):
@@ -79,10 +81,12 @@ class Runner:
         self, some: Sequence[Candidate], repeats: int, limit: float = float("inf")
     ) -> list[list[_Calls]]:
         """All calls, by candidate and repeat. The candidates take turns, so that a change in the
-        machine's load meets all; when `limit` seconds are over, none begins another call."""
+        machine's load meets all; when `limit` seconds are over, none begins another call, and one
+        that takes longer than a candidate's share of them is cut short."""
         built, calls = [self.build(one) for one in some], self.calls
+        each = limit / len(some)
         for one in built:
-            one.generate(calls[0], **{**self.request.options(), "max_new_tokens": 16})
+            self._call(one, calls[0], 0, _WARMING * each, 16)
         found: list[list[_Calls]] = [[] for _ in built]
         start = self.clock()
         for turn in range(repeats * len(calls)):
@@ -93,14 +97,24 @@ class Runner:
                 at = (place + number + repeat) % len(built)
                 if number == 0:
                     found[at].append([])
-                found[at][-1].append(self._call(built[at], calls[number], turn))
+                found[at][-1].append(self._call(built[at], calls[number], turn, each))
         return found
 
-    def _call(self, chain: Chain, prompts: Sequence[Sequence[int]], number: int) -> Call:
-        began = self.clock()
-        batch = chain.batch(prompts, **self.request.options(number))
-        stats, rounds, tokens, seconds = batch.stats, [], 0, 0.0
-        while batch.advance():
+    def _call(
+        self,
+        chain: Chain,
+        prompts: Sequence[Sequence[int]],
+        number: int,
+        limit: float,
+        most: int | None = None,
+    ) -> Call:
+        began, options = self.clock(), self.request.options(number)
+        if most is not None:
+            options["max_new_tokens"] = most
+        batch = chain.batch(prompts, **options)
+        stats, tokens, seconds = batch.stats, 0, 0.0
+        rounds: list[tuple[int, float]] = []
+        while (len(rounds) < LEAST or self.clock() - began <= limit) and batch.advance():
             rounds.append((stats.num_new_tokens - tokens, stats.decode_seconds - seconds))
             tokens, seconds = stats.num_new_tokens, stats.decode_seconds
         return Call(self.clock() - began, stats, rounds)
@@ -154,14 +168,14 @@ def corrected(
     which are entered here) of the fastest of `found` and of plain decoding.
 
     Args:
-        limit: seconds that the trials may take; they take longer where a single call does.
+        limit: seconds that all of it may take; trials have a quarter of them at least.
         most: chains that are tried, beside plain decoding; None: all.
     """
     began = runner.clock()
     plain = next(one for one in found if not one.windows)
     some = list(dict.fromkeys([*found[:most], plain]))
     while some:
-        left = limit - (runner.clock() - began)
+        left = max(limit - measured.spent - (runner.clock() - began), _AT_LEAST * limit)
         for one, own in zip(some, runner.run(some, _REPEATS, left), strict=True):
             measured.trials[one.parts] = _trial(measured, one, own)
         found = fastest_first(

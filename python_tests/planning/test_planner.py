@@ -1068,6 +1068,69 @@ def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.Monkey
     )
 
 
+class Arithmetic(SlowRows):
+    """A pass of more than eight tokens of all rows takes as much longer as it has more of them."""
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        keep: int,
+        counts: Sequence[int] | None = None,
+        first: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        self.clock.now += self.seconds * max(1.0, tokens.numel() / 8)
+        return Rows.forward(self, tokens, keep, counts, first)
+
+
+@pytest.mark.parametrize(("batch", "windows"), [(1, (7,)), (3, (2,)), (8, ())])
+def test_windows_shrink_in_larger_batches(
+    clock: Clock, batch: int, windows: tuple[int, ...]
+) -> None:
+    """To plain decoding, of which one pass has the tokens that it reads at no cost. A kept plan is
+    one of its batch."""
+
+    def given() -> list[Any]:
+        return [Arithmetic(clock, "target", 0.1, 0.0), Arithmetic(clock, "small", 0.004, 0.25)]
+
+    prompts = [[a, b] for a in range(6) for b in (1, 3, 5, 7)]
+    assert ps.plan(given(), prompts, 40, batch=batch, seconds=1e9).recommended.windows == windows
+    chain = ps.Chain.planned(given(), prompts, 40, batch=batch, seconds=1e9)
+    assert tuple(chain.window) == windows
+    assert chain.prediction is not None
+    assert chain.prediction.batch == batch
+
+
+def test_a_kept_plan_is_of_its_batch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [Arithmetic(clock, "target", 0.1, 0.0), Arithmetic(clock, "small", 0.004, 0.25)]
+    prompts = [[a, b] for a in range(6) for b in (1, 3, 5, 7)]
+    assert ps.Chain.planned(given, prompts, 40, seconds=1e9).window
+    assert not ps.Chain.planned(given, prompts, 40, batch=8, seconds=1e9).window
+
+    def again(*_: Any, **__: Any) -> Any:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(planner, "measure", again)
+    assert not ps.Chain.planned(given, prompts, 40, batch=8).window
+    with pytest.raises(AssertionError, match="measured again"):
+        ps.Chain.planned(given, prompts, 40, batch=4)
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(20, 52), (200, 230)])
+def test_slow_models_are_measured_in_the_time_that_there_is(
+    clock: Clock, seconds: float, most: float
+) -> None:
+    """A text takes 6 to 26 seconds: of chains that are only timed, a part is enough."""
+    given = [*levels(clock), "prompt-lookup"]
+    began = clock.now
+    plan = ps.plan(given, PROMPTS[:2], 60, seconds=seconds)
+    assert clock.now - began < most
+    whole = ps.plan(given, PROMPTS[:2], 60, seconds=1e9)
+    for one, other in ((plan.plain, whole.plain), (plan.recommended, whole.recommended)):
+        assert one.predicted_tokens_per_second == pytest.approx(
+            other.predicted_tokens_per_second, rel=0.1
+        )
+
+
 def test_bad_input() -> None:
     with pytest.raises(TypeError, match="levels: expected a list of models"):
         ps.plan(5, PROMPTS)  # type: ignore[arg-type]
