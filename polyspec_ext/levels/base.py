@@ -83,6 +83,8 @@ class LevelCapabilities:
         continues: the batch at hand can go on with other prompts, behind what both have in common
             (`PromptBatch.held`): it has the attribute of `Continuing`. Then its logits depend on
             the text alone, up to rounding, and not on the passes that have read it.
+        sharded: it is one of several processes' parts of a level, which must make the same passes:
+            nothing that they decide may follow a clock.
         checked: what it returns has the form that the contract says, so nobody looks again.
         id_map: which ids it draws, where they are a part of those that it reads; None: all.
         hidden_size: width of its hidden states; None: not told.
@@ -97,6 +99,7 @@ class LevelCapabilities:
     keeps_lengths: bool = False
     admits: bool = False
     continues: bool = False
+    sharded: bool = False
     checked: bool = False
     id_map: IdMap | None = None
     hidden_size: int | None = None

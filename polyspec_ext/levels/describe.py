@@ -51,6 +51,14 @@ def has_quantised_layers(model: torch.nn.Module) -> bool:
     return False
 
 
+def is_sharded(thing: Any) -> bool:
+    """Whether other processes hold parts of the weights of a model, or of a level's
+    (`torch.distributed.tensor.DTensor`)."""
+    model = thing if isinstance(thing, torch.nn.Module) else getattr(thing, "model", None)
+    weights = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    return any(getattr(weight, "device_mesh", None) is not None for weight in weights)
+
+
 def _invariance(varies: Sequence[str]) -> str:
     """Whether a token's logits are the same bits whatever stands beside it, or what they lack."""
     return "block-invariant" + (f" but for {' and '.join(varies)}" if varies else "")

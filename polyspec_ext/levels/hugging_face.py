@@ -19,6 +19,7 @@ from .adapter import reading
 from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
 from .checkpoint import ModelLevel
 from .cpu_packed import packed, unpacked
+from .describe import is_sharded
 from .head import gather, gathering
 from .hidden import HiddenStates
 from .prefill import read_apart, read_prompts
@@ -270,6 +271,7 @@ class HuggingFaceLevel(ModelLevel):
             checked=True,
             admits=self._admits(),
             continues=self._continues(),
+            sharded=is_sharded(self.model),
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
             id_map=self.id_map,

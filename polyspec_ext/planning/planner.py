@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from .. import inputs, progress
 from ..chain import Chain, Prediction
 from ..drafters import elements, is_drafter
+from ..levels.describe import is_sharded
 from ..stats import merge
 from ..tuning import Switch, default_store, level_for, pass_seconds, processor
 from . import tables
@@ -210,6 +211,11 @@ def _with_rule(one: Candidate, runner: Runner, limit: float) -> Candidate:
 
 def _checked(prompts: Any, request: Request, target: Part) -> list[list[int]]:
     """The prompts, and what of the request only the target can tell."""
+    if is_sharded(target.thing):
+        raise ValueError(
+            f"{target.name}: expected a target in one process, given one that is sharded over "
+            "several: each of them would time, and choose, for itself"
+        )
     vocab_size = int(target.thing.vocab_size)
     if request.eos_token_id is not None:
         inputs.eos_sets(request.eos_token_id, 1, vocab_size)

@@ -14,10 +14,12 @@ class RoundRecorder(StatsRecorder):
     Args:
         total: of the batch.
         rows: of each request; of a single one it is the total.
+        timed: the steps' seconds are told; else they are 0, as not measured.
     """
 
-    def __init__(self, total: Stats, rows: Sequence[Stats]) -> None:
+    def __init__(self, total: Stats, rows: Sequence[Stats], timed: bool = True) -> None:
         super().__init__(total)
+        self._timed = timed
         self._number = {id(stats): number for number, stats in enumerate(rows)}
         self._levels = len(total.levels)
         self._steps: list[list[StepReport]] = [[] for _ in rows]
@@ -56,6 +58,7 @@ class RoundRecorder(StatsRecorder):
     ) -> None:
         """A step of each row that took part: tokens and accepted ones without a tail, tokens with
         it."""
+        seconds = seconds if self._timed else 0.0
         took = [at for at, entry in enumerate(entries) if entry[0] >= 0]
         width = max((found[at][2] for at in took), default=0)
         for place, at in enumerate(took):

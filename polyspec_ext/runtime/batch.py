@@ -87,11 +87,11 @@ class Batch:
         if not single:
             self.stats.num_prompt_tokens = sum(map(len, prompts))
             self.stats.num_requests = len(prompts)
-        self._recorder = (
-            StatsRecorder(self.stats)
-            if self._policy is None
-            else RoundRecorder(self.stats, [row.stats for row in self.rows])
-        )
+        self._recorder = StatsRecorder(self.stats)
+        if self._policy is not None:
+            # Processes that share a level must choose the same windows.
+            timed = not any(part.capabilities.sharded for part in engine.parts)
+            self._recorder = RoundRecorder(self.stats, [row.stats for row in self.rows], timed)
         self._before = [len(row.tokens) for row in self.rows]
         with owner.work():
             owner.begin(self)

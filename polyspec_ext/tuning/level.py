@@ -14,6 +14,7 @@ import torch
 from .. import arguments
 from ..levels import ELEMENTS, HuggingFaceLevel, ModelSource, Options
 from ..levels.cpu_packed import can_pack
+from ..levels.describe import is_sharded
 from ..levels.quantized import QuantizedLinear
 from ..levels.trimmed import TrimmedHead
 from . import processor
@@ -37,8 +38,10 @@ def level_for(
     """What an element of a chain stands for (`levels.ELEMENTS`): a level, or a drafter without one.
 
     Where the level is that of a model on the CPU, what is "auto" is chosen by timing (`choose`),
-    and its `choice` tells what was chosen and why; elsewhere it is off. A level is given back as it
-    is, as is that of a model whose cache other levels share.
+    and its `choice` tells what was chosen and why; elsewhere it is off. With a
+    target that is sharded over processes, which must not differ, nothing is timed: the first of
+    `dtypes`, packed where it can be, not compiled. A level is given back as it is, as is that of a
+    model whose cache other levels share.
 
     Args:
         widths: numbers of tokens of the level's passes.
@@ -58,7 +61,10 @@ def level_for(
     arguments.switch("compile", compile)
     some = isinstance(pack, str) or isinstance(compile, str) or len(dtypes) > 1
     some = some or (pack and dtypes[0] is None and isinstance(thing, str | Path))
-    fastest = partial(_fastest, widths, dtypes, pack, compile) if some else None
+    timed = not any(map(is_sharded, (thing, *above[:1])))
+    if not timed:
+        dtypes, compile = dtypes[:1], compile is True
+    fastest = partial(_fastest, widths, dtypes, pack, compile, timed) if some else None
     options = Options(name, above, dtypes[0], device, pack is True, compile is True, fastest)
     return ELEMENTS.resolve(thing, options)
 
@@ -68,9 +74,11 @@ def _fastest(
     dtypes: Sequence[torch.dtype | str | None],
     pack: Switch,
     compile: Switch,
+    timed: bool,
     source: ModelSource,
 ) -> Any:
-    """The level that runs fastest of those that can be made of a model on the CPU."""
+    """The level that runs fastest of those that can be made of a model on the CPU. Not `timed`: one
+    that is packed where it can be; there is one of `dtypes`, and `compile` is not "auto"."""
     given, models, plain = source.model, {}, None
 
     def model_in(dtype: torch.dtype | str | None) -> Any:
@@ -96,8 +104,10 @@ def _fastest(
         config, kinds = given.config, [given.dtype]
         models[given.dtype] = given
     packs: tuple[bool, ...] = (False, True) if pack == "auto" else (pack,)
-    if pack == "auto" and given is not None and not can_pack(given):
-        packs = (False,)  # there is nothing to choose, as where all layers have 4-bit weights
+    if pack == "auto" and (given is not None or not timed):
+        able = can_pack(model_in(kinds[0]))
+        # Nothing to choose: all layers have 4-bit weights, or no clock may decide.
+        packs = (False, True) if able and timed else (able,)
 
     def make(config: LevelConfig) -> Any:
         if plain is not None and not config.pack and not config.compile:
