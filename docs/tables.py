@@ -53,7 +53,8 @@ LLAMA_POLICY = "cpu-2026-11-23-llama/policy.json"
 DEMO = "demo.json"
 REAL_DEMO = "cpu-2026-11-23-demo-real/demo-real.json"
 BLOCKS_DEMO = "cpu-2026-11-23-demo-real/demo-blocks.json"
-REAL_PAPER = "cpu-2026-11-23-paper-real/greedy"
+REAL_PAPER = "cpu-2026-11-24-paper-real/greedy"
+REAL_PAPER_W4 = "cpu-2026-11-24-paper-real/w4-greedy"
 REAL_PAPER_SAMPLED = "cpu-2026-11-23-paper-real/sampled"
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
@@ -328,6 +329,11 @@ def paper_real() -> Lines:
     return paper_run(REAL_PAPER)
 
 
+def paper_real_w4() -> Lines:
+    """The same with every model in 4 bits, beside llama.cpp too."""
+    return paper_run(REAL_PAPER_W4)
+
+
 def paper_real_sampled() -> Lines:
     """The same at temperature .8."""
     return paper_run(REAL_PAPER_SAMPLED)
@@ -535,6 +541,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "demo-blocks": demo_blocks,
     "paper": paper,
     "paper-real": paper_real,
+    "paper-real-w4": paper_real_w4,
     "paper-real-sampled": paper_real_sampled,
     "targets": targets,
     "llama": llama,
