@@ -37,8 +37,8 @@ from polyspec_ext.bench.paper.report import tables as paper_tables  # noqa: E402
 RESULTS = ROOT / "docs" / "results"
 # The newest results of every benchmark. Who commits newer ones names them here.
 GENERATE = "cpu-2026-11-22-generate.json"
-KERNELS = "cpu-2026-11-22-kernels.json"
-OVERHEAD = "cpu-2026-11-22-overhead.json"
+KERNELS = "cpu-2026-11-24-kernels.json"
+OVERHEAD = "cpu-2026-11-24-overhead.json"
 ADAPTATION = "cpu-2026-11-22-adaptation/adaptation.json"
 CHAINS = {
     "1 time, greedy": "cpu-2026-11-22-chains/grown1.json",
@@ -55,7 +55,8 @@ REAL_DEMO = "cpu-2026-11-23-demo-real/demo-real.json"
 BLOCKS_DEMO = "cpu-2026-11-23-demo-real/demo-blocks.json"
 REAL_PAPER = "cpu-2026-11-24-paper-real/greedy"
 REAL_PAPER_W4 = "cpu-2026-11-24-paper-real/w4-greedy"
-REAL_PAPER_SAMPLED = "cpu-2026-11-23-paper-real/sampled"
+REAL_PAPER_SAMPLED = "cpu-2026-11-24-paper-real/sampled"
+REAL_PAPER_BATCHES = [f"cpu-2026-11-24-paper-real/batch{rows}" for rows in (4, 8)]
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 BLOCK = re.compile(
@@ -339,6 +340,12 @@ def paper_real_sampled() -> Lines:
     return paper_run(REAL_PAPER_SAMPLED)
 
 
+def paper_real_batches() -> Lines:
+    """The same with several questions in a call."""
+    runs = [paper_run(folder) for folder in REAL_PAPER_BATCHES]
+    return [line for run in runs for line in (*run, "")][:-1]
+
+
 # ---- chains below a target of any cost -----------------------------------------------------------
 
 
@@ -543,6 +550,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "paper-real": paper_real,
     "paper-real-w4": paper_real_w4,
     "paper-real-sampled": paper_real_sampled,
+    "paper-real-batches": paper_real_batches,
     "targets": targets,
     "llama": llama,
     "llama-policy": lambda: llama(LLAMA_POLICY),

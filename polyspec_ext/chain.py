@@ -246,7 +246,7 @@ class Chain:
         self._operators = operators or Operators()
         if self.drafter is None and count > 1:
             own = self.vocab_sizes.pop()
-            self.drafter = DraftModel(made.pop(), own, self._operators.sample)
+            self.drafter = DraftModel(made.pop(), own, self._operators.draw)
         elif self.drafter is not None:
             names.append(_name(self.drafter))
         self.levels = made  # those that verify; the target is levels[0]

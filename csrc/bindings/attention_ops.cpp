@@ -1,5 +1,6 @@
 // The operator of polyspec/attention.hpp for torch's dispatcher, on the LibTorch stable ABI (target
 // 2.11).
+#include "key_spans.hpp"
 #include "polyspec/attention.hpp"
 #include "stable.hpp"
 
@@ -28,9 +29,6 @@ void expect_width(int64_t width, const char* name) {
 void set_strides(const Tensor& tensor, int64_t (&strides)[3]) {
   for (int64_t axis = 0; axis < 3; ++axis) strides[axis] = tensor.stride(axis);
 }
-
-// A prompt's queries are tasks enough by themselves.
-constexpr int64_t kFewTokens = 64;
 
 // query [b, h, t, d], key [b, groups, n, d], value [b, groups, n, e], mask [b or 1, 1, t, n].
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptTensor& mask,
@@ -80,10 +78,8 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   const Tensor out =
       empty(place, {params.batch, params.tokens, params.heads, params.value_width}, dtype);
   params.out = out.mutable_data_ptr();
-  // Where there are more threads than heads of keys, they share the keys as well.
   std::optional<Tensor> workspace;
-  if (params.length > polyspec::kAttentionSpan && params.tokens <= kFewTokens &&
-      params.batch * params.groups < threads()) {
+  if (spreads_keys(params.length, params.tokens, params.batch * params.groups)) {
     workspace =
         empty(place, {polyspec::attention_workspace_bytes(params)}, aoti_torch_dtype_uint8());
     params.workspace = workspace->mutable_data_ptr();

@@ -41,6 +41,20 @@ struct HostStep {
   // [b] each, see SchedulePlan
   std::vector<int64_t> counts, first, lengths, positions, rounds;
   Array<int64_t> input_ids;  // [b, t]
+
+  // [b, most], the tokens to verify among those to read.
+  Array<int64_t> pending() const {
+    const int64_t b = input_ids.shape(0), width = input_ids.shape(1);
+    Array<int64_t> made({b, most});
+    for (int64_t row = 0; row < b; ++row) {
+      for (int64_t i = 0; i < most; ++i) {
+        // Behind a row's own tokens nothing is read, so its last one may stand there.
+        const int64_t at = std::clamp<int64_t>(first[row] + 1 + i, 0, width - 1);
+        made.mutable_at(row, i) = input_ids.at(row, at);
+      }
+    }
+    return made;
+  }
 };
 
 using Entry = std::array<int64_t, RoundShape::kPerStep>;
@@ -239,7 +253,8 @@ void bind_host_rounds(py::module_& m) {
       .def_readonly("lengths", &HostStep::lengths)
       .def_readonly("positions", &HostStep::positions)
       .def_readonly("rounds", &HostStep::rounds)
-      .def_readonly("input_ids", &HostStep::input_ids);
+      .def_readonly("input_ids", &HostStep::input_ids)
+      .def("pending", &HostStep::pending, "[B, most] int64, the tokens to verify among these.");
 
   py::class_<HostReport>(m, "HostReport",
                          "What a step has brought: `entries` of the log by row, `kept` tokens that "

@@ -9,15 +9,6 @@ namespace {
 
 using namespace bindings;
 
-// Data of a contiguous tensor of that shape and dtype.
-const void* data_of(const Tensor& tensor, const char* name, const Place& place,
-                    std::initializer_list<int64_t> shape, int32_t dtype) {
-  expect(tensor, name, place, shape);
-  STD_TORCH_CHECK(dtype_of(tensor) == dtype, name, ": expected the dtype of x");
-  STD_TORCH_CHECK(tensor.is_contiguous(), name, ": expected a contiguous tensor");
-  return tensor.const_data_ptr();
-}
-
 void expect_matrix(const Tensor& x) {
   STD_TORCH_CHECK(x.dim() == 2, "x: expected 2 dimensions, got ", x.dim());
 }
@@ -33,12 +24,13 @@ std::tuple<Tensor, Tensor> norm(const Tensor& x, const Tensor* residual, const T
   params.width = x.size(1);
   params.dtype = wide_float_type(x, "x");
   params.epsilon = static_cast<float>(epsilon);
-  params.x = data_of(x, "x", place, {params.tokens, params.width}, dtype);
-  params.weight = data_of(weight, "weight", place, {params.width}, dtype);
+  params.x = contiguous_data(x, "x", place, {params.tokens, params.width}, dtype);
+  params.weight = contiguous_data(weight, "weight", place, {params.width}, dtype);
   const Tensor y = empty(place, {params.tokens, params.width}, dtype);
   Tensor sum = y;
   if (residual != nullptr) {
-    params.residual = data_of(*residual, "residual", place, {params.tokens, params.width}, dtype);
+    params.residual =
+        contiguous_data(*residual, "residual", place, {params.tokens, params.width}, dtype);
     sum = empty(place, {params.tokens, params.width}, dtype);
     params.sum = sum.mutable_data_ptr();
   }
@@ -75,12 +67,13 @@ std::tuple<Tensor, Tensor, Tensor> rotary(const Tensor& x, const OptTensor& bias
   params.width = cosine.size(2);
   params.dtype = wide_float_type(x, "x");
   const int64_t features = (heads + 2 * groups) * params.width;
-  params.x = data_of(x, "x", place, {batch * params.tokens, features}, dtype);
-  if (bias.has_value()) params.bias = data_of(*bias, "bias", place, {features}, dtype);
+  params.x = contiguous_data(x, "x", place, {batch * params.tokens, features}, dtype);
+  if (bias.has_value()) params.bias = contiguous_data(*bias, "bias", place, {features}, dtype);
   params.same_positions = cosine.size(0) == 1;
   const int64_t rows = params.same_positions ? 1 : batch;
-  params.cosine = data_of(cosine, "cosine", place, {rows, params.tokens, params.width}, dtype);
-  params.sine = data_of(sine, "sine", place, {rows, params.tokens, params.width}, dtype);
+  params.cosine =
+      contiguous_data(cosine, "cosine", place, {rows, params.tokens, params.width}, dtype);
+  params.sine = contiguous_data(sine, "sine", place, {rows, params.tokens, params.width}, dtype);
   const Tensor query = empty(place, {batch, heads, params.tokens, params.width}, dtype);
   const Tensor key = empty(place, {batch, groups, params.tokens, params.width}, dtype);
   const Tensor value = empty(place, {batch, groups, params.tokens, params.width}, dtype);
@@ -101,7 +94,7 @@ Tensor gated(const Tensor& x) {
   params.tokens = x.size(0);
   params.width = x.size(1) / 2;
   params.dtype = wide_float_type(x, "x");
-  params.x = data_of(x, "x", place, {params.tokens, x.size(1)}, dtype);
+  params.x = contiguous_data(x, "x", place, {params.tokens, x.size(1)}, dtype);
   const Tensor y = empty(place, {params.tokens, params.width}, dtype);
   params.y = y.mutable_data_ptr();
   run_on_cpu<1>(&polyspec::gated, params);

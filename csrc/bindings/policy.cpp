@@ -31,7 +31,7 @@ using Step = std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, double, boo
 
 std::vector<int64_t> next(WindowPolicy& policy, int64_t row, bool begins,
                           const std::vector<Step>& steps, const std::vector<int64_t>& tokens,
-                          int64_t batch) {
+                          int64_t together) {
   std::vector<StepReport> made;
   made.reserve(steps.size());
   for (const auto& [level, count, accepted, width, batch, seconds, repeated] : steps) {
@@ -40,7 +40,7 @@ std::vector<int64_t> next(WindowPolicy& policy, int64_t row, bool begins,
   const RoundReport report{row,           begins,
                            made.data(),   static_cast<int64_t>(made.size()),
                            tokens.data(), static_cast<int64_t>(tokens.size()),
-                           batch};
+                           together};
   std::vector<int64_t> windows(static_cast<size_t>(policy.levels() - 1));
   policy.next(report, windows.data());
   return windows;

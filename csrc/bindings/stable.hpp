@@ -13,6 +13,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <string>
 
 #include "polyspec/status.hpp"
 #include "polyspec/types.hpp"
@@ -53,12 +54,36 @@ inline int32_t dtype_of(const Tensor& tensor) {
   return dtype;
 }
 
+// In messages.
+inline const char* dtype_name(int32_t dtype) {
+  if (dtype == aoti_torch_dtype_float32()) return "float32";
+  if (dtype == aoti_torch_dtype_bfloat16()) return "bfloat16";
+  if (dtype == aoti_torch_dtype_float16()) return "float16";
+  if (dtype == aoti_torch_dtype_float64()) return "float64";
+  if (dtype == aoti_torch_dtype_int32()) return "int32";
+  return dtype == aoti_torch_dtype_int64() ? "int64" : "another dtype";
+}
+
+inline void expect_dtype(const Tensor& tensor, const char* name, int32_t wanted) {
+  const int32_t own = dtype_of(tensor);
+  STD_TORCH_CHECK(own == wanted, name, ": expected ", dtype_name(wanted), ", got ",
+                  dtype_name(own));
+}
+
+// A tensor's shape in messages.
+inline std::string shape_name(const Tensor& tensor) {
+  std::string made = "[";
+  for (int64_t axis = 0; axis < tensor.dim(); ++axis)
+    made += (axis ? ", " : "") + std::to_string(tensor.size(axis));
+  return made + "]";
+}
+
 inline polyspec::DType float_type(const Tensor& tensor, const char* name) {
   const int32_t dtype = dtype_of(tensor);
   if (dtype == aoti_torch_dtype_float32()) return polyspec::DType::kFloat32;
   if (dtype == aoti_torch_dtype_bfloat16()) return polyspec::DType::kBFloat16;
   STD_TORCH_CHECK(dtype == aoti_torch_dtype_float16(), name,
-                  ": expected float32, bfloat16 or float16");
+                  ": expected float32, bfloat16 or float16, got ", dtype_name(dtype));
   return polyspec::DType::kFloat16;
 }
 
@@ -102,15 +127,22 @@ template <class T>
 T* integers(const Tensor& tensor, const char* name, const Place& place,
             std::initializer_list<int64_t> shape) {
   expect(tensor, name, place, shape);
-  const int32_t wanted = sizeof(T) == 8 ? aoti_torch_dtype_int64() : aoti_torch_dtype_int32();
-  STD_TORCH_CHECK(dtype_of(tensor) == wanted, name, ": expected ",
-                  sizeof(T) == 8 ? "int64" : "int32");
+  expect_dtype(tensor, name, sizeof(T) == 8 ? aoti_torch_dtype_int64() : aoti_torch_dtype_int32());
   STD_TORCH_CHECK(tensor.is_contiguous(), name, ": expected a contiguous tensor");
   return static_cast<T*>(tensor.mutable_data_ptr());
 }
 inline const int64_t* integers(const OptTensor& tensor, const char* name, const Place& place,
                                std::initializer_list<int64_t> shape) {
   return tensor.has_value() ? integers<int64_t>(*tensor, name, place, shape) : nullptr;
+}
+
+// Data of a contiguous tensor of that shape, and of the dtype of the call's x.
+inline const void* contiguous_data(const Tensor& tensor, const char* name, const Place& place,
+                                   std::initializer_list<int64_t> shape, int32_t dtype) {
+  expect(tensor, name, place, shape);
+  STD_TORCH_CHECK(dtype_of(tensor) == dtype, name, ": expected the dtype of x");
+  STD_TORCH_CHECK(tensor.is_contiguous(), name, ": expected a contiguous tensor");
+  return tensor.const_data_ptr();
 }
 
 inline void expect_uint8(const Tensor& tensor, const char* name) {

@@ -4,6 +4,7 @@
 // What is checked here is what memory safety needs: kinds, shapes and strides of every pointer.
 // Python (polyspec_ext/ops) has raised the typed errors before. No tensor's value is read on the
 // host; values that only the data can tell come back as status bits.
+#include <cstring>
 #include <tuple>
 
 #include "polyspec/verify_tree.hpp"
@@ -36,7 +37,7 @@ const T* data_of(const OptTensor& tensor, const char* name, const Place& place,
                  std::initializer_list<int64_t> shape) {
   if (!tensor.has_value()) return nullptr;
   expect(*tensor, name, place, shape);
-  STD_TORCH_CHECK(dtype_of(*tensor) == dtype_for<T>(), name, ": wrong dtype");
+  expect_dtype(*tensor, name, dtype_for<T>());
   STD_TORCH_CHECK(tensor->is_contiguous(), name, ": expected a contiguous tensor");
   return static_cast<const T*>(tensor->const_data_ptr());
 }
@@ -174,6 +175,27 @@ struct Emitted {
 
 using Sampled = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
+// Of rows [B, V] or [B, 1, V]. `tokens` is for what is drawn, one of each row.
+Sampled sample_rows(const Tensor& logits, const Tensor& tokens, const Batch& place,
+                    polyspec::SampleParams* params) {
+  expect_unit_stride(logits, "logits");
+  params->batch = place.batch;
+  params->vocab = logits.size(logits.dim() - 1);
+  params->dtype = float_type(logits, "logits");
+  params->logits = logits.const_data_ptr();
+  params->logits_stride = logits.stride(0);
+
+  const Tensor logprobs = empty<float>(place, {place.batch});
+  const Tensor status = empty<int32_t>(place, {place.batch});
+  const Tensor statistics = empty<int64_t>(place, {place.batch, 2});
+  params->tokens = out_ptr<int64_t>(tokens);
+  params->logprobs = out_ptr<float>(logprobs);
+  params->status = out_ptr<int32_t>(status);
+  params->statistics = out_ptr<polyspec::RowStatistics>(statistics);
+  run<1>(&polyspec::sample, *params, place);
+  return {tokens, logprobs, status, statistics};
+}
+
 Sampled sample(const Tensor& logits, double temperature, const OptTensor& temperatures,
                int64_t top_k, const OptTensor& top_ks, double top_p, const OptTensor& top_ps,
                double min_p, const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
@@ -181,30 +203,75 @@ Sampled sample(const Tensor& logits, double temperature, const OptTensor& temper
                int64_t node, const OptTensor& nodes, int64_t level, const OptTensor& draws) {
   STD_TORCH_CHECK(logits.dim() == 2 && logits.size(1) >= 1,
                   "logits: expected shape [B, V] with V >= 1");
-  expect_unit_stride(logits, "logits");
   const Batch place(logits);
-
   polyspec::SampleParams params;
-  params.batch = place.batch;
-  params.vocab = logits.size(1);
-  params.dtype = float_type(logits, "logits");
-  params.logits = logits.const_data_ptr();
-  params.logits_stride = logits.stride(0);
   set_sampling(&params.sampling, place, temperature, temperatures, top_k, top_ks, top_p, top_ps,
                min_p, min_ps);
   set_draw(&params.draw, place, seed, seeds, position, positions, round, rounds, level, draws, 1);
   params.node = per_request<int64_t>(node, nodes, "node", place);
+  return sample_rows(logits, empty<int64_t>(place, {place.batch}), place, &params);
+}
 
-  const Tensor tokens = empty<int64_t>(place, {place.batch});
-  const Tensor logprobs = empty<float>(place, {place.batch});
-  const Tensor status = empty<int32_t>(place, {place.batch});
-  const Tensor statistics = empty<int64_t>(place, {place.batch, 2});
-  params.tokens = out_ptr<int64_t>(tokens);
-  params.logprobs = out_ptr<float>(logprobs);
-  params.status = out_ptr<int32_t>(status);
-  params.statistics = out_ptr<polyspec::RowStatistics>(statistics);
-  run<1>(&polyspec::sample, params, place);
-  return {tokens, logprobs, status, statistics};
+// Copies `values` [b, ...] or [b, 1, ...], the rows of which are dense, to a column of `table`
+// [b, w, ...].
+void put_column(const Tensor& values, int64_t column, const Tensor& table, const Place& place,
+                int64_t element) {
+  if (place.cuda()) {
+    Tensor into = torch::stable::select(table, 1, column);
+    const bool nested = values.dim() == table.dim();
+    torch::stable::copy_(into, nested ? torch::stable::select(values, 1, 0) : values);
+    return;
+  }
+  // On the host a call of torch's would cost more than most of what it copies.
+  const int64_t batch = values.size(0), step = values.stride(0) * element;
+  const int64_t begin = column * table.stride(1) * element, next = table.stride(0) * element;
+  int64_t bytes = element;
+  for (int64_t axis = 1; axis < values.dim(); ++axis) bytes *= values.size(axis);
+  char* const into = static_cast<char*>(table.mutable_data_ptr()) + begin;
+  const char* const from = static_cast<const char*>(values.const_data_ptr());
+  for (int64_t b = 0; b < batch; ++b)
+    std::memcpy(into + b * next, from + b * step, static_cast<size_t>(bytes));
+}
+
+Tensor draw(const Tensor& logits, const Tensor& temperatures, const Tensor& top_ks,
+            const Tensor& top_ps, const Tensor& min_ps, const Tensor& seeds,
+            const Tensor& positions, const Tensor& rounds, int64_t level, int64_t column,
+            Tensor tokens, Tensor status, OptTensor rows, OptTensor statistics) {
+  STD_TORCH_CHECK(logits.dim() == 3 && logits.size(1) == 1 && logits.size(2) >= 1,
+                  "logits: expected shape [B, 1, V] with V >= 1, got ", shape_name(logits));
+  const Batch place(logits);
+  const int64_t batch = place.batch, vocab = logits.size(2);
+  const bool wide = float_type(logits, "logits") == polyspec::DType::kFloat32;
+  STD_TORCH_CHECK(tokens.dim() == 2, "tokens: expected shape [B, W], got ", shape_name(tokens));
+  const int64_t width = tokens.size(1);
+  STD_TORCH_CHECK(column >= 0 && column < width, "column: expected 0 to ", width - 1, ", got ",
+                  column);
+  integers<int64_t>(tokens, "tokens", place, {batch, width});
+  integers<int32_t>(status, "status", place, {batch, width});
+  STD_TORCH_CHECK(rows.has_value() == statistics.has_value(),
+                  "statistics: expected both or none, got one");
+  if (rows.has_value()) {
+    STD_TORCH_CHECK(rows->dim() == 3 && rows->size(1) >= width,
+                    "rows: expected shape [B, at least ", width, ", V], got ", shape_name(*rows));
+    expect(*rows, "rows", place, {batch, rows->size(1), vocab});
+    expect_unit_stride(*rows, "rows");
+    expect_dtype(*rows, "rows", dtype_of(logits));
+    integers<int64_t>(*statistics, "statistics", place, {batch, rows->size(1), 2});
+  }
+  polyspec::SampleParams params;
+  set_sampling(&params.sampling, place, 0, temperatures, 0, top_ks, 0, top_ps, 0, min_ps);
+  set_draw(&params.draw, place, 0, seeds, 0, std::nullopt, 0, rounds, level, std::nullopt, 1);
+  params.draw.position.data =
+      integers<int64_t>(positions, "positions", place, {width, batch}) + column * batch;
+  const auto [next, logprobs, bits, masses] =
+      sample_rows(logits, empty<int64_t>(place, {batch, 1}), place, &params);
+  put_column(next, column, tokens, place, sizeof(int64_t));
+  put_column(bits, column, status, place, sizeof(int32_t));
+  if (rows.has_value()) {
+    put_column(logits, column, *rows, place, wide ? sizeof(float) : sizeof(uint16_t));
+    put_column(masses, column, *statistics, place, sizeof(int64_t));
+  }
+  return next;
 }
 
 using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
@@ -361,6 +428,12 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "int position, Tensor? positions, int round, Tensor? rounds, int node, Tensor? nodes, "
       "int level, Tensor? draws) "
       "-> (Tensor tokens, Tensor logprobs, Tensor status, Tensor distributions)");
+  // `sample` of the next token of each row [B, 1, V], which is given back as [B, 1]; it is written
+  // to the column of what is drawn one behind the other, with its row and what is known of that.
+  m.def(
+      "draw(Tensor logits, Tensor temperatures, Tensor top_ks, Tensor top_ps, Tensor min_ps, "
+      "Tensor seeds, Tensor positions, Tensor rounds, int level, int column, Tensor(a!) tokens, "
+      "Tensor(b!) status, Tensor(c!)? rows, Tensor(d!)? statistics) -> Tensor");
   // What the outputs' shapes depend on comes first, where fake implementations find it.
   // ends: num_emitted, ended, cache_lengths, next_ids, next_positions; int64 [5, B].
   m.def(
@@ -388,11 +461,13 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
   m.impl("verify_tree", TORCH_BOX(&verify_tree));
   m.impl("sample", TORCH_BOX(&sample));
+  m.impl("draw", TORCH_BOX(&draw));
   m.impl("verify", TORCH_BOX(&verify));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
   m.impl("verify_tree", TORCH_BOX(&verify_tree));
   m.impl("sample", TORCH_BOX(&sample));
+  m.impl("draw", TORCH_BOX(&draw));
   m.impl("verify", TORCH_BOX(&verify));
 }

@@ -11,7 +11,8 @@ file(GLOB stand_in_sources CONFIGURE_DEPENDS "${cuda_on_cpu}/runtime/*.cpp")
 file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/src/cuda/*.cu)
 list(APPEND cuda_sources "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cuda/capture.cpp")
 # Fewer threads than on a device run sooner, and results do not depend on it.
-set(small_ctas POLYSPEC_SAMPLE_THREADS=64 POLYSPEC_VERIFY_THREADS=64 POLYSPEC_CANDIDATES=96)
+set(small_ctas POLYSPEC_SAMPLE_THREADS=64 POLYSPEC_VERIFY_THREADS=64 POLYSPEC_RESIDUAL_THREADS=64
+               POLYSPEC_CANDIDATES=96)
 
 # Never watched: ThreadSanitizer is to see the kernels' accesses only.
 add_library(cuda_stand_in STATIC ${stand_in_sources})
@@ -85,7 +86,8 @@ if(POLYSPEC_BUILD_PYTHON)
     NAME cuda_on_cpu.python
     COMMAND
       "${Python_EXECUTABLE}" -m pytest -q -p on_stand_in python_tests/ops/test_verify_tree.py
-      python_tests/ops/test_indexed_verify.py python_tests/ops/test_properties.py ${runtime}/test_batches.py
+      python_tests/ops/test_indexed_verify.py python_tests/ops/test_properties.py python_tests/ops/test_unchecked.py
+      ${runtime}/test_batches.py
       "${runtime}/test_device_rounds.py::test_the_tokens_are_those_of_rounds_step_by_step[[4, 2]-token]"
       "${runtime}/test_device_rounds.py::test_the_tokens_are_those_of_rounds_step_by_step[[4, 3, 2]-block]"
       "${runtime}/test_device_trees.py::test_its_steps_are_captured[third tree]"
@@ -140,8 +142,8 @@ function(polyspec_plant name header text planted found)
                        PASS_REGULAR_EXPRESSION "${found}")
 endfunction()
 
-polyspec_plant(cta_slots_not_doubled cuda/cta_group.cuh "    buffer_ ^= 1;\n    return" "    return" "data race")
-polyspec_plant(cluster_slots_not_doubled cuda/cluster_group.cuh "    buffer_ ^= 1;\n" "" "data race")
+polyspec_plant(cta_slots_not_doubled cuda/cluster_group.cuh "cta.slots[buffer]" "cta.slots[0]" "data race")
+polyspec_plant(cluster_slots_not_doubled cuda/cluster_group.cuh "shared->slots[buffer]" "shared->slots[0]" "data race")
 polyspec_plant(begins_without_the_others cuda/kernels.cuh
                "  group.sync();  // the other CTAs of a cluster have begun: their shared memory is there\n" ""
                "has not begun")
@@ -151,12 +153,13 @@ polyspec_plant(digit_without_barrier core/select.hpp "  group.sync();  // the bi
 polyspec_plant(bins_read_before_counted core/select.hpp "  group.sync();  // all are counted\n" "" "data race")
 polyspec_plant(candidates_not_awaited cuda/candidates.cuh "  group.sync();\n  statistics->threshold" "  statistics->threshold"
                "data race")
-polyspec_plant(candidates_counted_early cuda/cluster_group.cuh "    __syncthreads();\n    const uint64_t* counts"
-               "    const uint64_t* counts" "data race|check failed")
+polyspec_plant(candidates_counted_early cuda/cluster_group.cuh "    __syncthreads();\n    buffer_ ^= 1;\n" "    buffer_ ^= 1;\n" "data race|check failed")
+polyspec_plant(pick_not_awaited cuda/cta_group.cuh "    __syncthreads();\n    return shared_.picked;" "    return shared_.picked;"
+               "data race|check failed|SEGV")
 polyspec_plant(record_without_fence cuda/last_block.cuh "    __threadfence();  // the record" "    // the record"
                "data race")
 polyspec_plant(ticket_without_fence cuda/last_block.cuh "    __threadfence();  // and what" "    // and what"
                "data race")
 polyspec_plant(previous_kernel_not_awaited cuda/kernels.cuh "  cudaGridDependencySynchronize();\n" "" "data race")
-polyspec_plant(one_vector_more cuda/row_reader.cuh "for (; v < split.vectors;" "for (; v <= split.vectors;"
+polyspec_plant(one_vector_more cuda/row_reader.cuh "v + u * lanes < split.vectors" "v + u * lanes <= split.vectors"
                "SEGV|check failed")

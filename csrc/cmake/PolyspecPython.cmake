@@ -39,7 +39,8 @@ function(polyspec_add_python_module name)
   set(operators ${name}_torch_ops)
   add_library(${operators} OBJECT csrc/bindings/torch_ops.cpp csrc/bindings/attention_ops.cpp
                                   csrc/bindings/block_ops.cpp csrc/bindings/cache_ops.cpp csrc/bindings/dense_ops.cpp
-                                  csrc/bindings/int4_ops.cpp csrc/bindings/layer_ops.cpp
+                                  csrc/bindings/decoder_ops.cpp csrc/bindings/int4_ops.cpp
+                                  csrc/bindings/layer_ops.cpp
                                   csrc/bindings/schedule_ops.cpp)
   target_compile_options(${operators} PRIVATE ${POLYSPEC_CXX_WARNINGS})
   target_include_directories(${operators} SYSTEM PRIVATE "${POLYSPEC_TORCH_DIR}/include")

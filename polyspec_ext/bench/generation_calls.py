@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,12 +32,14 @@ class Answer(NamedTuple):
     others than ours).
 
     Attributes:
+        rows: what ours counted of each prompt.
         seconds: of an engine that times itself; None: the caller does.
         prefill_seconds: of an engine that tells them without `stats`.
     """
 
     texts: list[list[int]]
     stats: Stats | None = None
+    rows: Sequence[Stats] = ()
     seconds: float | None = None
     prefill_seconds: float | None = None
 
@@ -60,8 +62,9 @@ def chain_call(chain: Chain) -> Decode:
         if len(rows) > 1:  # ragged prompts stand at the front of their rows
             news = [one.num_new_tokens for one in out.requests]
             ends = zip(rows, widths, news, strict=True)
-            return Answer([row[width : width + new] for row, width, new in ends], out.stats)
-        return Answer([rows[0][widths[0] :]], out.stats)
+            texts = [row[width : width + new] for row, width, new in ends]
+            return Answer(texts, out.stats, out.requests)
+        return Answer([rows[0][widths[0] :]], out.stats, out.requests)
 
     return call
 

@@ -126,7 +126,7 @@ class Meters:
         """The compiled part of the operators is timed while this lasts, and copies to and from
         a CUDA device."""
         with ExitStack() as stack:
-            for name in ("_sample", "_verify"):
+            for name in ("_draw", "_verify"):
                 stack.enter_context(_replaced(unchecked, name, self.operators))
             if device == "cuda":
                 for name in ("tolist", "cpu", "to"):
@@ -136,7 +136,7 @@ class Meters:
     def timed_operators(self) -> Operators:
         """The operators as a chain calls them, with the Python around their compiled part."""
         wrap = self.functions.wrap
-        return Operators(wrap(unchecked.sample), wrap(unchecked.verify))
+        return Operators(wrap(unchecked.draw), wrap(unchecked.verify))
 
 
 @contextmanager

@@ -25,6 +25,7 @@ import torch
 
 from polyspec_ext import progress, tiny
 from polyspec_ext.levels import load
+from polyspec_ext.levels.cache_name import cache_name
 from polyspec_ext.tuning import pass_seconds
 
 BRANCH = 24  # tokens that are recorded behind a rejected one
@@ -156,16 +157,16 @@ def _greedy(model: Any, rows: list[list[int]], length: int) -> torch.Tensor:
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     positions = (mask.cumsum(1) - 1).clamp_min(0)
-    cache, made = None, []
+    cache, made, name = None, [], cache_name(model)
     for _ in range(length):
         out = model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
+            **{name: cache},
         )
-        cache, ids = out.past_key_values, out.logits[:, -1:].argmax(-1)
+        cache, ids = getattr(out, name), out.logits[:, -1:].argmax(-1)
         made.append(ids)
         mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
         positions = positions[:, -1:] + 1

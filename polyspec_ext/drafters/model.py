@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from ..levels.base import (
     id_map_of,
     input_vocab_size,
 )
-from ..ops import SampleResult, unchecked
+from ..ops import unchecked
 from ..sampling import LogitsProcessors
 from ..tensors import RowCounts
 from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
@@ -36,7 +37,7 @@ class DraftModel:
         level: the model; its cache belongs to this drafter from now on.
         vocab_size: ids from here on are cut off the logits before anything is drawn (a padded
             vocabulary, or one larger than the level's above). None: the level's own.
-        sample: `ops.unchecked.sample`, or what stands in for it.
+        draw: `ops.unchecked.draw`, or what stands in for it.
 
     Raises:
         TypeError, ValueError: an argument is none of these.
@@ -46,11 +47,11 @@ class DraftModel:
         self,
         level: Level | BatchedLevel,
         vocab_size: int | None = None,
-        sample: Callable[..., Any] = unchecked.sample,
+        draw: Callable[..., Any] = unchecked.draw,
     ) -> None:
         if isinstance(level, type) or not isinstance(level, Level | BatchedLevel):
             raise TypeError(f"level: expected a level, given {arguments.shown(level)}")
-        arguments.function("sample", sample)
+        arguments.function("draw", draw)
         self.level, self._level = level, batched(level)
         self.name, self.device = self._level.name, self._level.device
         self.max_length = self._level.max_length
@@ -60,7 +61,7 @@ class DraftModel:
             vocab_size = arguments.integer("vocab_size", vocab_size, arguments.SIZE_MAX, 1)
             self.vocab_size = min(vocab_size, self.vocab_size)
         self.num_forward_passes = 0
-        self._sample = sample
+        self._draw = draw
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -114,7 +115,7 @@ class DraftModel:
         Raises:
             RequestError: a row of logits has no distribution, and the host may read the tokens.
         """
-        block = draw_chain(inputs, self._level.forward, self._ids, self.vocab_size, self._sample)
+        block = draw_chain(inputs, self._level.forward, self._ids, self.vocab_size, self._draw)
         self.num_forward_passes += block.tokens.shape[1]
         return block
 
@@ -124,7 +125,7 @@ def draw_chain(
     forward: Callable[[InputBlock], LevelOutput],
     id_map: IdMap,
     vocab_size: int,
-    sample: Callable[..., Any],
+    draw: Callable[..., Any],
 ) -> DraftBlock:
     """Draws one token after another, of all rows, in as many passes as the block has tokens.
 
@@ -132,27 +133,31 @@ def draw_chain(
         forward: a pass behind what was read: first the tokens of `inputs`, then those just drawn.
         id_map: of its logits.
         vocab_size: ids from here on are cut off them.
-        sample: see `DraftModel`.
+        draw: see `DraftModel`.
 
     Raises:
         RequestError: a row of logits has no distribution, and the host may read the tokens.
     """
-    tokens, read = inputs.tokens, inputs.counts
+    tokens, read, most = inputs.tokens, inputs.counts, inputs.most
     device, even = tokens.device, read.all(tokens.shape[1])
-    parameters = tuple(inputs.parameters.on(device).values())
-    position, rounds = inputs.positions.to(device), inputs.rounds.to(device)
+    parameters = inputs.parameters.on(device).values()
+    rounds = inputs.rounds.to(device)
     # Tokens that each row has yet to draw. Where the host must not wait for the device, every
     # row with a part draws all of them.
     left = None if inputs.eos is None else list(inputs.lengths.host or ())
+    # (What a captured step has made must not be kept.)
+    kept_ramp = left is not None and device.type == "cpu"
+    ahead = _ramp(most) if kept_ramp else torch.arange(most, device=device)[:, None]
+    positions = inputs.positions.to(device) + ahead
     counts, first = (None, None) if even else (read, read.less(1))
     entries, every = min(vocab_size, inputs.vocab_size), id_map.drawn is None
     if not every:
         entries = id_map.entries_below(entries)
-    samples: list[SampleResult] = []
-    drafted: list[torch.Tensor] = []  # [B, 1] each
+    drafted = tokens.new_empty((tokens.shape[0], most))
+    status = torch.empty_like(drafted, dtype=torch.int32)
     rows: RowBuffer | None = None
-    places: Sequence[torch.Tensor] = ()
-    for i in range(inputs.most):
+    kept = statistics = None
+    for i in range(most):
         logits = forward(InputBlock(tokens, 1, counts, first)).logits
         if logits.shape[2] > entries:
             logits = logits[..., :entries]
@@ -160,56 +165,72 @@ def draw_chain(
             assert left is not None, "processors need the host to see the tokens"
             # Processors change logits by their ids.
             whole = logits if every else id_map.spread(logits, min(vocab_size, inputs.vocab_size))
-            whole = _processed(whole, inputs, inputs.processors, left, drafted)
+            text = id_map.to_above(drafted[:, :i])
+            whole = _processed(whole, inputs, inputs.processors, left, text)
             logits = whole if every else id_map.gather(whole, entries)
-        behind = logits.select(1, 0)
-        if i:
-            position = position + 1
-        drawn = sample(behind, *parameters, position, inputs.level, rounds)
-        samples.append(drawn)
-        tokens = (drawn.tokens if every else id_map.to_above(drawn.tokens)).unsqueeze(1)
-        drafted.append(tokens)
-        if inputs.wants_rows:
-            if rows is None:
-                rows = _room(inputs.rows, inputs.most, logits)
-                places = rows.logits.unbind(1)
-            # The level may write its logits again with the next pass.
-            places[i].copy_(behind)
+        if rows is None and inputs.wants_rows:
+            rows = _room(inputs.rows, most, logits)
+            kept, statistics = rows
+        # (The level may write its logits again with the next pass.)
+        tokens = draw(
+            logits,
+            parameters,
+            positions,
+            rounds,
+            inputs.level,
+            i,
+            drafted,
+            status,
+            kept,
+            statistics,
+        )
+        if not every:
+            tokens = id_map.to_above(tokens)
         if left is None:
+            if i == 0:
+                counts, first = read.less(0, 1), read.less(0, 0)
             # One that could not be drawn is -1, and the host has not read it yet.
-            tokens, counts, first = tokens.clamp_min(0), read.less(0, 1), read.less(0, 0)
-        else:
-            assert inputs.eos is not None
-            for b, (token,) in enumerate(tokens.tolist()):
-                if token < 0:
-                    if left[b]:
-                        _require_drawn(drawn, inputs, left, i)
-                    tokens = tokens.clamp_min(0)  # a row without a part may have drawn none
+            tokens = tokens.clamp_min(0)
+            continue
+        assert inputs.eos is not None
+        for b, (token,) in enumerate(tokens.tolist()):
+            if token < 0:
                 if left[b]:
-                    left[b] = 0 if token in inputs.eos[b] else left[b] - 1
-            if not any(left):
-                break
-            counts = None if all(left) else RowCounts(left).less(0, 1)
-            first = None
-    if rows is not None:
-        assert rows.statistics is not None
-        own = rows.statistics
-        if own.shape[1] != len(samples):
-            own = own[:, : len(samples)]
-        torch.stack([s.statistics for s in samples], 1, out=own)
-    status = None if left is not None else torch.stack([s.status for s in samples], 1)
-    return DraftBlock(torch.cat(drafted, 1), status=status, rows=rows)
+                    _require_drawn(status, inputs, left, i)
+                tokens = tokens.clamp_min(0)  # a row without a part may have drawn none
+            if left[b]:
+                left[b] = 0 if token in inputs.eos[b] else left[b] - 1
+        if not any(left):
+            break
+        counts = None if all(left) else RowCounts(left).less(0, 1)
+        first = None
+    if i + 1 < most:  # every text ends before
+        drafted = drafted[:, : i + 1]
+    return DraftBlock(
+        drafted if every else id_map.to_above(drafted),
+        status=status if left is None else None,
+        rows=rows,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _ramp(count: int) -> torch.Tensor:
+    """``[count, 1]`` int64: 0, 1, ..."""
+    return torch.arange(count, device="cpu").unsqueeze(1)
 
 
 def _require_drawn(
-    drawn: SampleResult, inputs: DraftInput, left: Sequence[int], place: int
+    status: torch.Tensor, inputs: DraftInput, left: Sequence[int], place: int
 ) -> None:
     """Every row that draws token `place` has drawn it.
+
+    Args:
+        status: ``[B, W]``.
 
     Raises:
         RequestError: one has not.
     """
-    for b, bits in enumerate(drawn.status.tolist()):
+    for b, bits in enumerate(status[:, place].tolist()):
         if left[b] and bits & ERROR_BITS:
             at = int(inputs.positions[b]) + place
             raise RequestError(inputs.requests[b], inputs.level, at, bits)
@@ -220,7 +241,7 @@ def _processed(
     inputs: DraftInput,
     processors: LogitsProcessors,
     left: Sequence[int],
-    drafted: Sequence[torch.Tensor],
+    drafted: torch.Tensor,
 ) -> torch.Tensor:
     """Logits as the processors give them, of the rows that draw another token."""
     assert inputs.text is not None
@@ -228,7 +249,7 @@ def _processed(
     for b, more in enumerate(left):
         if more:
             text = inputs.text(b).to(logits.device)
-            prefix = torch.cat([text, *[tokens[b] for tokens in drafted]])
+            prefix = torch.cat([text, drafted[b]])
             out[b] = processors.apply(logits[b], prefix, inputs.requests[b])
     return out
 

@@ -59,12 +59,13 @@ REFUSED_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "output_hidden_states": _some,
     "cache_implementation": lambda value: value == "quantized",
 }
+_CACHES = ("cache", "past_key_values")  # of transformers 5.24 and of older ones
 # Arguments of the model's forward pass that `generate` prepares and a chain needs or may ignore.
 _KNOWN = frozenset(
     {
         "attention_mask",
         "position_ids",
-        "past_key_values",
+        *_CACHES,
         "cache_position",
         "use_cache",
         "logits_to_keep",
@@ -84,12 +85,13 @@ def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
             raise ValueError(
                 f"{name}: expected its default with a chain, which cannot honour it, given {value}"
             )
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise ValueError(
-            "past_key_values: expected none with a chain, whose levels have caches of their own, "
-            f"given a {type(cache).__name__}"
-        )
+    for name in _CACHES:
+        cache = model_kwargs.get(name)
+        if cache is not None and cache.get_seq_length() > 0:
+            raise ValueError(
+                f"{name}: expected none with a chain, whose levels have caches of their own, "
+                f"given a {type(cache).__name__}"
+            )
     for name, value in model_kwargs.items():
         if name not in _KNOWN and value is not None and value is not False:
             raise ValueError(

@@ -40,6 +40,8 @@ _STRIP = 32
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Keys and values of some layers, and where they lie (`ops.kv.pointers`).
 _Layers = tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]
+# Keys and values of some layers, lengths and counts (`RollbackCache.begin_layers`).
+_Slots = tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor, torch.Tensor | None]
 
 
 def _layer_types(config: Any) -> list[str]:
@@ -383,6 +385,31 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             keys.narrow(2, at, new).copy_(key_states)
             values.narrow(2, at, new).copy_(value_states)
         return keys.narrow(2, 0, span), values.narrow(2, 0, span)
+
+    def begin_layers(self, layers: Sequence[int]) -> _Slots | None:
+        """The pass that was prepared appends to all of `layers` in one call: where it writes. It
+        gives what comes of that to `note_status`.
+
+        Args:
+            layers: their numbers.
+
+        Returns:
+            Keys and values of each, ``[B, H, C, D]``, and the `lengths` and `counts` of
+            `ops.kv.append`. None, and nothing done: they do not all have one run of slots per row,
+            on the CPU and allocated, or other passes than the prepared one may come.
+        """
+        rows = self.rows
+        if not rows.on_cpu or rows.grow or rows.seen or not self.in_one_place:
+            return None
+        rows.seen.update(layers)
+        held = [self.layers[number] for number in layers]
+        states = [layer.keys for layer in held], [layer.values for layer in held]
+        return *states, rows.base, rows.counts
+
+    def note_status(self, status: torch.Tensor) -> None:
+        """What came of a pass's appends, [B] int32 (`ops.kv.CacheStatus`)."""
+        if self.rows.at is None:  # else there was room, as the host knows
+            self.rows.status.bitwise_or_(status)
 
     def rollback(
         self, lengths: Sequence[int] | torch.Tensor, *, bound: int | None = None

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from ..ops import dense
+from ..ops import decoder, dense
+from ..ops.decoder import Matrix
 from . import huge_pages
 from .fused import use_fused
 from .grouped_attention import use_grouped, watched
@@ -110,6 +111,10 @@ class DenseLinear(PackedLinear):
 
     def rows(self, x: torch.Tensor) -> torch.Tensor:
         return dense.product(x, self.packed, self.out_features, self.bias)
+
+    def matrices(self) -> Sequence[Matrix]:
+        form = decoder.DENSE, self.out_features, self.in_features
+        return [Matrix(*form, self.packed, bias=self.bias)]
 
 
 def pack_linear(layers: Sequence[nn.Linear]) -> PackedLinear:

@@ -26,6 +26,7 @@ from .base import (
     LevelOutput,
     PromptBatch,
 )
+from .cache_name import cache_name
 from .checkpoint import ModelLevel
 from .probe import failure, ids_of, relative_difference, require_continued, text_of, tolerance
 
@@ -76,6 +77,7 @@ class EncoderDecoderLevel(ModelLevel):
             )
         super().__init__(model, name)
         self.one_at_a_time = f"{type(model).__name__} has one length for all rows"
+        self._cache_name = cache_name(model)
         self._cache: Any = None
         self._encoded: Any = None
         self._mask: torch.Tensor | None = None
@@ -139,9 +141,9 @@ class EncoderDecoderLevel(ModelLevel):
             encoder_outputs=self._encoded,
             attention_mask=self._mask,
             decoder_input_ids=tokens,
-            past_key_values=self._cache if cache else None,
             use_cache=cache,
             return_dict=True,
+            **{self._cache_name: self._cache if cache else None},
         ).logits
         return logits
 

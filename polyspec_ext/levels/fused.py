@@ -69,6 +69,7 @@ class _Attention(nn.Module):
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None = None,
+        cache: Any = None,
         past_key_values: Any = None,
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
@@ -78,8 +79,9 @@ class _Attention(nn.Module):
         cosine, sine = position_embeddings
         heads, groups = merged.sizes[0] // width, merged.sizes[1] // width
         query, key, value = operators.rotary(product, bias, cosine, sine, batch, heads, groups)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        cache = past_key_values if cache is None else cache  # as older releases call it
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         made, _ = grouped_attention.grouped_attention(
             self, query, key, value, attention_mask, scaling=self.scaling, **arguments
         )
@@ -128,7 +130,7 @@ def use_fused(made: nn.Module) -> None:
     ):
         for module in made.modules():
             base = type(module)
-            if not _is_known(base, name) or not fits(module):
+            if not is_known(base, name) or not fits(module):
                 continue
             fused = _subclass(base, own)
             if base not in known:
@@ -137,7 +139,21 @@ def use_fused(made: nn.Module) -> None:
                 module.__class__ = fused
 
 
-def _is_known(kind: type, name: str) -> bool:
+def is_whole(layer: nn.Module) -> bool:
+    """Whether a decoder layer is one of these operators throughout, and none of its parts has
+    hooks."""
+    if not isinstance(layer, _Layer):
+        return False
+    parts = layer.input_layernorm, layer.post_attention_layernorm, layer.self_attn, layer.mlp
+    kinds = _Norm, _Norm, _Attention, _Mlp
+    return all(
+        isinstance(part, kind) and not _hooked(part)
+        for part, kind in zip(parts, kinds, strict=True)
+    )
+
+
+def is_known(kind: type, name: str) -> bool:
+    """Whether it is the class ``<Family><name>`` of one of these families."""
     return any(
         kind.__module__ == f"transformers.models.{family}.modeling_{family}"
         and kind.__name__ == prefix + name

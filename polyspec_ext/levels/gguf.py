@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..ops import blocks
+from ..ops import blocks, decoder
+from ..ops.decoder import Matrix
 from . import huge_pages
 from .gguf_file import GgufFile, GgufTensor
 from .gguf_rotary import FACTORS, scale_rotations
@@ -81,6 +82,12 @@ class BlockLinear(QuantizedLinear):
             for i, (outputs, kind) in enumerate(self._forms)
         ]
         return made[0] if len(made) == 1 else torch.cat(made, 1)
+
+    def matrices(self) -> Sequence[Matrix]:
+        return [
+            Matrix(decoder.BLOCKS, outputs, self.in_features, getattr(self, f"packed{i}"), kind)
+            for i, (outputs, kind) in enumerate(self._forms)
+        ]
 
 
 def block_model(path: str | Path, dtype: torch.dtype) -> Any:

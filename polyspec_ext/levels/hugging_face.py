@@ -17,6 +17,7 @@ from ..tensors import Place, RowCounts
 from . import compiled
 from .adapter import reading
 from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
+from .cache_name import cache_name
 from .checkpoint import ModelLevel
 from .cpu_packed import packed, unpacked
 from .describe import is_sharded
@@ -25,6 +26,7 @@ from .hidden import HiddenStates
 from .prefill import read_apart, read_prompts
 from .probe import Probe, require_continued
 from .shared_cache import Member, Shared, require_same_shape
+from .stack import stacked_pass
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -75,7 +77,8 @@ class HuggingFaceLevel(ModelLevel):
             first that gives hidden states of other layers than the last, take seconds to minutes,
             no later one does; logits may round differently. Batches and prompts are read as without
             it, and so are rounds without host synchronisation, as a CUDA device does them: a chain
-            warns of that.
+            warns of that. A model whose layers are one call (`levels.stack`: packed ones and 4-bit
+            copies of Llama, Mistral and Qwen2) is not compiled, since that is faster.
         cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
 
     Attributes:
@@ -131,9 +134,11 @@ class HuggingFaceLevel(ModelLevel):
         self._runs, self.varies = packed(model, self.name) if pack else unpacked(model)
         self._head = self._runs.get_output_embeddings()
         self._states = HiddenStates(self._runs)
+        self._stacked = stacked_pass(self._runs)
         self.hidden_size, self.num_layers = int(text_config.hidden_size), self._states.count
         parameters = inspect.signature(model.forward).parameters
         self._slices = "logits_to_keep" in parameters
+        self._cache_name = cache_name(model)
         # Positions and causality follow from the cache, so the only arguments a pass over rows in
         # step needs are these.
         self._arguments: dict[str, Any] = {"use_cache": True, "return_dict": True}
@@ -477,7 +482,7 @@ class HuggingFaceLevel(ModelLevel):
             arguments = {**arguments, **given}
         elif counts is not None and not counts.all(longest):
             raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
-        return {**arguments, "input_ids": tokens, "past_key_values": self._past}
+        return {**arguments, "input_ids": tokens, self._cache_name: self._past}
 
     def _pass(self, block: InputBlock) -> LevelOutput:
         """One pass of the model."""
@@ -485,6 +490,16 @@ class HuggingFaceLevel(ModelLevel):
         first, keep = block.first, block.keep
         if first is not None and not first.all(block.tokens.shape[1] - keep):
             rows = _row_indices(first, keep, block.tokens)
+        if self._stacked is not None:
+            made = self._stacked(
+                block.tokens,
+                arguments,
+                self._past,
+                lambda last: last[:, -keep:] if rows is None else gather(last, rows),
+                block.hidden_layers,
+            )
+            if made is not None:
+                return LevelOutput(made[0], made[1] or None)
         if self._slices:
             arguments["logits_to_keep"] = block.keep if rows is None else 0
         hidden: dict[int, torch.Tensor] | None = None
@@ -503,6 +518,8 @@ class HuggingFaceLevel(ModelLevel):
     def _compiled_passes(self, block: InputBlock) -> compiled.CompiledPasses | None:
         """What runs a pass through `torch.compile`, if anything does. Asked for the first time, all
         are made."""
+        if self._stacked is not None and self._cache.takes_rows:
+            return None  # one call already, and a compiled one would take longer
         rows, width = block.tokens.shape
         counts, layers = block.counts, block.hidden_layers
         if rows > 1 or width > compiled.LONGEST:

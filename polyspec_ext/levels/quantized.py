@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..ops import int4
+from ..ops import decoder, int4
+from ..ops.decoder import Matrix
 from . import huge_pages
 from .replacement import Part, RowProduct, is_plain, replaced
 
@@ -73,6 +74,10 @@ class QuantizedLinear(RowProduct):
         """`rows` without the bias, which is added to it after it was rounded."""
         raise NotImplementedError
 
+    @property
+    def late_bias(self) -> torch.Tensor | None:
+        return self.bias
+
     def rows(self, x: torch.Tensor) -> torch.Tensor:
         y = self.product(x)
         if self.bias is not None:
@@ -100,6 +105,10 @@ class Int4Linear(QuantizedLinear):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         return int4.product(x, self.packed, self.out_features, self.group)
+
+    def matrices(self) -> Sequence[Matrix]:
+        form = decoder.INT4, self.out_features, self.in_features
+        return [Matrix(*form, self.packed, self.group)]
 
 
 class CudaInt4Linear(nn.Module):

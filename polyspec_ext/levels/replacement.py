@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..ops.decoder import Matrix
+
 # Projections of one and the same input: one product with their weights one below the other.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -25,6 +27,16 @@ class RowProduct(nn.Module):
     def rows(self, x: torch.Tensor) -> torch.Tensor:
         """``[M, in]`` to ``[M, out]``."""
         raise NotImplementedError
+
+    def matrices(self) -> Sequence[Matrix]:
+        """The weights as `ops.decoder` multiplies with them, one below the other; none where it
+        does not."""
+        return ()
+
+    @property
+    def late_bias(self) -> torch.Tensor | None:
+        """What is added to the product after it was rounded."""
+        return None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.rows(x.flatten(0, -2)).view(*x.shape[:-1], self.out_features)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["attention", "takes"]
+__all__ = ["WIDTHS", "attention", "takes"]
 
-# kAttentionStep and kAttentionWidth of polyspec/attention.hpp.
-_WIDTHS = frozenset(range(32, 256 + 1, 32))
+# That a head may have: kAttentionStep and kAttentionWidth of polyspec/attention.hpp.
+WIDTHS = frozenset(range(32, 256 + 1, 32))
 _DTYPES = (torch.float32, torch.bfloat16)
 _attention = torch.ops.polyspec.attention.default
 
@@ -22,7 +22,7 @@ def takes(
         return False
     if mask is not None and not (mask.dim() == 4 and mask.shape[1] == 1 and mask.dtype == dtype):
         return False
-    if not (query.shape[3] in _WIDTHS and value.shape[3] in _WIDTHS):
+    if not (query.shape[3] in WIDTHS and value.shape[3] in WIDTHS):
         return False
     for x in (query, key, value, mask):
         if x is not None and not (x.is_cpu and x.stride(3) == 1):

@@ -8,40 +8,86 @@ value of as a tensor ``[B]`` on the logits' device: float32 (temperature, top_p,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 
 from ..validate import RULES
-from .verify_sample import SampleResult, VerifyResult
+from .verify_sample import VerifyResult
 from .verify_tree import TreeVerifyResult
 
-__all__ = ["sample", "verify", "verify_tree"]
+__all__ = ["draw", "put_rows", "verify", "verify_tree"]
 
-_sample = torch.ops.polyspec.sample.default
+_draw: Callable[..., torch.Tensor] = torch.ops.polyspec.draw.default
+_put_rows = torch.ops.polyspec.put_rows.default
 _verify = torch.ops.polyspec.verify.default
 _verify_tree = torch.ops.polyspec.verify_tree.default
 _NO_LIMIT = 2**63 - 1  # of emitted tokens
 
 
-def sample(
+def draw(
     logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
+    parameters: Iterable[torch.Tensor],
+    positions: torch.Tensor,
+    rounds: torch.Tensor,
     level: int,
-    round: torch.Tensor,
-) -> SampleResult:
-    """`ps.sample`."""
-    # fmt: off
-    return SampleResult._make(
-        _sample(
-            logits, 0.0, temperature, 0, top_k, 0.0, top_p, 0.0, min_p, 0, seed, 0, position, 0,
-            round, 0, None, level, None,
-        )
+    column: int,
+    tokens: torch.Tensor,
+    status: torch.Tensor,
+    rows: torch.Tensor | None,
+    statistics: torch.Tensor | None,
+) -> torch.Tensor:
+    """`ps.sample` of the next token of each row, which is entered in a column of the tables of what
+    is drawn one behind the other, ``[B, W]`` each, with the row that it was drawn from.
+
+    Args:
+        logits: ``[B, 1, V]``.
+        parameters: temperature, top_k, top_p, min_p and seed.
+        positions: ``[W, B]`` int64, of the tokens of each column.
+        column: < W.
+        tokens: ``[B, W]`` int64.
+        status: ``[B, W]`` int32.
+        rows: ``[B, at least W, V]``, in the logits' dtype; None: nobody asks for them.
+        statistics: ``[B, as many, 2]`` int64, with `rows`.
+
+    Returns:
+        ``[B, 1]`` int64, the column of `tokens`, in memory of its own.
+    """
+    return _draw(
+        logits, *parameters, positions, rounds, level, column, tokens, status, rows, statistics
     )
-    # fmt: on
+
+
+def put_rows(
+    table: torch.Tensor,
+    statistics: torch.Tensor | None,
+    rows: torch.Tensor,
+    rows_statistics: torch.Tensor | None,
+    slots: torch.Tensor,
+    padding: int,
+) -> None:
+    """Copies rows of a block to their slots in a table, with what is known of them.
+
+    Args:
+        table: ``[B, N, V]``.
+        statistics: ``[B, N, 2]`` int64; None: not kept.
+        rows: ``[B, W, V]``, in the table's dtype.
+        rows_statistics: ``[B, W, 2]`` int64, with `statistics`.
+        slots: ``[B, W]`` int64 in ``[0, N)``; all of a row differ, but for `padding`.
+        padding: slot of the rows that are nobody's. What it holds afterwards means nothing.
+    """
+    if table.device.type == "cpu":
+        _put_rows(table, statistics, rows, rows_statistics, slots, padding)
+        return
+    batch, room = table.shape[:2]
+    if batch > 1:  # of all rows, one behind the other
+        slots = slots + torch.arange(0, batch * room, room, device=slots.device)[:, None]
+    at = slots.flatten()
+    # Row by row: `scatter_` would go element by element.
+    table.flatten(0, 1).index_copy_(0, at, rows.flatten(0, 1))
+    if statistics is not None:
+        assert rows_statistics is not None
+        statistics.flatten(0, 1).index_copy_(0, at, rows_statistics.flatten(0, 1))
 
 
 def verify(
@@ -107,3 +153,19 @@ def verify_tree(
     return TreeVerifyResult(
         tokens, accepted, path, rows, logprobs, status, statistics, *ends.unbind(0)
     )
+
+
+def _together(place: torch.Tensor, tensors: Iterable[object]) -> None:
+    """Where a tensor is elsewhere, this is what torch calls, and no kernel."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.device != place.device:
+            raise ValueError(f"expected tensors on {place.device}, given one on {tensor.device}")
+
+
+def _draw_fake(logits: torch.Tensor, *rest: object) -> torch.Tensor:
+    _together(logits, rest)
+    return logits.new_empty((logits.shape[0], 1), dtype=torch.int64)
+
+
+torch.library.register_fake("polyspec::draw", _draw_fake)
+torch.library.register_fake("polyspec::put_rows", lambda table, *rest: _together(table, rest))

@@ -17,11 +17,11 @@ class Operators:
     """The operators that draw tokens, as a chain calls them.
 
     Attributes:
-        sample, verify, verify_tree: as of `ops.unchecked`, or what stands in for them: exact
+        draw, verify, verify_tree: as of `ops.unchecked`, or what stands in for them: exact
             enumeration and measurements of everything else put their own here, such as `ps.sample`.
     """
 
-    sample: Callable[..., Any] = unchecked.sample
+    draw: Callable[..., Any] = unchecked.draw
     verify: Callable[..., Any] = unchecked.verify
     verify_tree: Callable[..., Any] = unchecked.verify_tree
 

@@ -629,7 +629,7 @@ class Engine:
             window.forget(part + torch.tensor([row.ended for row in self._slots]) if host else part)
         # What the drafter has read too much goes with the verification that follows.
         if tree is None:
-            padding = buffers.padding(1) if step.tail else 0
+            padding = buffers.padding(1) if step.tail else None
             report = state.report(step, block.tokens, block.counts, block.status, padding)
         else:
             report = state.report(step, tree.longest, tree.depths, None, ends=False)
@@ -638,6 +638,7 @@ class Engine:
         if wants:
             buffers.rows[number - 1] = block.rows
             if step.tail:
+                assert report.slots is not None
                 self._hand_up_tail(buffers, block, step, report.slots)
         return report
 
@@ -723,11 +724,12 @@ class Engine:
             r = steps.verify_tree(self.config, step, logits, tree, drawn, parameters, entries)
             logits, hidden = read.along(logits, hidden, r)
         self._at_work = None
-        length = buffers.padding(number - 1) if number > 1 and not greedy else 0
+        length = buffers.padding(number - 1) if number > 1 and not greedy else None
         report = state.report(step, r.tokens, r.num_accepted, r.status, length)
         if report.status & ERROR_BITS:
             self._require_rows(number, report.entries)
-        if number > 1 and not greedy:
+        if length is not None:
+            assert report.slots is not None
             self._hand_up(buffers, step, RowBuffer(logits, r.statistics), report.slots, length)
         if hidden is not None:
             begin = own.positions - (own.counts - own.lengths)

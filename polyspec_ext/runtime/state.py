@@ -67,14 +67,14 @@ class Report(NamedTuple):
 
     Attributes:
         slots: ``[B, W]`` int64, where each emitted token stands among those that are pending for
-            the level above.
+            the level above; None: nobody asked.
         kept: by level, what `RowCounts` is made of: the tokens of each row that its cache may keep.
         entries: by row; none where the host does not read the rows.
         cut: the levels from the step's own downwards whose cache holds more; None: any may.
         status: the status bits of all entries.
     """
 
-    slots: torch.Tensor
+    slots: torch.Tensor | None
     kept: Sequence[tuple[Any, ...]]
     entries: Sequence[Entry] = ()
     cut: Sequence[int] | None = None
@@ -242,13 +242,14 @@ class StateRows:
         tokens: torch.Tensor,
         counts: torch.Tensor | None,
         status: torch.Tensor | None,
-        padding: int = 0,
+        padding: int | None = None,
         ends: bool = True,
     ) -> Report:
         """Enters what a step has brought, with tensors on any device if `next` gave it.
 
         Args:
             tokens ... padding: see `schedule.report`; `status` None: nothing went wrong in a draft.
+                `padding` None: nobody asks for slots.
             ends: whether a token may end a text.
         """
         if step.host is None:
@@ -256,7 +257,7 @@ class StateRows:
                 status = torch.zeros_like(tokens, dtype=torch.int32)
             eos, level = self.eos if ends else self.eos[:, :0], step.level
             slots, kept = schedule.report(
-                self.words, self.shape, level, step.table, tokens, counts, status, eos, padding
+                self.words, self.shape, level, step.table, tokens, counts, status, eos, padding or 0
             )
             return Report(slots, list(zip(itertools.repeat(None), kept.unbind())))
         made = self._rounds.report(
@@ -264,11 +265,11 @@ class StateRows:
             tokens.cpu().numpy(),
             None if counts is None else counts.cpu().numpy(),
             None if status is None else status.cpu().numpy(),
-            padding,
+            padding or 0,
             ends,
         )
-        slots = torch.from_numpy(made.slots)
-        return Report(slots, list(zip(made.kept)), made.entries, made.cut, made.status)
+        wanted = None if padding is None else torch.from_numpy(made.slots)
+        return Report(wanted, list(zip(made.kept)), made.entries, made.cut, made.status)
 
     def text(self, slot: int) -> torch.Tensor:
         """``[N]`` int64 on the CPU, the row's text as it stands, pending tokens included."""

@@ -8,7 +8,8 @@ import torch
 
 from ..drafters.base import RowBuffer
 from ..levels.id_map import IdMap
-from ..tensors import RowParameters
+from ..ops import unchecked
+from ..tensors import RowParameters, moved
 from .config import ChainConfig
 from .state import Step
 from .trees import Tree
@@ -46,14 +47,14 @@ def verify(
     Returns:
         `ops.VerifyResult`.
     """
-    device, host, most, tokens = logits.device, step.host, step.most, step.input_ids
+    device, most = logits.device, step.most
     own = step.on(device)
-    if tokens.device != device:
-        tokens = tokens.to(device)
-    if host is not None and host.last:
-        tokens = tokens[:, tokens.shape[1] - most :]
+    if step.host is None:
+        tokens = pending_tokens(moved(step.input_ids, device), own.first, most)
     else:
-        tokens = pending_tokens(tokens, own.first, most)
+        tokens = torch.from_numpy(step.host.pending())
+        if tokens.device != device:
+            tokens = tokens.to(device)
     draft_logits, statistics = (None, None) if rows is None else rows
     if draft_logits is not None and draft_logits.shape[1] > most:
         draft_logits = draft_logits[:, :most]
@@ -147,14 +148,18 @@ def hand_up(
         # Windows may change: one that only grows is never again where an earlier graph wrote it.
         or buffer.logits.shape[1] <= length
         or (buffer.logits.shape[0], buffer.logits.shape[2]) != (batch, vocab)
-        or torch.promote_types(buffer.logits.dtype, logits.dtype) != buffer.logits.dtype
+        or (
+            buffer.logits.dtype != logits.dtype
+            and torch.promote_types(buffer.logits.dtype, logits.dtype) != buffer.logits.dtype
+        )
         or buffer.logits.device != logits.device
     ):
         # Zeros: what no row fills is handed to the operator as well, and must be harmless.
         buffer = RowBuffer(
             logits.new_zeros(batch, length + 1, vocab), statistics.new_zeros(batch, length + 1, 2)
         )
-    _put(buffer, slots, logits, statistics)
+    own = logits.to(buffer.logits.dtype)
+    unchecked.put_rows(buffer.logits, buffer.statistics, own, statistics, slots, length)
     return buffer
 
 
@@ -195,20 +200,9 @@ def hand_up_tail(
     if dtype != buffer.logits.dtype:  # nothing of either is rounded
         buffer = RowBuffer(buffer.logits.to(dtype), buffer.statistics)
     statistics = None if statistics is None else statistics[:, :width].to(device)
-    _put(buffer, slots.to(device), logits, statistics)
+    known = None if statistics is None else buffer.statistics
+    padding = buffer.logits.shape[1] - 1
+    unchecked.put_rows(
+        buffer.logits, known, logits.to(dtype), statistics, slots.to(device), padding
+    )
     return buffer, statistics is not None
-
-
-def _put(
-    buffer: RowBuffer, slots: torch.Tensor, logits: torch.Tensor, statistics: torch.Tensor | None
-) -> None:
-    batch, width = buffer.logits.shape[:2]
-    if batch > 1:  # of all rows, one behind the other
-        slots = slots + torch.arange(0, batch * width, width, device=slots.device)[:, None]
-    at = slots.flatten()
-    # Row by row: `scatter_` would go element by element.
-    rows = logits.to(buffer.logits.dtype).flatten(0, 1)
-    buffer.logits.flatten(0, 1).index_copy_(0, at, rows)
-    if statistics is not None:
-        assert buffer.statistics is not None
-        buffer.statistics.flatten(0, 1).index_copy_(0, at, statistics.flatten(0, 1))

@@ -361,7 +361,8 @@ def test_shipped_results_are_reports() -> None:
     assert list(folder.glob("*.json"))
     for path in folder.glob("*.json"):
         report = json.loads(path.read_text())
-        assert report["schema"] == kernels.SCHEMA, path.name
+        assert report["schema"] >= 1, path.name
+        assert report["schema"] == kernels.SCHEMA or report["command"] != "bench kernels", path.name
         assert path.name.startswith(f"{report['device']}-{report['date']}")
     for path in folder.rglob("*.json"):
         assert '"/' not in path.read_text(), f"{path.name}: a path of the machine"

@@ -38,9 +38,9 @@ def test_rows_that_a_request_reads() -> None:
 
 
 def test_row_bound_by_instructions() -> None:
-    # 1000 logits a multiprocessor: .75 and 17 instructions each, 100 a cycle of a nanosecond.
+    # 1000 logits a multiprocessor: .8 and 15.8 instructions each, 100 a cycle of a nanosecond.
     time = model.row_microseconds(PLAIN, 8, 1, 8000, DEVICE)
-    assert time == pytest.approx(0.0200 + 0.17 + 2 * 0.5 + 2 * 0.25)  # the maximum by its loads
+    assert time == pytest.approx(0.0200 + 0.158 + 2 * 0.5 + 2 * 0.25)  # the maximum by its loads
 
 
 def test_row_bound_by_memory() -> None:
@@ -72,7 +72,6 @@ def test_barriers_are_those_of_the_budget() -> None:
     assert {filters.name: filters.barriers for filters in model.FILTERS}.items() <= budget.items()
     assert f"kLaunch = {model.LAUNCH_BARRIERS};" in test.read_text(encoding="utf-8")
     text = test.read_text(encoding="utf-8")
-    assert f"kPick = {model.EMIT_BARRIERS};" in text
     assert f"kChildren = {model.TREE_BARRIERS};" in text
     parents, ticket = (
         int(re.findall(rf"{name} = (\d+);", text)[0]) for name in ("kParents", "kTicket")
@@ -83,10 +82,10 @@ def test_barriers_are_those_of_the_budget() -> None:
 def test_tree() -> None:
     tree = model.Tree(nodes=15, depth=4, accepted=2.0)
     # 16 rows find 8 multiprocessors each at once; a walk takes three, one after the other.
-    row = model.row_microseconds(PLAIN, 8, 16, 64000, DEVICE) + 0.5 + 6 * 0.25
+    row = model.row_microseconds(PLAIN, 8, 16, 64000, DEVICE) + 0.5 + 3 * 0.25
     at_once = model.tree_microseconds(1, tree, 64000, DEVICE, at_once=True)
     assert at_once == pytest.approx(2.0 + row + 0.5 + 4 * 0.25)
-    row = model.row_microseconds(PLAIN, 8, 1, 64000, DEVICE) + 0.5 + 6 * 0.25
+    row = model.row_microseconds(PLAIN, 8, 1, 64000, DEVICE) + 0.5 + 3 * 0.25
     walk = model.tree_microseconds(1, tree, 64000, DEVICE, at_once=False)
     assert walk == pytest.approx(2.0 + 3 * row + 0.5 + 4 * 0.25)
     # 32 trees of 16 rows are four waves of single multiprocessors.

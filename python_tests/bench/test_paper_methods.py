@@ -93,6 +93,8 @@ def test_defaults() -> None:
     made = read_keys(keys, other, on_cpu=False, compile=True)
     assert next(one for one in made if one.name == "eagle2").windows == (6,)
     assert "w4+eagle2" in default_keys(shipped(times=2), False, True)
+    # Not what answers one prompt at a time.
+    assert not any("assisted" in key for key in default_keys(shipped(), True, True, batch=2))
 
 
 def test_every_method_counts_up_to_the_eos(parts: Parts) -> None:

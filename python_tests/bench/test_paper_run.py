@@ -123,6 +123,53 @@ def test_a_run(tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_questions_in_batches(tmp_path: Path, questions: Path, temperature: str) -> None:
+    """A batch has questions with as many turns; each has its own text, counts and share of the
+    seconds, and the seed that it has alone."""
+    sampled = ("--temperature", temperature)
+    assert main(command(tmp_path / "one", questions, *sampled)) == 0
+    assert main(command(tmp_path / "two", questions, *sampled, "--batch", "2")) == 0
+    alone = {turn.key: turn for turn in record.read_run(tmp_path / "one").turns}
+    run = record.read_run(tmp_path / "two")
+    assert run.facts["settings"]["batch"] == 2
+    together = [(81,), (81,), (161, 241), (321, 401)]
+    found = [tuple(t.question_id for t in run.turns if t.method == "plain")]
+    assert found == [tuple(one for batch in together for one in batch)]
+    assert {turn.question_id: turn.batch for turn in run.turns} == {
+        81: 1, 161: 2, 241: 2, 321: 2, 401: 2,
+    }  # fmt: skip
+    (spent,) = run.facts["seconds"]
+    assert sum(turn.seconds or 0.0 for turn in run.turns) < spent["turns"]
+    for turn in run.turns:
+        assert turn.tokens is not None
+        assert turn.prompt_tokens == alone[turn.key].prompt_tokens
+        if turn.method != "generate" or temperature == "0":  # which has one seed for all rows
+            assert turn.tokens == alone[turn.key].tokens
+        for level in turn.levels[:1]:
+            assert sum(level.accepted) == turn.new_tokens
+            assert level.passes >= len(level.accepted)
+    # Killed between the rows of a batch: the batch is measured again, what is there stays.
+    lines = (tmp_path / "two" / record.TURNS).read_text().splitlines(keepends=True)
+    places = [n for n, turn in enumerate(run.turns) if turn.question_id == 161]
+    kept = places[1] + 1
+    (tmp_path / "two" / record.TURNS).write_text("".join(lines[:kept]))
+    assert main(command(tmp_path / "two", questions, *sampled, "--batch", "2")) == 0
+    after = record.read_run(tmp_path / "two").turns
+    assert after[:kept] == run.turns[:kept]
+    assert [(t.key, t.tokens) for t in after] == [(t.key, t.tokens) for t in run.turns]
+
+
+def test_methods_that_answer_one_prompt_at_a_time(
+    tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--batch", "2", "--methods", "plain,assisted:drafter")
+    assert main(command(tmp_path / "run", questions, *more)) == 2
+    assert "--batch: expected 1 with assisted:drafter" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("bare")
 def test_a_killed_run_goes_on(
     tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

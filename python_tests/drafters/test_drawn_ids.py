@@ -20,7 +20,7 @@ class Part(ps.DraftModel):
     """A drafter of a toy level that has logits of `DRAWN` only."""
 
     def __init__(self, operators: Operators, vocab_size: int = V) -> None:
-        super().__init__(PartLevel(vocab_size), sample=operators.sample)
+        super().__init__(PartLevel(vocab_size), draw=operators.draw)
 
 
 class PartLevel(toy.ToyLevel):
@@ -78,7 +78,7 @@ def test_the_target_is_given_rows_of_the_drawn_ids() -> None:
             seen.append((rows.shape[-1], options["target_to_draft"].tolist()))
         return ps.verify(logits, tokens, rows, **options)
 
-    operators = Operators(ps.sample, verify)
+    operators = Operators(toy.drawing(ps.sample), verify)
     levels = [toy.ToyLevel(V, 1), Part(operators)]
     chain = ps.Chain(levels, [2], operators=operators)
     chain.generate(PROMPT, 12, temperature=1.0, seed=1)

@@ -83,7 +83,7 @@ def test_sampled_text_has_the_targets_distribution(rule: str) -> None:
     levels = [toy_rows.Rows(2, 11 + i) for i in range(3)]
     enumerator = toy.Enumerator()
     drafter = SwitchingDrafter(
-        [DraftModel(level, sample=enumerator.sample) for level in levels[1:]]
+        [DraftModel(level, draw=enumerator.draw) for level in levels[1:]]
         + [toy.FixedDrafter(lambda tokens, k: [1] * k)]
     )
     _, chain = proposal_kinds.enumerated(

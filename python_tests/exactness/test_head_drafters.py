@@ -49,7 +49,7 @@ def drafter_of(kind: str, vocab: int, place: Path, chance: TreeEnumerator) -> An
     if kind == "eagle 3":
         variant = Variant("third", version=3, vocab=vocab, aux=(0, 1), **SIZES)
     head = load_head(save(variant, weights_of(variant, 2), place), target)
-    return ps.Eagle(head, tree if kind == "eagle tree" else None, sample=chance.sample)
+    return ps.Eagle(head, tree if kind == "eagle tree" else None, draw=chance.draw)
 
 
 def distance(

@@ -326,6 +326,7 @@ def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
     watch(nn.functional, "scaled_dot_product_attention")
     watch(attention_grouped.cache_attention, "attention")
+    monkeypatch.setattr(level, "_stacked", None)  # which calls all layers at once
     many = 33
     level.prefill(torch.tensor([[1, 2, 3]]))
     for width, name in ((many, "attention"), (2, "attention"), (1, "attention")):

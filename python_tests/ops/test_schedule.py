@@ -198,6 +198,18 @@ def test_a_step_by_hand() -> None:
     assert state.next() is None
 
 
+def test_tokens_to_verify_stand_behind_those_that_a_row_has_yet_to_read() -> None:
+    state = written()
+    entered(state, [3, 9], None, None, 2)
+    state.set_cached(2, [0, 0, 0])  # row 0 reads its prompt again, row 2 verifies nothing
+    step, host = due(state)
+    assert (host.group, host.lengths, host.first) == ([0, 2], [2, 0, 0], [2, 0, 0])
+    assert host.pending().shape == (3, step.most)
+    assert host.pending()[0].tolist() == [3, 9]
+    # Of a row with less to verify the others are ids as well.
+    assert set(host.pending()[1:].flatten().tolist()) <= set(step.input_ids.flatten().tolist())
+
+
 def test_a_step_is_what_the_operators_say() -> None:
     one, other = written(), written()
     mine, theirs = due(one)[0], other.step(3, 2, 1)

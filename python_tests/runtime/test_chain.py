@@ -156,7 +156,9 @@ def test_draws_are_keyed_apart() -> None:
         return ps.verify(target, tokens, draft, **options)
 
     chain = ps.Chain(
-        toy.make_levels(3, vocab=20), [4, 2], operators=Operators(spy_sample, spy_verify)
+        toy.make_levels(3, vocab=20),
+        [4, 2],
+        operators=Operators(toy.drawing(spy_sample), spy_verify),
     )
     chain.generate([1], 60, temperature=1.0, seed=9)
     assert len(keys) == len(set(keys)) > 60

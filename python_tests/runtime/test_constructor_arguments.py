@@ -170,7 +170,7 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
     ("Hydra", functools.partial(head, ps.Hydra),
      {"place": PATH, "target": MODEL, "tree": TREE, "dtype": DTYPE}),
     ("DraftModel", lambda **own: ps.DraftModel(**{"level": toy.ToyLevel(VOCAB, 1), **own}),
-     {"level": [None, *NO_OBJECT, toy.ToyLevel, ps.PromptLookup()], "sample": FUNCTION,
+     {"level": [None, *NO_OBJECT, toy.ToyLevel, ps.PromptLookup()], "draw": FUNCTION,
       "vocab_size": without_none(FROM_1)}),
     *((kind.__name__, kind, policy_options(kind)) for kind in ps.policies.POLICIES.values()),
     ("DrafterChoice", choice,

@@ -166,6 +166,7 @@ _OWN: dict[str, dict[str, Any]] = {
     # A window that texts outgrow.
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 6},
     "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"]},
+    "inkling2_text": {"unpadded_vocab_size": V},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"head_dim": 8},

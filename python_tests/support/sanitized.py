@@ -12,6 +12,9 @@ import torch
 import polyspec_ext as ps
 from polyspec_ext.ops import kv as cache_ops
 from polyspec_ext.ops import schedule as rounds
+from polyspec_ext.ops import unchecked
+from polyspec_ext.sampling import Sampling
+from polyspec_ext.tensors import RowParameters
 
 # Batches and vocabularies. On a device with clusters 33001 tokens are spread over one; three
 # requests have their rows read at once, twelve are too many for that and each is walked by a
@@ -35,6 +38,7 @@ def every_operator(device: str) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for batch, vocab in SHAPES:
             sample_and_verify(batch, vocab, dtype, device)
+            draw(batch, vocab, dtype, device)
         large_tree(dtype, device)
         cache(dtype, device)
     schedule(device)
@@ -62,6 +66,30 @@ def sample_and_verify(batch: int, vocab: int, dtype: torch.dtype, device: str) -
             ps.raise_for_status(r.status, level=1, position=0)
         if vocab > 1:
             tree(target, draft[:, 0], options)
+
+
+def draw(batch: int, vocab: int, dtype: torch.dtype, device: str) -> None:
+    """Two tokens one behind the other, whose rows are handed up."""
+    tokens = torch.zeros(batch, 2, dtype=torch.int64, device=device)
+    status = torch.zeros(batch, 2, dtype=torch.int32, device=device)
+    rows = torch.zeros(batch, 2, vocab, dtype=dtype, device=device)
+    statistics = torch.zeros(batch, 2, 2, dtype=torch.int64, device=device)
+    parameters = RowParameters(batch, torch.device(device))
+    parameters.write([Sampling(1.0, 9, 0.9)] * batch, range(batch))
+    own = parameters.on(rows.device).values()
+    positions = torch.arange(2 * batch, device=device).view(2, batch)
+    rounds = torch.arange(batch, device=device)
+    random = torch.Generator().manual_seed(vocab)  # the others' numbers stay as they are
+    for column in range(2):
+        logits = torch.randn(batch, 1, vocab, generator=random).to(device, dtype)
+        unchecked.draw(
+            logits, own, positions, rounds, 2, column, tokens, status, rows, statistics
+        )  # fmt: skip
+    assert not status.any()
+    table, known = torch.zeros_like(rows), torch.zeros_like(statistics)
+    slots = torch.tensor([[1, 0]], device=device).repeat(batch, 1)
+    unchecked.put_rows(table, known, rows, statistics, slots, 2)
+    assert torch.equal(table[:, 0], rows[:, 1])
 
 
 def tree(target: torch.Tensor, draft: torch.Tensor, options: dict[str, float]) -> None:

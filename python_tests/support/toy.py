@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -112,6 +112,32 @@ def distribution(
     return [w / total for w in weights]
 
 
+def drawing(sample: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    """`ops.unchecked.draw` by what stands in for `ps.sample`."""
+
+    def draw(
+        logits: torch.Tensor,
+        parameters: Iterable[torch.Tensor],
+        positions: torch.Tensor,
+        rounds: torch.Tensor,
+        level: int,
+        column: int,
+        tokens: torch.Tensor,
+        status: torch.Tensor,
+        rows: torch.Tensor | None,
+        statistics: torch.Tensor | None,
+    ) -> torch.Tensor:
+        behind = logits[:, 0]
+        s = sample(behind, *parameters, positions[column], level, rounds)
+        tokens[:, column], status[:, column] = s.tokens, s.status
+        if rows is not None:
+            assert statistics is not None
+            rows[:, column], statistics[:, column] = behind, s.statistics
+        return tokens[:, column : column + 1].clone()
+
+    return draw
+
+
 def text_distribution(
     level: ToyLevel, prompt: Sequence[int], length: int, eos: Sequence[int] = (), **sampling: float
 ) -> dict[tuple[int, ...], float]:
@@ -160,7 +186,7 @@ class Enumerator:
     @property
     def operators(self) -> Operators:
         """For ``ps.Chain(..., operators=)``."""
-        return Operators(self.sample, self.verify)
+        return Operators(self.draw, self.verify)
 
     def only(self, seed: int | None, others: int = 0) -> None:
         """From now on the draws of the row of a batch with this seed are enumerated; None: of all
@@ -230,6 +256,11 @@ class Enumerator:
         s = ps.sample(logits, temperature, top_k, top_p, min_p, seed, *key, draws=made)
         assert s.tokens.tolist() == wanted
         return s
+
+    @property
+    def draw(self) -> Callable[..., torch.Tensor]:
+        """For drafters: `sample`, as `drawing` makes it."""
+        return drawing(self.sample)
 
     def verify(
         self,

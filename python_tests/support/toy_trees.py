@@ -236,7 +236,7 @@ class TreeEnumerator(Enumerator):
 
     @property
     def operators(self) -> Operators:
-        return Operators(self.sample, self.verify, self.verify_tree)
+        return Operators(self.draw, self.verify, self.verify_tree)
 
     def verify_tree(
         self,

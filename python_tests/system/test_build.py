@@ -124,6 +124,7 @@ IN_TORCH_2_11 = {
     "aoti_torch_dtype_element_size",
     "aoti_torch_dtype_float16",
     "aoti_torch_dtype_float32",
+    "aoti_torch_dtype_float64",
     "aoti_torch_dtype_int32",
     "aoti_torch_dtype_int64",
     "aoti_torch_dtype_uint8",
@@ -298,7 +299,8 @@ def test_what_the_sanitizer_runs_works_on_the_cpu() -> None:
     registered = {name.removeprefix("polyspec::").split(".")[0] for name in operator_names()}
     registered.discard("packed_linear")  # Python's, of torch's own kernels
     of_the_cpu = (
-        "add_rms_norm", "attention", "block_", "dense_", "gated", "int4_", "rms_norm", "rotary"
+        "add_rms_norm", "attention", "block_", "decoder_", "dense_", "gated", "int4_", "rms_norm",
+        "rotary",
     )  # fmt: skip
     registered -= {name for name in registered if name.startswith(of_the_cpu)}
     script = ROOT / "python_tests" / "support" / "sanitized.py"

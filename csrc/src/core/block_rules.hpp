@@ -16,6 +16,16 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
+// Whether a call's blocks are verified as a whole: read from the call, or known when a kernel is
+// compiled, which is then smaller.
+struct RuleOfCall {
+  POLYSPEC_FN static bool whole(const VerifyParams& params) { return params.rule == Rule::kBlock; }
+};
+template <Rule rule>
+struct OneRule {
+  POLYSPEC_FN static constexpr bool whole(const VerifyParams&) { return rule == Rule::kBlock; }
+};
+
 template <class T, class Group>
 POLYSPEC_FN Outcome verify_greedy(Group& group, const Block<T>& block) {
   Outcome outcome;
@@ -36,10 +46,10 @@ POLYSPEC_FN Outcome verify_greedy(Group& group, const Block<T>& block) {
 // The token rule or the block rule, not for greedy requests. Rank 0 writes the tokens of the rows
 // that were read, provisionally under the block rule: the caller blanks what does not stand.
 // Collective.
-template <class T, class Group>
+template <class Rules, class T, class Group>
 POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
   const VerifyParams& params = block.params;
-  const bool whole = params.rule == Rule::kBlock;
+  const bool whole = Rules::whole(params);
   const int head = head_room(params.vocab);
   Outcome outcome;
   // The distributions of the row that the kept prefix ends before.
@@ -76,10 +86,9 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
     }
     bool ends_here = i == 0 || !whole;  // so far, the kept prefix: the empty one always stands
     if (!ends_here) {
-      const uint64_t total =
-          sum_tiles(group, params.vocab,
-                    residual_weight(block, i, y, p_statistics, q_statistics, scale, 1.0));
-      const double s = static_cast<double>(total) / mass_unit(head);
+      const Drawn left = draw_residual(
+          group, residual_weight(block, i, y, p_statistics, q_statistics, scale, 1.0), false, 0);
+      const double s = static_cast<double>(left.total) / mass_unit(head);
       const double h = s > 0.0 ? s / (s + (1.0 - scale)) : 0.0;  // s = 0: nothing to draw here
       ends_here = block.accept_draw(i - 1) < h;
     }
@@ -99,8 +108,8 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
   const int64_t kept = outcome.accepted;
   const ResidualWeight<T> weight =
       residual_weight(block, kept, block.token(kept), kept_p, kept_q, kept_scale, 1.0);
-  outcome.last = emit_correction(group, block, kept, kept, weight, !whole && sums_rows(group),
-                                 kept_p, block.emit_draw(kept), &outcome.status);
+  outcome.last = emit_correction(group, block, kept, weight, !whole && sums_rows(group), kept_p,
+                                 block.emit_draw(kept), &outcome.status);
   return outcome;
 }
 

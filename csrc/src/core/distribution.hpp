@@ -35,19 +35,31 @@ struct TokenMass {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 860 && __CUDA_ARCH__ != 890
   // The same integer in fewer instructions: scaling by a power of two is exact, and a conversion
   // truncates. (sm_86 and sm_89 convert to 64 bits at an eighth of the others' rate.)
-  POLYSPEC_FN uint64_t of(float z) const {
-    const float share = exp2_of(__builtin_fabsf(z - max) * -slope) * unit();
-    return static_cast<uint64_t>(z >= threshold ? share : 0.0f);
+  POLYSPEC_FN uint64_t of(float z) const { return static_cast<uint64_t>(filtered(z)); }
+  // The same of a z that is no NaN where no filter has set a threshold, in fewer instructions.
+  POLYSPEC_FN uint64_t unfiltered(float z) const { return static_cast<uint64_t>(share(z)); }
+  // Both as doubles, which hold the 24 bits of a mass.
+  POLYSPEC_FN double double_of(float z) const {
+    return static_cast<double>(__builtin_truncf(filtered(z)));
   }
-  // The same where no filter has set a threshold, in fewer instructions and more registers.
-  POLYSPEC_FN uint64_t unfiltered(float z) const {
-    return static_cast<uint64_t>(exp2_of(__builtin_fabsf(z - max) * -slope, unit()));
+  POLYSPEC_FN double unfiltered_double(float z) const {
+    return static_cast<double>(__builtin_truncf(share(z)));
   }
-  POLYSPEC_FN float unit() const {
-    return bit_cast<float>(static_cast<uint32_t>(127 + 62 - head) << 23);
+  POLYSPEC_FN float filtered(float z) const {
+    const float all = share(z);  // no branch is worth less than it
+    return z >= threshold ? all : 0.0f;
+  }
+  // Before it is truncated, of a z that is no NaN. The exponent is a product that saturates, times
+  // -64: what is below has no mass, and a product with a power of two has the same bits.
+  POLYSPEC_FN float share(float z) const {
+    const float unit = bit_cast<float>(static_cast<uint32_t>(127 + 62 - head) << 23);
+    const float part = __saturatef(__builtin_fabsf(z - max) * (slope * 0x1p-6f));
+    return exp2_of_64ths(part, unit);
   }
 #else
   POLYSPEC_FN uint64_t of(float z) const { return mass_of_exponent(exponent_of(z), head); }
+  POLYSPEC_FN double double_of(float z) const { return static_cast<double>(of(z)); }
+  POLYSPEC_FN double unfiltered_double(float z) const { return double_of(z); }
   POLYSPEC_FN uint64_t unfiltered(float z) const { return of(z); }
 #endif
 
@@ -189,13 +201,15 @@ POLYSPEC_FN int32_t row_statistics(Group& group, const RowType& row, const Filte
   return 0;
 }
 
-// log p of a token with logit z.
+// log p of a token with logit z, in a row of this maximum and mass.
+POLYSPEC_CALLED float log_share(float z, float max, uint64_t mass, float temperature, int head) {
+  const double scaled =
+      (static_cast<double>(z) - static_cast<double>(max)) / static_cast<double>(temperature);
+  return static_cast<float>(scaled - portable_log(static_cast<double>(mass) / mass_unit(head)));
+}
 POLYSPEC_FN float log_probability(float z, const RowStatistics& statistics, const Filter& filter,
                                   int head) {
-  const double scaled = (static_cast<double>(z) - static_cast<double>(statistics.max)) /
-                        static_cast<double>(filter.temperature);
-  return static_cast<float>(scaled -
-                            portable_log(static_cast<double>(statistics.mass) / mass_unit(head)));
+  return log_share(z, statistics.max, statistics.mass, filter.temperature, head);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

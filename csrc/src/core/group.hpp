@@ -14,7 +14,9 @@
 //   - min(int64_t), sum(uint64_t): over the group, in every thread
 //   - exclusive_scan(uint64_t): sum over lower ranks
 //   - team_sum(uint64_t): over the team, in every lane
-//   - team_exclusive_scan(uint64_t, uint64_t* total): sum over lower lanes; total in every lane
+//   - team_exclusive_scan(uint64_t): sum over lower lanes
+//   - by_one_team(f): in every thread what f() gives the lanes of one team, or of one team in each
+//   part of the group. Between two calls there has to be a barrier
 //   - scratch(): the Scratch that the group shares
 //   - bins(): the histogram that this thread adds to, which may be shared by a part of the group
 //   only; bin(int): a bin, added up over all histograms

@@ -71,6 +71,12 @@ POLYSPEC_FN void both_statistics(KnownRows<Group>& group, const Block<T>& block,
   }
 }
 
+template <class Group, class T>
+POLYSPEC_FN Drawn draw_residual(KnownRows<Group>& group, const ResidualWeight<T>& weight,
+                                bool wanted, uint64_t bits) {
+  return draw_residual(static_cast<Group&>(group), weight, wanted, bits);
+}
+
 template <class T, class Group>
 POLYSPEC_FN int32_t target_argmax(KnownRows<Group>& group, const Block<T>&, int64_t i,
                                   Emission* emission) {

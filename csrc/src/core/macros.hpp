@@ -9,6 +9,16 @@
 #define POLYSPEC_FN inline __attribute__((always_inline))
 #endif
 
+// A function that kernels call and do not inline, since they have many places for it. Arguments
+// are small and by value: what is referred to would have to lie in memory.
+#ifndef POLYSPEC_CALLED
+#ifdef __CUDACC__
+#define POLYSPEC_CALLED __device__ __noinline__ inline
+#else
+#define POLYSPEC_CALLED POLYSPEC_FN
+#endif
+#endif
+
 // Before a loop that nvcc is to unroll, or to leave as it is, when it compiles for the device.
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
 #define POLYSPEC_UNROLL _Pragma("unroll")

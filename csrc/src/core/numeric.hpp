@@ -44,7 +44,8 @@ constexpr int32_t kOrderNan = 0x7fffffff;  // above all
 
 // Unsigned keys in the order of the floats, -0 and +0 equal: what the radix select works on.
 POLYSPEC_FN uint32_t key_of(float value) {
-  return static_cast<uint32_t>(order_of(value + 0.0f)) ^ 0x80000000u;
+  const uint32_t bits = bit_cast<uint32_t>(value + 0.0f);
+  return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
 }
 POLYSPEC_FN float value_of_key(uint32_t key) {
   return value_of(static_cast<int32_t>(key ^ 0x80000000u));
@@ -59,14 +60,10 @@ POLYSPEC_FN int head_room(int64_t vocab) {
 }
 POLYSPEC_FN double mass_unit(int head) { return static_cast<double>(uint64_t{1} << (62 - head)); }
 
-// 2^exponent on [-127, 0], and 0 at -127; of a NaN the bits are any.
-// 2^f on [-1/2, 1/2] is a polynomial fitted for relative error (2e-9 before rounding, 8e-8 after).
-// Times `unit`, a power of two of at least 1, which changes no other bit.
-POLYSPEC_FN float exp2_in_range(float exponent, float unit = 1.0f) {
-  // Adding 1.5 * 2^23 rounds to an integer, which the low bits of the sum then are.
-  const float shifter = 12582912.0f;
-  const float shifted = exponent + shifter;
-  const float f = exponent - (shifted - shifter);
+// 2^f on [-1/2, 1/2] times 2^n, n the low bits of `shifted`, and `unit`, a power of two of at least
+// 1, which changes no other bit: a polynomial fitted for relative error (2e-9 before rounding, 8e-8
+// after).
+POLYSPEC_FN float exp2_of_parts(float f, float shifted, float unit) {
   float p = 0.00015353362f * unit;
   p = __builtin_fmaf(p, f, 0.0013398874f * unit);
   p = __builtin_fmaf(p, f, 0.009618437f * unit);
@@ -77,9 +74,24 @@ POLYSPEC_FN float exp2_in_range(float exponent, float unit = 1.0f) {
   return bit_cast<float>(bit_cast<uint32_t>(p) + (bit_cast<uint32_t>(shifted) << 23));
 }
 
+// 1.5 * 2^23: added to a float it rounds to an integer, which the low bits of the sum then are.
+constexpr float kShifter = 12582912.0f;
+
+// 2^exponent on [-127, 0], and 0 at -127; of a NaN the bits are any.
+POLYSPEC_FN float exp2_in_range(float exponent) {
+  const float shifted = exponent + kShifter;
+  return exp2_of_parts(exponent - (shifted - kShifter), shifted, 1.0f);
+}
+
+// 2^(-64 part) times `unit`, at least 2^3: the same bits as of a product that gave the exponent.
+POLYSPEC_FN float exp2_of_64ths(float part, float unit) {
+  const float shifted = __builtin_fmaf(part, -64.0f, kShifter);
+  return exp2_of_parts(__builtin_fmaf(part, -64.0f, kShifter - shifted), shifted, unit);
+}
+
 // 2^exponent, exponent <= 0 (-inf and NaN give 2^-100, below every unit of mass).
-POLYSPEC_FN float exp2_of(float exponent, float unit = 1.0f) {
-  return exp2_in_range(exponent > -100.0f ? exponent : -100.0f, unit);
+POLYSPEC_FN float exp2_of(float exponent) {
+  return exp2_in_range(exponent > -100.0f ? exponent : -100.0f);
 }
 
 // trunc(2^(62 - head) * 2^exponent), exponent <= 0: the float's 24 significant bits are shifted
@@ -103,7 +115,7 @@ POLYSPEC_FN float slope_of(float temperature) {
 
 // Natural logarithm of a positive normal double, within 2 ulp: the C libraries' differ in the last
 // bit.
-POLYSPEC_FN double portable_log(double value) {
+POLYSPEC_CALLED double portable_log(double value) {
   uint64_t bits = bit_cast<uint64_t>(value);
   int exponent = static_cast<int>(bits >> 52) - 1023;
   bits = (bits & 0xfffffffffffffu) | 0x3ff0000000000000u;

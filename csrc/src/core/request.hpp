@@ -29,6 +29,11 @@ POLYSPEC_FN int32_t read_filter(const SamplingParams& sampling, int64_t slot, Fi
   return good ? 0 : kStatusBadParameter;
 }
 
+POLYSPEC_CALLED uint64_t keyed_draw(uint64_t seed, int64_t position, int32_t level, int64_t round,
+                                    Purpose purpose, int64_t node) {
+  return draw_bits(seed, position, level, round, purpose, node);
+}
+
 // The draws of one request.
 struct Draws {
   uint64_t seed;
@@ -41,7 +46,7 @@ struct Draws {
   // The draw for the token `offset` after `position`; `place` is its own among injected draws.
   POLYSPEC_FN uint64_t at(int64_t offset, int64_t place, Purpose purpose, int64_t node = 0) const {
     if (bits != nullptr) return bits[place];
-    return draw_bits(seed, position + offset, level, round, purpose, node);
+    return keyed_draw(seed, position + offset, level, round, purpose, node);
   }
 
   // Whether corrections are tried by rejection, and the draws of a try: `which` is 0 for its token,
@@ -50,7 +55,7 @@ struct Draws {
   POLYSPEC_FN uint64_t of_try(int64_t offset, int64_t number, int64_t which) const {
     const int64_t node = 2 * number + which;
     if (try_bits != nullptr) return try_bits[node];
-    return draw_bits(seed, position + offset, level, round, Purpose::kTry, node);
+    return keyed_draw(seed, position + offset, level, round, Purpose::kTry, node);
   }
 };
 

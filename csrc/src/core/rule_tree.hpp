@@ -158,15 +158,16 @@ POLYSPEC_FN Step step_by_residual(Group& group, const Tree<T>& tree, int64_t row
     weight.q_scale = scale / static_cast<double>(q_statistics.mass);
     child = next_child(group, tree, row, child, [](int64_t) { return true; });
     if (child == tree.count) break;
-    total = sum_tiles(group, params.vocab, weight);
+    total = draw_residual(group, weight, false, 0).total;
     summed = false;
     if (total == 0) {  // nothing is left but rounding
-      step.emission = emit_from_residual(group, tree, row, weight, total, p_statistics,
-                                         tree.emit_draw(depth), &step.status);
+      step.status |= kStatusZeroResidual;
+      sum_tiles(group, params.vocab, weight.p);
+      step.emission = emit_from_row(group, tree, row, p_statistics, tree.emit_draw(depth));
       return step;
     }
   }
-  step.emission = emit_correction(group, tree, row, depth, weight, summed, p_statistics,
+  step.emission = emit_correction(group, tree, depth, weight, summed, p_statistics,
                                   tree.emit_draw(depth), &step.status);
   return step;
 }

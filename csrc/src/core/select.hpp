@@ -11,10 +11,16 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
-// Largest bin d with bins[d] + bins[d + 1] + ... >= need, where need <= the total. `need` becomes
-// what is left of it for that bin. Collective.
+// A bin, and how much of what is wanted is left for it.
+struct Bin {
+  int number;
+  uint64_t need;
+};
+
+// Largest bin d with bins[d] + bins[d + 1] + ... >= need, where need <= the total. Collective; one
+// scan over the group. (A backend may overload it for its groups.)
 template <class Group>
-POLYSPEC_FN int bin_from_top(Group& group, uint64_t* need) {
+POLYSPEC_FN Bin bin_from_top(Group& group, uint64_t need) {
   Scratch& scratch = group.scratch();
   group.sync();  // all are counted
   const int run = (kBins + group.size() - 1) / group.size();
@@ -24,30 +30,29 @@ POLYSPEC_FN int bin_from_top(Group& group, uint64_t* need) {
   POLYSPEC_ROLLED
   for (int bin = top; bin >= bottom; --bin) mine += group.bin(bin);
   uint64_t above = group.exclusive_scan(mine);
-  if (above < *need && *need - above <= mine) {
-    int bin = top;
-    uint64_t weight = group.bin(bin);
-    while (*need - above > weight) {
+  if (above < need && need - above <= mine) {
+    int bin = top + 1;
+    uint64_t weight = 0;
+    POLYSPEC_ROLLED
+    do {
       above += weight;
       weight = group.bin(--bin);
-    }
+    } while (need - above > weight);
     scratch.found[0] = static_cast<uint64_t>(bin);
-    scratch.found[1] = *need - above;
+    scratch.found[1] = need - above;
   }
   group.sync();  // the bin is found
-  *need = scratch.found[1];
-  return static_cast<int>(scratch.found[0]);
+  return {static_cast<int>(scratch.found[0]), scratch.found[1]};
 }
 
-// One digit of a key: which keys it is counted for, and where in them it stands.
+// One digit of a key: where in the key it stands, and its largest value.
 struct Digit {
-  uint32_t prefix;  // of the digits above
-  uint32_t prefix_mask;
+  uint32_t prefix;  // the digits above, zeros behind
   int shift;
-  uint32_t mask;
+  uint32_t most;
 
-  POLYSPEC_FN bool counts(uint32_t key) const { return (key & prefix_mask) == prefix; }
-  POLYSPEC_FN uint32_t of(uint32_t key) const { return (key >> shift) & mask; }
+  // Of a key with this prefix the digit, of others more than the largest.
+  POLYSPEC_FN uint32_t of(uint32_t key) const { return (key ^ prefix) >> shift; }
 };
 
 // Adds the weights of the tokens that this thread looks at to the group's histogram. (A backend may
@@ -58,8 +63,8 @@ POLYSPEC_FN void count_digit(Group& group, const AnyRowType& row, const Weight& 
   uint64_t* bins = group.bins();
   POLYSPEC_ROLLED
   for (int64_t i = group.rank(); i < row.n; i += group.size()) {
-    const uint32_t key = key_of(row[i]);
-    if (digit.counts(key)) group.add(&bins[digit.of(key)], weight(i));
+    const uint32_t bin = digit.of(key_of(row[i]));
+    if (bin <= digit.most) group.add(&bins[bin], weight(i));
   }
 }
 
@@ -74,15 +79,14 @@ template <class Group, class AnyRowType, class Weight>
 POLYSPEC_FN float select_from_top(Group& group, const AnyRowType& row, const Weight& weight,
                                   uint64_t need) {
   uint32_t prefix = 0;
-  uint32_t mask = 0;
   POLYSPEC_ROLLED
   for (int i = 0; i < kDigits<AnyRowType>; ++i) {
-    const Digit digit{prefix, mask, i == 0 ? 21 : i == 1 ? 10 : 0, i < 2 ? 2047u : 1023u};
+    const Digit digit{prefix, i == 0 ? 21 : i == 1 ? 10 : 0, i < 2 ? 2047u : 1023u};
     group.clear_bins();
     count_digit(group, row, weight, digit);
-    const uint32_t found = static_cast<uint32_t>(bin_from_top(group, &need));
-    prefix |= found << digit.shift;
-    mask |= digit.mask << digit.shift;
+    const Bin found = bin_from_top(group, need);
+    need = found.need;
+    prefix |= static_cast<uint32_t>(found.number) << digit.shift;
   }
   if (kDigits<AnyRowType> < 3 && prefix >> 31 == 0) prefix |= 1023u;
   return value_of_key(prefix);

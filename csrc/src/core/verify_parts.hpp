@@ -204,12 +204,6 @@ struct ResidualWeight {
     const double whole = static_cast<double>(p(i)) * p_scale;
     return draw * whole < whole - draft_share(i);
   }
-  // The same of a token whose two masses are at hand.
-  POLYSPEC_FN uint64_t of(uint64_t p_mass, uint64_t q_mass) const {
-    const double left =
-        static_cast<double>(p_mass) * p_scale - static_cast<double>(q_mass) * q_scale;
-    return left > 0.0 ? static_cast<uint64_t>(static_cast<int64_t>(left * unit)) : 0;
-  }
 };
 
 // max(p_scale p - q_scale q, 0) of row i; a deterministic proposal is one-hot at token y.
@@ -251,25 +245,21 @@ POLYSPEC_FN Emission emit_from_row(Group& group, const View& view, int64_t i,
   return emission;
 }
 
-// The token that `bits` draw from a residual of row i, whose tile sums are in scratch and add up to
-// `total`. Where that is nothing p and q are equal up to rounding and p itself is drawn from, with
-// a note. Collective.
-template <class Group, class View, class T>
-POLYSPEC_FN Emission emit_from_residual(Group& group, const View& view, int64_t i,
-                                        const ResidualWeight<T>& weight, uint64_t total,
-                                        const RowStatistics& p_statistics, uint64_t bits,
-                                        int32_t* status) {
-  const Row<T> row = view.target_row(i);
-  if (total == 0) {
-    *status |= kStatusZeroResidual;
-    sum_tiles(group, row.n, weight.p);
-    return emit_from_row(group, view, i, p_statistics, bits);
-  }
-  Emission emission;
-  emission.token = pick(group, row.n, weight, mul_high(bits, total));
-  emission.logprob = log_probability(row[emission.token], p_statistics, view.filter, weight.p.head);
-  emission.statistics = p_statistics;
-  return emission;
+// A residual's masses, added up, and where a token is `wanted` the one that `bits` draw from them;
+// -1 where there is no mass.
+struct Drawn {
+  uint64_t total;
+  int64_t token;
+};
+
+// Collective; one sum over the group. (A backend may overload it for its groups.)
+template <class Group, class T>
+POLYSPEC_FN Drawn draw_residual(Group& group, const ResidualWeight<T>& weight, bool wanted,
+                                uint64_t bits) {
+  const int64_t n = weight.p.row.n;
+  const uint64_t total = sum_tiles(group, n, weight);
+  if (!wanted || total == 0) return {total, -1};
+  return {total, pick(group, n, weight, mul_high(bits, total))};
 }
 
 // Whether both_statistics leaves the target's tile sums in the group's scratch.
@@ -295,27 +285,30 @@ POLYSPEC_FN int64_t try_residual(Group& group, const Draws& draws, int64_t offse
   return found == INT64_MAX ? -1 : found & 0xffffffff;
 }
 
-// Draws the correction of row i, the token `offset` after the call's position, from a residual.
-// `summed`: p's tile sums are in scratch. Collective.
+// Draws the correction, the token `offset` after the call's position, from a row's residual.
+// `summed`: p's tile sums are in scratch. Where nothing is left p and q are equal up to rounding
+// and p itself is drawn from, with a note. Collective.
 template <class Group, class View, class T>
-POLYSPEC_FN Emission emit_correction(Group& group, const View& view, int64_t i, int64_t offset,
+POLYSPEC_FN Emission emit_correction(Group& group, const View& view, int64_t offset,
                                      const ResidualWeight<T>& weight, bool summed,
                                      const RowStatistics& p_statistics, uint64_t bits,
                                      int32_t* status) {
-  const Row<T>& row = weight.p.row;
+  const Row<T> row = weight.p.row;
+  const TokenMass<Row<T>> p = weight.p;
+  Emission emission;
   if (view.draws.tries()) {
-    if (!summed) sum_tiles(group, row.n, weight.p);
-    Emission emission;
+    if (!summed) sum_tiles(group, row.n, p);
     emission.token = try_residual(group, view.draws, offset, weight, p_statistics.mass);
-    if (emission.token >= 0) {
-      emission.logprob =
-          log_probability(row[emission.token], p_statistics, view.filter, weight.p.head);
-      emission.statistics = p_statistics;
-      return emission;
-    }
   }
-  const uint64_t total = sum_tiles(group, row.n, weight);
-  return emit_from_residual(group, view, i, weight, total, p_statistics, bits, status);
+  if (emission.token < 0) emission.token = draw_residual(group, weight, true, bits).token;
+  if (emission.token < 0) {
+    *status |= kStatusZeroResidual;
+    sum_tiles(group, row.n, p);
+    emission.token = pick(group, row.n, p, mul_high(bits, p_statistics.mass));
+  }
+  emission.logprob = log_probability(row[emission.token], p_statistics, view.filter, p.head);
+  emission.statistics = p_statistics;
+  return emission;
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -26,14 +26,16 @@ POLYSPEC_FN int32_t open_block(Block<T>* block) {
   return error;
 }
 
-// T is the element type of the target's logits. Collective; rank 0 writes the outputs.
-template <class T, class Group>
+// T is the element type of the target's logits, Rules says which rule. Collective; rank 0 writes
+// the outputs.
+template <class T, class Rules = RuleOfCall, class Group>
 POLYSPEC_FN void verify_request(Group& group, const VerifyParams& params, int64_t request) {
   Block<T> block(params, request);
   Outcome outcome;
   outcome.status = open_block(&block);
   if (outcome.status == 0 && block.room > 0) {
-    outcome = block.filter.greedy() ? verify_greedy(group, block) : verify_sampled(group, block);
+    outcome =
+        block.filter.greedy() ? verify_greedy(group, block) : verify_sampled<Rules>(group, block);
   }
   if (group.rank() != 0) return;
   int64_t emitted = 0;
@@ -43,7 +45,7 @@ POLYSPEC_FN void verify_request(Group& group, const VerifyParams& params, int64_
                   outcome.last.statistics);
       emitted = outcome.accepted + 1;
     }
-  } else if (block.filter.greedy() || params.rule == Rule::kToken) {
+  } else if (block.filter.greedy() || !Rules::whole(params)) {
     // A block verified as a whole has no prefix that stands before the whole was read.
     emitted = outcome.accepted;
   }

@@ -86,7 +86,7 @@ uint64_t sum_tiles(SerialGroup& group, int64_t n, const Weight& weight) {
 // a distribution handed over does not belong to its row, so that nothing past the vocabulary is
 // picked.
 template <class Weight>
-int64_t pick(SerialGroup& group, int64_t n, const Weight& weight, uint64_t target) {
+int64_t team_pick(SerialGroup& group, int64_t n, const Weight& weight, uint64_t target) {
   constexpr int64_t kStep = 128;
   const Tiling tiling(n);
   const uint64_t* tiles = group.scratch().tiles;
@@ -105,11 +105,6 @@ int64_t pick(SerialGroup& group, int64_t n, const Weight& weight, uint64_t targe
     target -= mass;
   }
   return i;
-}
-
-template <class Weight>
-int64_t team_pick(SerialGroup& group, int64_t n, const Weight& weight, uint64_t target) {
-  return pick(group, n, weight, target);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -86,11 +86,12 @@ POLYSPEC_LOOP void count_digit(SerialGroup& group, const Row<T>& row, const Weig
     key_loop(row.data + begin, n, keys);
     if constexpr (!std::is_same_v<Weight, One>) masses_of(weight, begin, n, masses);
     for (int64_t i = 0; i < n; ++i) {
-      if (!digit.counts(keys[i])) continue;
+      const uint32_t bin = digit.of(keys[i]);
+      if (bin > digit.most) continue;
       if constexpr (std::is_same_v<Weight, One>) {
-        ++bins[digit.of(keys[i])];
+        ++bins[bin];
       } else {
-        bins[digit.of(keys[i])] += masses[i];
+        bins[bin] += masses[i];
       }
     }
   }
@@ -101,12 +102,13 @@ template <class RowType, class Weight>
 void find_digits(SerialGroup& group, const RowType& row, const Weight& weight, int from, int to,
                  uint32_t* prefix, uint64_t* need) {
   constexpr int kShift[] = {21, 10, 0};
-  constexpr uint32_t kMask[] = {2047, 2047, 1023};
+  constexpr uint32_t kMost[] = {2047, 2047, 1023};
   for (int i = from; i < to; ++i) {
-    const uint32_t above = i == 0 ? 0 : ~uint32_t{0} << kShift[i - 1];
     group.clear_bins();
-    count_digit(group, row, weight, Digit{*prefix, above, kShift[i], kMask[i]});
-    *prefix |= static_cast<uint32_t>(bin_from_top(group, need)) << kShift[i];
+    count_digit(group, row, weight, Digit{*prefix, kShift[i], kMost[i]});
+    const Bin found = bin_from_top(group, *need);
+    *need = found.need;
+    *prefix |= static_cast<uint32_t>(found.number) << kShift[i];
   }
 }
 

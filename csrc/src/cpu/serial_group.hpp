@@ -24,9 +24,10 @@ class SerialGroup {
   POLYSPEC_FN static uint64_t sum(uint64_t value) { return value; }
   POLYSPEC_FN static uint64_t exclusive_scan(uint64_t) { return 0; }
   POLYSPEC_FN static uint64_t team_sum(uint64_t value) { return value; }
-  POLYSPEC_FN static uint64_t team_exclusive_scan(uint64_t value, uint64_t* total) {
-    *total = value;
-    return 0;
+  POLYSPEC_FN static uint64_t team_exclusive_scan(uint64_t) { return 0; }
+  template <class F>
+  POLYSPEC_FN static int64_t by_one_team(const F& f) {
+    return f();
   }
   POLYSPEC_FN uint64_t* bins() { return scratch_.bins; }
   POLYSPEC_FN uint64_t bin(int bin) const { return scratch_.bins[bin]; }

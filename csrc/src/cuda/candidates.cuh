@@ -75,7 +75,7 @@ POLYSPEC_CALLED void collect(Row<T> row, Worker worker, float bound, Candidates*
 template <class Group, class T>
 POLYSPEC_FN float nucleus_bound(Group& group, const TokenMass<Row<T>>& weight, float top_p,
                                 uint64_t whole) {
-  uint64_t need = share_of(top_p, whole);
+  const uint64_t need = share_of(top_p, whole);
   const double slope = static_cast<double>(weight.slope);
   // If no token below the bound has more than its share of what may be cut, all of them may be cut.
   const double share = static_cast<double>((whole - need) / static_cast<uint64_t>(weight.row.n));
@@ -87,7 +87,7 @@ POLYSPEC_FN float nucleus_bound(Group& group, const TokenMass<Row<T>>& weight, f
           : -kInfinity;
   group.clear_bins();
   count_octaves(weight, worker_of(group), least, group.bins());
-  const int bin = kBins - 1 - bin_from_top(group, &need);
+  const int bin = kBins - 1 - bin_from_top(group, need).number;
   const double width = static_cast<double>(bin + 1) * (1.0 + 0x1p-20);  // with room for rounding
   return static_cast<float>(static_cast<double>(weight.max) -
                             width / (static_cast<double>(kOctaveBins) * slope));
@@ -99,12 +99,12 @@ template <class Group, class T>
 POLYSPEC_FN bool filter_candidates(Group& group, const Row<T>& row, float bound,
                                    const Filter& filter, int head, bool cut, uint64_t whole,
                                    RowStatistics* statistics) {
-  collect(row, worker_of(group), bound, &group.cta().candidates());
+  collect(row, worker_of(group), bound, &group.candidates());
   const int count = group.gather_candidates();
   if (count < 0) return false;
   uint64_t* found = group.scratch().found;
   if (group.leads()) {
-    auto& cta = group.cta();
+    auto cta = group.alone();
     const CandidateRow<T> candidates{cta.candidates(), count, row.n};
     apply_filters(cta, candidates, filter, head, cut, whole, statistics);
     if (cta.rank() == 0) {
@@ -124,10 +124,10 @@ POLYSPEC_FN int32_t row_statistics(Group& group, const Row<T>& row, const Filter
   *statistics = {0.0f, -kInfinity, 0};
   group.clear_candidates();
   const bool cut = filter.top_k > 0 && filter.top_k < row.n;
-  const bool bounded = cut && filter.top_k <= group.cta().size() / 2;
+  const bool bounded = cut && filter.top_k <= group.cta_size() / 2;
   int32_t most = largest_order(group, row);
   int32_t least = kOrderMinusInfinity;
-  if (bounded) least = group.cta().bound_of_largest(most, static_cast<int>(filter.top_k));
+  if (bounded) least = group.bound_of_largest(most, static_cast<int>(filter.top_k));
   group.max_both(&most, &least);
   const int32_t error = max_of_order(most, &statistics->max);
   if (error != 0) return error;

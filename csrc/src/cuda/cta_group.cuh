@@ -6,7 +6,7 @@
 // one in between has passed every reader.
 #pragma once
 
-#include "core/group.hpp"
+#include "core/select.hpp"
 #include "cuda/launch_shape.hpp"
 #include "cuda/runtime.cuh"
 
@@ -14,6 +14,18 @@ namespace polyspec::POLYSPEC_CORE {
 
 constexpr int kWarp = 32;
 constexpr int kMaxCandidates = polyspec::cuda::kMaxCandidates;
+
+// Behind a call the compiler does not know any more where a pointer leads.
+POLYSPEC_FN void assume_global([[maybe_unused]] const void* pointer) {
+#ifdef __CUDACC__
+  __builtin_assume(__isGlobal(pointer));
+#endif
+}
+POLYSPEC_FN void assume_shared([[maybe_unused]] const void* pointer) {
+#ifdef __CUDACC__
+  __builtin_assume(__isShared(pointer));
+#endif
+}
 
 // Tokens of a row that its filters may keep, in any order.
 struct Candidates {
@@ -30,19 +42,36 @@ struct CtaShared {
   Scratch scratch;
   Candidates candidates;
   uint64_t slots[2][kWarps];
+  int64_t picked;  // by one team
 };
 
-// What reductions do with two values.
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// What reductions do: kNothing changes no value, and of_warp gives every lane what comes of all.
 struct Smaller {
-  __device__ __forceinline__ uint64_t operator()(uint64_t a, uint64_t b) const {
-    return static_cast<int64_t>(a) < static_cast<int64_t>(b) ? a : b;
+  static constexpr uint64_t kNothing = INT64_MAX;
+  __device__ __forceinline__ static uint64_t of_warp(uint64_t value) {
+    const int mine = static_cast<int>(value >> 32);
+    const int high = __reduce_min_sync(kAllLanes, mine);
+    const unsigned low =
+        __reduce_min_sync(kAllLanes, mine == high ? static_cast<unsigned>(value) : ~0u);
+    return static_cast<uint64_t>(static_cast<unsigned>(high)) << 32 | low;
   }
 };
 struct Plus {
-  __device__ __forceinline__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
+  static constexpr uint64_t kNothing = 0;
+  // In parts of 22 bits, 32 of which add up to less than 2^32.
+  __device__ __forceinline__ static uint64_t of_warp(uint64_t value) {
+    constexpr uint64_t kPart = (1u << 22) - 1;
+    const auto sum = [](uint64_t part) -> uint64_t {
+      return __reduce_add_sync(kAllLanes, static_cast<unsigned>(part));
+    };
+    return sum(value & kPart) + (sum(value >> 22 & kPart) << 22) + (sum(value >> 44) << 44);
+  }
 };
 // Two values in one word, so that one reduction finds the larger of both.
 struct BothLarger {
+  static constexpr uint64_t kNothing = 0x8000000080000000u;
   __device__ __forceinline__ static uint64_t pack(int32_t first, int32_t second) {
     return static_cast<uint64_t>(static_cast<uint32_t>(first)) << 32 |
            static_cast<uint32_t>(second);
@@ -51,12 +80,10 @@ struct BothLarger {
     *first = static_cast<int32_t>(both >> 32);
     *second = static_cast<int32_t>(both & 0xffffffffu);
   }
-  __device__ __forceinline__ uint64_t operator()(uint64_t a, uint64_t b) const {
-    int32_t first, second, other_first, other_second;
-    unpack(a, &first, &second);
-    unpack(b, &other_first, &other_second);
-    return pack(first > other_first ? first : other_first,
-                second > other_second ? second : other_second);
+  __device__ __forceinline__ static uint64_t of_warp(uint64_t both) {
+    int32_t first, second;
+    unpack(both, &first, &second);
+    return pack(__reduce_max_sync(kAllLanes, first), __reduce_max_sync(kAllLanes, second));
   }
 };
 
@@ -71,58 +98,63 @@ __device__ __forceinline__ void add_to_bin(uint64_t* bin, uint64_t value) {
   if (high != 0) atomicAdd(&halves[1], high);
 }
 
-// ---- Functions that are not inlined: kernels reduce in many places ----
-
-constexpr unsigned kAllLanes = 0xffffffffu;
-
-template <class Op>
-__device__ __forceinline__ uint64_t warp_reduce(uint64_t value, Op op) {
-  POLYSPEC_UNROLL
-  for (int step = kWarp / 2; step > 0; step /= 2)
-    value = op(value, __shfl_xor_sync(kAllLanes, value, step));
-  return value;
-}
-POLYSPEC_CALLED inline uint64_t warp_sum(uint64_t value) { return warp_reduce(value, Plus{}); }
-
 // The sum over lower ranks, and over all.
 struct Scan {
   uint64_t lower, total;
 };
-__device__ __forceinline__ Scan warp_scan_inline(uint64_t value) {
+__device__ __forceinline__ Scan scan_warp(uint64_t value) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   uint64_t inclusive = value;
-  POLYSPEC_UNROLL
+  POLYSPEC_ROLLED
   for (int step = 1; step < kWarp; step *= 2) {
     const uint64_t below = __shfl_up_sync(kAllLanes, inclusive, step);
     if (lane >= step) inclusive += below;
   }
   return {inclusive - value, __shfl_sync(kAllLanes, inclusive, kWarp - 1)};
 }
-POLYSPEC_CALLED inline Scan warp_scan(uint64_t value) { return warp_scan_inline(value); }
 
-// In every thread the reduction over the CTA. slots: [kWarps]
+// A team by itself.
+struct Warp {
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+  __device__ __forceinline__ static constexpr int lanes() { return kWarp; }
+  __device__ __forceinline__ static uint64_t team_sum(uint64_t value) {
+    return Plus::of_warp(value);
+  }
+  __device__ __forceinline__ static uint64_t team_exclusive_scan(uint64_t value) {
+    return scan_warp(value).lower;
+  }
+};
+
+// In every thread what comes of those of the CTA. slots: [kWarps]
 template <int kWarps, class Op>
-POLYSPEC_CALLED uint64_t cta_reduce(uint64_t value, uint64_t* slots) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const Op op;
-  value = warp_reduce(value, op);
-  if (thread % kWarp == 0) slots[thread / kWarp] = value;
+__device__ __forceinline__ uint64_t reduce_cta(uint64_t value, uint64_t* slots) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  value = Op::of_warp(value);
+  if (lane == 0) slots[threadIdx.x / kWarp] = value;
   __syncthreads();
-  value = slots[0];
-  POLYSPEC_UNROLL
-  for (int warp = 1; warp < kWarps; ++warp) value = op(value, slots[warp]);
-  return value;
+  return Op::of_warp(lane < kWarps ? slots[lane] : Op::kNothing);
 }
-
 template <int kWarps>
-POLYSPEC_CALLED Scan cta_scan(uint64_t value, uint64_t* slots) {
+__device__ __forceinline__ Scan scan_cta(uint64_t value, uint64_t* slots) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const Scan of_warp = warp_scan_inline(value);
+  const Scan of_warp = scan_warp(value);
   if (lane == 0) slots[warp] = of_warp.total;
   __syncthreads();
-  const Scan of_cta = warp_scan_inline(lane < kWarps ? slots[lane] : 0);
+  const Scan of_cta = scan_warp(lane < kWarps ? slots[lane] : 0);
   return {of_warp.lower + __shfl_sync(kAllLanes, of_cta.lower, warp), of_cta.total};
+}
+
+// Called, since kernels have many places for them.
+POLYSPEC_CALLED uint64_t warp_sum(uint64_t value) { return Plus::of_warp(value); }
+POLYSPEC_CALLED uint64_t warp_scan(uint64_t value) { return scan_warp(value).lower; }
+template <int kWarps, class Op>
+POLYSPEC_CALLED uint64_t cta_reduce(uint64_t value, uint64_t* slots) {
+  return reduce_cta<kWarps, Op>(value, slots);
+}
+template <int kWarps>
+POLYSPEC_CALLED uint64_t cta_scan(uint64_t value, uint64_t* slots) {
+  return scan_cta<kWarps>(value, slots).lower;
 }
 
 template <int kThreads>
@@ -143,22 +175,28 @@ class CtaGroup {
   __device__ __forceinline__ static void sync() { __syncthreads(); }
 
   __device__ __forceinline__ void max_both(int32_t* first, int32_t* second) {
-    BothLarger::unpack(reduce(BothLarger::pack(*first, *second), BothLarger{}), first, second);
+    BothLarger::unpack(reduce<BothLarger>(BothLarger::pack(*first, *second)), first, second);
   }
   __device__ __forceinline__ int64_t min(int64_t value) {
-    return static_cast<int64_t>(reduce(static_cast<uint64_t>(value), Smaller{}));
+    return static_cast<int64_t>(reduce<Smaller>(static_cast<uint64_t>(value)));
   }
-  __device__ __forceinline__ uint64_t sum(uint64_t value) { return reduce(value, Plus{}); }
+  __device__ __forceinline__ uint64_t sum(uint64_t value) { return reduce<Plus>(value); }
 
-  __device__ __forceinline__ uint64_t exclusive_scan(uint64_t value) { return scan(value).lower; }
-  __device__ __forceinline__ Scan scan(uint64_t value) {
+  __device__ __forceinline__ uint64_t exclusive_scan(uint64_t value) {
     return cta_scan<kWarps>(value, next_slots());
   }
   __device__ __forceinline__ static uint64_t team_sum(uint64_t value) { return warp_sum(value); }
-  __device__ __forceinline__ static uint64_t team_exclusive_scan(uint64_t value, uint64_t* total) {
-    const Scan scan = warp_scan(value);
-    *total = scan.total;
-    return scan.lower;
+  __device__ __forceinline__ static uint64_t team_exclusive_scan(uint64_t value) {
+    return warp_scan(value);
+  }
+  template <class F>
+  __device__ __forceinline__ int64_t by_one_team(const F& f) {
+    if (team() == 0) {
+      const int64_t value = f();
+      if (lane() == 0) shared_.picked = value;
+    }
+    __syncthreads();
+    return shared_.picked;
   }
   __device__ __forceinline__ static void add(uint64_t* bin, uint64_t value) {
     add_to_bin(bin, value);
@@ -171,9 +209,10 @@ class CtaGroup {
   }
   __device__ __forceinline__ uint64_t bin(int bin) const { return shared_.scratch.bins[bin]; }
 
-  // The CTA of a group that ends what one CTA can do alone, and whether this is it.
-  __device__ __forceinline__ CtaGroup& cta() { return *this; }
+  // This CTA as a group, whether it is the one that does what one can do alone, and its threads.
+  __device__ __forceinline__ CtaGroup alone() const { return *this; }
   __device__ __forceinline__ static constexpr bool leads() { return true; }
+  __device__ __forceinline__ static constexpr int cta_size() { return kThreads; }
   __device__ __forceinline__ Candidates& candidates() { return shared_.candidates; }
   // Before a barrier and the first candidate.
   __device__ __forceinline__ void clear_candidates() {
@@ -198,13 +237,16 @@ class CtaGroup {
     return static_cast<int32_t>((bound << 16) ^ 0x80000000u);
   }
 
-  // In every thread the reduction over the CTA.
+  // For a copy of this group that has reduced once.
+  __device__ __forceinline__ void skip_reduction() { buffer_ ^= 1; }
+  __device__ __forceinline__ void assume_shared_memory() const { assume_shared(&shared_); }
+
+ private:
   template <class Op>
-  __device__ __forceinline__ uint64_t reduce(uint64_t value, Op) {
+  __device__ __forceinline__ uint64_t reduce(uint64_t value) {
     return cta_reduce<kWarps, Op>(value, next_slots());
   }
 
- private:
   __device__ __forceinline__ uint64_t* next_slots() {
     buffer_ ^= 1;
     return shared_.slots[buffer_];
@@ -213,5 +255,19 @@ class CtaGroup {
   Shared& shared_;
   int buffer_ = 0;  // the same in every thread, since reductions are collective
 };
+
+// Called, since filters look for bins in many places. By value, since what is referred to would
+// have to lie in memory.
+template <class AnyGroup>
+POLYSPEC_CALLED Bin find_bin(AnyGroup group, uint64_t need) {
+  group.assume_shared_memory();
+  return bin_from_top<AnyGroup>(group, need);
+}
+template <int kThreads>
+POLYSPEC_FN Bin bin_from_top(CtaGroup<kThreads>& group, uint64_t need) {
+  const Bin found = find_bin(group, need);
+  group.skip_reduction();
+  return found;
+}
 
 }  // namespace polyspec::POLYSPEC_CORE

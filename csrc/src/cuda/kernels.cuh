@@ -46,31 +46,32 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 #endif
 }
 
-template <class T, class AnyGroup>
-__device__ __forceinline__ void run_request(AnyGroup& group, const SampleParams& params,
-                                            int64_t b) {
-  core::sample_request<T>(group, params, b);
-}
-template <class T, class AnyGroup>
-__device__ __forceinline__ void run_request(AnyGroup& group, const VerifyParams& params,
-                                            int64_t b) {
-  core::verify_request<T>(group, params, b);
-}
-
-// T is the element type of the (target's) logits. __grid_constant__ lets the row algorithms hold
-// references to the parameters without a copy of them in every thread's local memory.
-template <class T, int kThreads, class Params>
-__global__ void __launch_bounds__(kThreads, 1)
-    request_kernel(const __grid_constant__ Params params) {
+// A group takes one request, or in a large batch one after the other.
+template <int kThreads, class Run>
+__device__ __forceinline__ void for_each_request(int64_t batch, const Run& run) {
   POLYSPEC_SHARED(Shared<kThreads>, shared);
   wait_for_previous_kernel();
   Group<kThreads> group(shared);
   group.sync();  // the other CTAs of a cluster have begun: their shared memory is there
   const int64_t groups = gridDim.x / group.ctas();
-  for (int64_t b = blockIdx.x / group.ctas(); b < params.batch; b += groups) {
-    run_request<T>(group, params, b);
-  }
+  for (int64_t b = blockIdx.x / group.ctas(); b < batch; b += groups) run(group, b);
   group.sync();  // no CTA leaves while another may reach into its shared memory
+}
+
+// T is the element type of the (target's) logits. __grid_constant__ lets the row algorithms hold
+// references to the parameters without a copy of them in every thread's local memory.
+template <class T, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1)
+    sample_kernel(const __grid_constant__ SampleParams params) {
+  for_each_request<kThreads>(
+      params.batch, [&](auto& group, int64_t b) { core::sample_request<T>(group, params, b); });
+}
+template <class T, Rule rule, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1)
+    verify_kernel(const __grid_constant__ VerifyParams params) {
+  for_each_request<kThreads>(params.batch, [&](auto& group, int64_t b) {
+    core::verify_request<T, core::OneRule<rule>>(group, params, b);
+  });
 }
 
 // A workspace: a ticket for each request, and what is recorded of each row.
@@ -87,7 +88,7 @@ struct Workspace {
 };
 
 // A group per row; the last to arrive verifies the block.
-template <class T, int kThreads>
+template <class T, Rule rule, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const __grid_constant__ VerifyParams params) {
   POLYSPEC_SHARED(Shared<kThreads>, shared);
@@ -98,8 +99,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t row = blockIdx.x / group.ctas();  // of the whole batch
   const int64_t request = row / rows;
   const Workspace<core::RowRecord> workspace(params.workspace);
-  core::verify_row<T>(group, params, request, row - request * rows,
-                      workspace.records + request * rows, workspace.tickets + request);
+  core::verify_row<T, core::OneRule<rule>>(group, params, request, row - request * rows,
+                                           workspace.records + request * rows,
+                                           workspace.tickets + request);
   group.sync();
 }
 

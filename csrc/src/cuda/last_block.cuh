@@ -28,14 +28,14 @@ __device__ __forceinline__ bool comes_last(Group& group, unsigned* ticket, unsig
 
 // Row i of a request, and the request itself when the other rows are done. records: [k+1].
 // Collective.
-template <class T, class Group>
+template <class T, class Rules, class Group>
 __device__ __forceinline__ void verify_row(Group& group, const VerifyParams& params,
                                            int64_t request, int64_t i, RowRecord* records,
                                            unsigned* ticket) {
   record_row<T>(group, params, request, i, &records[i]);
   if (!comes_last(group, ticket, static_cast<unsigned>(params.draft_len))) return;
   KnownRows<Group> known(group, records);
-  verify_request<T>(known, params, request);
+  verify_request<T, Rules>(known, params, request);
 }
 
 // Nodes above a row of a tree whose parents are sound; -1 where the row is not one, or deeper than

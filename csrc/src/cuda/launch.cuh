@@ -71,20 +71,25 @@ inline bool chosen_at_once(int64_t batch, int64_t rows, bool choice) {
   return forced < 0 ? choice : forced > 0 && fits;
 }
 
-// The kernels of one element type, each in a file of its own: verify_<type>.cu.
-template <class T>
-cudaError_t launch_verify_kernel(const VerifyParams& params, const Stream& stream) {
+template <class T, Rule rule>
+cudaError_t launch_rule(const VerifyParams& params, const Stream& stream) {
+  constexpr int kThreads = rule == Rule::kBlock ? kResidualThreads : kVerifyThreads;
   const DeviceShape device = current_device();
   const int64_t rows = params.draft_len + 1;
   if (params.workspace != nullptr &&
       chosen_at_once(params.batch, rows,
                      rows_at_once(params.batch, rows, params.vocab, device.multiprocessors,
                                   device.clusters))) {
-    return launch(rows_kernel<T, kVerifyThreads>, params.batch * rows, kVerifyThreads, params,
-                  stream);
+    return launch(rows_kernel<T, rule, kThreads>, params.batch * rows, kThreads, params, stream);
   }
-  return launch(request_kernel<T, kVerifyThreads, VerifyParams>, params.batch, kVerifyThreads,
-                params, stream);
+  return launch(verify_kernel<T, rule, kThreads>, params.batch, kThreads, params, stream);
+}
+
+// The kernels of one element type, each in a file of its own: verify_<type>.cu.
+template <class T>
+cudaError_t launch_verify_kernel(const VerifyParams& params, const Stream& stream) {
+  return params.rule == Rule::kToken ? launch_rule<T, Rule::kToken>(params, stream)
+                                     : launch_rule<T, Rule::kBlock>(params, stream);
 }
 
 template <class T>

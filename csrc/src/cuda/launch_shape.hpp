@@ -6,10 +6,13 @@
 
 // Results do not depend on these: a build may set others, as the tests on a CPU do.
 #ifndef POLYSPEC_SAMPLE_THREADS
-#define POLYSPEC_SAMPLE_THREADS 512
+#define POLYSPEC_SAMPLE_THREADS 384
 #endif
 #ifndef POLYSPEC_VERIFY_THREADS
 #define POLYSPEC_VERIFY_THREADS 384
+#endif
+#ifndef POLYSPEC_RESIDUAL_THREADS
+#define POLYSPEC_RESIDUAL_THREADS 256
 #endif
 #ifndef POLYSPEC_CLUSTER_CTAS
 #define POLYSPEC_CLUSTER_CTAS 8
@@ -21,9 +24,11 @@
 namespace polyspec::cuda {
 
 // Threads of a CTA. More warps hide more of a row's latency; these are the most that leave each
-// thread the registers it wants (at most 65536 / threads), so that nothing spills.
-constexpr int kSampleThreads = POLYSPEC_SAMPLE_THREADS;
-constexpr int kVerifyThreads = POLYSPEC_VERIFY_THREADS;
+// thread the registers it wants, so that nothing spills: four schedulers share 65536 evenly.
+constexpr int kSampleThreads = POLYSPEC_SAMPLE_THREADS;  // 168 registers
+constexpr int kVerifyThreads = POLYSPEC_VERIFY_THREADS;  // 168, for the token rule
+// 255, for what sums residuals: the block rule, trees.
+constexpr int kResidualThreads = POLYSPEC_RESIDUAL_THREADS;
 
 // Tokens that a CTA can keep in shared memory while it filters a row.
 constexpr int kMaxCandidates = POLYSPEC_CANDIDATES;

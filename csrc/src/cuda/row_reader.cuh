@@ -51,22 +51,14 @@ struct VectorSplit {
     vectors = (n - head) / kWidth;
     ends = n - vectors * kWidth;
   }
+  POLYSPEC_FN void use_none() {
+    ends += vectors * kWidth;
+    vectors = 0;
+  }
   // First element of vector v; element number e of those in no vector.
   POLYSPEC_FN int vector_at(int v) const { return head + v * kWidth; }
   POLYSPEC_FN int end_at(int e) const { return e < head ? e : vectors * kWidth + e; }
 };
-
-// Behind a call the compiler does not know any more where a pointer leads.
-POLYSPEC_FN void assume_global([[maybe_unused]] const void* pointer) {
-#ifdef __CUDACC__
-  __builtin_assume(__isGlobal(pointer));
-#endif
-}
-POLYSPEC_FN void assume_shared([[maybe_unused]] const void* pointer) {
-#ifdef __CUDACC__
-  __builtin_assume(__isShared(pointer));
-#endif
-}
 
 // Who goes over a part of a row, and among how many: a lane of a team, alone or one of several.
 struct Worker {
@@ -78,32 +70,43 @@ POLYSPEC_FN Worker worker_of(const Group& group) {
   return {group.lane(), group.lanes(), group.team(), group.teams()};
 }
 
+// -inf, as often as a word holds it: an element that changes no maximum and has no mass.
+template <class T>
+constexpr uint32_t kLowest = std::is_same_v<T, float>      ? 0xff800000u
+                             : std::is_same_v<T, BFloat16> ? 0xff80ff80u
+                                                           : 0xfc00fc00u;
+
 // Goes over this worker's share of the less than 2^31 elements in [begin, end): together the
-// workers cover each once. on_vector(i, words) gets those of a vector, i the first of them,
-// on_element(i, row[i]) the others. kAhead vectors are loaded before the first is used: where the
-// loads are all that takes time, enough of them have to be under way.
-template <int kAhead, class T, class OnVector, class OnElement>
+// workers cover each once. on_vectors(at, step, is_there, words) gets kAhead vectors, the first at
+// element `at`, each `step` elements behind the one before. Vectors of which is_there(number) does
+// not hold are behind the row, all kLowest. on_element(i, row[i]) gets what is in no vector. kAhead
+// vectors are loaded before the first is used: where the loads are all that takes time, enough of
+// them have to be under way.
+template <int kAhead, class T, class OnVectors, class OnElement>
 POLYSPEC_FN void visit_vectors(const Row<T>& row, int64_t begin, int64_t end, const Worker& worker,
-                               const OnVector& on_vector, const OnElement& on_element) {
+                               const OnVectors& on_vectors, const OnElement& on_element) {
   constexpr int kWidth = 16 / sizeof(T);
   const T* data = row.data + begin;
   const VectorSplit<kWidth> split(reinterpret_cast<uintptr_t>(data) / sizeof(T),
                                   static_cast<int>(end - begin));
   const int lanes = worker.lanes;
   const int step = kAhead * lanes;
-  int v = worker.team * step + worker.lane;
   POLYSPEC_ROLLED
-  for (; v + (kAhead - 1) * lanes < split.vectors; v += worker.teams * step) {
+  for (int v = worker.team * step + worker.lane; v < split.vectors; v += worker.teams * step) {
+    const auto is_there = [&](int u) { return v + u * lanes < split.vectors; };
+    const auto load = [&](int u) { return load_vector(data + split.vector_at(v + u * lanes)); };
     Words words[kAhead];
-    POLYSPEC_UNROLL
-    for (int u = 0; u < kAhead; ++u) words[u] = load_vector(data + split.vector_at(v + u * lanes));
-    POLYSPEC_UNROLL
-    for (int u = 0; u < kAhead; ++u) on_vector(begin + split.vector_at(v + u * lanes), words[u]);
-  }
-  if constexpr (kAhead > 1) {  // those of the last step may be fewer
-    POLYSPEC_ROLLED
-    for (; v < split.vectors; v += lanes)
-      on_vector(begin + split.vector_at(v), load_vector(data + split.vector_at(v)));
+    if (is_there(kAhead - 1)) {
+      POLYSPEC_UNROLL
+      for (int u = 0; u < kAhead; ++u) words[u] = load(u);
+    } else {
+      POLYSPEC_UNROLL
+      for (int u = 0; u < kAhead; ++u) {
+        words[u] = {{kLowest<T>, kLowest<T>, kLowest<T>, kLowest<T>}};
+        if (is_there(u)) words[u] = load(u);
+      }
+    }
+    on_vectors(begin + split.vector_at(v), kWidth * lanes, is_there, words);
   }
   POLYSPEC_ROLLED
   for (int e = worker.team * lanes + worker.lane; e < split.ends; e += worker.teams * lanes) {
@@ -112,15 +115,20 @@ POLYSPEC_FN void visit_vectors(const Row<T>& row, int64_t begin, int64_t end, co
   }
 }
 
-// The same with f(i, row[i]) for each.
+// f(row[i]) for each element.
 template <int kAhead, class T, class F>
-POLYSPEC_FN void visit(const Row<T>& row, int64_t begin, int64_t end, const Worker& worker,
-                       const F& f) {
-  const auto each = [&](int64_t at, const Words& words) {
-    POLYSPEC_UNROLL
-    for (int j = 0; j < static_cast<int>(16 / sizeof(T)); ++j) f(at + j, element<T>(words, j));
-  };
-  visit_vectors<kAhead>(row, begin, end, worker, each, f);
+POLYSPEC_FN void visit(const Row<T>& row, const Worker& worker, const F& f) {
+  visit_vectors<kAhead>(
+      row, 0, row.n, worker,
+      [&](int64_t, int, const auto& is_there, const Words* words) {
+        POLYSPEC_UNROLL
+        for (int u = 0; u < kAhead; ++u) {
+          if (!is_there(u)) break;
+          POLYSPEC_UNROLL
+          for (int j = 0; j < static_cast<int>(16 / sizeof(T)); ++j) f(element<T>(words[u], j));
+        }
+      },
+      [&](int64_t, float z) { f(z); });
 }
 
 // The larger of the elements in two words, a NaN if either is one.
@@ -161,19 +169,31 @@ POLYSPEC_FN bool all_below(const Words& words, float bound) {
   return below;
 }
 
-// visit for the elements that are not below a bound: vectors of none cost little.
+// f(i, row[i]) for each element that is not below a bound: vectors of none cost little.
 template <class T, class F>
 POLYSPEC_FN void visit_from(const Row<T>& row, const Worker& worker, float bound, const F& f) {
+  constexpr int kAhead = 4;
+  constexpr int kWidth = 16 / sizeof(T);
   const auto each = [&](int64_t i, float z) {
     if (z >= bound) f(i, z);
   };
-  visit_vectors<4>(
+  visit_vectors<kAhead>(
       row, 0, row.n, worker,
-      [&](int64_t at, const Words& words) {
-        if (all_below<T>(words, bound)) return;
+      [&](int64_t at, int step, const auto& is_there, const Words* words) {
+        unsigned some = 0;  // vectors that are not skipped
+        POLYSPEC_UNROLL
+        for (int u = 0; u < kAhead; ++u) {
+          if (!all_below<T>(words[u], bound) && is_there(u)) some |= 1u << u;
+        }
+        if (some == 0) return;
         // Read again, one by one: unrolled this would be the most of a kernel's code.
         POLYSPEC_ROLLED
-        for (int64_t i = at; i < at + static_cast<int>(16 / sizeof(T)); ++i) each(i, row[i]);
+        for (int i = 0; i < kAhead * kWidth; ++i) {
+          const int u = i / kWidth;
+          if ((some >> u & 1) == 0) continue;
+          const int64_t token = at + u * step + i % kWidth;
+          each(token, row[token]);
+        }
       },
       each);
 }
@@ -182,16 +202,18 @@ POLYSPEC_FN void visit_from(const Row<T>& row, const Worker& worker, float bound
 template <class T>
 POLYSPEC_CALLED int32_t largest_order_of(Row<T> row, Worker worker) {
   assume_global(row.data);
-  constexpr uint32_t kLowest = std::is_same_v<T, float>      ? 0xff800000u
-                               : std::is_same_v<T, BFloat16> ? 0xff80ff80u
-                                                             : 0xfc00fc00u;
-  Words most = {{kLowest, kLowest, kLowest, kLowest}};
+  Words most = {{kLowest<T>, kLowest<T>, kLowest<T>, kLowest<T>}};
   float at_ends = -kInfinity;
-  visit_vectors<4>(
+  constexpr int kAhead = 4;
+  visit_vectors<kAhead>(
       row, 0, row.n, worker,
-      [&](int64_t, const Words& words) {
+      [&](int64_t, int, const auto&, const Words* words) {
         POLYSPEC_UNROLL
-        for (int j = 0; j < 4; ++j) most.word[j] = larger_elements<T>(most.word[j], words.word[j]);
+        for (int u = 0; u < kAhead; ++u) {
+          POLYSPEC_UNROLL
+          for (int j = 0; j < 4; ++j)
+            most.word[j] = larger_elements<T>(most.word[j], words[u].word[j]);
+        }
       },
       [&](int64_t, float z) { at_ends = z > at_ends || z != z ? z : at_ends; });
   int32_t largest = order_or_nan(order_of(at_ends));
@@ -208,13 +230,16 @@ POLYSPEC_FN int32_t largest_order(Group& group, const Row<T>& row) {
   return largest_order_of(row, worker_of(group));
 }
 
+template <class T>
+POLYSPEC_CALLED int64_t first_from(Row<T> row, Worker worker, float max) {
+  assume_global(row.data);
+  int64_t first = row.n;
+  visit_from(row, worker, max, [&](int64_t i, float) { first = i < first ? i : first; });
+  return first;
+}
 template <class Group, class T>
 POLYSPEC_FN int64_t first_of(Group& group, const Row<T>& row, float max) {
-  int64_t first = row.n;
-  visit<2>(row, 0, row.n, worker_of(group), [&](int64_t i, float z) {
-    if (z == max && i < first) first = i;
-  });
-  return first;
+  return first_from(row, worker_of(group), max);
 }
 
 // Adds the weight of a token with logit z.
@@ -226,21 +251,23 @@ POLYSPEC_FN void add_weight(uint64_t* bin, const TokenMass<RowType>& weight, flo
   add_to_bin(bin, weight.of(z));
 }
 
-template <class T, class Weight>
+template <int kAhead, class T, class Weight>
 POLYSPEC_CALLED void count_digit_of(Row<T> row, Weight weight, Digit digit, Worker worker,
                                     uint64_t* bins) {
   assume_global(row.data);
   assume_shared(bins);
-  visit<4>(row, 0, row.n, worker, [&](int64_t, float z) {
-    const uint32_t key = key_of(z);
-    if (digit.counts(key)) add_weight(&bins[digit.of(key)], weight, z);
+  visit<kAhead>(row, worker, [&](float z) {
+    const uint32_t bin = digit.of(key_of(z));
+    if (bin <= digit.most) add_weight(&bins[bin], weight, z);
   });
 }
 
 template <class Group, class T, class Weight>
 POLYSPEC_FN void count_digit(Group& group, const Row<T>& row, const Weight& weight,
                              const Digit& digit) {
-  count_digit_of(row, weight, digit, worker_of(group), group.bins());
+  // Masses take so many instructions that one load under way for each thread hides them.
+  constexpr int kAhead = std::is_same_v<Weight, One> ? 4 : 2;
+  count_digit_of<kAhead>(row, weight, digit, worker_of(group), group.bins());
 }
 
 // Not inlined: a kernel sums masses in many places, and each copy of the loop takes 10 KB.
@@ -253,8 +280,18 @@ POLYSPEC_CALLED uint64_t mass_of_span(TokenMass<Row<T>> weight, int lane, int la
     visit_from(weight.row, worker, weight.threshold,
                [&](int64_t, float z) { sum += weight.of(z); });
   } else {
-    visit<4>(weight.row, 0, weight.row.n, worker,
-             [&](int64_t, float z) { sum += weight.unfiltered(z); });
+    constexpr int kAhead = 4;
+    const auto add = [&](float z) { sum += weight.unfiltered(z); };
+    visit_vectors<kAhead>(
+        weight.row, 0, weight.row.n, worker,
+        [&](int64_t, int, const auto&, const Words* words) {  // what is not there has no mass
+          POLYSPEC_UNROLL
+          for (int u = 0; u < kAhead; ++u) {
+            POLYSPEC_UNROLL
+            for (int j = 0; j < static_cast<int>(16 / sizeof(T)); ++j) add(element<T>(words[u], j));
+          }
+        },
+        [&](int64_t, float z) { add(z); });
   }
   return sum;
 }
@@ -267,45 +304,68 @@ POLYSPEC_FN uint64_t lane_mass(Group& group, const TokenMass<Row<T>>& weight, in
   return mass_of_span(span, group.lane(), group.lanes());
 }
 
-// 16 bytes from any address.
 template <class T>
-POLYSPEC_FN Words load_words(const T* from, bool aligned) {
-  if (aligned) return load_vector(from);
-  Words words = {};
-  POLYSPEC_UNROLL
-  for (int j = 0; j < static_cast<int>(16 / sizeof(T)); ++j) {
-    if constexpr (sizeof(T) == 4) words.word[j] = bit_cast<uint32_t>(from[j]);
-    if constexpr (sizeof(T) == 2)
-      words.word[j / 2] |= static_cast<uint32_t>(from[j].bits) << (16 * (j % 2));
-  }
-  return words;
+POLYSPEC_FN uint64_t run_mass(const TokenMass<Row<T>>& weight, int64_t begin, int64_t end) {
+  TokenMass<Row<T>> run = weight;
+  run.row = {weight.row.data + begin, end - begin};
+  return mass_of_span(run, 0, 1);
 }
 
-// Residual masses of draft and target rows of one type and one vocabulary: vectors of both rows are
-// read side by side, the draft's element by element where it lies differently.
+// Called, since kernels pick in many places.
+template <class T>
+POLYSPEC_CALLED int64_t pick_of(TokenMass<Row<T>> weight, const uint64_t* tiles, uint64_t target) {
+  return token_at(Warp{}, weight.row.n, weight, tiles, target);
+}
+template <class Group, class T>
+POLYSPEC_FN int64_t team_pick(Group& group, int64_t, const TokenMass<Row<T>>& weight,
+                              uint64_t target) {
+  return pick_of(weight, group.scratch().tiles, target);
+}
+
+// trunc(max(left, 0)), below 2^63; a device's conversion takes what is negative for 0.
+POLYSPEC_FN uint64_t whole_part(double left) {
+#ifdef __CUDACC__
+  return __double2ull_rz(left);
+#else
+  return left > 0.0 ? static_cast<uint64_t>(left) : 0;
+#endif
+}
+
+// Residual masses of draft and target rows of one type and one vocabulary, where no filter cuts the
+// target's: vectors of both rows are read side by side where they lie alike.
 template <class T>
 POLYSPEC_FN uint64_t both_masses(const ResidualWeight<T>& weight, int64_t begin, int64_t end,
-                                 int worker, int workers) {
+                                 int lane, int lanes) {
   constexpr int kWidth = 16 / sizeof(T);
+  assume_global(weight.p.row.data);
+  assume_global(weight.q.row.data);
   const T* p = weight.p.row.data + begin;
   const T* q = static_cast<const T*>(weight.q.row.data) + begin;
-  const VectorSplit<kWidth> split(reinterpret_cast<uintptr_t>(p) / sizeof(T),
-                                  static_cast<int>(end - begin));
-  const bool aligned =
-      ((reinterpret_cast<uintptr_t>(p) ^ reinterpret_cast<uintptr_t>(q)) & 15) == 0;
+  VectorSplit<kWidth> split(reinterpret_cast<uintptr_t>(p) / sizeof(T),
+                            static_cast<int>(end - begin));
+  if (((reinterpret_cast<uintptr_t>(p) ^ reinterpret_cast<uintptr_t>(q)) & 15) != 0)
+    split.use_none();
+  // The unit is a power of two, so that it does not matter what is scaled by it.
+  const double p_scale = weight.p_scale * weight.unit;
+  const double q_scale = weight.q_scale * weight.unit;
+  const TokenMass<Row<T>> q_mass{
+      {q, 0}, weight.q.max, weight.q.threshold, weight.q.slope, weight.q.head};
+  const auto left = [&](float p_logit, float q_logit) {
+    return whole_part(weight.p.unfiltered_double(p_logit) * p_scale -
+                      q_mass.double_of(q_logit) * q_scale);
+  };
   uint64_t sum = 0;
   POLYSPEC_ROLLED
-  for (int v = worker; v < split.vectors; v += workers) {
-    const Words p_words = load_words(p + split.vector_at(v), true);
-    const Words q_words = load_words(q + split.vector_at(v), aligned);
+  for (int v = lane; v < split.vectors; v += lanes) {
+    const Words p_words = load_vector(p + split.vector_at(v));
+    const Words q_words = load_vector(q + split.vector_at(v));
     POLYSPEC_UNROLL
-    for (int j = 0; j < kWidth; ++j)
-      sum += weight.of(weight.p.of(element<T>(p_words, j)), weight.q.of(element<T>(q_words, j)));
+    for (int j = 0; j < kWidth; ++j) sum += left(element<T>(p_words, j), element<T>(q_words, j));
   }
   POLYSPEC_ROLLED
-  for (int e = worker; e < split.ends; e += workers) {
+  for (int e = lane; e < split.ends; e += lanes) {
     const int at = split.end_at(e);
-    sum += weight.of(weight.p.of(to_float(p[at])), weight.q.of(to_float(q[at])));
+    sum += left(to_float(p[at]), to_float(q[at]));
   }
   return sum;
 }
@@ -314,13 +374,29 @@ template <class Group, class T>
 POLYSPEC_FN uint64_t lane_mass(Group& group, const ResidualWeight<T>& weight, int64_t begin,
                                int64_t end) {
   if (weight.proposed < 0 && weight.target_to_draft == nullptr && end <= weight.draft_vocab &&
-      weight.q.row.dtype == kDTypeOf<T>) {
+      weight.q.row.dtype == kDTypeOf<T> && weight.p.threshold == -kInfinity) {
     return both_masses(weight, begin, end, group.lane(), group.lanes());
   }
   uint64_t sum = 0;
-  POLYSPEC_ROLLED
-  for (int64_t i = begin + group.lane(); i < end; i += group.lanes()) sum += weight(i);
+  visit_from(Row<T>{weight.p.row.data + begin, end - begin}, Worker{group.lane(), group.lanes()},
+             weight.p.threshold, [&](int64_t i, float) { sum += weight(begin + i); });
   return sum;
+}
+
+// Called, as bins are found. Whoever calls it needs the weight no more, which takes many registers.
+template <class Group, class T>
+POLYSPEC_CALLED Drawn residual_pass(Group group, ResidualWeight<T> weight, bool wanted,
+                                    uint64_t bits) {
+  group.assume_shared_memory();
+  assume_global(weight.p.row.data);
+  return draw_residual<Group>(group, weight, wanted, bits);
+}
+template <int kThreads, class T>
+POLYSPEC_FN Drawn draw_residual(CtaGroup<kThreads>& group, const ResidualWeight<T>& weight,
+                                bool wanted, uint64_t bits) {
+  const Drawn drawn = residual_pass(group, weight, wanted, bits);
+  group.skip_reduction();
+  return drawn;
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -11,12 +11,6 @@
 #define POLYSPEC_SHARED(type, name) __shared__ type name
 #endif
 
-// A device function that is called where others are inlined; only such as call no other, which
-// would need a stack.
-#ifndef POLYSPEC_CALLED
-#define POLYSPEC_CALLED __device__ __noinline__
-#endif
-
 namespace polyspec::cuda {
 
 inline Result result_of(cudaError_t error) {

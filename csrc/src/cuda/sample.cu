@@ -6,8 +6,8 @@ namespace {
 
 template <class T>
 Result launch_sample(const SampleParams& params, const Stream& stream) {
-  return result_of(launch(request_kernel<T, kSampleThreads, SampleParams>, params.batch,
-                          kSampleThreads, params, stream));
+  return result_of(
+      launch(sample_kernel<T, kSampleThreads>, params.batch, kSampleThreads, params, stream));
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ Result launch_tree(VerifyTreeParams params, const Stream& stream) {
                      tree_rows_at_once(params.batch, rows, params.depth, params.vocab,
                                        device.multiprocessors, device.clusters));
   if (!at_once) params.workspace = nullptr;
-  return result_of(launch(tree_kernel<T, kVerifyThreads>, params.batch * (at_once ? rows : 1),
-                          kVerifyThreads, params, stream));
+  return result_of(launch(tree_kernel<T, kResidualThreads>, params.batch * (at_once ? rows : 1),
+                          kResidualThreads, params, stream));
 }
 
 }  // namespace

@@ -27,6 +27,14 @@ class OneThread : public SerialGroup {
   using SerialGroup::SerialGroup;
 };
 
+// It walks from token to token; what groups share takes a team of several lanes.
+template <class Weight>
+int64_t team_pick(OneThread&, int64_t, const Weight& weight, uint64_t target) {
+  int64_t i = 0;
+  for (uint64_t mass; target >= (mass = weight(i)); ++i) target -= mass;
+  return i;
+}
+
 void request(OneThread& group, const polyspec::SampleParams& params, int64_t b) {
   if (params.dtype == DType::kFloat32) sample_request<float>(group, params, b);
   if (params.dtype == DType::kBFloat16) sample_request<BFloat16>(group, params, b);

@@ -1,5 +1,5 @@
 // Barriers of a cluster that a row of logits takes, counted while the kernels run on the stand-in
-// device, and how many they may be.
+// device, and how many they may be. To find the token of a draw takes none.
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -18,7 +18,6 @@ using polyspec::RowStatistics;
 constexpr int64_t kVocab = 9000;
 constexpr int64_t kDrafted = 4;
 constexpr uint64_t kLaunch = 2;  // where a kernel begins and where it ends
-constexpr uint64_t kPick = 3;    // to find the token of a draw
 
 // Rows of logits like normal ones.
 std::vector<float> random_rows(int64_t rows) {
@@ -105,7 +104,7 @@ void check_rows(const Filters& filters, DType dtype, const void* logits, uint64_
   sampled.params.sampling.top_k.value = filters.top_k;
   sampled.params.sampling.top_p.value = filters.top_p;
   sampled.params.sampling.min_p.value = filters.min_p;
-  const uint64_t barriers = sampled.run() - kLaunch - kPick;
+  const uint64_t barriers = sampled.run() - kLaunch;
   std::printf("%s, %s: %d\n", filters.name, dtype == DType::kFloat32 ? "float32" : "bfloat16",
               static_cast<int>(barriers));
   CHECK_EQ(budget, barriers);
@@ -143,7 +142,7 @@ void check_chain(const std::vector<float>& logits, const Filters& filters, bool 
   CHECK_EQ(0, status);
   CHECK_EQ(kDrafted, accepted);
   const uint64_t rows = static_cast<uint64_t>(kDrafted + 1 + (handed_over ? 0 : kDrafted));
-  CHECK_EQ(filters.of_32_bits * rows, barriers - kLaunch - kPick);
+  CHECK_EQ(filters.of_32_bits * rows, barriers - kLaunch);
 }
 
 constexpr uint64_t kParents = 1;   // to check a tree's parents
@@ -181,7 +180,7 @@ void check_tree(const std::vector<float>& logits, bool at_once) {
   const uint64_t barriers = cluster_barriers([&] { return polyspec::verify_tree(params, stream); });
   CHECK(cudaFree(workspace) == cudaSuccess);
   CHECK_EQ(0, status);
-  const uint64_t of_row = kFilters[0].of_32_bits + kPick + kChildren;
+  const uint64_t of_row = kFilters[0].of_32_bits + kChildren;
   const uint64_t walked = kLaunch + kParents + of_row * static_cast<uint64_t>(accepted + 1);
   const uint64_t of_group = kLaunch + kParents + of_row + kTicket;
   CHECK_EQ(at_once ? of_group * static_cast<uint64_t>(kDrafted + 1) : walked, barriers);

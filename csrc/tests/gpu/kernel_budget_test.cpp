@@ -24,7 +24,7 @@ struct Budget {
 };
 using Kernels = std::map<std::string, std::map<std::string, Usage>>;  // by name, architecture
 
-// request_kernel<BFloat16, 384, VerifyParams>
+// verify_kernel<BFloat16, (Rule)0, 384>
 std::string readable(const std::string& symbol) {
   int failed = 0;
   char* text = abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &failed);
@@ -141,14 +141,14 @@ void print(const Kernels& kernels) {
 
 // The test itself, on logs made up for it.
 void test_reading() {
-  const std::string symbol = "_ZN8polyspec4cuda14request_kernelIfLi384ENS_12VerifyParamsEEEvT1_";
+  const std::string symbol = "_ZN8polyspec4cuda13verify_kernelIfLi384ENS_12VerifyParamsEEEvT1_";
   std::istringstream log("ptxas info    : Compiling entry function '" + symbol +
                          "' for 'sm_90'\nptxas info    : Function properties for x\n"
                          "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
                          "ptxas info    : Used 145 registers, used 1 barriers, 24792 bytes smem\n");
   Kernels kernels;
   CHECK_EQ(1, read_log(log, &kernels));
-  const std::string name = "request_kernel<float, 384, VerifyParams>";
+  const std::string name = "verify_kernel<float, 384, VerifyParams>";
   CHECK_EQ(name, kernels.begin()->first);
   CHECK_EQ(145, kernels[name]["sm_90"].registers);
   CHECK_EQ(24792, kernels[name]["sm_90"].shared);
@@ -156,10 +156,10 @@ void test_reading() {
     std::istringstream file(lines);
     return first_over(kernels, read_budget(file));
   };
-  CHECK_EQ(std::string(), over("# a remark\nrequest_kernel Verify 145 24792\n"));
-  CHECK(!over("request_kernel Verify 144 24792\n").empty());
-  CHECK(!over("request_kernel Verify 145 24791\n").empty());
-  CHECK(!over("request_kernel Sample 145 24792\n").empty());
+  CHECK_EQ(std::string(), over("# a remark\nverify_kernel Verify 145 24792\n"));
+  CHECK(!over("verify_kernel Verify 144 24792\n").empty());
+  CHECK(!over("verify_kernel Verify 145 24791\n").empty());
+  CHECK(!over("verify_kernel Sample 145 24792\n").empty());
 }
 
 }  // namespace

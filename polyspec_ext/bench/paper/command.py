@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import itertools
 import platform
 import re
 import sys
@@ -20,7 +21,14 @@ from polyspec_ext.bench.measuring import Spent
 from polyspec_ext.bench.paper import prepare, presets, questions, record, report
 from polyspec_ext.bench.paper.conversation import AUTO, Conversation
 from polyspec_ext.bench.paper.engines import Engine, OpenVino, llama_cpp
-from polyspec_ext.bench.paper.methods import RESERVED, Call, Method, default_keys, read_keys
+from polyspec_ext.bench.paper.methods import (
+    RESERVED,
+    Call,
+    Method,
+    default_keys,
+    read_keys,
+    require_batch,
+)
 from polyspec_ext.bench.paper.parts import EAGLE2, EAGLE3, HYDRA, Parts, Places, Tree, shipped
 from polyspec_ext.bench.paper.questions import Question
 from polyspec_ext.bench.paper.runner import Asked, Runner
@@ -69,6 +77,7 @@ def _add_questions(sub: Any) -> None:
     )
     options.add_count(group, "--per-task", 10, "questions of each of the six tasks")
     options.add_count(group, "--repeats", 1, "of every question, the methods in turns")
+    options.add_count(group, "--batch", 1, "questions that a call answers, at most")
     options.add_count(group, "--max-new-tokens", 64, "of a turn")
     options.add_count(group, "--warm-up", 1, "times that each method answers the first turn before")
     options.add_temperature(group, 0.0)
@@ -166,8 +175,9 @@ def run(args: argparse.Namespace) -> int:
     chosen = questions.select(questions.read(args.questions), args.per_task)
     device = torch.device(args.device)
     on_cpu = device.type == "cpu"
-    keys = args.methods or default_keys(places, args.compile, on_cpu)
+    keys = args.methods or default_keys(places, args.compile, on_cpu, args.batch)
     methods = read_keys(keys, places, on_cpu=on_cpu, compile=args.compile)
+    require_batch(methods, args.batch)
     parts = Parts(places, args.device, _dtype(args.dtype), args.compile)
     return _measure(args, parts, methods, chosen, template)
 
@@ -258,7 +268,8 @@ def _measure(
         prepare.quantised(methods, parts)
     looked_at = [conversation.prompt(one.turns[:1], []).ids for one in chosen[:_LOOKED_AT]]
     with spent.on("compilation"):
-        prepare.compiled(methods, parts, looked_at[0], args.temperature)
+        first = list(itertools.islice(itertools.cycle(looked_at), args.batch))
+        prepare.compiled(methods, parts, first, args.temperature)
     prediction: dict[str, Any] = {}
     if begun is None and args.plan_seconds > 0:
         with spent.on("plan"):
@@ -269,6 +280,7 @@ def _measure(
                 max_new_tokens=args.max_new_tokens,
                 temperature=args.temperature,
                 seconds=args.plan_seconds,
+                batch=args.batch,
             )
         methods, prediction = found.methods, found.prediction
     calls = [Call(method, parts) for method in progress.bar(methods, desc="methods", leave=False)]
@@ -287,7 +299,9 @@ def _measure(
     else:
         facts = _continued(begun, facts, args.output)
     turns = sum(len(one.turns) for one in chosen)
-    asked = Asked(args.repeats, args.max_new_tokens, args.temperature, args.seed, args.warm_up)
+    asked = Asked(
+        args.repeats, args.max_new_tokens, args.temperature, args.seed, args.warm_up, args.batch
+    )
     before = facts.get("seconds", [])  # of the sessions that this one goes on from
     with (
         record.TurnWriter(args.output, facts) as writer,
@@ -295,9 +309,7 @@ def _measure(
     ):
         eos = frozenset(parts.eager.eos_token_ids)
         model = parts.eager.model
-        runner = Runner(
-            calls, chosen, conversation, asked, model, eos, writer, tick=lambda: bar.update(1)
-        )
+        runner = Runner(calls, chosen, conversation, asked, model, eos, writer, tick=bar.update)
         with spent.on("warm-up"):
             runner.warm_up()
         writer.note({"seconds": [*before, spent.seconds]})
@@ -373,6 +385,7 @@ def _facts(
             "per_task": args.per_task,
             "turns": sum(len(one.turns) for one in chosen),
             "repeats": args.repeats,
+            "batch": args.batch,
             "max_new_tokens": args.max_new_tokens,
             "temperature": args.temperature,
             "seed": args.seed,

@@ -28,6 +28,7 @@ PLAIN, COMPILED = "plain", "plain-compiled"
 GENERATE, STATIC, ASSISTED = "generate", "generate-static", "assisted"
 PLANNED, CASCADE = "planned", "cascade"
 ENGINE = "engine"  # the kind of another engine's methods
+_ONE_AT_A_TIME = (ENGINE, ASSISTED)  # kinds that answer one prompt in a call
 CASCADE_ROUNDS = 2  # of each level but the lowest, before the level above verifies
 _LOOKUP_WINDOW = 8
 # Names that a draft model cannot have.
@@ -78,11 +79,11 @@ class Method:
         return cls(**{**given, **lists})
 
 
-def default_keys(places: Places, compile: bool, on_cpu: bool) -> list[str]:
-    """A set of methods worth comparing with these models."""
+def default_keys(places: Places, compile: bool, on_cpu: bool, batch: int = 1) -> list[str]:
+    """A set of methods worth comparing with these models, which can answer so many prompts."""
     models, heads = list(places.models), list(places.heads)
     keys = [PLAIN, *([COMPILED] if compile else []), GENERATE, *([] if on_cpu else [STATIC])]
-    if models:
+    if models and batch == 1:
         keys.append(ASSISTED)
     keys += [*models, *heads, "prompt-lookup", "suffix", W4]
     last = models[-1] if models else "prompt-lookup"
@@ -92,7 +93,7 @@ def default_keys(places: Places, compile: bool, on_cpu: bool) -> list[str]:
         keys += ["+".join(models), "+".join((W4, *models))]
     three = "+".join(models) if len(models) > 1 else f"{W4}+{last}"
     own = [f"online:{last}", f"joint:{three}", f"{CASCADE}:{three}", PLANNED]
-    return [*keys, *own, *places.variants]
+    return [*keys, *own, *(places.variants if batch == 1 else ())]
 
 
 def read_keys(
@@ -121,6 +122,19 @@ def read_keys(
             "compared with, given it alone"
         )
     return [replace(method, baseline=method.name == found[0]) for method in made]
+
+
+def require_batch(methods: Sequence[Method], batch: int) -> None:
+    """
+    Raises:
+        ValueError: a method cannot answer so many prompts in a call.
+    """
+    single = [method.name for method in methods if method.kind in _ONE_AT_A_TIME]
+    if batch > 1 and single:
+        raise ValueError(
+            f"--batch: expected 1 with {', '.join(single)}, which answers one prompt at a time, "
+            f"given {batch}"
+        )
 
 
 def _method(key: str, places: Places, on_cpu: bool) -> Method:

@@ -49,7 +49,7 @@ def quantised(methods: Sequence[Method], parts: Parts) -> None:
 
 
 def compiled(
-    methods: Sequence[Method], parts: Parts, prompt: list[int], temperature: float
+    methods: Sequence[Method], parts: Parts, prompts: list[list[int]], temperature: float
 ) -> None:
     """A first call of every chain, by which each kind of pass is compiled; where nothing is, none.
     What fails here fails again, and is recorded, where it counts."""
@@ -59,7 +59,7 @@ def compiled(
         if method.name == COMPILED or method.kind in _COMPILED:
             call = Call(method, parts)
             with contextlib.suppress(Exception):
-                call.answer(Request([prompt], _FIRST_TOKENS, temperature, [0]))
+                call.answer(Request(prompts, _FIRST_TOKENS, temperature, [0] * len(prompts)))
 
 
 @dataclass
@@ -79,6 +79,7 @@ def planned(
     max_new_tokens: int,
     temperature: float,
     seconds: float,
+    batch: int = 1,
 ) -> Planned:
     """Plans once for all levels of the methods: chains of models, heads and other drafters.
     Cascades keep their windows; a chain's policy begins with the windows of that chain, and the
@@ -87,6 +88,7 @@ def planned(
     Args:
         prompts: such as will be asked.
         seconds: that the planner may measure. What is compiled has been before (`compiled`).
+        batch: prompts of a call.
     """
     known = [TARGET, W4, *parts.places.models, *parts.places.drafters]
     some = [method for method in methods if method.kind in _KINDS]
@@ -98,6 +100,7 @@ def planned(
         [list(prompt) for prompt in prompts],
         max_new_tokens,
         temperature,
+        batch=batch,
         pack=False,
         seconds=seconds,
     )

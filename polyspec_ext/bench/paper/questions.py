@@ -122,6 +122,20 @@ def select(questions: Sequence[Question], per_task: int) -> list[Question]:
     return [question for turn in turns for question in turn if question is not None]
 
 
+def batches(questions: Sequence[Question], size: int) -> list[list[int]]:
+    """Places of the questions that are answered together, `size` at most, in their order; all of a
+    batch have the same number of turns."""
+    together: list[list[int]] = []
+    open_: dict[int, list[int]] = {}
+    for place, question in enumerate(questions):
+        batch = open_.get(len(question.turns), [])
+        if len(batch) in (0, size):
+            batch = open_[len(question.turns)] = []
+            together.append(batch)
+        batch.append(place)
+    return together
+
+
 def digest(questions: Sequence[Question]) -> str:
     """Tells sets of questions apart."""
     text = json.dumps([[one.question_id, one.category, one.turns] for one in questions])

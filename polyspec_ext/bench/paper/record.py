@@ -2,7 +2,8 @@
 per question, turn, method and repeat, written as it is measured.
 
 Numbers are counted alike for every method: new tokens up to and including the EOS, seconds of the
-whole call by the wall clock, prefill included.
+whole call by the wall clock, prefill included. Where a call answers several questions each of them
+has its share of the seconds, so that tokens over seconds are those of the batch.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class LevelTurn:
     """What one level did in a turn.
 
     Attributes:
-        passes: forward passes while decoding.
-        seconds: of decoding spent in it.
+        passes: forward passes while decoding, those of the whole batch.
+        seconds: of decoding spent in it, a row's share.
         accepted: tokens that each of its verifications handed up or committed, correction or bonus
             included, in order; empty for a drafter.
     """
@@ -52,7 +53,9 @@ class Turn:
         turn, repeat: from 0.
         method: key of the method.
         status: "ok" or "failed"; of a failed turn `error` says why, and there are no numbers.
-        seconds: of the whole call; `prefill_seconds` of it: None where the method does not tell.
+        batch: questions that the call answered.
+        seconds: of the whole call, over `batch`: a row's share; `prefill_seconds` of it: None where
+            the method does not tell.
         ended: "eos" or "length".
         levels: target first; empty for transformers' own generation.
         tokens: new ids, the EOS included.
@@ -80,6 +83,7 @@ class Turn:
     tokens: list[int] | None = None
     lossless: dict[str, Any] | None = None
     cut: int | None = None
+    batch: int = 1
 
     @property
     def key(self) -> Key:

@@ -42,7 +42,7 @@ class Eagle:
         head: the network, and what it borrows from the target.
         tree: `DynamicTree()`, a `StaticTree`, or None for a chain.
         name: for messages and statistics.
-        sample: `ops.unchecked.sample`, or what stands in for it.
+        draw: `ops.unchecked.draw`, or what stands in for it.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class Eagle:
         head: HeadPasses,
         tree: Tree | None = None,
         name: str = "eagle",
-        sample: Callable[..., Any] = unchecked.sample,
+        draw: Callable[..., Any] = unchecked.draw,
     ) -> None:
         arguments.instance("head", head, HeadPasses, none=False)
         arguments.instance("tree", tree, Tree)
-        arguments.function("sample", sample)
+        arguments.function("draw", draw)
         self._head, self.tree, self.name = head, tree, name
         self.vocab_size, self.device = head.vocab_size, head.device
         self.max_length: int | None = head.config.layer.max_position_embeddings
-        self._sample, self.num_forward_passes = sample, 0
+        self._draw, self.num_forward_passes = draw, 0
         self.revision = 0  # see `Continuing`
 
     @classmethod
@@ -171,7 +171,7 @@ class Eagle:
             begun = True
             return LevelOutput(head.logits(states))
 
-        block = draw_chain(inputs, forward, head.id_map, self.vocab_size, self._sample)
+        block = draw_chain(inputs, forward, head.id_map, self.vocab_size, self._draw)
         self.num_forward_passes += block.tokens.shape[1]
         return block
 

@@ -14,7 +14,7 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define POLYSPEC_CALLED __attribute__((noinline))
+#define POLYSPEC_CALLED inline __attribute__((noinline))
 #define POLYSPEC_SHARED(type, name) \
   type& name = *static_cast<type*>(::stand_in::shared_memory(sizeof(type), alignof(type)))
 
@@ -103,6 +103,23 @@ T __shfl_up_sync(unsigned mask, T value, int step) {
       stand_in::shuffle(stand_in::Shuffle::kUp, mask, static_cast<uint64_t>(value), step));
 }
 
+template <class T, class Op>
+T reduce_sync(unsigned mask, T value, const Op& op) {
+  for (int step = 16; step > 0; step /= 2) value = op(value, __shfl_xor_sync(mask, value, step));
+  return value;
+}
+inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
+  return reduce_sync(mask, value, [](unsigned a, unsigned b) { return a + b; });
+}
+template <class T>
+T __reduce_min_sync(unsigned mask, T value) {
+  return reduce_sync(mask, value, [](T a, T b) { return a < b ? a : b; });
+}
+template <class T>
+T __reduce_max_sync(unsigned mask, T value) {
+  return reduce_sync(mask, value, [](T a, T b) { return a > b ? a : b; });
+}
+
 void __syncthreads();
 int __syncthreads_count(int predicate);
 void __threadfence();
@@ -131,6 +148,7 @@ inline unsigned atomicInc(unsigned* at, unsigned last) {
 }
 
 #ifdef __CUDA_ARCH__
+inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
 }

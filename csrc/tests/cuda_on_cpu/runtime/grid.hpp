@@ -92,6 +92,7 @@ struct Cta {
   unsigned char* shared = nullptr;
   size_t declared = 0;
   bool begun = false;
+  bool lags = false;  // runs only when no other can
   int alive;
   Barrier barrier;
   int counted[2] = {};  // by generation of the barrier: arguments that hold

@@ -22,7 +22,7 @@ uint64_t state = 1;
 Thread* running = nullptr;
 race::Context host;
 std::vector<Thread*> ready;
-std::vector<Thread*> held;  // run only when nobody else can
+std::vector<Thread*> held;  // of CTAs that lag: run only when nobody else can
 std::list<Cluster> resident;
 size_t resident_threads = 0;
 std::vector<race::Context> contexts;
@@ -35,6 +35,9 @@ T take_any(std::vector<T>& from) {
   from.pop_back();
   return taken;
 }
+
+// Among those that can run.
+void put_back(Thread* thread) { (thread->cta->lags ? held : ready).push_back(thread); }
 
 void yield() {
   race::switch_to(host);
@@ -67,6 +70,7 @@ void begin_cluster(const std::shared_ptr<Launch>& launch) {
     cluster.ctas.push_back(
         std::make_unique<Cta>(&cluster, rank, static_cast<int>(launch->threads)));
     Cta& cta = *cluster.ctas.back();
+    cta.lags = rank == laggard;
     cta.shared = cluster.shared + rank * kSharedMemory;
     const uint64_t at = number * launch->ctas + rank;
     const dim3& grid = launch->grid;
@@ -79,7 +83,7 @@ void begin_cluster(const std::shared_ptr<Launch>& launch) {
       Thread* thread = cluster.threads.back().get();
       thread->context =
           contexts.size() > kSpareContexts ? take_any(contexts) : race::make_context();
-      (rank == laggard ? held : ready).push_back(thread);
+      put_back(thread);
     }
   }
   race::release(&cluster.start);
@@ -153,6 +157,7 @@ void run_all() {
   host = race::current_context();
   // Threads add to it, and are not to be seen passing memory to each other.
   ready.reserve(std::max<size_t>(kMaxResident, kMaxClusterCtas * kMaxThreads));
+  held.reserve(ready.capacity());
   for (;;) {
     while (begin_any()) {
     }
@@ -187,8 +192,7 @@ void wait_in(Queue& queue) {
 }
 
 void wake(Queue& queue) {
-  for (Thread* thread = queue.first; thread != nullptr; thread = thread->next)
-    ready.push_back(thread);
+  for (Thread* thread = queue.first; thread != nullptr; thread = thread->next) put_back(thread);
   queue.first = nullptr;
 }
 

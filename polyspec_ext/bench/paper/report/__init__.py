@@ -129,6 +129,8 @@ def summary(one: Saved) -> str:
     counted = sum(len(turns) for turns in one.turns.values())
     failed = sum(len(turns) for turns in one.failed.values())
     questions = len({turn.question_id for turn in one.lines})
+    batch = settings.get("batch", 1)  # which the first runs do not tell
+    together = f"{batch} of them in a call, " if batch > 1 else ""
     words = [
         f"Target: {one.target_name}"
         + (f", {size / 1e6:.0f} million parameters" if size else "")
@@ -137,7 +139,7 @@ def summary(one: Saved) -> str:
         f"{machine.get('cores')} cores, torch {versions.get('torch')}.",
         f"{questions} questions of {settings.get('questions')}, temperature "
         f"{one.temperature:g}, up to {settings.get('max_new_tokens')} new tokens, "
-        f"repeats in turns: {settings.get('repeats')}; "
+        f"{together}repeats in turns: {settings.get('repeats')}; "
         f"{counted} turns measured, {failed} failed.",
         f"Begun {about.get('created')}, commit {about.get('commit')}"
         + ("." if not about.get("dirty") else " with local changes."),

@@ -1,0 +1,140 @@
+"""A causal language model's pass with all its decoder layers in one call (`ops.decoder`), in place
+of transformers' forward.
+
+Layer by layer, a short pass of a small model spends much of its time between its products, on
+calls, allocations and checks. The results are the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..kv_cache import RollbackCache
+from ..ops import attention
+from ..ops.decoder import DecoderLayers, LayerWeights
+from . import fused
+from .replacement import RowProduct
+
+
+class StackedPass:
+    """Passes of a model whose layers are fused (`levels.fused`) and of one shape.
+
+    Args:
+        model: of a family whose forward is embeddings, layers, norm and head.
+        native: its layers as the operator has them.
+    """
+
+    def __init__(self, model: Any, native: DecoderLayers) -> None:
+        self.model, self.native = model, native
+        self.layers: list[Any] = list(model.model.layers)
+        self.places = [layer.self_attn.layer_idx for layer in self.layers]
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        inputs: dict[str, Any],
+        cache: Any,
+        chosen: Callable[[torch.Tensor], torch.Tensor],
+        hidden_layers: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]] | None:
+        """Logits, and hidden states by layer (`levels.base.Hidden`). None, and nothing done: the
+        pass is one for the model itself, as where modules have hooks or the cache is another.
+
+        Args:
+            tokens: ``[B, T]`` int64.
+            inputs: of `RollbackCache.inputs`, with which the cache is prepared.
+            cache: the model's.
+            chosen: of the last states ``[B, T, H]`` those whose logits are wanted.
+            hidden_layers: k in [0, L] the states behind k layers, -1 those behind the norm.
+        """
+        model, body = self.model, self.model.model
+        if not isinstance(cache, RollbackCache) or "position_ids" not in inputs:
+            return None
+        if any(_hooked(module) for module in (model, body, *self.layers)):
+            return None
+        # The norms are the given model's own, and may have been moved or converted.
+        if not all(map(torch.Tensor.is_set_to, _norms(self.layers), self.native.norms)):
+            return None
+        mask, span, width = inputs["attention_mask"], cache.rows.span, tokens.shape[1]
+        # Several tokens without a mask are the first of a text.
+        causal = mask is None and width > 1
+        if (causal and span != width) or isinstance(mask, dict):
+            return None
+        slots = cache.begin_layers(self.places)
+        if slots is None:
+            return None
+        x = body.embed_tokens(tokens)
+        turns = body.rotary_emb(x, inputs["position_ids"])
+        count = len(self.layers)
+        taken = sorted({layer for layer in hidden_layers if 0 <= layer < count})
+        cosine, sine = turns
+        keys, values, lengths, counts = slots
+        made, entering, status = self.native(
+            x, cosine, sine, mask, keys, values, lengths, counts, span, causal, taken
+        )
+        cache.note_status(status)
+        states = dict(zip(taken, entering, strict=True))
+        states[count], states[-1] = made, body.norm(made)
+        logits = model.get_output_embeddings()(chosen(states[-1]))
+        return logits, {layer: states[layer] for layer in hidden_layers}
+
+
+def stacked_pass(model: Any) -> StackedPass | None:
+    """That of a model with fused layers, all alike; None: of another."""
+    body = getattr(model, "model", None)
+    if not (fused.is_known(type(model), "ForCausalLM") and fused.is_known(type(body), "Model")):
+        return None
+    layers: list[Any] = list(body.layers)  # type: ignore[union-attr]
+    if len(layers) == 0 or not all(fused.is_whole(layer) for layer in layers):
+        return None
+    if layers[0].self_attn.head_dim not in attention.WIDTHS:
+        return None
+    shapes = {_shape(layer) for layer in layers}
+    weights = [found for found in map(_weights, layers) if found is not None]
+    if len(shapes) != 1 or len(weights) != len(layers):
+        return None
+    forms = {(weight.shape, weight.dtype, weight.is_contiguous()) for weight in _norms(layers)}
+    if len(forms) != 1:
+        return None
+    return StackedPass(model, DecoderLayers(weights, *shapes.pop()))
+
+
+def _shape(layer: Any) -> tuple[int, int, int, float, float]:
+    """Heads of queries and of keys, width of the gated layer, epsilon and scale."""
+    attends, width = layer.self_attn, layer.self_attn.head_dim
+    heads, groups = (size // width for size in attends.q_proj.merged.sizes[:2])
+    epsilon, scale = layer.input_layernorm.variance_epsilon, attends.scaling
+    return heads, groups, layer.mlp.gate_proj.merged.sizes[0], epsilon, scale
+
+
+def _weights(layer: Any) -> LayerWeights | None:
+    attends, mlp = layer.self_attn, layer.mlp
+    products: list[RowProduct] = [
+        attends.q_proj.merged.linear, attends.o_proj, mlp.gate_proj.merged.linear, mlp.down_proj
+    ]  # fmt: skip
+    matrices = [product.matrices() for product in products]
+    norms = layer.input_layernorm, layer.post_attention_layernorm
+    # A bias that comes behind the rounding is added where the heads are split, and nowhere else.
+    late, *others = (product.late_bias for product in products)
+    if not all(matrices) or any(bias is not None for bias in others):
+        return None
+    if len({norm.variance_epsilon for norm in norms}) != 1:
+        return None
+    first, second = (norm.weight.detach() for norm in norms)
+    return LayerWeights(first, second, late, *matrices)
+
+
+def _norms(layers: Sequence[Any]) -> list[torch.Tensor]:
+    """The weights of both norms of each layer."""
+    return [
+        norm.weight
+        for layer in layers
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+    ]
+
+
+def _hooked(module: Any) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)

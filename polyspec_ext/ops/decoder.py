@@ -1,0 +1,155 @@
+"""All decoder layers of a model in one call, as a function over torch tensors on the CPU
+(polyspec/decoder.hpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["DecoderLayers", "LayerWeights", "Matrix"]
+
+# PackedLayout and DType of polyspec/types.hpp.
+DENSE, INT4, BLOCKS = 1, 2, 3
+_BFLOAT16 = 1
+_decoder_layers = torch.ops.polyspec.decoder_layers.default
+
+
+class Matrix(NamedTuple):
+    """Packed weights.
+
+    Attributes:
+        layout: DENSE, INT4 or BLOCKS: by whose `pack` they are, of `ops.dense`, `ops.int4` (scales
+            in bfloat16) or `ops.blocks`.
+        outputs, inputs: of the matrix.
+        packed: the weights.
+        kind: the group of INT4, the type of BLOCKS.
+        bias: ``[outputs]``, of DENSE alone; None: none.
+    """
+
+    layout: int
+    outputs: int
+    inputs: int
+    packed: torch.Tensor
+    kind: int = 0
+    bias: torch.Tensor | None = None
+
+
+class LayerWeights(NamedTuple):
+    """A layer ``h = x + out(attention(norm(x)))``, ``h + down(gated(norm(h)))``. Of each product
+    the matrices stand one below the other.
+
+    Attributes:
+        attention_norm, gated_norm: ``[N]``.
+        attention_bias: ``[(heads + 2 groups) D]``, added to the rounded product; None: none.
+        attention_in: queries, keys and values.
+        attention_out: from the heads' results.
+        gated_in: gate and up.
+        gated_out: down.
+    """
+
+    attention_norm: torch.Tensor
+    gated_norm: torch.Tensor
+    attention_bias: torch.Tensor | None
+    attention_in: Sequence[Matrix]
+    attention_out: Sequence[Matrix]
+    gated_in: Sequence[Matrix]
+    gated_out: Sequence[Matrix]
+
+
+class DecoderLayers:
+    """Layers of one shape.
+
+    Results are those of the operators of `ops.layer`, `ops.attention`, `ops.kv` and of the
+    products, called one by one: the same bits.
+
+    Args:
+        layers: their weights, which must stay where they are.
+        heads, groups: of queries, and of keys and values.
+        gated_width: of the gated layer.
+        epsilon: of the norms.
+        scale: of the scores.
+
+    Attributes:
+        norms: the weights of both norms of each layer, as they were given.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        heads: int,
+        groups: int,
+        gated_width: int,
+        epsilon: float,
+        scale: float,
+    ) -> None:
+        self.layers = list(layers)  # which keeps what the tables point to
+        self.norms = [norm for layer in layers for norm in layer[:2]]
+        rows, matrices = [], []
+        for layer in layers:
+            products = layer.attention_in, layer.attention_out, layer.gated_in, layer.gated_out
+            norms = layer.attention_norm, layer.gated_norm, layer.attention_bias
+            rows.append([*map(_address, norms), *map(len, products)])
+            matrices += [_row(matrix) for product in products for matrix in product]
+        self._tables = torch.tensor(rows), torch.tensor(matrices)
+        self._numbers = heads, groups, gated_width, epsilon, scale
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        mask: torch.Tensor | None,
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        lengths: torch.Tensor,
+        counts: torch.Tensor | None,
+        span: int,
+        causal: bool,
+        taken: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """One pass.
+
+        Args:
+            x: [B, T, N] float32 or bfloat16, as all others but integers; contiguous.
+            cosine, sine: [B or 1, T, D], as of `ops.layer.rotary`.
+            mask, causal: as of `ops.attention.attention`; mask [B or 1, 1, T, span].
+            keys, values: of each layer [B, groups, C, D], of the same strides in all. Written.
+            lengths, counts: as of `ops.kv.append`.
+            span: slots of the cache that queries see.
+            taken: layers whose entering states are wanted, ascending.
+
+        Returns:
+            The states behind the last layer [B, T, N], those of `taken` [len(taken), B, T, N], and
+            status [B] int32 as of `ops.kv.append`.
+
+        Raises:
+            RuntimeError: a shape, dtype or number does not fit; the message names it.
+        """
+        heads, groups, gated_width, epsilon, scale = self._numbers
+        made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _decoder_layers(
+            x, *self._tables, cosine, sine, mask, keys, values, lengths, counts, span, heads,
+            groups, gated_width, epsilon, scale, causal, taken,
+        )  # fmt: skip
+        return made
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _row(matrix: Matrix) -> list[int]:
+    group, kind = (matrix.kind, 0) if matrix.layout == INT4 else (0, matrix.kind)
+    addresses = _address(matrix.packed), _address(matrix.bias)
+    return [matrix.layout, matrix.outputs, matrix.inputs, group, _BFLOAT16, kind, *addresses]
+
+
+def _fake(x: torch.Tensor, *others: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    taken = others[-1]
+    assert isinstance(taken, list | tuple)
+    states = x.new_empty(len(taken), *x.shape)
+    return torch.empty_like(x), states, x.new_empty(x.shape[0], dtype=torch.int32)
+
+
+torch.library.register_fake("polyspec::decoder_layers", _fake)

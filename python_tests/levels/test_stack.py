@@ -1,0 +1,218 @@
+"""All layers in one call (`levels.stack`): the same bits as layer by layer, on every kind of pass,
+and the model's own forward where the call is none for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+import polyspec_ext as ps
+from polyspec_ext.levels import BatchedLevel, HuggingFaceLevel
+from polyspec_ext.levels.base import InputBlock
+from polyspec_ext.levels.stack import StackedPass
+from polyspec_ext.tensors import RowCounts
+
+_SHAPE = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
+}  # fmt: skip
+_LAYERS = (0, 2, 3, -1)
+
+
+def _llama(**more: Any) -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(**{**_SHAPE, **more}))
+
+
+def _mistral() -> MistralForCausalLM:
+    return MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=9))
+
+
+def _qwen() -> Qwen2ForCausalLM:
+    return Qwen2ForCausalLM(Qwen2Config(**_SHAPE))  # its projections have biases
+
+
+_MODELS: dict[str, Callable[[], Any]] = {"llama": _llama, "mistral": _mistral, "qwen2": _qwen}
+
+
+def _level(kind: str, dtype: torch.dtype, copy: bool) -> HuggingFaceLevel:
+    torch.manual_seed(1)
+    model = _MODELS[kind]().eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.3)
+    model = model.to(dtype)
+    return HuggingFaceLevel(ps.quantize_w4(model, 32) if copy else model, pack=True)
+
+
+class _Passes:
+    """Counts the passes that `StackedPass` has made, and can keep it from making any."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs, self.made = True, 0
+        given = StackedPass.__call__
+
+        def call(own: StackedPass, *arguments: Any) -> Any:
+            found = given(own, *arguments) if self.runs else None
+            self.made += found is not None
+            return found
+
+        monkeypatch.setattr(StackedPass, "__call__", call)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> _Passes:
+    return _Passes(monkeypatch)
+
+
+def _tokens(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 96, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _block(tokens: torch.Tensor, keep: int, **more: Any) -> InputBlock:
+    for name in ("counts", "first"):
+        if name in more:
+            more[name] = RowCounts(more[name])
+    return InputBlock(tokens, keep, hidden_layers=_LAYERS, **more)
+
+
+def _everything(level: BatchedLevel) -> list[torch.Tensor]:
+    """Logits and hidden states of every kind of pass."""
+    found = []
+
+    def take(block: InputBlock) -> None:
+        out = level.forward(block)
+        found.extend([out.logits.clone(), *(out.hidden or {}).values()])
+
+    own: Any = level
+    own.prefill(_tokens(1, 20))
+    take(_block(_tokens(1, 1, seed=1), 1))
+    take(_block(_tokens(1, 6, seed=2), 6))
+    own.rollback([23])
+    take(_block(_tokens(1, 6, seed=3), 2, first=[1]))
+    parents = torch.tensor([[-1, -1, 0, 0, 1]])
+    take(_block(_tokens(1, 5, seed=4), 5, parents=parents, depth=2))
+    own.prefill(_tokens(3, 12), [12, 5, 9])
+    take(_block(_tokens(3, 4, seed=5), 2, counts=[4, 1, 3], first=[2, 0, 1]))
+    own.rollback([13, 5, 9])
+    take(_block(_tokens(3, 1, seed=6), 1))
+    own.select([2, 0])
+    take(_block(_tokens(2, 2, seed=7), 2))
+    return found
+
+
+@pytest.mark.parametrize("copy", [False, True], ids=["packed", "4-bit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", _MODELS)
+def test_one_call_is_layer_by_layer_bit_for_bit(
+    kind: str, dtype: torch.dtype, copy: bool, passes: _Passes
+) -> None:
+    if dtype == torch.bfloat16 and not copy and torch.cpu._is_amx_tile_supported():
+        pytest.skip("oneDNN multiplies in bfloat16 here")
+    level = _level(kind, dtype, copy)
+    _everything(level)  # whose first passes allocate the cache
+    before = passes.made
+    at_once = _everything(level)
+    assert passes.made - before == 8  # of nine, since one allocates its cache
+    passes.runs = False
+    by_layer = _everything(level)
+    for mine, wanted in zip(at_once, by_layer, strict=True):
+        assert torch.equal(mine, wanted)
+
+
+def test_layers_in_another_order_give_other_bits(passes: _Passes) -> None:
+    """What the comparison above can see."""
+    level = _level("llama", torch.float32, True)
+    _everything(level)
+    wanted = _everything(level)
+    stacked = level._stacked
+    assert stacked is not None
+    layers, matrices = stacked.native._tables
+    stacked.native._tables = layers.flip(0), matrices
+    assert not torch.equal(_everything(level)[0], wanted[0])
+
+
+def test_modules_with_hooks_are_called(passes: _Passes) -> None:
+    level = _level("llama", torch.float32, True)
+    _everything(level)
+    seen: list[int] = []
+    runs: Any = level._runs
+    handle = runs.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
+    before = passes.made
+    hooked = _everything(level)
+    assert passes.made == before
+    assert len(seen) == 9  # one for each pass
+    handle.remove()
+    for mine, wanted in zip(_everything(level), hooked, strict=True):
+        assert torch.equal(mine, wanted)
+
+
+def test_norms_that_were_changed_are_seen(passes: _Passes) -> None:
+    """They are the given model's own: new memory for them is not read at its old place."""
+    level = _level("llama", torch.float32, True)
+    _everything(level)
+    before = _everything(level)
+    norm = level.model.model.layers[1].input_layernorm.weight
+    norm.data.mul_(2.0)  # where it lies
+    made = passes.made
+    changed = _everything(level)
+    assert passes.made > made
+    assert not torch.equal(changed[0], before[0])
+    norm.data = norm.data / 2.0  # elsewhere
+    made = passes.made
+    for mine, wanted in zip(_everything(level), before, strict=True):
+        assert torch.equal(mine, wanted)
+    assert passes.made == made
+
+
+def test_a_cache_that_the_call_does_not_take_is_compiled_for(passes: _Passes) -> None:
+    torch.manual_seed(1)
+    level = HuggingFaceLevel(_llama().eval(), pack=True, compile=True, streaming=16)
+    made = passes.made  # those that try the model with another cache
+    level.prefill(_tokens(1, 8))
+    level.forward(_tokens(1, 1), 1)
+    assert passes.made == made
+    assert any(level._compiled.values())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _llama(hidden_act="gelu"),
+        lambda: _llama(num_attention_heads=4),  # heads of 16, which the attention does not take
+        lambda: _llama(mlp_bias=True),
+    ],
+    ids=["another activation", "narrow heads", "a bias behind the rounding"],
+)
+def test_what_the_call_does_not_compute_is_left_to_the_model(
+    make: Callable[[], Any], passes: _Passes
+) -> None:
+    torch.manual_seed(1)
+    model = make().eval()
+    level = HuggingFaceLevel(ps.quantize_w4(model, 32), pack=True)
+    assert level.supports_batches  # a call that is refused would count as a model without batches
+    for _ in range(2):
+        level.prefill(_tokens(1, 8))
+        level.forward(_tokens(1, 1), 1)
+    assert passes.made == 0
+
+
+def test_texts_of_chains(passes: _Passes) -> None:
+    target, draft = _level("qwen2", torch.float32, False), _level("qwen2", torch.float32, True)
+    chain = ps.Chain([target, draft], window=[3])
+    prompts = [[1, 2, 3, 4], [5, 6]]
+    request: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0.8, "seed": [1, 2]}
+    chain.generate(prompts, **request)
+    at_once = chain.generate(prompts, **request)
+    assert passes.made > 0
+    passes.runs = False
+    assert torch.equal(at_once.sequences, chain.generate(prompts, **request).sequences)

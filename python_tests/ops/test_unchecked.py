@@ -1,0 +1,209 @@
+"""The operators as the engine calls them: `draw` is `ps.sample` with tables behind it, `put_rows`
+an assignment by rows; what would leave a tensor's memory is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from bitwise import equal
+
+import polyspec_ext as ps
+from polyspec_ext.errors import ERROR_BITS
+from polyspec_ext.ops import unchecked
+from polyspec_ext.sampling import Sampling
+from polyspec_ext.tensors import RowParameters
+
+BATCH, WIDTH, ROOM, VOCAB = 3, 2, 4, 70
+MIXED = [Sampling(0.7, 20, 0.9, 0.01), Sampling(0.0), Sampling(1.3, 0, 0.95)]
+SEEDS = [5, 2**64 - 1, 77]
+
+
+def parameters(device: torch.device) -> tuple[torch.Tensor, ...]:
+    made = RowParameters(BATCH, device).write(MIXED, SEEDS)
+    return tuple(made.on(device).values())
+
+
+def drawing(device: torch.device, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Arguments of a draw of the second column."""
+    return {
+        "logits": torch.randn(BATCH, 1, VOCAB, device=device).to(dtype),
+        "parameters": parameters(device),
+        "positions": torch.arange(WIDTH * BATCH, device=device).view(WIDTH, BATCH),
+        "rounds": torch.tensor([1, 0, 6], device=device),
+        "level": 3,
+        "column": 1,
+        "tokens": torch.full((BATCH, WIDTH), -7, device=device),
+        "status": torch.full((BATCH, WIDTH), -7, dtype=torch.int32, device=device),
+        "rows": torch.full((BATCH, ROOM, VOCAB), -7.0, dtype=dtype, device=device),
+        "statistics": torch.full((BATCH, ROOM, 2), -7, device=device),
+    }
+
+
+def placing(device: torch.device, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Arguments of `put_rows`; slot 3 is nobody's."""
+    return {
+        "table": torch.randn(BATCH, ROOM, VOCAB, device=device).to(dtype),
+        "statistics": torch.randint(99, (BATCH, ROOM, 2), device=device),
+        "rows": torch.randn(BATCH, WIDTH, VOCAB, device=device).to(dtype),
+        "rows_statistics": torch.randint(99, (BATCH, WIDTH, 2), device=device),
+        "slots": torch.tensor([[0, 2], [3, 1], [3, 3]], device=device),
+        "padding": 3,
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("column", [0, 1])
+@pytest.mark.parametrize("strided", [False, True])
+def test_draw_is_sample(
+    dtype: torch.dtype, column: int, strided: bool, device: torch.device
+) -> None:
+    own = {**drawing(device, dtype), "column": column}
+    if strided:  # as where ids are cut off
+        whole = torch.randn(BATCH, 1, VOCAB + 9, device=device).to(dtype)
+        own["logits"] = whole[..., :VOCAB]
+    temperature, top_k, top_p, min_p, seed = own["parameters"]
+    wanted = ps.sample(
+        own["logits"][:, 0], temperature, top_k, top_p, min_p, seed=seed,
+        position=own["positions"][column], level=3, round=own["rounds"],
+    )  # fmt: skip
+    assert not (wanted.status & ERROR_BITS).any()
+    before = {name: own[name].clone() for name in ("tokens", "status", "rows", "statistics")}
+    before["tokens"][:, column] = wanted.tokens
+    before["status"][:, column] = wanted.status
+    before["rows"][:, column] = own["logits"][:, 0]
+    before["statistics"][:, column] = wanted.statistics
+    drawn = unchecked.draw(**own)
+    assert drawn.shape == (BATCH, 1)
+    assert torch.equal(drawn[:, 0], wanted.tokens)
+    for name, table in before.items():
+        assert equal(own[name], table), name
+    # The next pass is given what was drawn, and may change it.
+    drawn.zero_()
+    assert torch.equal(own["tokens"], before["tokens"])
+
+
+def test_draw_without_rows(device: torch.device) -> None:
+    own = drawing(device)
+    same = {**own, "tokens": own["tokens"].clone(), "rows": None, "statistics": None}
+    assert torch.equal(unchecked.draw(**own), unchecked.draw(**same))
+    assert torch.equal(own["tokens"], same["tokens"])
+
+
+def test_draw_of_a_row_without_a_distribution(device: torch.device) -> None:
+    own = drawing(device)
+    own["logits"][1] = float("nan")
+    assert [token < 0 for (token,) in unchecked.draw(**own).tolist()] == [False, True, False]
+    assert [bool(bits & ERROR_BITS) for bits in own["status"][:, 1].tolist()] == [
+        False, True, False,
+    ]  # fmt: skip
+    assert own["tokens"][1, 1] == -1
+
+
+DRAWS: list[tuple[str, Any, str]] = [
+    ("logits", lambda x: x[:, 0], r"logits: expected shape \[B, 1, V\] with V >= 1, got \[3, 70\]"),
+    ("logits", lambda x: x.double(), "logits: expected float32, bfloat16 or float16, got float64"),
+    ("column", lambda _: WIDTH, "column: expected 0 to 1, got 2"),
+    ("column", lambda _: -1, "column: expected 0 to 1, got -1"),
+    ("tokens", lambda x: x[0], r"tokens: expected shape \[B, W\], got \[2\]"),
+    ("tokens", lambda x: x[:2], "tokens: "),
+    ("tokens", lambda x: x.int(), "tokens: expected int64, got int32"),
+    ("tokens", lambda x: x.t().contiguous().t(), "tokens: expected a contiguous tensor"),
+    ("status", lambda x: x[:, :1], "status: "),
+    ("status", lambda x: x.long(), "status: expected int32, got int64"),
+    ("positions", lambda x: x[:1], "positions: "),
+    ("rounds", lambda x: x[:2], "round: "),
+    ("rows", lambda _: None, "statistics: expected both or none, got one"),
+    ("rows", lambda x: x[:, :1], r"rows: expected shape \[B, at least 2, V\], got \[3, 1, 70\]"),
+    ("rows", lambda x: x[..., 1:], "rows: "),
+    ("rows", lambda x: x.bfloat16(), "rows: expected float32, got bfloat16"),
+    ("statistics", lambda x: x[:, :2], "statistics: "),
+    ("statistics", lambda x: x.int(), "statistics: expected int64, got int32"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "error"), DRAWS)
+def test_draws_that_are_refused(name: str, change: Any, error: str, device: torch.device) -> None:
+    own = drawing(device)
+    with pytest.raises(RuntimeError, match=error):
+        unchecked.draw(**{**own, name: change(own[name])})
+    assert (own["tokens"] == -7).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("known", [True, False])
+def test_put_rows(dtype: torch.dtype, known: bool, device: torch.device) -> None:
+    own = placing(device, dtype)
+    if not known:
+        own |= {"statistics": None, "rows_statistics": None}
+    wanted = {name: None if own[name] is None else own[name].clone() for name in NAMES}
+    for b, slots in enumerate(own["slots"].tolist()):
+        for w, slot in enumerate(slots):
+            if slot != own["padding"]:
+                wanted["table"][b, slot] = own["rows"][b, w]
+                if known:
+                    wanted["statistics"][b, slot] = own["rows_statistics"][b, w]
+    unchecked.put_rows(**own)
+    for name, table in wanted.items():  # but for what nobody reads
+        assert table is None or equal(own[name][:, :3], table[:, :3]), name
+
+
+def test_put_rows_of_a_large_vocabulary() -> None:
+    """By several threads, and in a table whose rows lie apart."""
+    vocab, width = 150_000, 5
+    whole = torch.zeros(2, 6, vocab + 3)
+    table, rows = whole[..., :vocab], torch.randn(2, width, vocab)
+    slots = torch.tensor([[4, 0, 5, 2, 1], [5, 5, 3, 5, 0]])
+    unchecked.put_rows(table, None, rows, None, slots, 5)
+    wanted = torch.zeros_like(whole)
+    for b in range(2):
+        for w in range(width):
+            if slots[b, w] != 5:
+                wanted[b, slots[b, w], :vocab] = rows[b, w]
+    assert torch.equal(whole, wanted)
+
+
+NAMES = ("table", "statistics")
+PLACES: list[tuple[str, Any, str]] = [
+    ("table", lambda x: x[0], r"table: expected shape \[B, N, V\], got \[4, 70\]"),
+    ("table", lambda x: x.double(), "table: expected float32, bfloat16 or float16, got float64"),
+    ("rows", lambda x: x[:2], "rows: "),
+    ("rows", lambda x: x[..., 1:], "rows: "),
+    ("rows", lambda x: x.half(), "rows: expected float32, got float16"),
+    ("statistics", lambda _: None, "statistics: expected both or none, got one"),
+    ("statistics", lambda x: x[:, :2], "statistics: "),
+    ("rows_statistics", lambda x: x.int(), "rows_statistics: expected int64, got int32"),
+    ("rows_statistics", lambda x: x[:, :1], "rows_statistics: "),
+    ("slots", lambda x: x[0], r"slots: expected shape \[B, W\], got \[2\]"),
+    ("slots", lambda x: x.int(), "slots: expected int64, got int32"),
+    ("slots", lambda x: x + 2, "slots: expected 0 to 3, got 4"),
+    ("slots", lambda x: x - 4, "slots: expected 0 to 3, got -4"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "error"), PLACES)
+def test_rows_that_are_refused(name: str, change: Any, error: str) -> None:
+    """On the CPU; elsewhere torch's own operators check."""
+    own = placing(torch.device("cpu"))
+    before = own["table"].clone()
+    with pytest.raises(RuntimeError, match=error):
+        unchecked.put_rows(**{**own, name: change(own[name])})
+    assert torch.equal(own["table"], before)
+
+
+def test_opcheck(device: torch.device) -> None:
+    own = drawing(device)
+    named = (*own.pop("parameters"),)
+    logits, *rest = own.values()
+    torch.library.opcheck(torch.ops.polyspec.draw.default, (logits, *named, *rest))
+    place = tuple(placing(torch.device("cpu")).values())
+    torch.library.opcheck(torch.ops.polyspec.put_rows.default, place)
+
+
+def test_tensors_elsewhere_are_refused() -> None:
+    own, place = drawing(torch.device("cpu")), placing(torch.device("cpu"))
+    with pytest.raises(ValueError, match="expected tensors on cpu, given one on meta"):
+        unchecked.draw(**{**own, "rounds": own["rounds"].to("meta")})
+    with pytest.raises(ValueError, match="expected tensors on cpu, given one on meta"):
+        unchecked.put_rows(**{**place, "slots": place["slots"].to("meta")})
