@@ -3,8 +3,7 @@
 A verification reads a few tokens at once, which should cost what one token costs: the weights pass
 through the processor once either way. Through weights laid out as torch keeps them it does not;
 through packed ones it nearly does. On x86 the product is this package's own
-(`polyspec_ext.ops.dense`) in float32, and in bfloat16 where there are no matrix registers (AMX);
-everything else is oneDNN's.
+(`polyspec_ext.ops.dense`) in float32 and bfloat16; everything else is oneDNN's.
 """
 
 from __future__ import annotations
@@ -269,10 +268,8 @@ def _tolerance(model: nn.Module) -> float:
 
 def _multiplies(dtype: torch.dtype) -> bool:
     """Whether this package's product is faster than oneDNN's, or the only one."""
-    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-        return False
-    amx = torch.cpu._is_amx_tile_supported()
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and not amx)
+    x86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return x86 and dtype in (torch.float32, torch.bfloat16)
 
 
 def _packable(module: nn.Module) -> bool:

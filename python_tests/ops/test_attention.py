@@ -176,7 +176,7 @@ def digest() -> str:
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_instruction_sets_change_nothing(isa: str) -> None:
-    assert instruction_sets.printed(isa, "test_attention", "digest") == digest()
+    assert instruction_sets.printed(isa, "test_attention", "digest()") == digest()
 
 
 def test_denormals_are_kept_whatever_the_thread_does() -> None:

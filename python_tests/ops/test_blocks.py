@@ -68,7 +68,7 @@ def digest() -> str:
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512vnni"])
 def test_same_with_every_instruction_set(isa: str) -> None:
-    assert instruction_sets.printed(isa, "test_blocks", "digest") == digest()
+    assert instruction_sets.printed(isa, "test_blocks", "digest()") == digest()
 
 
 def test_refusals() -> None:

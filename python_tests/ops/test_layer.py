@@ -132,7 +132,7 @@ def digest() -> str:
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_instruction_sets_change_nothing(isa: str) -> None:
-    assert instruction_sets.printed(isa, "test_layer", "digest") == digest()
+    assert instruction_sets.printed(isa, "test_layer", "digest()") == digest()
 
 
 @DTYPES

@@ -11,10 +11,10 @@ import polyspec_ext
 
 
 def printed(isa: str, module: str, call: str) -> str:
-    """`call` of a test module of `ops`, at most with the instruction set `isa`
+    """`call`, an expression, of a test module of `ops`, at most with the instruction set `isa`
     (POLYSPEC_CPU_ISA) and on three threads."""
     folders = [Path(polyspec_ext.__file__).parents[1], Path(__file__).parents[1] / "ops"]
-    code = f"import torch, {module} as m; torch.set_num_threads(3); print(m.{call}())"
+    code = f"import torch, {module} as m; torch.set_num_threads(3); print(m.{call})"
     path = os.pathsep.join([*map(str, folders), str(Path(__file__).parent)])
     done = subprocess.run(
         [sys.executable, "-c", code],

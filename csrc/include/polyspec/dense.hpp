@@ -44,11 +44,15 @@ POLYSPEC_API Result dense_packed_check(const DenseShape& shape, const void* pack
 // y = x W^T + b. Each output is one chain of fused multiply-adds in float32,
 //   for k = 0, 1, ...: sum = fma(x[k], w[k], sum)                                    in float32,
 //   for i = 0, 1, ...: sum = fma(x[2 i], w[2 i], fma(x[2 i + 1], w[2 i + 1], sum))   in bfloat16,
-// to which the bias is added and which is then rounded to the dtype. Numbers below 2^-126 count as
-// zero, wherever they occur. Every result that is not a number is the same quiet NaN.
+// to which the bias is added and which is then rounded to the dtype. In bfloat16 the matrix
+// registers of AMX, where isa(Op::kDense) is "amx", take 32 inputs at a time and begin two chains
+// for them, one of those with even numbers and one of the others: sum = sum + (even + odd). Numbers
+// below 2^-126 count as zero, wherever they occur. Every result that is not a number is the same
+// quiet NaN.
 //
-// So y is the same, bit for bit, on every processor, with any number of threads, and whatever rows
-// stand beside a row: a token verified in a block has the product that it has alone.
+// So y is the same, bit for bit, with any number of threads, and whatever rows stand beside a row:
+// a token verified in a block has the product that it has alone. It is also the same on every
+// processor, but for AMX in bfloat16.
 struct DenseProductParams {
   DenseShape shape;
   int64_t tokens = 0;            // m >= 0

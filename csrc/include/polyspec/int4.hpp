@@ -14,7 +14,7 @@
 namespace polyspec {
 
 constexpr int64_t kInt4Outputs = 16;  // outputs of a tile
-constexpr int64_t kInt4Tokens = 16;   // tokens of a pass over the weights
+constexpr int64_t kInt4Tokens = 64;   // tokens of a pass over the weights
 
 // A matrix [outputs, inputs] in groups along the inputs.
 //
@@ -90,7 +90,7 @@ POLYSPEC_API Result int4_packed_check(const Int4Shape& shape, const void* packed
 // where all a_k are 0 or at least 2^-100 and no sum overflows.
 //
 // y is the same, bit for bit, on every processor, with any number of threads, and whatever rows
-// stand beside a row: in a pass of one token and in one of sixteen. A row of x that holds an
+// stand beside a row: in a pass of one token and in one of many. A row of x that holds an
 // infinity or a NaN gives a row of NaN, and leaves the others alone.
 struct Int4ProductParams {
   Int4Shape shape;

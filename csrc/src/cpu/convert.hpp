@@ -45,6 +45,8 @@ POLYSPEC_FN void convert_output(float value, BFloat16* to) {
 template <class T, int64_t kCount>
 POLYSPEC_FN void write_outputs(const float (&values)[kCount], int64_t count, T* to) {
   T made[kCount];
+  // Unrolled it would not become vectors.
+#pragma GCC unroll 1
   for (int64_t i = 0; i < kCount; ++i) convert_output(values[i], made + i);
   if (count == kCount) {
     memcpy(to, made, sizeof(made));

@@ -17,6 +17,7 @@ constexpr int64_t kPartsPerTask = 4;
 
 const Dense& choose() {
 #ifdef POLYSPEC_X86
+  if (isa_in_use() >= Isa::kAmx) return kDenseAmx;
   if (isa_in_use() >= Isa::kAvx512Bf16) return kDenseAvx512Bf16;
   if (isa_in_use() >= Isa::kAvx2) return kDenseAvx2;
 #endif

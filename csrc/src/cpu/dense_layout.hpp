@@ -27,8 +27,11 @@ constexpr int64_t kDenseTokens = 128;
 
 // The workspace of a pass of m tokens: for each part of them (tiles.hpp) its activations [blocks,
 // steps, tokens of the part], 4 bytes each; at most one step for each input (dense_lanes.hpp).
+// Whole matrix registers fit as well, of 64 bytes a token (dense_amx.cpp).
 inline int64_t dense_workspace(const DenseLayout& layout, int64_t tokens) {
-  return layout.blocks * layout.block_inputs * 4 * (tokens < kDenseTokens ? tokens : kDenseTokens);
+  constexpr int64_t kTogether = 16;
+  const int64_t blocks = (layout.blocks + kTogether - 1) / kTogether * kTogether;
+  return blocks * layout.block_inputs * 4 * (tokens < kDenseTokens ? tokens : kDenseTokens);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -3,9 +3,9 @@
 //
 // An output is one chain of multiply-adds, whatever the instruction set, the number of tokens and
 // the tiles beside: the result is always the same.
-#include "cpu/convert.hpp"
 #include "cpu/copy.hpp"
 #include "cpu/dense_lanes.hpp"
+#include "cpu/dense_output.hpp"
 #include "cpu/dense_tables.hpp"
 #include "cpu/float_mode.hpp"
 #include "cpu/prefetch.hpp"
@@ -84,24 +84,12 @@ struct Pass {
       from += kBlockBytes;
     }
     for (int n = 0; n < N; ++n) {
-      for (int m = 0; m < M; ++m) write(sums[n][m], first + token + m, tile + n);
-    }
-  }
-
-  POLYSPEC_FN void write(const Sums& sums, int64_t token, int64_t tile) const {
-    const int64_t begin = tile * kDenseOutputs, rest = params.shape.outputs - begin;
-    const int64_t count = rest < kDenseOutputs ? rest : kDenseOutputs;
-    float values[kDenseOutputs];
-    store(values, sums);
-    if (params.bias != nullptr) {
-      const T* bias = static_cast<const T*>(params.bias) + begin;
-      if (count == kDenseOutputs) {
-        for (int64_t i = 0; i < kDenseOutputs; ++i) values[i] += to_float(bias[i]);
-      } else {
-        for (int64_t i = 0; i < count; ++i) values[i] += to_float(bias[i]);
+      for (int m = 0; m < M; ++m) {
+        float values[kDenseOutputs];
+        store(values, sums[n][m]);
+        write_output<T>(params, values, first + token + m, tile + n);
       }
     }
-    write_outputs(values, count, static_cast<T*>(params.y) + token * params.y_stride + begin);
   }
 };
 

@@ -1,5 +1,5 @@
 // The dense product's entry points, one set per instruction set (dense_product.cpp is
-// compiled once for each).
+// compiled once for each; dense_amx.cpp is one more).
 #pragma once
 
 #include "polyspec/dense.hpp"
@@ -23,6 +23,7 @@ extern const Dense kDenseBaseline;
 #ifdef POLYSPEC_X86
 extern const Dense kDenseAvx2;
 extern const Dense kDenseAvx512Bf16;
+extern const Dense kDenseAmx;
 #endif
 
 }  // namespace polyspec::cpu

@@ -227,6 +227,12 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* weights, int64_t t
 
 #endif
 
+// What 16 scales are as Sums.
+POLYSPEC_FN Sums load_sixteen(const uint8_t* from, DType dtype) {
+  return dtype == DType::kFloat32 ? load(reinterpret_cast<const float*>(from))
+                                  : load(reinterpret_cast<const BFloat16*>(from));
+}
+
 // The sums of a tile, of `outputs` that a matrix has, into a token's row of y.
 template <class T>
 POLYSPEC_FN void write_tile(const Sums& sums, int64_t tile, int64_t outputs, T* row) {

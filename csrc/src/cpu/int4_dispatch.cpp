@@ -11,16 +11,9 @@ namespace {
 
 const Int4& choose() {
 #ifdef POLYSPEC_X86
-  switch (isa_in_use()) {
-    case Isa::kAvx512Bf16:
-    case Isa::kAvx512Vnni:
-      return kInt4Avx512Vnni;
-    case Isa::kAvx512:
-    case Isa::kAvx2:
-      return kInt4Avx2;
-    default:
-      break;
-  }
+  if (isa_in_use() >= Isa::kAmx) return kInt4Amx;
+  if (isa_in_use() >= Isa::kAvx512Vnni) return kInt4Avx512Vnni;
+  if (isa_in_use() >= Isa::kAvx2) return kInt4Avx2;
 #endif
   return kInt4Baseline;
 }

@@ -11,6 +11,7 @@ constexpr int64_t kBlockInputs = 8;  // of one block of 64 bytes
 constexpr int64_t kBlockBytes = 64;
 constexpr int64_t kChunkInputs = 32;  // the smallest group
 constexpr int64_t kChunkBlocks = kChunkInputs / kBlockInputs;
+constexpr int32_t kInt4Offset = 8;  // the packed weight that stands for 0
 
 struct Int4Layout {
   int64_t tiles, groups, blocks;  // of the matrix, of a tile, of a group
@@ -26,8 +27,15 @@ struct Int4Layout {
         tile_bytes(groups * group_bytes) {}
 };
 
-// The workspace of a pass of m <= 16 tokens: rounded activations [k / 32, m, 32] of 8 bits, then
-// their RoundedGroup [k / group, m].
+// The workspace of a pass of m tokens: rounded activations of 8 bits, in chunks as a copy reads
+// them, [k / chunk, m, chunk]; then their RoundedGroup [k / group, m].
 inline int64_t scales_at(const Int4Shape& shape) { return kInt4Tokens * shape.inputs; }
+inline int8_t* values_of(const Int4ProductParams& params) {
+  return static_cast<int8_t*>(params.workspace);
+}
+inline RoundedGroup* scales_of(const Int4ProductParams& params) {
+  return reinterpret_cast<RoundedGroup*>(static_cast<char*>(params.workspace) +
+                                         scales_at(params.shape));
+}
 
 }  // namespace polyspec::POLYSPEC_CORE

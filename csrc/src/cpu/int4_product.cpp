@@ -13,22 +13,13 @@
 namespace polyspec::POLYSPEC_CORE {
 namespace {
 
-int8_t* values_of(const Int4ProductParams& params) {
-  return static_cast<int8_t*>(params.workspace);
-}
-RoundedGroup* scales_of(const Int4ProductParams& params) {
-  return reinterpret_cast<RoundedGroup*>(static_cast<char*>(params.workspace) +
-                                         scales_at(params.shape));
-}
-
-constexpr int kOffset = 8;
 static_assert(bias_of<4>() == 0, "sums are those of q");
 
 void prepare(const Int4ProductParams& params, int64_t first, int64_t tokens, int64_t begin,
              int64_t end) {
   const FloatMode mode;
   round_rows<kChunkInputs>(params.x, params.dtype, params.x_stride, {first, tokens, begin, end},
-                           params.shape.inputs, params.shape.group, kOffset, values_of(params),
+                           params.shape.inputs, params.shape.group, kInt4Offset, values_of(params),
                            scales_of(params));
 }
 
@@ -42,11 +33,6 @@ constexpr int tiles_at_once(int tokens) { return tokens < 5 ? 4 / tokens : 1; }
 constexpr int kMostTokens = 4;
 constexpr int tiles_at_once(int tokens) { return 4 / tokens; }
 #endif
-
-POLYSPEC_FN Sums load_row(const uint8_t* from, DType dtype) {
-  return dtype == DType::kFloat32 ? load(reinterpret_cast<const float*>(from))
-                                  : load(reinterpret_cast<const BFloat16*>(from));
-}
 
 // `count` tokens from `first` on.
 struct Pass {
@@ -80,8 +66,8 @@ struct Pass {
       }
       unrolled<N>([&](auto n) POLYSPEC_INLINE {
         const uint8_t* head = packed + n * layout.tile_bytes;
-        const Sums scale = load_row(head, scale_dtype);
-        const Sums zero = load_row(head + layout.scale_bytes, scale_dtype);
+        const Sums scale = load_sixteen(head, scale_dtype);
+        const Sums zero = load_sixteen(head + layout.scale_bytes, scale_dtype);
         unrolled<M>([&](auto m) POLYSPEC_INLINE {
           const Sums sum = times(to_sums(dots[n][m]), scales[m].scale);
           totals[n][m] = fused(zero, scales[m].sum, fused(sum, scale, totals[n][m]));

@@ -8,6 +8,10 @@
 
 #ifdef POLYSPEC_X86
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace polyspec::cpu {
@@ -16,7 +20,7 @@ namespace {
 // What the environment says, read once.
 struct Setting {
   std::string given;
-  Isa isa = Isa::kAvx512Bf16;
+  Isa isa = Isa::kAmx;
   bool known;
 
   Setting() {
@@ -30,6 +34,18 @@ const Setting& setting() {
   static const Setting read;
   return read;
 }
+
+#ifdef POLYSPEC_X86
+// Linux gives a process the matrix registers, which are large, when it asks for them.
+bool may_use_amx() {
+#ifdef __linux__
+  constexpr long kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 }  // namespace
 
@@ -47,6 +63,9 @@ Extensions extensions() {
   there.avx512vl = __builtin_cpu_supports("avx512vl");
   there.avx512vnni = __builtin_cpu_supports("avx512vnni");
   there.avx512bf16 = __builtin_cpu_supports("avx512bf16");
+  constexpr unsigned int kAmx = 1u << 22 | 1u << 24 | 1u << 25;  // bfloat16, tiles, whole numbers
+  there.amx =
+      __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAmx) == kAmx && may_use_amx();
 #endif
   return there;
 }
@@ -55,6 +74,7 @@ Isa widest(const Extensions& there) {
   const bool avx2 = there.avx2 && there.fma && there.f16c;
   const bool avx512 = avx2 && there.avx512f && there.avx512dq && there.avx512bw && there.avx512vl;
   const bool vnni = avx512 && there.avx512vnni;
+  if (vnni && there.avx512bf16 && there.amx) return Isa::kAmx;
   if (vnni && there.avx512bf16) return Isa::kAvx512Bf16;
   if (vnni) return Isa::kAvx512Vnni;
   if (avx512) return Isa::kAvx512;
@@ -66,8 +86,9 @@ bool parse_isa(const char* name, Isa* isa) {
     const char* name;
     Isa isa;
   } kNames[] = {
-      {"", Isa::kAvx512Bf16},   {"baseline", Isa::kBaseline},     {"avx2", Isa::kAvx2},
-      {"avx512", Isa::kAvx512}, {"avx512vnni", Isa::kAvx512Vnni}, {"avx512bf16", Isa::kAvx512Bf16}};
+      {"", Isa::kAmx},          {"baseline", Isa::kBaseline},     {"avx2", Isa::kAvx2},
+      {"avx512", Isa::kAvx512}, {"avx512vnni", Isa::kAvx512Vnni}, {"avx512bf16", Isa::kAvx512Bf16},
+      {"amx", Isa::kAmx}};
   for (const auto& entry : kNames) {
     if (std::strcmp(name == nullptr ? "" : name, entry.name) != 0) continue;
     *isa = entry.isa;
@@ -85,7 +106,7 @@ Result check_isa() {
   if (setting().known) return {};
   Result out{Result::Code::kInvalidArgument};
   std::snprintf(out.message, sizeof out.message,
-                "POLYSPEC_CPU_ISA: expected baseline, avx2, avx512, avx512vnni, avx512bf16 or "
+                "POLYSPEC_CPU_ISA: expected baseline, avx2, avx512, avx512vnni, avx512bf16, amx or "
                 "nothing, given '%.40s'",
                 setting().given.c_str());
   return out;

@@ -5,23 +5,24 @@
 
 namespace polyspec::cpu {
 
-enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16 };
+enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16, kAmx };
 
 // Extensions that the copies are compiled for, all of them or what one processor has.
 struct Extensions {
   bool avx2, fma, f16c;
   bool avx512f, avx512dq, avx512bw, avx512vl;
   bool avx512vnni, avx512bf16;
+  bool amx;  // tiles, and products of whole numbers and of bfloat16 with them
 };
 
-// Of the processor that runs.
+// Of the processor that runs, and that the system lets a process have: it is asked for AMX.
 Extensions extensions();
 
 // The widest instruction set all of whose extensions are there.
 Isa widest(const Extensions& there);
 
-// Reads a name of POLYSPEC_CPU_ISA (baseline, avx2, avx512, avx512vnni or avx512bf16); nullptr and
-// "" are the widest. Whether it is one.
+// Reads a name of POLYSPEC_CPU_ISA (baseline, avx2, avx512, avx512vnni, avx512bf16 or amx); nullptr
+// and "" are the widest. Whether it is one.
 bool parse_isa(const char* name, Isa* isa);
 
 // The widest that this processor has, or a lower one that POLYSPEC_CPU_ISA asks for when first

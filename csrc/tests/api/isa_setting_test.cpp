@@ -19,16 +19,17 @@ using polyspec::cpu::Isa;
 
 void check_refused(const Result& result) {
   CHECK(result.code == Result::Code::kInvalidArgument);
-  CHECK_EQ(std::string("POLYSPEC_CPU_ISA: expected baseline, avx2, avx512, avx512vnni, avx512bf16 "
-                       "or nothing, given 'avx3'"),
-           std::string(result.message));
+  CHECK_EQ(
+      std::string("POLYSPEC_CPU_ISA: expected baseline, avx2, avx512, avx512vnni, avx512bf16, amx "
+                  "or nothing, given 'avx3'"),
+      std::string(result.message));
 }
 
 void test_names() {
   Isa isa = Isa::kBaseline;
-  CHECK(polyspec::cpu::parse_isa(nullptr, &isa) && isa == Isa::kAvx512Bf16);
+  CHECK(polyspec::cpu::parse_isa(nullptr, &isa) && isa == Isa::kAmx);
   CHECK(polyspec::cpu::parse_isa("baseline", &isa) && isa == Isa::kBaseline);
-  CHECK(polyspec::cpu::parse_isa("", &isa) && isa == Isa::kAvx512Bf16);
+  CHECK(polyspec::cpu::parse_isa("", &isa) && isa == Isa::kAmx);
   CHECK(polyspec::cpu::parse_isa("avx512", &isa) && isa == Isa::kAvx512);
   for (const char* const name : {"AVX2", "avx", "avx2 ", "sse4", "neon", "avx512bf"}) {
     isa = Isa::kAvx512;

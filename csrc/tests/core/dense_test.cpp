@@ -1,5 +1,5 @@
 // The dense product of every instruction set that this processor has, in float32 and bfloat16: the
-// chain of multiply-adds that dense.hpp states, bit for bit; rows alike whatever their number;
+// sums of multiply-adds that dense.hpp states, bit for bit; rows alike whatever their number;
 // numbers too small, rows that are not finite; threads; refusals.
 #if defined(__x86_64__) && !defined(POLYSPEC_X86)
 #define POLYSPEC_X86 1  // cpu/dense_tables.hpp then declares the copies
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/row.hpp"
+#include "cpu/dense_dispatch.hpp"
 #include "cpu/dense_tables.hpp"
 #include "cpu/isa.hpp"
 #include "support/aligned.hpp"
@@ -82,17 +83,31 @@ struct Case {
     CHECK(polyspec::dense_pack({shape, weights.data(), stride, packed.get()}).ok());
   }
 
-  // The chain of the header.
-  T expected(int64_t token, int64_t output, bool with_bias) const {
+  // The sum that the header states, and the other one that it states for matrix registers.
+  T expected(int64_t token, int64_t output, bool with_bias, bool matrices) const {
     const T* a = x.data() + token * stride;
     const T* b = weights.data() + output * stride;
+    const float sum = matrices ? sum_of_pairs(a, b) : sum_of_chain(a, b);
+    return as<T>(with_bias ? sum + to_float(bias[static_cast<size_t>(output)]) : sum);
+  }
+  float sum_of_chain(const T* a, const T* b) const {
     constexpr int64_t kTogether = 4 / sizeof(T);
     float sum = 0;
     for (int64_t begin = 0; begin < shape.inputs; begin += kTogether) {
       for (int64_t k = std::min(begin + kTogether, shape.inputs); k-- > begin;)
         sum = std::fmaf(to_float(a[k]), to_float(b[k]), sum);
     }
-    return as<T>(with_bias ? sum + to_float(bias[static_cast<size_t>(output)]) : sum);
+    return sum;
+  }
+  float sum_of_pairs(const T* a, const T* b) const {
+    float sum = 0;
+    for (int64_t begin = 0; begin < shape.inputs; begin += 32) {
+      float pair[2] = {};
+      for (int64_t k = begin; k < std::min(begin + 32, shape.inputs); ++k)
+        pair[k % 2] = std::fmaf(to_float(a[k]), to_float(b[k]), pair[k % 2]);
+      sum += pair[0] + pair[1];
+    }
+    return sum;
   }
 
   DenseProductParams params(int64_t first, int64_t count, bool with_bias, std::vector<T>* y,
@@ -126,8 +141,15 @@ struct Case {
   }
 };
 
+// Whether the copy multiplies such numbers with matrix registers.
 template <class T>
-void test_chain(const Dense& copy) {
+bool by_matrices(const Dense& copy) {
+  return sizeof(T) == 2 && std::strcmp(copy.isa, "amx") == 0;
+}
+
+template <class T>
+void test_sums(const Dense& copy) {
+  const bool matrices = by_matrices<T>(copy);
   uint64_t seed = 1;
   for (const auto& [outputs, inputs] :
        {std::pair<int64_t, int64_t>{16, 2}, {1, 1}, {37, 255}, {300, 128}, {150, 513}}) {
@@ -136,7 +158,8 @@ void test_chain(const Dense& copy) {
     for (int64_t m = 0; m < call.tokens; ++m) {
       for (int64_t n = 0; n < outputs; ++n) {
         const auto at = static_cast<size_t>(m * outputs + n);
-        const T plain = call.expected(m, n, false), with_bias = call.expected(m, n, true);
+        const T plain = call.expected(m, n, false, matrices);
+        const T with_bias = call.expected(m, n, true, matrices);
         CHECK(same(&plain, &all[at]));
         if (m < 9) CHECK(same(&with_bias, &biased[at]));
       }
@@ -195,7 +218,7 @@ void test_not_finite(const Dense& copy) {
   for (int64_t m = 0; m < call.tokens; ++m) {
     for (int64_t n = 0; n < 40; ++n) {
       const T& got = y[static_cast<size_t>(m * 40 + n)];
-      const T expected = call.expected(m, n, false);
+      const T expected = call.expected(m, n, false, by_matrices<T>(copy));
       if (m == 1 || (m == 3 && n == 5)) {
         CHECK(same(&nan, &got));
       } else if (m == 3) {
@@ -209,7 +232,7 @@ void test_not_finite(const Dense& copy) {
 
 template <class T>
 void test_type(const Dense& copy) {
-  test_chain<T>(copy);
+  test_sums<T>(copy);
   test_small_numbers<T>(copy);
   test_not_finite<T>(copy);
 }
@@ -217,7 +240,7 @@ void test_type(const Dense& copy) {
 void test_instruction_set(const Dense& copy) {
   test_type<float>(copy);
   test_type<BFloat16>(copy);
-  std::printf("%s: the stated chain, rows alike\n", copy.isa);
+  std::printf("%s: the stated sums, rows alike\n", copy.isa);
 }
 
 // Long prompts go in several passes.
@@ -240,7 +263,7 @@ void test_threads() {
   CHECK(same(serial, shared));
   for (const int64_t m : {int64_t{0}, int64_t{127}, int64_t{128}, int64_t{299}}) {
     for (int64_t n = 0; n < 1000; ++n) {
-      const T expected = call.expected(m, n, true);
+      const T expected = call.expected(m, n, true, by_matrices<T>(polyspec::cpu::dense()));
       CHECK(same(&expected, &serial[static_cast<size_t>(m * 1000 + n)]));
     }
   }
@@ -345,6 +368,7 @@ int main() {
   const polyspec::cpu::Isa isa = polyspec::cpu::isa_in_use();
   if (isa >= polyspec::cpu::Isa::kAvx2) test_instruction_set(polyspec::cpu::kDenseAvx2);
   if (isa >= polyspec::cpu::Isa::kAvx512Bf16) test_instruction_set(polyspec::cpu::kDenseAvx512Bf16);
+  if (isa >= polyspec::cpu::Isa::kAmx) test_instruction_set(polyspec::cpu::kDenseAmx);
 #endif
   test_threads<float>();
   test_threads<BFloat16>();

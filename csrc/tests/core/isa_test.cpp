@@ -33,14 +33,15 @@ void run(const Rows& rows, const polyspec::VerifyTreeParams& params) {
 // An instruction set is taken only with every extension that its copies are compiled for.
 void test_choice() {
   using polyspec::cpu::Extensions;
-  const Extensions all{true, true, true, true, true, true, true, true, true};
+  const Extensions all{true, true, true, true, true, true, true, true, true, true};
   const auto without = [&](bool Extensions::* extension) {
     Extensions some = all;
     some.*extension = false;
     return polyspec::cpu::widest(some);
   };
-  CHECK(polyspec::cpu::widest(all) == Isa::kAvx512Bf16);
+  CHECK(polyspec::cpu::widest(all) == Isa::kAmx);
   CHECK(polyspec::cpu::widest({}) == Isa::kBaseline);
+  CHECK(without(&Extensions::amx) == Isa::kAvx512Bf16);
   CHECK(without(&Extensions::avx512bf16) == Isa::kAvx512Vnni);
   CHECK(without(&Extensions::avx512vnni) == Isa::kAvx512);
   for (const auto extension :

@@ -1,0 +1,148 @@
+// The 4-bit product with matrix registers, for several tokens: few of them are sooner done with
+// vectors, and the sums are the same.
+#include "cpu/amx.hpp"
+#include "cpu/copy.hpp"
+#include "cpu/dot_lanes.hpp"
+#include "cpu/float_mode.hpp"
+#include "cpu/int4_layout.hpp"
+#include "cpu/int4_tables.hpp"
+#include "cpu/tiles.hpp"
+
+namespace polyspec::POLYSPEC_CORE {
+namespace {
+
+// From how many tokens on.
+constexpr int64_t kFewest = 13;
+// Tiles of outputs that a load of activations serves.
+constexpr int kTilesAtOnce = 2;
+constexpr int64_t kMostParts = kInt4Tokens / kMatrixRows;
+constexpr int64_t kMostGroup = 256;
+
+// Inputs that one product of tiles takes, and how activations lie: [k / chunk, m, chunk].
+int64_t chunk_of(int64_t group) { return group < kMatrixRowBytes ? group : kMatrixRowBytes; }
+
+void prepare(const Int4ProductParams& params, int64_t first, int64_t tokens, int64_t begin,
+             int64_t end) {
+  if (tokens < kFewest) return cpu::kInt4Avx512Vnni.prepare(params, first, tokens, begin, end);
+  const FloatMode mode;
+  const auto round = [&](auto chunk) {
+    round_rows<chunk>(params.x, params.dtype, params.x_stride, {first, tokens, begin, end},
+                      params.shape.inputs, params.shape.group, kInt4Offset, values_of(params),
+                      scales_of(params));
+  };
+  if (params.shape.group < kMatrixRowBytes) return round(std::integral_constant<int64_t, 32>());
+  return round(std::integral_constant<int64_t, kMatrixRowBytes>());
+}
+
+// A group of 16 outputs as a product of tiles reads it: for each four inputs a row.
+POLYSPEC_FN void unpack(const uint8_t* blocks, int64_t count, uint8_t* rows) {
+  for (int64_t block = 0; block < count; ++block) {
+    _mm512_store_si512(rows, step_weights<4>(blocks, 0));
+    _mm512_store_si512(rows + kVectorBytes, step_weights<4>(blocks, 1));
+    blocks += kBlockBytes;
+    rows += 2 * kVectorBytes;
+  }
+}
+
+// `count` tokens from `first` on, in parts that fill a matrix register at most.
+struct Pass {
+  const Int4ProductParams& params;
+  Int4Layout layout;
+  int64_t first, count, parts;
+
+  int64_t begin_of(int64_t part) const { return part_begin(count, parts, part); }
+  int64_t rows_of(int64_t part) const { return begin_of(part + 1) - begin_of(part); }
+
+  // N tiles of outputs from `tile` on with all tokens. Registers 0 and 1 hold sums, 2 activations,
+  // 3 and 4 weights.
+  template <int N>
+  void run(int64_t tile) const {
+    const int64_t inputs = params.shape.group, chunk = chunk_of(inputs);
+    const uint8_t* const packed = params.packed + tile * layout.tile_bytes;
+    alignas(64) uint8_t weights[2][N][kMostGroup * kInt4Outputs];
+    alignas(64) int32_t dots[kMostParts * N][kMatrixRows][kLanes];
+    alignas(64) float totals[kMostParts * N][kMatrixRows][kLanes] = {};
+    const auto unpack_group = [&](int64_t group) POLYSPEC_INLINE {
+      const uint8_t* const blocks = packed + group * layout.group_bytes + 2 * layout.scale_bytes;
+      for (int n = 0; n < N; ++n)
+        unpack(blocks + n * layout.tile_bytes, layout.blocks, weights[group % 2][n]);
+    };
+    unpack_group(0);
+    for (int64_t group = 0; group < layout.groups; ++group) {
+      const int8_t* const x = values_of(params) + group * inputs * count;
+      for (int64_t part = 0; part < parts; ++part) {
+        unrolled<N>([&](auto n) POLYSPEC_INLINE { clear_matrix<n>(); });
+        for (int64_t k = 0; k < inputs; k += chunk) {
+          load_matrix<2>(x + k * count + begin_of(part) * chunk, chunk);
+          unrolled<N>([&](auto n) POLYSPEC_INLINE {
+            load_matrix<3 + n>(weights[group % 2][n] + k * kInt4Outputs, kMatrixRowBytes);
+            add_whole_products<n, 2, 3 + n>();
+          });
+        }
+        unrolled<N>([&](auto n)
+                        POLYSPEC_INLINE { store_matrix<n>(dots[part * N + n], kMatrixRowBytes); });
+      }
+      // While the products are under way.
+      if (group + 1 < layout.groups) unpack_group(group + 1);
+      for (int n = 0; n < N; ++n)
+        add_group<N>(packed + n * layout.tile_bytes + group * layout.group_bytes,
+                     scales_of(params) + group * count, dots + n, totals + n);
+    }
+    for (int n = 0; n < N; ++n) {
+      for (int64_t part = 0; part < parts; ++part) {
+        for (int64_t m = 0; m < rows_of(part); ++m) {
+          const int64_t at = (first + begin_of(part) + m) * params.y_stride;
+          write_tile(load(totals[part * N + n][m]), tile + n, params.shape.outputs, params.dtype,
+                     params.y, at);
+        }
+      }
+    }
+  }
+
+  // Scales a tile's sums of a group, which begins at `head`. What the next run reads is asked for
+  // line by line between them: all at once they would keep this run's loads waiting.
+  template <int N>
+  POLYSPEC_FN void add_group(const uint8_t* head, const RoundedGroup* rounded,
+                             const int32_t (*dots)[kMatrixRows][kLanes],
+                             float (*totals)[kMatrixRows][kLanes]) const {
+    const Sums scale = load_sixteen(head, params.shape.scale_dtype);
+    const Sums zero = load_sixteen(head + layout.scale_bytes, params.shape.scale_dtype);
+    const uint8_t* ahead = head + N * layout.tile_bytes;
+    const uint8_t* const end = ahead + layout.group_bytes;
+    const int64_t each = (layout.group_bytes + count - 1) / count;
+    for (int64_t part = 0; part < parts; ++part) {
+      for (int64_t m = 0; m < rows_of(part); ++m, ++rounded) {
+        const uint8_t* const until = ahead + each;
+        for (; ahead < until && ahead < end; ahead += kVectorBytes) __builtin_prefetch(ahead, 0, 2);
+        const Dots dot =
+            _mm512_add_epi32(_mm512_load_si512(dots[part * N][m]), dots_from(rounded->start));
+        const Sums sum = times(to_sums(dot), rounded->scale);
+        float* const total = totals[part * N][m];
+        store(total, fused(zero, rounded->sum, fused(sum, scale, load(total))));
+      }
+    }
+  }
+};
+
+void multiply(const Int4ProductParams& params, int64_t first, int64_t count, int64_t begin,
+              int64_t end) {
+  if (count < kFewest) return cpu::kInt4Avx512Vnni.multiply(params, first, count, begin, end);
+  const FloatMode mode;
+  const int64_t chunk = chunk_of(params.shape.group);
+  const Pass pass{params, Int4Layout(params.shape), first, count, parts_of(count, kMatrixRows)};
+  const int64_t tokens = (count + pass.parts - 1) / pass.parts;  // of the largest part
+  const Matrices::Shape sums{tokens, kMatrixRowBytes}, rows{tokens, chunk};
+  const Matrices::Shape columns{chunk / kStepInputs, kMatrixRowBytes};
+  const Matrices set({sums, sums, rows, columns, columns, {}, {}, {}});
+  for (; begin + kTilesAtOnce <= end; begin += kTilesAtOnce) pass.run<kTilesAtOnce>(begin);
+  if (begin < end) pass.run<1>(begin);
+}
+
+}  // namespace
+}  // namespace polyspec::POLYSPEC_CORE
+
+namespace polyspec::cpu {
+
+const Int4 kInt4Amx = {&POLYSPEC_CORE::prepare, &POLYSPEC_CORE::multiply, "amx"};
+
+}  // namespace polyspec::cpu
