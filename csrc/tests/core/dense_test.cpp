@@ -130,7 +130,9 @@ struct Case {
   std::vector<T> run(const Dense& copy, int64_t first, int64_t count,
                      bool with_bias = false) const {
     std::vector<T> y;
-    const Aligned workspace = aligned(polyspec::dense_workspace_bytes(shape, count));
+    const int64_t bytes = polyspec::dense_workspace_bytes(shape, count);
+    const Aligned workspace = aligned(bytes);
+    std::memset(workspace.get(), 0xff, static_cast<size_t>(bytes));  // numbers that are none
     const DenseProductParams call = params(first, count, with_bias, &y, workspace);
     for (int64_t part = copy.parts(count); part-- > 0;) copy.prepare(call, 0, count, part);
     // As threads would: in two parts, of which one begins in the middle.
