@@ -263,7 +263,7 @@ void test_threads() {
   CHECK(polyspec::dense_product(again, polyspec::Stream::cpu(backwards)).ok());
   CHECK(most > 1);
   CHECK(same(serial, shared));
-  for (const int64_t m : {int64_t{0}, int64_t{127}, int64_t{128}, int64_t{299}}) {
+  for (const int64_t m : {int64_t{0}, int64_t{255}, int64_t{256}, int64_t{299}}) {
     for (int64_t n = 0; n < 1000; ++n) {
       const T expected = call.expected(m, n, true, by_matrices<T>(polyspec::cpu::dense()));
       CHECK(same(&expected, &serial[static_cast<size_t>(m * 1000 + n)]));
