@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..drafters import Context, Drafter
 from ..levels import InputBlock, PromptBatch, batched
+from ..levels.base import id_map_of
 from .context import FAR, ContextCost, Sample, context_costs
 from .parts import Part, Request
 from .runs import MOST, Clock, Run, StepTime, Verified, all_steps, in_turns, timed_runs
@@ -323,7 +324,7 @@ def measure(
     """Measure all that the chains of `parts` depend on.
 
     Args:
-        parts: target first, each cheaper than the one before it; drafters without models last.
+        parts: target first, each cheaper than the one before it; what only drafts last.
         prompts: token ids.
         limit: seconds that this may take, of which everything gets a share; it takes longer only
             where a single call does.
@@ -331,7 +332,7 @@ def measure(
     """
     began = clock()
     models = [n for n, part in enumerate(parts) if part.model]
-    pairs = [(a, b) for a, b in itertools.combinations(range(len(parts)), 2) if parts[a].model]
+    pairs = [(a, b) for a, b in itertools.combinations(range(len(parts)), 2) if parts[a].verifies]
     runs = timed_runs(parts, request, clock)
     texts = in_turns(runs, prompts, request.batch, 0.8 * limit, clock)
     most = request.max_new_tokens
@@ -549,18 +550,18 @@ def processed(logits: torch.Tensor, request: Request) -> torch.Tensor:
 def _distributions(
     thing: Any, vocab: int, prompt: Sequence[int], new: Sequence[int], request: Request
 ) -> torch.Tensor:
-    """``[len(new), vocab]``, what a level would draw every new token from."""
+    """``[len(new), vocab]``, what a level would draw every new token from: nothing of other ids
+    than its own."""
     level = batched(thing)
     tokens = torch.tensor([[*prompt, *new]], device=level.device)
     own = level.vocab_size
     tokens = tokens.where(tokens < own, 0)
     start, end = len(prompt) - 1, tokens.shape[1] - 1
     level.prefill(PromptBatch(tokens[:, :start], None, end + 1))
-    logits = level.forward(InputBlock(tokens[:, start:end], end - start)).logits[0, :, :vocab]
-    rows = processed(logits, request).cpu()
-    if rows.shape[1] < vocab:
-        rows = torch.nn.functional.pad(rows, (0, vocab - rows.shape[1]))
-    return rows
+    logits = level.forward(InputBlock(tokens[:, start:end], end - start)).logits
+    id_map = id_map_of(level)
+    logits = logits[..., : id_map.entries_below(vocab)]
+    return processed(id_map.spread(logits, vocab)[0], request).cpu()
 
 
 def _acceptances(

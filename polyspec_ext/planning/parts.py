@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import arguments
+from ..levels import BatchedLevel, batched
+from ..levels.base import id_map_of
 from ..sampling import Sampling
 from ..validate import SEED_MAX
 
@@ -57,7 +59,7 @@ class Part:
     Attributes:
         thing: a `Level`, or a drafter.
         name: for people.
-        model: whether it is a level; a drafter can only be the last.
+        model: whether it is a level.
         word: of what was considered unasked (`considered`); None of what was given.
     """
 
@@ -70,6 +72,16 @@ class Part:
     def choice(self) -> Any:
         """How it was found to run fastest (`Choice`); None where there was nothing to choose."""
         return getattr(self.thing, "choice", None)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether it can stand above another: a level that draws every id. Others are the last."""
+        return self.model and id_map_of(self.level).drawn is None
+
+    @property
+    def level(self) -> BatchedLevel:
+        """`thing`, a level, as a chain calls it."""
+        return batched(self.thing)
 
     @property
     def trees(self) -> bool:

@@ -306,8 +306,8 @@ def _named(parts: Sequence[Part]) -> list[Part]:
 
 
 def _in_order(parts: Sequence[Part], clock: Clock) -> list[Part]:
-    """The target, the other models from the slowest to the fastest, then drafters."""
-    target, others = parts[0], [part for part in parts[1:] if part.model]
+    """The target, others that verify from the slowest to the fastest, then what only drafts."""
+    target, others = parts[0], [part for part in parts[1:] if part.verifies]
     apart = [part for part in others if getattr(part.thing, "reads_apart", True)]
     cost = {}
     if len(others) > 1 and apart:
@@ -315,7 +315,7 @@ def _in_order(parts: Sequence[Part], clock: Clock) -> list[Part]:
         cost = {part.name: own[1] for part, own in zip(apart, times, strict=True)}
     # What shares the target's cache is a copy of it.
     others.sort(key=lambda part: -cost.get(part.name, float("inf")))
-    return [target, *others, *(part for part in parts[1:] if not part.model)]
+    return [target, *others, *(part for part in parts[1:] if not part.verifies)]
 
 
 def load_or_plan(

@@ -277,8 +277,8 @@ def timed_chains(parts: Sequence[Part]) -> list[tuple[int, ...]]:
     below that, and with every drafter; with the last model and a drafter, since that model
     verifies as well; and with a copy of the target and every drafter that reads its states, of
     which no other chain tells how a tree is verified, or what is accepted."""
-    models = [n for n, part in enumerate(parts) if part.model]
-    drafters = [n for n, part in enumerate(parts) if not part.model]
+    models = [n for n, part in enumerate(parts) if part.verifies]
+    drafters = [n for n, part in enumerate(parts) if not part.verifies]
     found: list[tuple[int, ...]] = [(0, n) for n in models[1:2]]
     found += [(0, *pair) for pair in itertools.pairwise(models[1:])]
     found += [(0, n) for n in drafters]

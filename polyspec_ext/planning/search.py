@@ -131,10 +131,10 @@ class Candidate:
 
 
 def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
-    """Every chain of at most `LONGEST` of the parts in their order: the target, any models, and at
-    most one drafter."""
-    models = [n for n, part in enumerate(parts) if part.model and n > 0]
-    drafters = [n for n, part in enumerate(parts) if not part.model]
+    """Every chain of at most `LONGEST` of the parts in their order: the target, any that verify,
+    and at most one that only drafts."""
+    models = [n for n, part in enumerate(parts) if part.verifies and n > 0]
+    drafters = [n for n, part in enumerate(parts) if not part.verifies and n > 0]
     for count in range(min(len(models), LONGEST - 1) + 1):
         for some in itertools.combinations(models, count):
             if not owners_above([parts[n] for n in (0, *some)]):

@@ -102,6 +102,7 @@ def test_drafts_with_many_ids_are_considered_with_fewer(tmp_path: Path) -> None:
     found = considered(["T", large, small, "suffix", "an/id"])
     copies = [f"w4:{large}", f"trim:16000:{large}", f"w4:{small}"]
     assert found == ["prompt-lookup", "w4", *copies]
+    assert considered(["T", f"w4:{large}"])[3:] == [f"trim:16000:w4:{large}"]
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from toy_trees import TreeDrafter, TreeLevel
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.drafters.base import DraftBlock, DraftInput
+from polyspec_ext.levels import IdMap
 from polyspec_ext.levels.base import InputBlock, LevelOutput, PromptBatch
 from polyspec_ext.planning import measure, planner, runs, search, tables, trials
 from polyspec_ext.planning.context import Sample, context_costs
@@ -786,6 +787,30 @@ def test_a_head_stands_below_the_target_it_reads(clock: Clock) -> None:
     assert (0, 2, 3) not in found
     assert (0, 1, 2, 3) not in found
     assert (0, 1, 2) in found
+
+
+class Trimmed(Slow):
+    """Draws its higher ids alone."""
+
+    id_map = IdMap(12, torch.arange(5, 12))
+
+    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        return super().forward(tokens, keep)[..., 5:]
+
+
+def test_a_draft_with_fewer_ids_stands_last_and_is_measured_by_them(clock: Clock) -> None:
+    target, small, middle = levels(clock)
+    given = [target, Trimmed(clock, "trimmed", 0.01, 0.0), small, middle, "prompt-lookup"]
+    plan = ps.plan(given, PROMPTS, 60, seconds=1e9)
+    assert [part.name for part in plan.parts[:4]] == ["target", "middle", "small", "trimmed"]
+    found = list(search.chains(plan.parts))
+    assert (0, 1, 3) in found
+    assert not any(3 in chain[:-1] for chain in found)
+    accepted = plan.measured.accept[0, 3]
+    assert set(accepted.tolist()) == {0.0, 1.0}  # as its distribution is the target's
+    (one,) = [one for one in plan.candidates if one.parts == (0, 3)]
+    (ran,) = planner.run(plan, [one], PROMPTS, 1)
+    assert ran.length == pytest.approx(ran.measured_length)
 
 
 def test_chains_have_at_most_four_levels(clock: Clock) -> None:
