@@ -182,41 +182,6 @@ def llama(name: str = LLAMA) -> Lines:
     return lines
 
 
-FRONT_LLAMA = (
-    "plain",
-    "plain, fast settings",
-    "two levels, llama.cpp's rule",
-    "two levels, block rule",
-    "two levels, block rule, joint policy",
-    "three levels, joint policy",
-)
-
-
-def llama_short() -> Lines:
-    """The greedy rows of `llama` for the front page."""
-    report = result(LLAMA)
-    rows = report["temperatures"]["0.0"]
-    return [
-        f"`{llama_command(report)}`, greedy: "
-        f"{' <- '.join(report['models'])}; {report['processor']}, {report['threads']} threads.",
-        "",
-        *output.table(
-            ["inside llama.cpp, with the prompt", "tokens/s", "x plain", "texts as plain decoding"],
-            (
-                [
-                    row["name"],
-                    f"{row['tokens_per_second']:.1f}",
-                    f"{row['over_plain']:.2f}",
-                    f"{row['agrees']} of {row['texts']}",
-                ]
-                for row in rows
-                if row["name"] in FRONT_LLAMA
-            ),
-            [1, 2],
-        ),
-    ]
-
-
 REAL_DEMO_TITLE = "Qwen2.5-Coder 1.5B and 0.5B {}, `make demo-real {}DEMO='--repeats 1 --json'`"
 IN_4_BITS = REAL_DEMO_TITLE.format("in 4 bits", "")
 
@@ -328,6 +293,17 @@ def paper() -> Lines:
 def paper_real() -> Lines:
     """The same with real models, beside other engines."""
     return paper_run(REAL_PAPER)
+
+
+def paper_short() -> Lines:
+    """Some columns of `paper_real` for the front page."""
+    summary, _, _, *table = paper_real()
+    command = "`bench paper`, its command under [benchmarks](docs/benchmarks.md#real-models)"
+    kept = ("method", "tokens/s", "speedup", "lossless")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    places = [rows[0].index(name) for name in kept]
+    lines = ["| " + " | ".join(row[place] for place in places) + " |" for row in rows]
+    return [f"{command}. {summary.partition(' Begun')[0]}", "", *lines]
 
 
 def paper_real_w4() -> Lines:
@@ -548,13 +524,13 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "demo-blocks": demo_blocks,
     "paper": paper,
     "paper-real": paper_real,
+    "paper-short": paper_short,
     "paper-real-w4": paper_real_w4,
     "paper-real-sampled": paper_real_sampled,
     "paper-real-batches": paper_real_batches,
     "targets": targets,
     "llama": llama,
     "llama-policy": lambda: llama(LLAMA_POLICY),
-    "llama-short": llama_short,
     "chains": chains,
     "predictions": predictions,
     "kernels": kernels,

@@ -20,6 +20,8 @@ enum LayerColumn {
   kAttentionNorm,
   kGatedNorm,
   kAttentionBias,
+  kQueryNorm,
+  kKeyNorm,
   kAttentionIn,  // how many matrices each product has
   kAttentionOut,
   kGatedIn,
@@ -120,6 +122,8 @@ std::tuple<Tensor, Tensor, Tensor> decoder_layers(
     layer.attention_norm = address(layer_row[kAttentionNorm]);
     layer.gated_norm = address(layer_row[kGatedNorm]);
     layer.attention_bias = address(layer_row[kAttentionBias]);
+    layer.query_norm = address(layer_row[kQueryNorm]);
+    layer.key_norm = address(layer_row[kKeyNorm]);
     polyspec::PackedMatrices* const all[] = {&layer.attention_in, &layer.attention_out,
                                              &layer.gated_in, &layer.gated_out};
     for (int j = 0; j < 4; ++j) {

@@ -48,10 +48,13 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   return norm(x, &residual, weight, epsilon);
 }
 
-// x [b t, (heads + 2 groups) d], bias [(heads + 2 groups) d], cosine and sine [b or 1, t, d].
+// x [b t, (heads + 2 groups) d], bias [(heads + 2 groups) d], cosine and sine [b or 1, t, d], norms
+// [d].
 std::tuple<Tensor, Tensor, Tensor> rotary(const Tensor& x, const OptTensor& bias,
                                           const Tensor& cosine, const Tensor& sine, int64_t batch,
-                                          int64_t heads, int64_t groups) {
+                                          int64_t heads, int64_t groups,
+                                          const OptTensor& query_norm, const OptTensor& key_norm,
+                                          double epsilon) {
   expect_matrix(x);
   STD_TORCH_CHECK(cosine.dim() == 3, "cosine: expected 3 dimensions, got ", cosine.dim());
   STD_TORCH_CHECK(batch >= 0 && heads >= 1 && groups >= 1,
@@ -69,6 +72,13 @@ std::tuple<Tensor, Tensor, Tensor> rotary(const Tensor& x, const OptTensor& bias
   const int64_t features = (heads + 2 * groups) * params.width;
   params.x = contiguous_data(x, "x", place, {batch * params.tokens, features}, dtype);
   if (bias.has_value()) params.bias = contiguous_data(*bias, "bias", place, {features}, dtype);
+  const auto norm = [&](const OptTensor& weight, const char* name) -> const void* {
+    return weight.has_value() ? contiguous_data(*weight, name, place, {params.width}, dtype)
+                              : nullptr;
+  };
+  params.query_norm = norm(query_norm, "query_norm");
+  params.key_norm = norm(key_norm, "key_norm");
+  params.epsilon = static_cast<float>(epsilon);
   params.same_positions = cosine.size(0) == 1;
   const int64_t rows = params.same_positions ? 1 : batch;
   params.cosine =
@@ -110,7 +120,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
       "(Tensor sum, Tensor y)");
   m.def(
       "rotary(Tensor x, Tensor? bias, Tensor cosine, Tensor sine, int batch, int heads, "
-      "int groups) -> (Tensor query, Tensor key, Tensor value)");
+      "int groups, Tensor? query_norm, Tensor? key_norm, float epsilon) -> (Tensor query, Tensor "
+      "key, Tensor value)");
   m.def("gated(Tensor x) -> Tensor");
 }
 

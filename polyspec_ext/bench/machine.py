@@ -49,7 +49,7 @@ def describe(device: str) -> dict[str, Any]:
         "cpu": cpu,
         "cores": cores(),
         "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_capability": processor.instructions(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),

@@ -59,6 +59,8 @@ class _Attention(nn.Module):
 
     q_proj: Part
     o_proj: RowProduct
+    q_norm: _Norm
+    k_norm: _Norm
     config: Any
     head_dim: int
     layer_idx: int
@@ -78,7 +80,9 @@ class _Attention(nn.Module):
         product, bias = _unbiased(merged.linear, hidden_states.reshape(-1, features))
         cosine, sine = position_embeddings
         heads, groups = merged.sizes[0] // width, merged.sizes[1] // width
-        query, key, value = operators.rotary(product, bias, cosine, sine, batch, heads, groups)
+        query, key, value = operators.rotary(
+            product, bias, cosine, sine, batch, heads, groups, *head_norms(self)
+        )
         cache = past_key_values if cache is None else cache  # as older releases call it
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
@@ -106,6 +110,14 @@ class _Layer(nn.Module):
         )
         made: torch.Tensor = residual.view(shape) + self.mlp(normed.view(shape))
         return made
+
+
+def head_norms(attention: Any) -> tuple[torch.Tensor, torch.Tensor, float] | tuple[()]:
+    """Weights and epsilon of the norms of an attention's heads; empty: it has none."""
+    if not hasattr(attention, "q_norm"):
+        return ()
+    first, second = attention.q_norm, attention.k_norm
+    return first.weight, second.weight, first.variance_epsilon
 
 
 def _unbiased(linear: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -146,10 +158,11 @@ def is_whole(layer: nn.Module) -> bool:
         return False
     parts = layer.input_layernorm, layer.post_attention_layernorm, layer.self_attn, layer.mlp
     kinds = _Norm, _Norm, _Attention, _Mlp
-    return all(
+    fused = all(
         isinstance(part, kind) and not _hooked(part)
         for part, kind in zip(parts, kinds, strict=True)
     )
+    return fused and _fits_heads(layer.self_attn)
 
 
 def is_known(kind: type, name: str) -> bool:
@@ -180,7 +193,16 @@ def _fits_mlp(module: Any) -> bool:
 def _fits_attention(module: Any) -> bool:
     own = grouped_attention.is_grouped(module)
     merged = own and _are_merged(module, "q_proj", "k_proj", "v_proj")
-    return merged and _multiplies(module.o_proj) and not hasattr(module, "q_norm")
+    return merged and _multiplies(module.o_proj) and _fits_heads(module)
+
+
+def _fits_heads(module: Any) -> bool:
+    """Whether the norms of an attention's heads, if it has some, are alike."""
+    if not hasattr(module, "q_norm"):
+        return True
+    norms = module.q_norm, module.k_norm
+    whole = all(isinstance(norm, _Norm) and not _hooked(norm) for norm in norms)
+    return whole and norms[0].variance_epsilon == norms[1].variance_epsilon
 
 
 def _fits_layer(module: Any) -> bool:

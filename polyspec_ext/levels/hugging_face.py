@@ -78,7 +78,7 @@ class HuggingFaceLevel(ModelLevel):
             no later one does; logits may round differently. Batches and prompts are read as without
             it, and so are rounds without host synchronisation, as a CUDA device does them: a chain
             warns of that. A model whose layers are one call (`levels.stack`: packed ones and 4-bit
-            copies of Llama, Mistral and Qwen2) is not compiled, since that is faster.
+            copies of Llama, Mistral, Qwen2 and Qwen3) is not compiled, since that is faster.
         cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
 
     Attributes:

@@ -96,8 +96,9 @@ def stacked_pass(model: Any) -> StackedPass | None:
     weights = [found for found in map(_weights, layers) if found is not None]
     if len(shapes) != 1 or len(weights) != len(layers):
         return None
-    forms = {(weight.shape, weight.dtype, weight.is_contiguous()) for weight in _norms(layers)}
-    if len(forms) != 1:
+    sizes = {tuple(map(len, _norms([layer]))) for layer in layers}
+    kinds = {(weight.dtype, weight.is_contiguous()) for weight in _norms(layers)}
+    if len(sizes) != 1 or len(kinds) != 1:
         return None
     return StackedPass(model, DecoderLayers(weights, *shapes.pop()))
 
@@ -116,24 +117,27 @@ def _weights(layer: Any) -> LayerWeights | None:
         attends.q_proj.merged.linear, attends.o_proj, mlp.gate_proj.merged.linear, mlp.down_proj
     ]  # fmt: skip
     matrices = [product.matrices() for product in products]
-    norms = layer.input_layernorm, layer.post_attention_layernorm
+    norms = _norm_modules(layer)
     # A bias that comes behind the rounding is added where the heads are split, and nowhere else.
     late, *others = (product.late_bias for product in products)
     if not all(matrices) or any(bias is not None for bias in others):
         return None
     if len({norm.variance_epsilon for norm in norms}) != 1:
         return None
-    first, second = (norm.weight.detach() for norm in norms)
-    return LayerWeights(first, second, late, *matrices)
+    first, second, *heads = (norm.weight.detach() for norm in norms)
+    query, key = heads or (None, None)
+    return LayerWeights(first, second, late, query, key, *matrices)
 
 
 def _norms(layers: Sequence[Any]) -> list[torch.Tensor]:
-    """The weights of both norms of each layer."""
-    return [
-        norm.weight
-        for layer in layers
-        for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-    ]
+    """The weights of all norms of each layer, as `DecoderLayers` has them."""
+    return [norm.weight for layer in layers for norm in _norm_modules(layer)]
+
+
+def _norm_modules(layer: Any) -> list[Any]:
+    attends = layer.self_attn
+    heads = [attends.q_norm, attends.k_norm] if hasattr(attends, "q_norm") else []
+    return [layer.input_layernorm, layer.post_attention_layernorm, *heads]
 
 
 def _hooked(module: Any) -> bool:

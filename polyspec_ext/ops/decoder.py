@@ -43,6 +43,7 @@ class LayerWeights(NamedTuple):
     Attributes:
         attention_norm, gated_norm: ``[N]``.
         attention_bias: ``[(heads + 2 groups) D]``, added to the rounded product; None: none.
+        query_norm, key_norm: ``[D]``, as of `ops.layer.rotary`; None both: none.
         attention_in: queries, keys and values.
         attention_out: from the heads' results.
         gated_in: gate and up.
@@ -52,6 +53,8 @@ class LayerWeights(NamedTuple):
     attention_norm: torch.Tensor
     gated_norm: torch.Tensor
     attention_bias: torch.Tensor | None
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
     attention_in: Sequence[Matrix]
     attention_out: Sequence[Matrix]
     gated_in: Sequence[Matrix]
@@ -72,7 +75,7 @@ class DecoderLayers:
         scale: of the scores.
 
     Attributes:
-        norms: the weights of both norms of each layer, as they were given.
+        norms: the weights of all norms of each layer, as they were given.
     """
 
     def __init__(
@@ -85,12 +88,15 @@ class DecoderLayers:
         scale: float,
     ) -> None:
         self.layers = list(layers)  # which keeps what the tables point to
-        self.norms = [norm for layer in layers for norm in layer[:2]]
+        self.norms = [norm for layer in layers for norm in _norms(layer)]
         rows, matrices = [], []
         for layer in layers:
             products = layer.attention_in, layer.attention_out, layer.gated_in, layer.gated_out
-            norms = layer.attention_norm, layer.gated_norm, layer.attention_bias
-            rows.append([*map(_address, norms), *map(len, products)])
+            vectors = (
+                layer.attention_norm, layer.gated_norm, layer.attention_bias, layer.query_norm,
+                layer.key_norm,
+            )  # fmt: skip
+            rows.append([*map(_address, vectors), *map(len, products)])
             matrices += [_row(matrix) for product in products for matrix in product]
         self._tables = torch.tensor(rows), torch.tensor(matrices)
         self._numbers = heads, groups, gated_width, epsilon, scale
@@ -133,6 +139,11 @@ class DecoderLayers:
             groups, gated_width, epsilon, scale, causal, taken,
         )  # fmt: skip
         return made
+
+
+def _norms(layer: LayerWeights) -> list[torch.Tensor]:
+    all_of_them = layer.attention_norm, layer.gated_norm, layer.query_norm, layer.key_norm
+    return [norm for norm in all_of_them if norm is not None]
 
 
 def _address(tensor: torch.Tensor | None) -> int:

@@ -49,6 +49,9 @@ def rotary(
     batch: int,
     heads: int,
     groups: int,
+    query_norm: torch.Tensor | None = None,
+    key_norm: torch.Tensor | None = None,
+    epsilon: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values of a product with their matrices one below the other; queries and
     keys are turned by their positions: ``x cosine + (-second half of x, first half) sine``.
@@ -60,6 +63,9 @@ def rotary(
         batch: B.
         heads: of the queries.
         groups: heads of keys and of values.
+        query_norm, key_norm: [D] each, weights of an `rms_norm` of every head of the queries and of
+            the keys, before they are turned; None both: none.
+        epsilon: of those norms, > 0.
 
     Returns:
         [B, heads, T, D], and twice [B, groups, T, D], contiguous.
@@ -68,7 +74,7 @@ def rotary(
         RuntimeError: a shape, dtype or value does not fit; the message names the argument.
     """
     made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _rotary(
-        x, bias, cosine, sine, batch, heads, groups
+        x, bias, cosine, sine, batch, heads, groups, query_norm, key_norm, epsilon
     )
     return made
 
@@ -84,11 +90,18 @@ def _add_rms_norm_fake(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch
 
 
 def _rotary_fake(
-    x: torch.Tensor, bias: object, cosine: torch.Tensor, sine: object, batch: int, *heads: int
+    x: torch.Tensor,
+    bias: object,
+    cosine: torch.Tensor,
+    sine: object,
+    batch: int,
+    heads: int,
+    groups: int,
+    *norms: object,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     tokens, width = cosine.shape[1:]
     query, key, value = (
-        x.new_empty(batch, count, tokens, width) for count in (heads[0], heads[1], heads[1])
+        x.new_empty(batch, count, tokens, width) for count in (heads, groups, groups)
     )
     return query, key, value
 

@@ -31,6 +31,13 @@ def multiplies_bfloat16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
+def instructions() -> str:
+    """The widest vectors that torch uses, as it calls them, and whether there are matrix registers:
+    "AVX512, AMX"."""
+    amx = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
+    return torch.backends.cpu.get_cpu_capability() + amx
+
+
 def facts() -> dict[str, object]:
     """Processor, instruction sets (those found, and those that the environment leaves to torch,
     oneDNN and this package), threads and versions: where one differs, times measured earlier mean

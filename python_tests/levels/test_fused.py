@@ -59,7 +59,7 @@ def test_known_families(dtype: torch.dtype) -> None:
         ("llama", set(FUSED)),
         ("mistral", set(FUSED)),
         ("qwen2", set(FUSED)),
-        ("qwen3", set(FUSED) - {"Attention"}),  # which has norms of its own
+        ("qwen3", set(FUSED)),  # whose heads have norms
         ("gemma2", set()),
     ):
         assert kinds(ps.HuggingFaceLevel(model(family, dtype), pack=True)) == wanted
@@ -89,19 +89,26 @@ def test_attention_is_its_class_s_bit_for_bit(dtype: torch.dtype, quantised: boo
 
 
 @DTYPES
-def test_layers_are_their_classes_to_rounding(dtype: torch.dtype) -> None:
-    level = ps.HuggingFaceLevel(model(dtype=dtype), pack=True)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_layers_are_their_classes_to_rounding(family: str, dtype: torch.dtype) -> None:
+    level = ps.HuggingFaceLevel(model(family, dtype), pack=True)
     layer = level._runs.model.layers[1]
     x, angles = torch.randn(2, 6, 128, dtype=dtype), torch.randn(1, 6, 32)
     turns = (angles.cos().to(dtype), angles.sin().to(dtype))
     with torch.inference_mode():
         for module, more in (
             (layer, {"position_embeddings": turns, "attention_mask": None}),
+            (layer.self_attn, {"position_embeddings": turns, "attention_mask": None}),
             (layer.mlp, {}),
             (layer.input_layernorm, {}),
         ):
-            made = module(x, **more)
-            wanted = type(module).__bases__[1].forward(module, x, **more)
+            made, wanted = (
+                found[0] if isinstance(found, tuple) else found
+                for found in (
+                    module(x, **more),
+                    type(module).__bases__[1].forward(module, x, **more),
+                )
+            )
             assert made.shape == wanted.shape
             difference = (made - wanted).abs().amax() / wanted.abs().amax()
             assert difference <= (1e-6 if dtype == torch.float32 else 2**-7)
@@ -118,6 +125,23 @@ def test_other_modules_stay() -> None:
     given.model.norm.__class__ = own
     level = ps.HuggingFaceLevel(given, pack=True)
     assert type(level._runs.model.norm) is own
+
+
+@pytest.mark.parametrize("change", ["a hook", "another epsilon"])
+def test_norms_of_heads_that_the_operator_does_not_have(change: str) -> None:
+    given = model("qwen3")
+    norm = given.model.layers[0].self_attn.k_norm
+    seen: list[Any] = []
+    if change == "a hook":
+        norm.register_forward_hook(lambda *_: seen.append(1))
+    else:
+        norm.variance_epsilon *= 2
+    level = ps.HuggingFaceLevel(given, pack=True)
+    names = [type(layer.self_attn).__name__ for layer in level._runs.model.layers]
+    assert names == ["Qwen3Attention", "FusedQwen3Attention"]
+    seen.clear()
+    level.prefill(torch.tensor([[1, 2]]))
+    assert len(seen) == (change == "a hook")
 
 
 def test_hooks_still_run() -> None:

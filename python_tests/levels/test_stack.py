@@ -15,6 +15,8 @@ from transformers import (
     MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 import polyspec_ext as ps
@@ -42,7 +44,16 @@ def _qwen() -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(Qwen2Config(**_SHAPE))  # its projections have biases
 
 
-_MODELS: dict[str, Callable[[], Any]] = {"llama": _llama, "mistral": _mistral, "qwen2": _qwen}
+def _qwen3() -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=32))  # its heads have norms
+
+
+_MODELS: dict[str, Callable[[], Any]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen,
+    "qwen3": _qwen3,
+}
 
 
 def _level(kind: str, dtype: torch.dtype, copy: bool) -> HuggingFaceLevel:
@@ -154,12 +165,13 @@ def test_modules_with_hooks_are_called(passes: _Passes) -> None:
         assert torch.equal(mine, wanted)
 
 
-def test_norms_that_were_changed_are_seen(passes: _Passes) -> None:
+@pytest.mark.parametrize("which", ["input_layernorm", "self_attn.k_norm"])
+def test_norms_that_were_changed_are_seen(which: str, passes: _Passes) -> None:
     """They are the given model's own: new memory for them is not read at its old place."""
-    level = _level("llama", torch.float32, True)
+    level = _level("qwen3", torch.float32, True)
     _everything(level)
     before = _everything(level)
-    norm = level.model.model.layers[1].input_layernorm.weight
+    norm = level.model.model.layers[1].get_submodule(which).weight
     norm.data.mul_(2.0)  # where it lies
     made = passes.made
     changed = _everything(level)

@@ -69,6 +69,22 @@ def test_heads_are_turned_as_transformers_turns_them(dtype: torch.dtype) -> None
 
 
 @DTYPES
+def test_heads_have_norms_of_their_own(dtype: torch.dtype) -> None:
+    """As `rms_norm` of every head of queries and keys, behind the bias and before they turn."""
+    x, bias, (cosine, sine) = product(6, dtype), product(1, dtype)[0], turns(1, 3, dtype)
+    norms = [3 * numbers(WIDTH, dtype=dtype, seed=seed) for seed in (6, 7)]
+    query, key, value = (
+        part.reshape(-1, WIDTH)
+        for part in (x + bias).split([HEADS * WIDTH, GROUPS * WIDTH, GROUPS * WIDTH], 1)
+    )
+    normed = [rms_norm(part, norm, EPSILON) for part, norm in zip((query, key), norms, strict=True)]
+    whole = torch.cat([part.view(6, -1) for part in (*normed, value)], 1)
+    wanted = rotary(whole, None, cosine, sine, 2, HEADS, GROUPS)
+    made = rotary(x, bias, cosine, sine, 2, HEADS, GROUPS, *norms, EPSILON)
+    assert all(one.equal(other) for one, other in zip(made, wanted, strict=True))
+
+
+@DTYPES
 def test_is_the_gated_activation(dtype: torch.dtype) -> None:
     x = numbers(40, 2 * 301, dtype=dtype)
     x[:, :301] *= torch.logspace(-3, 1.8, 40)[:, None].to(dtype)
@@ -170,6 +186,7 @@ def test_refusals() -> None:
     with pytest.raises(RuntimeError, match="x: expected an even size in dimension 1, got 63"):
         gated(x[:, 1:].contiguous())
     wide, (cosine, sine) = product(4, torch.float32), turns(1, 2, torch.float32)
+    good = wide, None, cosine, sine, 2, HEADS, GROUPS
     for given, message in (
         ((wide, None, cosine, sine, 3, HEADS, GROUPS), "x: expected size 6 in dimension 0, got 4"),
         ((wide, None, cosine[0], sine, 2, HEADS, GROUPS), "cosine: expected 3 dimensions, got 2"),
@@ -181,6 +198,9 @@ def test_refusals() -> None:
              sine[..., :3].contiguous(), 2, HEADS, GROUPS),
             "width: expected an even number",
         ),
+        ((*good, cosine[0, 0, 1:], cosine[0, 0], 1.0), "query_norm: expected size 32 in dimension"),
+        ((*good, cosine[0, 0], None, 1.0), "key_norm: expected a pointer, given null"),
+        ((*good, cosine[0, 0], cosine[0, 0], 0.0), "epsilon: expected > 0, given 0"),
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match=message):
             rotary(*given)
@@ -193,7 +213,8 @@ def test_the_operators() -> None:
     check(own.rms_norm.default, (x, weight, EPSILON))
     check(own.add_rms_norm.default, (x, x + 1, weight, EPSILON))
     check(own.gated.default, (x,))
-    for bias in (None, wide[0].clone()):
-        check(own.rotary.default, (wide, bias, cosine, sine, 2, HEADS, GROUPS))
+    norms = numbers(WIDTH), numbers(WIDTH, seed=1), EPSILON
+    for bias, heads in ((None, (None, None, 0.0)), (wide[0].clone(), norms)):
+        check(own.rotary.default, (wide, bias, cosine, sine, 2, HEADS, GROUPS, *heads))
     assert rms_norm(x[:0], weight, EPSILON).shape == (0, 64)
     assert gated(x[:0]).shape == (0, 32)

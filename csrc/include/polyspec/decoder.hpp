@@ -39,6 +39,8 @@ struct DecoderLayer {
   const void* attention_norm = nullptr;  // [n], as of RmsNormParams
   PackedMatrices attention_in;           // [(h + 2 g) d, n]: queries, keys, values
   const void* attention_bias = nullptr;  // [(h + 2 g) d], added to the rounded product; or nullptr
+  const void* query_norm = nullptr;      // [d], as of RotaryParams; or nullptr
+  const void* key_norm = nullptr;        // [d], likewise
   PackedMatrices attention_out;          // [n, h d]
   const void* gated_norm = nullptr;      // [n]
   PackedMatrices gated_in;               // [2 f, n]: gate, up

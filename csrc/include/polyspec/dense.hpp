@@ -69,7 +69,8 @@ struct DenseProductParams {
 // Memory that a call needs for its activations.
 POLYSPEC_API int64_t dense_workspace_bytes(const DenseShape& shape, int64_t tokens);
 
-// Runs on the CPU, on the stream's threads; kUnsupported for a CUDA stream.
+// Runs on the CPU, on the stream's threads, which need 256 KiB of stack; kUnsupported for a CUDA
+// stream.
 POLYSPEC_API Result dense_product(const DenseProductParams& params, Stream stream = Stream::cpu());
 
 }  // namespace polyspec

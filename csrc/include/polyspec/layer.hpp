@@ -40,9 +40,13 @@ struct RotaryParams {
   DType dtype = DType::kFloat32;  // kFloat32 or kBFloat16, of all tensors
   const void* x = nullptr;        // [b, t, (h + 2 g) d]: queries, keys, values
   const void* bias = nullptr;     // [(h + 2 g) d], added first, and rounded; or nullptr
-  const void* cosine = nullptr;   // [b or 1, t, d]
-  const void* sine = nullptr;     // [b or 1, t, d]
-  bool same_positions = false;    // cosine and sine have one row for all b
+  // [d] each, weights of an RMSNorm of every head of queries and of keys, before they are turned;
+  // or nullptr both.
+  const void *query_norm = nullptr, *key_norm = nullptr;
+  float epsilon = 0.0f;          // > 0, of those norms
+  const void* cosine = nullptr;  // [b or 1, t, d]
+  const void* sine = nullptr;    // [b or 1, t, d]
+  bool same_positions = false;   // cosine and sine have one row for all b
   void *query = nullptr, *key = nullptr, *value = nullptr;  // [b, h, t, d], [b, g, t, d] out
 };
 

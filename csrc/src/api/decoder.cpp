@@ -267,6 +267,9 @@ class Pass {
     turn.dtype = p_.dtype;
     turn.x = at_.product;
     turn.bias = layer.attention_bias;
+    turn.query_norm = layer.query_norm;
+    turn.key_norm = layer.key_norm;
+    turn.epsilon = p_.epsilon;
     turn.cosine = p_.cosine;
     turn.sine = p_.sine;
     turn.same_positions = p_.same_positions;

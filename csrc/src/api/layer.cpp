@@ -31,8 +31,13 @@ Result check(const RotaryParams& p) {
   if (p.width < 2 || p.width > kRotaryWidth || p.width % 2 != 0)
     return expected("width", "an even number in [2, 512]", p.width);
   if (const Result dtype = check_wide(p.dtype); !dtype.ok()) return dtype;
+  const bool norms = p.query_norm != nullptr || p.key_norm != nullptr;
+  if (norms && !(p.epsilon > 0.0f))
+    return invalid("epsilon: expected > 0, given %g", double(p.epsilon));
   if (p.batch * p.tokens == 0) return {};
   return check_given({{"x", p.x},
+                      {"query_norm", p.query_norm, norms},
+                      {"key_norm", p.key_norm, norms},
                       {"cosine", p.cosine},
                       {"sine", p.sine},
                       {"query", p.query},

@@ -28,16 +28,10 @@ POLYSPEC_FN float sum_of(const float (&lanes)[kLanes]) {
   return ((half[0] + half[4]) + (half[1] + half[5])) + ((half[2] + half[6]) + (half[3] + half[7]));
 }
 
+// y may be x.
 template <class T>
-void norm_token(const RmsNormParams& p, int64_t token) {
-  const int64_t n = p.width, whole = n / kLanes * kLanes;
-  const T* x = static_cast<const T*>(p.x) + token * n;
-  if (p.residual != nullptr) {
-    const T* const residual = static_cast<const T*>(p.residual) + token * n;
-    T* const sum = static_cast<T*>(p.sum) + token * n;
-    for (int64_t i = 0; i < n; ++i) convert_output(to_float(x[i]) + to_float(residual[i]), sum + i);
-    x = sum;
-  }
+POLYSPEC_FN void norm_row(const T* x, const T* weight, int64_t n, float epsilon, T* y) {
+  const int64_t whole = n / kLanes * kLanes;
   float lanes[kLanes] = {};
   for (int64_t i = 0; i < whole; i += kLanes) {
     for (int64_t l = 0; l < kLanes; ++l) {
@@ -47,11 +41,22 @@ void norm_token(const RmsNormParams& p, int64_t token) {
   }
   for (int64_t i = whole; i < n; ++i) lanes[i - whole] += to_float(x[i]) * to_float(x[i]);
   const float mean = sum_of(lanes) / static_cast<float>(n);
-  const float factor = 1.0f / __builtin_sqrtf(mean + p.epsilon);
-  const T* const weight = static_cast<const T*>(p.weight);
-  T* const y = static_cast<T*>(p.y) + token * n;
+  const float factor = 1.0f / __builtin_sqrtf(mean + epsilon);
   for (int64_t i = 0; i < n; ++i)
     convert_output(to_float(weight[i]) * rounded<T>(to_float(x[i]) * factor), y + i);
+}
+
+template <class T>
+void norm_token(const RmsNormParams& p, int64_t token) {
+  const int64_t n = p.width;
+  const T* x = static_cast<const T*>(p.x) + token * n;
+  if (p.residual != nullptr) {
+    const T* const residual = static_cast<const T*>(p.residual) + token * n;
+    T* const sum = static_cast<T*>(p.sum) + token * n;
+    for (int64_t i = 0; i < n; ++i) convert_output(to_float(x[i]) + to_float(residual[i]), sum + i);
+    x = sum;
+  }
+  norm_row(x, static_cast<const T*>(p.weight), n, p.epsilon, static_cast<T*>(p.y) + token * n);
 }
 
 template <class T>
@@ -75,16 +80,20 @@ void turn_token(const RotaryParams& p, int64_t number) {
   const T* const sine = static_cast<const T*>(p.sine) + at;
   const T* bias = static_cast<const T*>(p.bias);
   const T* x = static_cast<const T*>(p.x) + number * (p.heads + 2 * p.groups) * d;
-  T biased[kRotaryWidth];
-  const auto split = [&](void* out, int64_t heads, bool turns) {
+  T changed[kRotaryWidth];
+  const auto split = [&](void* out, int64_t heads, const void* norm, bool turns) {
     T* to = static_cast<T*>(out) + (row * heads * p.tokens + token) * d;
     for (int64_t head = 0; head < heads; ++head, x += d, to += p.tokens * d) {
       const T* from = x;
       if (bias != nullptr) {
         for (int64_t i = 0; i < d; ++i)
-          convert_output(to_float(x[i]) + to_float(bias[i]), biased + i);
-        from = biased;
+          convert_output(to_float(x[i]) + to_float(bias[i]), changed + i);
+        from = changed;
         bias += d;
+      }
+      if (norm != nullptr) {
+        norm_row(from, static_cast<const T*>(norm), d, p.epsilon, changed);
+        from = changed;
       }
       if (turns) {
         turn(from, cosine, sine, d, to);
@@ -93,9 +102,9 @@ void turn_token(const RotaryParams& p, int64_t number) {
       }
     }
   };
-  split(p.query, p.heads, true);
-  split(p.key, p.groups, true);
-  split(p.value, p.groups, false);
+  split(p.query, p.heads, p.query_norm, true);
+  split(p.key, p.groups, p.key_norm, true);
+  split(p.value, p.groups, nullptr, false);
 }
 
 // exp(-|x|) decides on which side of 1 the exponential lies, so that none overflows.

@@ -70,6 +70,8 @@ struct Model {
       matrices.emplace_back(engine, kWidth, kGated, parts);
       norms.push_back(random_values(engine, kWidth));
       norms.push_back(random_values(engine, kWidth));
+      norms.push_back(random_values(engine, kHead));
+      norms.push_back(random_values(engine, kHead));
     }
   }
   std::vector<Matrix> matrices;
@@ -82,8 +84,10 @@ struct Text {
     for (int64_t i = 0; i < kLayers; ++i) {
       const size_t at = static_cast<size_t>(i);
       DecoderLayer layer;
-      layer.attention_norm = model.norms[2 * at].data();
-      layer.gated_norm = model.norms[2 * at + 1].data();
+      layer.attention_norm = model.norms[4 * at].data();
+      layer.gated_norm = model.norms[4 * at + 1].data();
+      layer.query_norm = model.norms[4 * at + 2].data();
+      layer.key_norm = model.norms[4 * at + 3].data();
       layer.attention_in = model.matrices[4 * at].view();
       layer.attention_out = model.matrices[4 * at + 1].view();
       layer.gated_in = model.matrices[4 * at + 2].view();
