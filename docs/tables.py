@@ -37,8 +37,8 @@ from polyspec_ext.bench.paper.report import tables as paper_tables  # noqa: E402
 RESULTS = ROOT / "docs" / "results"
 # The newest results of every benchmark. Who commits newer ones names them here.
 GENERATE = "cpu-2026-11-22-generate.json"
-KERNELS = "cpu-2026-11-24-kernels.json"
-OVERHEAD = "cpu-2026-11-24-overhead.json"
+KERNELS = "cpu-2026-11-25-kernels.json"
+OVERHEAD = "cpu-2026-11-25-overhead.json"
 ADAPTATION = "cpu-2026-11-22-adaptation/adaptation.json"
 CHAINS = {
     "1 time, greedy": "cpu-2026-11-22-chains/grown1.json",
@@ -51,12 +51,12 @@ PAPER = "cpu-2026-11-22-paper"
 LLAMA = "cpu-2026-11-23-llama/llama.json"
 LLAMA_POLICY = "cpu-2026-11-23-llama/policy.json"
 DEMO = "demo.json"
-REAL_DEMO = "cpu-2026-11-23-demo-real/demo-real.json"
-BLOCKS_DEMO = "cpu-2026-11-23-demo-real/demo-blocks.json"
-REAL_PAPER = "cpu-2026-11-24-paper-real/greedy"
+REAL_DEMO = "cpu-2026-11-25-demo-real/demo-real.json"
+BLOCKS_DEMO = "cpu-2026-11-25-demo-real/demo-blocks.json"
+REAL_PAPER = "cpu-2026-11-25-paper-real/greedy"
 REAL_PAPER_W4 = "cpu-2026-11-24-paper-real/w4-greedy"
 REAL_PAPER_SAMPLED = "cpu-2026-11-24-paper-real/sampled"
-REAL_PAPER_BATCHES = [f"cpu-2026-11-24-paper-real/batch{rows}" for rows in (4, 8)]
+REAL_PAPER_BATCHES = ["cpu-2026-11-24-paper-real/batch4", "cpu-2026-11-25-paper-real/batch8"]
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 BLOCK = re.compile(

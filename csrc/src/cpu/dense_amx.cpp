@@ -61,6 +61,7 @@ struct Pass {
   DenseLayout layout;
   int64_t first, tokens, parts, steps;
 
+  // The last part is one of the largest, so that no register is loaded from behind it.
   int64_t begin_of(int64_t part) const { return part_begin(tokens, parts, part); }
 
   // The products of a step's activations and weights.

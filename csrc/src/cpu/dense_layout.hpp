@@ -26,12 +26,13 @@ struct DenseLayout {
 constexpr int64_t kDenseTokens = 256;
 
 // The workspace of a pass of m tokens: for each part of them (tiles.hpp) its activations [blocks,
-// steps, tokens of the part], 4 bytes each; at most one step for each input (dense_lanes.hpp).
-// Whole matrix registers fit as well, of 64 bytes a token (dense_amx.cpp).
+// steps, tokens of the part], 4 bytes each; at most one step for each input (dense_lanes.hpp). Or
+// those of all tokens, [blocks / 16, m], 64 bytes each (dense_amx.cpp).
 inline int64_t dense_workspace(const DenseLayout& layout, int64_t tokens) {
-  constexpr int64_t kTogether = 16;
-  const int64_t blocks = (layout.blocks + kTogether - 1) / kTogether * kTogether;
-  return blocks * layout.block_inputs * 4 * (tokens < kDenseTokens ? tokens : kDenseTokens);
+  const int64_t vectors = layout.blocks * layout.block_inputs * 4;
+  const int64_t matrices = (layout.blocks + 15) / 16 * 64;
+  return (vectors > matrices ? vectors : matrices) *
+         (tokens < kDenseTokens ? tokens : kDenseTokens);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE
