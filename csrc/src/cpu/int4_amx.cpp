@@ -44,6 +44,12 @@ POLYSPEC_FN void unpack(const uint8_t* blocks, int64_t count, uint8_t* rows) {
   }
 }
 
+// A group of a tile, unpacked; and of a tile and a part of the tokens a group's sums, and the
+// scaled ones of all groups.
+using GroupWeights = uint8_t[kMostGroup * kInt4Outputs];
+using PartDots = int32_t[kMatrixRows][kLanes];
+using PartTotals = float[kMatrixRows][kLanes];
+
 // `count` tokens from `first` on, in parts that fill a matrix register at most.
 struct Pass {
   const Int4ProductParams& params;
@@ -53,15 +59,34 @@ struct Pass {
   int64_t begin_of(int64_t part) const { return part_begin(count, parts, part); }
   int64_t rows_of(int64_t part) const { return begin_of(part + 1) - begin_of(part); }
 
-  // N tiles of outputs from `tile` on with all tokens. Registers 0 and 1 hold sums, 2 activations,
-  // 3 and 4 weights.
+  // Sums of R parts of the tokens from `part` on with a group of N tiles. Registers 0 to 3 hold
+  // sums, 4 and 5 activations, 6 and 7 weights.
+  template <int R, int N>
+  POLYSPEC_FN void multiply_group(int64_t part, int64_t group, const GroupWeights* weights,
+                                  PartDots* dots) const {
+    const int64_t inputs = params.shape.group, chunk = chunk_of(inputs);
+    const int8_t* x = values_of(params) + group * inputs * count;
+    unrolled<R * N>([&](auto i) POLYSPEC_INLINE { clear_matrix<i>(); });
+    for (int64_t k = 0; k < inputs; k += chunk, x += chunk * count) {
+      unrolled<R>([&](auto r) POLYSPEC_INLINE {
+        load_matrix<4 + r>(x + begin_of(part + r) * chunk, chunk);
+      });
+      unrolled<N>([&](auto n) POLYSPEC_INLINE {
+        load_matrix<6 + n>(weights[n] + k * kInt4Outputs, kMatrixRowBytes);
+        unrolled<R>([&](auto r) POLYSPEC_INLINE { add_whole_products<r * N + n, 4 + r, 6 + n>(); });
+      });
+    }
+    unrolled<R * N>([&](auto i)
+                        POLYSPEC_INLINE { store_matrix<i>(dots[part * N + i], kMatrixRowBytes); });
+  }
+
+  // N tiles of outputs from `tile` on with all tokens.
   template <int N>
   void run(int64_t tile) const {
-    const int64_t inputs = params.shape.group, chunk = chunk_of(inputs);
     const uint8_t* const packed = params.packed + tile * layout.tile_bytes;
-    alignas(64) uint8_t weights[2][N][kMostGroup * kInt4Outputs];
-    alignas(64) int32_t dots[kMostParts * N][kMatrixRows][kLanes];
-    alignas(64) float totals[kMostParts * N][kMatrixRows][kLanes] = {};
+    alignas(64) GroupWeights weights[2][N];
+    alignas(64) PartDots dots[kMostParts * N];
+    alignas(64) PartTotals totals[kMostParts * N] = {};
     const auto unpack_group = [&](int64_t group) POLYSPEC_INLINE {
       const uint8_t* const blocks = packed + group * layout.group_bytes + 2 * layout.scale_bytes;
       for (int n = 0; n < N; ++n)
@@ -69,24 +94,14 @@ struct Pass {
     };
     unpack_group(0);
     for (int64_t group = 0; group < layout.groups; ++group) {
-      const int8_t* const x = values_of(params) + group * inputs * count;
-      for (int64_t part = 0; part < parts; ++part) {
-        unrolled<N>([&](auto n) POLYSPEC_INLINE { clear_matrix<n>(); });
-        for (int64_t k = 0; k < inputs; k += chunk) {
-          load_matrix<2>(x + k * count + begin_of(part) * chunk, chunk);
-          unrolled<N>([&](auto n) POLYSPEC_INLINE {
-            load_matrix<3 + n>(weights[group % 2][n] + k * kInt4Outputs, kMatrixRowBytes);
-            add_whole_products<n, 2, 3 + n>();
-          });
-        }
-        unrolled<N>([&](auto n)
-                        POLYSPEC_INLINE { store_matrix<n>(dots[part * N + n], kMatrixRowBytes); });
-      }
+      int64_t part = 0;
+      for (; part + 2 <= parts; part += 2)
+        multiply_group<2, N>(part, group, weights[group % 2], dots);
+      if (part < parts) multiply_group<1, N>(part, group, weights[group % 2], dots);
       // While the products are under way.
       if (group + 1 < layout.groups) unpack_group(group + 1);
-      for (int n = 0; n < N; ++n)
-        add_group<N>(packed + n * layout.tile_bytes + group * layout.group_bytes,
-                     scales_of(params) + group * count, dots + n, totals + n);
+      add_group<N>(packed + group * layout.group_bytes, scales_of(params) + group * count, dots,
+                   totals);
     }
     for (int n = 0; n < N; ++n) {
       for (int64_t part = 0; part < parts; ++part) {
@@ -99,26 +114,34 @@ struct Pass {
     }
   }
 
-  // Scales a tile's sums of a group, which begins at `head`. What the next run reads is asked for
-  // line by line between them: all at once they would keep this run's loads waiting.
+  // Scales the sums of a group, which begins at `head`. What the next run reads is asked for line
+  // by line between them: all at once they would keep this run's loads waiting.
   template <int N>
-  POLYSPEC_FN void add_group(const uint8_t* head, const RoundedGroup* rounded,
-                             const int32_t (*dots)[kMatrixRows][kLanes],
-                             float (*totals)[kMatrixRows][kLanes]) const {
-    const Sums scale = load_sixteen(head, params.shape.scale_dtype);
-    const Sums zero = load_sixteen(head + layout.scale_bytes, params.shape.scale_dtype);
+  POLYSPEC_FN void add_group(const uint8_t* head, const RoundedGroup* rounded, const PartDots* dots,
+                             PartTotals* totals) const {
+    Sums scale[N], zero[N];
+    unrolled<N>([&](auto n) POLYSPEC_INLINE {
+      const uint8_t* const own = head + n * layout.tile_bytes;
+      scale[n] = load_sixteen(own, params.shape.scale_dtype);
+      zero[n] = load_sixteen(own + layout.scale_bytes, params.shape.scale_dtype);
+    });
     const uint8_t* ahead = head + N * layout.tile_bytes;
     const uint8_t* const end = ahead + layout.group_bytes;
     const int64_t each = (layout.group_bytes + count - 1) / count;
     for (int64_t part = 0; part < parts; ++part) {
       for (int64_t m = 0; m < rows_of(part); ++m, ++rounded) {
         const uint8_t* const until = ahead + each;
-        for (; ahead < until && ahead < end; ahead += kVectorBytes) __builtin_prefetch(ahead, 0, 2);
-        const Dots dot =
-            _mm512_add_epi32(_mm512_load_si512(dots[part * N][m]), dots_from(rounded->start));
-        const Sums sum = times(to_sums(dot), rounded->scale);
-        float* const total = totals[part * N][m];
-        store(total, fused(zero, rounded->sum, fused(sum, scale, load(total))));
+        for (; ahead < until && ahead < end; ahead += kVectorBytes) {
+          for (int n = 0; n < N; ++n) __builtin_prefetch(ahead + n * layout.tile_bytes, 0, 2);
+        }
+        const RoundedGroup own = *rounded;
+        unrolled<N>([&](auto n) POLYSPEC_INLINE {
+          const int64_t at = part * N + n;
+          const Dots dot = _mm512_add_epi32(_mm512_load_si512(dots[at][m]), dots_from(own.start));
+          const Sums sum = times(to_sums(dot), own.scale);
+          float* const total = totals[at][m];
+          store(total, fused(zero[n], own.sum, fused(sum, scale[n], load(total))));
+        });
       }
     }
   }
@@ -133,7 +156,7 @@ void multiply(const Int4ProductParams& params, int64_t first, int64_t count, int
   const int64_t tokens = (count + pass.parts - 1) / pass.parts;  // of the largest part
   const Matrices::Shape sums{tokens, kMatrixRowBytes}, rows{tokens, chunk};
   const Matrices::Shape columns{chunk / kStepInputs, kMatrixRowBytes};
-  const Matrices set({sums, sums, rows, columns, columns, {}, {}, {}});
+  const Matrices set({sums, sums, sums, sums, rows, rows, columns, columns});
   for (; begin + kTilesAtOnce <= end; begin += kTilesAtOnce) pass.run<kTilesAtOnce>(begin);
   if (begin < end) pass.run<1>(begin);
 }
