@@ -32,8 +32,8 @@ def product(
     """``x W^T + b``, [M, outputs] in the dtype of `x`.
 
     Sums are float32, in the order that polyspec/dense.hpp states, and numbers below 2^-126 count
-    as zero. Row m is the same, bit for bit, whatever M, the processor and the number of threads
-    are.
+    as zero. Row m is the same, bit for bit, whatever M and the number of threads are, and on every
+    processor but for bfloat16 where there is AMX.
 
     Args:
         x: [M, K] in the dtype of the weights, unit stride along K.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import arguments
-from ..levels import BatchedLevel, batched
+from ..levels import batched
 from ..levels.base import id_map_of
 from ..sampling import Sampling
 from ..validate import SEED_MAX
@@ -76,12 +76,7 @@ class Part:
     @property
     def verifies(self) -> bool:
         """Whether it can stand above another: a level that draws every id. Others are the last."""
-        return self.model and id_map_of(self.level).drawn is None
-
-    @property
-    def level(self) -> BatchedLevel:
-        """`thing`, a level, as a chain calls it."""
-        return batched(self.thing)
+        return self.model and id_map_of(batched(self.thing)).drawn is None
 
     @property
     def trees(self) -> bool:

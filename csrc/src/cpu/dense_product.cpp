@@ -2,7 +2,7 @@
 // avx512bf16, and the build passes the matching compiler flags.
 //
 // An output is one chain of multiply-adds, whatever the instruction set, the number of tokens and
-// the tiles beside: the result is always the same.
+// the tiles beside: the result is always the same. (dense_amx.cpp has another order in bfloat16.)
 #include "cpu/copy.hpp"
 #include "cpu/dense_lanes.hpp"
 #include "cpu/dense_output.hpp"
