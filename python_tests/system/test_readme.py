@@ -115,6 +115,10 @@ def test_every_example_stands_on_a_page() -> None:
 # ---- commands ------------------------------------------------------------------------------------
 
 
+# What a command's options look for on the disk: a model, and a program that `make` builds.
+STAND_INS = {"DIR": tiny.path("target"), "build/llama/program/polyspec_llama": Path(__file__)}
+
+
 def commands() -> list[str]:
     """Every call of the command line, in blocks and in running text, once each."""
     shell = [block.text for block in BLOCKS if not block.language]
@@ -128,7 +132,9 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("line", commands())
 def test_commands_parse(line: str) -> None:
-    words = shlex.split(line.replace("DIR", str(tiny.path("target"))))
+    for placeholder, path in STAND_INS.items():
+        line = line.replace(placeholder, str(path))
+    words = shlex.split(line)
     if "polyspec_ext.tiny.train" in words:
         args = train.make_parser().parse_args(words[3:])
     else:
