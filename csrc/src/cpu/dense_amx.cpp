@@ -16,40 +16,44 @@ namespace polyspec::POLYSPEC_CORE {
 namespace {
 
 const cpu::Dense& vectors() { return cpu::kDenseAvx512Bf16; }
-bool with_vectors(const DenseProductParams& params) {
-  return params.shape.dtype == DType::kFloat32;
-}
+bool with_vectors(DType dtype) { return dtype == DType::kFloat32; }
 
 // Inputs of a product of tiles.
 constexpr int64_t kStepInputs = kMatrixRowBytes / 2;
 
 // Of many tokens: steps whose weights stay in the first cache while all tokens go through them, and
 // tiles that go through their activations while the second cache holds those.
-constexpr int64_t kStepsCached = 8;
+constexpr int64_t kStepsCached = 64;
+constexpr int64_t kGroupSteps = 8, kGroupParts = 8;
 constexpr int64_t kTilesCached = 8;
 constexpr int64_t kMostParts = kDenseTokens / kMatrixRows;
 
 // Of a part of the tokens and a tile of outputs.
 using PartSums = float[kMatrixRows][kDenseOutputs];
 
-// The workspace of a pass of m tokens: activations [steps, m, 32], zeros behind the last inputs.
+// The workspace of a pass: of each part of the tokens its activations, [steps, tokens of the part,
+// 32], zeros behind the last inputs.
+char* activations(const DenseProductParams& params, int64_t steps, int64_t tokens) {
+  return static_cast<char*>(params.workspace) + steps * tokens * kMatrixRowBytes;
+}
+
 void prepare(const DenseProductParams& params, int64_t first, int64_t tokens, int64_t part) {
-  if (with_vectors(params)) return vectors().prepare(params, first, tokens, part);
-  const int64_t parts = vectors().parts(tokens), inputs = params.shape.inputs;
+  if (with_vectors(params.shape.dtype)) return vectors().prepare(params, first, tokens, part);
+  const int64_t parts = parts_of(tokens, kMatrixRows), inputs = params.shape.inputs;
+  const int64_t steps = parts_of(inputs, kStepInputs);
   const int64_t begin = part_begin(tokens, parts, part), end = part_begin(tokens, parts, part + 1);
   const BFloat16* const x = static_cast<const BFloat16*>(params.x) + first * params.x_stride;
-  char* to = static_cast<char*>(params.workspace);
+  char* to = activations(params, steps, begin);
   // Rows within steps: a row's steps lie far apart.
-  for (int64_t k = 0; k < inputs; k += kStepInputs, to += tokens * kMatrixRowBytes) {
+  for (int64_t k = 0; k < inputs; k += kStepInputs) {
     const int64_t count = k + kStepInputs < inputs ? kStepInputs : inputs - k;
-    for (int64_t m = begin; m < end; ++m) {
+    for (int64_t m = begin; m < end; ++m, to += kMatrixRowBytes) {
       const BFloat16* const from = x + m * params.x_stride + k;
-      char* const row = to + m * kMatrixRowBytes;
       if (count == kStepInputs) {
-        memcpy(row, from, kMatrixRowBytes);
+        memcpy(to, from, kMatrixRowBytes);
       } else {
-        memset(row, 0, kMatrixRowBytes);
-        memcpy(row, from, static_cast<size_t>(count) * sizeof(BFloat16));
+        memset(to, 0, kMatrixRowBytes);
+        memcpy(to, from, static_cast<size_t>(count) * sizeof(BFloat16));
       }
     }
   }
@@ -63,14 +67,16 @@ struct Pass {
 
   // The last part is one of the largest, so that no register is loaded from behind it.
   int64_t begin_of(int64_t part) const { return part_begin(tokens, parts, part); }
+  const uint8_t* weights_at(int64_t tile, int64_t step) const {
+    return static_cast<const uint8_t*>(params.packed) + tile * layout.tile_bytes +
+           step * kMatrixBytes;
+  }
 
   // The products of a step's activations and weights.
   template <int R, int N>
-  POLYSPEC_FN void add(const char* x, int64_t part, const uint8_t* weights,
-                       int64_t tile_bytes) const {
-    unrolled<R>([&](auto r) POLYSPEC_INLINE {
-      load_matrix<4 + r>(x + begin_of(part + r) * kMatrixRowBytes, kMatrixRowBytes);
-    });
+  POLYSPEC_FN static void add(const char* const (&x)[R], const uint8_t* weights,
+                              int64_t tile_bytes) {
+    unrolled<R>([&](auto r) POLYSPEC_INLINE { load_matrix<4 + r>(x[r], kMatrixRowBytes); });
     unrolled<N>([&](auto n) POLYSPEC_INLINE {
       load_matrix<6 + n % 2>(weights + n * tile_bytes, kMatrixRowBytes);
       unrolled<R>([&](auto r)
@@ -80,14 +86,19 @@ struct Pass {
 
   // Steps [begin, end) of R parts of the tokens from `part` on with N tiles of outputs from `tile`
   // on. sums[n * stride + r] holds those of the steps before, and then of these. Registers 0 to 3
-  // hold sums, 4 and 5 activations, 6 and 7 weights.
-  template <int R, int N>
-  void run(int64_t part, int64_t tile, int64_t begin, int64_t end, PartSums* sums,
-           int64_t stride) const {
+  // hold sums, 4 and 5 activations, 6 and 7 weights. `ask`, called before each step with the place
+  // of its weights, prefetches.
+  template <int R, int N, class Ask>
+  POLYSPEC_FN void run(int64_t part, int64_t tile, int64_t begin, int64_t end, PartSums* sums,
+                       int64_t stride, const Ask& ask) const {
     static_assert(R <= 2 && R * N <= 4, "registers");
-    const char* x = static_cast<const char*>(params.workspace) + begin * tokens * kMatrixRowBytes;
-    const uint8_t* from = static_cast<const uint8_t*>(params.packed) + tile * layout.tile_bytes +
-                          begin * kMatrixBytes;
+    const uint8_t* from = weights_at(tile, begin);
+    const char* x[R];
+    int64_t x_bytes[R];
+    for (int r = 0; r < R; ++r) {
+      x_bytes[r] = (begin_of(part + r + 1) - begin_of(part + r)) * kMatrixRowBytes;
+      x[r] = activations(params, steps, begin_of(part + r)) + begin * x_bytes[r];
+    }
     const auto each_sum = [&](const auto& body) POLYSPEC_INLINE {
       unrolled<R>([&](auto r) POLYSPEC_INLINE {
         unrolled<N>([&](auto n) POLYSPEC_INLINE {
@@ -102,14 +113,9 @@ struct Pass {
     }
     const int64_t whole = end * kMatrixRows > layout.blocks ? end - 1 : end;
     for (int64_t step = begin; step < whole; ++step) {
-      if (part == 0) {  // for the parts behind it as well
-        unrolled<N>([&](auto n) POLYSPEC_INLINE {
-          for (int64_t row = 0; row < kMatrixRows; ++row)
-            prefetch(from + n * layout.tile_bytes + row * kBlockBytes, N * layout.tile_bytes);
-        });
-      }
-      add<R, N>(x, part, from, layout.tile_bytes);
-      x += tokens * kMatrixRowBytes;
+      ask(from);
+      add<R, N>(x, from, layout.tile_bytes);
+      for (int r = 0; r < R; ++r) x[r] += x_bytes[r];
       from += kMatrixBytes;
     }
     if (whole < end) {
@@ -117,15 +123,20 @@ struct Pass {
       alignas(64) uint8_t last[N][kMatrixBytes] = {};
       for (int n = 0; n < N; ++n)
         memcpy(last[n], from + n * layout.tile_bytes, static_cast<size_t>(rest * kBlockBytes));
-      add<R, N>(x, part, last[0], kMatrixBytes);
+      add<R, N>(x, last[0], kMatrixBytes);
     }
     each_sum([](auto i, PartSums& sum) POLYSPEC_INLINE { store_matrix<i>(sum, kMatrixRowBytes); });
   }
 
-  void write(PartSums& sums, int64_t part, int64_t tile) const {
+  // sums[n * stride], of N tiles.
+  template <int N>
+  POLYSPEC_FN void write(PartSums* sums, int64_t stride, int64_t part, int64_t tile) const {
     const int64_t begin = begin_of(part), count = begin_of(part + 1) - begin;
-    for (int64_t m = 0; m < count; ++m)
-      write_output<BFloat16>(params, sums[m], first + begin + m, tile);
+    const int64_t to = first + begin;
+    for (int64_t m = 0; m < count; ++m) {
+      for (int n = 0; n < N; ++n)
+        write_output<BFloat16>(params, sums[n * stride][m], to + m, tile + n);
+    }
   }
 
   // All steps and all tokens, which are R parts.
@@ -133,41 +144,64 @@ struct Pass {
   void run_tiles(int64_t begin, int64_t end) const {
     alignas(64) PartSums sums[N][R];
     const auto run_some = [&](auto some, int64_t tile) POLYSPEC_INLINE {
-      run<R, some>(0, tile, 0, steps, sums[0], R);
-      for (int n = 0; n < some; ++n) {
-        for (int r = 0; r < R; ++r) write(sums[n][r], r, tile + n);
-      }
+      run<R, some>(0, tile, 0, steps, sums[0], R, [&](const uint8_t* from) POLYSPEC_INLINE {
+        for (int n = 0; n < some; ++n) {
+          for (int64_t row = 0; row < kMatrixRows; ++row)
+            prefetch(from + n * layout.tile_bytes + row * kBlockBytes, N * layout.tile_bytes);
+        }
+      });
+      for (int r = 0; r < R; ++r) write<some>(sums[0] + r, R, r, tile);
     };
     for (; begin + N <= end; begin += N) run_some(std::integral_constant<int, N>(), begin);
     for (; begin < end; ++begin) run_some(std::integral_constant<int, 1>(), begin);
   }
 
-  // A run of steps with all tokens, which are many parts.
+  // Steps [begin, end) of N tiles with all tokens, which are many parts. Line by line between the
+  // products it asks for what the next call reads, from `next` on.
   template <int N>
-  POLYSPEC_FN void run_parts(int64_t tile, int64_t begin, int64_t end,
+  POLYSPEC_FN void run_parts(int64_t tile, int64_t begin, int64_t end, const uint8_t* next,
                              PartSums (*sums)[kMostParts]) const {
-    int64_t part = 0;
-    for (; part + 2 <= parts; part += 2)
-      run<2, N>(part, tile, begin, end, *sums + part, kMostParts);
-    if (part < parts) run<1, N>(part, tile, begin, end, *sums + part, kMostParts);
+    const int64_t each = (2 * kMatrixRows + parts - 1) / parts;  // lines for each step
+    const auto ask = [&](const uint8_t*) POLYSPEC_INLINE {
+      for (int64_t row = 0; row < each; ++row, next += kMatrixRowBytes) {
+        for (int n = 0; n < N; ++n) __builtin_prefetch(next + n * layout.tile_bytes, 0, 2);
+      }
+    };
+    for (int64_t group = 0; group < parts; group += kGroupParts) {
+      const int64_t last = group + kGroupParts < parts ? group + kGroupParts : parts;
+      for (int64_t step = begin; step < end; step += kGroupSteps) {
+        const int64_t until = step + kGroupSteps < end ? step + kGroupSteps : end;
+        int64_t part = group;
+        for (; part + 2 <= last; part += 2)
+          run<2, N>(part, tile, step, until, *sums + part, kMostParts, ask);
+        if (part < last) run<1, N>(part, tile, step, until, *sums + part, kMostParts, ask);
+      }
+      if (end < steps) continue;
+      for (int64_t part = group; part < last; ++part)
+        write<N>(*sums + part, kMostParts, part, tile);
+    }
   }
   void run_cached(int64_t begin, int64_t end) const {
     alignas(64) PartSums sums[kTilesCached][kMostParts];
     for (int64_t step = 0; step < steps; step += kStepsCached) {
       const int64_t until = step + kStepsCached < steps ? step + kStepsCached : steps;
-      int64_t tile = begin;
-      for (; tile + 2 <= end; tile += 2) run_parts<2>(tile, step, until, sums + (tile - begin));
-      if (tile < end) run_parts<1>(tile, step, until, sums + (tile - begin));
-    }
-    for (int64_t tile = begin; tile < end; ++tile) {
-      for (int64_t part = 0; part < parts; ++part) write(sums[tile - begin][part], part, tile);
+      for (int64_t tile = begin; tile < end; tile += 2) {
+        const uint8_t* const next = tile + 2 < end   ? weights_at(tile + 2, step)
+                                    : until < steps ? weights_at(begin, until)
+                                                    : weights_at(end, 0);
+        if (tile + 2 <= end) {
+          run_parts<2>(tile, step, until, next, sums + (tile - begin));
+        } else {
+          run_parts<1>(tile, step, until, next, sums + (tile - begin));
+        }
+      }
     }
   }
 };
 
 void multiply(const DenseProductParams& params, int64_t first, int64_t tokens, int64_t begin,
               int64_t end) {
-  if (with_vectors(params)) return vectors().multiply(params, first, tokens, begin, end);
+  if (with_vectors(params.shape.dtype)) return vectors().multiply(params, first, tokens, begin, end);
   const FloatMode mode(FloatMode::kFlushed);
   const DenseLayout layout(params.shape);
   const int64_t parts = parts_of(tokens, kMatrixRows);
@@ -181,8 +215,13 @@ void multiply(const DenseProductParams& params, int64_t first, int64_t tokens, i
     pass.run_cached(begin, begin + kTilesCached < end ? begin + kTilesCached : end);
 }
 
-int64_t parts(int64_t tokens) { return vectors().parts(tokens); }
-int64_t at_once(int64_t tokens) { return tokens > 2 * kMatrixRows ? kTilesCached : 4; }
+int64_t parts(DType dtype, int64_t tokens) {
+  return with_vectors(dtype) ? vectors().parts(dtype, tokens) : parts_of(tokens, kMatrixRows);
+}
+int64_t at_once(DType dtype, int64_t tokens) {
+  if (with_vectors(dtype)) return vectors().tiles_at_once(dtype, tokens);
+  return tokens > 2 * kMatrixRows ? kTilesCached : 4;
+}
 
 }  // namespace
 }  // namespace polyspec::POLYSPEC_CORE

@@ -33,12 +33,15 @@ const Dense& dense() {
 
 void dense_product(const DenseProductParams& params, const Executor& executor) {
   const int64_t tiles = core::DenseLayout(params.shape).tiles;
-  for (int64_t first = 0; first < params.tokens; first += core::kDenseTokens) {
-    const int64_t tokens = std::min(core::kDenseTokens, params.tokens - first);
-    spread(executor, dense().parts(tokens), kPartsPerTask, [&](int64_t begin, int64_t end) {
+  const int64_t passes = (params.tokens + core::kDenseTokens - 1) / core::kDenseTokens;
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    // Of one size, as nearly as may be.
+    const int64_t first = params.tokens * pass / passes;
+    const int64_t tokens = params.tokens * (pass + 1) / passes - first;
+    spread(executor, dense().parts(params.shape.dtype, tokens), kPartsPerTask, [&](int64_t begin, int64_t end) {
       for (; begin < end; ++begin) dense().prepare(params, first, tokens, begin);
     });
-    const int64_t at_once = dense().tiles_at_once(tokens);
+    const int64_t at_once = dense().tiles_at_once(params.shape.dtype, tokens);
     const int64_t weights = at_once * kDenseOutputs * params.shape.inputs;
     const int64_t each = at_once * std::max<int64_t>(1, kWeightsPerTask / weights);
     spread(executor, tiles, each, [&](int64_t begin, int64_t end) {

@@ -23,7 +23,7 @@ struct DenseLayout {
 
 // Tokens of a pass over the weights. Long prompts go in several, for which the activations of one
 // stay in a cache.
-constexpr int64_t kDenseTokens = 256;
+constexpr int64_t kDenseTokens = 384;
 
 // The workspace of a pass of m tokens: for each part of them (tiles.hpp) its activations [blocks,
 // steps, tokens of the part], 4 bytes each; at most one step for each input (dense_lanes.hpp). Or

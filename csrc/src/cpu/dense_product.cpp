@@ -93,17 +93,17 @@ struct Pass {
   }
 };
 
-int64_t parts(int64_t tokens) { return parts_of(tokens, kMostTokens); }
+int64_t parts(DType, int64_t tokens) { return parts_of(tokens, kMostTokens); }
 
-int64_t at_once(int64_t tokens) {
-  return tiles_at_once(static_cast<int>(parts_of(tokens, parts(tokens))));
+int64_t at_once(DType dtype, int64_t tokens) {
+  return tiles_at_once(static_cast<int>(parts_of(tokens, parts(dtype, tokens))));
 }
 
 template <class T>
 void multiply_as(const DenseProductParams& params, int64_t first, int64_t tokens, int64_t begin,
                  int64_t end) {
   const Pass<T> pass{params, DenseLayout(params.shape), first};
-  const int64_t tiles = at_once(tokens), cached = kCached / (tiles * pass.layout.tile_bytes);
+  const int64_t tiles = at_once(params.shape.dtype, tokens), cached = kCached / (tiles * pass.layout.tile_bytes);
   run_pass(pass, tokens, begin, end, tiles * (cached < 1 ? 1 : cached));
 }
 

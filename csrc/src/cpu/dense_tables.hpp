@@ -8,14 +8,14 @@ namespace polyspec::cpu {
 
 struct Dense {
   // Into how many parts so many tokens are divided.
-  int64_t (*parts)(int64_t tokens);
+  int64_t (*parts)(DType dtype, int64_t tokens);
   // Lays the activations of one part of `tokens` rows from `first` on out in the workspace.
   void (*prepare)(const DenseProductParams& params, int64_t first, int64_t tokens, int64_t part);
   // Output tiles [begin, end) of all of them.
   void (*multiply)(const DenseProductParams& params, int64_t first, int64_t tokens, int64_t begin,
                    int64_t end);
   // How many tiles go side by side with so many tokens.
-  int64_t (*tiles_at_once)(int64_t tokens);
+  int64_t (*tiles_at_once)(DType dtype, int64_t tokens);
   const char* isa;
 };
 

@@ -134,7 +134,7 @@ struct Case {
     const Aligned workspace = aligned(bytes);
     std::memset(workspace.get(), 0xff, static_cast<size_t>(bytes));  // numbers that are none
     const DenseProductParams call = params(first, count, with_bias, &y, workspace);
-    for (int64_t part = copy.parts(count); part-- > 0;) copy.prepare(call, 0, count, part);
+    for (int64_t part = copy.parts(shape.dtype, count); part-- > 0;) copy.prepare(call, 0, count, part);
     // As threads would: in two parts, of which one begins in the middle.
     const int64_t tiles = (shape.outputs + 15) / 16, cut = tiles / 2;
     copy.multiply(call, 0, count, cut, tiles);
