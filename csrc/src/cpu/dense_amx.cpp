@@ -186,7 +186,7 @@ struct Pass {
     for (int64_t step = 0; step < steps; step += kStepsCached) {
       const int64_t until = step + kStepsCached < steps ? step + kStepsCached : steps;
       for (int64_t tile = begin; tile < end; tile += 2) {
-        const uint8_t* const next = tile + 2 < end   ? weights_at(tile + 2, step)
+        const uint8_t* const next = tile + 2 < end  ? weights_at(tile + 2, step)
                                     : until < steps ? weights_at(begin, until)
                                                     : weights_at(end, 0);
         if (tile + 2 <= end) {
@@ -201,7 +201,8 @@ struct Pass {
 
 void multiply(const DenseProductParams& params, int64_t first, int64_t tokens, int64_t begin,
               int64_t end) {
-  if (with_vectors(params.shape.dtype)) return vectors().multiply(params, first, tokens, begin, end);
+  if (with_vectors(params.shape.dtype))
+    return vectors().multiply(params, first, tokens, begin, end);
   const FloatMode mode(FloatMode::kFlushed);
   const DenseLayout layout(params.shape);
   const int64_t parts = parts_of(tokens, kMatrixRows);

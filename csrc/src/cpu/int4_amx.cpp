@@ -60,24 +60,28 @@ struct Pass {
   int64_t rows_of(int64_t part) const { return begin_of(part + 1) - begin_of(part); }
 
   // Sums of R parts of the tokens from `part` on with a group of N tiles. Registers 0 to 3 hold
-  // sums, 4 and 5 activations, 6 and 7 weights.
-  template <int R, int N>
+  // sums, 4 and 5 activations, 6 and 7 weights. The registers multiply while `meanwhile` runs,
+  // which must be behind their loads and before what waits for them.
+  template <int R, int N, class Body>
   POLYSPEC_FN void multiply_group(int64_t part, int64_t group, const GroupWeights* weights,
-                                  PartDots* dots) const {
+                                  PartDots* dots, const Body& meanwhile) const {
     const int64_t inputs = params.shape.group, chunk = chunk_of(inputs);
-    const int8_t* x = values_of(params) + group * inputs * count;
+    const int8_t* x[R];
+    for (int r = 0; r < R; ++r)
+      x[r] = values_of(params) + group * inputs * count + begin_of(part + r) * chunk;
     unrolled<R * N>([&](auto i) POLYSPEC_INLINE { clear_matrix<i>(); });
-    for (int64_t k = 0; k < inputs; k += chunk, x += chunk * count) {
+    for (int64_t k = 0; k < inputs; k += chunk) {
       unrolled<R>([&](auto r) POLYSPEC_INLINE {
-        load_matrix<4 + r>(x + begin_of(part + r) * chunk, chunk);
+        load_matrix<4 + r>(x[r], chunk);
+        x[r] += chunk * count;
       });
       unrolled<N>([&](auto n) POLYSPEC_INLINE {
         load_matrix<6 + n>(weights[n] + k * kInt4Outputs, kMatrixRowBytes);
         unrolled<R>([&](auto r) POLYSPEC_INLINE { add_whole_products<r * N + n, 4 + r, 6 + n>(); });
       });
     }
-    unrolled<R * N>([&](auto i)
-                        POLYSPEC_INLINE { store_matrix<i>(dots[part * N + i], kMatrixRowBytes); });
+    meanwhile();
+    unrolled<R * N>([&](auto i) POLYSPEC_INLINE { store_matrix<i>(dots[i], kMatrixRowBytes); });
   }
 
   // N tiles of outputs from `tile` on with all tokens.
@@ -85,61 +89,72 @@ struct Pass {
   void run(int64_t tile) const {
     const uint8_t* const packed = params.packed + tile * layout.tile_bytes;
     alignas(64) GroupWeights weights[2][N];
-    alignas(64) PartDots dots[kMostParts * N];
+    alignas(64) PartDots dots[2][2 * N];
     alignas(64) PartTotals totals[kMostParts * N] = {};
     const auto unpack_group = [&](int64_t group) POLYSPEC_INLINE {
       const uint8_t* const blocks = packed + group * layout.group_bytes + 2 * layout.scale_bytes;
       for (int n = 0; n < N; ++n)
         unpack(blocks + n * layout.tile_bytes, layout.blocks, weights[group % 2][n]);
     };
+    // What was multiplied last, and is to be scaled: of a group, parts [begin, end).
+    int64_t group_before = 0, begin = 0, end = 0;
+    int now = 0;
+    const auto add_before = [&]() POLYSPEC_INLINE {
+      add_group<N>(packed, group_before, begin, end, dots[1 - now], totals);
+    };
     unpack_group(0);
     for (int64_t group = 0; group < layout.groups; ++group) {
-      int64_t part = 0;
-      for (; part + 2 <= parts; part += 2)
-        multiply_group<2, N>(part, group, weights[group % 2], dots);
-      if (part < parts) multiply_group<1, N>(part, group, weights[group % 2], dots);
-      // While the products are under way.
-      if (group + 1 < layout.groups) unpack_group(group + 1);
-      add_group<N>(packed + group * layout.group_bytes, scales_of(params) + group * count, dots,
-                   totals);
+      for (int64_t part = 0; part < parts; part += 2) {
+        const auto meanwhile = [&]() POLYSPEC_INLINE {
+          add_before();
+          if (part == 0 && group + 1 < layout.groups) unpack_group(group + 1);
+        };
+        if (part + 2 <= parts) {
+          multiply_group<2, N>(part, group, weights[group % 2], dots[now], meanwhile);
+        } else {
+          multiply_group<1, N>(part, group, weights[group % 2], dots[now], meanwhile);
+        }
+        group_before = group;
+        begin = part;
+        end = part + 2 < parts ? part + 2 : parts;
+        now = 1 - now;
+      }
     }
-    for (int n = 0; n < N; ++n) {
-      for (int64_t part = 0; part < parts; ++part) {
-        for (int64_t m = 0; m < rows_of(part); ++m) {
-          const int64_t at = (first + begin_of(part) + m) * params.y_stride;
+    add_before();
+    int64_t at = first * params.y_stride;
+    for (int64_t part = 0; part < parts; ++part) {
+      for (int64_t m = 0, rows = rows_of(part); m < rows; ++m, at += params.y_stride) {
+        for (int n = 0; n < N; ++n)
           write_tile(load(totals[part * N + n][m]), tile + n, params.shape.outputs, params.dtype,
                      params.y, at);
-        }
       }
     }
   }
 
-  // Scales the sums of a group, which begins at `head`. What the next run reads is asked for line
-  // by line between them: all at once they would keep this run's loads waiting.
+  // Scales a group's sums of parts [part, end) of the tokens, and asks for their share of what the
+  // next run reads of the group.
   template <int N>
-  POLYSPEC_FN void add_group(const uint8_t* head, const RoundedGroup* rounded, const PartDots* dots,
-                             PartTotals* totals) const {
+  POLYSPEC_FN void add_group(const uint8_t* packed, int64_t group, int64_t part, int64_t end,
+                             const PartDots* dots, PartTotals* totals) const {
+    const uint8_t* const head = packed + group * layout.group_bytes;
+    const int64_t until = layout.group_bytes * end / parts;
+    for (int64_t at = layout.group_bytes * part / parts; at < until; at += kVectorBytes) {
+      for (int n = 0; n < N; ++n) __builtin_prefetch(head + (N + n) * layout.tile_bytes + at, 0, 2);
+    }
     Sums scale[N], zero[N];
     unrolled<N>([&](auto n) POLYSPEC_INLINE {
       const uint8_t* const own = head + n * layout.tile_bytes;
       scale[n] = load_sixteen(own, params.shape.scale_dtype);
       zero[n] = load_sixteen(own + layout.scale_bytes, params.shape.scale_dtype);
     });
-    const uint8_t* ahead = head + N * layout.tile_bytes;
-    const uint8_t* const end = ahead + layout.group_bytes;
-    const int64_t each = (layout.group_bytes + count - 1) / count;
-    for (int64_t part = 0; part < parts; ++part) {
-      for (int64_t m = 0; m < rows_of(part); ++m, ++rounded) {
-        const uint8_t* const until = ahead + each;
-        for (; ahead < until && ahead < end; ahead += kVectorBytes) {
-          for (int n = 0; n < N; ++n) __builtin_prefetch(ahead + n * layout.tile_bytes, 0, 2);
-        }
+    const RoundedGroup* rounded = scales_of(params) + group * count + begin_of(part);
+    for (totals += part * N; part < end; ++part, dots += N, totals += N) {
+      for (int64_t m = 0, rows = rows_of(part); m < rows; ++m, ++rounded) {
         const RoundedGroup own = *rounded;
         unrolled<N>([&](auto n) POLYSPEC_INLINE {
-          const int64_t at = part * N + n;
-          const Dots dot = _mm512_add_epi32(_mm512_load_si512(dots[at][m]), dots_from(own.start));
+          const Dots dot = _mm512_add_epi32(_mm512_load_si512(dots[n][m]), dots_from(own.start));
           const Sums sum = times(to_sums(dot), own.scale);
-          float* const total = totals[at][m];
+          float* const total = totals[n][m];
           store(total, fused(zero[n], own.sum, fused(sum, scale[n], load(total))));
         });
       }
