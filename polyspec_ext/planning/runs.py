@@ -28,7 +28,7 @@ _ENOUGH = 16  # rounds of every window
 _FIXED = 4  # the window of a chain whose own time is measured
 LEAST = 4  # rounds of a call that is cut short, so that every level has steps behind its first
 _WARMING = 0.25  # of the time, which untimed calls may take
-_TIMED = 0.75  # of the time, while there are prompts that have not been asked
+_TIMED = 0.5  # of the time, while there are prompts that have not been asked
 _Prompt = TypeVar("_Prompt", bound=Sequence[int])
 
 
@@ -217,6 +217,14 @@ class Run:
             return len(self.chain) > 1 and len(self.rounds) >= 4 * _ENOUGH
         return self.turns.turn >= _ENOUGH * len(WINDOWS)
 
+    @property
+    def tells(self) -> bool:
+        """Whether what its levels accept is known by its rounds only, and not along a text."""
+        some = [self.parts[n] for n in self.chain[1:]]
+        apart = all(getattr(part.thing, "reads_apart", True) for part in some if part.model)
+        states = any(part.reads_states for part in some)
+        return self.turns is not None and (states or not apart)
+
     def warm_up(self, prompts: Sequence[Sequence[int]], limit: float = math.inf) -> None:
         """Passes of every size, untimed: some are made when they first run. No round begins behind
         `limit` seconds."""
@@ -327,15 +335,16 @@ def in_turns(
 ) -> list[tuple[list[int], list[int]]]:
     """All runs continue one batch of prompts after the other, so that a change in the machine's
     load meets all; as many as there is time for, again and again while rounds are missing. Prompts
-    that there was no time for are continued by the fastest run alone: the target's texts are the
-    same, or have the same distribution, below whatever chain. Of slow models a call is cut short
+    that there was no time for are continued by the fastest run alone, of those whose rounds tell
+    what no text does: the target's texts are the same, or have the same distribution, below
+    whatever chain. Of slow models a call is cut short
     where only its steps are wanted, and not its text, so that every run has its share of the time.
 
     Returns:
         The prompts that were asked and the target's continuations.
     """
     groups = [[prompts[n] for n in own] for own in batches(len(prompts), batch).tolist()]
-    each = limit / len(runs)
+    each = _TIMED * limit / len(runs)
     for run in runs:
         run.warm_up(groups[0], _WARMING * each)
     texts: list[tuple[list[int], list[int]]] = []
@@ -359,7 +368,8 @@ def in_turns(
         for run in runs[1:]:
             if not (again and run.enough):
                 run.call(group, number, each)
-    fastest = min(runs, key=lambda run: run.spent / max(run.tokens, 1))
+    telling = [run for run in runs if run.tells] or runs
+    fastest = min(telling, key=lambda run: run.spent / max(run.tokens, 1))
     for number in range(asked, len(groups)):
         if clock() - began > limit:
             break
