@@ -197,6 +197,22 @@ def test_prompts_that_there_is_no_time_for(clock: Clock) -> None:
         assert one.error == pytest.approx(0, abs=0.03), one
 
 
+def test_further_texts_come_from_rounds_that_tell_what_no_text_does(clock: Clock) -> None:
+    """What is accepted of a level in another's cache is known by its rounds alone, so that the more
+    there are of these the better; a chain without it, or one with a fixed window, has none."""
+    target, small, middle = levels(clock)
+    middle.reads_apart = False
+    parts = [Part(level, level.name, True) for level in (target, middle, small)]
+    some = runs.timed_runs(parts, Request(30), clock)
+    prompts = [[n % 12, n // 12] for n in range(20)]
+    runs.in_turns(some, prompts, 1, 60.0, clock)
+    telling = [run for run in some if run.tells]
+    assert telling
+    assert all(run.turns is not None and 1 in run.chain for run in telling)
+    others = max(len(run.texts) for run in some if run not in telling)
+    assert max(len(run.texts) for run in telling) > others + 5
+
+
 def test_prefills_of_shorter_prompts_than_any_that_was_timed(clock: Clock) -> None:
     """Down to a pass of one token."""
     plan = ps.plan([Attends(clock, "target", 0.1, 0.0, 0.02)], [[1] * 40], 10, seconds=1e9)

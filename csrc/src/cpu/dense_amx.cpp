@@ -21,11 +21,11 @@ bool with_vectors(DType dtype) { return dtype == DType::kFloat32; }
 // Inputs of a product of tiles.
 constexpr int64_t kStepInputs = kMatrixRowBytes / 2;
 
-// Of many tokens: steps whose weights stay in the first cache while all tokens go through them, and
-// tiles that go through their activations while the second cache holds those.
-constexpr int64_t kStepsCached = 64;
+// Of many tokens: tiles that go through a run of steps while the second cache holds the activations
+// of all tokens for these; and within it steps of two tiles whose weights the first cache holds,
+// with the sums of a group of parts.
+constexpr int64_t kTilesCached = 8, kStepsCached = 64;
 constexpr int64_t kGroupSteps = 8, kGroupParts = 8;
-constexpr int64_t kTilesCached = 8;
 constexpr int64_t kMostParts = kDenseTokens / kMatrixRows;
 
 // Of a part of the tokens and a tile of outputs.
@@ -65,8 +65,21 @@ struct Pass {
   DenseLayout layout;
   int64_t first, tokens, parts, steps;
 
-  // The last part is one of the largest, so that no register is loaded from behind it.
-  int64_t begin_of(int64_t part) const { return part_begin(tokens, parts, part); }
+  // First tokens of the parts, and the end of the last. That is one of the largest, so that no
+  // register is loaded from behind it.
+  int64_t begins[kMostParts + 1];
+
+  Pass(const DenseProductParams& params, int64_t first, int64_t tokens)
+      : params(params),
+        layout(params.shape),
+        first(first),
+        tokens(tokens),
+        parts(parts_of(tokens, kMatrixRows)),
+        steps(parts_of(layout.blocks, kMatrixRows)) {
+    for (int64_t part = 0; part <= parts; ++part) begins[part] = part_begin(tokens, parts, part);
+  }
+
+  int64_t rows_of(int64_t part) const { return begins[part + 1] - begins[part]; }
   const uint8_t* weights_at(int64_t tile, int64_t step) const {
     return static_cast<const uint8_t*>(params.packed) + tile * layout.tile_bytes +
            step * kMatrixBytes;
@@ -96,8 +109,8 @@ struct Pass {
     const char* x[R];
     int64_t x_bytes[R];
     for (int r = 0; r < R; ++r) {
-      x_bytes[r] = (begin_of(part + r + 1) - begin_of(part + r)) * kMatrixRowBytes;
-      x[r] = activations(params, steps, begin_of(part + r)) + begin * x_bytes[r];
+      x_bytes[r] = rows_of(part + r) * kMatrixRowBytes;
+      x[r] = activations(params, steps, begins[part + r]) + begin * x_bytes[r];
     }
     const auto each_sum = [&](const auto& body) POLYSPEC_INLINE {
       unrolled<R>([&](auto r) POLYSPEC_INLINE {
@@ -131,11 +144,10 @@ struct Pass {
   // sums[n * stride], of N tiles.
   template <int N>
   POLYSPEC_FN void write(PartSums* sums, int64_t stride, int64_t part, int64_t tile) const {
-    const int64_t begin = begin_of(part), count = begin_of(part + 1) - begin;
-    const int64_t to = first + begin;
+    const int64_t begin = first + begins[part], count = rows_of(part);
     for (int64_t m = 0; m < count; ++m) {
       for (int n = 0; n < N; ++n)
-        write_output<BFloat16>(params, sums[n * stride][m], to + m, tile + n);
+        write_output<BFloat16>(params, sums[n * stride][m], begin + m, tile + n);
     }
   }
 
@@ -204,10 +216,8 @@ void multiply(const DenseProductParams& params, int64_t first, int64_t tokens, i
   if (with_vectors(params.shape.dtype))
     return vectors().multiply(params, first, tokens, begin, end);
   const FloatMode mode(FloatMode::kFlushed);
-  const DenseLayout layout(params.shape);
-  const int64_t parts = parts_of(tokens, kMatrixRows);
-  const Pass pass{params, layout, first, tokens, parts, parts_of(layout.blocks, kMatrixRows)};
-  const int64_t most = parts_of(tokens, parts);  // tokens of a part
+  const Pass pass(params, first, tokens);
+  const int64_t parts = pass.parts, most = parts_of(tokens, parts);  // tokens of a part
   const Matrices::Shape rows{most, kMatrixRowBytes}, columns{kMatrixRows, kMatrixRowBytes};
   const Matrices set({rows, rows, rows, rows, rows, rows, columns, columns});
   if (parts == 1) return pass.run_tiles<1, 4>(begin, end);

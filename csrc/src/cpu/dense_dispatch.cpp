@@ -38,9 +38,10 @@ void dense_product(const DenseProductParams& params, const Executor& executor) {
     // Of one size, as nearly as may be.
     const int64_t first = params.tokens * pass / passes;
     const int64_t tokens = params.tokens * (pass + 1) / passes - first;
-    spread(executor, dense().parts(params.shape.dtype, tokens), kPartsPerTask, [&](int64_t begin, int64_t end) {
-      for (; begin < end; ++begin) dense().prepare(params, first, tokens, begin);
-    });
+    spread(executor, dense().parts(params.shape.dtype, tokens), kPartsPerTask,
+           [&](int64_t begin, int64_t end) {
+             for (; begin < end; ++begin) dense().prepare(params, first, tokens, begin);
+           });
     const int64_t at_once = dense().tiles_at_once(params.shape.dtype, tokens);
     const int64_t weights = at_once * kDenseOutputs * params.shape.inputs;
     const int64_t each = at_once * std::max<int64_t>(1, kWeightsPerTask / weights);

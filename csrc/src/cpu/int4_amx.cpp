@@ -55,9 +55,18 @@ struct Pass {
   const Int4ProductParams& params;
   Int4Layout layout;
   int64_t first, count, parts;
+  int64_t begins[kMostParts + 1];  // first tokens of the parts, and the end of the last
 
-  int64_t begin_of(int64_t part) const { return part_begin(count, parts, part); }
-  int64_t rows_of(int64_t part) const { return begin_of(part + 1) - begin_of(part); }
+  Pass(const Int4ProductParams& params, int64_t first, int64_t count)
+      : params(params),
+        layout(params.shape),
+        first(first),
+        count(count),
+        parts(parts_of(count, kMatrixRows)) {
+    for (int64_t part = 0; part <= parts; ++part) begins[part] = part_begin(count, parts, part);
+  }
+
+  int64_t rows_of(int64_t part) const { return begins[part + 1] - begins[part]; }
 
   // Sums of R parts of the tokens from `part` on with a group of N tiles. Registers 0 to 3 hold
   // sums, 4 and 5 activations, 6 and 7 weights. The registers multiply while `meanwhile` runs,
@@ -68,7 +77,7 @@ struct Pass {
     const int64_t inputs = params.shape.group, chunk = chunk_of(inputs);
     const int8_t* x[R];
     for (int r = 0; r < R; ++r)
-      x[r] = values_of(params) + group * inputs * count + begin_of(part + r) * chunk;
+      x[r] = values_of(params) + group * inputs * count + begins[part + r] * chunk;
     unrolled<R * N>([&](auto i) POLYSPEC_INLINE { clear_matrix<i>(); });
     for (int64_t k = 0; k < inputs; k += chunk) {
       unrolled<R>([&](auto r) POLYSPEC_INLINE {
@@ -147,7 +156,7 @@ struct Pass {
       scale[n] = load_sixteen(own, params.shape.scale_dtype);
       zero[n] = load_sixteen(own + layout.scale_bytes, params.shape.scale_dtype);
     });
-    const RoundedGroup* rounded = scales_of(params) + group * count + begin_of(part);
+    const RoundedGroup* rounded = scales_of(params) + group * count + begins[part];
     for (totals += part * N; part < end; ++part, dots += N, totals += N) {
       for (int64_t m = 0, rows = rows_of(part); m < rows; ++m, ++rounded) {
         const RoundedGroup own = *rounded;
@@ -167,7 +176,7 @@ void multiply(const Int4ProductParams& params, int64_t first, int64_t count, int
   if (count < kFewest) return cpu::kInt4Avx512Vnni.multiply(params, first, count, begin, end);
   const FloatMode mode;
   const int64_t chunk = chunk_of(params.shape.group);
-  const Pass pass{params, Int4Layout(params.shape), first, count, parts_of(count, kMatrixRows)};
+  const Pass pass(params, first, count);
   const int64_t tokens = (count + pass.parts - 1) / pass.parts;  // of the largest part
   const Matrices::Shape sums{tokens, kMatrixRowBytes}, rows{tokens, chunk};
   const Matrices::Shape columns{chunk / kStepInputs, kMatrixRowBytes};

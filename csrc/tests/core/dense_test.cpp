@@ -134,7 +134,8 @@ struct Case {
     const Aligned workspace = aligned(bytes);
     std::memset(workspace.get(), 0xff, static_cast<size_t>(bytes));  // numbers that are none
     const DenseProductParams call = params(first, count, with_bias, &y, workspace);
-    for (int64_t part = copy.parts(shape.dtype, count); part-- > 0;) copy.prepare(call, 0, count, part);
+    for (int64_t part = copy.parts(shape.dtype, count); part-- > 0;)
+      copy.prepare(call, 0, count, part);
     // As threads would: in two parts, of which one begins in the middle.
     const int64_t tiles = (shape.outputs + 15) / 16, cut = tiles / 2;
     copy.multiply(call, 0, count, cut, tiles);
@@ -169,6 +170,22 @@ void test_sums(const Dense& copy) {
     for (int64_t count = 1; count < call.tokens; ++count) {
       const std::vector<T> some = call.run(copy, call.tokens - count, count);
       CHECK(same(some.data(), all.data() + all.size() - some.size(), some.size()));
+    }
+  }
+}
+
+// Of a long prompt a copy goes through runs of inputs and groups of tokens that its caches hold.
+template <class T>
+void test_many_tokens(const Dense& copy) {
+  const bool matrices = by_matrices<T>(copy);
+  for (const int64_t tokens : {49, 300}) {
+    const Case<T> call(71, 2150, tokens, 17);
+    const std::vector<T> all = call.run(copy, 0, tokens);
+    for (int64_t m = 0; m < tokens; m += 1 + m % 23) {
+      for (int64_t n = 0; n < 71; ++n) {
+        const T expected = call.expected(m, n, false, matrices);
+        CHECK(same(&expected, &all[static_cast<size_t>(m * 71 + n)]));
+      }
     }
   }
 }
@@ -235,6 +252,7 @@ void test_not_finite(const Dense& copy) {
 template <class T>
 void test_type(const Dense& copy) {
   test_sums<T>(copy);
+  test_many_tokens<T>(copy);
   test_small_numbers<T>(copy);
   test_not_finite<T>(copy);
 }
@@ -248,7 +266,7 @@ void test_instruction_set(const Dense& copy) {
 // Long prompts go in several passes.
 template <class T>
 void test_threads() {
-  const Case<T> call(1000, 96, 300, 99);
+  const Case<T> call(1000, 96, 500, 99);
   const Aligned workspace = aligned(polyspec::dense_workspace_bytes(call.shape, call.tokens));
   std::vector<T> serial, shared;
   CHECK(polyspec::dense_product(call.params(0, call.tokens, true, &serial, workspace)).ok());
@@ -263,7 +281,7 @@ void test_threads() {
   CHECK(polyspec::dense_product(again, polyspec::Stream::cpu(backwards)).ok());
   CHECK(most > 1);
   CHECK(same(serial, shared));
-  for (const int64_t m : {int64_t{0}, int64_t{255}, int64_t{256}, int64_t{299}}) {
+  for (const int64_t m : {int64_t{0}, int64_t{249}, int64_t{250}, int64_t{499}}) {
     for (int64_t n = 0; n < 1000; ++n) {
       const T expected = call.expected(m, n, true, by_matrices<T>(polyspec::cpu::dense()));
       CHECK(same(&expected, &serial[static_cast<size_t>(m * 1000 + n)]));
