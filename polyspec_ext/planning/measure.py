@@ -576,7 +576,7 @@ def _acceptances(
     vocab = int(parts[0].thing.vocab_size)
     pieces: dict[tuple[int, int], list[Any]] = defaultdict(list)
     # A level in another's cache, or a drafter that needs a chain, is known by its rounds only.
-    apart = [n for n in models if n == 0 or getattr(parts[n].thing, "reads_apart", True)]
+    apart = [n for n in models if n == 0 or parts[n].reads_apart]
     for prompt, new in texts:
         rows = {n: _distributions(parts[n].thing, vocab, prompt, new, request) for n in apart}
         chosen = torch.tensor(new)

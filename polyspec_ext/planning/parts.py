@@ -79,6 +79,12 @@ class Part:
         return self.model and id_map_of(batched(self.thing)).drawn is None
 
     @property
+    def reads_apart(self) -> bool:
+        """Whether its distributions can be read along a text; those of a level in another's cache,
+        whose rounds alone tell what is accepted of it, cannot."""
+        return bool(getattr(self.thing, "reads_apart", True))
+
+    @property
     def trees(self) -> bool:
         """Whether it drafts trees, whose verification takes other times than a chain's."""
         return bool(getattr(getattr(self.thing, "capabilities", None), "trees", False)) and not (
@@ -96,7 +102,7 @@ class Part:
         target's: it drafts for that, or for a copy in its cache."""
         if not self.reads_states:
             return True
-        return above == target or not getattr(above.thing, "reads_apart", True)
+        return above == target or not above.reads_apart
 
 
 def owners_above(parts: Sequence[Part]) -> bool:

@@ -308,7 +308,7 @@ def _named(parts: Sequence[Part]) -> list[Part]:
 def _in_order(parts: Sequence[Part], clock: Clock) -> list[Part]:
     """The target, others that verify from the slowest to the fastest, then what only drafts."""
     target, others = parts[0], [part for part in parts[1:] if part.verifies]
-    apart = [part for part in others if getattr(part.thing, "reads_apart", True)]
+    apart = [part for part in others if part.reads_apart]
     cost = {}
     if len(others) > 1 and apart:
         times = pass_seconds([part.thing for part in apart], (1,), repeats=6, clock=clock)

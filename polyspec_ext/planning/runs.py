@@ -220,10 +220,9 @@ class Run:
     @property
     def tells(self) -> bool:
         """Whether what its levels accept is known by its rounds only, and not along a text."""
-        some = [self.parts[n] for n in self.chain[1:]]
-        apart = all(getattr(part.thing, "reads_apart", True) for part in some if part.model)
-        states = any(part.reads_states for part in some)
-        return self.turns is not None and (states or not apart)
+        below = [self.parts[n] for n in self.chain[1:]]
+        unread = any(part.reads_states or (part.model and not part.reads_apart) for part in below)
+        return self.turns is not None and unread
 
     def warm_up(self, prompts: Sequence[Sequence[int]], limit: float = math.inf) -> None:
         """Passes of every size, untimed: some are made when they first run. No round begins behind
@@ -337,8 +336,8 @@ def in_turns(
     load meets all; as many as there is time for, again and again while rounds are missing. Prompts
     that there was no time for are continued by the fastest run alone, of those whose rounds tell
     what no text does: the target's texts are the same, or have the same distribution, below
-    whatever chain. Of slow models a call is cut short
-    where only its steps are wanted, and not its text, so that every run has its share of the time.
+    whatever chain. Of slow models a call is cut short where only its steps are wanted, and not its
+    text, so that every run has its share of the time.
 
     Returns:
         The prompts that were asked and the target's continuations.

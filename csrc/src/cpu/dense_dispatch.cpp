@@ -33,11 +33,7 @@ const Dense& dense() {
 
 void dense_product(const DenseProductParams& params, const Executor& executor) {
   const int64_t tiles = core::DenseLayout(params.shape).tiles;
-  const int64_t passes = (params.tokens + core::kDenseTokens - 1) / core::kDenseTokens;
-  for (int64_t pass = 0; pass < passes; ++pass) {
-    // Of one size, as nearly as may be.
-    const int64_t first = params.tokens * pass / passes;
-    const int64_t tokens = params.tokens * (pass + 1) / passes - first;
+  in_passes(params.tokens, core::kDenseTokens, [&](int64_t first, int64_t tokens) {
     spread(executor, dense().parts(params.shape.dtype, tokens), kPartsPerTask,
            [&](int64_t begin, int64_t end) {
              for (; begin < end; ++begin) dense().prepare(params, first, tokens, begin);
@@ -48,7 +44,7 @@ void dense_product(const DenseProductParams& params, const Executor& executor) {
     spread(executor, tiles, each, [&](int64_t begin, int64_t end) {
       dense().multiply(params, first, tokens, begin, end);
     });
-  }
+  });
 }
 
 }  // namespace polyspec::cpu

@@ -103,8 +103,8 @@ template <class T>
 void multiply_as(const DenseProductParams& params, int64_t first, int64_t tokens, int64_t begin,
                  int64_t end) {
   const Pass<T> pass{params, DenseLayout(params.shape), first};
-  const int64_t tiles = at_once(params.shape.dtype, tokens),
-                cached = kCached / (tiles * pass.layout.tile_bytes);
+  const int64_t tiles = at_once(params.shape.dtype, tokens);
+  const int64_t cached = kCached / (tiles * pass.layout.tile_bytes);
   run_pass(pass, tokens, begin, end, tiles * (cached < 1 ? 1 : cached));
 }
 

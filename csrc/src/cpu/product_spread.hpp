@@ -28,17 +28,13 @@ inline int64_t tokens_per_task(int64_t inputs) {
 template <class Params>
 void spread_product(const ProductTable<Params>& table, const Params& params, int64_t most,
                     int64_t tiles, int64_t outputs_of_tile, const Executor& executor) {
-  const int64_t passes = (params.tokens + most - 1) / most;
   const int64_t each = tiles_per_task(outputs_of_tile, params.shape.inputs);
-  for (int64_t pass = 0; pass < passes; ++pass) {
-    // Of one size, as nearly as may be.
-    const int64_t first = params.tokens * pass / passes;
-    const int64_t tokens = params.tokens * (pass + 1) / passes - first;
+  in_passes(params.tokens, most, [&](int64_t first, int64_t tokens) {
     spread(executor, tokens, tokens_per_task(params.shape.inputs),
            [&](int64_t begin, int64_t end) { table.prepare(params, first, tokens, begin, end); });
     spread(executor, tiles, each,
            [&](int64_t begin, int64_t end) { table.multiply(params, first, tokens, begin, end); });
-  }
+  });
 }
 
 }  // namespace polyspec::cpu

@@ -26,4 +26,14 @@ void spread(const Executor& executor, int64_t count, int64_t each, const Body& b
       &call);
 }
 
+// body(first, count) for passes of at most `most` of so many rows, of one size as nearly as may be.
+template <class Body>
+void in_passes(int64_t rows, int64_t most, const Body& body) {
+  const int64_t passes = (rows + most - 1) / most;
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const int64_t first = rows * pass / passes;
+    body(first, rows * (pass + 1) / passes - first);
+  }
+}
+
 }  // namespace polyspec::cpu
