@@ -26,7 +26,7 @@ INSTRUCTIONS = {
     "mass of filtered": 1.8,
     "candidates": 1.7,
     "residual": 38.5,
-    "count_digit": 13.1,
+    "count_digit": 11.1,
     "mass_digit": 36.3,
 }
 BYTES = 2  # of a logit

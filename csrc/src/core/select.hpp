@@ -2,12 +2,13 @@
 // total.
 //
 // With weight 1 this is the k-th largest logit (top-k); with a token's mass it is the edge of the
-// nucleus (top-p). No sorting: three histograms of the float's ordered bits, 11 + 11 + 10. The
-// histogram adds integers, so it does not matter in which order threads reach a bin, and tokens
-// that tie at the edge share a key and stay together.
+// nucleus (top-p). No sorting: three histograms of the float's ordered bits, 11 + 11 + 10
+// (bfloat16's have 11 + 5). The histogram adds integers, so it does not matter in which order
+// threads reach a bin, and tokens that tie at the edge share a key and stay together.
 #pragma once
 
 #include "core/group.hpp"
+#include "core/row.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 
@@ -68,27 +69,41 @@ POLYSPEC_FN void count_digit(Group& group, const AnyRowType& row, const Weight& 
   }
 }
 
-// Digits that tell the logits of an element type apart: behind the second digit those of 16 bits
-// are all zeros where the sign is positive, and all ones where it is negative.
-template <class RowType>
-constexpr int kDigits = sizeof(typename RowType::Element) == 4 ? 3 : 2;
+// Low bits of a key that its sign tells, as all zeros where it is positive and all ones where it is
+// negative: the digits stop before them.
+template <class Element>
+constexpr int kToldBits = 0;
+template <>
+inline constexpr int kToldBits<Float16> = 10;  // 13, but two digits have 22
+template <>
+inline constexpr int kToldBits<BFloat16> = 16;
+
+// Digit number i behind those in `prefix`.
+template <class Element>
+POLYSPEC_FN Digit digit_of(int i, uint32_t prefix) {
+  if (i == 0) return {prefix, 21, 2047};
+  constexpr int kSecond = kToldBits<Element> > 10 ? kToldBits<Element> : 10;
+  return i == 1 ? Digit{prefix, kSecond, (1u << (21 - kSecond)) - 1} : Digit{prefix, 0, 1023};
+}
 
 // Largest logit t of the row with sum of weight(i) over row[i] >= t reaching `need`, 1 <= need <=
 // sum of all weights. Collective.
 template <class Group, class AnyRowType, class Weight>
 POLYSPEC_FN float select_from_top(Group& group, const AnyRowType& row, const Weight& weight,
                                   uint64_t need) {
+  using Element = typename AnyRowType::Element;
+  constexpr int kTold = kToldBits<Element>;
   uint32_t prefix = 0;
   POLYSPEC_ROLLED
-  for (int i = 0; i < kDigits<AnyRowType>; ++i) {
-    const Digit digit{prefix, i == 0 ? 21 : i == 1 ? 10 : 0, i < 2 ? 2047u : 1023u};
+  for (int i = 0; i < (kTold == 0 ? 3 : 2); ++i) {
+    const Digit digit = digit_of<Element>(i, prefix);
     group.clear_bins();
     count_digit(group, row, weight, digit);
     const Bin found = bin_from_top(group, need);
     need = found.need;
     prefix |= static_cast<uint32_t>(found.number) << digit.shift;
   }
-  if (kDigits<AnyRowType> < 3 && prefix >> 31 == 0) prefix |= 1023u;
+  if (prefix >> 31 == 0) prefix |= (1u << kTold) - 1;
   return value_of_key(prefix);
 }
 

@@ -251,15 +251,60 @@ POLYSPEC_FN void add_weight(uint64_t* bin, const TokenMass<RowType>& weight, flo
   add_to_bin(bin, weight.of(z));
 }
 
+// The upper halves of the keys of two logits.
+POLYSPEC_FN uint32_t upper_keys(uint32_t word) {
+#ifdef __CUDACC__
+  uint32_t value, negative;  // once 1 plus 0: -0 becomes +0 (sm_80 has no sum of bfloat16)
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(value) : "r"(word), "r"(0x3f803f80), "r"(0));
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(negative) : "r"(value));  // each half's sign, 16 times
+  return value ^ (negative | 0x80008000u);
+#else
+  const Words words = {{word, 0, 0, 0}};
+  return key_of(element<BFloat16>(words, 0)) >> 16 |
+         (key_of(element<BFloat16>(words, 1)) & 0xffff0000u);
+#endif
+}
+
+// Two logits at a time, whose keys' lower halves tell nothing.
+template <int kAhead>
+POLYSPEC_FN void count_pairs(const Row<BFloat16>& row, const Digit& digit, const Worker& worker,
+                             uint64_t* bins) {
+  const uint32_t prefix = digit.prefix >> 16 | (digit.prefix & 0xffff0000u);
+  const int shift = digit.shift - 16;
+  const uint32_t kept = (0xffffu >> shift) * 0x10001u;
+  const auto count = [&](uint32_t bin) {
+    if (bin <= digit.most) add_weight(&bins[bin], One{}, 0.0f);
+  };
+  visit_vectors<kAhead>(
+      row, 0, row.n, worker,
+      [&](int64_t, int, const auto& is_there, const Words* words) {
+        POLYSPEC_UNROLL
+        for (int u = 0; u < kAhead; ++u) {
+          if (!is_there(u)) break;
+          POLYSPEC_UNROLL
+          for (int j = 0; j < 4; ++j) {
+            const uint32_t both = (upper_keys(words[u].word[j]) ^ prefix) >> shift & kept;
+            count(both & 0xffffu);
+            count(both >> 16);
+          }
+        }
+      },
+      [&](int64_t, float z) { count(digit.of(key_of(z))); });
+}
+
 template <int kAhead, class T, class Weight>
 POLYSPEC_CALLED void count_digit_of(Row<T> row, Weight weight, Digit digit, Worker worker,
                                     uint64_t* bins) {
   assume_global(row.data);
   assume_shared(bins);
-  visit<kAhead>(row, worker, [&](float z) {
-    const uint32_t bin = digit.of(key_of(z));
-    if (bin <= digit.most) add_weight(&bins[bin], weight, z);
-  });
+  if constexpr (std::is_same_v<Weight, One> && std::is_same_v<T, BFloat16>) {
+    count_pairs<kAhead>(row, digit, worker, bins);
+  } else {
+    visit<kAhead>(row, worker, [&](float z) {
+      const uint32_t bin = digit.of(key_of(z));
+      if (bin <= digit.most) add_weight(&bins[bin], weight, z);
+    });
+  }
 }
 
 template <class Group, class T, class Weight>
