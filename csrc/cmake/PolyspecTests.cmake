@@ -12,6 +12,7 @@ list(FILTER polyspec_tests EXCLUDE REGEX "/csrc/tests/cuda_on_cpu/")  # Polyspec
 find_package(Threads REQUIRED)
 add_library(polyspec_test_support INTERFACE)
 target_link_libraries(polyspec_test_support INTERFACE polyspec Threads::Threads)
+target_compile_definitions(polyspec_test_support INTERFACE ${isa_definitions})  # which copies there are
 if(POLYSPEC_CUDA)
   target_link_libraries(polyspec_test_support INTERFACE CUDA::cudart_static)
   target_compile_definitions(polyspec_test_support INTERFACE POLYSPEC_WITH_CUDA=1)

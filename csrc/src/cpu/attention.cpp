@@ -317,11 +317,7 @@ void merge(const AttentionParams& params, const AttentionQueries& of, float* kep
 
 namespace polyspec::cpu {
 
-#define POLYSPEC_TABLE_baseline kAttentionBaseline
-#define POLYSPEC_TABLE_avx2 kAttentionAvx2
-#define POLYSPEC_TABLE_avx512 kAttentionAvx512
-const Attention POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
-    &POLYSPEC_CORE::run, &POLYSPEC_CORE::run_span, &POLYSPEC_CORE::merge,
-    POLYSPEC_STRING(POLYSPEC_ISA)};
+const Attention POLYSPEC_COPY(kAttention) = {&POLYSPEC_CORE::run, &POLYSPEC_CORE::run_span,
+                                             &POLYSPEC_CORE::merge, POLYSPEC_STRING(POLYSPEC_ISA)};
 
 }  // namespace polyspec::cpu

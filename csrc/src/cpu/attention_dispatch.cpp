@@ -2,25 +2,13 @@
 // over the caller's threads.
 #include "cpu/attention_dispatch.hpp"
 
-#include "cpu/isa.hpp"
 #include "cpu/spread.hpp"
 
 namespace polyspec::cpu {
-namespace {
-
-const Attention& choose() {
-#ifdef POLYSPEC_X86
-  if (isa_in_use() >= Isa::kAvx512) return kAttentionAvx512;
-  if (isa_in_use() == Isa::kAvx2) return kAttentionAvx2;
-#endif
-  return kAttentionBaseline;
-}
-
-}  // namespace
 
 const Attention& attention() {
-  static const Attention& chosen = choose();
-  return chosen;
+  static const Attention& table = chosen(kAttentionCopies);
+  return table;
 }
 
 int64_t attention_workspace_bytes(const AttentionParams& params) {

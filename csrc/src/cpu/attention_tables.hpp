@@ -2,6 +2,7 @@
 // compiled once for each).
 #pragma once
 
+#include "cpu/isa.hpp"
 #include "polyspec/attention.hpp"
 
 namespace polyspec::cpu {
@@ -36,10 +37,13 @@ struct Attention {
   const char* isa;
 };
 
-extern const Attention kAttentionBaseline;
+extern const Attention kAttentionBaseline, kAttentionAvx2, kAttentionAvx512;
+constexpr Copy<Attention> kAttentionCopies[] = {
+    {Isa::kBaseline, &kAttentionBaseline},
 #ifdef POLYSPEC_X86
-extern const Attention kAttentionAvx2;
-extern const Attention kAttentionAvx512;
+    {Isa::kAvx2, &kAttentionAvx2},
+    {Isa::kAvx512, &kAttentionAvx512},
 #endif
+};
 
 }  // namespace polyspec::cpu

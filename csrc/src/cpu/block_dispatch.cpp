@@ -3,25 +3,13 @@
 #include "cpu/block_dispatch.hpp"
 
 #include "cpu/block_layout.hpp"
-#include "cpu/isa.hpp"
 #include "cpu/product_spread.hpp"
 
 namespace polyspec::cpu {
-namespace {
-
-const Blocks& choose() {
-#ifdef POLYSPEC_X86
-  if (isa_in_use() >= Isa::kAvx512Vnni) return kBlocksAvx512Vnni;
-  if (isa_in_use() >= Isa::kAvx2) return kBlocksAvx2;
-#endif
-  return kBlocksBaseline;
-}
-
-}  // namespace
 
 const Blocks& blocks() {
-  static const Blocks& chosen = choose();
-  return chosen;
+  static const Blocks& table = chosen(kBlocksCopies);
+  return table;
 }
 
 void block_product(const BlockProductParams& params, const Executor& executor) {

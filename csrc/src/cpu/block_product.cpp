@@ -204,10 +204,7 @@ void multiply(const BlockProductParams& params, int64_t first, int64_t count, in
 
 namespace polyspec::cpu {
 
-#define POLYSPEC_TABLE_baseline kBlocksBaseline
-#define POLYSPEC_TABLE_avx2 kBlocksAvx2
-#define POLYSPEC_TABLE_avx512vnni kBlocksAvx512Vnni
-const Blocks POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
-    &POLYSPEC_CORE::prepare, &POLYSPEC_CORE::multiply, POLYSPEC_STRING(POLYSPEC_ISA)};
+const Blocks POLYSPEC_COPY(kBlocks) = {&POLYSPEC_CORE::prepare, &POLYSPEC_CORE::multiply,
+                                       POLYSPEC_STRING(POLYSPEC_ISA)};
 
 }  // namespace polyspec::cpu

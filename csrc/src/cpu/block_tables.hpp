@@ -2,6 +2,7 @@
 // for each).
 #pragma once
 
+#include "cpu/isa.hpp"
 #include "cpu/product_table.hpp"
 #include "polyspec/blocks.hpp"
 
@@ -9,10 +10,13 @@ namespace polyspec::cpu {
 
 using Blocks = ProductTable<BlockProductParams>;
 
-extern const Blocks kBlocksBaseline;
+extern const Blocks kBlocksBaseline, kBlocksAvx2, kBlocksAvx512Vnni;
+constexpr Copy<Blocks> kBlocksCopies[] = {
+    {Isa::kBaseline, &kBlocksBaseline},
 #ifdef POLYSPEC_X86
-extern const Blocks kBlocksAvx2;
-extern const Blocks kBlocksAvx512Vnni;
+    {Isa::kAvx2, &kBlocksAvx2},
+    {Isa::kAvx512Vnni, &kBlocksAvx512Vnni},
 #endif
+};
 
 }  // namespace polyspec::cpu

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "cpu/dense_layout.hpp"
-#include "cpu/isa.hpp"
 #include "cpu/spread.hpp"
 
 namespace polyspec::cpu {
@@ -15,20 +14,11 @@ namespace {
 constexpr int64_t kWeightsPerTask = int64_t{1} << 15;
 constexpr int64_t kPartsPerTask = 4;
 
-const Dense& choose() {
-#ifdef POLYSPEC_X86
-  if (isa_in_use() >= Isa::kAmx) return kDenseAmx;
-  if (isa_in_use() >= Isa::kAvx512Bf16) return kDenseAvx512Bf16;
-  if (isa_in_use() >= Isa::kAvx2) return kDenseAvx2;
-#endif
-  return kDenseBaseline;
-}
-
 }  // namespace
 
 const Dense& dense() {
-  static const Dense& chosen = choose();
-  return chosen;
+  static const Dense& table = chosen(kDenseCopies);
+  return table;
 }
 
 void dense_product(const DenseProductParams& params, const Executor& executor) {

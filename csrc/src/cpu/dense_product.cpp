@@ -122,11 +122,8 @@ void multiply(const DenseProductParams& params, int64_t first, int64_t tokens, i
 
 namespace polyspec::cpu {
 
-#define POLYSPEC_TABLE_baseline kDenseBaseline
-#define POLYSPEC_TABLE_avx2 kDenseAvx2
-#define POLYSPEC_TABLE_avx512bf16 kDenseAvx512Bf16
-const Dense POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
-    &POLYSPEC_CORE::parts, &POLYSPEC_CORE::prepare, &POLYSPEC_CORE::multiply,
-    &POLYSPEC_CORE::at_once, POLYSPEC_STRING(POLYSPEC_ISA)};
+const Dense POLYSPEC_COPY(kDense) = {&POLYSPEC_CORE::parts, &POLYSPEC_CORE::prepare,
+                                     &POLYSPEC_CORE::multiply, &POLYSPEC_CORE::at_once,
+                                     POLYSPEC_STRING(POLYSPEC_ISA)};
 
 }  // namespace polyspec::cpu

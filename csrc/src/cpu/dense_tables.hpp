@@ -2,6 +2,7 @@
 // compiled once for each; dense_amx.cpp is one more).
 #pragma once
 
+#include "cpu/isa.hpp"
 #include "polyspec/dense.hpp"
 
 namespace polyspec::cpu {
@@ -19,11 +20,14 @@ struct Dense {
   const char* isa;
 };
 
-extern const Dense kDenseBaseline;
+extern const Dense kDenseBaseline, kDenseAvx2, kDenseAvx512Bf16, kDenseAmx;
+constexpr Copy<Dense> kDenseCopies[] = {
+    {Isa::kBaseline, &kDenseBaseline},
 #ifdef POLYSPEC_X86
-extern const Dense kDenseAvx2;
-extern const Dense kDenseAvx512Bf16;
-extern const Dense kDenseAmx;
+    {Isa::kAvx2, &kDenseAvx2},
+    {Isa::kAvx512Bf16, &kDenseAvx512Bf16},
+    {Isa::kAmx, &kDenseAmx},
 #endif
+};
 
 }  // namespace polyspec::cpu

@@ -2,23 +2,14 @@
 // caller's threads.
 #include "cpu/dispatch.hpp"
 
-#include "cpu/isa.hpp"
 #include "cpu/rows.hpp"
 
 namespace polyspec::cpu {
 namespace {
 
-const Rows& choose() {
-#ifdef POLYSPEC_X86
-  if (isa_in_use() >= Isa::kAvx512) return kRowsAvx512;
-  if (isa_in_use() == Isa::kAvx2) return kRowsAvx2;
-#endif
-  return kRowsBaseline;
-}
-
 const Rows& rows() {
-  static const Rows& chosen = choose();
-  return chosen;
+  static const Rows& table = chosen(kRowsCopies);
+  return table;
 }
 
 // The threads share the rows of a few large requests and take whole requests otherwise.

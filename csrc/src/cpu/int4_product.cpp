@@ -99,10 +99,7 @@ void multiply(const Int4ProductParams& params, int64_t first, int64_t count, int
 
 namespace polyspec::cpu {
 
-#define POLYSPEC_TABLE_baseline kInt4Baseline
-#define POLYSPEC_TABLE_avx2 kInt4Avx2
-#define POLYSPEC_TABLE_avx512vnni kInt4Avx512Vnni
-const Int4 POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
-    &POLYSPEC_CORE::prepare, &POLYSPEC_CORE::multiply, POLYSPEC_STRING(POLYSPEC_ISA)};
+const Int4 POLYSPEC_COPY(kInt4) = {&POLYSPEC_CORE::prepare, &POLYSPEC_CORE::multiply,
+                                   POLYSPEC_STRING(POLYSPEC_ISA)};
 
 }  // namespace polyspec::cpu

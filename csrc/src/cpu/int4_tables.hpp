@@ -2,6 +2,7 @@
 // for each; int4_amx.cpp is one more).
 #pragma once
 
+#include "cpu/isa.hpp"
 #include "cpu/product_table.hpp"
 #include "polyspec/int4.hpp"
 
@@ -9,11 +10,14 @@ namespace polyspec::cpu {
 
 using Int4 = ProductTable<Int4ProductParams>;
 
-extern const Int4 kInt4Baseline;
+extern const Int4 kInt4Baseline, kInt4Avx2, kInt4Avx512Vnni, kInt4Amx;
+constexpr Copy<Int4> kInt4Copies[] = {
+    {Isa::kBaseline, &kInt4Baseline},
 #ifdef POLYSPEC_X86
-extern const Int4 kInt4Avx2;
-extern const Int4 kInt4Avx512Vnni;
-extern const Int4 kInt4Amx;
+    {Isa::kAvx2, &kInt4Avx2},
+    {Isa::kAvx512Vnni, &kInt4Avx512Vnni},
+    {Isa::kAmx, &kInt4Amx},
 #endif
+};
 
 }  // namespace polyspec::cpu

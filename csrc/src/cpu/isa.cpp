@@ -17,6 +17,13 @@
 namespace polyspec::cpu {
 namespace {
 
+constexpr struct Name {
+  const char* name;
+  Isa isa;
+} kNames[] = {{"baseline", Isa::kBaseline},     {"avx2", Isa::kAvx2},
+              {"avx512", Isa::kAvx512},         {"avx512vnni", Isa::kAvx512Vnni},
+              {"avx512bf16", Isa::kAvx512Bf16}, {"amx", Isa::kAmx}};
+
 // What the environment says, read once.
 struct Setting {
   std::string given;
@@ -82,15 +89,12 @@ Isa widest(const Extensions& there) {
 }
 
 bool parse_isa(const char* name, Isa* isa) {
-  static const struct {
-    const char* name;
-    Isa isa;
-  } kNames[] = {
-      {"", Isa::kAmx},          {"baseline", Isa::kBaseline},     {"avx2", Isa::kAvx2},
-      {"avx512", Isa::kAvx512}, {"avx512vnni", Isa::kAvx512Vnni}, {"avx512bf16", Isa::kAvx512Bf16},
-      {"amx", Isa::kAmx}};
-  for (const auto& entry : kNames) {
-    if (std::strcmp(name == nullptr ? "" : name, entry.name) != 0) continue;
+  if (name == nullptr || *name == '\0') {
+    *isa = Isa::kAmx;
+    return true;
+  }
+  for (const Name& entry : kNames) {
+    if (std::strcmp(name, entry.name) != 0) continue;
     *isa = entry.isa;
     return true;
   }
@@ -104,10 +108,12 @@ Isa isa_in_use() {
 
 Result check_isa() {
   if (setting().known) return {};
+  std::string names;
+  for (const Name& entry : kNames) names += std::string(entry.name) + ", ";
+  names.erase(names.size() - 2);
   Result out{Result::Code::kInvalidArgument};
   std::snprintf(out.message, sizeof out.message,
-                "POLYSPEC_CPU_ISA: expected baseline, avx2, avx512, avx512vnni, avx512bf16, amx or "
-                "nothing, given '%.40s'",
+                "POLYSPEC_CPU_ISA: expected %s or nothing, given '%.40s'", names.c_str(),
                 setting().given.c_str());
   return out;
 }

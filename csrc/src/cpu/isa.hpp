@@ -29,6 +29,21 @@ bool parse_isa(const char* name, Isa* isa);
 // called: the tests compare the copies with it.
 Isa isa_in_use();
 
+// What one instruction set has of a file that is compiled once for each.
+template <class Table>
+struct Copy {
+  Isa isa;
+  const Table* table;
+};
+
+// The last of them, which ascend, that the instruction set in use covers.
+template <class Table, int kCount>
+const Table& chosen(const Copy<Table> (&copies)[kCount]) {
+  int last = kCount - 1;
+  while (copies[last].isa > isa_in_use()) --last;
+  return *copies[last].table;
+}
+
 // kInvalidArgument where POLYSPEC_CPU_ISA is none of the names. The operators refuse then.
 Result check_isa();
 

@@ -143,11 +143,8 @@ void run(const Params& params, int64_t begin, int64_t end) {
 
 namespace polyspec::cpu {
 
-#define POLYSPEC_TABLE_baseline kLayerBaseline
-#define POLYSPEC_TABLE_avx2 kLayerAvx2
-#define POLYSPEC_TABLE_avx512 kLayerAvx512
 namespace own = POLYSPEC_CORE;
-const Layer POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
+const Layer POLYSPEC_COPY(kLayer) = {
     &own::run<RmsNormParams, own::norm_token<float>, own::norm_token<own::BFloat16>>,
     &own::run<RotaryParams, own::turn_token<float>, own::turn_token<own::BFloat16>>,
     &own::run<GatedParams, own::gate_token<float>, own::gate_token<own::BFloat16>>};

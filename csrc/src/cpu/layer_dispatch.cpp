@@ -2,7 +2,6 @@
 // threads.
 #include "cpu/layer_dispatch.hpp"
 
-#include "cpu/isa.hpp"
 #include "cpu/layer_tables.hpp"
 #include "cpu/spread.hpp"
 
@@ -14,17 +13,9 @@ constexpr int64_t kValuesPerTask = int64_t{1} << 14;
 
 int64_t tokens_per_task(int64_t width) { return std::max<int64_t>(1, kValuesPerTask / width); }
 
-const Layer& choose() {
-#ifdef POLYSPEC_X86
-  if (isa_in_use() >= Isa::kAvx512) return kLayerAvx512;
-  if (isa_in_use() == Isa::kAvx2) return kLayerAvx2;
-#endif
-  return kLayerBaseline;
-}
-
 const Layer& layer() {
-  static const Layer& chosen = choose();
-  return chosen;
+  static const Layer& table = chosen(kLayerCopies);
+  return table;
 }
 
 }  // namespace

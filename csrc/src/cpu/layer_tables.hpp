@@ -2,6 +2,7 @@
 // for each).
 #pragma once
 
+#include "cpu/isa.hpp"
 #include "polyspec/layer.hpp"
 
 namespace polyspec::cpu {
@@ -13,10 +14,13 @@ struct Layer {
   void (*gated)(const GatedParams& params, int64_t begin, int64_t end);
 };
 
-extern const Layer kLayerBaseline;
+extern const Layer kLayerBaseline, kLayerAvx2, kLayerAvx512;
+constexpr Copy<Layer> kLayerCopies[] = {
+    {Isa::kBaseline, &kLayerBaseline},
 #ifdef POLYSPEC_X86
-extern const Layer kLayerAvx2;
-extern const Layer kLayerAvx512;
+    {Isa::kAvx2, &kLayerAvx2},
+    {Isa::kAvx512, &kLayerAvx512},
 #endif
+};
 
 }  // namespace polyspec::cpu

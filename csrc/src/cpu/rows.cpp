@@ -59,11 +59,7 @@ void tree_one(const VerifyTreeParams& params, int64_t request, const Executor* e
 
 namespace polyspec::cpu {
 
-#define POLYSPEC_TABLE_baseline kRowsBaseline
-#define POLYSPEC_TABLE_avx2 kRowsAvx2
-#define POLYSPEC_TABLE_avx512 kRowsAvx512
-const Rows POLYSPEC_JOIN(POLYSPEC_TABLE_, POLYSPEC_ISA) = {
-    &POLYSPEC_CORE::sample_one, &POLYSPEC_CORE::verify_one, &POLYSPEC_CORE::tree_one,
-    POLYSPEC_STRING(POLYSPEC_ISA)};
+const Rows POLYSPEC_COPY(kRows) = {&POLYSPEC_CORE::sample_one, &POLYSPEC_CORE::verify_one,
+                                   &POLYSPEC_CORE::tree_one, POLYSPEC_STRING(POLYSPEC_ISA)};
 
 }  // namespace polyspec::cpu

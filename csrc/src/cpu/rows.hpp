@@ -1,6 +1,7 @@
 // The CPU backend's entry points, one set per instruction set (rows.cpp is compiled once for each).
 #pragma once
 
+#include "cpu/isa.hpp"
 #include "polyspec/verify_tree.hpp"
 
 namespace polyspec::cpu {
@@ -13,10 +14,13 @@ struct Rows {
   const char* isa;
 };
 
-extern const Rows kRowsBaseline;
+extern const Rows kRowsBaseline, kRowsAvx2, kRowsAvx512;
+constexpr Copy<Rows> kRowsCopies[] = {
+    {Isa::kBaseline, &kRowsBaseline},
 #ifdef POLYSPEC_X86
-extern const Rows kRowsAvx2;
-extern const Rows kRowsAvx512;
+    {Isa::kAvx2, &kRowsAvx2},
+    {Isa::kAvx512, &kRowsAvx512},
 #endif
+};
 
 }  // namespace polyspec::cpu

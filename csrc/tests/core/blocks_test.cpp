@@ -1,10 +1,6 @@
 // The product with GGUF blocks of every instruction set that this processor has: the baseline's
 // bytes, whatever the number of rows and the threads; whole numbers exactly; rows that are not
 // finite; refusals. (Against weights that another reader dequantises: python_tests/ops.)
-#if defined(__x86_64__) && !defined(POLYSPEC_X86)
-#define POLYSPEC_X86 1  // cpu/block_tables.hpp then declares the copies
-#endif
-
 #include "polyspec/blocks.hpp"
 
 #include <cmath>
@@ -209,13 +205,9 @@ void test_refusals() {
 }  // namespace
 
 int main() {
-  test_instruction_set(polyspec::cpu::kBlocksBaseline);
-#ifdef POLYSPEC_X86
-  const polyspec::cpu::Isa isa = polyspec::cpu::isa_in_use();
-  if (isa >= polyspec::cpu::Isa::kAvx2) test_instruction_set(polyspec::cpu::kBlocksAvx2);
-  if (isa >= polyspec::cpu::Isa::kAvx512Vnni)
-    test_instruction_set(polyspec::cpu::kBlocksAvx512Vnni);
-#endif
+  for (const auto& copy : polyspec::cpu::kBlocksCopies) {
+    if (copy.isa <= polyspec::cpu::isa_in_use()) test_instruction_set(*copy.table);
+  }
   test_threads();
   test_refusals();
   return 0;

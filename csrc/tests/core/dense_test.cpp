@@ -1,10 +1,6 @@
 // The dense product of every instruction set that this processor has, in float32 and bfloat16: the
 // sums of multiply-adds that dense.hpp states, bit for bit; rows alike whatever their number;
 // numbers too small, rows that are not finite; threads; refusals.
-#if defined(__x86_64__) && !defined(POLYSPEC_X86)
-#define POLYSPEC_X86 1  // cpu/dense_tables.hpp then declares the copies
-#endif
-
 #include "polyspec/dense.hpp"
 
 #include <algorithm>
@@ -383,13 +379,9 @@ void test_overlap() {
 }  // namespace
 
 int main() {
-  test_instruction_set(polyspec::cpu::kDenseBaseline);
-#ifdef POLYSPEC_X86
-  const polyspec::cpu::Isa isa = polyspec::cpu::isa_in_use();
-  if (isa >= polyspec::cpu::Isa::kAvx2) test_instruction_set(polyspec::cpu::kDenseAvx2);
-  if (isa >= polyspec::cpu::Isa::kAvx512Bf16) test_instruction_set(polyspec::cpu::kDenseAvx512Bf16);
-  if (isa >= polyspec::cpu::Isa::kAmx) test_instruction_set(polyspec::cpu::kDenseAmx);
-#endif
+  for (const auto& copy : polyspec::cpu::kDenseCopies) {
+    if (copy.isa <= polyspec::cpu::isa_in_use()) test_instruction_set(*copy.table);
+  }
   test_threads<float>();
   test_threads<BFloat16>();
   test_refusals();

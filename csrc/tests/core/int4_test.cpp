@@ -2,10 +2,6 @@
 // product in float64 and the bound of int4.hpp, byte-equal whatever the instruction set, the number
 // of rows and the threads; the largest sums; rows that are not finite; packing and unpacking;
 // rounding; refusals.
-#if defined(__x86_64__) && !defined(POLYSPEC_X86)
-#define POLYSPEC_X86 1  // cpu/int4_tables.hpp then declares the copies
-#endif
-
 #include "polyspec/int4.hpp"
 
 #include <algorithm>
@@ -328,13 +324,9 @@ void test_overlap() {
 }  // namespace
 
 int main() {
-  test_instruction_set(polyspec::cpu::kInt4Baseline);
-#ifdef POLYSPEC_X86
-  const polyspec::cpu::Isa isa = polyspec::cpu::isa_in_use();
-  if (isa >= polyspec::cpu::Isa::kAvx2) test_instruction_set(polyspec::cpu::kInt4Avx2);
-  if (isa >= polyspec::cpu::Isa::kAvx512Vnni) test_instruction_set(polyspec::cpu::kInt4Avx512Vnni);
-  if (isa >= polyspec::cpu::Isa::kAmx) test_instruction_set(polyspec::cpu::kInt4Amx);
-#endif
+  for (const auto& copy : polyspec::cpu::kInt4Copies) {
+    if (copy.isa <= polyspec::cpu::isa_in_use()) test_instruction_set(*copy.table);
+  }
   test_threads();
   test_unpack();
   test_round();

@@ -1,15 +1,11 @@
 // The CPU backend is compiled once per instruction set; every copy must give the same bits
 // (contract C3).
-#if defined(__x86_64__) && !defined(POLYSPEC_X86)
-#define POLYSPEC_X86 \
-  1  // cpu/rows.hpp then declares the copies; without this the test would pass by skipping
-#endif
-
 #include "cpu/isa.hpp"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "cpu/rows.hpp"
 #include "support/check.hpp"
@@ -19,6 +15,10 @@ namespace {
 
 using polyspec::cpu::Isa;
 using polyspec::cpu::Rows;
+
+#ifdef __x86_64__
+static_assert(std::size(polyspec::cpu::kRowsCopies) > 1, "else this would pass by skipping");
+#endif
 
 void run(const Rows& rows, const polyspec::SampleParams& params) {
   for (int64_t b = 0; b < params.batch; ++b) rows.sample_request(params, b, nullptr);
@@ -69,11 +69,11 @@ int main(int argc, char** argv) {
   std::vector<const Rows*> others;
   CHECK_EQ(std::string("baseline"), polyspec::cpu::kRowsBaseline.isa);
   test_choice();
-#ifdef POLYSPEC_X86
-  const Isa there = polyspec::cpu::widest(polyspec::cpu::extensions());
-  if (there >= Isa::kAvx2) others.push_back(&polyspec::cpu::kRowsAvx2);
-  if (there >= Isa::kAvx512) others.push_back(&polyspec::cpu::kRowsAvx512);
-#endif
+  for (const auto& copy : polyspec::cpu::kRowsCopies) {
+    if (copy.isa == Isa::kBaseline) continue;
+    if (copy.isa <= polyspec::cpu::widest(polyspec::cpu::extensions()))
+      others.push_back(copy.table);
+  }
   if (others.empty()) {
     std::printf("this processor runs the baseline only: nothing to compare\n");
     return 77;
