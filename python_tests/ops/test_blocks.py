@@ -66,7 +66,7 @@ def digest() -> str:
     return found.hexdigest()
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512vnni"])
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avxvnni", "avx512vnni"])
 def test_same_with_every_instruction_set(isa: str) -> None:
     assert instruction_sets.printed(isa, "test_blocks", "digest()") == digest()
 

@@ -219,6 +219,8 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512vnni", "avx512bf16", "amx"])
+@pytest.mark.parametrize(
+    "isa", ["baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx"]
+)
 def test_every_instruction_set_and_number_of_threads_gives_the_same_bytes(isa: str) -> None:
     assert instruction_sets.printed(isa, "test_int4", "fingerprint()") == fingerprint()

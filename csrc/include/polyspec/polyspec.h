@@ -104,7 +104,7 @@ enum {
 POLYSPEC_API int32_t polyspec_supports(int32_t op, int32_t device, int32_t dtype);
 
 /* The instruction set that the operator's CPU loops use on this processor: "baseline", "avx2",
- * "avx512", "avx512vnni", "avx512bf16" or "amx". NULL for an unknown operator. */
+ * "avxvnni", "avx512", "avx512vnni", "avx512bf16" or "amx". NULL for an unknown operator. */
 POLYSPEC_API const char* polyspec_isa(int32_t op);
 
 /* ---- Sampling parameters and draws ---- */

@@ -1,5 +1,5 @@
-// Picks the widest instruction set this processor has, and spreads rows, heads of keys and queries
-// over the caller's threads.
+// Picks the last instruction set that this processor has, and spreads rows, heads of keys and
+// queries over the caller's threads.
 #include "cpu/attention_dispatch.hpp"
 
 #include "cpu/spread.hpp"

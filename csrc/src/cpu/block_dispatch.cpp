@@ -1,4 +1,4 @@
-// Picks the widest instruction set this processor has, and spreads the output tiles of a product
+// Picks the last instruction set that this processor has, and spreads the output tiles of a product
 // with GGUF blocks over the caller's threads.
 #include "cpu/block_dispatch.hpp"
 

@@ -1,5 +1,5 @@
-// The product with GGUF blocks, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2 or
-// avx512vnni, and the build passes the matching compiler flags.
+// The product with GGUF blocks, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2,
+// avxvnni or avx512vnni, and the build passes the matching compiler flags.
 //
 // Sums of integers are exact, and those of float32 run group by group whatever the instruction set,
 // the number of tokens and the tiles beside: the result is always the same.
@@ -97,6 +97,9 @@ POLYSPEC_FN Sums product_of(Sums a, const Sums& b) {
 #if defined(__AVX512VNNI__)
 constexpr int kMostTokens = 8;
 constexpr int tiles_at_once(int tokens) { return tokens < 4 ? 4 : 2; }
+#elif defined(__AVXVNNI__)
+constexpr int kMostTokens = 6;
+constexpr int tiles_at_once(int tokens) { return tokens < 3 ? 2 : 1; }
 #elif defined(__AVX2__)
 constexpr int kMostTokens = 4;
 constexpr int tiles_at_once(int tokens) { return tokens < 2 ? 2 : 1; }

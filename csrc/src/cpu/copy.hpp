@@ -10,6 +10,7 @@
 #define POLYSPEC_COPY(table) POLYSPEC_JOIN(table, POLYSPEC_JOIN(POLYSPEC_NAME_, POLYSPEC_ISA))
 #define POLYSPEC_NAME_baseline Baseline
 #define POLYSPEC_NAME_avx2 Avx2
+#define POLYSPEC_NAME_avxvnni AvxVnni
 #define POLYSPEC_NAME_avx512 Avx512
 #define POLYSPEC_NAME_avx512vnni Avx512Vnni
 #define POLYSPEC_NAME_avx512bf16 Avx512Bf16

@@ -1,4 +1,4 @@
-// Picks the widest instruction set this processor has, and spreads the output tiles of a dense
+// Picks the last instruction set that this processor has, and spreads the output tiles of a dense
 // product over the caller's threads.
 #include "cpu/dense_dispatch.hpp"
 

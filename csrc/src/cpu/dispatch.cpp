@@ -1,4 +1,4 @@
-// Picks the widest instruction set this processor has and runs the requests of a batch on the
+// Picks the last instruction set that this processor has and runs the requests of a batch on the
 // caller's threads.
 #include "cpu/dispatch.hpp"
 

@@ -51,6 +51,7 @@ POLYSPEC_FN void prefetch_step(const uint8_t* weights, int64_t step, int64_t run
 #if defined(__AVX512VNNI__)
 
 using Dots = __m512i;
+using Weights = __m512i;
 
 template <int kBits>
 constexpr int32_t bias_of() {
@@ -61,7 +62,7 @@ POLYSPEC_FN Sums to_sums(Dots dots) { return _mm512_cvtepi32_ps(dots); }
 
 // Whole numbers without a sign.
 template <int kBits>
-POLYSPEC_FN __m512i step_weights(const uint8_t* weights, int64_t step) {
+POLYSPEC_FN Weights step_weights(const uint8_t* weights, int64_t step) {
   const __m512i some = _mm512_load_si512(weights + vector_of<kBits>(step));
   if constexpr (kBits == 8) return some;
   const __m512i mask = _mm512_set1_epi8(15);
@@ -75,25 +76,8 @@ POLYSPEC_FN __m512i step_weights(const uint8_t* weights, int64_t step) {
   return _mm512_or_si512(low, _mm512_and_si512(high, _mm512_set1_epi8(0x30)));
 }
 
-template <int kBits, int kInputs, int M, int N>
-POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* weights, int64_t tile_bytes,
-                           const int8_t* x) {
-  // Unrolled by the compiler: eight copies of all that is inlined here would take it twice as long.
-#pragma GCC unroll 8
-  for (int64_t step = 0; step < kInputs / kStepInputs; ++step) {
-    __m512i some[N];
-    unrolled<N>([&](auto n) POLYSPEC_INLINE {
-      const uint8_t* from = weights + n * tile_bytes;
-      prefetch_step<kBits>(from, step, N * tile_bytes);
-      some[n] = step_weights<kBits>(from, step);
-    });
-    unrolled<M>([&](auto m) POLYSPEC_INLINE {
-      const __m512i four = _mm512_set1_epi32(four_of(x + m * kInputs, step));
-      unrolled<N>([&](auto n) POLYSPEC_INLINE {
-        dots[n][m] = _mm512_dpbusd_epi32(dots[n][m], some[n], four);
-      });
-    });
-  }
+POLYSPEC_FN Dots add_step(Dots dots, Weights weights, int32_t four) {
+  return _mm512_dpbusd_epi32(dots, weights, _mm512_set1_epi32(four));
 }
 
 #elif defined(__AVX2__)
@@ -102,11 +86,6 @@ struct Dots {
   __m256i low, high;
 };
 
-// With 8 bits it multiplies q - 128, which has a sign.
-template <int kBits>
-constexpr int32_t bias_of() {
-  return kBits == 8 ? -128 : 0;
-}
 POLYSPEC_FN Dots dots_from(int32_t value) {
   return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)};
 }
@@ -114,15 +93,15 @@ POLYSPEC_FN Sums to_sums(Dots dots) {
   return {_mm256_cvtepi32_ps(dots.low), _mm256_cvtepi32_ps(dots.high)};
 }
 
-// Half of a step: 8 outputs, those from 8 * half on.
+// Half of a step, whole numbers without a sign: 8 outputs, those from 8 * half on.
 template <int kBits>
-POLYSPEC_FN __m256i step_weights(const uint8_t* weights, int step, int half) {
+POLYSPEC_FN __m256i half_weights(const uint8_t* weights, int64_t step, int half) {
   const auto load_at = [&](int64_t at) POLYSPEC_INLINE {
     return _mm256_load_si256(
         reinterpret_cast<const __m256i*>(weights + at + half * kVectorBytes / 2));
   };
   const __m256i some = load_at(vector_of<kBits>(step));
-  if constexpr (kBits == 8) return _mm256_xor_si256(some, _mm256_set1_epi8(-128));
+  if constexpr (kBits == 8) return some;
   const __m256i mask = _mm256_set1_epi8(15);
   const __m256i low = _mm256_and_si256(step % 2 == 0 ? some : _mm256_srli_epi16(some, 4), mask);
   if constexpr (kBits == 4) return low;
@@ -134,11 +113,41 @@ POLYSPEC_FN __m256i step_weights(const uint8_t* weights, int step, int half) {
   return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(0x30)));
 }
 
+#if defined(__AVXVNNI__)
+
+struct Weights {
+  __m256i low, high;
+};
+
+template <int kBits>
+constexpr int32_t bias_of() {
+  return 0;
+}
+template <int kBits>
+POLYSPEC_FN Weights step_weights(const uint8_t* weights, int64_t step) {
+  return {half_weights<kBits>(weights, step, 0), half_weights<kBits>(weights, step, 1)};
+}
+POLYSPEC_FN Dots add_step(Dots dots, Weights weights, int32_t four) {
+  const __m256i all = _mm256_set1_epi32(four);
+  return {_mm256_dpbusd_avx_epi32(dots.low, weights.low, all),
+          _mm256_dpbusd_avx_epi32(dots.high, weights.high, all)};
+}
+
+#else
+
+// With 8 bits it multiplies q - 128, which has a sign.
+template <int kBits>
+constexpr int32_t bias_of() {
+  return kBits == 8 ? -128 : 0;
+}
+
 // Sums of two products, 16 bits each.
 template <int kBits>
 POLYSPEC_FN __m256i two_products(__m256i weights, __m256i four) {
-  if constexpr (kBits == 8)
-    return _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(four, weights));
+  if constexpr (kBits == 8) {
+    const __m256i some = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(some), _mm256_sign_epi8(four, some));
+  }
   return _mm256_maddubs_epi16(weights, four);
 }
 // How many of them fit 16 bits: of 2 * 15 * 127, 2 * 63 * 127 and 2 * 128 * 127.
@@ -158,8 +167,8 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* weights, int64_t t
     unrolled<N>([&](auto n) POLYSPEC_INLINE {
       const uint8_t* from = weights + n * tile_bytes;
       prefetch_step<kBits>(from, step, N * tile_bytes);
-      const __m256i first = step_weights<kBits>(from, step, 0);
-      const __m256i second = step_weights<kBits>(from, step, 1);
+      const __m256i first = half_weights<kBits>(from, step, 0);
+      const __m256i second = half_weights<kBits>(from, step, 1);
       unrolled<M>([&](auto m) POLYSPEC_INLINE {
         const __m256i four = _mm256_set1_epi32(four_of(x + m * kInputs, step));
         const auto add = [&](__m256i& sum, __m256i some, __m256i& dot) POLYSPEC_INLINE {
@@ -175,6 +184,8 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* weights, int64_t t
     });
   });
 }
+
+#endif
 
 #else
 
@@ -225,6 +236,29 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* weights, int64_t t
   }
 }
 
+#endif
+
+// One instruction adds up the four products of a step.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+template <int kBits, int kInputs, int M, int N>
+POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* weights, int64_t tile_bytes,
+                           const int8_t* x) {
+  // Unrolled by the compiler: eight copies of all that is inlined here would take it twice as long.
+#pragma GCC unroll 8
+  for (int64_t step = 0; step < kInputs / kStepInputs; ++step) {
+    Weights some[N];
+    unrolled<N>([&](auto n) POLYSPEC_INLINE {
+      const uint8_t* from = weights + n * tile_bytes;
+      prefetch_step<kBits>(from, step, N * tile_bytes);
+      some[n] = step_weights<kBits>(from, step);
+    });
+    unrolled<M>([&](auto m) POLYSPEC_INLINE {
+      const int32_t four = four_of(x + m * kInputs, step);
+      unrolled<N>([&](auto n)
+                      POLYSPEC_INLINE { dots[n][m] = add_step(dots[n][m], some[n], four); });
+    });
+  }
+}
 #endif
 
 // What 16 scales are as Sums.

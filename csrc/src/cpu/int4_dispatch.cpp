@@ -1,4 +1,4 @@
-// Picks the widest instruction set this processor has, and spreads the output tiles of a 4-bit
+// Picks the last instruction set that this processor has, and spreads the output tiles of a 4-bit
 // product over the caller's threads.
 #include "cpu/int4_dispatch.hpp"
 

@@ -1,5 +1,5 @@
-// The 4-bit product, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2 or
-// avx512vnni, and the build passes the matching compiler flags.
+// The 4-bit product, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2,
+// avxvnni or avx512vnni, and the build passes the matching compiler flags.
 //
 // Sums of integers are exact, and those of float32 run group by group whatever the instruction set,
 // the number of tokens and the tiles beside: the result is always the same.
@@ -26,6 +26,9 @@ void prepare(const Int4ProductParams& params, int64_t first, int64_t tokens, int
 #if defined(__AVX512VNNI__)
 constexpr int kMostTokens = 16;
 constexpr int tiles_at_once(int tokens) { return tokens < 6 ? 4 : tokens < 13 ? 2 : 1; }
+#elif defined(__AVXVNNI__)
+constexpr int kMostTokens = 6;
+constexpr int tiles_at_once(int tokens) { return tokens < 3 ? 2 : 1; }
 #elif defined(__AVX2__)
 constexpr int kMostTokens = 6;
 constexpr int tiles_at_once(int tokens) { return tokens < 5 ? 4 / tokens : 1; }

@@ -10,11 +10,12 @@ namespace polyspec::cpu {
 
 using Int4 = ProductTable<Int4ProductParams>;
 
-extern const Int4 kInt4Baseline, kInt4Avx2, kInt4Avx512Vnni, kInt4Amx;
+extern const Int4 kInt4Baseline, kInt4Avx2, kInt4AvxVnni, kInt4Avx512Vnni, kInt4Amx;
 constexpr Copy<Int4> kInt4Copies[] = {
     {Isa::kBaseline, &kInt4Baseline},
 #ifdef POLYSPEC_X86
     {Isa::kAvx2, &kInt4Avx2},
+    {Isa::kAvxVnni, &kInt4AvxVnni},
     {Isa::kAvx512Vnni, &kInt4Avx512Vnni},
     {Isa::kAmx, &kInt4Amx},
 #endif

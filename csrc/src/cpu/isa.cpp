@@ -1,6 +1,5 @@
 #include "cpu/isa.hpp"
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,9 +19,13 @@ namespace {
 constexpr struct Name {
   const char* name;
   Isa isa;
-} kNames[] = {{"baseline", Isa::kBaseline},     {"avx2", Isa::kAvx2},
-              {"avx512", Isa::kAvx512},         {"avx512vnni", Isa::kAvx512Vnni},
-              {"avx512bf16", Isa::kAvx512Bf16}, {"amx", Isa::kAmx}};
+} kNames[] = {{"baseline", Isa::kBaseline},
+              {"avx2", Isa::kAvx2},
+              {"avxvnni", Isa::kAvxVnni},
+              {"avx512", Isa::kAvx512},
+              {"avx512vnni", Isa::kAvx512Vnni},
+              {"avx512bf16", Isa::kAvx512Bf16},
+              {"amx", Isa::kAmx}};
 
 // What the environment says, read once.
 struct Setting {
@@ -64,6 +67,7 @@ Extensions extensions() {
   // Not every compiler knows this one by name. That the system saves its registers, avx2 says.
   unsigned int eax, ebx, ecx, edx;
   there.f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  there.avxvnni = __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & 1u << 4) != 0;
   there.avx512f = __builtin_cpu_supports("avx512f");
   there.avx512dq = __builtin_cpu_supports("avx512dq");
   there.avx512bw = __builtin_cpu_supports("avx512bw");
@@ -77,15 +81,26 @@ Extensions extensions() {
   return there;
 }
 
-Isa widest(const Extensions& there) {
+bool has(const Extensions& there, Isa isa) {
   const bool avx2 = there.avx2 && there.fma && there.f16c;
   const bool avx512 = avx2 && there.avx512f && there.avx512dq && there.avx512bw && there.avx512vl;
-  const bool vnni = avx512 && there.avx512vnni;
-  if (vnni && there.avx512bf16 && there.amx) return Isa::kAmx;
-  if (vnni && there.avx512bf16) return Isa::kAvx512Bf16;
-  if (vnni) return Isa::kAvx512Vnni;
-  if (avx512) return Isa::kAvx512;
-  return avx2 ? Isa::kAvx2 : Isa::kBaseline;
+  switch (isa) {
+    case Isa::kBaseline:
+      return true;
+    case Isa::kAvx2:
+      return avx2;
+    case Isa::kAvxVnni:
+      return avx2 && there.avxvnni;
+    case Isa::kAvx512:
+      return avx512;
+    case Isa::kAvx512Vnni:
+      return avx512 && there.avx512vnni;
+    case Isa::kAvx512Bf16:
+      return avx512 && there.avx512vnni && there.avx512bf16;
+    case Isa::kAmx:
+      return avx512 && there.avx512vnni && there.avx512bf16 && there.amx;
+  }
+  return false;
 }
 
 bool parse_isa(const char* name, Isa* isa) {
@@ -101,9 +116,9 @@ bool parse_isa(const char* name, Isa* isa) {
   return false;
 }
 
-Isa isa_in_use() {
-  static const Isa chosen = std::min(widest(extensions()), setting().isa);
-  return chosen;
+bool usable(Isa isa) {
+  static const Extensions there = extensions();
+  return isa <= setting().isa && has(there, isa);
 }
 
 Result check_isa() {

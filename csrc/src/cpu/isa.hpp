@@ -5,11 +5,12 @@
 
 namespace polyspec::cpu {
 
-enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16, kAmx };
+enum class Isa { kBaseline, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAvx512Bf16, kAmx };
 
 // Extensions that the copies are compiled for, all of them or what one processor has.
 struct Extensions {
   bool avx2, fma, f16c;
+  bool avxvnni;
   bool avx512f, avx512dq, avx512bw, avx512vl;
   bool avx512vnni, avx512bf16;
   bool amx;  // tiles, and products of whole numbers and of bfloat16 with them
@@ -18,16 +19,17 @@ struct Extensions {
 // Of the processor that runs, and that the system lets a process have: it is asked for AMX.
 Extensions extensions();
 
-// The widest instruction set all of whose extensions are there.
-Isa widest(const Extensions& there);
+// Whether all extensions of an instruction set are there. One that comes later in the order need
+// not have them: a processor with AVX512 may lack AVX-VNNI.
+bool has(const Extensions& there, Isa isa);
 
-// Reads a name of POLYSPEC_CPU_ISA (baseline, avx2, avx512, avx512vnni, avx512bf16 or amx); nullptr
-// and "" are the widest. Whether it is one.
+// Reads a name of POLYSPEC_CPU_ISA (baseline, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or
+// amx); nullptr and "" are the last. Whether it is one.
 bool parse_isa(const char* name, Isa* isa);
 
-// The widest that this processor has, or a lower one that POLYSPEC_CPU_ISA asks for when first
-// called: the tests compare the copies with it.
-Isa isa_in_use();
+// Whether this processor has it and POLYSPEC_CPU_ISA, when first asked, names none before it: the
+// tests compare the copies with it.
+bool usable(Isa isa);
 
 // What one instruction set has of a file that is compiled once for each.
 template <class Table>
@@ -36,11 +38,11 @@ struct Copy {
   const Table* table;
 };
 
-// The last of them, which ascend, that the instruction set in use covers.
+// The last of them, in the order of instruction sets, that is usable.
 template <class Table, int kCount>
-const Table& chosen(const Copy<Table> (&copies)[kCount]) {
+const Table& chosen(const Copy<Table> (&copies)[kCount], bool (*taken)(Isa) = usable) {
   int last = kCount - 1;
-  while (copies[last].isa > isa_in_use()) --last;
+  while (!taken(copies[last].isa)) --last;
   return *copies[last].table;
 }
 

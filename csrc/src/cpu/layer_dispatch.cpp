@@ -1,4 +1,4 @@
-// Picks the widest instruction set this processor has, and spreads tokens over the caller's
+// Picks the last instruction set that this processor has, and spreads tokens over the caller's
 // threads.
 #include "cpu/layer_dispatch.hpp"
 

@@ -20,8 +20,9 @@ using polyspec::cpu::Isa;
 void check_refused(const Result& result) {
   CHECK(result.code == Result::Code::kInvalidArgument);
   CHECK_EQ(
-      std::string("POLYSPEC_CPU_ISA: expected baseline, avx2, avx512, avx512vnni, avx512bf16, amx "
-                  "or nothing, given 'avx3'"),
+      std::string(
+          "POLYSPEC_CPU_ISA: expected baseline, avx2, avxvnni, avx512, avx512vnni, avx512bf16, "
+          "amx or nothing, given 'avx3'"),
       std::string(result.message));
 }
 
@@ -31,6 +32,7 @@ void test_names() {
   CHECK(polyspec::cpu::parse_isa("baseline", &isa) && isa == Isa::kBaseline);
   CHECK(polyspec::cpu::parse_isa("", &isa) && isa == Isa::kAmx);
   CHECK(polyspec::cpu::parse_isa("avx512", &isa) && isa == Isa::kAvx512);
+  CHECK(polyspec::cpu::parse_isa("avxvnni", &isa) && isa == Isa::kAvxVnni);
   for (const char* const name : {"AVX2", "avx", "avx2 ", "sse4", "neon", "avx512bf"}) {
     isa = Isa::kAvx512;
     CHECK(!polyspec::cpu::parse_isa(name, &isa));

@@ -30,25 +30,50 @@ void run(const Rows& rows, const polyspec::VerifyTreeParams& params) {
   for (int64_t b = 0; b < params.batch; ++b) rows.tree_request(params, b, nullptr);
 }
 
-// An instruction set is taken only with every extension that its copies are compiled for.
+// A processor has an instruction set with every extension that its copies are compiled for, and
+// whatever others it lacks.
 void test_choice() {
   using polyspec::cpu::Extensions;
-  const Extensions all{true, true, true, true, true, true, true, true, true, true};
-  const auto without = [&](bool Extensions::* extension) {
-    Extensions some = all;
-    some.*extension = false;
-    return polyspec::cpu::widest(some);
+  using Sets = std::vector<Isa>;
+  const Sets all{Isa::kBaseline,   Isa::kAvx2,       Isa::kAvxVnni, Isa::kAvx512,
+                 Isa::kAvx512Vnni, Isa::kAvx512Bf16, Isa::kAmx};
+  const auto with = [&](const Extensions& there) {
+    Sets found;
+    for (const Isa isa : all) {
+      if (polyspec::cpu::has(there, isa)) found.push_back(isa);
+    }
+    return found;
   };
-  CHECK(polyspec::cpu::widest(all) == Isa::kAmx);
-  CHECK(polyspec::cpu::widest({}) == Isa::kBaseline);
-  CHECK(without(&Extensions::amx) == Isa::kAvx512Bf16);
-  CHECK(without(&Extensions::avx512bf16) == Isa::kAvx512Vnni);
-  CHECK(without(&Extensions::avx512vnni) == Isa::kAvx512);
+  const Extensions every{true, true, true, true, true, true, true, true, true, true, true};
+  const auto without = [&](bool Extensions::* extension) {
+    Extensions some = every;
+    some.*extension = false;
+    return with(some);
+  };
+  CHECK(with(every) == all);
+  CHECK(with({}) == Sets{Isa::kBaseline});
+  for (const auto extension : {&Extensions::avx2, &Extensions::fma, &Extensions::f16c})
+    CHECK(without(extension) == Sets{Isa::kBaseline});
   for (const auto extension :
        {&Extensions::avx512f, &Extensions::avx512dq, &Extensions::avx512bw, &Extensions::avx512vl})
-    CHECK(without(extension) == Isa::kAvx2);
-  for (const auto extension : {&Extensions::avx2, &Extensions::fma, &Extensions::f16c})
-    CHECK(without(extension) == Isa::kBaseline);
+    CHECK(without(extension) == Sets({all[0], all[1], all[2]}));
+  CHECK(without(&Extensions::avxvnni) == Sets({all[0], all[1], all[3], all[4], all[5], all[6]}));
+  CHECK(without(&Extensions::avx512vnni) == Sets({all[0], all[1], all[2], all[3]}));
+  CHECK(without(&Extensions::avx512bf16) == Sets({all[0], all[1], all[2], all[3], all[4]}));
+  CHECK(without(&Extensions::amx) == Sets({all[0], all[1], all[2], all[3], all[4], all[5]}));
+}
+
+// Skylake has AVX512 and not AVX-VNNI, which comes before it.
+void test_copies() {
+  const int copies[] = {0, 1, 2, 3};
+  const polyspec::cpu::Copy<int> list[] = {{Isa::kBaseline, copies},
+                                           {Isa::kAvx2, copies + 1},
+                                           {Isa::kAvxVnni, copies + 2},
+                                           {Isa::kAvx512Vnni, copies + 3}};
+  const auto skylake = [](Isa isa) { return isa <= Isa::kAvx512 && isa != Isa::kAvxVnni; };
+  CHECK_EQ(1, polyspec::cpu::chosen(list, skylake));
+  CHECK_EQ(2, polyspec::cpu::chosen(list, [](Isa isa) { return isa <= Isa::kAvx512; }));
+  CHECK_EQ(3, polyspec::cpu::chosen(list, [](Isa) { return true; }));
 }
 
 template <class Case>
@@ -69,10 +94,10 @@ int main(int argc, char** argv) {
   std::vector<const Rows*> others;
   CHECK_EQ(std::string("baseline"), polyspec::cpu::kRowsBaseline.isa);
   test_choice();
+  test_copies();
   for (const auto& copy : polyspec::cpu::kRowsCopies) {
     if (copy.isa == Isa::kBaseline) continue;
-    if (copy.isa <= polyspec::cpu::widest(polyspec::cpu::extensions()))
-      others.push_back(copy.table);
+    if (polyspec::cpu::has(polyspec::cpu::extensions(), copy.isa)) others.push_back(copy.table);
   }
   if (others.empty()) {
     std::printf("this processor runs the baseline only: nothing to compare\n");
