@@ -52,7 +52,7 @@ endif()
 set(int4_isas ${isas})
 list(TRANSFORM int4_isas REPLACE "^avx512$" "avxvnni;avx512vnni")
 set(dense_isas ${isas})
-list(TRANSFORM dense_isas REPLACE "^avx512$" avx512bf16)
+list(TRANSFORM dense_isas REPLACE "^avx512$" "avx512;avx512bf16")
 target_compile_definitions(polyspec PRIVATE ${isa_definitions})
 
 # polyspec_add_copies(<name> <source> <instruction set>...)

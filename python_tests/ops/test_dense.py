@@ -101,7 +101,7 @@ def fingerprint(dtype: torch.dtype) -> str:
 
 
 @DTYPES
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512bf16", "amx"])
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512bf16", "amx"])
 def test_every_instruction_set_and_number_of_threads_gives_the_same_bytes(
     isa: str, dtype: torch.dtype
 ) -> None:

@@ -13,11 +13,20 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
-#if defined(__AVX512BF16__)
-
+#if defined(__AVX512F__)
 // As many registers as sums, beside weights and activations.
 constexpr int kMostTokens = 14;
 constexpr int tiles_at_once(int tokens) { return 30 / (tokens + 1) < 4 ? 30 / (tokens + 1) : 4; }
+#elif defined(__AVX2__)
+constexpr int kMostTokens = 5;
+constexpr int tiles_at_once(int tokens) { return tokens < 4 ? 4 - tokens : 1; }
+#else
+constexpr int kMostTokens = 4;
+constexpr int tiles_at_once(int) { return 1; }
+#endif
+
+#if defined(__AVX512BF16__)
+
 template <class T>
 constexpr int kSteps = 1;
 
@@ -38,13 +47,6 @@ POLYSPEC_FN Sums add_step(Sums weights, int32_t word, Sums sums) {
 
 #else
 
-#if defined(__AVX2__)
-constexpr int kMostTokens = 5;
-constexpr int tiles_at_once(int tokens) { return tokens < 4 ? 4 - tokens : 1; }
-#else
-constexpr int kMostTokens = 4;
-constexpr int tiles_at_once(int) { return 1; }
-#endif
 // One input each, as float32.
 template <class T>
 constexpr int kSteps = 4 / sizeof(T);
@@ -55,7 +57,15 @@ POLYSPEC_FN int32_t step_word(int32_t inputs, int step) {
   if constexpr (sizeof(T) == 4) return inputs;
   return step == 0 ? inputs & -65536 : static_cast<int32_t>(static_cast<uint32_t>(inputs) << 16);
 }
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+template <class T>
+POLYSPEC_FN Sums step_weights(const uint8_t* from, int step) {
+  const __m512i inputs = _mm512_load_si512(from);
+  if constexpr (sizeof(T) == 4) return _mm512_castsi512_ps(inputs);
+  return _mm512_castsi512_ps(step == 0 ? _mm512_and_si512(inputs, _mm512_set1_epi32(-65536))
+                                       : _mm512_slli_epi32(inputs, 16));
+}
+#elif defined(__AVX2__)
 template <class T>
 POLYSPEC_FN __m256 half_weights(const uint8_t* from, int step) {
   const __m256i inputs = _mm256_load_si256(reinterpret_cast<const __m256i*>(from));

@@ -1,4 +1,4 @@
-// The dense product, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2 or
+// The dense product, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2, avx512 or
 // avx512bf16, and the build passes the matching compiler flags.
 //
 // An output is one chain of multiply-adds, whatever the instruction set, the number of tokens and

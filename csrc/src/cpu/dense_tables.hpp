@@ -20,11 +20,12 @@ struct Dense {
   const char* isa;
 };
 
-extern const Dense kDenseBaseline, kDenseAvx2, kDenseAvx512Bf16, kDenseAmx;
+extern const Dense kDenseBaseline, kDenseAvx2, kDenseAvx512, kDenseAvx512Bf16, kDenseAmx;
 constexpr Copy<Dense> kDenseCopies[] = {
     {Isa::kBaseline, &kDenseBaseline},
 #ifdef POLYSPEC_X86
     {Isa::kAvx2, &kDenseAvx2},
+    {Isa::kAvx512, &kDenseAvx512},
     {Isa::kAvx512Bf16, &kDenseAvx512Bf16},
     {Isa::kAmx, &kDenseAmx},
 #endif
