@@ -8,6 +8,8 @@
 #                         MODELS=dir; LLAMA="--rounds 5" adds options of csrc/examples/llama_cpp/compare.py
 #   make demo VENV=dir        an environment that exists already, or another place for a new one
 #   make test PYTHON=python3.12   the interpreter to make the environment from
+#   make test-aarch64         the C++ core for 64-bit ARM and its tests, emulated: wants Debian's
+#                             g++-aarch64-linux-gnu and qemu-user
 #   make test-oldest          the oldest torch and transformers, in an environment of its own (4.5 GB)
 # POLYSPEC_CUDA=ON|OFF in the environment decides about the CUDA kernels.
 VENV ?= .venv
@@ -30,7 +32,10 @@ QUICK_PYTEST = $(addprefix python_tests/, \
   runtime/test_chain.py runtime/test_batches.py runtime/test_plan.py runtime/test_parameters.py runtime/test_stats.py \
   system/test_structure.py system/test_surface.py system/test_smoke.py)
 
-.PHONY: demo demo-full demo-real llama $(LLAMA_PROGRAM) test quick rebuilt test-oldest environment test-environment lint clean
+# What `make test-aarch64` runs: emulated, the others take too long.
+ARM_CTEST = $(QUICK_CTEST)|^(attention_stack|blocks|cpu_rows|dense|int4|ops|product_threads)_test
+
+.PHONY: demo demo-full demo-real llama $(LLAMA_PROGRAM) test quick rebuilt test-oldest test-aarch64 environment test-environment lint clean
 
 demo: environment
 	$(PY) -m polyspec_ext demo
@@ -79,6 +84,17 @@ build/test/build.ninja:
 
 test-oldest: rebuilt
 	PYTHON=$(PYTHON) .ci/oldest $(PY)
+
+ARM = aarch64-linux-gnu
+test-aarch64: $(PY)
+	$(PIP) "cmake>=3.24" ninja
+	$(VENV)/bin/cmake -S . -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(VENV))/bin/ninja" \
+	  -DPOLYSPEC_CUDA=OFF -DPOLYSPEC_BUILD_TESTS=ON -DPOLYSPEC_WERROR=ON \
+	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_C_COMPILER=$(ARM)-gcc -DCMAKE_CXX_COMPILER=$(ARM)-g++ \
+	  "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/$(ARM)"
+	$(VENV)/bin/cmake --build build/aarch64
+	$(VENV)/bin/ctest --test-dir build/aarch64 --output-on-failure -R "$(ARM_CTEST)"
 
 lint:
 	$(PY) -m ruff check .

@@ -37,6 +37,8 @@ set_source_files_properties(csrc/src/cpu/int4_round.cpp PROPERTIES COMPILE_OPTIO
 # rows.cpp, int4_product.cpp, block_product.cpp, dense_product.cpp, attention.cpp and layer.cpp once per instruction set;
 # dispatch.cpp and those by names of that end in csrc/src/cpu choose among the copies at run time.
 set(isa_baseline "")
+# Scheduled before registers are given, sums would need more of them than there are.
+set(isa_dotprod -march=armv8.2-a+dotprod $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
 set(isa_avx2 -mavx2 -mfma -mf16c)
 set(isa_avxvnni ${isa_avx2} -mavxvnni)
 set(isa_avx512 -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
@@ -53,6 +55,10 @@ set(int4_isas ${isas})
 list(TRANSFORM int4_isas REPLACE "^avx512$" "avxvnni;avx512vnni")
 set(dense_isas ${isas})
 list(TRANSFORM dense_isas REPLACE "^avx512$" "avx512;avx512bf16")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$" AND CMAKE_SYSTEM_NAME STREQUAL "Linux")
+  list(APPEND int4_isas dotprod)
+  set(isa_definitions POLYSPEC_AARCH64=1)
+endif()
 target_compile_definitions(polyspec PRIVATE ${isa_definitions})
 
 # polyspec_add_copies(<name> <source> <instruction set>...)

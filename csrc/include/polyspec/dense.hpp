@@ -52,7 +52,8 @@ POLYSPEC_API Result dense_packed_check(const DenseShape& shape, const void* pack
 //
 // So y is the same, bit for bit, with any number of threads, and whatever rows stand beside a row:
 // a token verified in a block has the product that it has alone. It is also the same on every
-// processor, but for AMX in bfloat16.
+// processor, but for AMX in bfloat16, and for what ARM takes for zero: sums just below 2^-126 that
+// would round to it.
 struct DenseProductParams {
   DenseShape shape;
   int64_t tokens = 0;            // m >= 0

@@ -103,8 +103,8 @@ enum {
  * (POLYSPEC_FLOAT32, ...), else 0. */
 POLYSPEC_API int32_t polyspec_supports(int32_t op, int32_t device, int32_t dtype);
 
-/* The instruction set that the operator's CPU loops use on this processor: "baseline", "avx2",
- * "avxvnni", "avx512", "avx512vnni", "avx512bf16" or "amx". NULL for an unknown operator. */
+/* The instruction set that the operator's CPU loops use on this processor: "baseline", "dotprod",
+ * "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16" or "amx". NULL for no operator. */
 POLYSPEC_API const char* polyspec_isa(int32_t op);
 
 /* ---- Sampling parameters and draws ---- */

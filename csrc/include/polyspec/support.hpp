@@ -23,8 +23,8 @@ enum class Op : int32_t {
 POLYSPEC_API bool supports(Op op, Stream::Device device, DType dtype);
 
 // The instruction set that the operator's CPU loops use here, as POLYSPEC_CPU_ISA names it:
-// "baseline", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16" or "amx"; nullptr for
-// what is no Op.
+// "baseline", "dotprod", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16" or "amx"; nullptr
+// for what is no Op.
 POLYSPEC_API const char* isa(Op op);
 
 }  // namespace polyspec

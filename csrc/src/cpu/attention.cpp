@@ -27,7 +27,7 @@ constexpr float kLog2E = 1.44269504f;
 // Queries that are multiplied at once, and lanes of values: as many sums as the registers hold.
 #if defined(__AVX512F__)
 constexpr int kAtOnce = 12, kValueLanes = 2;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__aarch64__)
 constexpr int kAtOnce = 6, kValueLanes = 1;
 #else
 constexpr int kAtOnce = 4, kValueLanes = 1;

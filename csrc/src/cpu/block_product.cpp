@@ -1,5 +1,5 @@
-// The product with GGUF blocks, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2,
-// avxvnni or avx512vnni, and the build passes the matching compiler flags.
+// The product with GGUF blocks, compiled for one instruction set: POLYSPEC_ISA is baseline,
+// dotprod, avx2, avxvnni or avx512vnni, and the build passes the matching compiler flags.
 //
 // Sums of integers are exact, and those of float32 run group by group whatever the instruction set,
 // the number of tokens and the tiles beside: the result is always the same.
@@ -48,7 +48,6 @@ POLYSPEC_FN Sums load_unsigned(const uint8_t* from) {
 POLYSPEC_FN Sums load_signed(const uint8_t* from) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen(from)));
 }
-POLYSPEC_FN Sums product_of(Sums a, Sums b) { return _mm512_mul_ps(a, b); }
 #elif defined(__AVX2__)
 POLYSPEC_FN __m128i half_of(const uint8_t* from, int64_t bytes) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + bytes));
@@ -67,8 +66,18 @@ POLYSPEC_FN Sums load_signed(const uint8_t* from) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(from, 0))),
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(from, 8)))};
 }
-POLYSPEC_FN Sums product_of(Sums a, Sums b) {
-  return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+#else
+template <class T>
+POLYSPEC_FN Sums load_whole(const uint8_t* from) {
+  float made[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) made[i] = static_cast<float>(static_cast<T>(from[i]));
+  return load(made);
+}
+#if defined(__aarch64__)
+POLYSPEC_FN Sums load_halves(const uint8_t* from) {
+  return by_quarters([&](int i) POLYSPEC_INLINE {
+    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from + 8 * i)));
+  });
 }
 #else
 POLYSPEC_FN Sums load_halves(const uint8_t* from) {
@@ -76,28 +85,16 @@ POLYSPEC_FN Sums load_halves(const uint8_t* from) {
   memcpy(halves, from, sizeof(halves));
   return load(halves);
 }
-POLYSPEC_FN Sums load_unsigned(const uint8_t* from) {
-  Sums made;
-  for (int64_t i = 0; i < kLanes; ++i) made.lanes[i] = static_cast<float>(from[i]);
-  return made;
-}
-POLYSPEC_FN Sums load_signed(const uint8_t* from) {
-  Sums made;
-  for (int64_t i = 0; i < kLanes; ++i)
-    made.lanes[i] = static_cast<float>(static_cast<int8_t>(from[i]));
-  return made;
-}
-POLYSPEC_FN Sums product_of(Sums a, const Sums& b) {
-  for (int64_t i = 0; i < kLanes; ++i) a.lanes[i] *= b.lanes[i];
-  return a;
-}
+#endif
+POLYSPEC_FN Sums load_unsigned(const uint8_t* from) { return load_whole<uint8_t>(from); }
+POLYSPEC_FN Sums load_signed(const uint8_t* from) { return load_whole<int8_t>(from); }
 #endif
 
 // Sums of a run, and weights, fit the registers.
 #if defined(__AVX512VNNI__)
 constexpr int kMostTokens = 8;
 constexpr int tiles_at_once(int tokens) { return tokens < 4 ? 4 : 2; }
-#elif defined(__AVXVNNI__)
+#elif defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
 constexpr int kMostTokens = 6;
 constexpr int tiles_at_once(int tokens) { return tokens < 3 ? 2 : 1; }
 #elif defined(__AVX2__)
@@ -123,13 +120,13 @@ struct Pass {
     const Sums scale = load_halves(block);
     if (!layout.form.scaled) return scale;
     const uint8_t* whole = block + kHeadBytes + group * layout.scale_bytes;
-    return product_of(scale, layout.form.minima ? load_unsigned(whole) : load_signed(whole));
+    return times(scale, layout.form.minima ? load_unsigned(whole) : load_signed(whole));
   }
   POLYSPEC_FN Sums minima_of(const uint8_t* block, int64_t group) const {
     const Sums minimum = load_halves(block + kHeadBytes / 2);
     if (!layout.form.scaled) return minimum;
     const uint8_t* whole = block + kHeadBytes + group * layout.scale_bytes + kBlockOutputs;
-    return product_of(minimum, load_unsigned(whole));
+    return times(minimum, load_unsigned(whole));
   }
 
   template <int M, int N>

@@ -10,13 +10,15 @@ namespace polyspec::cpu {
 
 using Blocks = ProductTable<BlockProductParams>;
 
-extern const Blocks kBlocksBaseline, kBlocksAvx2, kBlocksAvxVnni, kBlocksAvx512Vnni;
+extern const Blocks kBlocksBaseline, kBlocksDotprod, kBlocksAvx2, kBlocksAvxVnni, kBlocksAvx512Vnni;
 constexpr Copy<Blocks> kBlocksCopies[] = {
     {Isa::kBaseline, &kBlocksBaseline},
 #ifdef POLYSPEC_X86
     {Isa::kAvx2, &kBlocksAvx2},
     {Isa::kAvxVnni, &kBlocksAvxVnni},
     {Isa::kAvx512Vnni, &kBlocksAvx512Vnni},
+#elif defined(POLYSPEC_AARCH64)
+    {Isa::kDotprod, &kBlocksDotprod},
 #endif
 };
 

@@ -9,6 +9,7 @@
 // The table of a copy, for kInt4 that is kInt4Avx2.
 #define POLYSPEC_COPY(table) POLYSPEC_JOIN(table, POLYSPEC_JOIN(POLYSPEC_NAME_, POLYSPEC_ISA))
 #define POLYSPEC_NAME_baseline Baseline
+#define POLYSPEC_NAME_dotprod Dotprod
 #define POLYSPEC_NAME_avx2 Avx2
 #define POLYSPEC_NAME_avxvnni AvxVnni
 #define POLYSPEC_NAME_avx512 Avx512

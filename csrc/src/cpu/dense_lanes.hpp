@@ -17,7 +17,7 @@ namespace polyspec::POLYSPEC_CORE {
 // As many registers as sums, beside weights and activations.
 constexpr int kMostTokens = 14;
 constexpr int tiles_at_once(int tokens) { return 30 / (tokens + 1) < 4 ? 30 / (tokens + 1) : 4; }
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__aarch64__)
 constexpr int kMostTokens = 5;
 constexpr int tiles_at_once(int tokens) { return tokens < 4 ? 4 - tokens : 1; }
 #else
@@ -76,6 +76,16 @@ POLYSPEC_FN __m256 half_weights(const uint8_t* from, int step) {
 template <class T>
 POLYSPEC_FN Sums step_weights(const uint8_t* from, int step) {
   return {half_weights<T>(from, step), half_weights<T>(from + kBlockBytes / 2, step)};
+}
+#elif defined(__aarch64__)
+template <class T>
+POLYSPEC_FN Sums step_weights(const uint8_t* from, int step) {
+  return by_quarters([&](int i) POLYSPEC_INLINE {
+    const uint32x4_t inputs = vreinterpretq_u32_u8(vld1q_u8(from + 16 * i));
+    if constexpr (sizeof(T) == 4) return vreinterpretq_f32_u32(inputs);
+    return vreinterpretq_f32_u32(step == 0 ? vandq_u32(inputs, vdupq_n_u32(0xffff0000u))
+                                           : vshlq_n_u32(inputs, 16));
+  });
 }
 #else
 template <class T>

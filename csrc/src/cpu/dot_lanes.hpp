@@ -187,6 +187,57 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* weights, int64_t t
 
 #endif
 
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+struct Dots {
+  int32x4_t quarters[4];
+};
+struct Weights {
+  int8x16_t quarters[4];
+};
+
+// Weights have a sign here: with 8 bits it multiplies q - 128.
+template <int kBits>
+constexpr int32_t bias_of() {
+  return kBits == 8 ? -128 : 0;
+}
+POLYSPEC_FN Dots dots_from(int32_t value) {
+  const int32x4_t quarter = vdupq_n_s32(value);
+  return {quarter, quarter, quarter, quarter};
+}
+POLYSPEC_FN Sums to_sums(const Dots& dots) {
+  return by_quarters([&](int i) POLYSPEC_INLINE { return vcvtq_f32_s32(dots.quarters[i]); });
+}
+
+template <int kBits>
+POLYSPEC_FN uint8x16_t quarter_weights(const uint8_t* weights, int64_t step) {
+  const uint8x16_t some = vld1q_u8(weights + vector_of<kBits>(step));
+  if constexpr (kBits == 8) return veorq_u8(some, vdupq_n_u8(128));
+  const uint8x16_t low = step % 2 == 0 ? vandq_u8(some, vdupq_n_u8(15)) : vshrq_n_u8(some, 4);
+  if constexpr (kBits == 4) return low;
+  const uint8x16_t all = vld1q_u8(weights + high_of(step));
+  const uint8x16_t high = step % 4 == 0   ? vshlq_n_u8(all, 4)
+                          : step % 4 == 1 ? vshlq_n_u8(all, 2)
+                          : step % 4 == 2 ? all
+                                          : vshrq_n_u8(all, 2);
+  return vorrq_u8(low, vandq_u8(high, vdupq_n_u8(0x30)));
+}
+template <int kBits>
+POLYSPEC_FN Weights step_weights(const uint8_t* weights, int64_t step) {
+  Weights made;
+  unrolled<4>([&](auto i) POLYSPEC_INLINE {
+    made.quarters[i] = vreinterpretq_s8_u8(quarter_weights<kBits>(weights + 16 * i, step));
+  });
+  return made;
+}
+POLYSPEC_FN Dots add_step(Dots dots, const Weights& weights, int32_t four) {
+  const int8x16_t all = vreinterpretq_s8_s32(vdupq_n_s32(four));
+  unrolled<4>([&](auto i) POLYSPEC_INLINE {
+    dots.quarters[i] = vdotq_s32(dots.quarters[i], weights.quarters[i], all);
+  });
+  return dots;
+}
+
 #else
 
 struct Dots {
@@ -203,9 +254,9 @@ POLYSPEC_FN Dots dots_from(int32_t value) {
   return made;
 }
 POLYSPEC_FN Sums to_sums(const Dots& dots) {
-  Sums made;
-  for (int64_t i = 0; i < kLanes; ++i) made.lanes[i] = static_cast<float>(dots.lanes[i]);
-  return made;
+  float made[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) made[i] = static_cast<float>(dots.lanes[i]);
+  return load(made);
 }
 
 // `byte`: 4 * output + input.
@@ -239,7 +290,7 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* weights, int64_t t
 #endif
 
 // One instruction adds up the four products of a step.
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
 template <int kBits, int kInputs, int M, int N>
 POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* weights, int64_t tile_bytes,
                            const int8_t* x) {

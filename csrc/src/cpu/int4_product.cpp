@@ -1,4 +1,4 @@
-// The 4-bit product, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2,
+// The 4-bit product, compiled for one instruction set: POLYSPEC_ISA is baseline, dotprod, avx2,
 // avxvnni or avx512vnni, and the build passes the matching compiler flags.
 //
 // Sums of integers are exact, and those of float32 run group by group whatever the instruction set,
@@ -26,7 +26,7 @@ void prepare(const Int4ProductParams& params, int64_t first, int64_t tokens, int
 #if defined(__AVX512VNNI__)
 constexpr int kMostTokens = 16;
 constexpr int tiles_at_once(int tokens) { return tokens < 6 ? 4 : tokens < 13 ? 2 : 1; }
-#elif defined(__AVXVNNI__)
+#elif defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
 constexpr int kMostTokens = 6;
 constexpr int tiles_at_once(int tokens) { return tokens < 3 ? 2 : 1; }
 #elif defined(__AVX2__)

@@ -10,7 +10,7 @@ namespace polyspec::cpu {
 
 using Int4 = ProductTable<Int4ProductParams>;
 
-extern const Int4 kInt4Baseline, kInt4Avx2, kInt4AvxVnni, kInt4Avx512Vnni, kInt4Amx;
+extern const Int4 kInt4Baseline, kInt4Dotprod, kInt4Avx2, kInt4AvxVnni, kInt4Avx512Vnni, kInt4Amx;
 constexpr Copy<Int4> kInt4Copies[] = {
     {Isa::kBaseline, &kInt4Baseline},
 #ifdef POLYSPEC_X86
@@ -18,6 +18,8 @@ constexpr Copy<Int4> kInt4Copies[] = {
     {Isa::kAvxVnni, &kInt4AvxVnni},
     {Isa::kAvx512Vnni, &kInt4Avx512Vnni},
     {Isa::kAmx, &kInt4Amx},
+#elif defined(POLYSPEC_AARCH64)
+    {Isa::kDotprod, &kInt4Dotprod},
 #endif
 };
 

@@ -12,6 +12,10 @@
 #include <unistd.h>
 #endif
 #endif
+#ifdef POLYSPEC_AARCH64
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 namespace polyspec::cpu {
 namespace {
@@ -19,13 +23,10 @@ namespace {
 constexpr struct Name {
   const char* name;
   Isa isa;
-} kNames[] = {{"baseline", Isa::kBaseline},
-              {"avx2", Isa::kAvx2},
-              {"avxvnni", Isa::kAvxVnni},
-              {"avx512", Isa::kAvx512},
-              {"avx512vnni", Isa::kAvx512Vnni},
-              {"avx512bf16", Isa::kAvx512Bf16},
-              {"amx", Isa::kAmx}};
+} kNames[] = {
+    {"baseline", Isa::kBaseline},     {"dotprod", Isa::kDotprod}, {"avx2", Isa::kAvx2},
+    {"avxvnni", Isa::kAvxVnni},       {"avx512", Isa::kAvx512},   {"avx512vnni", Isa::kAvx512Vnni},
+    {"avx512bf16", Isa::kAvx512Bf16}, {"amx", Isa::kAmx}};
 
 // What the environment says, read once.
 struct Setting {
@@ -78,6 +79,9 @@ Extensions extensions() {
   there.amx =
       __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAmx) == kAmx && may_use_amx();
 #endif
+#ifdef POLYSPEC_AARCH64
+  there.dotprod = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#endif
   return there;
 }
 
@@ -87,6 +91,8 @@ bool has(const Extensions& there, Isa isa) {
   switch (isa) {
     case Isa::kBaseline:
       return true;
+    case Isa::kDotprod:
+      return there.dotprod;
     case Isa::kAvx2:
       return avx2;
     case Isa::kAvxVnni:

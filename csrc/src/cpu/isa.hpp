@@ -5,10 +5,11 @@
 
 namespace polyspec::cpu {
 
-enum class Isa { kBaseline, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAvx512Bf16, kAmx };
+enum class Isa { kBaseline, kDotprod, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAvx512Bf16, kAmx };
 
 // Extensions that the copies are compiled for, all of them or what one processor has.
 struct Extensions {
+  bool dotprod;  // of ARM
   bool avx2, fma, f16c;
   bool avxvnni;
   bool avx512f, avx512dq, avx512bw, avx512vl;
@@ -23,8 +24,8 @@ Extensions extensions();
 // not have them: a processor with AVX512 may lack AVX-VNNI.
 bool has(const Extensions& there, Isa isa);
 
-// Reads a name of POLYSPEC_CPU_ISA (baseline, avx2, avxvnni, avx512, avx512vnni, avx512bf16 or
-// amx); nullptr and "" are the last. Whether it is one.
+// Reads a name of POLYSPEC_CPU_ISA (baseline, dotprod, avx2, avxvnni, avx512, avx512vnni,
+// avx512bf16 or amx); nullptr and "" are the last. Whether it is one.
 bool parse_isa(const char* name, Isa* isa);
 
 // Whether this processor has it and POLYSPEC_CPU_ISA, when first asked, names none before it: the

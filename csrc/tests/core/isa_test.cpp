@@ -2,6 +2,7 @@
 // (contract C3).
 #include "cpu/isa.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -35,8 +36,8 @@ void run(const Rows& rows, const polyspec::VerifyTreeParams& params) {
 void test_choice() {
   using polyspec::cpu::Extensions;
   using Sets = std::vector<Isa>;
-  const Sets all{Isa::kBaseline,   Isa::kAvx2,       Isa::kAvxVnni, Isa::kAvx512,
-                 Isa::kAvx512Vnni, Isa::kAvx512Bf16, Isa::kAmx};
+  const Sets all{Isa::kBaseline, Isa::kDotprod,    Isa::kAvx2,       Isa::kAvxVnni,
+                 Isa::kAvx512,   Isa::kAvx512Vnni, Isa::kAvx512Bf16, Isa::kAmx};
   const auto with = [&](const Extensions& there) {
     Sets found;
     for (const Isa isa : all) {
@@ -44,23 +45,29 @@ void test_choice() {
     }
     return found;
   };
-  const Extensions every{true, true, true, true, true, true, true, true, true, true, true};
-  const auto without = [&](bool Extensions::* extension) {
+  const Extensions every{true, true, true, true, true, true, true, true, true, true, true, true};
+  // What a processor without the extension has not.
+  const auto lost = [&](bool Extensions::* extension) {
     Extensions some = every;
     some.*extension = false;
-    return with(some);
+    const Sets left = with(some);
+    Sets found;
+    std::set_difference(all.begin(), all.end(), left.begin(), left.end(),
+                        std::back_inserter(found));
+    return found;
   };
   CHECK(with(every) == all);
   CHECK(with({}) == Sets{Isa::kBaseline});
+  CHECK(lost(&Extensions::dotprod) == Sets{Isa::kDotprod});
   for (const auto extension : {&Extensions::avx2, &Extensions::fma, &Extensions::f16c})
-    CHECK(without(extension) == Sets{Isa::kBaseline});
+    CHECK(lost(extension) == Sets(all.begin() + 2, all.end()));
+  CHECK(lost(&Extensions::avxvnni) == Sets{Isa::kAvxVnni});
   for (const auto extension :
        {&Extensions::avx512f, &Extensions::avx512dq, &Extensions::avx512bw, &Extensions::avx512vl})
-    CHECK(without(extension) == Sets({all[0], all[1], all[2]}));
-  CHECK(without(&Extensions::avxvnni) == Sets({all[0], all[1], all[3], all[4], all[5], all[6]}));
-  CHECK(without(&Extensions::avx512vnni) == Sets({all[0], all[1], all[2], all[3]}));
-  CHECK(without(&Extensions::avx512bf16) == Sets({all[0], all[1], all[2], all[3], all[4]}));
-  CHECK(without(&Extensions::amx) == Sets({all[0], all[1], all[2], all[3], all[4], all[5]}));
+    CHECK(lost(extension) == Sets(all.begin() + 4, all.end()));
+  CHECK(lost(&Extensions::avx512vnni) == Sets(all.begin() + 5, all.end()));
+  CHECK(lost(&Extensions::avx512bf16) == Sets(all.begin() + 6, all.end()));
+  CHECK(lost(&Extensions::amx) == Sets{Isa::kAmx});
 }
 
 // Skylake has AVX512 and not AVX-VNNI, which comes before it.
