@@ -29,7 +29,7 @@ constexpr BlockType kTypes[] = {BlockType::kQ4_0, BlockType::kQ4_1, BlockType::k
                                 BlockType::kQ5_K, BlockType::kQ6_K};
 constexpr uint16_t kHalf = 0x3800;  // 0.5 in float16
 
-// A random matrix whose blocks have the scale 1/2, and activations.
+// A random matrix whose blocks have scales and minima from 1/2 to 1, and activations.
 struct Case {
   BlockShape shape;
   int64_t tokens;
@@ -46,8 +46,10 @@ struct Case {
     const polyspec::core::BlockForm form = polyspec::core::form_of(type);
     const bool last = type == BlockType::kQ6_K;
     for (size_t i = 0; i < blocks.size(); i += static_cast<size_t>(form.file_bytes)) {
-      std::memcpy(&blocks[i + (last ? 208 : 0)], &kHalf, 2);
-      if (form.minima) std::memcpy(&blocks[i + 2], &kHalf, 2);
+      const auto scale = static_cast<uint16_t>(kHalf + random() % 1024);
+      const auto minimum = static_cast<uint16_t>(kHalf + random() % 1024);
+      std::memcpy(&blocks[i + (last ? 208 : 0)], &scale, 2);
+      if (form.minima) std::memcpy(&blocks[i + 2], &minimum, 2);
     }
     for (int64_t i = 0; i < tokens * inputs; ++i) x.push_back(normal(random));
     pack();
@@ -106,16 +108,23 @@ void test_copy(const Blocks& copy) {
   std::printf("%s: baseline's bits, rows alike\n", copy.isa);
 }
 
-// The largest weights with the largest activations: no sum overflows or saturates.
+// The largest weights with the largest activations: no sum overflows or saturates. Outputs have
+// scales from 1/2 to 8.
 void test_largest(const Blocks& copy) {
   Case call(BlockType::kQ8_0, 16, 64, 2);
+  for (size_t block = 0; block < 32; ++block) {
+    const auto scale = static_cast<uint16_t>(kHalf + block / 2 % 5 * 1024);
+    std::memcpy(&call.blocks[34 * block], &scale, 2);
+  }
   for (const int8_t weight : {int8_t{-128}, int8_t{127}}) {
     for (size_t i = 0; i < call.blocks.size(); ++i)
       if (i % 34 > 1) call.blocks[i] = static_cast<uint8_t>(weight);
     call.pack();
     for (const float value : {127.0f, -127.0f}) {
       std::fill(call.x.begin(), call.x.end(), value);
-      for (const float y : call.run(copy, 0, 2)) CHECK_EQ(64 * value * weight * 0.5f, y);
+      const std::vector<float> y = call.run(copy, 0, 2);
+      for (size_t i = 0; i < y.size(); ++i)
+        CHECK_EQ(std::ldexp(32 * value * weight, static_cast<int>(i % 16 % 5)), y[i]);
     }
   }
 }
