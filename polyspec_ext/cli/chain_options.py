@@ -64,6 +64,14 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         "verify (default: %(default)s)",
     )
     group.add_argument(
+        "--confidence",
+        type=options.SHARE,
+        default=0.0,
+        metavar="C",
+        help="a draft ends behind a token drawn where the drafter gives no id so much; 0: never "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
         "--rule",
         choices=("token", "block"),
         default="token",
@@ -145,6 +153,7 @@ def build_chain(args: argparse.Namespace) -> Chain:
         default_store().clear()
     chosen: dict[str, Any] = {"rule": args.rule, "dtype": args.dtype, "device": args.device}
     chosen.update(compile=args.compile, rounds=args.rounds, tail=args.tail, policy=args.policy)
+    chosen.update(confidence=args.confidence)
     chosen["pack"] = options.SWITCHES[args.pack or "auto"]
     if args.target is None and not args.middle and not args.drafter:
         return tiny.chain(window=args.window, **chosen)

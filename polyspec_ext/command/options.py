@@ -80,7 +80,8 @@ COUNTS = listed(COUNT)
 COUNTS_OR_NONE = listed(COUNT_OR_NONE)
 SEEDS = listed(SEED)
 TEMPERATURES = listed(number(0))
-SHARES = listed(number(0, 1))
+SHARE = number(0, 1)
+SHARES = listed(SHARE)
 
 
 def words(text: str) -> list[str]:

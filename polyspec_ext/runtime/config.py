@@ -41,6 +41,7 @@ class ChainConfig:
         rule: "token" or "block".
         device: of the target.
         operators: draw the tokens.
+        confidence: a draft ends where the drafter is less sure (`DraftInput`); 0: none does.
     """
 
     names: tuple[str, ...]
@@ -52,6 +53,7 @@ class ChainConfig:
     device: torch.device
     operators: Operators = Operators()
     tail: int = 0
+    confidence: float = 0.0
 
     @property
     def levels(self) -> int:
