@@ -68,8 +68,9 @@ struct TokenMass {
   // over may be another row's, though, and a positive exponent would not give a mass at all. (The
   // sign is the slope's, which loops turn once.)
   POLYSPEC_FN float exponent_of(float z) const {
-    return z >= threshold ? __builtin_fabsf(z - max) * -slope : -kInfinity;
+    return z >= threshold ? unfiltered_exponent(z) : -kInfinity;
   }
+  POLYSPEC_FN float unfiltered_exponent(float z) const { return __builtin_fabsf(z - max) * -slope; }
 };
 
 template <class RowType>

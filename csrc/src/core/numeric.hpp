@@ -77,10 +77,10 @@ POLYSPEC_FN float exp2_of_parts(float f, float shifted, float unit) {
 // 1.5 * 2^23: added to a float it rounds to an integer, which the low bits of the sum then are.
 constexpr float kShifter = 12582912.0f;
 
-// 2^exponent on [-127, 0], and 0 at -127; of a NaN the bits are any.
-POLYSPEC_FN float exp2_in_range(float exponent) {
+// 2^exponent on [-127, 0] times `unit`, and 0 at -127 times 1; of a NaN the bits are any.
+POLYSPEC_FN float exp2_in_range(float exponent, float unit = 1.0f) {
   const float shifted = exponent + kShifter;
-  return exp2_of_parts(exponent - (shifted - kShifter), shifted, 1.0f);
+  return exp2_of_parts(exponent - (shifted - kShifter), shifted, unit);
 }
 
 // 2^(-64 part) times `unit`, at least 2^3: the same bits as of a product that gave the exponent.
@@ -89,9 +89,9 @@ POLYSPEC_FN float exp2_of_64ths(float part, float unit) {
   return exp2_of_parts(__builtin_fmaf(part, -64.0f, kShifter - shifted), shifted, unit);
 }
 
-// 2^exponent, exponent <= 0 (-inf and NaN give 2^-100, below every unit of mass).
-POLYSPEC_FN float exp2_of(float exponent) {
-  return exp2_in_range(exponent > -100.0f ? exponent : -100.0f);
+// 2^exponent times `unit`, exponent <= 0 (-inf and NaN give 2^-100, below every unit of mass).
+POLYSPEC_FN float exp2_of(float exponent, float unit = 1.0f) {
+  return exp2_in_range(exponent > -100.0f ? exponent : -100.0f, unit);
 }
 
 // trunc(2^(62 - head) * 2^exponent), exponent <= 0: the float's 24 significant bits are shifted

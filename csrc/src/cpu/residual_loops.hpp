@@ -17,7 +17,7 @@ struct TargetPart {
   double p_scale;
 
   POLYSPEC_FN uint64_t operator()(int64_t i) const {
-    return truncated(__builtin_floor(p.of(i)) * p_scale * p.unit);
+    return truncated(p.floor_of(i) * p_scale * static_cast<double>(p.unit));
   }
 };
 
@@ -30,9 +30,9 @@ struct BothParts {
   double q_scale;
 
   POLYSPEC_FN uint64_t operator()(int64_t i) const {
-    const double left = __builtin_floor(p.of(i)) * p_scale - __builtin_floor(q.of(i)) * q_scale;
+    const double left = p.floor_of(i) * p_scale - q.floor_of(i) * q_scale;
     // The clamp comes before the conversion, which could not be speculated otherwise.
-    return truncated((left > 0.0 ? left : 0.0) * p.unit);
+    return truncated((left > 0.0 ? left : 0.0) * static_cast<double>(p.unit));
   }
 };
 

@@ -14,7 +14,7 @@ namespace polyspec::POLYSPEC_CORE {
 
 // ---- Masses in vector registers ----
 //
-// A mass has 24 significant bits, so that as a double it is exact: floor(2^x * unit) is the integer
+// A mass has 24 significant bits, so that as a float it is exact: trunc(2^x * unit) is the integer
 // of mass_of_exponent, in fewer operations than shifting 64-bit integers about. Without a rounding
 // instruction (x86 before AVX2) the plain weights are faster.
 
@@ -34,28 +34,40 @@ POLYSPEC_FN uint64_t truncated(double value) {
 }
 #else
 constexpr int kVectorHead = 0;
-POLYSPEC_FN uint64_t truncated(double value) {
+template <class Real>
+POLYSPEC_FN uint64_t truncated(Real value) {
   return static_cast<uint64_t>(static_cast<int64_t>(value));
 }
 #endif
 
-// Whether masses with this head room may go through doubles.
+// Whether masses with this head room may go through floating point.
 POLYSPEC_FN bool fits_vectors(int head) { return kRoundsInVectors && head >= kVectorHead; }
 
-// The masses of TokenMass: trunc(of(i)).
-template <class T>
+// The masses of TokenMass: trunc(of(i)). `kCut`: whether a filter may have set a threshold.
+template <class T, bool kCut = true>
 struct RealDistribution {
   TokenMass<Row<T>> statistics;
-  double unit;
+  float unit;
 
   POLYSPEC_FN explicit RealDistribution(const TokenMass<Row<T>>& weight)
-      : statistics(weight), unit(mass_unit(weight.head)) {}
+      : statistics(weight), unit(static_cast<float>(mass_unit(weight.head))) {}
 
-  POLYSPEC_FN double of(int64_t i) const {
-    return static_cast<double>(exp2_of(statistics.exponent_of(statistics.row[i]))) * unit;
+  POLYSPEC_FN float of(int64_t i) const {
+    const float z = statistics.row[i];
+    return exp2_of(kCut ? statistics.exponent_of(z) : statistics.unfiltered_exponent(z), unit);
+  }
+  POLYSPEC_FN double floor_of(int64_t i) const {
+    return static_cast<double>(__builtin_floorf(of(i)));
   }
   POLYSPEC_FN uint64_t operator()(int64_t i) const { return truncated(of(i)); }
 };
+
+// f(the masses of a distribution as it is).
+template <class T, class F>
+POLYSPEC_FN auto with_cut(const TokenMass<Row<T>>& weight, const F& f) {
+  return weight.threshold > -kInfinity ? f(RealDistribution<T>(weight))
+                                       : f(RealDistribution<T, false>(weight));
+}
 
 // ---- Loops over one element type ----
 
@@ -77,8 +89,33 @@ struct Extremes {
   int32_t high, low;  // orders, see order_of
 };
 
+// Of 16 bits the order of the halves themselves, converted at the end.
+template <class T>
+POLYSPEC_FN int16_t order_of_half(T value) {
+  const int16_t bits = static_cast<int16_t>(value.bits);
+  return static_cast<int16_t>(bits ^ ((bits >> 15) & 0x7fff));
+}
+template <class T>
+POLYSPEC_FN int32_t order_of_order(int16_t order) {
+  const int16_t bits = static_cast<int16_t>(order ^ ((order >> 15) & 0x7fff));
+  return order_of(to_float(T{static_cast<uint16_t>(bits)}));
+}
+template <class T>
+POLYSPEC_LOOP Extremes half_extremes_loop(const T* data, int64_t n) {
+  int16_t high = order_of_half(data[0]);
+  int16_t low = high;
+  for (int64_t i = 1; i < n; ++i) {
+    const int16_t order = order_of_half(data[i]);
+    high = order > high ? order : high;
+    low = order < low ? order : low;
+  }
+  return {order_of_order<T>(high), order_of_order<T>(low)};
+}
+
+// Of n >= 1 elements.
 template <class T>
 POLYSPEC_LOOP Extremes extremes_loop(const T* data, int64_t n) {
+  if constexpr (sizeof(T) == 2) return half_extremes_loop(data, n);
   int32_t high = kOrderMinusInfinity;
   int32_t low = kOrderInfinity;
   for (int64_t i = 0; i < n; ++i) {
@@ -131,16 +168,16 @@ template <class RowType>
 POLYSPEC_FN uint64_t mass_between(const TokenMass<RowType>& weight, int64_t begin, int64_t end) {
   return with_type(weight.row, [&](const auto& row) {
     const auto typed = over(weight, row);
-    return fits_vectors(weight.head) ? sum_loop(RealDistribution(typed), begin, end)
-                                     : sum_loop(typed, begin, end);
+    if (!fits_vectors(weight.head)) return sum_loop(typed, begin, end);
+    return with_cut(typed, [&](const auto& masses) { return sum_loop(masses, begin, end); });
   });
 }
 
 template <class T>
 POLYSPEC_FN void masses_of(const TokenMass<Row<T>>& weight, int64_t begin, int64_t n,
                            uint64_t* masses) {
-  if (fits_vectors(weight.head)) return mass_loop(RealDistribution(weight), begin, n, masses);
-  mass_loop(weight, begin, n, masses);
+  if (!fits_vectors(weight.head)) return mass_loop(weight, begin, n, masses);
+  with_cut(weight, [&](const auto& real) { mass_loop(real, begin, n, masses); });
 }
 
 template <class RowType>
