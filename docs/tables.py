@@ -54,6 +54,7 @@ DEMO = "demo.json"
 REAL_DEMO = "cpu-2026-11-25-demo-real/demo-real.json"
 BLOCKS_DEMO = "cpu-2026-11-25-demo-real/demo-blocks.json"
 REAL_PAPER = "cpu-2026-11-25-paper-real/greedy"
+REAL_PAPER_EPYC = "cpu-2026-11-25-paper-real/greedy-epyc"
 REAL_PAPER_W4 = "cpu-2026-11-25-paper-real/w4-greedy"
 REAL_PAPER_SAMPLED = "cpu-2026-11-24-paper-real/sampled"
 REAL_PAPER_BATCHES = ["cpu-2026-11-24-paper-real/batch4", "cpu-2026-11-25-paper-real/batch8"]
@@ -295,6 +296,11 @@ def paper_real() -> Lines:
     return paper_run(REAL_PAPER)
 
 
+def paper_real_epyc() -> Lines:
+    """The same on a processor without matrix registers."""
+    return paper_run(REAL_PAPER_EPYC)
+
+
 def paper_short() -> Lines:
     """Some columns of `paper_real` for the front page."""
     summary, _, _, *table = paper_real()
@@ -525,6 +531,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "paper": paper,
     "paper-real": paper_real,
     "paper-short": paper_short,
+    "paper-real-epyc": paper_real_epyc,
     "paper-real-w4": paper_real_w4,
     "paper-real-sampled": paper_real_sampled,
     "paper-real-batches": paper_real_batches,
