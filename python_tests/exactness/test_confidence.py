@@ -12,6 +12,7 @@ import toy
 import toy_rows
 
 import polyspec_ext as ps
+from polyspec_ext import tiny
 
 RULES = ["token", "block"]
 
@@ -23,9 +24,7 @@ def texts(
     runs, and tokens of them."""
     enumerator = toy.Enumerator()
     sampling = {"temperature": 1.0, **options.pop("sampling", {})}
-    chain = ps.Chain(
-        made, window, confidence=confidence, operators=enumerator.operators, **options
-    )
+    chain = ps.Chain(made, window, confidence=confidence, operators=enumerator.operators, **options)
     seen = [0, 0]
 
     def text() -> list[int]:
@@ -130,3 +129,26 @@ def test_greedy_texts_are_plain_decodings() -> None:
     for first in range(8):
         found, wanted = (one.generate([first], 30).sequences for one in (chain, plain))
         assert torch.equal(found, wanted)
+
+
+def test_below_an_eagle_head_that_drafts_chains() -> None:
+    """A head reads the states of what stands, however short its drafts."""
+    target = tiny.levels(["target"], dtype=torch.float32, pack=False)["target"]
+    head = ps.Eagle.from_pretrained(tiny.path("eagle3"), target)
+    prompt = list(range(1, 9))
+    plain = ps.Chain([target]).generate(prompt, 48, eos_token_id=[])
+    lengths = []
+    for confidence in (0.0, 0.7):
+        chain = ps.Chain([target, head], [5], confidence=confidence)
+        out = chain.generate(prompt, 48, eos_token_id=[])
+        assert torch.equal(out.sequences, plain.sequences)
+        drafter = out.stats.levels[-1]
+        lengths.append(drafter.num_proposed_tokens / drafter.num_proposals)
+    assert lengths[1] < lengths[0]
+
+
+def test_a_head_that_drafts_trees_is_refused() -> None:
+    target = tiny.levels(["target"], dtype=torch.float32, pack=False)["target"]
+    head = ps.Eagle.from_pretrained(tiny.path("eagle3"), target, tree=ps.DynamicTree())
+    with pytest.raises(ValueError, match="confidence: expected 0, or a draft model or head"):
+        ps.Chain([target, head], [5], confidence=0.5)
