@@ -70,6 +70,9 @@ add_test(NAME cuda_on_cpu.graph_life COMMAND graph_life_sm_90)
 polyspec_add_cuda_program(random_calls_test csrc/tests/cuda_on_cpu/random_calls_test.cpp KERNELS kernels_sm_90
                           DEFINE ${sm_90})
 add_test(NAME cuda_on_cpu.random_calls COMMAND random_calls_test)
+polyspec_add_cuda_program(kept_chains_test csrc/tests/cuda_on_cpu/kept_chains_test.cpp KERNELS kernels_sm_90
+                          DEFINE ${sm_90})
+add_test(NAME cuda_on_cpu.kept_chains COMMAND kept_chains_test)
 polyspec_add_cuda_program(barrier_budget_test csrc/tests/cuda_on_cpu/barrier_budget_test.cpp KERNELS kernels_sm_90
                           DEFINE ${sm_90})
 add_test(NAME cuda_on_cpu.barrier_budget COMMAND barrier_budget_test)
@@ -137,7 +140,7 @@ function(polyspec_plant name header text planted found)
                        DEFINE ${small_ctas} OPTIONS -fsanitize=thread PLANTED "${folder}")
   polyspec_add_cuda_program(planted_${name}_test csrc/tests/cuda_on_cpu/random_calls_test.cpp
                             KERNELS planted_${name} kernels_watched_others DEFINE ${small_ctas} LINK -fsanitize=thread)
-  add_test(NAME cuda_on_cpu.planted.${name} COMMAND planted_${name}_test 40 9000 verify_f32)
+  add_test(NAME cuda_on_cpu.planted.${name} COMMAND planted_${name}_test 120 9000 verify_f32)
   set_tests_properties(cuda_on_cpu.planted.${name} PROPERTIES ENVIRONMENT "TSAN_OPTIONS=${sanitizer} halt_on_error=1"
                        PASS_REGULAR_EXPRESSION "${found}")
 endfunction()
@@ -156,10 +159,13 @@ polyspec_plant(candidates_not_awaited cuda/candidates.cuh "  group.sync();\n  st
 polyspec_plant(candidates_counted_early cuda/cluster_group.cuh "    __syncthreads();\n    buffer_ ^= 1;\n" "    buffer_ ^= 1;\n" "data race|check failed")
 polyspec_plant(pick_not_awaited cuda/cta_group.cuh "    __syncthreads();\n    return shared_.picked;" "    return shared_.picked;"
                "data race|check failed|SEGV")
-polyspec_plant(record_without_fence cuda/last_block.cuh "    __threadfence();  // the record" "    // the record"
+polyspec_plant(record_without_fence cuda/row_tickets.cuh "      __threadfence();  // the record" "      // the record"
                "data race")
-polyspec_plant(ticket_without_fence cuda/last_block.cuh "    __threadfence();  // and what" "    // and what"
+polyspec_plant(mark_without_fence cuda/row_tickets.cuh "      __threadfence();  // and what" "      // and what"
                "data race")
+polyspec_plant(buffers_used_again cuda/row_tickets.cuh "    group.sync();  // it goes on" "    // it goes on"
+               "data race|check failed")
+polyspec_plant(marks_left cuda/row_tickets.cuh "tickets->marks[request] = 0;" ";" "check failed")
 polyspec_plant(previous_kernel_not_awaited cuda/kernels.cuh "  cudaGridDependencySynchronize();\n" "" "data race")
 polyspec_plant(one_vector_more cuda/row_reader.cuh "v + u * lanes < split.vectors" "v + u * lanes <= split.vectors"
                "SEGV|check failed")

@@ -3,13 +3,17 @@
 Instructions per logit and barriers per row are counts, which tests hold: test_loop_budget.py and
 barrier_budget_test.cpp. What a device makes of them is assumed: `Device` says what, and the table
 calls itself an estimate. One launch verifies chains with the token rule, or trees of deterministic
-nodes. A request's rows are read one after the other until the first rejection, by a group of one to
-eight multiprocessors. The rows of a few trees are read at the same time, by a group each.
+nodes. Groups of one to eight multiprocessors share the rows of chains out, the first ones first;
+without a workspace one group reads those of a request until the first rejection. The rows of a few
+trees are read at the same time, by a group each.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +21,8 @@ from typing import Any
 from polyspec_ext.bench import output
 from polyspec_ext.command import options
 
-SCHEMA = 2  # of the JSON report
+SCHEMA = 3  # of the JSON report
+_SIMULATED = 16  # launches
 
 # Most instructions per logit of the loops over a row, bfloat16, sm_90.
 INSTRUCTIONS = {
@@ -32,6 +37,7 @@ INSTRUCTIONS = {
 BYTES = 2  # of a logit
 CLUSTER_CTAS = 8  # at most; csrc/src/cuda/launch_shape.hpp, as is what follows
 TOKENS_PER_CTA = 4096  # at least
+MARKED_ROWS, MOST_RECORDS = 32, 3072
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,7 @@ FILTERS = (
     Filters("top-k and top-p", ("maximum", "candidates"), 3),
 )
 LAUNCH_BARRIERS = 2  # where a kernel begins and ends
+TICKET_BARRIERS = 1  # of a row that is shared out
 TREE_BARRIERS = 3  # of a row, to find its children
 TREE_LAUNCH_BARRIERS = 2  # to check the parents, and to find the group that comes last
 
@@ -77,6 +84,7 @@ class Device:
             ones to its result.
         barrier: microseconds, of a cluster.
         candidates: microseconds that one CTA takes to filter the tokens that are left.
+        atomic: microseconds, of the device's memory.
     """
 
     name: str
@@ -90,6 +98,7 @@ class Device:
     latency: float = 0.8
     barrier: float = 0.3
     candidates: float = 4.0
+    atomic: float = 0.7
 
 
 DEVICES = (
@@ -135,10 +144,76 @@ def row_microseconds(filters: Filters, ctas: int, groups: int, vocab: int, devic
     return time + (filters.barriers * device.barrier if ctas > 1 else 0.0)
 
 
-def call_microseconds(
+def row_groups(batch: int, rows: int, vocab: int, multiprocessors: int) -> tuple[int, int]:
+    """How many groups share the rows of a call out, and multiprocessors of each; (0, 1): none."""
+    every = batch * rows
+    if not 2 <= rows <= MARKED_ROWS or every > MOST_RECORDS or vocab < 2 * TOKENS_PER_CTA:
+        return 0, 1
+    wanted = every if every <= multiprocessors else 2 * batch
+    ctas = ctas_per_group(wanted, vocab, multiprocessors)
+    return min(every, multiprocessors // ctas), ctas
+
+
+def shared_out(
+    ends: Sequence[int], rows: int, groups: int, row: float, verify: float, ticket: float
+) -> float:
+    """When the last group is through, as csrc/src/cuda/row_tickets.cuh has it.
+
+    Args:
+        ends: of each request the number of the row that rejects, or the last one's.
+        rows: of a request.
+        row, verify, ticket: what it takes to read a row, to verify a request whose rows are read,
+            and to draw a ticket.
+    """
+    batch, every = len(ends), len(ends) * rows
+    missing = [end + 1 for end in ends]  # rows that count and are not read
+    ended = [math.inf] * batch  # when the row that rejects is
+    free = [0.0] * groups
+    number = 0
+    while number < every:
+        now = heapq.heappop(free)
+        if number >= groups:
+            now += ticket
+        i, request = divmod(number, batch)
+        number += 1
+        if i <= ends[request] or ended[request] > now:
+            now += row
+            if i == ends[request]:
+                ended[request] = now
+            if i <= ends[request]:
+                missing[request] -= 1
+                now += 0.0 if missing[request] else verify
+        heapq.heappush(free, now)
+    return max(free)
+
+
+def shared_microseconds(
+    batch: int, filters: Filters, vocab: int, draft_len: int, acceptance: float, device: Device
+) -> float | None:
+    """One launch whose rows are shared out, as some simulated ones have it; None: none are."""
+    groups, ctas = row_groups(batch, draft_len + 1, vocab, device.multiprocessors)
+    if groups == 0:
+        return None
+    row = row_microseconds(filters, ctas, groups, vocab, device) + device.atomic
+    begin = device.launch
+    if ctas > 1:
+        row += TICKET_BARRIERS * device.barrier
+        begin += LAUNCH_BARRIERS * device.barrier
+    generator, total = random.Random(0), 0.0
+    for _ in range(_SIMULATED):
+        ends = [0] * batch
+        for b in range(batch):
+            while ends[b] < draft_len and generator.random() < acceptance:
+                ends[b] += 1
+        total += shared_out(ends, draft_len + 1, groups, row, 2 * device.latency, 2 * device.atomic)
+    return begin + total / _SIMULATED
+
+
+def walk_microseconds(
     batch: int, filters: Filters, vocab: int, draft_len: int, acceptance: float, device: Device
 ) -> float:
-    """One launch, its tail included: a device is not done before its longest request."""
+    """One launch without a workspace, its tail included: a device is not done before its longest
+    request."""
     ctas = ctas_per_group(batch, vocab, device.multiprocessors)
     groups = min(batch, device.multiprocessors // ctas)
     longest = longest_rows(batch, draft_len, acceptance)
@@ -195,8 +270,12 @@ def report(batches: Sequence[int], vocab: int, draft_len: int, acceptance: float
             "device": device.name,
             "filters": filters.name,
             "batch": batch,
-            "ctas": ctas_per_group(batch, vocab, device.multiprocessors),
-            "microseconds": call_microseconds(batch, filters, vocab, draft_len, acceptance, device),
+            "walk_microseconds": walk_microseconds(
+                batch, filters, vocab, draft_len, acceptance, device
+            ),
+            "shared_microseconds": shared_microseconds(
+                batch, filters, vocab, draft_len, acceptance, device
+            ),
         }
         for device in DEVICES
         for filters in FILTERS
@@ -223,12 +302,14 @@ def markdown(results: dict[str, Any]) -> str:
     rows = []
     for device in results["devices"]:
         for filters in results["filters"]:
-            times = {
-                case["batch"]: case["microseconds"]
-                for case in results["cases"]
-                if (case["device"], case["filters"]) == (device["name"], filters["name"])
-            }
-            rows.append([device["name"], filters["name"], *(f"{times[b]:.0f}" for b in batches)])
+            for name, key in (("", "shared"), (", without a workspace", "walk")):
+                times = {
+                    case["batch"]: case[f"{key}_microseconds"]
+                    for case in results["cases"]
+                    if (case["device"], case["filters"]) == (device["name"], filters["name"])
+                }
+                cells = ["-" if times[b] is None else f"{times[b]:.0f}" for b in batches]
+                rows.append([device["name"], filters["name"] + name, *cells])
         for name, way in (("a walk", False), ("rows at once", True)):
             cells = [
                 f"{case[('at_once' if way else 'walk') + '_microseconds']:.0f}"

@@ -52,14 +52,45 @@ def test_row_bound_by_memory() -> None:
 def test_call_of_several_waves() -> None:
     row = model.row_microseconds(PLAIN, 1, 128, 8000, DEVICE)
     rows = 2 * 1.75 + (model.longest_rows(256, 2, 0.5) - 1.75)
-    time = model.call_microseconds(256, PLAIN, 8000, 2, 0.5, DEVICE)
+    time = model.walk_microseconds(256, PLAIN, 8000, 2, 0.5, DEVICE)
     assert time == pytest.approx(2.0 + rows * row + 2 * 0.5)
+
+
+def test_rows_that_are_shared_out() -> None:
+    """By hand: rows take 1, verifying .25, a ticket .125."""
+
+    def through(ends: list[int], rows: int, groups: int) -> float:
+        return model.shared_out(ends, rows, groups, 1.0, 0.25, 0.125)
+
+    assert through([0], 3, 3) == 1.25  # all at once: the others' rows are read in vain
+    assert through([2], 3, 3) == 1.25
+    # One group: the first row of each, then what is left of the second; two tickets pass over.
+    assert through([0, 1], 2, 1) == 1.25 + 1.125 + 0.125 + 1.125 + 0.25
+    # Two groups: the one that does not verify passes over a row, and reads the last one.
+    assert through([0, 1], 2, 2) == 1.0 + 2 * 0.125 + 1.0 + 0.25
+
+
+def test_what_is_shared_out_is_sooner_than_a_walk() -> None:
+    for batch in (1, 8, 64, 256):
+        given = (batch, PLAIN, 128256, 10, 0.7, model.DEVICES[0])
+        shared = model.shared_microseconds(*given)
+        assert shared is not None
+        assert shared < model.walk_microseconds(*given)
+    assert model.shared_microseconds(300, PLAIN, 128256, 10, 0.7, model.DEVICES[0]) is None
 
 
 def test_groups_are_those_of_the_launcher() -> None:
     header = (ROOT / "csrc/src/cuda/launch_shape.hpp").read_text(encoding="utf-8")
     assert f"#define POLYSPEC_CLUSTER_CTAS {model.CLUSTER_CTAS}\n" in header
     assert f"kLeastTokens = {model.TOKENS_PER_CTA};" in header
+    assert f"kMarkedRows = {model.MARKED_ROWS};" in header
+    assert f"kMostRecords = {model.MOST_RECORDS};" in header
+    test = (ROOT / "csrc/tests/gpu/launch_shape_test.cpp").read_text(encoding="utf-8")
+    calls = re.findall(r"check\((\d+), (\d+), (\d+), (\d+), (\d+), 132\);", test)
+    assert len(calls) >= 8
+    for groups, ctas, *call in calls:
+        found = model.row_groups(*map(int, call), 132)
+        assert found == (int(groups), int(ctas))
     batches = (1, 8, 9, 17, 64, 67, 256)
     assert [model.ctas_per_group(b, 128256, 132) for b in batches] == [8, 8, 8, 4, 2, 1, 1]
     assert model.ctas_per_group(1, 8192, 132) == 2

@@ -281,7 +281,7 @@ typedef struct polyspec_verify_params {
   int64_t num_slots;
 } polyspec_verify_params;
 
-#define POLYSPEC_VERIFY_WORKSPACE_BYTES 65536
+#define POLYSPEC_VERIFY_WORKSPACE_BYTES 196608
 
 enum { POLYSPEC_ENDED_EOS = 1 << 0, POLYSPEC_ENDED_ROOM = 1 << 1 };
 

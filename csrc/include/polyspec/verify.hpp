@@ -125,11 +125,11 @@ struct VerifyParams {
 
   // CUDA: kVerifyWorkspaceBytes of device memory, 16-byte aligned, zeroed once before its first use
   // and then lent to one call at a time, as the calls of one stream are; nullptr: none. With it the
-  // rows of a few requests are reduced all at once; results do not depend on it.
+  // rows of all requests are shared out over the device; results do not depend on it.
   void* workspace = nullptr;
 };
 
-constexpr int64_t kVerifyWorkspaceBytes = 65536;
+constexpr int64_t kVerifyWorkspaceBytes = 196608;
 
 // Tries to draw a correction by rejection. One succeeds as often as the draft is rejected there, so
 // that few corrections need a pass over the rows.
@@ -137,7 +137,7 @@ constexpr int64_t kResidualTries = 8;
 
 // Verifies b blocks. On the CPU the outputs are written when the call returns; on CUDA the work is
 // queued. After a rejection in a row, later rows are not read (rule token; a CUDA call with a
-// workspace may reduce all rows of a few requests at once).
+// workspace may have read some of them already).
 POLYSPEC_API Result verify(const VerifyParams& params, Stream stream = Stream::cpu());
 
 // Zeroes device memory that is to be a workspace and waits until it is. Not while the stream is

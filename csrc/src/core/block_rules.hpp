@@ -43,6 +43,16 @@ POLYSPEC_FN Outcome verify_greedy(Group& group, const Block<T>& block) {
   }
 }
 
+// Draft token i and p/q of it; error bits or 0. `q_error`: those of the draft's distribution.
+template <class T>
+POLYSPEC_FN int32_t ratio_at(const Block<T>& block, int64_t i, const RowStatistics& p_statistics,
+                             const RowStatistics& q_statistics, int32_t q_error, int64_t* y,
+                             double* ratio) {
+  *y = block.token(i);
+  if (*y < 0 || *y >= block.params.vocab) return kStatusTokenOutOfRange;
+  return q_error != 0 ? q_error : acceptance_ratio(block, i, *y, p_statistics, q_statistics, ratio);
+}
+
 // The token rule or the block rule, not for greedy requests. Rank 0 writes the tokens of the rows
 // that were read, provisionally under the block rule: the caller blanks what does not stand.
 // Collective.
@@ -73,12 +83,7 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
     }
     double ratio = 0.0;
     int64_t y = -1;
-    if (error == 0) {
-      y = block.token(i);
-      if (y < 0 || y >= params.vocab) error = kStatusTokenOutOfRange;
-    }
-    if (error == 0) error = q_error;
-    if (error == 0) error = acceptance_ratio(block, i, y, p_statistics, q_statistics, &ratio);
+    if (error == 0) error = ratio_at(block, i, p_statistics, q_statistics, q_error, &y, &ratio);
     if (error != 0) {
       outcome.accepted = i;
       outcome.status = error;
@@ -108,8 +113,8 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
   const int64_t kept = outcome.accepted;
   const ResidualWeight<T> weight =
       residual_weight(block, kept, block.token(kept), kept_p, kept_q, kept_scale, 1.0);
-  outcome.last = emit_correction(group, block, kept, weight, !whole && sums_rows(group), kept_p,
-                                 block.emit_draw(kept), &outcome.status);
+  outcome.last = emit_correction(group, block, kept, weight, !whole && has_sums(group, kept),
+                                 kept_p, block.emit_draw(kept), &outcome.status);
   return outcome;
 }
 

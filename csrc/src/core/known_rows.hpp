@@ -1,5 +1,5 @@
-// All rows of a block at once: groups find out about one row each, and one more group, which then
-// knows them all, walks the block. For few requests on a large processor.
+// The rows of a block apart: groups find out about one row each, and one more group, which then
+// knows all that count, walks the block. For processors that have more groups than requests.
 //
 // What is found out is a RowRecord. KnownRows<Group> is a group that looks a row's distribution up
 // where another would reduce the row; the rules themselves (block_rules.hpp) are
@@ -12,19 +12,30 @@ namespace polyspec::POLYSPEC_CORE {
 
 struct RowRecord {
   RowStatistics p;  // the target's distribution, and at temperature 0 its argmax
-  RowStatistics q;  // the draft's distribution, where it was not handed over
+  RowStatistics q;  // the draft's distribution, if the proposal was drawn
   int64_t argmax;
   int32_t p_status;  // error bits or 0
   int32_t q_status;
 };
 
+// Whether a walk that comes to row i ends there.
+template <class Rules, class T>
+POLYSPEC_FN bool ends_at(const Block<T>& block, int64_t i, const RowRecord& row) {
+  if (i == block.length || row.p_status != 0) return true;
+  if (block.filter.greedy()) return block.token(i) != row.argmax;
+  double ratio = 0.0;
+  int64_t y;
+  if (ratio_at(block, i, row.p, row.q, row.q_status, &y, &ratio) != 0) return true;
+  return !Rules::whole(block.params) && !(block.accept_draw(i) < ratio);
+}
+
 // Finds out about row i of a request. Rank 0 writes the record; its thread has to release it to
-// those who read it. Collective.
-template <class T, class Group>
-POLYSPEC_FN void record_row(Group& group, const VerifyParams& params, int64_t request, int64_t i,
+// those who read it. Returns to rank 0 whether no row behind counts. Collective.
+template <class T, class Rules, class Group>
+POLYSPEC_FN bool record_row(Group& group, const VerifyParams& params, int64_t request, int64_t i,
                             RowRecord* record) {
   Block<T> block(params, request);
-  if (open_block(&block) != 0 || block.room == 0 || i > block.length) return;
+  if (open_block(&block) != 0 || block.room == 0 || i > block.length) return true;
   RowRecord found{{}, {0.0f, 0.0f, 1}, -1, 0, 0};
   if (block.filter.greedy()) {
     Emission emission;
@@ -32,48 +43,51 @@ POLYSPEC_FN void record_row(Group& group, const VerifyParams& params, int64_t re
     found.argmax = emission.token;
     found.p = emission.statistics;
   } else {
-    const bool drawn =
-        i < block.length && !block.deterministic(i) && params.draft_statistics == nullptr;
+    const bool drawn = i < block.length && !block.deterministic(i);
     both_statistics(group, block, i, drawn, &found.p, &found.q, &found.p_status, &found.q_status);
   }
-  if (group.rank() == 0) *record = found;
+  if (group.rank() != 0) return false;
+  *record = found;
+  return ends_at<Rules>(block, i, found);
 }
 
 template <class Group>
 class KnownRows : public Group {
  public:
-  POLYSPEC_FN KnownRows(const Group& group, const RowRecord* rows) : Group(group), rows_(rows) {}
+  // `own`: the row that this group has recorded just now, whose tile sums are in scratch.
+  POLYSPEC_FN KnownRows(const Group& group, const RowRecord* rows, int64_t own)
+      : Group(group), rows_(rows), own_(own) {}
   POLYSPEC_FN const RowRecord& row(int64_t i) const { return rows_[i]; }
+  POLYSPEC_FN bool has_sums_of(int64_t i) const { return i == own_; }
+  POLYSPEC_FN void lose_sums() { own_ = -1; }
 
  private:
   const RowRecord* rows_;
+  int64_t own_;
 };
 
 template <class Group>
-POLYSPEC_FN constexpr bool sums_rows(const KnownRows<Group>&) {
-  return false;
+POLYSPEC_FN bool has_sums(const KnownRows<Group>& group, int64_t i) {
+  return group.has_sums_of(i);
 }
 
 template <class T, class Group>
-POLYSPEC_FN void both_statistics(KnownRows<Group>& group, const Block<T>& block, int64_t i,
-                                 bool drawn, RowStatistics* p, RowStatistics* q, int32_t* p_error,
+POLYSPEC_FN void both_statistics(KnownRows<Group>& group, const Block<T>&, int64_t i, bool drawn,
+                                 RowStatistics* p, RowStatistics* q, int32_t* p_error,
                                  int32_t* q_error) {
   const RowRecord& record = group.row(i);
   *p = record.p;
   *p_error = record.p_status;
   *q_error = 0;
   if (!drawn) return;
-  if (block.params.draft_statistics != nullptr) {
-    *q_error = draft_statistics(static_cast<Group&>(group), block, i, q);
-  } else {
-    *q = record.q;
-    *q_error = record.q_status;
-  }
+  *q = record.q;
+  *q_error = record.q_status;
 }
 
 template <class Group, class T>
 POLYSPEC_FN Drawn draw_residual(KnownRows<Group>& group, const ResidualWeight<T>& weight,
                                 bool wanted, uint64_t bits) {
+  group.lose_sums();
   return draw_residual(static_cast<Group&>(group), weight, wanted, bits);
 }
 
@@ -84,12 +98,15 @@ POLYSPEC_FN int32_t target_argmax(KnownRows<Group>& group, const Block<T>&, int6
   return group.row(i).p_status;
 }
 
-// The tile sums of a row that others have reduced are not in this group's scratch.
+// The tile sums of a row that others have recorded are not in this group's scratch.
 template <class T, class Group>
 POLYSPEC_FN Emission emit_from_row(KnownRows<Group>& group, const Block<T>& block, int64_t i,
                                    const RowStatistics& statistics, uint64_t bits) {
-  const Row<T> row = block.target_row(i);
-  sum_tiles(group, row.n, token_mass(row, statistics, block.filter, head_room(block.params.vocab)));
+  if (!group.has_sums_of(i)) {
+    const Row<T> row = block.target_row(i);
+    const auto weight = token_mass(row, statistics, block.filter, head_room(block.params.vocab));
+    sum_tiles(group, row.n, weight);
+  }
   return emit_from_row(static_cast<Group&>(group), block, i, statistics, bits);
 }
 

@@ -262,9 +262,9 @@ POLYSPEC_FN Drawn draw_residual(Group& group, const ResidualWeight<T>& weight, b
   return {total, pick(group, n, weight, mul_high(bits, total))};
 }
 
-// Whether both_statistics leaves the target's tile sums in the group's scratch.
+// Whether the tile sums of the target's row that a walk ends at are in the group's scratch.
 template <class Group>
-POLYSPEC_FN constexpr bool sums_rows(const Group&) {
+POLYSPEC_FN constexpr bool has_sums(const Group&, int64_t) {
   return true;
 }
 

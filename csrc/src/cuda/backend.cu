@@ -27,11 +27,11 @@ bool current_device_runs_kernels() {
 }  // namespace
 
 std::atomic<int> forced_ctas{0};
-std::atomic<int> forced_rows_at_once{-1};
+std::atomic<int> forced_groups{-1};
 
-void force_shape(int ctas, int rows_at_once) {
+void force_shape(int ctas, int groups) {
   forced_ctas.store(ctas, std::memory_order_relaxed);
-  forced_rows_at_once.store(rows_at_once, std::memory_order_relaxed);
+  forced_groups.store(groups, std::memory_order_relaxed);
 }
 
 Result clear(void* memory, int64_t bytes, const Stream& stream) {

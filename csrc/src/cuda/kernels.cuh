@@ -16,6 +16,7 @@
 #include "cuda/last_block.cuh"
 #include "cuda/launch_shape.hpp"
 #include "cuda/row_reader.cuh"
+#include "cuda/row_tickets.cuh"
 #include "cuda/runtime.cuh"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -74,20 +75,21 @@ __global__ void __launch_bounds__(kThreads, 1)
   });
 }
 
-// A workspace: a ticket for each request, and what is recorded of each row.
-template <class Record>
+// A workspace: tickets, and behind them what is recorded of each row.
+template <class Tickets, class Record>
 struct Workspace {
+  static_assert(sizeof(Tickets) <= kTicketBytes, "the workspace has room for the tickets");
   static_assert(kTicketBytes + kMostRecords * sizeof(Record) <= kVerifyWorkspaceBytes,
                 "the workspace has room for the records");
-  unsigned* tickets;
+  Tickets* tickets;
   Record* records;
 
   __device__ __forceinline__ explicit Workspace(void* memory)
-      : tickets(static_cast<unsigned*>(memory)),
+      : tickets(static_cast<Tickets*>(memory)),
         records(reinterpret_cast<Record*>(static_cast<char*>(memory) + kTicketBytes)) {}
 };
 
-// A group per row; the last to arrive verifies the block.
+// Groups that take rows; whoever completes a block verifies it.
 template <class T, Rule rule, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const __grid_constant__ VerifyParams params) {
@@ -95,13 +97,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_previous_kernel();
   Group<kThreads> group(shared);
   group.sync();
-  const int64_t rows = params.draft_len + 1;
-  const int64_t row = blockIdx.x / group.ctas();  // of the whole batch
-  const int64_t request = row / rows;
-  const Workspace<core::RowRecord> workspace(params.workspace);
-  core::verify_row<T, core::OneRule<rule>>(group, params, request, row - request * rows,
-                                           workspace.records + request * rows,
-                                           workspace.tickets + request);
+  const Workspace<core::RowTickets, core::RowRecord> workspace(params.workspace);
+  core::verify_rows<T, core::OneRule<rule>>(group, params, blockIdx.x / group.ctas(),
+                                            gridDim.x / group.ctas(), workspace.tickets,
+                                            workspace.records);
   group.sync();
 }
 
@@ -116,12 +115,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool at_once = params.workspace != nullptr;
   const int64_t rows = at_once ? params.nodes + 1 : 1;  // that have groups of their own
   const int64_t groups = gridDim.x / group.ctas();
-  const Workspace<core::Step> workspace(params.workspace);
+  const Workspace<unsigned[kMostRecords], core::Step> workspace(params.workspace);
   for (int64_t row = blockIdx.x / group.ctas(); row < params.batch * rows; row += groups) {
     const int64_t request = row / rows;
     core::walk_tree<T>(group, params, request, row - request * rows,
                        at_once ? workspace.records + request * rows : nullptr,
-                       workspace.tickets + request);
+                       *workspace.tickets + request);
   }
   group.sync();
 }

@@ -1,5 +1,5 @@
-// One row per group, and the group that comes last verifies what the others have found: a block by
-// its rows' distributions (known_rows.hpp), a tree by its rows' steps.
+// One row of a tree per group, and the group that comes last walks down the tree by the rows'
+// steps.
 //
 // The groups of a request count themselves with an atomic ticket. Whoever draws the last one knows
 // that all rows are recorded; the same addition puts the ticket back to zero for the next call.
@@ -7,7 +7,6 @@
 // cleared between calls.
 #pragma once
 
-#include "core/known_rows.hpp"
 #include "core/verify_tree_request.hpp"
 #include "cuda/runtime.cuh"
 
@@ -24,18 +23,6 @@ __device__ __forceinline__ bool comes_last(Group& group, unsigned* ticket, unsig
     __threadfence();  // and what others recorded is seen after their tickets
   }
   return group.sum(last) != 0;
-}
-
-// Row i of a request, and the request itself when the other rows are done. records: [k+1].
-// Collective.
-template <class T, class Rules, class Group>
-__device__ __forceinline__ void verify_row(Group& group, const VerifyParams& params,
-                                           int64_t request, int64_t i, RowRecord* records,
-                                           unsigned* ticket) {
-  record_row<T>(group, params, request, i, &records[i]);
-  if (!comes_last(group, ticket, static_cast<unsigned>(params.draft_len))) return;
-  KnownRows<Group> known(group, records);
-  verify_request<T, Rules>(known, params, request);
 }
 
 // Nodes above a row of a tree whose parents are sound; -1 where the row is not one, or deeper than

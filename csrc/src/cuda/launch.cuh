@@ -1,6 +1,7 @@
 // How the kernels are launched: over CTAs or clusters, on a stream, with or without overlap.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 
 #include "cuda/kernels.cuh"
@@ -18,9 +19,9 @@ struct DeviceShape {
 };
 DeviceShape current_device();
 
-// In place of launch_shape.hpp's choices, for tests; 0 and -1: none.
+// In place of launch_shape.hpp's choices, for tests (force_shape); 0 and -1: none.
 extern std::atomic<int> forced_ctas;
-extern std::atomic<int> forced_rows_at_once;
+extern std::atomic<int> forced_groups;
 
 // Launches a kernel over groups of `ctas` CTAs, clusters when there are several.
 template <class Params>
@@ -47,13 +48,14 @@ cudaError_t launch_over(void (*kernel)(Params), int64_t groups, int ctas, int th
   return launch_kernel(kernel, config, params);
 }
 
-// Launches with as many CTAs per group as fit the device. Where a cluster cannot be had (a slice of
-// a device, say) groups of one CTA do the same.
+// Launches with `ctas` CTAs per group, 0: as many as fit the device. Where a cluster cannot be had
+// (a slice of a device, say) groups of one CTA do the same.
 template <class Params>
 cudaError_t launch(void (*kernel)(Params), int64_t groups, int threads, const Params& params,
-                   const Stream& stream) {
+                   const Stream& stream, int ctas = 0) {
   const DeviceShape device = current_device();
-  int ctas = forced_ctas.load(std::memory_order_relaxed);
+  const int forced = forced_ctas.load(std::memory_order_relaxed);
+  if (forced != 0) ctas = forced;
   if (ctas == 0) ctas = ctas_per_group(groups, params.vocab, device.multiprocessors);
   Stream on = stream;
   on.overlap = stream.overlap && device.clusters;  // both came with sm_90
@@ -64,11 +66,9 @@ cudaError_t launch(void (*kernel)(Params), int64_t groups, int threads, const Pa
   return launch_over(kernel, groups, 1, threads, params, on);
 }
 
-// Whether the rows of a call with a workspace are done at once: `choice`, unless a test forces it.
-inline bool chosen_at_once(int64_t batch, int64_t rows, bool choice) {
-  const int forced = forced_rows_at_once.load(std::memory_order_relaxed);
-  const bool fits = batch <= kMostRecords && rows <= kMostRecords && batch * rows <= kMostRecords;
-  return forced < 0 ? choice : forced > 0 && fits;
+// Whether a workspace has room for so many rows.
+inline bool has_room(int64_t batch, int64_t rows) {
+  return batch <= kMostRecords && rows <= kMostRecords && batch * rows <= kMostRecords;
 }
 
 template <class T, Rule rule>
@@ -76,11 +76,16 @@ cudaError_t launch_rule(const VerifyParams& params, const Stream& stream) {
   constexpr int kThreads = rule == Rule::kBlock ? kResidualThreads : kVerifyThreads;
   const DeviceShape device = current_device();
   const int64_t rows = params.draft_len + 1;
-  if (params.workspace != nullptr &&
-      chosen_at_once(params.batch, rows,
-                     rows_at_once(params.batch, rows, params.vocab, device.multiprocessors,
-                                  device.clusters))) {
-    return launch(rows_kernel<T, rule, kThreads>, params.batch * rows, kThreads, params, stream);
+  RowGroups chosen =
+      row_groups(params.batch, rows, params.vocab, device.multiprocessors, device.clusters);
+  const int forced = forced_groups.load(std::memory_order_relaxed);
+  if (forced >= 0) {
+    const bool fits = has_room(params.batch, rows) && rows <= kMarkedRows;
+    chosen.groups = fits ? std::min<int64_t>(forced, params.batch * rows) : 0;
+  }
+  if (params.workspace != nullptr && chosen.groups > 0) {
+    return launch(rows_kernel<T, rule, kThreads>, chosen.groups, kThreads, params, stream,
+                  chosen.ctas);
   }
   return launch(verify_kernel<T, rule, kThreads>, params.batch, kThreads, params, stream);
 }

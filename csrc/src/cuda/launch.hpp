@@ -18,9 +18,10 @@ bool is_capturing(const Stream& stream);
 // Whether a device that these kernels run on is there. Never fails.
 bool available();
 
-// From now on a request (or a row, where rows are done at once) gets this many CTAs, 1, 2, 4 or 8,
-// and verification does the rows at once where there is a workspace, or never, whatever the batch;
-// 0 and -1: the backend chooses. For tests and measurements. Results do not depend on it.
-void force_shape(int ctas, int rows_at_once);
+// From now on a group has this many CTAs, 1, 2, 4 or 8, and where there is a workspace so many
+// groups at most share the rows of blocks out, whatever the batch, and trees have one for each row;
+// `groups` 0: each request has a group that walks. 0 and -1: the backend chooses. For tests and
+// measurements. Results do not depend on it.
+void force_shape(int ctas, int groups);
 
 }  // namespace polyspec::cuda

@@ -38,9 +38,11 @@ constexpr int kMaxClusterCtas = POLYSPEC_CLUSTER_CTAS;
 // Below this many tokens per CTA a barrier more costs as much as the tokens do.
 constexpr int64_t kLeastTokens = 4096;
 
-// The workspace: a ticket per request, then the row records.
-constexpr int64_t kMostRecords = 1024;
-constexpr int64_t kTicketBytes = 4 * kMostRecords;
+// The workspace: tickets, for each request and of the call, then the row records.
+constexpr int64_t kMostRecords = 3072;
+constexpr int64_t kTicketBytes = 8 * kMostRecords + 16;
+// Rows of a block that a request's marks have room for.
+constexpr int64_t kMarkedRows = 32;
 
 // CTAs per group, a power of two: as many as leave every multiprocessor at most one CTA, so that a
 // small batch spreads its rows over the chip and a large one gets one CTA per request, which walks
@@ -54,18 +56,31 @@ inline int ctas_per_group(int64_t groups, int64_t vocab, int multiprocessors) {
   return ctas;
 }
 
-// Whether a verification's rows, the last included, are worth reducing all at once: each then has
-// groups of its own, but the rows after a rejection are read in vain and whoever verifies has a
-// row's CTAs only. With clusters the walk is fast too; without them a walk has one multiprocessor.
-inline bool rows_at_once(int64_t batch, int64_t rows, int64_t vocab, int multiprocessors,
-                         bool clusters) {
-  if (rows < 2 || batch > kMostRecords || batch * rows > kMostRecords) return false;
-  return vocab >= 2 * kLeastTokens && (clusters ? 4 : 1) * batch * rows <= multiprocessors;
+// How many groups share the rows of a verification out, the last row of a block included; 0: each
+// request has a group that walks. A walk takes its rows one after the other, and the longest is
+// waited for; what is shared out ends together, but some rows are read that a rejection in front of
+// them makes vain, and each takes a ticket.
+struct RowGroups {
+  int64_t groups;
+  int ctas;  // of each
+};
+inline RowGroups row_groups(int64_t batch, int64_t rows, int64_t vocab, int multiprocessors,
+                            bool clusters) {
+  if (rows < 2 || rows > kMarkedRows || batch > kMostRecords || batch * rows > kMostRecords ||
+      vocab < 2 * kLeastTokens) {
+    return {0, 1};
+  }
+  const int64_t all = batch * rows;
+  // All at once where they fit, else two of each request.
+  const int64_t wanted = all <= multiprocessors ? all : 2 * batch;
+  const int ctas = clusters ? ctas_per_group(wanted, vocab, multiprocessors) : 1;
+  const int64_t fitting = multiprocessors / ctas;
+  return {all < fitting ? all : fitting, ctas};
 }
 
-// The same of trees, whose rows are one more than their nodes. All of them have to find a
-// multiprocessor at the same time, and each is then read by fewer than if a group walked: that one
-// goes half as deep as the tree is, one row after the other.
+// Whether the rows of trees, which are one more than their nodes, are read all at once. All of them
+// have to find a multiprocessor at the same time, and each is then read by fewer than if a group
+// walked: that one goes half as deep as the tree is, one row after the other.
 inline bool tree_rows_at_once(int64_t batch, int64_t rows, int64_t depth, int64_t vocab,
                               int multiprocessors, bool clusters) {
   if (rows < 2 || batch > kMostRecords || rows > kMostRecords) return false;

@@ -8,11 +8,11 @@ template <class T>
 Result launch_tree(VerifyTreeParams params, const Stream& stream) {
   const DeviceShape device = current_device();
   const int64_t rows = params.nodes + 1;
-  const bool at_once =
-      params.workspace != nullptr &&
-      chosen_at_once(params.batch, rows,
-                     tree_rows_at_once(params.batch, rows, params.depth, params.vocab,
-                                       device.multiprocessors, device.clusters));
+  const int forced = forced_groups.load(std::memory_order_relaxed);
+  const bool chosen = forced < 0 ? tree_rows_at_once(params.batch, rows, params.depth, params.vocab,
+                                                     device.multiprocessors, device.clusters)
+                                 : forced > 0 && has_room(params.batch, rows);
+  const bool at_once = params.workspace != nullptr && chosen;
   if (!at_once) params.workspace = nullptr;
   return result_of(launch(tree_kernel<T, kResidualThreads>, params.batch * (at_once ? rows : 1),
                           kResidualThreads, params, stream));

@@ -117,10 +117,10 @@ std::string force_random_shape(cases::Random& random) {
   int sizes = 1;  // 1, 2, 4 ...
   while (1 << sizes <= polyspec::cuda::kMaxClusterCtas) ++sizes;
   const int ctas = random.chance(0.2) ? 0 : 1 << random.below(sizes);
-  const int rows_at_once = static_cast<int>(random.below(3)) - 1;
-  polyspec::cuda::force_shape(ctas, rows_at_once);
-  return ", " + std::to_string(ctas) + " CTAs per group, rows at once " +
-         std::to_string(rows_at_once);
+  constexpr int kGroups[] = {-1, 0, 1, 2, 3, 5, 8, 1 << 20};
+  const int groups = random.one_of(kGroups);
+  polyspec::cuda::force_shape(ctas, groups);
+  return ", " + std::to_string(ctas) + " CTAs per group, groups " + std::to_string(groups);
 }
 
 void check_caches_and_state_rows(uint64_t seed) {

@@ -118,22 +118,27 @@ polyspec::VerifyTreeParams with_workspace(polyspec::VerifyTreeParams params, cud
   return params;
 }
 
-// How a call is spread: CTAs per group, and whether the rows of a verification are done at once.
+// How a call is spread (force_shape).
 struct Shape {
-  int ctas, rows_at_once;  // 0, -1: the backend chooses
+  int ctas, groups;  // 0, -1: the backend chooses
 };
 
-// The backend's choice first; then walkers, and rows at once, in groups of every size.
+// The backend's choice first, and a group for each row; then walkers, and a few groups that share
+// rows out, of every size.
 std::vector<Shape> all_shapes() {
-  std::vector<Shape> shapes{{0, -1}};
-  for (int rows_at_once = 0; rows_at_once < 2; ++rows_at_once) {
+  std::vector<Shape> shapes{{0, -1}, {1, 1 << 20}, {polyspec::cuda::kMaxClusterCtas, 1 << 20}};
+  for (const int groups : {0, 3}) {
     for (int ctas = 1; ctas <= polyspec::cuda::kMaxClusterCtas; ctas *= 2)
-      shapes.push_back({ctas, rows_at_once});
+      shapes.push_back({ctas, groups});
   }
   return shapes;
 }
 
-void force(const Shape& shape) { polyspec::cuda::force_shape(shape.ctas, shape.rows_at_once); }
+void force(const Shape& shape) { polyspec::cuda::force_shape(shape.ctas, shape.groups); }
+
+std::string shown(const Shape& shape) {
+  return std::to_string(shape.ctas) + " CTAs per group, groups " + std::to_string(shape.groups);
+}
 
 // A call on the device, and what the CPU backend makes of it.
 template <class Case>
@@ -208,8 +213,7 @@ void compare(uint64_t seed, cases::Extent extent, const std::vector<Shape>& shap
     force(shape);
     call.poison();
     call.run();
-    call.check_outputs(", " + std::to_string(shape.ctas) + " CTAs per group, rows at once " +
-                       std::to_string(shape.rows_at_once));
+    call.check_outputs(", " + shown(shape));
   }
   call.check_inputs();
 }
@@ -394,8 +398,7 @@ int main(int argc, char** argv) {
     tree.check_graph();
     two_streams.check(few ? 2 : 20);
     for (uint64_t seed = 0; seed < (few ? 2 : 50); ++seed) overlap.check(seed);
-    passed("graphs, two streams and overlap with " + std::to_string(shape.ctas) +
-           " CTAs per group, rows at once " + std::to_string(shape.rows_at_once) +
+    passed("graphs, two streams and overlap with " + shown(shape) +
            " (0 and -1: the backend chooses)");
   }
   for (cudaStream_t& stream : streams) CUDA_OK(cudaStreamDestroy(stream));

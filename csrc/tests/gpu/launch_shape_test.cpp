@@ -1,4 +1,5 @@
-// How many CTAs a launch gives a request, and when it does the rows of a verification at once.
+// How many CTAs a launch gives a group, and among how many groups the rows of a verification are
+// shared out.
 #include "cuda/launch_shape.hpp"
 
 #include "support/check.hpp"
@@ -18,17 +19,31 @@ void test_ctas() {
   CHECK_EQ(1, ctas_per_group(int64_t{1} << 40, 128256, 132));
 }
 
-void test_rows_at_once() {
-  using polyspec::cuda::rows_at_once;
-  CHECK(rows_at_once(1, 11, 128256, 132, true));
-  CHECK(rows_at_once(3, 11, 128256, 132, true));
-  CHECK(!rows_at_once(4, 11, 128256, 132, true));
-  CHECK(rows_at_once(9, 11, 128256, 108, false));
-  CHECK(!rows_at_once(10, 11, 128256, 108, false));
-  CHECK(!rows_at_once(1, 1, 128256, 132, true));
-  CHECK(!rows_at_once(1, 11, 8191, 132, true));
-  CHECK(!rows_at_once(1, 1025, 128256, 9999, true));
-  CHECK(!rows_at_once(int64_t{1} << 40, 11, 128256, 9999, true));
+void test_row_groups() {
+  const auto check = [](int64_t groups, int ctas, int64_t batch, int64_t rows, int64_t vocab,
+                        int multiprocessors, bool clusters = true) {
+    const auto found = polyspec::cuda::row_groups(batch, rows, vocab, multiprocessors, clusters);
+    CHECK_EQ(groups, found.groups);
+    if (groups > 0) CHECK_EQ(ctas, found.ctas);
+  };
+  check(11, 8, 1, 11, 128256, 132);  // all rows at once
+  check(33, 4, 3, 11, 128256, 132);
+  check(44, 2, 4, 11, 128256, 132);
+  check(132, 1, 12, 11, 128256, 132);
+  check(33, 4, 13, 11, 128256, 132);  // two of each request at a time, and as many as fit
+  check(33, 4, 16, 11, 128256, 132);
+  check(66, 2, 33, 11, 128256, 132);
+  check(132, 1, 34, 11, 128256, 132);
+  check(132, 1, 256, 11, 128256, 132);
+  check(99, 1, 9, 11, 128256, 108, false);
+  check(108, 1, 10, 11, 128256, 108, false);
+  check(0, 1, 1, 1, 128256, 132);
+  check(0, 1, 1, 11, 8191, 132);
+  check(32, 4, 1, 32, 128256, 132);
+  check(0, 1, 1, 33, 128256, 9999);   // more rows than marks
+  check(0, 1, 280, 11, 128256, 132);  // more than records
+  check(0, 1, int64_t{1} << 40, 11, 128256, 9999);
+  check(0, 1, 1, 11, 128256, 0);  // a device that could not be asked
 }
 
 void test_tree_rows_at_once() {
@@ -45,7 +60,7 @@ void test_tree_rows_at_once() {
   CHECK(!tree_rows_at_once(1, 109, 1, 128256, 108, false));
   CHECK(!tree_rows_at_once(1, 1, 0, 128256, 132, true));
   CHECK(!tree_rows_at_once(1, 11, 10, 8191, 132, true));
-  CHECK(!tree_rows_at_once(1, 1025, 60, 128256, 9999, true));
+  CHECK(!tree_rows_at_once(1, 3073, 60, 128256, 9999, true));
   CHECK(!tree_rows_at_once(int64_t{1} << 40, 11, 10, 128256, 9999, true));
 }
 
@@ -54,6 +69,6 @@ void test_tree_rows_at_once() {
 int main() {
   test_tree_rows_at_once();
   test_ctas();
-  test_rows_at_once();
+  test_row_groups();
   return 0;
 }

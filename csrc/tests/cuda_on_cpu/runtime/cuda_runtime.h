@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "cuda_runtime_api.h"
@@ -131,9 +132,10 @@ unsigned __clusterRelativeBlockRank();
 unsigned __clusterSizeInBlocks();
 void* __cluster_map_shared_rank(const void* mine, unsigned rank);
 
-inline unsigned atomicAdd(unsigned* at, unsigned value) {
+template <class T>  // unsigned, unsigned long long
+T atomicAdd(T* at, std::common_type_t<T> value) {
   stand_in::before_atomic(at);
-  const unsigned earlier = __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+  const T earlier = __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
   stand_in::after_atomic(at);
   return earlier;
 }

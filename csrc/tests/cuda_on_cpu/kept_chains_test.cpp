@@ -1,0 +1,103 @@
+// Chains that are kept as a whole, the draft's distributions being the target's, by few groups and
+// by many: the token behind them is drawn from a row that a group may have recorded itself, before
+// it summed residuals of others (the block rule). The same as on the CPU.
+#include <string>
+#include <vector>
+
+#include "cuda/launch.hpp"
+#include "cuda_runtime_api.h"
+#include "polyspec/verify.hpp"
+#include "support/check.hpp"
+
+namespace {
+
+constexpr int64_t kBatch = 3, kDrafted = 4, kVocab = 9000;
+using polyspec::Stream;
+
+struct Verified {
+  std::vector<int64_t> tokens = std::vector<int64_t>(kBatch * (kDrafted + 1));
+  std::vector<int64_t> accepted = std::vector<int64_t>(kBatch);
+  std::vector<float> logprobs = std::vector<float>(kBatch * (kDrafted + 1));
+  std::vector<int32_t> status = std::vector<int32_t>(kBatch);
+};
+
+// Of every request the rows [kDrafted + 1, kVocab], multiples of 1/4.
+std::vector<float> logits() {
+  std::vector<float> made(kBatch * (kDrafted + 1) * kVocab);
+  uint64_t state = 1;
+  for (float& z : made) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    z = static_cast<float>(state >> 59) / 4.0f;
+  }
+  return made;
+}
+
+std::vector<int64_t> drafted(const std::vector<float>& rows) {
+  std::vector<int64_t> tokens;
+  for (int64_t b = 0; b < kBatch; ++b) {
+    std::vector<int64_t> own(kDrafted);
+    std::vector<float> logprobs(kDrafted);
+    std::vector<int32_t> status(kDrafted);
+    polyspec::SampleParams params;
+    params.batch = kDrafted;
+    params.vocab = params.logits_stride = kVocab;
+    params.logits = rows.data() + b * (kDrafted + 1) * kVocab;
+    params.draw.seed.value = static_cast<uint64_t>(b);
+    params.tokens = own.data();
+    params.logprobs = logprobs.data();
+    params.status = status.data();
+    CHECK(polyspec::sample(params, Stream::cpu()).ok());
+    tokens.insert(tokens.end(), own.begin(), own.end());
+  }
+  return tokens;
+}
+
+Verified verified(polyspec::VerifyParams params, Stream stream) {
+  Verified out;
+  params.tokens = out.tokens.data();
+  params.num_accepted = out.accepted.data();
+  params.logprobs = out.logprobs.data();
+  params.status = out.status.data();
+  const polyspec::Result result = polyspec::verify(params, stream);
+  CHECK_EQ(std::string(), result.message);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  return out;
+}
+
+}  // namespace
+
+int main() {
+  const std::vector<float> rows = logits();
+  const std::vector<int64_t> tokens = drafted(rows);
+  const Stream device = Stream::on(nullptr);
+  polyspec::VerifyParams params;
+  params.batch = kBatch;
+  params.draft_len = kDrafted;
+  params.vocab = params.draft_vocab = kVocab;
+  params.target_logits = params.draft_logits = rows.data();
+  for (int64_t* stride : {params.target_stride, params.draft_stride}) {
+    stride[0] = (kDrafted + 1) * kVocab;
+    stride[1] = kVocab;
+  }
+  params.draft_tokens = tokens.data();
+  params.draft_tokens_stride = kDrafted;
+  CHECK(cudaMalloc(&params.workspace, polyspec::kVerifyWorkspaceBytes) == cudaSuccess);
+  CHECK(polyspec::clear_workspace(params.workspace, polyspec::kVerifyWorkspaceBytes, device).ok());
+  for (const polyspec::Rule rule : {polyspec::Rule::kToken, polyspec::Rule::kBlock}) {
+    params.rule = rule;
+    const Verified expected = verified(params, Stream::cpu());
+    for (const int groups : {1, 2, 4, 15}) {
+      for (const int ctas : {1, 4}) {
+        stand_in::seed(static_cast<uint64_t>(groups + 16 * ctas));
+        polyspec::cuda::force_shape(ctas, groups);
+        const Verified found = verified(params, device);
+        CHECK(found.accepted == std::vector<int64_t>(kBatch, kDrafted));
+        CHECK(found.status == expected.status);
+        CHECK(found.tokens == expected.tokens);
+        CHECK(found.logprobs == expected.logprobs);
+      }
+    }
+  }
+  CHECK(cudaFree(params.workspace) == cudaSuccess);
+  return 0;
+}
