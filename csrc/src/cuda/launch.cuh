@@ -66,11 +66,6 @@ cudaError_t launch(void (*kernel)(Params), int64_t groups, int threads, const Pa
   return launch_over(kernel, groups, 1, threads, params, on);
 }
 
-// Whether a workspace has room for so many rows.
-inline bool has_room(int64_t batch, int64_t rows) {
-  return batch <= kMostRecords && rows <= kMostRecords && batch * rows <= kMostRecords;
-}
-
 template <class T, Rule rule>
 cudaError_t launch_rule(const VerifyParams& params, const Stream& stream) {
   constexpr int kThreads = rule == Rule::kBlock ? kResidualThreads : kVerifyThreads;

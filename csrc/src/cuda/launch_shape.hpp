@@ -56,6 +56,11 @@ inline int ctas_per_group(int64_t groups, int64_t vocab, int multiprocessors) {
   return ctas;
 }
 
+// Whether a workspace has room for so many rows of each request.
+inline bool has_room(int64_t batch, int64_t rows) {
+  return batch <= kMostRecords && rows <= kMostRecords && batch * rows <= kMostRecords;
+}
+
 // How many groups share the rows of a verification out, the last row of a block included; 0: each
 // request has a group that walks. A walk takes its rows one after the other, and the longest is
 // waited for; what is shared out ends together, but some rows are read that a rejection in front of
@@ -66,10 +71,8 @@ struct RowGroups {
 };
 inline RowGroups row_groups(int64_t batch, int64_t rows, int64_t vocab, int multiprocessors,
                             bool clusters) {
-  if (rows < 2 || rows > kMarkedRows || batch > kMostRecords || batch * rows > kMostRecords ||
-      vocab < 2 * kLeastTokens) {
+  if (rows < 2 || rows > kMarkedRows || !has_room(batch, rows) || vocab < 2 * kLeastTokens)
     return {0, 1};
-  }
   const int64_t all = batch * rows;
   // All at once where they fit, else two of each request.
   const int64_t wanted = all <= multiprocessors ? all : 2 * batch;
@@ -83,9 +86,9 @@ inline RowGroups row_groups(int64_t batch, int64_t rows, int64_t vocab, int mult
 // walked: that one goes half as deep as the tree is, one row after the other.
 inline bool tree_rows_at_once(int64_t batch, int64_t rows, int64_t depth, int64_t vocab,
                               int multiprocessors, bool clusters) {
-  if (rows < 2 || batch > kMostRecords || rows > kMostRecords) return false;
+  if (rows < 2 || !has_room(batch, rows)) return false;
   const int64_t groups = batch * rows;
-  if (groups > kMostRecords || groups > multiprocessors || vocab < 2 * kLeastTokens) return false;
+  if (groups > multiprocessors || vocab < 2 * kLeastTokens) return false;
   const int of_walk = clusters ? ctas_per_group(batch, vocab, multiprocessors) : 1;
   const int of_row = clusters ? ctas_per_group(groups, vocab, multiprocessors) : 1;
   return 2 * of_walk <= (depth + 2) * of_row;
