@@ -132,9 +132,9 @@ class Chain:
             an object of `ps.policies`, one of your own with `next(report)`, or a name: "online",
             "fsm", "cached-fsm", "q-learning", "joint" or "fixed". None: they stay.
         sync_each_step: whether the host reads what came of each draft and verification before the
-            next. None: on the CPU, and where it must: unbounded `rounds`, logits processors, a
-            drafter on the host, levels on several devices, the end of a context. Else it reads
-            once per round of the target.
+            next. None: on the CPU, and where it must: unbounded `rounds`, `confidence`, logits
+            processors, a drafter on the host, levels on several devices, the end of a context.
+            Else it reads once per round of the target.
         operators: draw the tokens (`runtime.config.Operators`).
 
     Attributes:

@@ -115,20 +115,30 @@ POLYSPEC_FN void visit_vectors(const Row<T>& row, int64_t begin, int64_t end, co
   }
 }
 
-// f(row[i]) for each element.
-template <int kAhead, class T, class F>
-POLYSPEC_FN void visit(const Row<T>& row, const Worker& worker, const F& f) {
+// on_vector(words) for each vector, on_element(row[i]) for each element that is in none.
+template <int kAhead, class T, class OnVector, class OnElement>
+POLYSPEC_FN void visit_each(const Row<T>& row, const Worker& worker, const OnVector& on_vector,
+                            const OnElement& on_element) {
   visit_vectors<kAhead>(
       row, 0, row.n, worker,
       [&](int64_t, int, const auto& is_there, const Words* words) {
         POLYSPEC_UNROLL
         for (int u = 0; u < kAhead; ++u) {
           if (!is_there(u)) break;
-          POLYSPEC_UNROLL
-          for (int j = 0; j < static_cast<int>(16 / sizeof(T)); ++j) f(element<T>(words[u], j));
+          on_vector(words[u]);
         }
       },
-      [&](int64_t, float z) { f(z); });
+      [&](int64_t, float z) { on_element(z); });
+}
+
+// f(row[i]) for each element.
+template <int kAhead, class T, class F>
+POLYSPEC_FN void visit(const Row<T>& row, const Worker& worker, const F& f) {
+  const auto each = [&](const Words& words) {
+    POLYSPEC_UNROLL
+    for (int j = 0; j < static_cast<int>(16 / sizeof(T)); ++j) f(element<T>(words, j));
+  };
+  visit_each<kAhead>(row, worker, each, f);
 }
 
 // The larger of the elements in two words, a NaN if either is one.
@@ -275,21 +285,15 @@ POLYSPEC_FN void count_pairs(const Row<BFloat16>& row, const Digit& digit, const
   const auto count = [&](uint32_t bin) {
     if (bin <= digit.most) add_weight(&bins[bin], One{}, 0.0f);
   };
-  visit_vectors<kAhead>(
-      row, 0, row.n, worker,
-      [&](int64_t, int, const auto& is_there, const Words* words) {
-        POLYSPEC_UNROLL
-        for (int u = 0; u < kAhead; ++u) {
-          if (!is_there(u)) break;
-          POLYSPEC_UNROLL
-          for (int j = 0; j < 4; ++j) {
-            const uint32_t both = (upper_keys(words[u].word[j]) ^ prefix) >> shift & kept;
-            count(both & 0xffffu);
-            count(both >> 16);
-          }
-        }
-      },
-      [&](int64_t, float z) { count(digit.of(key_of(z))); });
+  const auto count_vector = [&](const Words& words) {
+    POLYSPEC_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t both = (upper_keys(words.word[j]) ^ prefix) >> shift & kept;
+      count(both & 0xffffu);
+      count(both >> 16);
+    }
+  };
+  visit_each<kAhead>(row, worker, count_vector, [&](float z) { count(digit.of(key_of(z))); });
 }
 
 template <int kAhead, class T, class Weight>
