@@ -99,6 +99,7 @@ _DTYPES = {
     "min_p": torch.float32,
     "seed": torch.int64,
 }
+_OFF: dict[str, int | float] = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 class RowParameters:
@@ -121,7 +122,7 @@ class RowParameters:
         self._tensors = {
             name: torch.zeros(batch, dtype=dtype, device=device) for name, dtype in _DTYPES.items()
         }
-        self._moved: dict[torch.device, dict[str, torch.Tensor]] = {device: self._tensors}
+        self._on: dict[torch.device, dict[str, torch.Tensor | float]] = {}
 
     def write(self, sampling: Sequence[Sampling], seeds: Sequence[int]) -> RowParameters:
         """Hold these from now on. Returns itself."""
@@ -129,7 +130,13 @@ class RowParameters:
             return self
         self.sampling, self.seeds = sampling, seeds
         self.greedy = all(one.greedy for one in sampling)
-        self._moved = {self._device: self._tensors}
+        # (What filters a greedy row has does not matter.)
+        off = {
+            name: value
+            for name, value in _OFF.items()
+            if all(one.greedy or getattr(one, name) == value for one in sampling)
+        }
+        self._on = {self._device: {**self._tensors, **off}}
         # A tensor holds the 64 bits of a seed as torch has them.
         bits = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
         for name, own in self._tensors.items():
@@ -137,12 +144,16 @@ class RowParameters:
             own.copy_(on_device(values, own.dtype, own.device), non_blocking=True)
         return self
 
-    def on(self, device: torch.device) -> dict[str, torch.Tensor]:
+    def on(self, device: torch.device) -> dict[str, torch.Tensor | float]:
         """temperature, top_k, top_p, min_p and seed, in this order: keyword arguments of
-        `ps.sample` and `ps.verify`."""
-        if device not in self._moved:
-            self._moved[device] = {name: moved(own, device) for name, own in self._tensors.items()}
-        return self._moved[device]
+        `ps.sample` and `ps.verify`. A number where no row has the filter set, or all have
+        temperature 0, since kernels that know it are smaller."""
+        if device not in self._on:
+            self._on[device] = {
+                name: moved(own, device) if isinstance(own, torch.Tensor) else own
+                for name, own in self._on[self._device].items()
+            }
+        return self._on[device]
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, list[int]]:

@@ -233,8 +233,8 @@ void put_column(const Tensor& values, int64_t column, const Tensor& table, const
     std::memcpy(into + b * next, from + b * step, static_cast<size_t>(bytes));
 }
 
-Tensor draw(const Tensor& logits, const Tensor& temperatures, const Tensor& top_ks,
-            const Tensor& top_ps, const Tensor& min_ps, const Tensor& seeds,
+Tensor draw(const Tensor& logits, const OptTensor& temperatures, const OptTensor& top_ks,
+            const OptTensor& top_ps, const OptTensor& min_ps, const Tensor& seeds,
             const Tensor& positions, const Tensor& rounds, int64_t level, int64_t column,
             Tensor tokens, Tensor status, OptTensor rows, OptTensor statistics) {
   STD_TORCH_CHECK(logits.dim() == 3 && logits.size(1) == 1 && logits.size(2) >= 1,
@@ -259,7 +259,7 @@ Tensor draw(const Tensor& logits, const Tensor& temperatures, const Tensor& top_
     integers<int64_t>(*statistics, "statistics", place, {batch, rows->size(1), 2});
   }
   polyspec::SampleParams params;
-  set_sampling(&params.sampling, place, 0, temperatures, 0, top_ks, 0, top_ps, 0, min_ps);
+  set_sampling(&params.sampling, place, 0, temperatures, 0, top_ks, 1, top_ps, 0, min_ps);
   set_draw(&params.draw, place, 0, seeds, 0, std::nullopt, 0, rounds, level, std::nullopt, 1);
   params.draw.position.data =
       integers<int64_t>(positions, "positions", place, {width, batch}) + column * batch;
@@ -431,7 +431,7 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
   // `sample` of the next token of each row [B, 1, V], which is given back as [B, 1]; it is written
   // to the column of what is drawn one behind the other, with its row and what is known of that.
   m.def(
-      "draw(Tensor logits, Tensor temperatures, Tensor top_ks, Tensor top_ps, Tensor min_ps, "
+      "draw(Tensor logits, Tensor? temperatures, Tensor? top_ks, Tensor? top_ps, Tensor? min_ps, "
       "Tensor seeds, Tensor positions, Tensor rounds, int level, int column, Tensor(a!) tokens, "
       "Tensor(b!) status, Tensor(c!)? rows, Tensor(d!)? statistics) -> Tensor");
   // What the outputs' shapes depend on comes first, where fake implementations find it.

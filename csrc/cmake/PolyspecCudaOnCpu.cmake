@@ -70,9 +70,9 @@ add_test(NAME cuda_on_cpu.graph_life COMMAND graph_life_sm_90)
 polyspec_add_cuda_program(random_calls_test csrc/tests/cuda_on_cpu/random_calls_test.cpp KERNELS kernels_sm_90
                           DEFINE ${sm_90})
 add_test(NAME cuda_on_cpu.random_calls COMMAND random_calls_test)
-polyspec_add_cuda_program(kept_chains_test csrc/tests/cuda_on_cpu/kept_chains_test.cpp KERNELS kernels_sm_90
+polyspec_add_cuda_program(shared_rows_test csrc/tests/cuda_on_cpu/shared_rows_test.cpp KERNELS kernels_sm_90
                           DEFINE ${sm_90})
-add_test(NAME cuda_on_cpu.kept_chains COMMAND kept_chains_test)
+add_test(NAME cuda_on_cpu.shared_rows COMMAND shared_rows_test)
 polyspec_add_cuda_program(barrier_budget_test csrc/tests/cuda_on_cpu/barrier_budget_test.cpp KERNELS kernels_sm_90
                           DEFINE ${sm_90})
 add_test(NAME cuda_on_cpu.barrier_budget COMMAND barrier_budget_test)

@@ -3,7 +3,7 @@ but where its pointer is taken.
 
 Arguments are those of `ps.sample`, `ps.verify` and `ps.verify_tree`, with what every request has a
 value of as a tensor ``[B]`` on the logits' device: float32 (temperature, top_p, min_p) or int64.
-`target_to_draft` is int32, on that device.
+A number says that temperature or filter is 0 or off. `target_to_draft` is int32, on that device.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ _put_rows = torch.ops.polyspec.put_rows.default
 _verify = torch.ops.polyspec.verify.default
 _verify_tree = torch.ops.polyspec.verify_tree.default
 _NO_LIMIT = 2**63 - 1  # of emitted tokens
+_BY_ROW = torch.Tensor  # what is not one is off, as the operators are told in its place
 
 
 def draw(
     logits: torch.Tensor,
-    parameters: Iterable[torch.Tensor],
+    parameters: Iterable[torch.Tensor | float],
     positions: torch.Tensor,
     rounds: torch.Tensor,
     level: int,
@@ -53,9 +54,17 @@ def draw(
     Returns:
         ``[B, 1]`` int64, the column of `tokens`, in memory of its own.
     """
+    temperature, top_k, top_p, min_p, seed = parameters
+    temperatures = temperature if isinstance(temperature, _BY_ROW) else None
+    top_ks = top_k if isinstance(top_k, _BY_ROW) else None
+    top_ps = top_p if isinstance(top_p, _BY_ROW) else None
+    min_ps = min_p if isinstance(min_p, _BY_ROW) else None
+    # fmt: off
     return _draw(
-        logits, *parameters, positions, rounds, level, column, tokens, status, rows, statistics
+        logits, temperatures, top_ks, top_ps, min_ps, seed, positions, rounds, level, column,
+        tokens, status, rows, statistics,
     )
+    # fmt: on
 
 
 def put_rows(
@@ -96,10 +105,10 @@ def verify(
     draft_logits: torch.Tensor | None,
     *,
     draft_lengths: torch.Tensor | None,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
+    temperature: torch.Tensor | float,
+    top_k: torch.Tensor | float,
+    top_p: torch.Tensor | float,
+    min_p: torch.Tensor | float,
     seed: torch.Tensor,
     position: torch.Tensor,
     level: int,
@@ -111,11 +120,15 @@ def verify(
     """`ps.verify` of a text that is cut nowhere."""
     if draft_statistics is not None:
         draft_statistics = draft_statistics.contiguous()
+    temperatures = temperature if isinstance(temperature, _BY_ROW) else None
+    top_ks = top_k if isinstance(top_k, _BY_ROW) else None
+    top_ps = top_p if isinstance(top_p, _BY_ROW) else None
+    min_ps = min_p if isinstance(min_p, _BY_ROW) else None
     # fmt: off
     *outputs, _ = _verify(
         target_logits, draft_tokens, None, 0, draft_logits, draft_lengths, None, draft_statistics,
-        target_to_draft, 0.0, temperature, 0, top_k, 0.0, top_p, 0.0, min_p, 0, seed, 0, position,
-        0, round, level, RULES[rule], None, None, 0, None, _NO_LIMIT, None,
+        target_to_draft, 0.0, temperatures, 0, top_ks, 1.0, top_ps, 0.0, min_ps, 0, seed, 0,
+        position, 0, round, level, RULES[rule], None, None, 0, None, _NO_LIMIT, None,
     )
     # fmt: on
     return VerifyResult._make(outputs)
@@ -131,10 +144,10 @@ def verify_tree(
     draft_rows: torch.Tensor | None,
     draft_statistics: torch.Tensor | None,
     depth: int,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
+    temperature: torch.Tensor | float,
+    top_k: torch.Tensor | float,
+    top_p: torch.Tensor | float,
+    min_p: torch.Tensor | float,
     seed: torch.Tensor,
     position: torch.Tensor,
     level: int,
@@ -142,12 +155,16 @@ def verify_tree(
     target_to_draft: torch.Tensor | None = None,
 ) -> TreeVerifyResult:
     """`ps.verify_tree` of a text that is cut nowhere."""
+    temperatures = temperature if isinstance(temperature, _BY_ROW) else None
+    top_ks = top_k if isinstance(top_k, _BY_ROW) else None
+    top_ps = top_p if isinstance(top_p, _BY_ROW) else None
+    min_ps = min_p if isinstance(min_p, _BY_ROW) else None
     # fmt: off
     tokens, accepted, logprobs, status, statistics, path, rows, ends = _verify_tree(
         target_logits, draft_tokens.contiguous(), parents.contiguous(), None, parents.shape[1],
         depth, counts, draft_logits, draft_rows, draft_statistics, target_to_draft, 0.0,
-        temperature, 0, top_k, 0.0, top_p, 0.0, min_p, 0, seed, 0, position, 0, round, level, None,
-        None, 0, None, _NO_LIMIT, None,
+        temperatures, 0, top_ks, 1.0, top_ps, 0.0, min_ps, 0, seed, 0, position, 0, round, level,
+        None, None, 0, None, _NO_LIMIT, None,
     )
     # fmt: on
     return TreeVerifyResult(

@@ -90,7 +90,8 @@ class Buffers:
             hidden: whether the drafter is told hidden states of its level.
         """
         levels, tensors = self.plan.levels, [*self.state.tensors]
-        tensors += self.parameters.on(self.state.device).values()
+        parameters = self.parameters.on(self.state.device).values()
+        tensors += [own for own in parameters if isinstance(own, torch.Tensor)]
         form: tuple[int | bool, ...] = (number == 1 and not self.known,)
         # Those of what is verified, and of what is handed up; a tail goes to the target.
         for own in {number, number - 1, 1} if tail else {number, number - 1}:

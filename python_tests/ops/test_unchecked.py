@@ -17,19 +17,20 @@ from polyspec_ext.tensors import RowParameters
 
 BATCH, WIDTH, ROOM, VOCAB = 3, 2, 4, 70
 MIXED = [Sampling(0.7, 20, 0.9, 0.01), Sampling(0.0), Sampling(1.3, 0, 0.95)]
+GREEDY = [Sampling(0.0), Sampling(0.0, 9), Sampling(0.0, 0, 0.5, 0.1)]
+UNFILTERED = [Sampling(0.7), Sampling(0.0, 9, 0.5, 0.1), Sampling(1.3)]
+ONE_FILTER = [Sampling(0.7), Sampling(1.3, min_p=0.1), Sampling(1.3)]
 SEEDS = [5, 2**64 - 1, 77]
 
 
-def parameters(device: torch.device) -> tuple[torch.Tensor, ...]:
-    made = RowParameters(BATCH, device).write(MIXED, SEEDS)
-    return tuple(made.on(device).values())
-
-
-def drawing(device: torch.device, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+def drawing(
+    device: torch.device, dtype: torch.dtype = torch.float32, sampling: list[Sampling] = MIXED
+) -> dict[str, Any]:
     """Arguments of a draw of the second column."""
+    made = RowParameters(BATCH, device).write(sampling, SEEDS)
     return {
         "logits": torch.randn(BATCH, 1, VOCAB, device=device).to(dtype),
-        "parameters": parameters(device),
+        "parameters": tuple(made.on(device).values()),
         "positions": torch.arange(WIDTH * BATCH, device=device).view(WIDTH, BATCH),
         "rounds": torch.tensor([1, 0, 6], device=device),
         "level": 3,
@@ -56,16 +57,21 @@ def placing(device: torch.device, dtype: torch.dtype = torch.float32) -> dict[st
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("column", [0, 1])
 @pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("sampling", [MIXED, GREEDY, UNFILTERED, ONE_FILTER])
 def test_draw_is_sample(
-    dtype: torch.dtype, column: int, strided: bool, device: torch.device
+    dtype: torch.dtype, column: int, strided: bool, sampling: list[Sampling], device: torch.device
 ) -> None:
-    own = {**drawing(device, dtype), "column": column}
+    own = {**drawing(device, dtype, sampling), "column": column}
     if strided:  # as where ids are cut off
         whole = torch.randn(BATCH, 1, VOCAB + 9, device=device).to(dtype)
         own["logits"] = whole[..., :VOCAB]
-    temperature, top_k, top_p, min_p, seed = own["parameters"]
+    seed = own["parameters"][-1]
+    heat, k, p, least = (
+        torch.tensor([getattr(one, name) for one in sampling], device=device)
+        for name in ("temperature", "top_k", "top_p", "min_p")
+    )
     wanted = ps.sample(
-        own["logits"][:, 0], temperature, top_k, top_p, min_p, seed=seed,
+        own["logits"][:, 0], heat, k, p, least, seed=seed,
         position=own["positions"][column], level=3, round=own["rounds"],
     )  # fmt: skip
     assert not (wanted.status & ERROR_BITS).any()

@@ -68,6 +68,18 @@ def test_replays_give_the_same_tokens(
     assert graphs.num_replays > 2 * graphs.num_captures
 
 
+def test_filters_that_come_and_go() -> None:
+    """Steps of rows without filters, and of greedy ones, are captured with less to read."""
+    eager, _ = make([4, 2], False)
+    chain, graphs = make([4, 2], True)
+    assert graphs is not None
+    for options in 2 * [{}, {"top_k": 3}, {"temperature": 0.0}, {"top_p": [1.0, 1.0, 0.4]}]:
+        own: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": [], **options}
+        wanted = eager.generate(PROMPTS, 30, **own)
+        assert chain.generate(PROMPTS, 30, **own).sequences.equal(wanted.sequences)
+    assert graphs.num_replays > graphs.num_captures > 0
+
+
 def test_long_texts_capture_few_graphs() -> None:
     chain, graphs = make([3], True, bucket=2, capacity=256)
     eager, _ = make([3], False)

@@ -16,6 +16,7 @@ namespace polyspec {
 //   top-p  the largest logit such that the masses of it and all larger ones reach
 //          max(1, ceil(float64(top_p) * float64(total))), `total` that of what top-k keeps;
 //   min-p  float32(max + T * log(min_p)) in float64; its log is the one of `logprobs` below.
+// On CUDA a call whose filters are off by `value`, so that the host knows, takes a smaller kernel.
 struct SamplingParams {
   // In [0, 2^120]: hotter than that, logits that differ by more than float32 holds would still have
   // probability. Between 0 and 2^-126 it counts as 2^-126.

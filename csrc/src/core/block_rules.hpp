@@ -26,8 +26,8 @@ struct OneRule {
   POLYSPEC_FN static constexpr bool whole(const VerifyParams&) { return rule == Rule::kBlock; }
 };
 
-template <class T, class Group>
-POLYSPEC_FN Outcome verify_greedy(Group& group, const Block<T>& block) {
+template <class T, Requests kind, class Group>
+POLYSPEC_FN Outcome verify_greedy(Group& group, const Block<T, kind>& block) {
   Outcome outcome;
   for (int64_t i = 0;; ++i) {
     outcome.accepted = i;
@@ -44,10 +44,10 @@ POLYSPEC_FN Outcome verify_greedy(Group& group, const Block<T>& block) {
 }
 
 // Draft token i and p/q of it; error bits or 0. `q_error`: those of the draft's distribution.
-template <class T>
-POLYSPEC_FN int32_t ratio_at(const Block<T>& block, int64_t i, const RowStatistics& p_statistics,
-                             const RowStatistics& q_statistics, int32_t q_error, int64_t* y,
-                             double* ratio) {
+template <class T, Requests kind>
+POLYSPEC_FN int32_t ratio_at(const Block<T, kind>& block, int64_t i,
+                             const RowStatistics& p_statistics, const RowStatistics& q_statistics,
+                             int32_t q_error, int64_t* y, double* ratio) {
   *y = block.token(i);
   if (*y < 0 || *y >= block.params.vocab) return kStatusTokenOutOfRange;
   return q_error != 0 ? q_error : acceptance_ratio(block, i, *y, p_statistics, q_statistics, ratio);
@@ -56,8 +56,8 @@ POLYSPEC_FN int32_t ratio_at(const Block<T>& block, int64_t i, const RowStatisti
 // The token rule or the block rule, not for greedy requests. Rank 0 writes the tokens of the rows
 // that were read, provisionally under the block rule: the caller blanks what does not stand.
 // Collective.
-template <class Rules, class T, class Group>
-POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
+template <class Rules, class T, Requests kind, class Group>
+POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T, kind>& block) {
   const VerifyParams& params = block.params;
   const bool whole = Rules::whole(params);
   const int head = head_room(params.vocab);
@@ -111,7 +111,7 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T>& block) {
     if (whole) scale = scale * ratio < 1.0 ? scale * ratio : 1.0;
   }
   const int64_t kept = outcome.accepted;
-  const ResidualWeight<T> weight =
+  const ResidualWeight<T, kind> weight =
       residual_weight(block, kept, block.token(kept), kept_p, kept_q, kept_scale, 1.0);
   outcome.last = emit_correction(group, block, kept, weight, !whole && has_sums(group, kept),
                                  kept_p, block.emit_draw(kept), &outcome.status);

@@ -16,6 +16,7 @@ POLYSPEC_FN bool wants_cuts(const CutParams& cut) {
 POLYSPEC_FN bool is_eos(const CutParams& cut, int64_t slot, int64_t token) {
   const int64_t* ids = cut.eos + slot * cut.eos_stride;
   bool found = false;
+  POLYSPEC_ROLLED
   for (int64_t i = 0; i < cut.eos_count; ++i) found = found || ids[i] == token;
   return found;
 }
@@ -36,6 +37,7 @@ POLYSPEC_FN int64_t cut_emitted(const View& view, const int64_t* tokens, int64_t
   int64_t kept = emitted < room ? emitted : room;
   if (room < 0) kept = 0;  // a bad parameter, as the status says
   int64_t ended = 0;
+  POLYSPEC_ROLLED
   for (int64_t i = 0; i < kept; ++i) {
     if (!is_eos(cut, view.slot, tokens[i])) continue;
     kept = i + 1;

@@ -8,20 +8,31 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
+// What all requests of a call are, as far as is known where code is compiled for it: the more is
+// known, the less code it is. Results do not depend on it.
+enum class Requests {
+  kAny,
+  kUnfiltered,  // no filter is set, and draft rows have the target's type
+  kGreedy,      // temperature 0, no filter
+};
+
 // One request's sampling parameters, read and checked.
+template <Requests kind = Requests::kAny>
 struct Filter {
+  static constexpr bool kMayCut = kind == Requests::kAny;
   float temperature;
   float slope;  // log2(e) / temperature; unused when greedy
   int64_t top_k;
   float top_p;
   float min_p;
 
-  POLYSPEC_FN bool greedy() const { return temperature == 0.0f; }
-  POLYSPEC_FN bool cuts() const { return top_k > 0 || top_p < 1.0f || min_p > 0.0f; }
+  POLYSPEC_FN bool greedy() const { return kind == Requests::kGreedy || temperature == 0.0f; }
+  POLYSPEC_FN bool cuts() const { return kMayCut && (top_k > 0 || top_p < 1.0f || min_p > 0.0f); }
 };
 
-// Mass of token i under a distribution: the integers of types.hpp.
-template <class RowType>
+// Mass of token i under a distribution: the integers of types.hpp. `kFiltered`: whether a filter
+// may have set the threshold.
+template <class RowType, bool kFiltered = true>
 struct TokenMass {
   RowType row;
   float max;
@@ -73,9 +84,11 @@ struct TokenMass {
   POLYSPEC_FN float unfiltered_exponent(float z) const { return __builtin_fabsf(z - max) * -slope; }
 };
 
-template <class RowType>
-POLYSPEC_FN TokenMass<RowType> token_mass(const RowType& row, const RowStatistics& statistics,
-                                          const Filter& filter, int head) {
+template <class RowType, Requests kind>
+POLYSPEC_FN TokenMass<RowType, Filter<kind>::kMayCut> token_mass(const RowType& row,
+                                                                 const RowStatistics& statistics,
+                                                                 const Filter<kind>& filter,
+                                                                 int head) {
   return {row, statistics.max, statistics.threshold, filter.slope, head};
 }
 
@@ -131,7 +144,8 @@ POLYSPEC_FN int64_t first_equal(Group& group, const RowType& row, float max) {
 
 // Whether statistics can be those of a row of n logits that holds a token with logit z and this
 // mass > 0. All that can be told without reading the row: another row's may pass.
-POLYSPEC_FN bool possible_statistics(const RowStatistics& statistics, const Filter& filter,
+template <Requests kind>
+POLYSPEC_FN bool possible_statistics(const RowStatistics& statistics, const Filter<kind>& filter,
                                      int head, int64_t n, float z, uint64_t own) {
   const uint64_t most = uint64_t{1} << (62 - head);  // the mass of the largest logit
   const uint64_t least = most + (z < statistics.max ? own : 0);
@@ -156,7 +170,7 @@ POLYSPEC_FN uint64_t share_of(float share, uint64_t total) {
 }
 
 // The least logit that min-p keeps: p(x) >= min_p * max p  <=>  z_x >= max + T log(min_p).
-POLYSPEC_FN float min_p_threshold(const Filter& filter, float max) {
+POLYSPEC_FN float min_p_threshold(const Filter<>& filter, float max) {
   const double share = static_cast<double>(filter.min_p);
   return static_cast<float>(static_cast<double>(max) +
                             static_cast<double>(filter.temperature) * portable_log(share));
@@ -166,7 +180,7 @@ POLYSPEC_FN float min_p_threshold(const Filter& filter, float max) {
 // hold those tokens only that the filters of a larger one can keep; `cut`: whether top-k cuts that
 // one, `whole`: the mass of all its tokens, or 0: that of these. Collective.
 template <class Group, class RowType>
-POLYSPEC_FN void apply_filters(Group& group, const RowType& row, const Filter& filter, int head,
+POLYSPEC_FN void apply_filters(Group& group, const RowType& row, const Filter<>& filter, int head,
                                bool cut, uint64_t whole, RowStatistics* statistics) {
   if (cut) {
     statistics->threshold = select_from_top(group, row, One{}, static_cast<uint64_t>(filter.top_k));
@@ -192,13 +206,18 @@ POLYSPEC_FN void apply_filters(Group& group, const RowType& row, const Filter& f
 // The distribution of a row; returns error bits (0: *distribution is good). `head` is head_room of
 // the vocabulary that the masses are meant for. Leaves the distribution's tile sums in scratch,
 // ready for `pick`. Collective. Not for greedy requests. (A backend may overload it for its rows.)
-template <class Group, class RowType>
-POLYSPEC_FN int32_t row_statistics(Group& group, const RowType& row, const Filter& filter, int head,
-                                   RowStatistics* statistics) {
+template <class Group, class RowType, Requests kind>
+POLYSPEC_FN int32_t row_statistics(Group& group, const RowType& row, const Filter<kind>& filter,
+                                   int head, RowStatistics* statistics) {
   *statistics = {0.0f, -kInfinity, 0};
   const int32_t error = row_max(group, row, &statistics->max);
   if (error != 0) return error;
-  apply_filters(group, row, filter, head, filter.top_k > 0 && filter.top_k < row.n, 0, statistics);
+  if constexpr (Filter<kind>::kMayCut) {
+    const bool cut = filter.top_k > 0 && filter.top_k < row.n;
+    apply_filters(group, row, filter, head, cut, 0, statistics);
+  } else {
+    statistics->mass = sum_tiles(group, row.n, token_mass(row, *statistics, filter, head));
+  }
   return 0;
 }
 
@@ -208,8 +227,9 @@ POLYSPEC_CALLED float log_share(float z, float max, uint64_t mass, float tempera
       (static_cast<double>(z) - static_cast<double>(max)) / static_cast<double>(temperature);
   return static_cast<float>(scaled - portable_log(static_cast<double>(mass) / mass_unit(head)));
 }
-POLYSPEC_FN float log_probability(float z, const RowStatistics& statistics, const Filter& filter,
-                                  int head) {
+template <Requests kind>
+POLYSPEC_FN float log_probability(float z, const RowStatistics& statistics,
+                                  const Filter<kind>& filter, int head) {
   return log_share(z, statistics.max, statistics.mass, filter.temperature, head);
 }
 

@@ -19,8 +19,8 @@ struct RowRecord {
 };
 
 // Whether a walk that comes to row i ends there.
-template <class Rules, class T>
-POLYSPEC_FN bool ends_at(const Block<T>& block, int64_t i, const RowRecord& row) {
+template <class Rules, class T, Requests kind>
+POLYSPEC_FN bool ends_at(const Block<T, kind>& block, int64_t i, const RowRecord& row) {
   if (i == block.length || row.p_status != 0) return true;
   if (block.filter.greedy()) return block.token(i) != row.argmax;
   double ratio = 0.0;
@@ -31,10 +31,10 @@ POLYSPEC_FN bool ends_at(const Block<T>& block, int64_t i, const RowRecord& row)
 
 // Finds out about row i of a request. Rank 0 writes the record; its thread has to release it to
 // those who read it. Returns to rank 0 whether no row behind counts. Collective.
-template <class T, class Rules, class Group>
+template <class T, Requests kind, class Rules, class Group>
 POLYSPEC_FN bool record_row(Group& group, const VerifyParams& params, int64_t request, int64_t i,
                             RowRecord* record) {
-  Block<T> block(params, request);
+  Block<T, kind> block(params, request);
   if (open_block(&block) != 0 || block.room == 0 || i > block.length) return true;
   RowRecord found{{}, {0.0f, 0.0f, 1}, -1, 0, 0};
   if (block.filter.greedy()) {
@@ -71,9 +71,9 @@ POLYSPEC_FN bool has_sums(const KnownRows<Group>& group, int64_t i) {
   return group.has_sums_of(i);
 }
 
-template <class T, class Group>
-POLYSPEC_FN void both_statistics(KnownRows<Group>& group, const Block<T>&, int64_t i, bool drawn,
-                                 RowStatistics* p, RowStatistics* q, int32_t* p_error,
+template <class T, Requests kind, class Group>
+POLYSPEC_FN void both_statistics(KnownRows<Group>& group, const Block<T, kind>&, int64_t i,
+                                 bool drawn, RowStatistics* p, RowStatistics* q, int32_t* p_error,
                                  int32_t* q_error) {
   const RowRecord& record = group.row(i);
   *p = record.p;
@@ -84,23 +84,23 @@ POLYSPEC_FN void both_statistics(KnownRows<Group>& group, const Block<T>&, int64
   *q_error = record.q_status;
 }
 
-template <class Group, class T>
-POLYSPEC_FN Drawn draw_residual(KnownRows<Group>& group, const ResidualWeight<T>& weight,
+template <class Group, class T, Requests kind>
+POLYSPEC_FN Drawn draw_residual(KnownRows<Group>& group, const ResidualWeight<T, kind>& weight,
                                 bool wanted, uint64_t bits) {
   group.lose_sums();
   return draw_residual(static_cast<Group&>(group), weight, wanted, bits);
 }
 
-template <class T, class Group>
-POLYSPEC_FN int32_t target_argmax(KnownRows<Group>& group, const Block<T>&, int64_t i,
+template <class T, Requests kind, class Group>
+POLYSPEC_FN int32_t target_argmax(KnownRows<Group>& group, const Block<T, kind>&, int64_t i,
                                   Emission* emission) {
   *emission = {group.row(i).argmax, 0.0f, group.row(i).p};
   return group.row(i).p_status;
 }
 
 // The tile sums of a row that others have recorded are not in this group's scratch.
-template <class T, class Group>
-POLYSPEC_FN Emission emit_from_row(KnownRows<Group>& group, const Block<T>& block, int64_t i,
+template <class T, Requests kind, class Group>
+POLYSPEC_FN Emission emit_from_row(KnownRows<Group>& group, const Block<T, kind>& block, int64_t i,
                                    const RowStatistics& statistics, uint64_t bits) {
   if (!group.has_sums_of(i)) {
     const Row<T> row = block.target_row(i);

@@ -15,11 +15,17 @@ POLYSPEC_FN T value_for(const PerRequest<T>& parameter, int64_t slot) {
 
 // Reads a request's sampling parameters; returns kStatusBadParameter or 0. NaNs fail every
 // comparison.
-POLYSPEC_FN int32_t read_filter(const SamplingParams& sampling, int64_t slot, Filter* filter) {
-  filter->temperature = value_for(sampling.temperature, slot);
-  filter->top_k = value_for(sampling.top_k, slot);
-  filter->top_p = value_for(sampling.top_p, slot);
-  filter->min_p = value_for(sampling.min_p, slot);
+template <Requests kind>
+POLYSPEC_FN int32_t read_filter(const SamplingParams& sampling, int64_t slot,
+                                Filter<kind>* filter) {
+  *filter = {0.0f, 0.0f, 0, 1.0f, 0.0f};
+  if constexpr (kind != Requests::kGreedy)
+    filter->temperature = value_for(sampling.temperature, slot);
+  if constexpr (Filter<kind>::kMayCut) {
+    filter->top_k = value_for(sampling.top_k, slot);
+    filter->top_p = value_for(sampling.top_p, slot);
+    filter->min_p = value_for(sampling.min_p, slot);
+  }
   if (filter->temperature > 0.0f && filter->temperature < kLeastTemperature)
     filter->temperature = kLeastTemperature;
   const bool good = filter->temperature >= 0.0f && filter->temperature <= kMostTemperature &&

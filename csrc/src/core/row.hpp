@@ -63,6 +63,25 @@ struct AnyRow {
   }
 };
 
+// A row that is known to have elements of type T.
+template <class T>
+POLYSPEC_FN Row<T> as_row(const Row<T>& row) {
+  return row;
+}
+template <class T>
+POLYSPEC_FN Row<T> as_row(const AnyRow& row) {
+  return row.of_type<T>();
+}
+
+template <class T>
+POLYSPEC_FN constexpr bool is_row(const Row<T>&) {
+  return true;
+}
+template <class T>
+POLYSPEC_FN bool is_row(const AnyRow& row) {
+  return row.dtype == kDTypeOf<T>;
+}
+
 POLYSPEC_FN int64_t element_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
 // The row `offset` elements after `base`; offsets are 64-bit, tensors may exceed 2^32 elements.

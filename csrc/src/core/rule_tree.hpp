@@ -9,7 +9,7 @@ namespace polyspec::POLYSPEC_CORE {
 
 // One request's tree. Row i of the target is that behind node i-1, row 0 that behind the root; so
 // are the draft's, by their ids.
-template <class T>
+template <class T, Requests kind = Requests::kAny>
 struct Tree {
   const VerifyTreeParams& params;
   int64_t request;
@@ -19,7 +19,7 @@ struct Tree {
   int64_t target_at = 0;  // where its own begin: target logits, nodes, draft rows' ids
   int64_t nodes_at = 0;
   int64_t ids_at = 0;
-  Filter filter{};
+  Filter<kind> filter{};
   Draws draws{};
 
   POLYSPEC_FN Tree(const VerifyTreeParams& params, int64_t request)
@@ -35,9 +35,9 @@ struct Tree {
   POLYSPEC_FN bool draft_row_exists(int64_t i) const {
     return row_id(i) >= 0 && row_id(i) < params.num_draft_rows;
   }
-  POLYSPEC_FN AnyRow draft_row(int64_t i) const {
-    return any_row_at(params.draft_logits, params.draft_dtype, row_id(i) * params.draft_stride,
-                      params.draft_vocab);
+  POLYSPEC_FN DraftRow<T, kind> draft_row(int64_t i) const {
+    return draft_row_at<DraftRow<T, kind>>(params.draft_logits, params.draft_dtype,
+                                           row_id(i) * params.draft_stride, params.draft_vocab);
   }
   POLYSPEC_FN const RowStatistics& statistics_at(int64_t i) const {
     return params.draft_statistics[row_id(i)];
@@ -70,8 +70,8 @@ struct Tree {
 
 // First child of the row's node behind node `after` that `wanted` takes, or the tree's count.
 // Collective.
-template <class T, class Group, class Wanted>
-POLYSPEC_FN int64_t next_child(Group& group, const Tree<T>& tree, int64_t row, int64_t after,
+template <class T, Requests kind, class Group, class Wanted>
+POLYSPEC_FN int64_t next_child(Group& group, const Tree<T, kind>& tree, int64_t row, int64_t after,
                                const Wanted& wanted) {
   int64_t found = tree.count;
   POLYSPEC_ROLLED
@@ -84,8 +84,8 @@ POLYSPEC_FN int64_t next_child(Group& group, const Tree<T>& tree, int64_t row, i
 }
 
 // Whether every node's parent comes before it. Collective.
-template <class T, class Group>
-POLYSPEC_FN int32_t check_parents(Group& group, const Tree<T>& tree) {
+template <class T, Requests kind, class Group>
+POLYSPEC_FN int32_t check_parents(Group& group, const Tree<T, kind>& tree) {
   uint64_t bad = 0;
   POLYSPEC_ROLLED
   for (int64_t i = group.rank(); i < tree.count; i += group.size())
@@ -95,8 +95,9 @@ POLYSPEC_FN int32_t check_parents(Group& group, const Tree<T>& tree) {
 
 // What is wrong with the children behind a row: error bits or 0. Equal children are a fault where
 // they are deterministic. Collective.
-template <class T, class Group>
-POLYSPEC_FN int32_t check_children(Group& group, const Tree<T>& tree, int64_t row, int64_t depth) {
+template <class T, Requests kind, class Group>
+POLYSPEC_FN int32_t check_children(Group& group, const Tree<T, kind>& tree, int64_t row,
+                                   int64_t depth) {
   const bool distinct = tree.deterministic(row);
   uint64_t outside = 0;
   uint64_t faults = 0;
@@ -123,15 +124,16 @@ struct Step {
 
 // The children one after the other, `child` the first of them, each against what the ones before it
 // have left of the row's distribution. Collective.
-template <class T, class Group>
-POLYSPEC_FN Step step_by_residual(Group& group, const Tree<T>& tree, int64_t row, int64_t depth,
-                                  int64_t child, const RowStatistics& p_statistics,
+template <class T, Requests kind, class Group>
+POLYSPEC_FN Step step_by_residual(Group& group, const Tree<T, kind>& tree, int64_t row,
+                                  int64_t depth, int64_t child, const RowStatistics& p_statistics,
                                   const RowStatistics& q_statistics) {
   const VerifyTreeParams& params = tree.params;
   const double unit = mass_unit(head_room(params.vocab));
   Step step;
   bool summed = true;
-  ResidualWeight<T> weight = residual_weight(tree, row, -1, p_statistics, q_statistics, 1.0, 1.0);
+  ResidualWeight<T, kind> weight =
+      residual_weight(tree, row, -1, p_statistics, q_statistics, 1.0, 1.0);
   double scale = 1.0;  // s_j, once the first child is rejected
   uint64_t total = 0;  // of the residual's masses
   for (int64_t sibling = 0; child < tree.count; ++sibling) {
@@ -174,8 +176,8 @@ POLYSPEC_FN Step step_by_residual(Group& group, const Tree<T>& tree, int64_t row
 
 // The row's own token, drawn or its argmax, and the child that it is; or, where `first` is not -1,
 // the children by the residual, that one first. Collective.
-template <class T, class Group>
-POLYSPEC_FN Step step_from(Group& group, const Tree<T>& tree, int64_t row, int64_t depth,
+template <class T, Requests kind, class Group>
+POLYSPEC_FN Step step_from(Group& group, const Tree<T, kind>& tree, int64_t row, int64_t depth,
                            int64_t first) {
   Step step;
   if (tree.filter.greedy()) {
@@ -202,8 +204,8 @@ POLYSPEC_FN Step step_from(Group& group, const Tree<T>& tree, int64_t row, int64
 
 // The step of a walk that is at a row: the children are checked first. It depends on the row and
 // its depth, on no other step. Collective.
-template <class T, class Group>
-POLYSPEC_FN Step step_at(Group& group, const Tree<T>& tree, int64_t row, int64_t depth) {
+template <class T, Requests kind, class Group>
+POLYSPEC_FN Step step_at(Group& group, const Tree<T, kind>& tree, int64_t row, int64_t depth) {
   Step step;
   step.status = check_children(group, tree, row, depth);
   if (step.status != 0) return step;

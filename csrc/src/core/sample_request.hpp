@@ -6,10 +6,10 @@
 namespace polyspec::POLYSPEC_CORE {
 
 // T is the element type of the logits. Collective; rank 0 writes the outputs.
-template <class T, class Group>
+template <class T, Requests kind = Requests::kAny, class Group>
 POLYSPEC_FN void sample_request(Group& group, const SampleParams& params, int64_t request) {
   const Row<T> row = row_at<T>(params.logits, request * params.logits_stride, params.vocab);
-  Filter filter;
+  Filter<kind> filter;
   Draws draws;
   Emission emission;
   int32_t status = read_filter(params.sampling, request, &filter) |

@@ -11,8 +11,20 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
+// A draft's row among requests of a kind: of the target's type T, or of any.
+template <class T, Requests kind>
+using DraftRow = std::conditional_t<kind == Requests::kAny, AnyRow, Row<T>>;
+template <class RowType>
+POLYSPEC_FN RowType draft_row_at(const void* base, DType dtype, int64_t offset, int64_t n) {
+  if constexpr (std::is_same_v<RowType, AnyRow>) {
+    return any_row_at(base, dtype, offset, n);
+  } else {
+    return row_at<typename RowType::Element>(base, offset, n);
+  }
+}
+
 // One request's block. Row i of target and draft verify draft token i.
-template <class T>
+template <class T, Requests kind = Requests::kAny>
 struct Block {
   const VerifyParams& params;
   int64_t request;
@@ -22,7 +34,7 @@ struct Block {
   int64_t target_at = 0;     // where its own begin: target logits, draft tokens, draft rows' ids
   int64_t tokens_at = 0;
   int64_t ids_at = 0;
-  Filter filter{};
+  Filter<kind> filter{};
   Draws draws{};
 
   POLYSPEC_FN Block(const VerifyParams& params, int64_t request)
@@ -33,11 +45,12 @@ struct Block {
   }
   // Where the draft's row of token i lies; with a pool its id, which must be in range.
   POLYSPEC_FN int64_t row_id(int64_t i) const { return params.draft_rows[ids_at + i]; }
-  POLYSPEC_FN AnyRow draft_row(int64_t i) const {
+  POLYSPEC_FN DraftRow<T, kind> draft_row(int64_t i) const {
     const int64_t at = params.draft_rows != nullptr
                            ? row_id(i) * params.draft_stride[1]
                            : request * params.draft_stride[0] + i * params.draft_stride[1];
-    return any_row_at(params.draft_logits, params.draft_dtype, at, params.draft_vocab);
+    return draft_row_at<DraftRow<T, kind>>(params.draft_logits, params.draft_dtype, at,
+                                           params.draft_vocab);
   }
   POLYSPEC_FN bool draft_row_exists(int64_t i) const {
     return params.draft_rows == nullptr || (row_id(i) >= 0 && row_id(i) < params.num_draft_rows);
@@ -66,6 +79,7 @@ struct Block {
   }
   // Fills the outputs behind the last emitted token; rank 0 only.
   POLYSPEC_FN void pad(int64_t from) const {
+    POLYSPEC_ROLLED
     for (int64_t i = from; i <= params.draft_len; ++i)
       write(i, -1, kNan, RowStatistics{0.0f, 0.0f, 0});
   }
@@ -94,37 +108,43 @@ POLYSPEC_FN int32_t target_argmax(Group& group, const View& view, int64_t i, Emi
   return greedy_emission(group, view.target_row(i), emission);
 }
 
-// The draft's distribution of row i: as handed over, or computed; error bits or 0. Not for
-// deterministic proposals. Collective.
-template <class Group, class View>
-POLYSPEC_FN int32_t draft_statistics(Group& group, const View& view, int64_t i,
-                                     RowStatistics* statistics) {
-  if (!view.draft_row_exists(i)) return kStatusBadIndex | kStatusDraftRow;
-  if (view.params.draft_statistics != nullptr) {
-    *statistics = view.statistics_at(i);  // acceptance_ratio checks it
-    return 0;
+// What the draft's distribution of row i is, unless its row has to be read to know: whether that is
+// so. Not for deterministic proposals.
+template <class View>
+POLYSPEC_FN bool must_read_draft(const View& view, int64_t i, RowStatistics* statistics,
+                                 int32_t* error) {
+  if (!view.draft_row_exists(i)) {
+    *error = kStatusBadIndex | kStatusDraftRow;
+    return false;
   }
-  const AnyRow row = view.draft_row(i);
-  const int32_t error =
-      row_statistics(group, row, view.filter, head_room(view.params.draft_vocab), statistics);
-  return error == 0 ? 0 : (error | kStatusDraftRow);
+  if (view.params.draft_statistics == nullptr) return true;
+  *statistics = view.statistics_at(i);  // acceptance_ratio checks it
+  return false;
 }
 
 // The target's distribution of row i, its tile sums left in scratch, and, if a proposal was `drawn`
 // there, the draft's: error bits or 0 of each. A draft's row of the target's type is reduced by the
 // code that reduces the target's, in a loop, since inlined twice that would be the most of a
 // kernel. Collective.
-template <class Group, class T, template <class> class View>
-POLYSPEC_FN void both_statistics(Group& group, const View<T>& view, int64_t i, bool drawn,
+template <class Group, class T, Requests kind, template <class, Requests> class View>
+POLYSPEC_FN void both_statistics(Group& group, const View<T, kind>& view, int64_t i, bool drawn,
                                  RowStatistics* p, RowStatistics* q, int32_t* p_error,
                                  int32_t* q_error) {
   const auto& params = view.params;
-  const bool read = drawn && params.draft_statistics == nullptr && view.draft_row_exists(i) &&
-                    params.draft_dtype == kDTypeOf<T>;
-  *q_error = drawn && !read ? draft_statistics(group, view, i, q) : 0;
+  *q_error = 0;
+  bool of_target = !(drawn && must_read_draft(view, i, q, q_error));
+  if constexpr (kind == Requests::kAny) {
+    if (!of_target && params.draft_dtype != kDTypeOf<T>) {
+      const AnyRow row = view.draft_row(i);
+      const int32_t error =
+          row_statistics(group, row, view.filter, head_room(params.draft_vocab), q);
+      *q_error = error == 0 ? 0 : error | kStatusDraftRow;
+      of_target = true;
+    }
+  }
   POLYSPEC_ROLLED
-  for (bool of_target = !read;; of_target = true) {
-    const Row<T> row = of_target ? view.target_row(i) : view.draft_row(i).template of_type<T>();
+  for (;; of_target = true) {
+    const Row<T> row = of_target ? view.target_row(i) : as_row<T>(view.draft_row(i));
     RowStatistics found;
     const int32_t error = row_statistics(group, row, view.filter, head_room(row.n), &found);
     if (of_target) {
@@ -146,7 +166,7 @@ POLYSPEC_FN int32_t draft_mass(const View& view, int64_t i, int64_t y,
   const int64_t y_draft = draft_id(params, y);
   if (y_draft < 0 || y_draft >= params.draft_vocab) return kStatusDraftStatisticsMismatch;
   const int head = head_room(params.draft_vocab);
-  const AnyRow row = view.draft_row(i);
+  const auto row = view.draft_row(i);
   const float z = row[y_draft];
   *mass = token_mass(row, q_statistics, view.filter, head).of(z);
   const bool possible =
@@ -177,10 +197,10 @@ POLYSPEC_FN int32_t acceptance_ratio(const View& view, int64_t i, int64_t y,
 
 // Integer masses of max(a p - b q, 0) in units of 2^-(62 - head): the distribution drawn from after
 // a rejection.
-template <class T>
+template <class T, Requests kind = Requests::kAny>
 struct ResidualWeight {
-  TokenMass<Row<T>> p;
-  TokenMass<AnyRow> q;
+  TokenMass<Row<T>, Filter<kind>::kMayCut> p;
+  TokenMass<DraftRow<T, kind>, Filter<kind>::kMayCut> q;
   double p_scale;  // a / total mass of p
   double q_scale;  // b / total mass of q
   double unit;
@@ -207,21 +227,21 @@ struct ResidualWeight {
 };
 
 // max(p_scale p - q_scale q, 0) of row i; a deterministic proposal is one-hot at token y.
-template <class T, template <class> class View>
-POLYSPEC_FN ResidualWeight<T> residual_weight(const View<T>& view, int64_t i, int64_t y,
-                                              const RowStatistics& p_statistics,
-                                              const RowStatistics& q_statistics, double p_scale,
-                                              double q_scale) {
+template <class T, Requests kind, template <class, Requests> class View>
+POLYSPEC_FN ResidualWeight<T, kind> residual_weight(const View<T, kind>& view, int64_t i, int64_t y,
+                                                    const RowStatistics& p_statistics,
+                                                    const RowStatistics& q_statistics,
+                                                    double p_scale, double q_scale) {
   const auto& params = view.params;
   const int head = head_room(params.vocab);
-  ResidualWeight<T> weight{token_mass(view.target_row(i), p_statistics, view.filter, head),
-                           {},
-                           p_scale / static_cast<double>(p_statistics.mass),
-                           0.0,
-                           mass_unit(head),
-                           params.target_to_draft,
-                           params.draft_vocab,
-                           y};
+  ResidualWeight<T, kind> weight{token_mass(view.target_row(i), p_statistics, view.filter, head),
+                                 {},
+                                 p_scale / static_cast<double>(p_statistics.mass),
+                                 0.0,
+                                 mass_unit(head),
+                                 params.target_to_draft,
+                                 params.draft_vocab,
+                                 y};
   if (!view.deterministic(i)) {
     weight.q =
         token_mass(view.draft_row(i), q_statistics, view.filter, head_room(params.draft_vocab));
@@ -253,8 +273,8 @@ struct Drawn {
 };
 
 // Collective; one sum over the group. (A backend may overload it for its groups.)
-template <class Group, class T>
-POLYSPEC_FN Drawn draw_residual(Group& group, const ResidualWeight<T>& weight, bool wanted,
+template <class Group, class T, Requests kind>
+POLYSPEC_FN Drawn draw_residual(Group& group, const ResidualWeight<T, kind>& weight, bool wanted,
                                 uint64_t bits) {
   const int64_t n = weight.p.row.n;
   const uint64_t total = sum_tiles(group, n, weight);
@@ -271,9 +291,9 @@ POLYSPEC_FN constexpr bool has_sums(const Group&, int64_t) {
 // A token drawn from the residual by rejection: teams try at once, and the first try in their order
 // that succeeds counts, so that it does not matter how many teams there are. -1 if none does. Needs
 // p's tile sums in scratch. Collective.
-template <class Group, class T>
+template <class Group, class T, Requests kind>
 POLYSPEC_FN int64_t try_residual(Group& group, const Draws& draws, int64_t offset,
-                                 const ResidualWeight<T>& weight, uint64_t mass) {
+                                 const ResidualWeight<T, kind>& weight, uint64_t mass) {
   int64_t found = INT64_MAX;  // try and token
   POLYSPEC_ROLLED
   for (int64_t j = group.team(); j < kResidualTries && found == INT64_MAX; j += group.teams()) {
@@ -288,13 +308,13 @@ POLYSPEC_FN int64_t try_residual(Group& group, const Draws& draws, int64_t offse
 // Draws the correction, the token `offset` after the call's position, from a row's residual.
 // `summed`: p's tile sums are in scratch. Where nothing is left p and q are equal up to rounding
 // and p itself is drawn from, with a note. Collective.
-template <class Group, class View, class T>
+template <class Group, class View, class T, Requests kind>
 POLYSPEC_FN Emission emit_correction(Group& group, const View& view, int64_t offset,
-                                     const ResidualWeight<T>& weight, bool summed,
+                                     const ResidualWeight<T, kind>& weight, bool summed,
                                      const RowStatistics& p_statistics, uint64_t bits,
                                      int32_t* status) {
   const Row<T> row = weight.p.row;
-  const TokenMass<Row<T>> p = weight.p;
+  const auto p = weight.p;
   Emission emission;
   if (view.draws.tries()) {
     if (!summed) sum_tiles(group, row.n, p);

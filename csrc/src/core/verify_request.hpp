@@ -7,8 +7,8 @@
 namespace polyspec::POLYSPEC_CORE {
 
 // Reads a request's parameters and finds its rows, draft tokens and length; error bits or 0.
-template <class T>
-POLYSPEC_FN int32_t open_block(Block<T>* block) {
+template <class T, Requests kind>
+POLYSPEC_FN int32_t open_block(Block<T, kind>* block) {
   const VerifyParams& params = block->params;
   const int64_t request = block->request;
   Extent extent;
@@ -28,9 +28,9 @@ POLYSPEC_FN int32_t open_block(Block<T>* block) {
 
 // T is the element type of the target's logits, Rules says which rule. Collective; rank 0 writes
 // the outputs.
-template <class T, class Rules = RuleOfCall, class Group>
+template <class T, Requests kind = Requests::kAny, class Rules = RuleOfCall, class Group>
 POLYSPEC_FN void verify_request(Group& group, const VerifyParams& params, int64_t request) {
-  Block<T> block(params, request);
+  Block<T, kind> block(params, request);
   Outcome outcome;
   outcome.status = open_block(&block);
   if (outcome.status == 0 && block.room > 0) {

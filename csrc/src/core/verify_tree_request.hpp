@@ -7,8 +7,8 @@
 namespace polyspec::POLYSPEC_CORE {
 
 // Reads a request's parameters and finds its rows, nodes and their number; error bits or 0.
-template <class T>
-POLYSPEC_FN int32_t open_tree(Tree<T>* tree) {
+template <class T, Requests kind>
+POLYSPEC_FN int32_t open_tree(Tree<T, kind>* tree) {
   const VerifyTreeParams& params = tree->params;
   const int64_t request = tree->request;
   Extent extent;
@@ -27,9 +27,9 @@ POLYSPEC_FN int32_t open_tree(Tree<T>* tree) {
 }
 
 // The walk down one request's tree: where it is, and what has come of it.
-template <class T>
+template <class T, Requests kind = Requests::kAny>
 struct TreeWalk {
-  Tree<T> tree;
+  Tree<T, kind> tree;
   Outcome outcome;
   int64_t row = 0;  // of the target
 
@@ -75,7 +75,9 @@ struct TreeWalk {
     params.num_accepted[request] = outcome.accepted;
     params.status[request] = outcome.status;
     Emission nothing;
+    POLYSPEC_ROLLED
     for (int64_t i = emitted; i <= params.depth; ++i) tree.write(i, -1, nothing);
+    POLYSPEC_ROLLED
     for (int64_t i = outcome.accepted; i < params.depth; ++i) tree.write_path(i, -1);
   }
 

@@ -48,10 +48,9 @@ bool is_capturing(const Stream& stream) {
 }
 
 DeviceShape current_device() {
-  constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices];  // multiprocessors * 2 + clusters; 0: not asked yet
+  static std::atomic<int> known[kMostDevices];  // multiprocessors * 2 + clusters; 0: not asked yet
   int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) {
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices) {
     cudaGetLastError();
     return {};
   }
@@ -68,7 +67,7 @@ DeviceShape current_device() {
     shape = multiprocessors * 2 + (clusters != 0);
     known[device].store(shape, std::memory_order_relaxed);
   }
-  return {shape / 2, shape % 2 != 0};
+  return {device, shape / 2, shape % 2 != 0};
 }
 
 Result verify(const VerifyParams& params, const Stream& stream) {

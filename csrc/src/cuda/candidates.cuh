@@ -97,7 +97,7 @@ POLYSPEC_FN float nucleus_bound(Group& group, const TokenMass<Row<T>>& weight, f
 // statistics are theirs then. `cut` and `whole` as of apply_filters. Collective.
 template <class Group, class T>
 POLYSPEC_FN bool filter_candidates(Group& group, const Row<T>& row, float bound,
-                                   const Filter& filter, int head, bool cut, uint64_t whole,
+                                   const Filter<>& filter, int head, bool cut, uint64_t whole,
                                    RowStatistics* statistics) {
   collect(row, worker_of(group), bound, &group.candidates());
   const int count = group.gather_candidates();
@@ -119,8 +119,8 @@ POLYSPEC_FN bool filter_candidates(Group& group, const Row<T>& row, float bound,
 }
 
 template <class Group, class T>
-POLYSPEC_FN int32_t row_statistics(Group& group, const Row<T>& row, const Filter& filter, int head,
-                                   RowStatistics* statistics) {
+POLYSPEC_FN int32_t row_statistics(Group& group, const Row<T>& row, const Filter<>& filter,
+                                   int head, RowStatistics* statistics) {
   *statistics = {0.0f, -kInfinity, 0};
   group.clear_candidates();
   const bool cut = filter.top_k > 0 && filter.top_k < row.n;

@@ -113,18 +113,6 @@ __device__ __forceinline__ Scan scan_warp(uint64_t value) {
   return {inclusive - value, __shfl_sync(kAllLanes, inclusive, kWarp - 1)};
 }
 
-// A team by itself.
-struct Warp {
-  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
-  __device__ __forceinline__ static constexpr int lanes() { return kWarp; }
-  __device__ __forceinline__ static uint64_t team_sum(uint64_t value) {
-    return Plus::of_warp(value);
-  }
-  __device__ __forceinline__ static uint64_t team_exclusive_scan(uint64_t value) {
-    return scan_warp(value).lower;
-  }
-};
-
 // In every thread what comes of those of the CTA. slots: [kWarps]
 template <int kWarps, class Op>
 __device__ __forceinline__ uint64_t reduce_cta(uint64_t value, uint64_t* slots) {
@@ -156,6 +144,16 @@ template <int kWarps>
 POLYSPEC_CALLED uint64_t cta_scan(uint64_t value, uint64_t* slots) {
   return scan_cta<kWarps>(value, slots).lower;
 }
+
+// A team by itself.
+struct Warp {
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+  __device__ __forceinline__ static constexpr int lanes() { return kWarp; }
+  __device__ __forceinline__ static uint64_t team_sum(uint64_t value) { return warp_sum(value); }
+  __device__ __forceinline__ static uint64_t team_exclusive_scan(uint64_t value) {
+    return warp_scan(value);
+  }
+};
 
 template <int kThreads>
 class CtaGroup {

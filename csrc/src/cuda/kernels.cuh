@@ -61,17 +61,18 @@ __device__ __forceinline__ void for_each_request(int64_t batch, const Run& run) 
 
 // T is the element type of the (target's) logits. __grid_constant__ lets the row algorithms hold
 // references to the parameters without a copy of them in every thread's local memory.
-template <class T, int kThreads>
+template <class T, Requests kind, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     sample_kernel(const __grid_constant__ SampleParams params) {
-  for_each_request<kThreads>(
-      params.batch, [&](auto& group, int64_t b) { core::sample_request<T>(group, params, b); });
+  for_each_request<kThreads>(params.batch, [&](auto& group, int64_t b) {
+    core::sample_request<T, kind>(group, params, b);
+  });
 }
-template <class T, Rule rule, int kThreads>
+template <class T, Rule rule, Requests kind, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     verify_kernel(const __grid_constant__ VerifyParams params) {
   for_each_request<kThreads>(params.batch, [&](auto& group, int64_t b) {
-    core::verify_request<T, core::OneRule<rule>>(group, params, b);
+    core::verify_request<T, kind, core::OneRule<rule>>(group, params, b);
   });
 }
 
@@ -90,7 +91,7 @@ struct Workspace {
 };
 
 // Groups that take rows; whoever completes a block verifies it.
-template <class T, Rule rule, int kThreads>
+template <class T, Rule rule, Requests kind, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const __grid_constant__ VerifyParams params) {
   POLYSPEC_SHARED(Shared<kThreads>, shared);
@@ -98,14 +99,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   Group<kThreads> group(shared);
   group.sync();
   const Workspace<core::RowTickets, core::RowRecord> workspace(params.workspace);
-  core::verify_rows<T, core::OneRule<rule>>(group, params, blockIdx.x / group.ctas(),
-                                            gridDim.x / group.ctas(), workspace.tickets,
-                                            workspace.records);
+  core::verify_rows<T, kind, core::OneRule<rule>>(group, params, blockIdx.x / group.ctas(),
+                                                  gridDim.x / group.ctas(), workspace.tickets,
+                                                  workspace.records);
   group.sync();
 }
 
 // A group per request, or with a workspace one per row.
-template <class T, int kThreads>
+template <class T, Requests kind, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     tree_kernel(const __grid_constant__ VerifyTreeParams params) {
   POLYSPEC_SHARED(Shared<kThreads>, shared);
@@ -118,9 +119,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Workspace<unsigned[kMostRecords], core::Step> workspace(params.workspace);
   for (int64_t row = blockIdx.x / group.ctas(); row < params.batch * rows; row += groups) {
     const int64_t request = row / rows;
-    core::walk_tree<T>(group, params, request, row - request * rows,
-                       at_once ? workspace.records + request * rows : nullptr,
-                       *workspace.tickets + request);
+    core::walk_tree<T, kind>(group, params, request, row - request * rows,
+                             at_once ? workspace.records + request * rows : nullptr,
+                             *workspace.tickets + request);
   }
   group.sync();
 }

@@ -27,8 +27,8 @@ __device__ __forceinline__ bool comes_last(Group& group, unsigned* ticket, unsig
 
 // Nodes above a row of a tree whose parents are sound; -1 where the row is not one, or deeper than
 // a path may be.
-template <class T>
-__device__ __forceinline__ int64_t depth_of(const Tree<T>& tree, int64_t row) {
+template <class T, Requests kind>
+__device__ __forceinline__ int64_t depth_of(const Tree<T, kind>& tree, int64_t row) {
   if (row > tree.count) return -1;
   int64_t depth = 0;
   for (int64_t node = row - 1; node >= 0; node = tree.parent(node)) {
@@ -39,11 +39,11 @@ __device__ __forceinline__ int64_t depth_of(const Tree<T>& tree, int64_t row) {
 
 // The walk down a request's tree. Without steps: by one group, which takes them one after the
 // other. With steps, [n+1]: that of row i, and the walk when the other rows are done. Collective.
-template <class T, class Group>
+template <class T, Requests kind, class Group>
 __device__ __forceinline__ void walk_tree(Group& group, const VerifyTreeParams& params,
                                           int64_t request, int64_t i, Step* steps,
                                           unsigned* ticket) {
-  TreeWalk<T> walk(params, request);
+  TreeWalk<T, kind> walk(params, request);
   bool going = walk.begin(group);
   if (!going && i > 0) return;  // all groups of the request see the same
   int64_t depth = going && steps != nullptr ? depth_of(walk.tree, i) : 0;

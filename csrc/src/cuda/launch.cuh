@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <type_traits>
 
 #include "cuda/kernels.cuh"
 #include "cuda/launch.hpp"
@@ -11,9 +12,12 @@
 
 namespace polyspec::cuda {
 
+constexpr int kMostDevices = 64;
+
 // What launches ask of the current device, found out once per device. `clusters` is false where the
 // attribute cannot be read.
 struct DeviceShape {
+  int device = 0;
   int multiprocessors = 0;
   bool clusters = false;
 };
@@ -23,29 +27,54 @@ DeviceShape current_device();
 extern std::atomic<int> forced_ctas;
 extern std::atomic<int> forced_groups;
 
-// Launches a kernel over groups of `ctas` CTAs, clusters when there are several.
-template <class Params>
-cudaError_t launch_over(void (*kernel)(Params), int64_t groups, int ctas, int threads,
-                        const Params& params, const Stream& stream) {
-  const int64_t most = 0x7fffffff / ctas;  // beyond it a group takes several requests
-  if (groups > most) groups = most;
-  cudaLaunchAttribute attributes[2] = {};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(groups * ctas));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = stream.cuda;
-  config.attrs = attributes;
-  if (ctas > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs].val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
-    ++config.numAttrs;
+// A launch over groups of `ctas` CTAs, clusters when there are several.
+class GroupLaunch {
+ public:
+  GroupLaunch(int64_t groups, int ctas, int threads, const Stream& stream) {
+    const int64_t most = 0x7fffffff / ctas;  // beyond it a group takes several requests
+    if (groups > most) groups = most;
+    config_.gridDim = dim3(static_cast<unsigned>(groups * ctas));
+    config_.blockDim = dim3(static_cast<unsigned>(threads));
+    config_.stream = stream.cuda;
+    config_.attrs = attributes_;
+    if (ctas > 1) {
+      cudaLaunchAttribute& cluster = attributes_[config_.numAttrs++];
+      cluster.id = cudaLaunchAttributeClusterDimension;
+      cluster.val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
+    }
+    if (stream.overlap) {
+      cudaLaunchAttribute& overlap = attributes_[config_.numAttrs++];
+      overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      overlap.val.programmaticStreamSerializationAllowed = 1;
+    }
   }
-  if (stream.overlap) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
-    ++config.numAttrs;
+  GroupLaunch(const GroupLaunch&) = delete;
+  GroupLaunch& operator=(const GroupLaunch&) = delete;
+  const cudaLaunchConfig_t& config() const { return config_; }
+
+ private:
+  cudaLaunchAttribute attributes_[2] = {};
+  cudaLaunchConfig_t config_ = {};
+};
+
+// How many groups of `ctas` CTAs of a kernel the device runs at the same time: a cluster lies
+// within a part of the device, so that some multiprocessors may be left over. 0: it runs none of
+// that size. Asked once for each kernel, size and device.
+template <auto kernel>
+int64_t groups_at_once(const DeviceShape& device, int ctas, int threads) {
+  if (ctas == 1) return device.multiprocessors;
+  static std::atomic<int> known[kMostDevices][kMaxClusterCtas + 1];  // one more; 0: not asked yet
+  std::atomic<int>& own = known[device.device][ctas];
+  int found = own.load(std::memory_order_relaxed) - 1;
+  if (found < 0) {
+    const GroupLaunch launch(1, ctas, threads, {});
+    if (cudaOccupancyMaxActiveClusters(&found, kernel, &launch.config()) != cudaSuccess) {
+      cudaGetLastError();
+      found = 0;
+    }
+    own.store(found + 1, std::memory_order_relaxed);
   }
-  return launch_kernel(kernel, config, params);
+  return found;
 }
 
 // Launches with `ctas` CTAs per group, 0: as many as fit the device. Where a cluster cannot be had
@@ -60,36 +89,60 @@ cudaError_t launch(void (*kernel)(Params), int64_t groups, int threads, const Pa
   Stream on = stream;
   on.overlap = stream.overlap && device.clusters;  // both came with sm_90
   if (ctas > 1 && device.clusters &&
-      launch_over(kernel, groups, ctas, threads, params, on) == cudaSuccess) {
+      launch_kernel(kernel, GroupLaunch(groups, ctas, threads, on).config(), params) ==
+          cudaSuccess) {
     return cudaSuccess;
   }
-  return launch_over(kernel, groups, 1, threads, params, on);
+  return launch_kernel(kernel, GroupLaunch(groups, 1, threads, on).config(), params);
 }
 
-template <class T, Rule rule>
+// f(an integral_constant of the requests): launches what is compiled for them.
+template <class F>
+cudaError_t with_requests(Requests requests, const F& f) {
+  if (requests == Requests::kGreedy)
+    return f(std::integral_constant<Requests, Requests::kGreedy>());
+  if (requests == Requests::kUnfiltered)
+    return f(std::integral_constant<Requests, Requests::kUnfiltered>());
+  return f(std::integral_constant<Requests, Requests::kAny>());
+}
+
+template <class T, Rule rule, Requests kind>
 cudaError_t launch_rule(const VerifyParams& params, const Stream& stream) {
   constexpr int kThreads = rule == Rule::kBlock ? kResidualThreads : kVerifyThreads;
   const DeviceShape device = current_device();
   const int64_t rows = params.draft_len + 1;
   RowGroups chosen =
       row_groups(params.batch, rows, params.vocab, device.multiprocessors, device.clusters);
+  constexpr auto kRowsKernel = rows_kernel<T, rule, kind, kThreads>;
+  const int64_t at_once = groups_at_once<kRowsKernel>(device, chosen.ctas, kThreads);
+  if (at_once == 0) {
+    chosen = row_groups(params.batch, rows, params.vocab, device.multiprocessors, false);
+  } else if (chosen.groups > at_once) {
+    chosen.groups = at_once;  // one more would begin when others end, with a row that has waited
+  }
   const int forced = forced_groups.load(std::memory_order_relaxed);
   if (forced >= 0) {
     const bool fits = has_room(params.batch, rows) && rows <= kMarkedRows;
     chosen.groups = fits ? std::min<int64_t>(forced, params.batch * rows) : 0;
   }
   if (params.workspace != nullptr && chosen.groups > 0) {
-    return launch(rows_kernel<T, rule, kThreads>, chosen.groups, kThreads, params, stream,
-                  chosen.ctas);
+    return launch(kRowsKernel, chosen.groups, kThreads, params, stream, chosen.ctas);
   }
-  return launch(verify_kernel<T, rule, kThreads>, params.batch, kThreads, params, stream);
+  return launch(verify_kernel<T, rule, kind, kThreads>, params.batch, kThreads, params, stream);
 }
 
-// The kernels of one element type, each in a file of its own: verify_<type>.cu.
+// The kernels of one element type, each in a file of its own: verify_<type>.cu. Greedy requests
+// come to the same under both rules.
 template <class T>
 cudaError_t launch_verify_kernel(const VerifyParams& params, const Stream& stream) {
-  return params.rule == Rule::kToken ? launch_rule<T, Rule::kToken>(params, stream)
-                                     : launch_rule<T, Rule::kBlock>(params, stream);
+  const bool typed = params.draft_logits == nullptr || params.draft_dtype == core::kDTypeOf<T>;
+  return with_requests(requests_of(params.sampling, typed), [&](auto requests) {
+    constexpr Requests kind = decltype(requests)::value;
+    if constexpr (kind != Requests::kGreedy) {
+      if (params.rule == Rule::kBlock) return launch_rule<T, Rule::kBlock, kind>(params, stream);
+    }
+    return launch_rule<T, Rule::kToken, kind>(params, stream);
+  });
 }
 
 template <class T>

@@ -1,8 +1,11 @@
-// How many threads a CTA has, and how many CTAs a request gets. Host arithmetic without CUDA, so
-// that a CTest reaches it.
+// How many threads a CTA has, how many CTAs a request gets, and which kernels do. Host arithmetic
+// without CUDA, so that a CTest reaches it.
 #pragma once
 
 #include <cstdint>
+
+#include "core/distribution.hpp"
+#include "polyspec/sample.hpp"
 
 // Results do not depend on these: a build may set others, as the tests on a CPU do.
 #ifndef POLYSPEC_SAMPLE_THREADS
@@ -22,6 +25,8 @@
 #endif
 
 namespace polyspec::cuda {
+
+using core::Requests;
 
 // Threads of a CTA. More warps hide more of a row's latency; these are the most that leave each
 // thread the registers it wants, so that nothing spills: four schedulers share 65536 evenly.
@@ -92,6 +97,18 @@ inline bool tree_rows_at_once(int64_t batch, int64_t rows, int64_t depth, int64_
   const int of_walk = clusters ? ctas_per_group(batch, vocab, multiprocessors) : 1;
   const int of_row = clusters ? ctas_per_group(groups, vocab, multiprocessors) : 1;
   return 2 * of_walk <= (depth + 2) * of_row;
+}
+
+// What a call's values on the host tell of its requests. `typed`: draft rows have the target's
+// type.
+inline Requests requests_of(const SamplingParams& sampling, bool typed) {
+  const auto all = [](const auto& parameter, auto value) {
+    return parameter.data == nullptr && parameter.value == value;
+  };
+  if (!all(sampling.top_k, 0) || !all(sampling.top_p, 1.0f) || !all(sampling.min_p, 0.0f))
+    return Requests::kAny;
+  if (all(sampling.temperature, 0.0f)) return Requests::kGreedy;
+  return typed ? Requests::kUnfiltered : Requests::kAny;
 }
 
 }  // namespace polyspec::cuda

@@ -320,12 +320,12 @@ POLYSPEC_FN void count_digit(Group& group, const Row<T>& row, const Weight& weig
 }
 
 // Not inlined: a kernel sums masses in many places, and each copy of the loop takes 10 KB.
-template <class T>
-POLYSPEC_CALLED uint64_t mass_of_span(TokenMass<Row<T>> weight, int lane, int lanes) {
+template <class T, bool kFiltered>
+POLYSPEC_CALLED uint64_t mass_of_span(TokenMass<Row<T>, kFiltered> weight, int lane, int lanes) {
   const Worker worker{lane, lanes};
   assume_global(weight.row.data);
   uint64_t sum = 0;
-  if (weight.threshold > -kInfinity) {
+  if (kFiltered && weight.threshold > -kInfinity) {
     visit_from(weight.row, worker, weight.threshold,
                [&](int64_t, float z) { sum += weight.of(z); });
   } else {
@@ -345,28 +345,30 @@ POLYSPEC_CALLED uint64_t mass_of_span(TokenMass<Row<T>> weight, int lane, int la
   return sum;
 }
 
-template <class Group, class T>
-POLYSPEC_FN uint64_t lane_mass(Group& group, const TokenMass<Row<T>>& weight, int64_t begin,
-                               int64_t end) {
-  TokenMass<Row<T>> span = weight;
+template <class Group, class T, bool kFiltered>
+POLYSPEC_FN uint64_t lane_mass(Group& group, const TokenMass<Row<T>, kFiltered>& weight,
+                               int64_t begin, int64_t end) {
+  TokenMass<Row<T>, kFiltered> span = weight;
   span.row = {weight.row.data + begin, end - begin};
   return mass_of_span(span, group.lane(), group.lanes());
 }
 
-template <class T>
-POLYSPEC_FN uint64_t run_mass(const TokenMass<Row<T>>& weight, int64_t begin, int64_t end) {
-  TokenMass<Row<T>> run = weight;
+template <class T, bool kFiltered>
+POLYSPEC_FN uint64_t run_mass(const TokenMass<Row<T>, kFiltered>& weight, int64_t begin,
+                              int64_t end) {
+  TokenMass<Row<T>, kFiltered> run = weight;
   run.row = {weight.row.data + begin, end - begin};
   return mass_of_span(run, 0, 1);
 }
 
 // Called, since kernels pick in many places.
-template <class T>
-POLYSPEC_CALLED int64_t pick_of(TokenMass<Row<T>> weight, const uint64_t* tiles, uint64_t target) {
+template <class T, bool kFiltered>
+POLYSPEC_CALLED int64_t pick_of(TokenMass<Row<T>, kFiltered> weight, const uint64_t* tiles,
+                                uint64_t target) {
   return token_at(Warp{}, weight.row.n, weight, tiles, target);
 }
-template <class Group, class T>
-POLYSPEC_FN int64_t team_pick(Group& group, int64_t, const TokenMass<Row<T>>& weight,
+template <class Group, class T, bool kFiltered>
+POLYSPEC_FN int64_t team_pick(Group& group, int64_t, const TokenMass<Row<T>, kFiltered>& weight,
                               uint64_t target) {
   return pick_of(weight, group.scratch().tiles, target);
 }
@@ -382,8 +384,8 @@ POLYSPEC_FN uint64_t whole_part(double left) {
 
 // Residual masses of draft and target rows of one type and one vocabulary, where no filter cuts the
 // target's: vectors of both rows are read side by side where they lie alike.
-template <class T>
-POLYSPEC_FN uint64_t both_masses(const ResidualWeight<T>& weight, int64_t begin, int64_t end,
+template <class T, Requests kind>
+POLYSPEC_FN uint64_t both_masses(const ResidualWeight<T, kind>& weight, int64_t begin, int64_t end,
                                  int lane, int lanes) {
   constexpr int kWidth = 16 / sizeof(T);
   assume_global(weight.p.row.data);
@@ -397,7 +399,7 @@ POLYSPEC_FN uint64_t both_masses(const ResidualWeight<T>& weight, int64_t begin,
   // The unit is a power of two, so that it does not matter what is scaled by it.
   const double p_scale = weight.p_scale * weight.unit;
   const double q_scale = weight.q_scale * weight.unit;
-  const TokenMass<Row<T>> q_mass{
+  const TokenMass<Row<T>, Filter<kind>::kMayCut> q_mass{
       {q, 0}, weight.q.max, weight.q.threshold, weight.q.slope, weight.q.head};
   const auto left = [&](float p_logit, float q_logit) {
     return whole_part(weight.p.unfiltered_double(p_logit) * p_scale -
@@ -419,29 +421,35 @@ POLYSPEC_FN uint64_t both_masses(const ResidualWeight<T>& weight, int64_t begin,
   return sum;
 }
 
-template <class Group, class T>
-POLYSPEC_FN uint64_t lane_mass(Group& group, const ResidualWeight<T>& weight, int64_t begin,
+template <class Group, class T, Requests kind>
+POLYSPEC_FN uint64_t lane_mass(Group& group, const ResidualWeight<T, kind>& weight, int64_t begin,
                                int64_t end) {
   if (weight.proposed < 0 && weight.target_to_draft == nullptr && end <= weight.draft_vocab &&
-      weight.q.row.dtype == kDTypeOf<T> && weight.p.threshold == -kInfinity) {
+      is_row<T>(weight.q.row) && weight.p.threshold == -kInfinity) {
     return both_masses(weight, begin, end, group.lane(), group.lanes());
   }
   uint64_t sum = 0;
-  visit_from(Row<T>{weight.p.row.data + begin, end - begin}, Worker{group.lane(), group.lanes()},
-             weight.p.threshold, [&](int64_t i, float) { sum += weight(begin + i); });
+  const auto add = [&](int64_t i) { sum += weight(i); };
+  if constexpr (Filter<kind>::kMayCut) {
+    visit_from(Row<T>{weight.p.row.data + begin, end - begin}, Worker{group.lane(), group.lanes()},
+               weight.p.threshold, [&](int64_t i, float) { add(begin + i); });
+  } else {
+    POLYSPEC_ROLLED
+    for (int64_t i = begin + group.lane(); i < end; i += group.lanes()) add(i);
+  }
   return sum;
 }
 
 // Called, as bins are found. Whoever calls it needs the weight no more, which takes many registers.
-template <class Group, class T>
-POLYSPEC_CALLED Drawn residual_pass(Group group, ResidualWeight<T> weight, bool wanted,
+template <class Group, class T, Requests kind>
+POLYSPEC_CALLED Drawn residual_pass(Group group, ResidualWeight<T, kind> weight, bool wanted,
                                     uint64_t bits) {
   group.assume_shared_memory();
   assume_global(weight.p.row.data);
   return draw_residual<Group>(group, weight, wanted, bits);
 }
-template <int kThreads, class T>
-POLYSPEC_FN Drawn draw_residual(CtaGroup<kThreads>& group, const ResidualWeight<T>& weight,
+template <int kThreads, class T, Requests kind>
+POLYSPEC_FN Drawn draw_residual(CtaGroup<kThreads>& group, const ResidualWeight<T, kind>& weight,
                                 bool wanted, uint64_t bits) {
   const Drawn drawn = residual_pass(group, weight, wanted, bits);
   group.skip_reduction();

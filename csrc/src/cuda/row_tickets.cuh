@@ -50,7 +50,7 @@ __device__ __forceinline__ int64_t next_row(RowTickets* tickets, int64_t groups,
 }
 
 // What group number `index` of `groups` does of a batch. records: [b, k+1]. Collective.
-template <class T, class Rules, class Group>
+template <class T, Requests kind, class Rules, class Group>
 __device__ __forceinline__ void verify_rows(Group& group, const VerifyParams& params, int64_t index,
                                             int64_t groups, RowTickets* tickets,
                                             RowRecord* records) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ void verify_rows(Group& group, const VerifyParams& pa
     const int64_t request = row % params.batch;
     const int64_t i = row / params.batch;
     RowRecord* const recorded = records + request * rows;
-    const bool ends = record_row<T, Rules>(group, params, request, i, &recorded[i]);
+    const bool ends = record_row<T, kind, Rules>(group, params, request, i, &recorded[i]);
     uint64_t told = 0;  // the next row, and whether this one completes the request
     if (group.rank() == 0) {
       __threadfence();  // the record is seen by whoever sees the mark
@@ -76,7 +76,7 @@ __device__ __forceinline__ void verify_rows(Group& group, const VerifyParams& pa
     row = static_cast<int64_t>(told >> 1);
     if ((told & 1) == 0) continue;
     KnownRows<Group> known(group, recorded, i);
-    verify_request<T, Rules>(known, params, request);
+    verify_request<T, kind, Rules>(known, params, request);
     group.sync();  // it goes on in buffers of its own
   }
   if (group.rank() != 0) return;

@@ -49,7 +49,7 @@ void test(uint64_t seed, DType dtype) {
   const size_t p_at = cases::put_logits(block, dtype, p);
   const size_t q_at = cases::put_logits(block, other, q);
 
-  const Filter filter{1.0f, slope_of(1.0f), 0, 1.0f, 0.0f};
+  const Filter<> filter{1.0f, slope_of(1.0f), 0, 1.0f, 0.0f};
   Scratch scratch;
   SerialGroup group(scratch);
   const Row<T> p_row{reinterpret_cast<const T*>(block.bytes.data() + p_at), vocab};

@@ -5,15 +5,29 @@
 namespace polyspec::cuda {
 
 using T = core::BFloat16;
-template __global__ void verify_kernel<T, Rule::kToken, kVerifyThreads>(
-    const __grid_constant__ VerifyParams);
-template __global__ void rows_kernel<T, Rule::kToken, kVerifyThreads>(
-    const __grid_constant__ VerifyParams);
-template __global__ void verify_kernel<T, Rule::kBlock, kResidualThreads>(
-    const __grid_constant__ VerifyParams);
-template __global__ void rows_kernel<T, Rule::kBlock, kResidualThreads>(
-    const __grid_constant__ VerifyParams);
-template __global__ void tree_kernel<T, kResidualThreads>(const __grid_constant__ VerifyTreeParams);
-template __global__ void sample_kernel<T, kSampleThreads>(const __grid_constant__ SampleParams);
+
+#define VERIFY(kernel, rule, requests, threads)                                \
+  template __global__ void kernel<T, Rule::rule, Requests::requests, threads>( \
+      const __grid_constant__ VerifyParams);
+#define BY_TOKEN(requests)                                \
+  VERIFY(verify_kernel, kToken, requests, kVerifyThreads) \
+  VERIFY(rows_kernel, kToken, requests, kVerifyThreads)
+#define BY_BLOCK(requests)                                  \
+  VERIFY(verify_kernel, kBlock, requests, kResidualThreads) \
+  VERIFY(rows_kernel, kBlock, requests, kResidualThreads)
+#define OTHERS(requests)                                                         \
+  template __global__ void tree_kernel<T, Requests::requests, kResidualThreads>( \
+      const __grid_constant__ VerifyTreeParams);                                 \
+  template __global__ void sample_kernel<T, Requests::requests, kSampleThreads>( \
+      const __grid_constant__ SampleParams);
+
+BY_TOKEN(kAny)
+BY_TOKEN(kUnfiltered)
+BY_TOKEN(kGreedy)
+BY_BLOCK(kAny)
+BY_BLOCK(kUnfiltered)
+OTHERS(kAny)
+OTHERS(kUnfiltered)
+OTHERS(kGreedy)
 
 }  // namespace polyspec::cuda

@@ -64,9 +64,37 @@ void test_tree_rows_at_once() {
   CHECK(!tree_rows_at_once(int64_t{1} << 40, 11, 10, 128256, 9999, true));
 }
 
+void test_requests() {
+  using polyspec::cuda::Requests;
+  using polyspec::cuda::requests_of;
+  const float numbers[] = {0.0f};
+  const int64_t counts[] = {0};
+  polyspec::SamplingParams plain;
+  CHECK(requests_of(plain, true) == Requests::kUnfiltered);
+  CHECK(requests_of(plain, false) == Requests::kAny);
+  polyspec::SamplingParams greedy;
+  greedy.temperature.value = 0.0f;
+  CHECK(requests_of(greedy, true) == Requests::kGreedy);
+  CHECK(requests_of(greedy, false) == Requests::kGreedy);  // draft rows are not read
+  polyspec::SamplingParams by_request = greedy;
+  by_request.temperature.data = numbers;
+  CHECK(requests_of(by_request, true) == Requests::kUnfiltered);
+  for (const polyspec::SamplingParams& own : {plain, greedy}) {
+    polyspec::SamplingParams filtered[6] = {own, own, own, own, own, own};
+    filtered[0].top_k.value = 1;
+    filtered[1].top_p.value = 0.9f;
+    filtered[2].min_p.value = 0.1f;
+    filtered[3].top_k.data = counts;
+    filtered[4].top_p.data = numbers;
+    filtered[5].min_p.data = numbers;
+    for (const auto& one : filtered) CHECK(requests_of(one, true) == Requests::kAny);
+  }
+}
+
 }  // namespace
 
 int main() {
+  test_requests();
   test_tree_rows_at_once();
   test_ctas();
   test_row_groups();

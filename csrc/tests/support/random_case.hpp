@@ -159,8 +159,16 @@ struct Knobs {
   Knobs(Random& random, Block& inputs, int64_t batch, int64_t vocab, int64_t slots) {
     const bool faults = random.chance(0.1);
     const bool filters = random.chance(0.7);
-    const float hot[] = {
-        0.0f, 0.3f, 1.0f, 1.0f, 2.5f, 1e-6f, 1e-42f, faults ? kNan : 1e30f, faults ? -1.0f : 0.7f};
+    const float hot[] = {0.0f,
+                         0.0f,
+                         0.3f,
+                         1.0f,
+                         1.0f,
+                         2.5f,
+                         1e-6f,
+                         1e-42f,
+                         faults ? kNan : 1e30f,
+                         faults ? -1.0f : 0.7f};
     random_parameter(random, inputs, batch, hot, &call.temperature.value, &temperature);
     if (filters) {
       const int64_t k[] = {0, 0, 1, 2, 7, 50, vocab, vocab + 5, faults ? -1 : 3};

@@ -43,6 +43,7 @@ namespace stand_in {
 
 cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> thread,
                    const char* kernel);
+unsigned ctas_of_cluster(const cudaLaunchConfig_t& config);
 
 // Of the thread that runs. Each call may interrupt it.
 struct Index {
@@ -86,6 +87,14 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   std::tuple<Params...> values(std::forward<Args>(args)...);  // as they are now
   return stand_in::launch(
       *config, [kernel, values] { std::apply(kernel, values); }, __PRETTY_FUNCTION__);
+}
+
+// Of a device whose multiprocessors come in eights of sixteen, and a few that no cluster gets.
+template <class... Params>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void (*)(Params...),
+                                           const cudaLaunchConfig_t* config) {
+  *clusters = 8 * (16 / static_cast<int>(stand_in::ctas_of_cluster(*config)));
+  return cudaSuccess;
 }
 
 template <class T>

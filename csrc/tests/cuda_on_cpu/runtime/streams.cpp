@@ -99,6 +99,15 @@ void end_launches(Stream& stream) {
   }
 }
 
+unsigned ctas_of_cluster(const cudaLaunchConfig_t& config) {
+  unsigned ctas = 1;
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) ctas = attribute.val.clusterDim.x;
+  }
+  return ctas;
+}
+
 cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> thread,
                    const char* kernel) {
   const race::Unwatched bookkeeping;
@@ -107,12 +116,10 @@ cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> threa
   launch->kernel = kernel;
   launch->grid = config.gridDim;
   launch->threads = config.blockDim.x;
-  launch->ctas = 1;
+  launch->ctas = ctas_of_cluster(config);
   launch->overlaps = false;
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config.attrs[i];
-    if (attribute.id == cudaLaunchAttributeClusterDimension)
-      launch->ctas = attribute.val.clusterDim.x;
     if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization)
       launch->overlaps = attribute.val.programmaticStreamSerializationAllowed != 0;
   }

@@ -1,3 +1,5 @@
+// Chains whose rows are shared out among groups, and how many groups these are.
+//
 // Chains that are kept as a whole, the draft's distributions being the target's, by few groups and
 // by many: the token behind them is drawn from a row that a group may have recorded itself, before
 // it summed residuals of others (the block rule). The same as on the CPU.
@@ -13,12 +15,17 @@ namespace {
 
 constexpr int64_t kBatch = 3, kDrafted = 4, kVocab = 9000;
 using polyspec::Stream;
+const Stream kDevice = Stream::on(nullptr);
 
 struct Verified {
-  std::vector<int64_t> tokens = std::vector<int64_t>(kBatch * (kDrafted + 1));
-  std::vector<int64_t> accepted = std::vector<int64_t>(kBatch);
-  std::vector<float> logprobs = std::vector<float>(kBatch * (kDrafted + 1));
-  std::vector<int32_t> status = std::vector<int32_t>(kBatch);
+  explicit Verified(size_t batch)
+      : tokens(batch * (kDrafted + 1)),
+        accepted(batch),
+        logprobs(batch * (kDrafted + 1)),
+        status(batch) {}
+  std::vector<int64_t> tokens, accepted;
+  std::vector<float> logprobs;
+  std::vector<int32_t> status;
 };
 
 // Of every request the rows [kDrafted + 1, kVocab], multiples of 1/4.
@@ -53,7 +60,7 @@ std::vector<int64_t> drafted(const std::vector<float>& rows) {
 }
 
 Verified verified(polyspec::VerifyParams params, Stream stream) {
-  Verified out;
+  Verified out(static_cast<size_t>(params.batch));
   params.tokens = out.tokens.data();
   params.num_accepted = out.accepted.data();
   params.logprobs = out.logprobs.data();
@@ -64,14 +71,42 @@ Verified verified(polyspec::VerifyParams params, Stream stream) {
   return out;
 }
 
+void check_kept_chains(polyspec::VerifyParams params) {
+  params.batch = kBatch;
+  for (const polyspec::Rule rule : {polyspec::Rule::kToken, polyspec::Rule::kBlock}) {
+    params.rule = rule;
+    const Verified expected = verified(params, Stream::cpu());
+    for (const int groups : {1, 2, 4, 15}) {
+      for (const int ctas : {1, 4}) {
+        stand_in::seed(static_cast<uint64_t>(groups + 16 * ctas));
+        polyspec::cuda::force_shape(ctas, groups);
+        const Verified found = verified(params, kDevice);
+        CHECK(found.accepted == std::vector<int64_t>(kBatch, kDrafted));
+        CHECK(found.status == expected.status);
+        CHECK(found.tokens == expected.tokens);
+        CHECK(found.logprobs == expected.logprobs);
+      }
+    }
+  }
+  polyspec::cuda::force_shape(0, -1);
+}
+
+// 33 chains, all the same: 66 pairs of multiprocessors would take two rows of each, but clusters of
+// two run on 64 at the same time.
+void check_groups(polyspec::VerifyParams params) {
+  params.batch = 33;
+  params.target_stride[0] = params.draft_stride[0] = params.draft_tokens_stride = 0;
+  const uint64_t before = stand_in::clusters_run(2);
+  CHECK(verified(params, kDevice).accepted == std::vector<int64_t>(33, kDrafted));
+  CHECK_EQ(64, static_cast<int>(stand_in::clusters_run(2) - before));
+}
+
 }  // namespace
 
 int main() {
   const std::vector<float> rows = logits();
   const std::vector<int64_t> tokens = drafted(rows);
-  const Stream device = Stream::on(nullptr);
   polyspec::VerifyParams params;
-  params.batch = kBatch;
   params.draft_len = kDrafted;
   params.vocab = params.draft_vocab = kVocab;
   params.target_logits = params.draft_logits = rows.data();
@@ -82,22 +117,9 @@ int main() {
   params.draft_tokens = tokens.data();
   params.draft_tokens_stride = kDrafted;
   CHECK(cudaMalloc(&params.workspace, polyspec::kVerifyWorkspaceBytes) == cudaSuccess);
-  CHECK(polyspec::clear_workspace(params.workspace, polyspec::kVerifyWorkspaceBytes, device).ok());
-  for (const polyspec::Rule rule : {polyspec::Rule::kToken, polyspec::Rule::kBlock}) {
-    params.rule = rule;
-    const Verified expected = verified(params, Stream::cpu());
-    for (const int groups : {1, 2, 4, 15}) {
-      for (const int ctas : {1, 4}) {
-        stand_in::seed(static_cast<uint64_t>(groups + 16 * ctas));
-        polyspec::cuda::force_shape(ctas, groups);
-        const Verified found = verified(params, device);
-        CHECK(found.accepted == std::vector<int64_t>(kBatch, kDrafted));
-        CHECK(found.status == expected.status);
-        CHECK(found.tokens == expected.tokens);
-        CHECK(found.logprobs == expected.logprobs);
-      }
-    }
-  }
+  CHECK(polyspec::clear_workspace(params.workspace, polyspec::kVerifyWorkspaceBytes, kDevice).ok());
+  check_kept_chains(params);
+  check_groups(params);
   CHECK(cudaFree(params.workspace) == cudaSuccess);
   return 0;
 }
