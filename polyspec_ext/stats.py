@@ -226,8 +226,10 @@ class StatsRecorder:
 
     def decoded(self, seconds: float) -> None:
         """A round of the target took so long."""
-        for stats in self._all():
-            stats.decode_seconds += seconds
+        self._total.decode_seconds += seconds
+        for row in self._rows:
+            if row is not self._total:
+                row.decode_seconds += seconds
 
     def prefilled(self, index: int, seconds: float) -> None:
         """A level has read the prompts."""

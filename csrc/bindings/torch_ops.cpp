@@ -260,9 +260,8 @@ Tensor draw(const Tensor& logits, const OptTensor& temperatures, const OptTensor
   }
   polyspec::SampleParams params;
   set_sampling(&params.sampling, place, 0, temperatures, 0, top_ks, 1, top_ps, 0, min_ps);
-  set_draw(&params.draw, place, 0, seeds, 0, std::nullopt, 0, rounds, level, std::nullopt, 1);
-  params.draw.position.data =
-      integers<int64_t>(positions, "positions", place, {width, batch}) + column * batch;
+  set_draw(&params.draw, place, 0, seeds, 0, positions, 0, rounds, level, std::nullopt, 1);
+  params.ahead = column;
   const auto [next, logprobs, bits, masses] =
       sample_rows(logits, empty<int64_t>(place, {batch, 1}), place, &params);
   put_column(next, column, tokens, place, sizeof(int64_t));

@@ -87,8 +87,8 @@ def show(table: dict[str, Any], where: dict[str, Any]) -> None:
         print(row["label"])
         for level in row["stats"]["levels"]:
             passes = level["num_forward_passes"]
-            each = level["seconds"] / max(1, passes) * 1e3
-            line = f"  {level['name']:{WIDTH - 2}} {passes:14}  {each:8.2f}"
+            each = f"{level['seconds'] / passes * 1e3:.2f}" if passes else "-"
+            line = f"  {level['name']:{WIDTH - 2}} {passes:14}  {each:>8}"
             if level["mean_acceptance_length"] is not None:
                 line += f"  {level['mean_acceptance_length']:22.2f}"
                 line += f"  {level['draft_acceptance_rate']:15.2f}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
@@ -142,15 +141,13 @@ def draw_chain(
     tokens, read, most = inputs.tokens, inputs.counts, inputs.most
     device, even = tokens.device, read.all(tokens.shape[1])
     parameters = inputs.parameters.on(device).values()
-    rounds = inputs.rounds.to(device)
+    rounds, positions = inputs.rounds, inputs.positions
+    if rounds.device != device:
+        rounds, positions = rounds.to(device), positions.to(device)
     # Tokens that each row has yet to draw. Where the host must not wait for the device, every
     # row with a part draws all of them.
     left = None if inputs.eos is None else list(inputs.lengths.host or ())
     drawn = None if left is None or inputs.confidence == 0 else [0] * len(left)
-    # (What a captured step has made must not be kept.)
-    kept_ramp = left is not None and device.type == "cpu"
-    ahead = _ramp(most) if kept_ramp else torch.arange(most, device=device)[:, None]
-    positions = inputs.positions.to(device) + ahead
     counts, first = (None, None) if even else (read, read.less(1))
     entries, every = min(vocab_size, inputs.vocab_size), id_map.drawn is None
     if not every:
@@ -225,12 +222,6 @@ def _unsure(logits: torch.Tensor, confidence: float) -> list[bool]:
     wide = logits[:, 0].float()
     most = (wide.amax(1) - wide.logsumexp(1)).exp()
     return (most < confidence).tolist()
-
-
-@functools.lru_cache(maxsize=64)
-def _ramp(count: int) -> torch.Tensor:
-    """``[count, 1]`` int64: 0, 1, ..."""
-    return torch.arange(count, device="cpu").unsqueeze(1)
 
 
 def _require_drawn(

@@ -67,10 +67,6 @@ class _Wrapper:
     def select(self, rows: Sequence[int]) -> None:
         returned.call(self.name, self.level, "select", rows)
 
-    def _checked(self, logits: torch.Tensor, block: InputBlock) -> None:
-        batch = block.tokens.shape[0]
-        returned.require_logits(self.name, logits, batch, block.keep, self._width, self.device)
-
     def _kept(self, kept: Any, asked: RowCounts) -> Sequence[int]:
         if kept is None or kept is asked or asked.host is None:
             return asked
@@ -111,14 +107,16 @@ class LevelAdapter(_Wrapper):
         else:
             given = (None if own is None else list(own) for own in (block.counts, block.first))
             logits = self.level.forward(block.tokens, block.keep, *given)
-        self._checked(logits, block)
+        batch, keep = block.tokens.shape[0], block.keep
+        returned.require_logits(self.name, logits, batch, keep, self._width, self.device)
         return LevelOutput(logits)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         self.forward(reading(tokens, counts))
 
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
-        return self._kept(self.level.rollback(list(lengths)), lengths)
+        known = lengths if lengths.host is None else lengths.host
+        return self._kept(self.level.rollback(list(known)), lengths)
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
@@ -162,7 +160,8 @@ class CheckedLevel(_Wrapper):
         if block.hidden_layers:
             shape = block.tokens.shape
             returned.require_hidden(self.name, out.hidden, block.hidden_layers, shape)
-        self._checked(out.logits, block)
+        batch, keep = block.tokens.shape[0], block.keep
+        returned.require_logits(self.name, out.logits, batch, keep, self._width, self.device)
         return out
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:

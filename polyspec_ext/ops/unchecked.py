@@ -44,7 +44,7 @@ def draw(
     Args:
         logits: ``[B, 1, V]``.
         parameters: temperature, top_k, top_p, min_p and seed.
-        positions: ``[W, B]`` int64, of the tokens of each column.
+        positions: ``[B]`` int64, of the tokens of column 0.
         column: < W.
         tokens: ``[B, W]`` int64.
         status: ``[B, W]`` int32.

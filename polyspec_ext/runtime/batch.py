@@ -107,7 +107,6 @@ class Batch:
         """Of each row."""
         return [row.seed for row in self.rows]
 
-    @torch.inference_mode()
     def advance(self) -> Committed:
         """One round of the target: the tokens that it commits, by the number of their row; nothing
         when every text is complete.
@@ -117,13 +116,12 @@ class Batch:
             RuntimeError: the chain has begun another batch since, or this one failed; or it is at
                 work for another call.
         """
-        with self._owner.work():
+        with torch.inference_mode(), self._owner.work():
             return self._advance()
 
-    @torch.inference_mode()
     def complete(self) -> None:
         """`advance` until every text is complete, with no other call in between."""
-        with self._owner.work():
+        with torch.inference_mode(), self._owner.work():
             while self._advance():
                 pass
 

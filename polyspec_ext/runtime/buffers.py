@@ -43,7 +43,10 @@ class Buffers:
         rows = self.direct.get(number) or self.rows.get(number)
         if rows is None:
             return None
-        statistics = rows.statistics if number > 1 or self.known else None
+        known = number > 1 or self.known or rows.statistics is None
+        if known and rows.logits.device == device:
+            return rows
+        statistics = rows.statistics if known else None
         return RowBuffer(
             moved(rows.logits, device), None if statistics is None else moved(statistics, device)
         )

@@ -17,6 +17,7 @@ from scipy import stats as scipy_stats
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import DraftModel
+from polyspec_ext.tensors import RowCounts
 
 ALPHA = 1e-6
 
@@ -283,7 +284,7 @@ def tail_dropped(patch: pytest.MonkeyPatch, made: Levels) -> toy.Enumerator:
         if toy.distribution(block.rows.logits[0, count - 1])[int(block.tokens[0, -1])] <= 0.5:
             block.counts = torch.tensor([count - 1])
             if count > 1:  # the last but one is read with the next draft
-                self.rollback([len(made[-1].cache) - 1])
+                self.rollback(RowCounts([len(made[-1].cache) - 1]))
         return block
 
     patch.setattr(DraftModel, "draft", wrong)

@@ -31,7 +31,7 @@ def drawing(
     return {
         "logits": torch.randn(BATCH, 1, VOCAB, device=device).to(dtype),
         "parameters": tuple(made.on(device).values()),
-        "positions": torch.arange(WIDTH * BATCH, device=device).view(WIDTH, BATCH),
+        "positions": torch.arange(BATCH, device=device) * 9,
         "rounds": torch.tensor([1, 0, 6], device=device),
         "level": 3,
         "column": 1,
@@ -72,7 +72,7 @@ def test_draw_is_sample(
     )
     wanted = ps.sample(
         own["logits"][:, 0], heat, k, p, least, seed=seed,
-        position=own["positions"][column], level=3, round=own["rounds"],
+        position=own["positions"] + column, level=3, round=own["rounds"],
     )  # fmt: skip
     assert not (wanted.status & ERROR_BITS).any()
     before = {name: own[name].clone() for name in ("tokens", "status", "rows", "statistics")}
@@ -118,7 +118,7 @@ DRAWS: list[tuple[str, Any, str]] = [
     ("tokens", lambda x: x.t().contiguous().t(), "tokens: expected a contiguous tensor"),
     ("status", lambda x: x[:, :1], "status: "),
     ("status", lambda x: x.long(), "status: expected int32, got int64"),
-    ("positions", lambda x: x[:1], "positions: "),
+    ("positions", lambda x: x[:1], "position: "),
     ("rounds", lambda x: x[:2], "round: "),
     ("rows", lambda _: None, "statistics: expected both or none, got one"),
     ("rows", lambda x: x[:, :1], r"rows: expected shape \[B, at least 2, V\], got \[3, 1, 70\]"),

@@ -128,7 +128,7 @@ def drawing(sample: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         statistics: torch.Tensor | None,
     ) -> torch.Tensor:
         behind = logits[:, 0]
-        s = sample(behind, *parameters, positions[column], level, rounds)
+        s = sample(behind, *parameters, positions + column, level, rounds)
         tokens[:, column], status[:, column] = s.tokens, s.status
         if rows is not None:
             assert statistics is not None

@@ -42,9 +42,10 @@ struct DrawParams {
   const uint64_t* try_bits = nullptr;
 };
 
-// The token of 64 bits u (philox.hpp: draw_bits at `position` and `node`, kSample) is the first, in
-// the order of ids, at which the running sum of masses exceeds floor(u * mass / 2^64). Its
-// log-probability is float32((z - max) / T - log(mass / 2^S)) in float64, 0 at temperature 0, with
+// The token of 64 bits u (philox.hpp: draw_bits at `position` + `ahead` and `node`, kSample) is the
+// first, in the order of ids, at which the running sum of masses exceeds floor(u * mass / 2^64).
+// Its log-probability is float32((z - max) / T - log(mass / 2^S)) in float64, 0 at temperature 0,
+// with
 //   log(2^e m) = 2 s (1 + s^2/3 + ... + s^20/21) + 0.6931471805599453 e,  s = (m - 1) / (m + 1),
 // m in (1.4142135623730951 / 2, 1.4142135623730951], by Horner's scheme in s^2.
 struct SampleParams {
@@ -56,6 +57,7 @@ struct SampleParams {
   SamplingParams sampling;
   DrawParams draw;
   PerRequest<int64_t> node{nullptr, 0};  // in [0, 2^14); one of several draws for a position
+  int64_t ahead = 0;  // >= 0; tokens that are drawn already behind `position`, of every request
 
   int64_t* tokens = nullptr;  // [b]; -1 where the status has an error
   float* logprobs = nullptr;  // [b] natural log of the token's probability; NaN without a token

@@ -23,6 +23,7 @@ Result check_draw(const DrawParams& draw) {
 
 Result check(const SampleParams& p) {
   if (p.batch < 0) return expected("batch", ">= 0", p.batch);
+  if (p.ahead < 0) return expected("ahead", ">= 0", p.ahead);
   if (const Result vocab = check_vocab(p.vocab); !vocab.ok()) return vocab;
   if (const Result dtype = check_dtype("dtype", p.dtype); !dtype.ok()) return dtype;
   const bool any = p.batch > 0;

@@ -15,7 +15,8 @@ POLYSPEC_FN void sample_request(Group& group, const SampleParams& params, int64_
   int32_t status = read_filter(params.sampling, request, &filter) |
                    read_draws(params.draw, request, request, 1, &draws);
   const int64_t node = value_for(params.node, request);
-  if (node < 0 || node >= kDrawNodes) status |= kStatusBadParameter;
+  if (node < 0 || node >= kDrawNodes || draws.position > INT64_MAX - params.ahead)
+    status |= kStatusBadParameter;
   if (status == 0 && filter.greedy()) {
     status = greedy_emission(group, row, &emission);
   } else if (status == 0) {
@@ -23,7 +24,8 @@ POLYSPEC_FN void sample_request(Group& group, const SampleParams& params, int64_
     RowStatistics statistics;
     status = row_statistics(group, row, filter, head, &statistics);
     if (status == 0) {
-      const uint64_t target = mul_high(draws.at(0, 0, Purpose::kSample, node), statistics.mass);
+      const uint64_t target =
+          mul_high(draws.at(params.ahead, 0, Purpose::kSample, node), statistics.mass);
       emission.token = pick(group, row.n, token_mass(row, statistics, filter, head), target);
       emission.logprob = log_probability(row[emission.token], statistics, filter, head);
       emission.statistics = statistics;

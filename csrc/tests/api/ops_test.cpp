@@ -293,6 +293,37 @@ void test_arguments() {
   CHECK(polyspec::sample(sample).code == Result::Code::kInvalidArgument);
   sample.vocab = 1;
   CHECK(polyspec::sample(sample).ok());
+  sample.ahead = -1;
+  CHECK(polyspec::sample(sample).code == Result::Code::kInvalidArgument);
+}
+
+// The draw of a token behind others that are drawn already.
+void test_ahead() {
+  const std::vector<float> logits(1000, 0.0f);
+  int64_t token = -2;
+  float logprob;
+  int32_t status;
+  polyspec::SampleParams p;
+  p.batch = 1;
+  p.vocab = 1000;
+  p.logits = logits.data();
+  p.tokens = &token;
+  p.logprobs = &logprob;
+  p.status = &status;
+  p.draw.position.value = 7;
+  CHECK(polyspec::sample(p).ok());
+  const int64_t wanted = token;
+  p.draw.position.value = 4;
+  CHECK(polyspec::sample(p).ok());
+  CHECK(token != wanted);
+  p.ahead = 3;
+  CHECK(polyspec::sample(p).ok());
+  CHECK_EQ(wanted, token);
+  CHECK_EQ(0, status);
+  p.draw.position.value = INT64_MAX - 2;  // the token has none
+  CHECK(polyspec::sample(p).ok());
+  CHECK_EQ(polyspec::kStatusBadParameter, status);
+  CHECK_EQ(-1, token);
 }
 
 }  // namespace
@@ -305,5 +336,6 @@ int main() {
   test_verify_rules();
   test_zero_residual();
   test_arguments();
+  test_ahead();
   return 0;
 }

@@ -252,6 +252,7 @@ class SampleCase {
       random_row(random_, logits.data() + b * stride_, vocab, true);
     logits_ = put_logits(inputs, dtype_, logits);
     knobs_.emplace_back(random_, inputs, batch, vocab, 1);
+    ahead_ = random_.chance(0.5) ? 0 : random_.below(20);
     tokens_ = outputs.reserve<int64_t>(static_cast<size_t>(batch));
     logprobs_ = outputs.reserve<float>(static_cast<size_t>(batch));
     status_ = outputs.reserve<int32_t>(static_cast<size_t>(batch));
@@ -267,6 +268,7 @@ class SampleCase {
     p.logits = in + logits_;
     p.logits_stride = stride_;
     knobs_[0].apply(in, &p);
+    p.ahead = ahead_;
     Knobs::point(out, tokens_, &p.tokens);
     Knobs::point(out, logprobs_, &p.logprobs);
     Knobs::point(out, status_, &p.status);
@@ -279,7 +281,7 @@ class SampleCase {
 
  private:
   Random random_;
-  int64_t stride_;
+  int64_t stride_, ahead_;
   DType dtype_;
   std::vector<Knobs> knobs_;
   size_t logits_, tokens_, logprobs_, status_, statistics_;
