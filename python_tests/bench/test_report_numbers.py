@@ -276,12 +276,20 @@ def test_insertion_test(saved: Path, about: dict[str, Any], found: Tables) -> No
         seconds = sum(part["seconds"] for part in parts)
         return 1e3 * seconds / passes, statistics.fmean(counts or [0]), passes, len(counts)
 
+    def own(name: str) -> tuple[list[float], list[int], int]:
+        """Milliseconds and passes by level, and the target's tokens."""
+        turns = [x["levels"] for x in runs.ok(lines, name).values()]
+        by_level = list(zip(*turns, strict=True))
+        times = [1e3 * sum(part["seconds"] for part in parts) for parts in by_level]
+        tokens = sum(n for part in by_level[0] for n in part["accepted"])
+        return times, [sum(part["passes"] for part in parts) for parts in by_level], tokens
+
     for row, before in zip(rows, without, strict=True):
-        (t_i, l_i, _, verified), (t_below, _, passes, _) = level(before, 0), level(before, 1)
+        (t_i, l_i, _, _), (t_below, _, _, _) = level(before, 0), level(before, 1)
         (_, l_i_new, _, _), (t_new, l_new, _, _) = level(three, 0), level(three, 1)
-        beta = passes / verified
         bound = l_new * (1 / l_i - 1 / l_i_new)
-        exact = l_new * (t_i * (1 / l_i - 1 / l_i_new) + beta * t_below * (1 / l_i - 1 / l_new))
+        (old_times, _, old_tokens), (times, passes, tokens) = own(before), own(three)
+        exact = (sum(old_times) / old_tokens - (times[0] + times[2]) / tokens) * tokens / passes[1]
         names = ("t_i", "length_of_new", "t_new", "new_length", "t_below", "length")
         assert [row[n] for n in names] == pytest.approx([t_i, l_i_new, t_new, l_new, t_below, l_i])
         assert row["ratio_above"] == pytest.approx(t_new / t_i)
@@ -289,6 +297,8 @@ def test_insertion_test(saved: Path, about: dict[str, Any], found: Tables) -> No
         assert row["condition_1"] == ("helps" if t_new / t_i < bound else "does not")
         assert row["exact_bound"] == pytest.approx(exact)
         assert row["exact"] == ("helps" if t_new < exact else "does not")
+        faster = sum(times) / tokens < sum(old_times) / old_tokens
+        assert row["exact"] == ("helps" if faster else "does not")
         assert row["before"] == pytest.approx(ratio(lines, before, "plain"))
         assert row["after"] == pytest.approx(ratio(lines, three, "plain"))
         assert row["gain"] == pytest.approx(ratio(lines, three, before))
