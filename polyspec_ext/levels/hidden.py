@@ -24,7 +24,7 @@ class HiddenStates:
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config(decoder=True)
-        body, self._layers = _layers(model, int(config.num_hidden_layers))
+        body, self._layers = decoder_layers(model, int(config.num_hidden_layers))
         # Either ends with the final norm: in some models the layers are a part of a part, in others
         # the whole is never called. Where both are, the outer one ends last.
         self._bodies = [one for one in dict.fromkeys((body, model.base_model)) if one is not model]
@@ -92,7 +92,7 @@ class HiddenStates:
         )
 
 
-def _layers(model: nn.Module, count: int) -> tuple[nn.Module, Sequence[nn.Module]]:
+def decoder_layers(model: nn.Module, count: int) -> tuple[nn.Module, Sequence[nn.Module]]:
     """The decoder layers, the first list of as many modules as the configuration says, and the
     module that they are a part of; the model and none where there is no such list."""
     for module in model.modules():

@@ -73,8 +73,7 @@ def quantize_w4(
     layers = _layers(model, group_size, head, 4)
     hessians: Hessians | None = None
     if calibration is not None:
-        hessians = Hessians(layers)
-        hessians.read(model, token_ids(model, calibration))
+        hessians = Hessians(model, layers, token_ids(model, calibration))
     with progress.bar(total=len(layers), desc="quantisation", leave=False) as bar:
 
         def rounded(name: str) -> Int4Weights:

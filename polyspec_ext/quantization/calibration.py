@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,11 @@ from torch import nn
 
 from .. import arguments, progress
 from ..levels import tokenizer_at
+from ..levels.hidden import decoder_layers
+
+_MEMORY = 2 << 30
+_ROWS = 1024  # inputs that are added at a time, at least: a sum is read and written once for them
+_COLUMNS = 1024
 
 
 def token_ids(
@@ -54,49 +60,146 @@ def token_ids(
 
 
 class Hessians:
-    """``X^T X`` of the inputs X of linear layers, by the layer's name; layers that are given the
-    same tensor share one."""
+    """``X^T X`` of the inputs X of linear layers on texts, by the layer's name; layers that are
+    given the same tensor share one.
 
-    def __init__(self, layers: Mapping[str, nn.Linear]) -> None:
-        self.layers = layers
-        self.sums: dict[str, torch.Tensor] = {}
-        self.shared: dict[str, str] = {}  # layer -> the one that counts for it
-        self._last: tuple[str, torch.Tensor] | None = None
+    They are found out for as many decoder layers at a time as `memory` has room for, when one of
+    them is asked for, and forgotten with the next ones: those of a model would be several times as
+    large as it is. What a decoder layer has given for each text is kept meanwhile, so that no
+    layer reads a text twice.
 
-    def _seen(self, name: str, x: torch.Tensor) -> None:
-        last = self._last
-        if last is not None and last[1] is x and self.shared.get(name, last[0]) == last[0]:
-            self.shared[name] = last[0]
-            return
-        self._last = name, x
-        self.shared[name] = name
-        rows = x.detach().flatten(0, -2).float()
-        if name not in self.sums:
-            width = rows.shape[1]
-            self.sums[name] = torch.zeros(width, width, device=rows.device)
-        self.sums[name].addmm_(rows.T, rows)
+    Args:
+        model: in eval mode.
+        layers: of the model, in its order.
+        texts: int64 tensors of token ids.
+        memory: bytes of Hessians at a time.
+    """
 
-    @torch.inference_mode()
-    def read(self, model: Any, texts: Sequence[torch.Tensor]) -> None:
-        """Runs the texts through the model, once each."""
-        handles = [
-            layer.register_forward_pre_hook(
-                lambda _, inputs, name=name: self._seen(name, inputs[0])
-            )
-            for name, layer in self.layers.items()
-        ]
-        try:
-            for ids in progress.bar(texts, desc="calibration", leave=False):
-                model(input_ids=ids[None].to(model.device), use_cache=False)
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._last = None
+    def __init__(
+        self,
+        model: Any,
+        layers: Mapping[str, nn.Linear],
+        texts: Sequence[torch.Tensor],
+        memory: int = _MEMORY,
+    ) -> None:
+        self._model, self._texts = model, texts
+        count = model.config.get_text_config(decoder=True).num_hidden_layers
+        _, self._blocks = decoder_layers(model, count)
+        self._spans = _spans(self._blocks, layers, memory)
+        self._outputs: list[Any] = []  # by text: of the last decoder layer that has read them
+        self._read = 0  # decoder layers that have
+        self._sums: dict[str, torch.Tensor] = {}
+        self._shared: dict[str, str] = {}  # layer -> the one that counts for it
 
     def of(self, name: str) -> torch.Tensor:
-        """Of a layer.
+        """Of a layer, ``[K, K]`` float32, of which the upper triangle is filled.
 
         Raises:
-            KeyError: no text has reached it.
+            KeyError: no text has reached it, or it was forgotten.
         """
-        return self.sums[self.shared[name]]
+        while name not in self._shared and self._spans:
+            end, layers = self._spans.pop(0)
+            self._sums, self._shared = {}, {}
+            self._run(end, layers)
+        return self._sums[self._shared[name]]
+
+    @torch.inference_mode()
+    def _run(self, end: int, layers: Mapping[str, nn.Linear]) -> None:
+        """The texts are read on by the decoder layers below `end`, or by all that is left of the
+        model if these are its last."""
+        seen = _Seen(self._sums, self._shared)
+        outputs: list[Any] = []
+        hooks = [
+            layer.register_forward_pre_hook(lambda _, inputs, name=name: seen.note(name, inputs[0]))
+            for name, layer in layers.items()
+        ]
+
+        def stop(module: nn.Module, inputs: Any, output: Any) -> None:
+            outputs.append(output)
+            raise _Stopped
+
+        if end < len(self._blocks):
+            hooks.append(self._blocks[end - 1].register_forward_hook(stop))
+        done = self._blocks[: self._read]
+        try:
+            for at, ids in enumerate(progress.bar(self._texts, desc="calibration", leave=False)):
+                for block in done:  # what they give but the last is nobody's
+                    block.forward = lambda *_, at=at, **__: self._outputs[at]
+                with contextlib.suppress(_Stopped):
+                    self._model(input_ids=ids[None].to(self._model.device), use_cache=False)
+            seen.end()
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for block in done:
+                vars(block).pop("forward", None)
+        self._outputs, self._read = outputs, end
+
+
+class _Stopped(Exception):
+    """The last decoder layer that is wanted has run."""
+
+
+class _Seen:
+    """Adds the inputs of linear layers up.
+
+    Args:
+        sums, shared: of `Hessians`, filled here.
+    """
+
+    def __init__(self, sums: dict[str, torch.Tensor], shared: dict[str, str]) -> None:
+        self._sums, self._shared = sums, shared
+        self._last: tuple[str, torch.Tensor] | None = None
+        self._rows: dict[str, list[torch.Tensor]] = {}  # not added yet
+
+    def note(self, name: str, x: torch.Tensor) -> None:
+        """Layer `name` is given `x`."""
+        last = self._last
+        if last is not None and last[1] is x and self._shared.get(name, last[0]) == last[0]:
+            self._shared[name] = last[0]
+            return
+        self._last = name, x
+        self._shared[name] = name
+        rows = self._rows.setdefault(name, [])
+        rows.append(x.detach().flatten(0, -2))
+        if sum(map(len, rows)) >= _ROWS:
+            self._add(name)
+
+    def end(self) -> None:
+        """What is left is added."""
+        for name in self._rows:
+            self._add(name)
+
+    def _add(self, name: str) -> None:
+        if not self._rows[name]:
+            return
+        rows = torch.cat(self._rows[name]).float()
+        self._rows[name].clear()
+        width = rows.shape[1]
+        if name not in self._sums:
+            self._sums[name] = torch.zeros(width, width, device=rows.device)
+        # The matrix is symmetric: from the diagonal on will do. (Products in bfloat16 take a third
+        # of the time, but what they round leaves some sums without a Cholesky factor.)
+        for at in range(0, width, _COLUMNS):
+            own = rows[:, at : at + _COLUMNS]
+            self._sums[name][at : at + _COLUMNS, at:].addmm_(own.T, rows[:, at:])
+
+
+def _spans(
+    blocks: Sequence[nn.Module], layers: Mapping[str, nn.Linear], memory: int
+) -> list[tuple[int, dict[str, nn.Linear]]]:
+    """Decoder layers that are calibrated together: the number of the one behind the last, and the
+    linear layers. What lies outside of them goes with the last."""
+    own = {id(part): at for at, block in enumerate(blocks) for part in block.modules()}
+    last = len(blocks) - 1
+    spans: list[tuple[int, dict[str, nn.Linear]]] = []
+    room = -1
+    for at in range(len(blocks)):
+        found = {name: x for name, x in layers.items() if own.get(id(x), last) == at}
+        size = sum(4 * layer.in_features**2 for layer in found.values())
+        if size > room or not spans:
+            spans.append((at + 1, {}))
+            room = memory
+        room -= size
+        spans[-1] = at + 1, {**spans[-1][1], **found}
+    return spans or [(0, dict(layers))]

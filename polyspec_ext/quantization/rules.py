@@ -38,43 +38,48 @@ def with_feedback(weight: torch.Tensor, hessian: torch.Tensor, group: int) -> In
     """``weight [N, K]`` column by column, each rounding error pushed into the columns behind it
     that are correlated with it (GPTQ, Frantar et al. 2023, arXiv 2210.17323, algorithm 1).
 
+    With ``H = R R^T``, R upper triangular, errors E cost ``|E R|^2``, whose column j has no error
+    behind j. So ``w_j + (E R)_j / R_jj`` is best for column j, and no inverse of H is needed.
+
     Args:
-        hessian: ``[K, K]`` float32, the inputs' ``X^T X`` up to a factor.
+        hessian: H, ``[K, K]`` float32, the inputs' ``X^T X`` up to a factor, of which the upper
+            triangle is read.
     """
-    diagonal = hessian.diagonal()
-    damped = hessian.clone()
-    damped.diagonal().add_(DAMPING * diagonal.mean().clamp_min(1e-30))
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    # Row j: how an error of column j is made good by the columns behind it.
-    feedback = torch.linalg.cholesky(inverse, upper=True)
-    parts = [_fed_back(rows, diagonal, feedback, group) for rows in weight.split(_ROWS)]
+    importance = hessian.diagonal().cpu().contiguous()
+    damped = hessian.flip(0, 1)
+    damped.diagonal().add_(DAMPING * importance.mean().clamp_min(1e-30))
+    factor = torch.linalg.cholesky(damped).flip(0, 1)
+    parts = [_fed_back(rows, importance, factor, group) for rows in weight.split(_ROWS)]
     return joined(parts)
 
 
 def _fed_back(
-    weight: torch.Tensor, diagonal: torch.Tensor, feedback: torch.Tensor, group: int
+    weight: torch.Tensor, importance: torch.Tensor, factor: torch.Tensor, group: int
 ) -> Int4Weights:
     """`with_feedback` of some rows, which do not depend on each other."""
-    rest = weight.float().clone()
-    importance = diagonal.cpu().contiguous()
+    given = weight.float()
+    owed = torch.zeros_like(given)  # E R, of the errors so far
+    unit = torch.eye(group, device=given.device)
     values, scales, zeros = [], [], []
-    for begin in range(0, rest.shape[1], group):
-        end = begin + group
-        columns = rest[:, begin:end].T.contiguous()
+    for begin in range(0, given.shape[1], group):
+        own = slice(begin, begin + group)
+        # Row j: how an error of column j is made good by the columns behind it.
+        feedback = torch.linalg.solve_triangular(factor[own, own], unit, upper=True)
+        rest = given[:, own] + owed[:, own] @ feedback
         # The range of a group is that of its weights as they are by now.
-        given = rest[:, begin:end].cpu(), group, importance[begin:end]
-        _, scale, zero = int4.round_to_nearest(*given)
+        _, scale, zero = int4.round_to_nearest(rest.cpu(), group, importance[own])
         scales.append(scale)
         zeros.append(zero)
         scale, zero = scale[:, 0].to(rest.device), zero[:, 0].to(rest.device)
-        block = feedback[begin:end, begin:end]
-        errors = torch.empty_like(columns)
+        columns = rest.T.contiguous()
         rounded = torch.empty_like(columns, dtype=torch.uint8)
         for j in range(group):
             q = ((columns[j] - zero) / scale + 8).round_().clamp_(0, 15)
             rounded[j] = q
-            errors[j] = (columns[j] - (q - 8) * scale - zero) / block[j, j]
-            columns[j + 1 :] -= block[j, j + 1 :, None] * errors[j]
+            made = (q - 8) * scale + zero
+            error = (columns[j] - made) / feedback[j, j]
+            columns[j + 1 :].addr_(feedback[j, j + 1 :], error, alpha=-1)
+            columns[j] = made
         values.append(rounded.T.cpu())
-        rest[:, end:] -= errors.T @ feedback[begin:end, end:]
+        owed[:, begin + group :] += (given[:, own] - columns.T) @ factor[own, begin + group :]
     return Int4Weights(torch.cat(values, 1), torch.cat(scales, 1), torch.cat(zeros, 1))

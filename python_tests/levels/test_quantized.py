@@ -20,7 +20,7 @@ from polyspec_ext import tiny
 from polyspec_ext.levels import quantized
 from polyspec_ext.levels.quantized import Int4Linear, Int4Weights
 from polyspec_ext.ops import int4
-from polyspec_ext.quantization import rules
+from polyspec_ext.quantization import calibration, rules
 
 QUESTIONS = (
     "A farmer has 12 cows and sells 5 of them. How many are left?",
@@ -108,6 +108,29 @@ def test_inputs_that_are_never_seen_do_no_harm() -> None:
     assert (weight - made.dequantised()).abs().max() < 1
     constant = rules.round_to_nearest(torch.full((2, 32), 0.5), 32)
     torch.testing.assert_close(constant.dequantised(), torch.full((2, 32), 0.5), rtol=0.01, atol=0)
+
+
+def test_calibration_holds_few_layers_at_a_time() -> None:
+    """What texts leave in front of a span of decoder layers is kept: each layer reads them once,
+    and is given what it would be given in a model that is read at once."""
+    model = llama(num_hidden_layers=5)
+    texts = [torch.tensor(ids) for ids in ([3, 1, 4, 1, 5], [9, 2], list(range(30)))]
+    layers = {name: x for name, x in model.named_modules() if isinstance(x, nn.Linear)}
+    once, apart = (calibration.Hessians(model, layers, texts, memory) for memory in (1 << 30, 0))
+    reads = dict.fromkeys(range(5), 0)
+
+    def note(layer: int) -> None:
+        reads[layer] += 1
+
+    wanted = {name: once.of(name).clone() for name in layers}
+    for at, layer in enumerate(model.model.layers):
+        layer.self_attn.register_forward_hook(lambda *_, at=at: note(at))
+    for name in layers:
+        assert apart.of(name).equal(wanted[name]), name
+    assert reads == dict.fromkeys(range(5), len(texts))
+    assert all("forward" not in vars(layer) for layer in model.model.layers)
+    with pytest.raises(KeyError):
+        apart.of("model.layers.0.mlp.down_proj")  # forgotten
 
 
 def test_calibration_comes_closer_to_the_target(target: Any, texts: list[torch.Tensor]) -> None:

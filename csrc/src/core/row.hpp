@@ -73,6 +73,7 @@ POLYSPEC_FN Row<T> as_row(const AnyRow& row) {
   return row.of_type<T>();
 }
 
+// Whether a row has elements of type T.
 template <class T>
 POLYSPEC_FN constexpr bool is_row(const Row<T>&) {
   return true;
