@@ -134,14 +134,14 @@ def _insertion(
         "length": length,
         "ratio_above": test.ratio_above,
         "bound_above": test.bound_above,
-        "condition_1": "helps" if test.above else "does not",
+        "condition_1": _verdict(test.above),
         "exact_bound": exact_bound,
-        "exact": None
-        if exact_bound is None
-        else "helps"
-        if new_seconds < exact_bound
-        else "does not",
+        "exact": None if exact_bound is None else _verdict(new_seconds < exact_bound),
         "before": speedups[0],
         "after": speedups[1],
         **spread("gain", gain),
     }
+
+
+def _verdict(helps: bool) -> str:
+    return "helps" if helps else "does not"
