@@ -100,10 +100,10 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "budget", "files"),
     [
-        ("plain decoding", 48, 12),
-        ("three levels", 228, 15),
-        ("three levels, 8 prompts", 431, 18),
-        ("EAGLE tree", 321, 27),
+        ("plain decoding", 46, 12),
+        ("three levels", 220, 15),
+        ("three levels, 8 prompts", 423, 18),
+        ("EAGLE tree", 319, 27),
     ],
 )
 def test_python_calls_per_round_keep_their_budget(name: str, budget: int, files: int) -> None:
