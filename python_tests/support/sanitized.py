@@ -77,7 +77,7 @@ def draw(batch: int, vocab: int, dtype: torch.dtype, device: str) -> None:
     parameters = RowParameters(batch, torch.device(device))
     parameters.write([Sampling(1.0, 9, 0.9)] * batch, range(batch))
     own = parameters.on(rows.device).values()
-    positions = torch.arange(2 * batch, device=device).view(2, batch)
+    positions = torch.arange(batch, device=device)
     rounds = torch.arange(batch, device=device)
     random = torch.Generator().manual_seed(vocab)  # the others' numbers stay as they are
     for column in range(2):
