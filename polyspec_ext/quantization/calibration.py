@@ -121,6 +121,7 @@ class Hessians:
         if end < len(self._blocks):
             hooks.append(self._blocks[end - 1].register_forward_hook(stop))
         done = self._blocks[: self._read]
+        before = [vars(block).get("forward") for block in done]  # accelerate puts its own there
         try:
             for at, ids in enumerate(progress.bar(self._texts, desc="calibration", leave=False)):
                 for block in done:  # what they give but the last is nobody's
@@ -131,8 +132,10 @@ class Hessians:
         finally:
             for hook in hooks:
                 hook.remove()
-            for block in done:
+            for block, own in zip(done, before, strict=True):
                 vars(block).pop("forward", None)
+                if own is not None:
+                    block.forward = own
         self._outputs, self._read = outputs, end
 
 
