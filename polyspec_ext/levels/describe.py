@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ def level_line(level: Any) -> str:
     weights = list(model.parameters())  # a tied one once
     devices = _distinct(weight.device for weight in weights) or str(device_of(level))
     kinds = _distinct(weight.dtype for weight in weights if weight.dtype.is_floating_point)
-    count = _rounded(sum(weight.numel() for weight in weights))
+    plain = sum(weight.numel() for weight in weights if weight.dtype.is_floating_point)
+    count = _rounded(plain + sum(_quantised(model)))
     words = (("packed", "pack"), ("compiled", "compile"))
     how = [word for word, name in words if getattr(level, name, False) is True]
     varies = getattr(level, "varies", None)
@@ -40,15 +41,7 @@ def num_parameters(level: Any) -> int | None:
 
 def has_quantised_layers(model: torch.nn.Module) -> bool:
     """Whether a linear layer has no plain weights, whoever has quantised it."""
-    for module in model.modules():
-        inputs, outputs = (getattr(module, f"{end}_features", None) for end in ("in", "out"))
-        if isinstance(inputs, int) and isinstance(outputs, int):
-            weight = getattr(module, "weight", None)
-            if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
-                return True
-            if weight.numel() != inputs * outputs:
-                return True
-    return False
+    return any(True for _ in _quantised(model))
 
 
 def is_sharded(thing: Any) -> bool:
@@ -57,6 +50,21 @@ def is_sharded(thing: Any) -> bool:
     model = thing if isinstance(thing, torch.nn.Module) else getattr(thing, "model", None)
     weights = model.parameters() if isinstance(model, torch.nn.Module) else ()
     return any(getattr(weight, "device_mesh", None) is not None for weight in weights)
+
+
+def _quantised(model: torch.nn.Module) -> Iterator[int]:
+    """Weights of each linear layer that has no plain ones."""
+    for module in model.modules():
+        inputs, outputs = (getattr(module, f"{end}_features", None) for end in ("in", "out"))
+        if isinstance(inputs, int) and isinstance(outputs, int):
+            weight = getattr(module, "weight", None)
+            count = inputs * outputs
+            if (
+                not isinstance(weight, torch.Tensor)
+                or not weight.is_floating_point()
+                or weight.numel() != count
+            ):
+                yield count
 
 
 def _invariance(varies: Sequence[str]) -> str:

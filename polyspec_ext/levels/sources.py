@@ -82,7 +82,8 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
         local: never ask the network.
 
     Raises:
-        ValueError: none that loads.
+        ValueError: none that loads, or, of a folder without one's files, only what transformers
+            makes of the configuration's name: special tokens, with which no text can be read.
     """
     from transformers import AutoTokenizer
 
@@ -92,11 +93,14 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
             file = Path(source.place, source.file).resolve()
             about = file.stat()
             return copy.deepcopy(_in_file(file, about.st_mtime_ns, about.st_size))
-        return AutoTokenizer.from_pretrained(source.place, local_files_only=local)
+        found = AutoTokenizer.from_pretrained(source.place, local_files_only=local)
     except (OSError, ValueError, KeyError, TypeError, ImportError, NotImplementedError) as error:
         raise ValueError(
             f"expected a tokenizer beside the model, given none that loads in {place}: {error}"
         ) from error
+    if len(found) <= len(found.all_special_tokens):
+        raise ValueError(f"expected a tokenizer beside the model, given none in {place}")
+    return found
 
 
 @functools.lru_cache(maxsize=4)

@@ -168,8 +168,7 @@ def save_w4(copy: Any, folder: str | Path) -> None:
     """
     arguments.model("copy", copy)
     place = arguments.path("folder", folder)
-    weights = dict(weights_of(copy))
-    if not weights:
+    if next(weights_of(copy), None) is None:
         raise ValueError(
             f"copy: expected a copy of quantize_w4 on the CPU, given {type(copy).__name__} without "
             "4-bit weights"
@@ -177,7 +176,7 @@ def save_w4(copy: Any, folder: str | Path) -> None:
     if place.exists() and not place.is_dir():
         raise ValueError(f"folder: expected a directory, given {str(place)!r}, which is a file")
     place.mkdir(parents=True, exist_ok=True)
-    kept.write(place / kept.FILE, weights, samples_of(copy))
+    kept.write(place / kept.FILE, weights_of(copy), samples_of(copy))
 
 
 def load_w4(model: Any, folder: str | Path) -> Any:

@@ -12,6 +12,7 @@ from torch import nn
 from .. import arguments, progress
 from ..levels import tokenizer_at
 from ..levels.hidden import decoder_layers
+from ..tuning import processor
 
 _MEMORY = 2 << 30
 _ROWS = 1024  # inputs that are added at a time, at least: a sum is read and written once for them
@@ -118,8 +119,14 @@ class Hessians:
             outputs.append(output)
             raise _Stopped
 
+        def end_here(module: nn.Module, inputs: Any) -> None:
+            raise _Stopped
+
+        head = self._model.get_output_embeddings()
         if end < len(self._blocks):
             hooks.append(self._blocks[end - 1].register_forward_hook(stop))
+        elif head is not None:  # what it would give is nobody's either
+            hooks.append(head.register_forward_pre_hook(end_here))
         done = self._blocks[: self._read]
         before = [vars(block).get("forward") for block in done]  # accelerate puts its own there
         try:
@@ -176,16 +183,19 @@ class _Seen:
     def _add(self, name: str) -> None:
         if not self._rows[name]:
             return
-        rows = torch.cat(self._rows[name]).float()
+        rows = torch.cat(self._rows[name])
         self._rows[name].clear()
+        exact = rows.dtype == torch.bfloat16
+        rows = rows.float()
         width = rows.shape[1]
         if name not in self._sums:
             self._sums[name] = torch.zeros(width, width, device=rows.device)
-        # The matrix is symmetric: from the diagonal on will do. (Products in bfloat16 take a third
-        # of the time, but what they round leaves some sums without a Cholesky factor.)
-        for at in range(0, width, _COLUMNS):
-            own = rows[:, at : at + _COLUMNS]
-            self._sums[name][at : at + _COLUMNS, at:].addmm_(own.T, rows[:, at:])
+        # The matrix is symmetric: from the diagonal on will do. (Sums in bfloat16 take no longer,
+        # but leave some Hessians without a Cholesky factor.)
+        with processor.bfloat16_factors() if exact else contextlib.nullcontext():
+            for at in range(0, width, _COLUMNS):
+                own = rows[:, at : at + _COLUMNS]
+                self._sums[name][at : at + _COLUMNS, at:].addmm_(own.T, rows[:, at:])
 
 
 def _spans(

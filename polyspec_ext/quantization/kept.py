@@ -7,14 +7,14 @@ A layer has four tensors: `values`, two to a byte, the even input in the low nib
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from ..levels.quantized import SAMPLE, Int4Weights
 from ..ops.int4 import GROUPS
@@ -23,6 +23,9 @@ FILE, FORMAT = "int4.safetensors", "polyspec-int4-3"
 _EARLIER = "polyspec-int4-2"  # files of it hold no output head
 
 _GROUPS = {str(group): group for group in GROUPS}  # as the file's metadata has them
+# Bytes at the most: of the header's length, of what it says of all layers, and of a tensor but for
+# the layer's name.
+_LENGTH, _HEADER, _ENTRY = 8, 128, 192
 _DTYPES = {"values": "U8", "scales": "BF16", "zeros": "BF16", "sample": "F32"}
 
 
@@ -48,18 +51,36 @@ class Kept:
 
 
 def write(
-    place: Path, weights: Mapping[str, Int4Weights], samples: Mapping[str, torch.Tensor]
+    place: Path,
+    weights: Iterable[tuple[str, Int4Weights]],
+    samples: Mapping[str, torch.Tensor],
 ) -> None:
-    """Keep the weights of at least one layer, all of one group size."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, own in weights.items():
-        pairs = own.values[:, ::2] | own.values[:, 1::2] << 4
-        tensors[f"{name}.values"] = pairs.contiguous()
-        tensors[f"{name}.scales"] = own.scales.bfloat16().contiguous()
-        tensors[f"{name}.zeros"] = own.zeros.bfloat16().contiguous()
-        tensors[f"{name}.sample"] = samples[name]
-    group = next(iter(weights.values())).group
-    save_file(tensors, place, {"format": FORMAT, "group": str(group)})
+    """Keep the weights of the layers in `samples`, at least one, all of one group size. They are
+    taken and written one by one: together, a number to a byte, they would be as large as half the
+    model (the writer of the safetensors package wants all of them at once).
+    """
+    # Where each tensor lies is known behind the last: the header is filled up with spaces.
+    room = _HEADER + sum(len(_DTYPES) * (_ENTRY + len(json.dumps(name))) for name in samples)
+    header: dict[str, Any] = {}
+    begin = group = 0
+    with place.open("wb") as file:
+        file.seek(_LENGTH + room)
+        for name, own in weights:
+            group = own.group
+            pairs = own.values[:, ::2] | own.values[:, 1::2] << 4
+            parts = pairs, own.scales.bfloat16(), own.zeros.bfloat16(), samples[name]
+            for (part, kind), tensor in zip(_DTYPES.items(), parts, strict=True):
+                size = file.write(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+                header[f"{name}.{part}"] = {
+                    "dtype": kind,
+                    "shape": list(tensor.shape),
+                    "data_offsets": [begin, begin + size],
+                }
+                begin += size
+        header["__metadata__"] = {"format": FORMAT, "group": str(group)}
+        file.seek(0)
+        file.write(room.to_bytes(_LENGTH, "little"))
+        file.write(json.dumps(header).ljust(room).encode())
 
 
 def read(place: Path) -> Kept:

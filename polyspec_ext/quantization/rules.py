@@ -7,6 +7,7 @@ import torch
 
 from ..levels.quantized import Int4Weights, joined
 from ..ops import int4
+from ..tuning import processor
 
 INPUTS_8_BITS = 32  # with one scale
 DAMPING = 0.01  # of the Hessian's diagonal, in its mean
@@ -35,20 +36,21 @@ def to_8_bits(weight: torch.Tensor) -> torch.Tensor:
 
 
 def with_feedback(weight: torch.Tensor, hessian: torch.Tensor, group: int) -> Int4Weights:
-    """``weight [N, K]`` column by column, each rounding error pushed into the columns behind it
-    that are correlated with it (GPTQ, Frantar et al. 2023, arXiv 2210.17323, algorithm 1).
+    """``weight [N, K]`` column by column from the last to the first, each rounding error pushed
+    into the columns before it that are correlated with it (GPTQ, Frantar et al. 2023, arXiv
+    2210.17323, algorithm 1).
 
-    With ``H = R R^T``, R upper triangular, errors E cost ``|E R|^2``, whose column j has no error
-    behind j. So ``w_j + (E R)_j / R_jj`` is best for column j, and no inverse of H is needed.
+    With ``H = L L^T``, L lower triangular, errors E cost ``|E L|^2``, whose column j has no error
+    before j. So ``w_j + (E L)_j / L_jj`` is best for column j, and no inverse of H is needed.
 
     Args:
         hessian: H, ``[K, K]`` float32, the inputs' ``X^T X`` up to a factor, of which the upper
             triangle is read.
     """
     importance = hessian.diagonal().cpu().contiguous()
-    damped = hessian.flip(0, 1)
+    damped = hessian.clone()
     damped.diagonal().add_(DAMPING * importance.mean().clamp_min(1e-30))
-    factor = torch.linalg.cholesky(damped).flip(0, 1)
+    factor = torch.linalg.cholesky(damped, upper=True).mT
     parts = [_fed_back(rows, importance, factor, group) for rows in weight.split(_ROWS)]
     return joined(parts)
 
@@ -58,28 +60,27 @@ def _fed_back(
 ) -> Int4Weights:
     """`with_feedback` of some rows, which do not depend on each other."""
     given = weight.float()
-    owed = torch.zeros_like(given)  # E R, of the errors so far
+    owed = torch.zeros_like(given)  # E L, of the errors so far
     unit = torch.eye(group, device=given.device)
-    values, scales, zeros = [], [], []
-    for begin in range(0, given.shape[1], group):
+    made = []
+    for begin in reversed(range(0, given.shape[1], group)):
         own = slice(begin, begin + group)
-        # Row j: how an error of column j is made good by the columns behind it.
-        feedback = torch.linalg.solve_triangular(factor[own, own], unit, upper=True)
+        # Row j: how an error of column j is made good by the columns before it.
+        feedback = torch.linalg.solve_triangular(factor[own, own], unit, upper=False)
         rest = given[:, own] + owed[:, own] @ feedback
         # The range of a group is that of its weights as they are by now.
-        _, scale, zero = int4.round_to_nearest(rest.cpu(), group, importance[own])
-        scales.append(scale)
-        zeros.append(zero)
-        scale, zero = scale[:, 0].to(rest.device), zero[:, 0].to(rest.device)
+        _, scales, zeros = int4.round_to_nearest(rest.cpu(), group, importance[own])
+        scale, zero = scales[:, 0].to(rest.device), zeros[:, 0].to(rest.device)
         columns = rest.T.contiguous()
         rounded = torch.empty_like(columns, dtype=torch.uint8)
-        for j in range(group):
-            q = ((columns[j] - zero) / scale + 8).round_().clamp_(0, 15)
-            rounded[j] = q
-            made = (q - 8) * scale + zero
-            error = (columns[j] - made) / feedback[j, j]
-            columns[j + 1 :].addr_(feedback[j, j + 1 :], error, alpha=-1)
-            columns[j] = made
-        values.append(rounded.T.cpu())
-        owed[:, begin + group :] += (given[:, own] - columns.T) @ factor[own, begin + group :]
-    return Int4Weights(torch.cat(values, 1), torch.cat(scales, 1), torch.cat(zeros, 1))
+        for j in reversed(range(group)):
+            rounded[j] = ((columns[j] - zero) / scale + 8).round_().clamp_(0, 15)
+            value = (rounded[j] - 8.0) * scale + zero
+            error = (columns[j] - value) / feedback[j, j]
+            columns[:j].addr_(feedback[j, :j], error, alpha=-1)
+            columns[j] = value
+        made.append((rounded.T.cpu(), scales, zeros))
+        errors = given[:, own] - columns.T
+        with processor.bfloat16_factors():  # an error's 256th part is not worth more
+            owed[:, :begin].addmm_(errors, factor[own, :begin])
+    return Int4Weights(*(torch.cat(part[::-1], 1) for part in zip(*made, strict=True)))

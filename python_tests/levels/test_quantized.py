@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from polyspec_ext.levels import quantized
 from polyspec_ext.levels.quantized import Int4Linear, Int4Weights
 from polyspec_ext.ops import int4
 from polyspec_ext.quantization import calibration, rules
+from polyspec_ext.quantization import kept as kept_file
+from polyspec_ext.tuning import processor
 
 QUESTIONS = (
     "A farmer has 12 cows and sells 5 of them. How many are left?",
@@ -134,6 +138,37 @@ def test_calibration_holds_few_layers_at_a_time() -> None:
     assert left == [None, own, None, None, None]
     with pytest.raises(KeyError):
         apart.of("model.layers.0.mlp.down_proj")  # forgotten
+
+
+def test_calibration_reads_bfloat16_inputs_as_they_are() -> None:
+    """Where the processor multiplies bfloat16 it does so here: the factors are in it, and only sums
+    of float32 keep the matrix definite. Torch's setting is as before."""
+    model = llama(torch_dtype=torch.bfloat16).bfloat16()
+    seen: list[torch.Tensor] = []
+    name, layer = "model.layers.1.mlp.down_proj", model.model.layers[1].mlp.down_proj
+    layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
+    setting = torch.backends.mkldnn.matmul.fp32_precision
+    found = calibration.Hessians(model, {name: layer}, [torch.arange(40)] * 30).of(name)
+    x = torch.cat(seen).double()
+    wanted = (x.T @ x).triu()
+    torch.testing.assert_close(found.triu().double(), wanted, rtol=1e-5, atol=1e-5 * wanted.max())
+    assert torch.backends.mkldnn.matmul.fp32_precision == setting
+
+
+def test_float32_factors_are_rounded_only_where_that_is_allowed() -> None:
+    """What calibration reads in float32 is not, and the setting survives an error."""
+    setting = torch.backends.mkldnn.matmul.fp32_precision
+    with pytest.raises(KeyError), processor.bfloat16_factors():
+        raise KeyError
+    assert torch.backends.mkldnn.matmul.fp32_precision == setting
+    model = llama(hidden_size=256, intermediate_size=256)
+    name, layer = "model.layers.1.mlp.down_proj", model.model.layers[1].mlp.down_proj
+    seen: list[torch.Tensor] = []
+    layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
+    found = calibration.Hessians(model, {name: layer}, [torch.arange(40)] * 30).of(name)
+    x = torch.cat(seen).double()
+    wanted = (x.T @ x).triu()
+    torch.testing.assert_close(found.triu().double(), wanted, rtol=1e-5, atol=1e-6 * wanted.max())
 
 
 def test_calibration_comes_closer_to_the_target(target: Any, texts: list[torch.Tensor]) -> None:
@@ -262,6 +297,29 @@ def test_layers_are_rounded_and_packed_one_after_the_other(monkeypatch: pytest.M
     of_a_layer = ["round"] * 3 + ["pack"] + ["round", "pack"]  # q, k and v; o
     of_a_layer += ["round"] * 2 + ["pack"] + ["round", "pack"]  # gate and up; down
     assert order == of_a_layer * 2 + ["round", "pack"]
+
+
+def test_layers_are_unpacked_and_kept_one_after_the_other(tmp_path: Path) -> None:
+    """A byte to a number they are twice as large as the copy."""
+    copy = ps.quantize_w4(llama(), 32)
+    before: list[weakref.ref[torch.Tensor]] = []
+
+    def weights() -> Iterator[tuple[str, Int4Weights]]:
+        for name, own in quantized.weights_of(copy):
+            before[:] = [other for other in before if other() is not None]
+            assert len(before) <= 1  # the one that was written last
+            before.append(weakref.ref(own.values))
+            yield name, own
+
+    place = tmp_path / "int4.safetensors"
+    kept_file.write(place, weights(), quantized.samples_of(copy))
+    assert load_file(place).keys() == {
+        f"{name}.{part}"
+        for name, _ in quantized.weights_of(copy)
+        for part in ("values", "scales", "zeros", "sample")
+    }
+    ids = torch.arange(10)[None]
+    assert ps.load_w4(llama(), tmp_path)(input_ids=ids).logits.equal(copy(input_ids=ids).logits)
 
 
 def test_a_kept_copy_is_the_same(tmp_path: Path) -> None:

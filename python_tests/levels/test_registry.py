@@ -11,7 +11,7 @@ from small_models import make
 from toy import ToyLevel
 
 import polyspec_ext as ps
-from polyspec_ext.levels import ELEMENTS, Level, Loader, Options, Registry
+from polyspec_ext.levels import ELEMENTS, Level, Loader, Options, Registry, tokenizer_at
 
 
 class Table(Loader):
@@ -115,3 +115,11 @@ def test_conformance(attributes: dict[str, Any], error: type[Exception], text: s
     with pytest.raises(TypeError, match="expected an object, given the class Table"):
         registry.register(Table)  # type: ignore[arg-type]
     assert registry.resolve("table:1", Options()).vocab_size == 5
+
+
+def test_special_tokens_alone_are_no_tokenizer(tmp_path: Path) -> None:
+    """transformers makes a tokenizer of the configuration's name where no file of one is: with it
+    every text would be read as nothing."""
+    make("qwen2").config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="expected a tokenizer beside the model, given none"):
+        tokenizer_at(tmp_path)

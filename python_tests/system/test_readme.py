@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import runpy
 import shlex
@@ -89,6 +90,7 @@ def test_no_program_stands_in_two_places() -> None:
 
 # The last line that each prints, or what it begins with.
 PRINTED = {
+    "fits_in_memory": "passes of the target: ",
     "in_generate": "as without a chain: True",
     "mixed_batch": "row 1 alone has the same tokens: True",
     "own_drafter": "as plain decoding: True",
@@ -99,8 +101,10 @@ PRINTED = {
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_prints_what_it_shows(
-    path: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", ""))  # one sets it
     runpy.run_path(str(path), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith(PRINTED[path.stem]) for line in lines), lines

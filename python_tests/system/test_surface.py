@@ -110,6 +110,20 @@ def test_repr_of_a_chain_names_models_windows_rounds_and_rule() -> None:
     assert lines[3] == "  window=[4], rounds=[], rule='token'"
 
 
+def test_repr_counts_the_weights_of_a_4_bit_copy() -> None:
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+            num_attention_heads=2, tie_word_embeddings=False,
+        )
+    ).eval()  # fmt: skip
+    lines = repr(ps.Chain([model, ps.quantize_w4(model, 32)])).splitlines()
+    size = 2 * 64 * 64 + 64 + 7 * 64 * 64 + 2 * 64  # embedding and head, norms, projections
+    assert [line.split(",")[0].split(": ")[1] for line in lines[1:3]] == [
+        f"{size / 1000:.1f}K parameters"
+    ] * 2
+
+
 class Alone:
     """A level of one's own, without a model of torch's."""
 
