@@ -80,7 +80,11 @@ def add_command(commands: Any) -> None:
     own.add_argument(
         "--target", metavar="MODEL", help="directory, id or GGUF file; 'w4:MODEL': its 4-bit copy"
     )
-    own.add_argument("--drafter", metavar="MODEL", help="the same (default: prompt lookup)")
+    own.add_argument(
+        "--drafter",
+        metavar="MODEL",
+        help="the same, or another drafter, as 'suffix' or an EAGLE head (default: prompt lookup)",
+    )
     options.add_llama(own)
     sub.add_argument(
         "--prompts",

@@ -83,8 +83,9 @@ def shipped(args: argparse.Namespace) -> Models:
 
 
 def own(args: argparse.Namespace) -> Models:
-    """A target and a drafter of the user's. Of a target in 16 or 32 bits its 4-bit copy is the
-    middle, else prompt lookup drafts below the drafter. Windows are a policy's.
+    """A target and a drafter of the user's, a model or whatever else drafts in a chain. Of a target
+    in 16 or 32 bits its 4-bit copy is the middle, else prompt lookup drafts below the drafter.
+    Windows are a policy's.
 
     Raises:
         ValueError: models that do not load, or more questions than there are.
@@ -97,9 +98,14 @@ def own(args: argparse.Namespace) -> Models:
         tokenizer = tokenizer_at(original(args.target))
     except ValueError as error:
         raise ValueError(f"--target: {error}") from error
-    levels = {"target": _level(args.target, "--target")}
+    target = _element(args.target, "--target")
+    if not isinstance(target, HuggingFaceLevel):
+        raise ValueError(f"--target: expected a causal language model, given {args.target}")
+    levels = {"target": target}
     if args.drafter is not None:
-        levels["drafter"] = _level(args.drafter, "--drafter")
+        drafter = _element(args.drafter, "--drafter", target)
+        if isinstance(drafter, HuggingFaceLevel):
+            levels["drafter"] = drafter
     prompts = [
         chat_prompt(tokenizer, [{"role": "user", "content": question}]).input_ids
         if has_template(tokenizer)
@@ -111,10 +117,10 @@ def own(args: argparse.Namespace) -> Models:
 
     def chains(levels: Levels) -> list[Shown]:
         target, *models = levels.values()
-        lowest: list[Any] = [*models] or ["prompt-lookup"]
+        lowest: list[Any] = [*models] or [args.drafter or "prompt-lookup"]
         made = [Chain([target, *lowest], args.two_level_window or [_WINDOW], policy="online")]
-        three = [target, *lowest, "prompt-lookup"] if quantized else [target, "w4", *lowest]
-        if len({*map(str, three)}) == 3:
+        three = [target, *models, "prompt-lookup"] if quantized else [target, "w4", *lowest]
+        if len(three) == 3:
             made.append(Chain(three, args.window or [_ABOVE, _WINDOW], policy="joint"))
         words = ("two", "three")
         return [
@@ -132,11 +138,8 @@ def _some(questions: tuple[str, ...] | list[str], count: int | None) -> list[str
     return list(questions[:count])
 
 
-def _level(place: str, name: str) -> HuggingFaceLevel:
-    level = level_for(place, _WIDTHS, pack="auto", compile=False, name=name)
-    if not isinstance(level, HuggingFaceLevel):
-        raise ValueError(f"{name}: expected a causal language model, given {place}")
-    return level
+def _element(place: str, name: str, *above: Any) -> Any:
+    return level_for(place, _WIDTHS, pack="auto", compile=False, name=name, above=above)
 
 
 def _contenders(engine: LlamaCpp, target: HuggingFaceLevel) -> list[Contender]:

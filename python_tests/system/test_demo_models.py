@@ -50,6 +50,17 @@ def test_a_copy_as_the_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert table["configurations"][-1]["label"] == "three levels: target, drafter, prompt lookup"
 
 
+@pytest.mark.parametrize("drafter", ["eagle3", "suffix"])
+def test_another_drafter_than_a_model(drafter: str, capsys: pytest.CaptureFixture[str]) -> None:
+    place = str(tiny.path(drafter)) if drafter == "eagle3" else drafter
+    name = "eagle3" if drafter == "eagle3" else "suffix match"
+    assert main([*WORDS, "--prompts", "1", "--target", TARGET, "--drafter", place]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    rows = {row["label"]: row for row in table["configurations"]}
+    for label in (f"two levels: target, {name}", f"three levels: target, w4, {name}"):
+        assert rows[label]["lossless"], rows.keys()
+
+
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
