@@ -57,7 +57,9 @@ REAL_PAPER = "cpu-2026-11-25-paper-real/greedy"
 REAL_PAPER_EPYC = "cpu-2026-11-25-paper-real/greedy-epyc"
 REAL_PAPER_W4 = "cpu-2026-11-25-paper-real/w4-greedy"
 REAL_PAPER_SAMPLED = "cpu-2026-11-25-paper-real/sampled-epyc"
-REAL_PAPER_BATCHES = ["cpu-2026-11-24-paper-real/batch4", "cpu-2026-11-25-paper-real/batch8"]
+REAL_PAPER_BATCHES = [
+    f"cpu-2026-11-25-paper-real/{name}" for name in ("batch4-epyc", "batch8-epyc", "batch8")
+]
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 BLOCK = re.compile(
