@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import small_models
 import torch
 from dispatched import arguments_of
 from torch import nn
@@ -416,3 +417,22 @@ def test_freed_memory_is_kept() -> None:
     if before < 1000:
         pytest.skip("this allocator keeps freed memory by itself")
     assert after < before / 10
+
+
+@pytest.mark.parametrize(("tokens", "refused"), [(1, False), (7, True)])
+def test_logits_of_one_token_may_be_moved_by_rounding(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, refused: bool
+) -> None:
+    """States of some tokens are so large in some models that what is rounded away moves all of
+    their logits; where those of a whole text are others, the packed model is wrong."""
+
+    def move(module: nn.Module, inputs: Any, output: Any) -> None:
+        output.logits[0, -tokens:] *= 2
+
+    monkeypatch.setattr(level_packed, "use_grouped", lambda made: made.register_forward_hook(move))
+    model = small_models.make("llama")
+    if not refused:
+        assert level_packed.packed(model, "one").model is not model
+        return
+    with pytest.raises(ValueError, match="one: expected the packed model's logits to be"):
+        level_packed.packed(model, "one")
