@@ -597,7 +597,8 @@ class Chain:
                 the batch. One value s for B rows stands for ``ps.row_seeds(s, B)``: row 0 has s
                 itself, as a prompt alone, and the others bits hashed out of s and their number.
                 None: another one each call, out of torch's generator, so that
-                ``torch.manual_seed`` fixes it; `Output.seeds` says which.
+                ``torch.manual_seed`` fixes it; `Output.seeds` says which. (A policy and an
+                `NGramTable` learn from each call: the next one may draft, and so draw, otherwise.)
             eos_token_id: id or ids in [0, vocab_size) that end a text (and are kept), or ids for
                 each row in one more list; None: the target's own, []: none.
             attention_mask: ``[B, N]``, 0 where a row of `input_ids` is padding, on either side.

@@ -93,7 +93,7 @@ class Hessians:
         self._shared: dict[str, str] = {}  # layer -> the one that counts for it
 
     def of(self, name: str) -> torch.Tensor:
-        """Of a layer, ``[K, K]`` float32, of which the upper triangle is filled.
+        """Of a layer, ``[K, K]`` float32.
 
         Raises:
             KeyError: no text has reached it, or it was forgotten.
@@ -176,9 +176,13 @@ class _Seen:
             self._add(name)
 
     def end(self) -> None:
-        """What is left is added."""
+        """What is left is added, and the sums mirrored."""
         for name in self._rows:
             self._add(name)
+        for total in self._sums.values():
+            for at in range(0, len(total), _COLUMNS):
+                end = at + _COLUMNS
+                total[end:, at:end] = total[at:end, end:].T
 
     def _add(self, name: str) -> None:
         if not self._rows[name]:
@@ -190,8 +194,8 @@ class _Seen:
         width = rows.shape[1]
         if name not in self._sums:
             self._sums[name] = torch.zeros(width, width, device=rows.device)
-        # The matrix is symmetric: from the diagonal on will do. (Sums in bfloat16 take no longer,
-        # but leave some Hessians without a Cholesky factor.)
+        # The matrix is symmetric: from the diagonal on will do until `end`. (Sums in bfloat16 take
+        # no longer, but leave some Hessians without a Cholesky factor.)
         with processor.bfloat16_factors() if exact else contextlib.nullcontext():
             for at in range(0, width, _COLUMNS):
                 own = rows[:, at : at + _COLUMNS]

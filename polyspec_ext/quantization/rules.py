@@ -36,23 +36,30 @@ def to_8_bits(weight: torch.Tensor) -> torch.Tensor:
 
 
 def with_feedback(weight: torch.Tensor, hessian: torch.Tensor, group: int) -> Int4Weights:
-    """``weight [N, K]`` column by column from the last to the first, each rounding error pushed
-    into the columns before it that are correlated with it (GPTQ, Frantar et al. 2023, arXiv
-    2210.17323, algorithm 1).
+    """``weight [N, K]`` column by column, each rounding error pushed into the columns to come that
+    are correlated with it (GPTQ, Frantar et al. 2023, arXiv 2210.17323, algorithm 1). Groups of the
+    largest inputs come first, as most columns are left for their errors then.
 
     With ``H = L L^T``, L lower triangular, errors E cost ``|E L|^2``, whose column j has no error
-    before j. So ``w_j + (E L)_j / L_jj`` is best for column j, and no inverse of H is needed.
+    before j. So, from the last column to the first, ``w_j + (E L)_j / L_jj`` is best for column j,
+    and no inverse of H is needed.
 
     Args:
-        hessian: H, ``[K, K]`` float32, the inputs' ``X^T X`` up to a factor, of which the upper
-            triangle is read.
+        hessian: H, ``[K, K]`` float32, symmetric: the inputs' ``X^T X`` up to a factor.
     """
-    importance = hessian.diagonal().cpu().contiguous()
-    damped = hessian.clone()
+    importance = hessian.diagonal().cpu().view(-1, group)
+    order = importance.sum(1).argsort()
+    places = order.to(hessian.device)
+    by_group = hessian.view(len(order), group, len(order), group)
+    damped = by_group.index_select(0, places).index_select(2, places).view(hessian.shape)
     damped.diagonal().add_(DAMPING * importance.mean().clamp_min(1e-30))
     factor = torch.linalg.cholesky(damped, upper=True).mT
-    parts = [_fed_back(rows, importance, factor, group) for rows in weight.split(_ROWS)]
-    return joined(parts)
+    importance = importance[order].flatten()
+    given = weight.unflatten(1, (-1, group)).index_select(1, order.to(weight.device)).flatten(1)
+    made = joined([_fed_back(rows, importance, factor, group) for rows in given.split(_ROWS)])
+    back = order.argsort()
+    values = made.values.unflatten(1, (-1, group)).index_select(1, back).flatten(1)
+    return Int4Weights(values, made.scales.index_select(1, back), made.zeros.index_select(1, back))
 
 
 def _fed_back(

@@ -14,7 +14,7 @@ import torch
 from .. import progress
 from ..chain import Chain
 from ..chat import chat_prompt, has_template
-from ..levels import HuggingFaceLevel
+from ..tuning import level_for
 from .rows import Document
 
 _PASSAGE = 2000  # characters of a plain file that become one text, at least
@@ -176,7 +176,7 @@ def _answers(
     if missing:
         # Alike lengths go together: a batch takes as long as its longest.
         missing.sort(key=lambda i: len(prompts[i]))
-        chain = Chain([HuggingFaceLevel(model)])
+        chain = Chain([level_for(model, (1,), pack="auto", compile=False)])
         kept.parent.mkdir(parents=True, exist_ok=True)
         bar = progress.bar(total=len(missing), desc="answers", mininterval=5)
         with kept.open("a", encoding="utf-8") as file, bar:
