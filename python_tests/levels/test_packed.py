@@ -419,18 +419,21 @@ def test_freed_memory_is_kept() -> None:
     assert after < before / 10
 
 
-@pytest.mark.parametrize(("tokens", "refused"), [(1, False), (7, True)])
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "refused"),
+    [(torch.bfloat16, 1, False), (torch.bfloat16, 7, True), (torch.float32, 1, True)],
+)
 def test_logits_of_one_token_may_be_moved_by_rounding(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, refused: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tokens: int, refused: bool
 ) -> None:
-    """States of some tokens are so large in some models that what is rounded away moves all of
+    """States of some tokens are so large in some models that what 16 bits round away moves all of
     their logits; where those of a whole text are others, the packed model is wrong."""
 
     def move(module: nn.Module, inputs: Any, output: Any) -> None:
         output.logits[0, -tokens:] *= 2
 
     monkeypatch.setattr(level_packed, "use_grouped", lambda made: made.register_forward_hook(move))
-    model = small_models.make("llama")
+    model = small_models.make("llama").to(dtype)
     if not refused:
         assert level_packed.packed(model, "one").model is not model
         return

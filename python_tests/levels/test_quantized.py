@@ -102,6 +102,23 @@ def test_feedback_loses_less_than_rounding() -> None:
         assert made.zeros.equal(made.zeros.bfloat16().float())
 
 
+def test_groups_of_the_largest_inputs_are_rounded_first() -> None:
+    """Wherever they stand: in another order of groups every group becomes what it became."""
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randn(8, 128, generator=random)
+    x = torch.randn(300, 128, generator=random) * torch.tensor(
+        [1.0, 4.0, 0.5, 2.0]
+    ).repeat_interleave(32)
+    hessian = x.T @ x
+    made = rules.with_feedback(weight, hessian, 32)
+    order = torch.tensor([2, 0, 3, 1])
+    columns = torch.arange(128).view(4, 32)[order].flatten()
+    other = rules.with_feedback(weight[:, columns], hessian[columns][:, columns], 32)
+    assert other.values.equal(made.values[:, columns])
+    assert other.scales.equal(made.scales[:, order])
+    assert other.zeros.equal(made.zeros[:, order])
+
+
 def test_inputs_that_are_never_seen_do_no_harm() -> None:
     random = torch.Generator().manual_seed(0)
     weight = torch.randn(8, 64, generator=random)
