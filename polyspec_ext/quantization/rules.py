@@ -51,7 +51,9 @@ def with_feedback(weight: torch.Tensor, hessian: torch.Tensor, group: int) -> In
     order = importance.sum(1).argsort()
     places = order.to(hessian.device)
     by_group = hessian.view(len(order), group, len(order), group)
-    damped = by_group.index_select(0, places).index_select(2, places).view(hessian.shape)
+    damped = torch.empty_like(hessian)
+    for own, rows in zip(order.tolist(), damped.view(by_group.shape), strict=True):
+        torch.index_select(by_group[own], 1, places, out=rows)
     damped.diagonal().add_(DAMPING * importance.mean().clamp_min(1e-30))
     factor = torch.linalg.cholesky(damped, upper=True).mT
     importance = importance[order].flatten()
