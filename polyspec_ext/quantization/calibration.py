@@ -115,18 +115,15 @@ class Hessians:
             for name, layer in layers.items()
         ]
 
-        def stop(module: nn.Module, inputs: Any, output: Any) -> None:
-            outputs.append(output)
-            raise _Stopped
-
-        def end_here(module: nn.Module, inputs: Any) -> None:
+        def stop(module: nn.Module, inputs: Any, *output: Any) -> None:
+            outputs.extend(output)  # none in front of a module
             raise _Stopped
 
         head = self._model.get_output_embeddings()
         if end < len(self._blocks):
             hooks.append(self._blocks[end - 1].register_forward_hook(stop))
         elif head is not None:  # what it would give is nobody's either
-            hooks.append(head.register_forward_pre_hook(end_here))
+            hooks.append(head.register_forward_pre_hook(stop))
         done = self._blocks[: self._read]
         before = [vars(block).get("forward") for block in done]  # accelerate puts its own there
         try:
