@@ -1,5 +1,7 @@
-"""Hidden states of a model's pass, read off where they are computed: at the entries of its decoder
-layers and behind its final norm. Those that nobody asked for are not kept."""
+"""What hooks do in a pass of a model, in the thread that runs it: hidden states are read where they
+are computed, at the entries of decoder layers and behind the final norm, and those of a few tokens
+are gathered in front of the head, whose logits of all would be large. What a model does to its
+logits still happens to them."""
 
 from __future__ import annotations
 
@@ -113,3 +115,40 @@ def _result(arguments: tuple[Any, ...], output: Any) -> Any:
 def _last(arguments: tuple[Any, ...], output: Any) -> Any:
     last = getattr(output, "last_hidden_state", None)
     return output[0] if last is None else last
+
+
+def gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``states[b, rows[b, j]]``, ``[B, keep, H]``.
+
+    Args:
+        states: ``[B, T, H]``.
+        rows: ``[B, keep]`` int64 in [0, T), on any device.
+    """
+    index = rows.to(states.device, non_blocking=True)[..., None]
+    return states.gather(1, index.expand(-1, -1, states.shape[2]))
+
+
+@contextmanager
+def gathering(head: torch.nn.Module, rows: torch.Tensor | None) -> Iterator[None]:
+    """Meanwhile `head` is given the hidden states of `rows` alone (see `gather`); None: of all."""
+    if rows is None:
+        yield
+        return
+    wanted: list[torch.Tensor] = [rows]
+    thread = threading.get_ident()
+
+    def hook(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        # Once: a hook that an interrupt has left behind must not change later passes. And here:
+        # chains of other threads may run the same model.
+        if not wanted or threading.get_ident() != thread:
+            return arguments
+        return (gather(arguments[0], wanted.pop()), *arguments[1:])
+
+    handle = None
+    try:
+        handle = head.register_forward_pre_hook(hook, prepend=True)
+        yield
+    finally:
+        wanted.clear()
+        if handle is not None:
+            handle.remove()

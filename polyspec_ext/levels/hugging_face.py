@@ -21,8 +21,7 @@ from .cache_name import cache_name
 from .checkpoint import ModelLevel
 from .cpu_packed import packed, unpacked
 from .describe import is_sharded
-from .head import gather, gathering
-from .hidden import HiddenStates
+from .hidden import HiddenStates, gather, gathering
 from .prefill import read_apart, read_prompts
 from .probe import Probe, require_continued
 from .shared_cache import Member, Shared, require_same_shape

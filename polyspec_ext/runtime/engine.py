@@ -51,7 +51,7 @@ from .prefill import Part, prefill, read_rest
 from .request import Row
 from .state import Entry, Report, StateRows, Step
 from .streams import Clock, SideStreams
-from .trees import Tree, pending_tree, require_tree, tree_pass
+from .trees import Tree, pending_tree, require_tree, tree_pass, verify_tree
 
 # Called with a row's number and the target's logits [e, V], processed, behind which its e committed
 # tokens were emitted. They stand until it returns.
@@ -723,7 +723,7 @@ class Engine:
         if tree is None:
             r = steps.verify(self.config, step, logits, drawn, parameters, entries)
         else:
-            r = steps.verify_tree(self.config, step, logits, tree, drawn, parameters, entries)
+            r = verify_tree(self.config, step, logits, tree, drawn, parameters, entries)
             logits, hidden = read.along(logits, hidden, r)
         self._at_work = None
         length = buffers.padding(number - 1) if number > 1 and not greedy else None

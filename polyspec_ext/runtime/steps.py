@@ -1,4 +1,4 @@
-"""Verification as functions of tensors: the only place that calls `verify` and `verify_tree`."""
+"""Verification of chains of tokens, and what is handed up of it, as functions of tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from ..ops import unchecked
 from ..tensors import RowParameters, moved
 from .config import ChainConfig
 from .state import Step
-from .trees import Tree
 
 
 def pending_tokens(input_ids: torch.Tensor, first: torch.Tensor, width: int) -> torch.Tensor:
@@ -71,57 +70,6 @@ def verify(
         rule=config.rule,
         draft_statistics=statistics,
         target_to_draft=None if draft_logits is None else target_to_draft,
-    )
-
-
-def verify_tree(
-    config: ChainConfig,
-    step: Step,
-    logits: torch.Tensor,
-    tree: Tree,
-    rows: RowBuffer | None,
-    parameters: RowParameters,
-    target_to_draft: torch.Tensor | None = None,
-) -> Any:
-    """A level verifies the trees that are pending for it.
-
-    Args:
-        logits: ``[B, N + 1, V]``, its own: row 0 behind the root, row i + 1 behind node i.
-        rows: ``[B, N + 1, Vd]``, what the children behind each of these were drawn from, where
-            `tree.drawn` does not say otherwise; None: they are deterministic.
-        target_to_draft: as of `verify`.
-
-    Returns:
-        what `verify` returns, tokens ``[B, D + 1]``, with `path` ``[B, D]``, the nodes that stand,
-        and `rows` ``[B, D + 1]``, the row of `logits` that each token was drawn from; -1 behind
-        them. D, the most nodes that a path may have, is the step's `most`, or N.
-    """
-    batch, nodes = tree.tokens.shape
-    device = logits.device
-    own = step.on(device)
-    pool = None
-    ids = statistics = None
-    if rows is not None:
-        # Row i of a request's own, one request behind the other.
-        pool = rows.logits.reshape(-1, rows.logits.shape[2])
-        ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)
-        if tree.drawn is not None:
-            ids = torch.where(tree.drawn.to(device), ids, -1)
-        statistics = None if rows.statistics is None else rows.statistics.reshape(-1, 2)
-    return config.operators.verify_tree(
-        logits,
-        tree.tokens.to(device),
-        tree.parents.to(device),
-        pool,
-        counts=tree.counts.to(device),
-        draft_rows=ids,
-        draft_statistics=statistics,
-        depth=min(step.most, nodes),
-        **parameters.on(device),
-        position=own.positions,
-        level=step.level,
-        round=own.rounds,
-        target_to_draft=None if pool is None else target_to_draft,
     )
 
 

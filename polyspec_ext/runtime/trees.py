@@ -1,4 +1,4 @@
-"""A tree of draft tokens on its way from the drafter to the level above it.
+"""A tree of draft tokens on its way from the drafter through the verification by the level above.
 
 A state row counts what is pending by the depth that a path can have: its text holds one of the
 longest paths until the verification says which one stands. The nodes themselves are kept here.
@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ..arguments import require_ids
-from ..drafters.base import DraftBlock
+from ..drafters.base import DraftBlock, RowBuffer
 from ..drafters.trees import require_parents
 from ..kv_cache.masks import ancestors
+from ..tensors import RowParameters
+from .config import ChainConfig
+from .state import Step
 
 
 class Tree(NamedTuple):
@@ -149,7 +152,7 @@ class TreePass(NamedTuple):
         """Logits and hidden states of the pass, of the path that stands, in text order.
 
         Args:
-            result: of `steps.verify_tree`.
+            result: of `verify_tree`.
         """
         drawn = result.rows.clamp_min(0)[..., None]
         logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
@@ -186,3 +189,54 @@ def tree_pass(
         # The root's children follow the last token of the lag.
         parents = torch.where(inside, tree.parents.gather(1, at) + lags[:, None], parents)
     return TreePass(tokens, parents, lags + own[:, 0], lags, lag)
+
+
+def verify_tree(
+    config: ChainConfig,
+    step: Step,
+    logits: torch.Tensor,
+    tree: Tree,
+    rows: RowBuffer | None,
+    parameters: RowParameters,
+    target_to_draft: torch.Tensor | None = None,
+) -> Any:
+    """A level verifies the trees that are pending for it.
+
+    Args:
+        logits: ``[B, N + 1, V]``, its own: row 0 behind the root, row i + 1 behind node i.
+        rows: ``[B, N + 1, Vd]``, what the children behind each of these were drawn from, where
+            `tree.drawn` does not say otherwise; None: they are deterministic.
+        target_to_draft: as of `steps.verify`.
+
+    Returns:
+        what `steps.verify` returns, tokens ``[B, D + 1]``, with `path` ``[B, D]``, the nodes that
+        stand, and `rows` ``[B, D + 1]``, the row of `logits` that each token was drawn from; -1
+        behind them. D, the most nodes that a path may have, is the step's `most`, or N.
+    """
+    batch, nodes = tree.tokens.shape
+    device = logits.device
+    own = step.on(device)
+    pool = None
+    ids = statistics = None
+    if rows is not None:
+        # Row i of a request's own, one request behind the other.
+        pool = rows.logits.reshape(-1, rows.logits.shape[2])
+        ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)
+        if tree.drawn is not None:
+            ids = torch.where(tree.drawn.to(device), ids, -1)
+        statistics = None if rows.statistics is None else rows.statistics.reshape(-1, 2)
+    return config.operators.verify_tree(
+        logits,
+        tree.tokens.to(device),
+        tree.parents.to(device),
+        pool,
+        counts=tree.counts.to(device),
+        draft_rows=ids,
+        draft_statistics=statistics,
+        depth=min(step.most, nodes),
+        **parameters.on(device),
+        position=own.positions,
+        level=step.level,
+        round=own.rounds,
+        target_to_draft=None if pool is None else target_to_draft,
+    )

@@ -102,8 +102,8 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("plain decoding", 46, 12),
         ("three levels", 220, 15),
-        ("three levels, 8 prompts", 423, 18),
-        ("EAGLE tree", 319, 27),
+        ("three levels, 8 prompts", 423, 17),
+        ("EAGLE tree", 309, 24),
     ],
 )
 def test_python_calls_per_round_keep_their_budget(name: str, budget: int, files: int) -> None:

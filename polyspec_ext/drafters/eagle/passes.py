@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ...kv_cache import RollbackCache
 from ...levels import HuggingFaceLevel, IdMap, compiled
 from ...levels.cpu_packed import pack_layers
-from ...levels.grouped_attention import grouped_attention
+from ...ops import attention as cache_attention
 from ...tensors import Place, RowCounts
 from ..features import FeatureCache
 from ..target import Target
@@ -46,8 +46,9 @@ class Step(torch.nn.Module):
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
         ) -> torch.Tensor:
             keys, values = past_key_values.update(k, v, layer)
-            if q.device.type == "cpu":
-                return grouped_attention(self, q, keys, values, attention_mask)[0]
+            if cache_attention.takes(q, keys, values, attention_mask):
+                scale = q.shape[3] ** -0.5
+                return cache_attention.attention(q, keys, values, attention_mask, scale)
             out = F.scaled_dot_product_attention(
                 q, keys, values, attn_mask=attention_mask, enable_gqa=keys.shape[1] != q.shape[1]
             )
