@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ..files import replacing
 from ..levels.quantized import SAMPLE, Int4Weights
 from ..ops.int4 import GROUPS
 
@@ -57,13 +58,14 @@ def write(
 ) -> None:
     """Keep the weights of the layers in `samples`, at least one, all of one group size. They are
     taken and written one by one: together, a number to a byte, they would be as large as half the
-    model (the writer of the safetensors package wants all of them at once).
+    model (the writer of the safetensors package wants all of them at once). The file appears when
+    it is whole: others may write or read it meanwhile.
     """
     # Where each tensor lies is known behind the last: the header is filled up with spaces.
     room = _HEADER + sum(len(_DTYPES) * (_ENTRY + len(json.dumps(name))) for name in samples)
     header: dict[str, Any] = {}
     begin = group = 0
-    with place.open("wb") as file:
+    with replacing(place) as whole, whole.open("wb") as file:
         file.seek(_LENGTH + room)
         for name, own in weights:
             group = own.group

@@ -339,6 +339,31 @@ def test_layers_are_unpacked_and_kept_one_after_the_other(tmp_path: Path) -> Non
     assert ps.load_w4(llama(), tmp_path)(input_ids=ids).logits.equal(copy(input_ids=ids).logits)
 
 
+def test_two_that_keep_one_copy_leave_a_whole_file(tmp_path: Path) -> None:
+    """Two processes make the copy of one model, and one of them is stopped."""
+    copy = ps.quantize_w4(llama(), 32)
+    layers, samples = list(quantized.weights_of(copy)), quantized.samples_of(copy)
+    place = tmp_path / "int4.safetensors"
+
+    def stopped() -> Iterator[tuple[str, Int4Weights]]:
+        yield layers[0]
+        raise KeyboardInterrupt
+
+    def weights() -> Iterator[tuple[str, Int4Weights]]:
+        yield from layers[:-1]
+        with pytest.raises(KeyboardInterrupt):
+            kept_file.write(place, stopped(), samples)
+        yield layers[-1]
+
+    kept_file.write(place, weights(), samples)
+    found = kept_file.read(place)
+    assert all(found.take(name).values.equal(own.values) for name, own in layers)
+    with pytest.raises(KeyboardInterrupt):
+        kept_file.write(place, stopped(), samples)
+    assert kept_file.read(place).shapes == found.shapes
+    assert [file.name for file in tmp_path.iterdir()] == [place.name]
+
+
 def test_a_kept_copy_is_the_same(tmp_path: Path) -> None:
     model = llama()
     copy = ps.quantize_w4(model, 32, [[1, 2, 3, 4, 5], [7, 8, 9]])

@@ -25,7 +25,7 @@ KNOWN_PRIVATE: set[tuple[str, str]] = set()
 # Folders, and modules that lie in none, from the ground up. Each imports from earlier rows only,
 # and from the root not at all.
 LAYERS = (
-    {"drawing", "errors", "progress", "reference", "stats"},
+    {"drawing", "errors", "files", "progress", "reference", "stats"},
     {"validate"},
     {"arguments", "returned"},
     {"ops", "policies", "sampling", "scheduler", "seeds", "chat"},
