@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import zlib
 from pathlib import Path
 from typing import Any
 
 import platformdirs
+import torch
 
 from .. import progress
-from ..levels.quantized import quantisable, sample_of
+from ..levels.quantized import quantisable
 from . import load_w4, quantize_w4, quantize_w8, save_w4
 
 WORDS = ("w4", "w8")  # a copy of 4 or 8 bits: of the target, or of what follows behind a colon
@@ -55,7 +57,7 @@ def stored_w4(model: Any, name: str = "model") -> Any:
     groups for which no fewer layers can be quantised.
 
     On the CPU it is kept in ``polyspec_ext/w4`` of the user's cache folder, by a digest of the
-    model's shapes and of a sample of its weights; where nothing can be written it is made anew.
+    model's shapes and weights; where nothing can be written it is made anew.
 
     Args:
         model: as `quantize_w4` takes it.
@@ -71,13 +73,15 @@ def stored_w4(model: Any, name: str = "model") -> Any:
             f"{name}: expected linear layers whose inputs are a multiple of {_GROUPS[-1]}, given "
             f"{type(model).__name__} without any"
         )
-    digest = hashlib.sha256(str(group).encode())
-    for path, layer in layers[group].items():
-        digest.update(f"{path} {tuple(layer.weight.shape)}".encode())
-        digest.update(sample_of(layer).numpy().tobytes())
-    folder = platformdirs.user_cache_path("polyspec_ext") / "w4" / digest.hexdigest()[:16]
     on_cpu = model.device.type == "cpu"
     if on_cpu:
+        digest = hashlib.sha256(str(group).encode())
+        for path, layer in layers[group].items():
+            # All of it: a model that was trained further may differ in a few rows alone.
+            weight = layer.weight.detach().contiguous()
+            check = zlib.crc32(weight.view(torch.uint8).numpy().data)
+            digest.update(f"{path} {tuple(weight.shape)} {weight.dtype} {check}".encode())
+        folder = platformdirs.user_cache_path("polyspec_ext") / "w4" / digest.hexdigest()[:16]
         # A file that another release wrote, or that is not whole, is made again.
         with contextlib.suppress(OSError, ValueError):
             return load_w4(model, folder)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.cli.entry import main
 from polyspec_ext.levels import load
+from polyspec_ext.levels.quantized import weights_of
+from polyspec_ext.quantization.stored import stored_w4
 
 PROMPT = [1, 7, 300, 22, 5]
 pytestmark = pytest.mark.filterwarnings("ignore:levels.*more parameters")
@@ -47,6 +50,23 @@ def test_a_copy_as_the_target(cache: Path) -> None:
     assert text(ps.Chain([f"w4:{place}", f"w4:{tiny.path('middle')}"], [4])) == text(
         ps.Chain([own])
     )
+
+
+def test_a_model_that_differs_in_one_weight_has_a_copy_of_its_own(cache: Path) -> None:
+    """Such as one that was trained further, in the rows of a few tokens."""
+    model = load(tiny.path("target"), "auto").model
+    first = stored_w4(model)
+    layer = model.get_decoder().layers[0].mlp.down_proj
+    with torch.no_grad():
+        layer.weight[5, 7] *= -3
+    again = stored_w4(model)
+    assert len([*cache.glob("*/int4.safetensors")]) == 2
+    differ = {
+        name
+        for (name, one), (_, other) in zip(weights_of(first), weights_of(again), strict=True)
+        if not one.values.equal(other.values)
+    }
+    assert {name.rpartition(".")[2] for name in differ} == {"down_proj"}
 
 
 def test_a_broken_file_is_made_again(cache: Path) -> None:
