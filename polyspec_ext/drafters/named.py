@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..arguments import entries, shown
-from ..levels import ELEMENTS, HuggingFaceLevel, Level, Loader, Options, load
+from ..levels import ELEMENTS, HuggingFaceLevel, Level, Loader, Options, load_model
 from ..levels.cpu_packed import can_pack
 from ..quantization.stored import WORDS, copy_of, is_copy, original
 from ..quantization.trimming import trim
@@ -106,8 +106,8 @@ class _Copy(Loader):
         if is_copy(thing):
             # With the checkpoint's own data type, unless another is given.
             place, dtype = original(thing), options.dtype or "auto"
-            whole = load(place, dtype, options.device, blocks=False, name=name)
-            copy = copy_of(thing.partition(":")[0], whole.model, name)
+            whole = load_model(place, dtype, options.device, blocks=False, name=name)
+            copy = copy_of(thing.partition(":")[0], whole, name)
             return ELEMENTS.resolve(copy, replace(options, dtype=None, device=None))
         target = options.target(f"{thing!r} below a Hugging Face model as the target")
         copy = copy_of(thing, target.model, name)

@@ -18,7 +18,7 @@ from .base import (
 from .encoder_decoder import EncoderDecoderLevel
 from .hugging_face import HuggingFaceLevel
 from .id_map import IdMap
-from .loader import Level, load
+from .loader import Level, load, load_model
 from .registry import ELEMENTS, Loader, ModelSource, Options, Registry
 from .sources import is_gguf, tokenizer_at
 
@@ -47,5 +47,6 @@ __all__ = [
     "device_of",
     "is_gguf",
     "load",
+    "load_model",
     "tokenizer_at",
 ]

@@ -34,7 +34,7 @@ class Level(base.Level, Protocol):
             return super().__new__(cls)
         if args and isinstance(args[0], str | Path):
             where = {name: options.pop(name, None) for name in ("dtype", "device")}
-            args = (load(args[0], **where, name="model").model, *args[1:])
+            args = (load_model(args[0], **where, name="model"), *args[1:])
         both = args and is_encoder_decoder(args[0])
         return (EncoderDecoderLevel if both else HuggingFaceLevel)(*args, **options)
 
@@ -52,6 +52,29 @@ def load(
     """A level from a model id, directory or GGUF file.
 
     Args:
+        place, dtype, device, blocks, name: as of `load_model`.
+        pack, compile: see `HuggingFaceLevel`.
+
+    Raises:
+        TypeError, ValueError: as of `load_model`.
+    """
+    model = load_model(place, dtype, device, blocks=blocks, name=name)
+    if is_encoder_decoder(model):
+        return EncoderDecoderLevel(model)
+    return HuggingFaceLevel(model, pack=pack, compile=compile)
+
+
+def load_model(
+    place: str | Path,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device | None = None,
+    *,
+    blocks: bool = True,
+    name: str = "place",
+) -> Any:
+    """The model of an id, directory or GGUF file, in eval mode.
+
+    Args:
         place: a directory with a config.json; a GGUF file, for which the packages
             gguf and accelerate are needed; or else a model id, for which
             `transformers` looks in its cache and may ask the network. What can only be a path (a
@@ -60,7 +83,6 @@ def load(
         dtype: one, its name, or "auto" for the checkpoint's own. None: float32 on the CPU, where
             half precision is slow, and "auto" elsewhere.
         device: None: the CPU.
-        pack, compile: see `HuggingFaceLevel`.
         blocks: multiply with the blocks of a GGUF file as they lie, where that can be done
             (`levels.gguf`), in float32 by default. False: dequantise them.
         name: of `place`, for messages.
@@ -76,14 +98,12 @@ def load(
     wanted = arguments.loaded_dtype("dtype", dtype) or own
     with found(name, place) as source, progress.loading():
         model = _of_blocks(source, wanted, name) if blocks and where.type == "cpu" else None
-        both = model is None and not _is_adapter(source) and source.config().is_encoder_decoder
         if model is None:
+            both = not _is_adapter(source) and source.config().is_encoder_decoder
             model = source.model(AutoModelForSeq2SeqLM if both else AutoModelForCausalLM, wanted)
             if source.file is not None:
                 scale_rotations(model, GgufFile(Path(source.place, source.file)))
-    if both:
-        return EncoderDecoderLevel(model.to(where).eval())
-    return HuggingFaceLevel(model.to(where).eval(), pack=pack, compile=compile)
+    return model.to(where).eval()
 
 
 def _of_blocks(source: Source, dtype: torch.dtype | str | None, name: str) -> Any:
