@@ -18,12 +18,12 @@ from ..ops import blocks, decoder
 from ..ops.decoder import Matrix
 from . import huge_pages
 from .gguf_file import GgufFile, GgufTensor
-from .gguf_rotary import FACTORS, scale_rotations
 from .quantized import QuantizedLinear
 from .replacement import is_plain, replaced
 
 _FAMILIES = ("llama", "qwen2", "qwen3")
 _HEAD, _EMBEDDINGS = "output.weight", "token_embd.weight"
+_FACTORS = "rope_freqs.weight"  # of each frequency, in files of Llama 3.1 and later
 # What a configuration of transformers calls the header's values.
 _CONFIG = {
     "context_length": "max_position_embeddings",
@@ -115,7 +115,7 @@ def block_model(path: str | Path, dtype: torch.dtype) -> Any:
         return "no tensor in blocks"
     skeleton = _skeleton(file, family, dtype)
     named = _Named(file, family, skeleton.config)
-    read = {FACTORS, *(named.source(name) for name, _ in skeleton.named_parameters())}
+    read = {_FACTORS, *(named.source(name) for name, _ in skeleton.named_parameters())}
     unread = file.tensors.keys() - read
     if unread:
         return f"tensors that {type(skeleton).__name__} has no place for: {min(unread)}"
@@ -124,6 +124,39 @@ def block_model(path: str | Path, dtype: torch.dtype) -> Any:
     scale_rotations(made, file)
     made.name_or_path = str(path)
     return made
+
+
+def scale_rotations(model: Any, file: GgufFile) -> None:
+    """Has the rotations of a model that was made of `file` follow it, where transformers does not
+    read what the file says of them. Scalings in the header are refused: a model that left them out
+    would be another one.
+
+    Args:
+        model: of transformers, with tables of frequencies for its base and width alone.
+
+    Raises:
+        ValueError: the header asks for a scaling that is not known here, or has factors of another
+            number than the model has frequencies; names what was expected and what came.
+    """
+    key = f"{file.metadata.get('general.architecture')}.rope.scaling.type"
+    kind = file.metadata.get(key, "none")
+    if kind != "none":
+        raise ValueError(f"expected a file without {key}, given {kind}")
+    tensor = file.tensors.get(_FACTORS)
+    if tensor is None:
+        return
+    factors = tensor.dequantised()
+    for module in model.modules():
+        for name in ("inv_freq", "original_inv_freq"):
+            frequencies = getattr(module, name, None)
+            if not isinstance(frequencies, torch.Tensor):
+                continue
+            if frequencies.shape != factors.shape:
+                raise ValueError(
+                    f"{_FACTORS}: expected shape {list(frequencies.shape)}, as the model has "
+                    f"frequencies, given {list(factors.shape)}"
+                )
+            setattr(module, name, frequencies / factors.to(frequencies))
 
 
 def head_rows(path: str | Path, rows: torch.Tensor) -> BlockLinear:

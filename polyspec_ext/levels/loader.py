@@ -12,9 +12,8 @@ from .. import arguments, progress
 from ..kv_cache.factory import device_of
 from . import base
 from .encoder_decoder import EncoderDecoderLevel, is_encoder_decoder
-from .gguf import block_model
+from .gguf import block_model, scale_rotations
 from .gguf_file import GgufFile
-from .gguf_rotary import scale_rotations
 from .hugging_face import HuggingFaceLevel, level_of
 from .registry import ELEMENTS, Loader, ModelSource, Options
 from .sources import Source, found
@@ -124,11 +123,6 @@ def _is_adapter(source: Source) -> bool:
     return source.file is None and folder.is_dir() and not (folder / "config.json").is_file()
 
 
-def _read_config(place: str | Path, name: str) -> Any:
-    with found(name, place) as source:
-        return source.config()
-
-
 class _Place(Loader):
     """A model id, directory or GGUF file."""
 
@@ -149,13 +143,17 @@ class _Place(Loader):
         def level(dtype: torch.dtype | str | None, pack: bool, compile: bool) -> Any:
             return load(thing, dtype, device, pack=pack, compile=compile, name=name)
 
+        def config() -> Any:
+            with found(name, thing) as source:
+                return source.config()
+
         if options.choose is not None and (device is None or device.type == "cpu"):
             dtype = arguments.loaded_dtype("dtype", options.dtype)
             with found(name, thing) as source:
                 model = _of_blocks(source, dtype, name)
             if model is not None:  # whose weights are what they are
                 return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
-            return options.choose(ModelSource(level, lambda: _read_config(thing, name)))
+            return options.choose(ModelSource(level, config))
         return level(options.dtype, options.pack, options.compile)
 
 
@@ -169,7 +167,14 @@ class _OwnLevel(Loader):
         return isinstance(thing, base.Level) and not isinstance(thing, type)
 
     def load(self, thing: base.Level, options: Options) -> base.Level:
-        _require_readable(thing, options.name)
+        """What it says of its logits must be something that the operators can read."""
+        name = f"{options.name}, {getattr(thing, 'name', type(thing).__name__)}"
+        size = arguments.integer(f"{name}: vocab_size", thing.vocab_size)
+        if not 1 <= size <= arguments.SIZE_MAX:
+            raise ValueError(
+                f"{name}: vocab_size: expected 1 to {arguments.SIZE_MAX}, given {thing.vocab_size}"
+            )
+        arguments.place(f"{name}: device", getattr(thing, "device", "cpu"))
         return thing
 
 
@@ -202,13 +207,3 @@ class _Model(Loader):
 
 for _loader in (_Model(), _EncoderDecoder(), _OwnLevel(), _Place()):
     ELEMENTS.register(_loader)
-
-
-def _require_readable(level: base.Level, name: str) -> None:
-    """What a level says of its logits must be something that the operators can read."""
-    name = f"{name}, {getattr(level, 'name', type(level).__name__)}"
-    if not 1 <= arguments.integer(f"{name}: vocab_size", level.vocab_size) <= arguments.SIZE_MAX:
-        raise ValueError(
-            f"{name}: vocab_size: expected 1 to {arguments.SIZE_MAX}, given {level.vocab_size}"
-        )
-    arguments.place(f"{name}: device", getattr(level, "device", "cpu"))
