@@ -14,8 +14,8 @@ skips tokens which that one has already read.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -91,11 +91,10 @@ class Shared:
         self._members = [weakref.ref(one) for one in (*self.members, member)]
         return rank
 
-    def forget(self) -> None:
-        """What an earlier batch has left is nobody's: each level has to begin anew."""
-        self._forget(len(self.owner.lengths))
-
-    def _forget(self, rows: int) -> None:
+    def forget(self, rows: int | None = None) -> None:
+        """What an earlier batch has left is nobody's: each level has to begin anew, with so many
+        rows (None: as many as before)."""
+        rows = len(self.owner.lengths) if rows is None else rows
         self.record = self.early = None
         self.selected = []
         for member in self.members:
@@ -103,7 +102,7 @@ class Shared:
 
     def begin(self, prompts: PromptBatch, counts: list[int], rows: list[list[int]]) -> Hidden:
         """A batch begins: the owner reads its prompts."""
-        self._forget(len(rows))
+        self.forget(len(rows))
         owner, level = self.owner, self.owner.level
         longest = max(counts, default=0)
         cache = level.fresh(len(rows), max(prompts.capacity, longest))
@@ -114,11 +113,6 @@ class Shared:
         owner.lengths = list(counts)
         self.record = [list(row) for row in rows]
         return hidden
-
-    def make_room(self, tokens: int) -> None:
-        """Rows of so many tokens will come: grow once, with the next pass."""
-        rows = self.owner.level.cache.rows
-        rows.capacity = max(rows.capacity, round_up(tokens, rows.step))
 
     def select(self, member: Member, rows: list[int]) -> None:
         """The first member that is told moves the rows of all; the others come after."""
@@ -237,14 +231,11 @@ class Member:
             shared.early = [list(row) for row in record]
             self.lengths = [0] * len(rows)
             done = [min(h, n) for h, n in zip(self.held(), limits, strict=True)]
-        shared.make_room(prompts.capacity)
-        if layers and hidden is None:
-            # The states are this level's own, so it reads what another has read as well.
-            start, end = torch.zeros(len(rows), dtype=torch.int64), torch.tensor(done)
-            with self._keeping(start, end, max(done) if self.rank else 0):
-                hidden = self._read_rest(tokens, limits, [0] * len(rows), layers)
-        else:
-            self._read_rest(tokens, limits, done, ())
+        cached = self.level.cache.rows  # which is to grow once, with the next pass
+        cached.capacity = max(cached.capacity, round_up(prompts.capacity, cached.step))
+        wanted = layers if hidden is None else ()
+        rest = self._read_rest(tokens, [0] * len(rows), limits, done, wanted)
+        hidden = rest if hidden is None else hidden
         self.ready, self.moves = True, len(shared.selected)
         if all(member.ready for member in shared.members):
             shared.record = None
@@ -262,40 +253,32 @@ class Member:
         limits = list(map(int.__add__, own, counts))
         bounds = zip(own, self.held(), limits, strict=True)
         done = [min(max(n, above), limit) for n, above, limit in bounds]
-        if not layers:
-            self._read_rest(tokens, limits, done, (), own)
-            return None
-        start, end = torch.tensor(own), torch.tensor(done)
-        with self._keeping(start, end, tokens.shape[1] if self.rank else 0):  # they are its own
-            hidden = self._read_rest(tokens, limits, own, layers, own)
-        states: Hidden = self.level.padded_states(hidden, layers, tokens)
-        return states
+        hidden = self._read_rest(tokens, own, limits, done, layers)
+        return self.level.padded_states(hidden, layers, tokens) if layers else None
 
     def _read_rest(
         self,
         tokens: torch.Tensor,
+        begin: list[int],
         limits: list[int],
         done: list[int],
         layers: tuple[int, ...],
-        begin: list[int] | None = None,
     ) -> Hidden:
         """The rows are to have `limits` tokens, of which `done` are in the cache; `tokens` are
-        those from `begin` on (None: all)."""
-        rest = [n - d for n, d in zip(limits, done, strict=True)]
+        those from `begin` on. Hidden states are this level's own: for them it reads what another
+        has read as well."""
+        at = begin if layers else done
+        rest = [n - d for n, d in zip(limits, at, strict=True)]
         hidden: Hidden = {}
         if any(rest):
-            self.level.cache.rows.place(RowCounts(done))
-            shift = torch.tensor(done) - torch.tensor(begin or [0] * len(done))
-            hidden = self.level.append(_shift(tokens, shift, max(rest)), rest, layers)
+            start, end = torch.tensor(begin), torch.tensor(done)
+            again = max(map(int.__sub__, done, at)) if self.rank else 0
+            self.level.cache.rows.place(RowCounts(at))
+            shifted = _shift(tokens, torch.tensor(at) - start, max(rest))
+            with _put_back(self.level.cache, start, end, again):
+                hidden = self.level.append(shifted, rest, layers)
         self.lengths = list(limits)
         return hidden
-
-    def _keeping(
-        self, start: torch.Tensor, end: torch.Tensor, width: int
-    ) -> AbstractContextManager[object]:
-        """Meanwhile this level may write slots ``[start[b], end[b])`` of the levels above it, at
-        most `width`: their keys and values are put back."""
-        return _Saved(self.level.cache, start, end, width) if width else nullcontext()
 
     def forward(self, block: InputBlock) -> LevelOutput:
         if not self.ready:
@@ -349,7 +332,7 @@ class Member:
             first=None if places.all(tokens.shape[1] - keep) else places,
             parents=parents,
         )
-        with self._keeping(start, end, width if again else 0):
+        with _put_back(cache, start, end, width if again else 0):
             out: LevelOutput = self.level.run(given)
         if out.hidden is not None and skipped is not None:
             hidden = {layer: _back(states, skipped, width) for layer, states in out.hidden.items()}
@@ -392,35 +375,32 @@ class Member:
         self.shared.select(self, list(rows))
 
 
-class _Saved:
-    """Keys and values of slots ``[start[b], end[b])``, at most `width` of them, to be put back
-    after a pass over them. The host need not know which they are."""
+@contextmanager
+def _put_back(cache: Any, start: torch.Tensor, end: torch.Tensor, width: int) -> Iterator[None]:
+    """Meanwhile a level may write slots ``[start[b], end[b])``, at most `width` of them, which
+    belong to levels above it: their keys and values are put back. The host need not know which they
+    are."""
+    if width == 0:
+        yield
+        return
+    # Behind the end the last one again, whose value is the same; of an empty row any.
+    slots = start[:, None] + torch.arange(width, device=start.device)
+    slots = torch.minimum(slots, end[:, None] - 1).clamp_min(0)[:, None, :, None]
+    saved = (start < end)[:, None, None, None]
 
-    def __init__(self, cache: Any, start: torch.Tensor, end: torch.Tensor, width: int) -> None:
-        # Behind the end the last one again, whose value is the same; of an empty row any.
-        slots = start[:, None] + torch.arange(width, device=start.device)
-        self._slots = torch.minimum(slots, end[:, None] - 1).clamp_min(0)[:, None, :, None]
-        self._kept = (start < end)[:, None, None, None]
-        self._cache = cache
-        self._before = [self._read(x) for x in self._states()]
+    def states() -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """With the index of the slots and what is there. Asked for anew behind a pass, which may
+        have had the cache grow."""
+        for x in (x for layer in cache.layers for x in (layer.keys, layer.values)):
+            index = slots.to(x.device).expand(-1, x.shape[1], -1, x.shape[3])
+            yield x, index, x.gather(2, index)
 
-    def _states(self) -> list[torch.Tensor]:
-        """Asked for anew behind a pass, which may have had the cache grow."""
-        return [x for layer in self._cache.layers for x in (layer.keys, layer.values)]
-
-    def _index(self, states: torch.Tensor) -> torch.Tensor:
-        return self._slots.to(states.device).expand(-1, states.shape[1], -1, states.shape[3])
-
-    def _read(self, states: torch.Tensor) -> torch.Tensor:
-        return states.gather(2, self._index(states))
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        for states, before in zip(self._states(), self._before, strict=True):
-            kept = self._kept.to(states.device)
-            states.scatter_(2, self._index(states), torch.where(kept, before, self._read(states)))
+    before = [own for _, _, own in states()]
+    try:
+        yield
+    finally:
+        for (x, index, after), own in zip(states(), before, strict=True):
+            x.scatter_(2, index, torch.where(saved.to(x.device), own, after))
 
 
 def _agree(early: list[list[int]], rows: list[list[int]]) -> bool:
