@@ -41,14 +41,17 @@ REFUSED_PROCESSORS = {
     "WhisperNoSpeechDetection": "it runs a model",
 }
 _NEGATIVE = -float("inf")
+# What the operators do by themselves, last to first: the warper, and the parameter of `Sampling`.
+_WARPERS = (
+    (MinPLogitsWarper, "min_p"),
+    (TopPLogitsWarper, "top_p"),
+    (TopKLogitsWarper, "top_k"),
+    (TemperatureLogitsWarper, "temperature"),
+)
 
 
-def _name(processor: Any) -> str:
-    return str(getattr(type(processor), "__name__", processor))
-
-
-def _of_transformers(processor: Any) -> bool:
-    return type(processor).__module__.split(".")[0] == "transformers"
+def _of_transformers(kind: type) -> bool:
+    return kind.__module__.split(".")[0] == "transformers"
 
 
 def require_applicable(processor: Any) -> None:
@@ -58,25 +61,25 @@ def require_applicable(processor: Any) -> None:
         TypeError: not a callable of input_ids and scores.
         ValueError: its result depends on more than prefix and scores; names it and says on what.
     """
+    name = type(processor).__name__
     for base in type(processor).__mro__:
         reason = REFUSED_PROCESSORS.get(base.__name__)
-        if reason is not None and base.__module__.split(".")[0] == "transformers":
+        if reason is not None and _of_transformers(base):
             raise ValueError(
-                f"{_name(processor)}: expected a function of prefix and scores, which a chain can "
+                f"{name}: expected a function of prefix and scores, which a chain can "
                 f"apply to drafted positions; {reason}"
             )
     if getattr(processor, "_num_beams", 1) not in (None, 1):
-        raise ValueError(f"{_name(processor)}: expected 1 beam, given {processor._num_beams}")
+        raise ValueError(f"{name}: expected 1 beam, given {processor._num_beams}")
     if not callable(processor):
-        raise TypeError(f"logits_processor: expected callables, given {_name(processor)}")
+        raise TypeError(f"logits_processor: expected callables, given {name}")
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(processor).parameters.values()
     needed = [p for p in parameters if p.default is p.empty and p.kind not in kinds]
     if len(needed) > 2:
         more = ", ".join(p.name for p in needed[2:])
         raise TypeError(
-            f"{_name(processor)}: expected arguments input_ids and scores, given one that needs "
-            f"{more} as well"
+            f"{name}: expected arguments input_ids and scores, given one that needs {more} as well"
         )
 
 
@@ -112,20 +115,17 @@ def take_apart(processors: Sequence[Any], do_sample: bool) -> Parts:
         left.pop()
     if not do_sample:
         return Parts(left, Sampling(temperature=0.0), normalize)
-    temperature, top_k, top_p, min_p = 1.0, 0, 1.0, 0.0
-    if left and type(left[-1]) is MinPLogitsWarper and _plain(left[-1]):
-        min_p = float(left.pop().min_p)
-    if left and type(left[-1]) is TopPLogitsWarper and _plain(left[-1]):
-        top_p = float(left.pop().top_p)
-    if left and type(left[-1]) is TopKLogitsWarper and left[-1].filter_value == _NEGATIVE:
-        top_k = int(left.pop().top_k)
-    if left and type(left[-1]) is TemperatureLogitsWarper:
-        temperature = float(left.pop().temperature)
-    return Parts(left, Sampling(temperature, top_k, top_p, min_p), normalize)
+    parameters = {}
+    for kind, name in _WARPERS:
+        if left and type(left[-1]) is kind and _plain(left[-1]):
+            parameters[name] = getattr(left.pop(), name)
+    return Parts(left, Sampling(**parameters), normalize)
 
 
 def _plain(warper: Any) -> bool:
-    return bool(warper.filter_value == _NEGATIVE and warper.min_tokens_to_keep == 1)
+    """Whether it does to every row what the operators do."""
+    value = getattr(warper, "filter_value", _NEGATIVE)
+    return bool(value == _NEGATIVE and getattr(warper, "min_tokens_to_keep", 1) == 1)
 
 
 def shown_scores(logits: torch.Tensor, parts: Parts) -> torch.Tensor:
@@ -134,10 +134,9 @@ def shown_scores(logits: torch.Tensor, parts: Parts) -> torch.Tensor:
     scores, sampling = logits.float(), parts.sampling
     if not sampling.greedy:
         scores = scores / sampling.temperature
-        if 0 < sampling.top_k < scores.shape[-1]:
-            edge = scores.topk(sampling.top_k).values[:, -1:]
-            scores = scores.masked_fill(scores < edge, _NEGATIVE)
-        if sampling.top_p < 1:
+        if sampling.top_k > 0:
+            scores = TopKLogitsWarper(sampling.top_k)(None, scores)
+        if sampling.top_p < 1:  # not by the warper, which drops some of the tokens tied at the edge
             mass, order = scores.softmax(-1).sort(dim=-1, descending=True)
             kept = mass.cumsum(-1) - mass < sampling.top_p
             kept[:, 0] = True
@@ -145,9 +144,7 @@ def shown_scores(logits: torch.Tensor, parts: Parts) -> torch.Tensor:
             edge = scores.gather(-1, order.gather(-1, last))
             scores = scores.masked_fill(scores < edge, _NEGATIVE)
         if sampling.min_p > 0:
-            mass = scores.softmax(-1)
-            low = mass < sampling.min_p * mass.amax(-1, keepdim=True)
-            scores = scores.masked_fill(low, _NEGATIVE)
+            scores = MinPLogitsWarper(sampling.min_p)(None, scores)
     return scores.log_softmax(-1) if parts.normalize else scores
 
 
@@ -179,8 +176,7 @@ class TransformersProcessors:
         eos: ids that end each row's text.
         keep: remember the logits of the latest call for each row, unprocessed, in `given`.
         committed: tokens of each row that the target has committed, prompt included, kept up to
-            date by the caller; tells drafted positions from the target's. None: not known, so that
-            a processor that fails on a drafted text ends the request.
+            date by the caller; tells drafted positions from the target's.
 
     Raises:
         TypeError, ValueError: as `require_applicable`.
@@ -194,8 +190,8 @@ class TransformersProcessors:
         padding: Sequence[torch.Tensor],
         prompts: Sequence[int],
         eos: Sequence[frozenset[int]],
+        committed: Sequence[int],
         keep: bool = False,
-        committed: Sequence[int] | None = None,
     ) -> None:
         for processor in processors:
             require_applicable(processor)
@@ -246,8 +242,7 @@ class TransformersProcessors:
                 done.append(out[row : row + 1] if step.rows > 1 else out)
             scores = torch.cat(done) if done else scores[:0]
         scores = scores[:, :width]
-        length, known = first - len(self._padding[row]), self._committed
-        drafting = short > 0 or (known is not None and length > known[row])
+        drafting = short > 0 or first - len(self._padding[row]) > self._committed[row]
         if failed is not None:
             if not drafting and not self._void(scores, ids[0], first, row):
                 raise failed
@@ -319,8 +314,8 @@ def _plain_attributes(thing: Any) -> dict[str, Any]:
 
 def _step(processor: Any, row: int, count: int) -> _Step:
     """The processor as row `row` of `count` calls it."""
-    name, rows = _name(processor), count
-    if _of_transformers(processor):
+    name, rows = type(processor).__name__, count
+    if _of_transformers(type(processor)):
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, torch.Tensor) and ignored.shape == (count,):
             processor = copy.copy(processor)

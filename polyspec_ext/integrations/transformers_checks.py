@@ -34,43 +34,28 @@ def require_chain(chain: Any, model: PreTrainedModel) -> Any:
     return target
 
 
-def _some(value: Any) -> bool:
-    return bool(value)
-
-
-def _above(limit: float) -> Callable[[Any], bool]:
-    return lambda value: value > limit
-
-
 # What a generation configuration can ask for and a chain cannot do.
 REFUSED_OPTIONS: dict[str, Callable[[Any], bool]] = {
-    "num_beams": _above(1),
-    "num_beam_groups": _above(1),
-    "penalty_alpha": _above(0),
-    "dola_layers": _some,
-    "constraints": _some,
-    "force_words_ids": _some,
-    "prompt_lookup_num_tokens": _some,
-    "assistant_early_exit": _some,
-    "use_mtp": _some,
-    "speculation_type": _some,
-    "is_assistant": _some,
-    "output_attentions": _some,
-    "output_hidden_states": _some,
+    "num_beams": lambda value: value > 1,
+    "num_beam_groups": lambda value: value > 1,
+    "penalty_alpha": lambda value: value > 0,
+    "dola_layers": bool,
+    "constraints": bool,
+    "force_words_ids": bool,
+    "prompt_lookup_num_tokens": bool,
+    "assistant_early_exit": bool,
+    "use_mtp": bool,
+    "speculation_type": bool,
+    "is_assistant": bool,
+    "output_attentions": bool,
+    "output_hidden_states": bool,
     "cache_implementation": lambda value: value == "quantized",
 }
 _CACHES = ("cache", "past_key_values")  # of transformers 5.24 and of older ones
 # Arguments of the model's forward pass that `generate` prepares and a chain needs or may ignore.
-_KNOWN = frozenset(
-    {
-        "attention_mask",
-        "position_ids",
-        *_CACHES,
-        "cache_position",
-        "use_cache",
-        "logits_to_keep",
-    }
-)
+_KNOWN = {
+    "attention_mask", "position_ids", *_CACHES, "cache_position", "use_cache", "logits_to_keep",
+}  # fmt: skip
 
 
 def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:

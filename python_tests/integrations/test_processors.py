@@ -35,6 +35,7 @@ def make(processors: list[Any], **options: Any) -> TransformersProcessors:
             "padding": [torch.tensor(p[:n]) for p, n in zip(PROMPTS, PADDING, strict=True)],
             "prompts": [3, 5],
             "eos": [frozenset({1})] * 2,
+            "committed": [99, 99],
             **options,
         },
     )
@@ -159,7 +160,12 @@ def test_a_watermark_that_looks_at_candidates() -> None:
     logits = torch.randn(3, 50)
     processor = lp.WatermarkLogitsProcessor(50, "cpu", seeding_scheme="selfhash", context_width=2)
     ours = TransformersProcessors(
-        [processor], vocab_size=50, padding=[ids[0, :0]], prompts=[2], eos=[frozenset()]
+        [processor],
+        vocab_size=50,
+        padding=[ids[0, :0]],
+        prompts=[2],
+        eos=[frozenset()],
+        committed=[99],
     )
     got = ours.apply(logits, ids[0], 0)
     for i in range(3):
@@ -237,9 +243,9 @@ def failing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("committed", "first", "raises"),
-    [(None, 5, True), ([3, 5], 5, True), ([3, 5], 6, False), (None, 6, True)],
+    [([3, 5], 5, True), ([3, 5], 6, False), ([3, 6], 6, True)],
 )
-def test_a_failure_on_a_drafted_text(committed: list[int] | None, first: int, raises: bool) -> None:
+def test_a_failure_on_a_drafted_text(committed: list[int], first: int, raises: bool) -> None:
     """A draft level goes on with its own logits; the target's own block fails with a note."""
     logits = torch.randn(9 - first, V)
     ours = make([failing], committed=committed)
