@@ -70,7 +70,6 @@ class Hessians:
     layer reads a text twice.
 
     Args:
-        model: in eval mode.
         layers: of the model, in its order.
         texts: int64 tensors of token ids.
         memory: bytes of Hessians at a time.
@@ -91,13 +90,11 @@ class Hessians:
         self._read = 0  # decoder layers that have
         self._sums: dict[str, torch.Tensor] = {}
         self._shared: dict[str, str] = {}  # layer -> the one that counts for it
+        self._last: tuple[str, torch.Tensor] | None = None  # layer and input
+        self._rows: dict[str, list[torch.Tensor]] = {}  # inputs that are not added yet
 
     def of(self, name: str) -> torch.Tensor:
-        """Of a layer, ``[K, K]`` float32.
-
-        Raises:
-            KeyError: no text has reached it, or it was forgotten.
-        """
+        """Of a layer, ``[K, K]`` float32. KeyError: no text has reached it, or it was forgotten."""
         while name not in self._shared and self._spans:
             end, layers = self._spans.pop(0)
             self._sums, self._shared = {}, {}
@@ -108,10 +105,10 @@ class Hessians:
     def _run(self, end: int, layers: Mapping[str, nn.Linear]) -> None:
         """The texts are read on by the decoder layers below `end`, or by all that is left of the
         model if these are its last."""
-        seen = _Seen(self._sums, self._shared)
+        self._last, self._rows = None, {}
         outputs: list[Any] = []
         hooks = [
-            layer.register_forward_pre_hook(lambda _, inputs, name=name: seen.note(name, inputs[0]))
+            layer.register_forward_pre_hook(lambda _, x, name=name: self._note(name, x[0]))
             for name, layer in layers.items()
         ]
 
@@ -132,7 +129,7 @@ class Hessians:
                     block.forward = lambda *_, at=at, **__: self._outputs[at]
                 with contextlib.suppress(_Stopped):
                     self._model(input_ids=ids[None].to(self._model.device), use_cache=False)
-            seen.end()
+            self._end()
         finally:
             for hook in hooks:
                 hook.remove()
@@ -142,24 +139,7 @@ class Hessians:
                     block.forward = own
         self._outputs, self._read = outputs, end
 
-
-class _Stopped(Exception):
-    """The last decoder layer that is wanted has run."""
-
-
-class _Seen:
-    """Adds the inputs of linear layers up.
-
-    Args:
-        sums, shared: of `Hessians`, filled here.
-    """
-
-    def __init__(self, sums: dict[str, torch.Tensor], shared: dict[str, str]) -> None:
-        self._sums, self._shared = sums, shared
-        self._last: tuple[str, torch.Tensor] | None = None
-        self._rows: dict[str, list[torch.Tensor]] = {}  # not added yet
-
-    def note(self, name: str, x: torch.Tensor) -> None:
+    def _note(self, name: str, x: torch.Tensor) -> None:
         """Layer `name` is given `x`."""
         last = self._last
         if last is not None and last[1] is x and self._shared.get(name, last[0]) == last[0]:
@@ -172,8 +152,9 @@ class _Seen:
         if sum(map(len, rows)) >= _ROWS:
             self._add(name)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """What is left is added, and the sums mirrored."""
+        self._last = None
         for name in self._rows:
             self._add(name)
         for total in self._sums.values():
@@ -197,6 +178,10 @@ class _Seen:
             for at in range(0, width, _COLUMNS):
                 own = rows[:, at : at + _COLUMNS]
                 self._sums[name][at : at + _COLUMNS, at:].addmm_(own.T, rows[:, at:])
+
+
+class _Stopped(Exception):
+    """The last decoder layer that is wanted has run."""
 
 
 def _spans(
