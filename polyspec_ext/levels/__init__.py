@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..tensors import RowCounts
-from .adapter import CheckedLevel, LevelAdapter, batched
+from .adapter import batched
 from .base import (
     Admitting,
     BatchedLevel,
@@ -13,20 +13,18 @@ from .base import (
     LevelCapabilities,
     LevelOutput,
     PromptBatch,
-    device_of,
 )
 from .encoder_decoder import EncoderDecoderLevel
 from .hugging_face import HuggingFaceLevel
 from .id_map import IdMap
 from .loader import Level, load, load_model
-from .registry import ELEMENTS, Loader, ModelSource, Options, Registry
+from .registry import ELEMENTS, Loader, ModelSource, Options
 from .sources import is_gguf, tokenizer_at
 
 __all__ = [
     "ELEMENTS",
     "Admitting",
     "BatchedLevel",
-    "CheckedLevel",
     "EncodedInput",
     "EncoderDecoderLevel",
     "Hidden",
@@ -34,17 +32,14 @@ __all__ = [
     "IdMap",
     "InputBlock",
     "Level",
-    "LevelAdapter",
     "LevelCapabilities",
     "LevelOutput",
     "Loader",
     "ModelSource",
     "Options",
     "PromptBatch",
-    "Registry",
     "RowCounts",
     "batched",
-    "device_of",
     "is_gguf",
     "load",
     "load_model",

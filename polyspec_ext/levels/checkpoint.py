@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -63,32 +64,27 @@ class ModelLevel:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text, from the generation configuration."""
-        generation = getattr(self.model, "generation_config", None)
-        ids = getattr(generation, "eos_token_id", None)
-        if ids is None:
-            ids = getattr(self.model.config, "eos_token_id", None)
-        if ids is None:
-            return ()
-        return (ids,) if isinstance(ids, int) else tuple(ids)
+        return eos_ids(self.model)
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The tokenizer that lies beside the model's weights, or None. Never asks the network."""
-        place = getattr(self.model, "name_or_path", "")
-        if not place:
-            return None
-        try:
-            found: PreTrainedTokenizerBase = tokenizer_at(place, local=True)
-        except ValueError:
-            return None
+        place, found = getattr(self.model, "name_or_path", ""), None
+        with contextlib.suppress(ValueError):
+            found = tokenizer_at(place, local=True) if place else None
         return found
 
 
-def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> None:
-    """Refuse a model whose logits `verify` cannot read, as far as its head tells.
+def eos_ids(model: Any) -> tuple[int, ...]:
+    """Ids that end a text, from the generation configuration or else the model's."""
+    for config in (getattr(model, "generation_config", None), model.config):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return (ids,) if isinstance(ids, int) else tuple(ids)
+    return ()
 
-    Raises:
-        ValueError: names the level.
-    """
+
+def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> None:
+    """Refuse a model whose logits `verify` cannot read, as far as its head tells."""
     # Weights that accelerate keeps elsewhere are on the meta device between passes.
     offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
     missing = not offloaded and any(p.is_meta for p in model.parameters())

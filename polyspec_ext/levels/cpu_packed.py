@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,9 +22,13 @@ from . import huge_pages
 from .fused import use_fused
 from .grouped_attention import use_grouped, watched
 from .quantized import QuantizedLinear
-from .replacement import RowProduct, is_plain, replaced
+from .replacement import RowProduct, is_plain, replaced, stacked_bias
 
 _Model = TypeVar("_Model", bound=nn.Module)
+# What a level's passes run in place of its model; and the parts of a pass that may give a token
+# other bits when other tokens stand beside it: "attention", "products", "head". None: nobody has
+# looked.
+Runs = tuple[Any, tuple[str, ...] | None]
 
 # How far logits of the packed model may be from the model's, relative to the largest.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -73,28 +77,27 @@ class PackedLinear(RowProduct):
         self.dtype = layers[0].weight.dtype
         self.out_features = sum(layer.out_features for layer in layers)
         self.in_features = layers[0].in_features
-        bias = None
-        if layers[0].bias is not None:
-            bias = torch.cat([layer.bias.detach() for layer in layers])
-        self.register_buffer("bias", bias)
+        self.register_buffer("bias", stacked_bias(layers))
+        self._pack(torch.cat([layer.weight.detach() for layer in layers]))
+
+    def _pack(self, weight: torch.Tensor) -> None:
+        raise NotImplementedError
 
 
 class OneDnnLinear(PackedLinear):
     """By oneDNN's matrix kernels."""
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        super().__init__(layers)
-        weight = torch.cat([layer.weight.detach() for layer in layers])
+    def _pack(self, weight: torch.Tensor) -> None:
         # The count of rows that it is packed for is a hint; any number is multiplied right.
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 4)
         self.number = next(_numbers)
         _packed[self.number] = packed, self.bias, self.out_features
         weakref.finalize(self, _packed.pop, self.number, None).atexit = False
 
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            product: torch.Tensor = _operator(x, self.number)
-            return product
+            made: torch.Tensor = _operator(x, self.number)
+            return made
         return _linear(x, self.number)
 
 
@@ -103,12 +106,10 @@ class DenseLinear(PackedLinear):
 
     packed: torch.Tensor
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        super().__init__(layers)
-        weight = torch.cat([layer.weight.detach() for layer in layers])
+    def _pack(self, weight: torch.Tensor) -> None:
         self.register_buffer("packed", huge_pages.kept(dense.pack(weight)))
 
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: torch.Tensor) -> torch.Tensor:
         return dense.product(x, self.packed, self.out_features, self.bias)
 
     def matrices(self) -> Sequence[Matrix]:
@@ -125,19 +126,13 @@ def pack_linear(layers: Sequence[nn.Linear]) -> PackedLinear:
 
 def can_pack(model: nn.Module) -> bool:
     """Whether there is a linear layer to pack."""
-    return any(_packable(module) for module in model.modules())
+    return any(map(_packable, model.modules()))
 
 
 def pack_layers(module: _Model, merge: bool = True) -> _Model:
     """`module` with packed linear layers: a copy of its modules that shares every other parameter
-    and buffer with it. Later changes of its linear weights are not seen.
-
-    Only plain `nn.Linear` layers on the CPU are packed; others (quantised ones, adapters, layers
-    with hooks) stay as they are.
-
-    Args:
-        merge: projections of one input as one product (`replacement.Merged`).
-    """
+    and buffer with it. Later changes of its linear weights are not seen. Only plain `nn.Linear`
+    layers on the CPU are packed. With `merge`, projections of one input are one product."""
     made: _Model = replaced(module, _packable, pack_linear, merge)
     return made
 
@@ -154,27 +149,10 @@ def keep_freed_memory() -> None:
     torch.empty(_LARGEST_KEPT, dtype=torch.uint8)
 
 
-class Runs(NamedTuple):
-    """What a level's passes run in place of its model.
-
-    Attributes:
-        varies: the parts of a pass that may give a token other bits when other tokens stand beside
-            it: "attention", "products", "head". None: nobody has looked.
-    """
-
-    model: Any
-    varies: tuple[str, ...] | None
-
-
 def packed(model: nn.Module, name: str) -> Runs:
     """`model` with packed linear layers (`pack_layers`), and grouped attention in place of sdpa.
     Layers of 4-bit weights are packed as they are. The process keeps freed memory from then on
-    (`keep_freed_memory`).
-
-    Raises:
-        ValueError: nothing is or can be packed, modules have replaced forwards (as device maps give
-        them), or the copy's logits are not the model's; the message names the level.
-    """
+    (`keep_freed_memory`). A model that cannot be run so is refused; `name` is the level's."""
     if not can_pack(model) and not _quantised(model):
         raise ValueError(
             f"{name}: expected linear layers on the CPU, in a dtype that oneDNN multiplies here, "
@@ -189,17 +167,14 @@ def packed(model: nn.Module, name: str) -> Runs:
     keep_freed_memory()
     # A model may use its projections in a way that wants each one's own memory.
     for merge in (True, False):
-        made = pack_layers(model, merge)
-        use_grouped(made)
-        use_fused(made)
         try:
-            difference, attends = _difference(model, made)
+            difference, runs = _tried(model, pack_layers(model, merge))
         except RuntimeError:
             if merge:
                 continue
             raise
         if difference <= _tolerance(model):
-            return Runs(made, varying(made, attends))
+            return runs
     raise ValueError(
         f"{name}: expected the packed model's logits to be the model's, given a relative "
         f"difference of {difference:.1e}; use it unpacked"
@@ -210,30 +185,30 @@ def unpacked(model: nn.Module) -> Runs:
     """`model` itself; grouped attention in place of sdpa where it is a 4-bit copy on the CPU, whose
     products give a token the same bits whatever stands beside it."""
     if not _quantised(model):
-        return Runs(model, None)
+        return model, None
     if _other_forward(model) is None:
-        made = replaced(model, lambda _: False, pack_linear)
-        use_grouped(made)
-        use_fused(made)
-        difference, attends = _difference(model, made)
+        difference, runs = _tried(model, replaced(model, lambda _: False, pack_linear))
         if difference <= _tolerance(model):
-            return Runs(made, varying(made, attends))
-    return Runs(model, varying(model, False))
+            return runs
+    return model, _varying(model, False)
 
 
-def varying(model: Any, attends: bool) -> tuple[str, ...]:
-    """See `Runs`.
+def _tried(model: nn.Module, made: Any) -> tuple[float, Runs]:
+    """How far the logits of `made` are from those of `model` (`_difference`), once its attention is
+    grouped and its layers are fused."""
+    use_grouped(made)
+    use_fused(made)
+    difference, attends = _difference(model, made)
+    return difference, (made, _varying(made, attends))
 
-    Args:
-        attends: attention gives a token the same bits.
-    """
+
+def _varying(model: Any, attends: bool) -> tuple[str, ...]:
+    """See `Runs`. `attends`: attention gives a token the same bits."""
     head = model.get_output_embeddings()
-    products = any(
-        module is not head and _multiplies_by_block(module) for module in model.modules()
-    )
+    others = (module for module in model.modules() if module is not head)
     found = {
         "attention": not attends,
-        "products": products,
+        "products": any(map(_multiplies_by_block, others)),
         "head": head is not None and _multiplies_by_block(head),
     }
     return tuple(part for part, varies in found.items() if varies)
@@ -245,8 +220,8 @@ def _multiplies_by_block(module: nn.Module) -> bool:
     if isinstance(module, OneDnnLinear):
         return True
     own = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
-    matrices = (tensor for tensor in own if tensor.dim() > 1 and tensor.dtype != torch.bool)
-    return not isinstance(module, nn.Embedding) and any(True for _ in matrices)
+    matrix = any(tensor.dim() > 1 and tensor.dtype != torch.bool for tensor in own)
+    return matrix and not isinstance(module, nn.Embedding)
 
 
 def _quantised(model: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,10 +23,11 @@ def level_line(level: Any) -> str:
     count = _rounded(plain + sum(_quantised(model)))
     words = (("packed", "pack"), ("compiled", "compile"))
     how = [word for word, name in words if getattr(level, name, False) is True]
-    varies = getattr(level, "varies", None)
-    how += [] if varies is None else [_invariance(varies)]
-    choice = getattr(level, "choice", None)
-    how += [] if choice is None else [f"chosen {choice}"]
+    varies, choice = getattr(level, "varies", None), getattr(level, "choice", None)
+    if varies is not None:
+        how.append("block-invariant" + (f" but for {' and '.join(varies)}" if varies else ""))
+    if choice is not None:
+        how.append(f"chosen {choice}")
     return ", ".join(part for part in (f"{count} parameters", kinds, devices, *how) if part)
 
 
@@ -65,11 +66,6 @@ def _quantised(model: torch.nn.Module) -> Iterator[int]:
                 or weight.numel() != count
             ):
                 yield count
-
-
-def _invariance(varies: Sequence[str]) -> str:
-    """Whether a token's logits are the same bits whatever stands beside it, or what they lack."""
-    return "block-invariant" + (f" but for {' and '.join(varies)}" if varies else "")
 
 
 def _rounded(count: int) -> str:

@@ -94,12 +94,6 @@ class EncoderDecoderLevel(ModelLevel):
 
     @torch.inference_mode()
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        """See `BatchedLevel.prefill`.
-
-        Raises:
-            ValueError: several rows, hidden states, or nothing for the encoder or more than it
-                knows; names the level.
-        """
         from transformers import DynamicCache, EncoderDecoderCache
 
         tokens, encoded = prompts.tokens, prompts.encoded
@@ -149,19 +143,15 @@ class EncoderDecoderLevel(ModelLevel):
 
     @torch.inference_mode()
     def forward(self, block: InputBlock) -> LevelOutput:
-        """See `BatchedLevel.forward`."""
-        if block.first is None:
-            return LevelOutput(self._pass(block.tokens)[:, -block.keep :])
-        begin = int(block.first[0])
-        return LevelOutput(self._pass(block.tokens)[:, begin : begin + block.keep])
+        width, keep = block.tokens.shape[1], block.keep
+        begin = width - keep if block.first is None else int(block.first[0])
+        return LevelOutput(self._pass(block.tokens)[:, begin : begin + keep])
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        """See `BatchedLevel.read`."""
         self.forward(reading(tokens, counts))
 
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
-        """See `BatchedLevel.rollback`: as many are kept as are asked for."""
         return CroppedState(self._cache.self_attention_cache).rollback(lengths)
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:

@@ -11,6 +11,7 @@ and gives what its class gives on random input. Every other one stays as it is.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -18,14 +19,12 @@ from torch import nn
 
 from ..ops import layer as operators
 from . import grouped_attention
-from .quantized import QuantizedLinear
-from .replacement import Part, RowProduct
+from .replacement import Part, RowProduct, hooked
 
 # Families by the names of their modules and classes.
 _FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _DTYPES = (torch.float32, torch.bfloat16)
 _PROBED = 3  # tokens
-_subclasses: dict[type, type] = {}
 # Relative to the largest value: the sum of squares and the exponential round differently.
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -77,11 +76,14 @@ class _Attention(nn.Module):
     ) -> tuple[torch.Tensor, None]:
         merged, width = self.q_proj.merged, self.head_dim
         batch, tokens, features = hidden_states.shape
-        product, bias = _unbiased(merged.linear, hidden_states.reshape(-1, features))
-        cosine, sine = position_embeddings
+        linear: Any = merged.linear
+        product = linear.product(hidden_states.reshape(-1, features))
         heads, groups = merged.sizes[0] // width, merged.sizes[1] // width
+        norms: tuple[Any, ...] = ()
+        if hasattr(self, "q_norm"):
+            norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.variance_epsilon
         query, key, value = operators.rotary(
-            product, bias, cosine, sine, batch, heads, groups, *head_norms(self)
+            product, linear.late_bias, *position_embeddings, batch, heads, groups, *norms
         )
         cache = past_key_values if cache is None else cache  # as older releases call it
         if cache is not None:
@@ -112,21 +114,6 @@ class _Layer(nn.Module):
         return made
 
 
-def head_norms(attention: Any) -> tuple[torch.Tensor, torch.Tensor, float] | tuple[()]:
-    """Weights and epsilon of the norms of an attention's heads; empty: it has none."""
-    if not hasattr(attention, "q_norm"):
-        return ()
-    first, second = attention.q_norm, attention.k_norm
-    return first.weight, second.weight, first.variance_epsilon
-
-
-def _unbiased(linear: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The product, and the bias that is still to be added to it and rounded."""
-    if isinstance(linear, QuantizedLinear):
-        return linear.product(x), linear.bias
-    return linear.rows(x), None
-
-
 @torch.inference_mode()
 def use_fused(made: nn.Module) -> None:
     """Modules of `made` compute so from now on; the objects must be the caller's own."""
@@ -141,7 +128,7 @@ def use_fused(made: nn.Module) -> None:
         ("DecoderLayer", _fits_layer, _Layer),  # of what stands above
     ):
         for module in made.modules():
-            base = type(module)
+            base: Any = type(module)
             if not is_known(base, name) or not fits(module):
                 continue
             fused = _subclass(base, own)
@@ -157,12 +144,7 @@ def is_whole(layer: nn.Module) -> bool:
     if not isinstance(layer, _Layer):
         return False
     parts = layer.input_layernorm, layer.post_attention_layernorm, layer.self_attn, layer.mlp
-    kinds = _Norm, _Norm, _Attention, _Mlp
-    fused = all(
-        isinstance(part, kind) and not _hooked(part)
-        for part, kind in zip(parts, kinds, strict=True)
-    )
-    return fused and _fits_heads(layer.self_attn)
+    return all(map(_runs, parts, (_Norm, _Norm, _Attention, _Mlp))) and _fits_heads(layer.self_attn)
 
 
 def is_known(kind: type, name: str) -> bool:
@@ -174,11 +156,15 @@ def is_known(kind: type, name: str) -> bool:
     )
 
 
+@functools.cache
 def _subclass(base: type, own: type) -> type:
     """The same one for every model."""
-    if base not in _subclasses:
-        _subclasses[base] = type(f"Fused{base.__name__}", (own, base), {})
-    return _subclasses[base]
+    return type(f"Fused{base.__name__}", (own, base), {})
+
+
+def _runs(module: nn.Module, kind: type) -> bool:
+    """Whether a module is of this kind, without hooks."""
+    return isinstance(module, kind) and not hooked(module)
 
 
 def _fits_norm(module: Any) -> bool:
@@ -186,14 +172,14 @@ def _fits_norm(module: Any) -> bool:
 
 
 def _fits_mlp(module: Any) -> bool:
-    merged = _are_merged(module, "gate_proj", "up_proj") and not _hooked(module.act_fn)
-    return merged and _multiplies(module.down_proj)
+    merged = _are_merged(module, "gate_proj", "up_proj") and not hooked(module.act_fn)
+    return merged and _runs(module.down_proj, RowProduct)
 
 
 def _fits_attention(module: Any) -> bool:
     own = grouped_attention.is_grouped(module)
     merged = own and _are_merged(module, "q_proj", "k_proj", "v_proj")
-    return merged and _multiplies(module.o_proj) and _fits_heads(module)
+    return merged and _runs(module.o_proj, RowProduct) and _fits_heads(module)
 
 
 def _fits_heads(module: Any) -> bool:
@@ -201,32 +187,22 @@ def _fits_heads(module: Any) -> bool:
     if not hasattr(module, "q_norm"):
         return True
     norms = module.q_norm, module.k_norm
-    whole = all(isinstance(norm, _Norm) and not _hooked(norm) for norm in norms)
-    return whole and norms[0].variance_epsilon == norms[1].variance_epsilon
+    alike = norms[0].variance_epsilon == norms[1].variance_epsilon
+    return alike and all(_runs(norm, _Norm) for norm in norms)
 
 
 def _fits_layer(module: Any) -> bool:
-    norm = module.post_attention_layernorm
-    return isinstance(norm, _Norm) and not _hooked(norm)
+    return _runs(module.post_attention_layernorm, _Norm)
 
 
 def _are_merged(module: Any, *names: str) -> bool:
     """Whether these projections are all the parts of one product, in that order."""
     parts = [getattr(module, name) for name in names]
-    if not all(isinstance(part, Part) and not _hooked(part) for part in parts):
+    if not all(_runs(part, Part) for part in parts):
         return False
     merged = parts[0].merged
     in_order = all(part.merged is merged and part.place == i for i, part in enumerate(parts))
-    return in_order and len(merged.sizes) == len(parts) and _multiplies(merged.linear)
-
-
-def _multiplies(module: nn.Module) -> bool:
-    return isinstance(module, RowProduct) and not _hooked(module)
-
-
-def _hooked(module: nn.Module) -> bool:
-    """Whether it has hooks, which only calls of the module itself run."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return in_order and len(merged.sizes) == len(parts) and _runs(merged.linear, RowProduct)
 
 
 def _agrees(module: Any, fused: Any, dtype: torch.dtype) -> bool:
@@ -240,11 +216,10 @@ def _agrees(module: Any, fused: Any, dtype: torch.dtype) -> bool:
         turns = (angles.cos().to(dtype), angles.sin().to(dtype))
         arguments = {"position_embeddings": turns, "attention_mask": None}
     try:
-        wanted, given = (
-            _first(kind.forward(module, x, **arguments)) for kind in (type(module), fused)
-        )
+        outputs = [kind.forward(module, x, **arguments) for kind in (type(module), fused)]
     except RuntimeError:  # a dtype or size that the operators do not take
         return False
+    wanted, given = (out[0] if isinstance(out, tuple) else out for out in outputs)
     difference = (given.float() - wanted.float()).abs().amax()
     return bool(difference <= _TOLERANCE[dtype] * wanted.float().abs().amax())
 
@@ -255,8 +230,3 @@ def _width(module: Any) -> int:
         if hasattr(module, name):
             return int(getattr(module, name).in_features)
     return len(getattr(module, "input_layernorm", module).weight)
-
-
-def _first(output: Any) -> torch.Tensor:
-    found: torch.Tensor = output[0] if isinstance(output, tuple) else output
-    return found

@@ -7,6 +7,7 @@ dequantised as a whole (`sources`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,22 +25,20 @@ from .replacement import is_plain, replaced
 _FAMILIES = ("llama", "qwen2", "qwen3")
 _HEAD, _EMBEDDINGS = "output.weight", "token_embd.weight"
 _FACTORS = "rope_freqs.weight"  # of each frequency, in files of Llama 3.1 and later
-# What a configuration of transformers calls the header's values.
+# What a configuration of transformers calls the header's values; {} is the family.
 _CONFIG = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
-}
-_TOKENS = {
-    "bos_token_id": "bos_token_id",
-    "eos_token_id": "eos_token_id",
-    "padding_token_id": "pad_token_id",
+    "{}.context_length": "max_position_embeddings",
+    "{}.block_count": "num_hidden_layers",
+    "{}.embedding_length": "hidden_size",
+    "{}.feed_forward_length": "intermediate_size",
+    "{}.attention.head_count": "num_attention_heads",
+    "{}.attention.head_count_kv": "num_key_value_heads",
+    "{}.attention.key_length": "head_dim",
+    "{}.attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "{}.rope.freq_base": "rope_theta",
+    "tokenizer.ggml.bos_token_id": "bos_token_id",
+    "tokenizer.ggml.eos_token_id": "eos_token_id",
+    "tokenizer.ggml.padding_token_id": "pad_token_id",
 }
 
 
@@ -50,7 +49,6 @@ class BlockLinear(QuantizedLinear):
     Args:
         parts: one below the other: blocks ``[outputs, bytes of a row]`` uint8 and their type
             (`ops.blocks`). Those of one type become one product.
-        inputs: of each.
     """
 
     def __init__(
@@ -63,14 +61,9 @@ class BlockLinear(QuantizedLinear):
         self.in_features = inputs
         self.out_features = sum(len(rows) for rows, _ in parts)
         self.register_buffer("bias", bias)
-        joined: list[tuple[list[torch.Tensor], int]] = []
-        for rows, kind in parts:
-            if joined and joined[-1][1] == kind:
-                joined[-1][0].append(rows)
-            else:
-                joined.append(([rows], kind))
         self._forms = []  # outputs and type of each product
-        for i, (each, kind) in enumerate(joined):
+        for i, (kind, same) in enumerate(itertools.groupby(parts, lambda part: part[1])):
+            each = [rows for rows, _ in same]
             whole = each[0] if len(each) == 1 else torch.cat(each)
             packed = blocks.pack(whole, inputs, kind)
             self.register_buffer(f"packed{i}", huge_pages.kept(packed))
@@ -97,11 +90,10 @@ def block_model(path: str | Path, dtype: torch.dtype) -> Any:
     embeddings, norms and what has another type are dequantised.
 
     Args:
-        path: of the file.
         dtype: of activations, and of what is dequantised.
 
     Returns:
-        The model; a sentence that says why it must be dequantised as a whole, where it must.
+        The model; where it must be dequantised as a whole, a sentence that says why.
 
     Raises:
         OSError, ValueError: no whole GGUF file, or one with rotations that are not known here.
@@ -160,11 +152,7 @@ def scale_rotations(model: Any, file: GgufFile) -> None:
 
 
 def head_rows(path: str | Path, rows: torch.Tensor) -> BlockLinear:
-    """Rows of the output head of a file whose head is in blocks.
-
-    Args:
-        rows: ``[N]`` int64.
-    """
+    """The rows `rows`, ``[N]`` int64, of the output head of a file whose head is in blocks."""
     tensors = GgufFile(path).tensors
     tensor = tensors.get(_HEAD) or tensors[_EMBEDDINGS]
     return BlockLinear([(tensor.blocks()[rows], tensor.type)], tensor.shape[1])
@@ -190,11 +178,7 @@ class _Named:
         return _EMBEDDINGS if found == _HEAD and _HEAD not in self._tensors else str(found)
 
     def tensor(self, name: str) -> GgufTensor:
-        """Of a parameter.
-
-        Raises:
-            ValueError: the file has none.
-        """
+        """Of a parameter, which the file must have."""
         found = self._tensors.get(self.source(name))
         if found is None:
             raise ValueError(f"expected a tensor {self.source(name)} in the file, given none")
@@ -213,18 +197,17 @@ def _skeleton(file: GgufFile, family: str, dtype: torch.dtype) -> Any:
     """The model without its weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    told = {
-        own: file.metadata[f"{prefix}.{key}"]
-        for prefix, names in ((family, _CONFIG), ("tokenizer.ggml", _TOKENS))
-        for key, own in names.items()
-        if f"{prefix}.{key}" in file.metadata
+    values = {
+        name: file.metadata[key]
+        for form, name in _CONFIG.items()
+        if (key := form.format(family)) in file.metadata
     }
     config = AutoConfig.for_model(
         family,
         vocab_size=file.tensors[_EMBEDDINGS].shape[0],
         tie_word_embeddings=_HEAD not in file.tensors,
         dtype=dtype,
-        **told,
+        **values,
     )
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
@@ -247,12 +230,10 @@ def _with_blocks(skeleton: Any, named: _Named) -> Any:
             (named.rows(weight, tensor.blocks()), tensor.type)
             for weight, tensor in ((weight, named.tensor(weight)) for weight in weights)
         ]
-        biases = [
-            _dequantised(named, f"{name}.bias", layer.weight.dtype)
-            for name, layer in zip(names, siblings, strict=True)
-            if layer.bias is not None
-        ]
-        return BlockLinear(parts, siblings[0].in_features, torch.cat(biases) if biases else None)
+        bias, dtype = None, siblings[0].weight.dtype
+        if siblings[0].bias is not None:
+            bias = torch.cat([_dequantised(named, f"{name}.bias", dtype) for name in names])
+        return BlockLinear(parts, siblings[0].in_features, bias)
 
     return replaced(skeleton, lambda module: id(module) in known, make)
 

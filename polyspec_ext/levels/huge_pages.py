@@ -28,7 +28,7 @@ class _Chunk:
         self._size = len(held)
 
     def cut(self, size: int) -> torch.Tensor | None:
-        """So many bytes; None: there is no such room."""
+        """So many bytes; None: there is not that much room."""
         held = self._held()
         if held is None or size > self._size - self._at:
             return None
@@ -42,12 +42,8 @@ _last: _Chunk | None = None
 
 
 def kept(packed: torch.Tensor) -> torch.Tensor:
-    """A copy of `packed`, in huge pages where the system has them, at a multiple of 64 bytes.
-    Copies made one after the other lie beside each other.
-
-    Args:
-        packed: uint8 on the CPU, one dimension, not empty.
-    """
+    """A copy of `packed`, uint8 ``[n]`` on the CPU, n > 0, in huge pages where the system has them,
+    at a multiple of 64 bytes. Copies made one after the other lie beside each other."""
     global _last
     size = packed.numel()
     with _lock:

@@ -18,9 +18,6 @@ class IdMap:
             the model's rows of logits stands for. None: entry i stands for id i.
         text_size: ids of the text are below it; None: below `vocab_size`.
 
-    Raises:
-        ValueError: `drawn` is of another shape or type, or its ids are none of these.
-
     Attributes:
         reads_all: `to_below` changes nothing.
     """

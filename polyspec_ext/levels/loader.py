@@ -107,7 +107,7 @@ def load_model(
 
 def _of_blocks(source: Source, dtype: torch.dtype | str | None, name: str) -> Any:
     """The model of a GGUF file that multiplies with its blocks. None: there is no such file, or it
-    must be dequantised, which a word says."""
+    must be dequantised, which a note says."""
     if source.file is None:
         return None
     file = Path(source.place, source.file)

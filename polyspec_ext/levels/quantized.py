@@ -16,7 +16,7 @@ from torch import nn
 from ..ops import decoder, int4
 from ..ops.decoder import Matrix
 from . import huge_pages
-from .replacement import Part, RowProduct, is_plain, replaced
+from .replacement import Part, RowProduct, is_plain, replaced, stacked_bias
 
 # Of torch's CUDA operator: inputs of a tile, tiles that may lie together, outputs of a tile.
 _TILE, _TOGETHER, _OUTPUTS = 16, (8, 4, 2), 8
@@ -57,11 +57,8 @@ def joined(parts: Sequence[Int4Weights]) -> Int4Weights:
     """The matrices one below the other."""
     if len(parts) == 1:
         return parts[0]
-    return Int4Weights(
-        torch.cat([part.values for part in parts]),
-        torch.cat([part.scales for part in parts]),
-        torch.cat([part.zeros for part in parts]),
-    )
+    tensors = ((part.values, part.scales, part.zeros) for part in parts)
+    return Int4Weights(*map(torch.cat, zip(*tensors, strict=True)))
 
 
 class QuantizedLinear(RowProduct):
@@ -70,19 +67,9 @@ class QuantizedLinear(RowProduct):
 
     bias: torch.Tensor | None
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        """`rows` without the bias, which is added to it after it was rounded."""
-        raise NotImplementedError
-
     @property
     def late_bias(self) -> torch.Tensor | None:
         return self.bias
-
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.product(x)
-        if self.bias is not None:
-            y += self.bias
-        return y
 
 
 class Int4Linear(QuantizedLinear):
@@ -180,15 +167,9 @@ def sample_of(layer: nn.Linear) -> torch.Tensor:
     return weight[places.to(weight.device)].float().cpu()
 
 
-def samples_of(copy: Any) -> dict[str, torch.Tensor]:
-    """`sample_of` the layers of the model that a copy of `with_weights` was made of."""
-    found: dict[str, torch.Tensor] = getattr(copy, "sampled_weights", {})
-    return found
-
-
 def with_weights(model: Any, names: Collection[str], weights: Callable[[str], Int4Weights]) -> Any:
     """A copy of `model` that multiplies with 4-bit weights and shares all else with it. Projections
-    of one input are one product.
+    of one input are one product. Its `sampled_weights` are `sample_of` the layers, by name.
 
     Args:
         names: of the layers, as `quantisable` has them.
@@ -200,9 +181,7 @@ def with_weights(model: Any, names: Collection[str], weights: Callable[[str], In
 
     def make(siblings: Sequence[nn.Linear]) -> nn.Module:
         matrix = joined([weights(known[id(layer)]) for layer in siblings])
-        biases = [layer.bias.detach() for layer in siblings if layer.bias is not None]
-        bias = torch.cat(biases) if biases else None
-        device = siblings[0].weight.device
+        bias, device = stacked_bias(siblings), siblings[0].weight.device
         if device.type == "cuda":
             return CudaInt4Linear(matrix, bias, device)
         return Int4Linear(matrix, bias)

@@ -24,8 +24,8 @@ class RowProduct(nn.Module):
     in_features: int
     out_features: int
 
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
-        """``[M, in]`` to ``[M, out]``."""
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """``[M, in]`` to ``[M, out]``, without `late_bias`."""
         raise NotImplementedError
 
     def matrices(self) -> Sequence[Matrix]:
@@ -37,6 +37,13 @@ class RowProduct(nn.Module):
     def late_bias(self) -> torch.Tensor | None:
         """What is added to the product after it was rounded."""
         return None
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """``[M, in]`` to ``[M, out]``."""
+        y = self.product(x)
+        if self.late_bias is not None:
+            y += self.late_bias
+        return y
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.rows(x.flatten(0, -2)).view(*x.shape[:-1], self.out_features)
@@ -78,8 +85,18 @@ def is_plain(module: nn.Module) -> bool:
     """A linear layer and nothing more: no subclass, hooks or replaced forward."""
     if type(module) is not nn.Linear or module.weight.numel() == 0:
         return False
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    return not hooks and "forward" not in module.__dict__
+    return not hooked(module) and "forward" not in module.__dict__
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether it has hooks, which only calls of the module itself run."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def stacked_bias(layers: Sequence[nn.Linear]) -> torch.Tensor | None:
+    """The biases of layers that all have one, or all have none, one behind the other."""
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    return torch.cat(biases) if biases else None
 
 
 def shallow(module: Any) -> Any:
@@ -101,34 +118,28 @@ def replaced(
 ) -> Any:
     """A copy of `module` with ``make([layer])`` for every layer that is `wanted`; with `merge`,
     ``make(siblings)`` for projections of one input, whose outputs follow each other."""
-    return _copy(module, wanted, make, merge, {})
+    made: dict[int, nn.Module] = {}  # by id, since a module may stand in several places
 
+    def copied(module: Any) -> nn.Module:
+        if id(module) in made:
+            return made[id(module)]
+        if wanted(module):
+            made[id(module)] = make([module])
+            return made[id(module)]
+        twin = made[id(module)] = shallow(module)
+        children = twin._modules
+        for names in SIBLINGS if merge else ():
+            layers: list[Any] = [children.get(name) for name in names]
+            if all(layer is not None and wanted(layer) for layer in layers) and _alike(layers):
+                merged = Merged(make(layers), [layer.out_features for layer in layers])
+                width = layers[0].in_features
+                made.update((id(layer), Part(merged, i, width)) for i, layer in enumerate(layers))
+        for name, child in children.items():
+            if child is not None:
+                children[name] = copied(child)
+        return made[id(module)]
 
-def _copy(
-    module: Any,
-    wanted: Callable[[nn.Module], bool],
-    make: Callable[[Sequence[nn.Linear]], nn.Module],
-    merge: bool,
-    made: dict[int, nn.Module],
-) -> Any:
-    """`made`: by id, since a module may stand in several places."""
-    if id(module) in made:
-        return made[id(module)]
-    if wanted(module):
-        made[id(module)] = make([module])
-        return made[id(module)]
-    twin = made[id(module)] = shallow(module)
-    children = twin._modules
-    for names in SIBLINGS if merge else ():
-        layers: list[Any] = [children.get(name) for name in names]
-        if all(layer is not None and wanted(layer) for layer in layers) and _alike(layers):
-            merged = Merged(make(layers), [layer.out_features for layer in layers])
-            width = layers[0].in_features
-            made.update((id(layer), Part(merged, i, width)) for i, layer in enumerate(layers))
-    for name, child in children.items():
-        if child is not None:
-            children[name] = _copy(child, wanted, make, merge, made)
-    return twin
+    return copied(module)
 
 
 def _alike(layers: Sequence[Any]) -> bool:

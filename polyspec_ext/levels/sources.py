@@ -34,16 +34,12 @@ class Source:
     place: str
     file: str | None = None
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """That go with `place` to every ``from_pretrained``."""
-        return {} if self.file is None else {"gguf_file": self.file}
-
     def config(self) -> Any:
         """The model's configuration."""
         from transformers import AutoConfig
 
-        return AutoConfig.from_pretrained(self.place, **self.options)
+        file = {} if self.file is None else {"gguf_file": self.file}
+        return AutoConfig.from_pretrained(self.place, **file)
 
     def model(self, kind: Any, dtype: Any) -> Any:
         """The model, of the class `kind`. Blocks of a GGUF file are dequantised: weights of `dtype`
@@ -56,7 +52,7 @@ class Source:
             self.place,
             dtype=torch.bfloat16 if dtype == "auto" else dtype,
             quantization_config=GgufConfig(gguf_file=self.file, dequantize=True),
-            **self.options,
+            gguf_file=self.file,
         )
         made.name_or_path = str(Path(self.place) / self.file)
         return made
@@ -76,10 +72,8 @@ def source_of(place: str | Path) -> Source:
 
 
 def tokenizer_at(place: str | Path, local: bool = False) -> Any:
-    """The tokenizer beside a model's weights, or in its GGUF file.
-
-    Args:
-        local: never ask the network.
+    """The tokenizer beside a model's weights, or in its GGUF file. With `local`, the network is
+    never asked.
 
     Raises:
         ValueError: none that loads, or, of a folder without one's files, only what transformers
@@ -122,11 +116,7 @@ def _in_file(file: Path, *_: int) -> Any:
 
 @contextmanager
 def found(name: str, place: str | Path) -> Iterator[Source]:
-    """`place` as `transformers` takes it, whose errors become one that says `name`.
-
-    Raises:
-        ValueError: there is no model, or none that loads.
-    """
+    """`place` as `transformers` takes it, whose errors become one that says `name`."""
     source = _source(name, place)
     try:
         yield source

@@ -16,16 +16,12 @@ from ..kv_cache import RollbackCache
 from ..ops import attention
 from ..ops.decoder import DecoderLayers, LayerWeights
 from . import fused
-from .replacement import RowProduct
+from .replacement import RowProduct, hooked
 
 
 class StackedPass:
-    """Passes of a model whose layers are fused (`levels.fused`) and of one shape.
-
-    Args:
-        model: of a family whose forward is embeddings, layers, norm and head.
-        native: its layers as the operator has them.
-    """
+    """Passes of a model whose layers are fused (`levels.fused`) and of one shape: embeddings,
+    layers, norm and head. `native` has its layers as the operator has them."""
 
     def __init__(self, model: Any, native: DecoderLayers) -> None:
         self.model, self.native = model, native
@@ -46,14 +42,12 @@ class StackedPass:
         Args:
             tokens: ``[B, T]`` int64.
             inputs: of `RollbackCache.inputs`, with which the cache is prepared.
-            cache: the model's.
             chosen: of the last states ``[B, T, H]`` those whose logits are wanted.
-            hidden_layers: k in [0, L] the states behind k layers, -1 those behind the norm.
         """
         model, body = self.model, self.model.model
         if not isinstance(cache, RollbackCache) or "position_ids" not in inputs:
             return None
-        if any(_hooked(module) for module in (model, body, *self.layers)):
+        if any(hooked(module) for module in (model, body, *self.layers)):
             return None
         # The norms are the given model's own, and may have been moved or converted.
         if not all(map(torch.Tensor.is_set_to, _norms(self.layers), self.native.norms)):
@@ -67,10 +61,9 @@ class StackedPass:
         if slots is None:
             return None
         x = body.embed_tokens(tokens)
-        turns = body.rotary_emb(x, inputs["position_ids"])
+        cosine, sine = body.rotary_emb(x, inputs["position_ids"])
         count = len(self.layers)
         taken = sorted({layer for layer in hidden_layers if 0 <= layer < count})
-        cosine, sine = turns
         keys, values, lengths, counts = slots
         made, entering, status = self.native(
             x, cosine, sine, mask, keys, values, lengths, counts, span, causal, taken
@@ -138,7 +131,3 @@ def _norm_modules(layer: Any) -> list[Any]:
     attends = layer.self_attn
     heads = [attends.q_norm, attends.k_norm] if hasattr(attends, "q_norm") else []
     return [layer.input_layernorm, layer.post_attention_layernorm, *heads]
-
-
-def _hooked(module: Any) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .gguf import BlockLinear, head_rows
-from .quantized import Int4Linear, Int4Weights
+from .quantized import Int4Linear, Int4Weights, head_of
 from .replacement import shallow
 
 
@@ -42,7 +42,7 @@ def with_trimmed_head(model: Any, drawn: torch.Tensor) -> Any:
             file.
     """
     head = model.get_output_embeddings()
-    path = next((name for name, module in model.named_modules() if module is head), None)
+    path = head_of(model)
     rows = None if path is None else _rows(model, head, drawn)
     if path is None or rows is None:
         raise ValueError(

@@ -27,22 +27,18 @@ def require_same(names: list[str], levels: list[Any]) -> None:
     Unknown ones can only be verified by size: a draft vocabulary larger than the target's is then
     refused, and one smaller by more than padding explains. Vocabularies padded to different sizes
     are fine, and so is a smaller one for the draft whose tokenizer is known.
-
-    Raises:
-        ValueError: names both levels, what was expected and what was found.
     """
-    target = _vocabulary(levels[0])
+    target, size = _vocabulary(levels[0]), levels[0].vocab_size
     for name, level in zip(names[1:], levels[1:], strict=True):
         draft = _vocabulary(level)
-        common = min(levels[0].vocab_size, level.vocab_size)
+        common = min(size, level.vocab_size)
         if target is None or draft is None:
-            if level.vocab_size > levels[0].vocab_size:
+            if level.vocab_size > size:
                 raise ValueError(
-                    f"vocabulary of {name}: expected at most the {levels[0].vocab_size} ids of "
-                    f"the target {names[0]}, given {level.vocab_size}, and no tokenizers that "
-                    "would show that the rest is padding"
+                    f"vocabulary of {name}: expected at most the {size} ids of the target "
+                    f"{names[0]}, given {level.vocab_size}, and no tokenizers that would show that "
+                    "the rest is padding"
                 )
-            size = levels[0].vocab_size
             if size - level.vocab_size > max(_PADDING, size // _PART):
                 raise ValueError(
                     f"vocabulary of {name}: expected about the {size} ids of the target "

@@ -17,11 +17,10 @@ from ..levels.quantized import (
     head_of,
     quantisable,
     sample_of,
-    samples_of,
     weights_of,
     with_weights,
 )
-from ..levels.replacement import replaced
+from ..levels.replacement import replaced, stacked_bias
 from ..ops.int4 import GROUPS
 from . import kept, rules
 from .calibration import Hessians, token_ids
@@ -69,7 +68,8 @@ def quantize_w4(
             message names the argument.
     """
     arguments.model("model", model)
-    _require_group(group_size)
+    if arguments.integer("group_size", group_size) not in GROUPS:
+        raise ValueError(f"group_size: expected 32, 64, 128 or 256, given {group_size}")
     layers = _layers(model, group_size, head, 4)
     hessians: Hessians | None = None
     if calibration is not None:
@@ -113,9 +113,7 @@ def quantize_w8(model: Any, head: bool | None = None) -> Any:
 
     def make(siblings: Sequence[nn.Linear]) -> nn.Module:
         parts = [(rules.to_8_bits(layer.weight), _Q8_0) for layer in siblings]
-        biases = [layer.bias.detach() for layer in siblings if layer.bias is not None]
-        bias = torch.cat(biases) if biases else None
-        return BlockLinear(parts, siblings[0].in_features, bias)
+        return BlockLinear(parts, siblings[0].in_features, stacked_bias(siblings))
 
     return replaced(model, lambda module: id(module) in chosen, make)
 
@@ -176,7 +174,7 @@ def save_w4(copy: Any, folder: str | Path) -> None:
     if place.exists() and not place.is_dir():
         raise ValueError(f"folder: expected a directory, given {str(place)!r}, which is a file")
     place.mkdir(parents=True, exist_ok=True)
-    kept.write(place / kept.FILE, weights_of(copy), samples_of(copy))
+    kept.write(place / kept.FILE, weights_of(copy), copy.sampled_weights)
 
 
 def load_w4(model: Any, folder: str | Path) -> Any:
@@ -222,9 +220,3 @@ def load_w4(model: Any, folder: str | Path) -> Any:
                 f"in {name}"
             )
     return with_weights(model, layers, found.take)
-
-
-def _require_group(group: int) -> int:
-    if arguments.integer("group_size", group) not in GROUPS:
-        raise ValueError(f"group_size: expected 32, 64, 128 or 256, given {group}")
-    return group

@@ -59,8 +59,7 @@ def write(
     """Keep the weights of the layers in `samples`, at least one, all of one group size. They are
     taken and written one by one: together, a number to a byte, they would be as large as half the
     model (the writer of the safetensors package wants all of them at once). The file appears when
-    it is whole: others may write or read it meanwhile.
-    """
+    it is whole: others may write or read it meanwhile."""
     # Where each tensor lies is known behind the last: the header is filled up with spaces.
     room = _HEADER + sum(len(_DTYPES) * (_ENTRY + len(json.dumps(name))) for name in samples)
     header: dict[str, Any] = {}
@@ -86,12 +85,8 @@ def write(
 
 
 def read(place: Path) -> Kept:
-    """What `write` kept.
-
-    Raises:
-        ValueError: the file holds something else, or numbers that are not finite; names the field.
-        OSError: it cannot be read.
-    """
+    """What `write` kept. ValueError: the file holds something else, or numbers that are not finite;
+    names the field."""
     try:
         with safe_open(place, "pt") as file:
             return _read(file, f"folder: {place}")

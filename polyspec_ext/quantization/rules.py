@@ -15,7 +15,7 @@ _ROWS = 1 << 14  # whose errors are in memory at once
 
 
 def round_to_nearest(weight: torch.Tensor, group: int) -> Int4Weights:
-    """``weight [N, K]``, each number by itself (`ops.int4.round_to_nearest`)."""
+    """``weight [N, K]``, each number by itself."""
     return Int4Weights(*int4.round_to_nearest(weight.detach().cpu(), group))
 
 

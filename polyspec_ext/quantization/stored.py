@@ -36,14 +36,7 @@ def copy_prefix(place: object) -> str:
 
 
 def copy_of(word: str, model: Any, name: str = "model") -> Any:
-    """The copy that one of `WORDS` stands for.
-
-    Args:
-        model, name: as of `stored_w4`.
-
-    Raises:
-        ValueError: nothing of it can be quantised, or not on its device.
-    """
+    """The copy that one of `WORDS` stands for; see `stored_w4`."""
     if word == "w4":
         return stored_w4(model, name)
     try:
@@ -57,14 +50,8 @@ def stored_w4(model: Any, name: str = "model") -> Any:
     groups for which no fewer layers can be quantised.
 
     On the CPU it is kept in ``polyspec_ext/w4`` of the user's cache folder, by a digest of the
-    model's shapes and weights; where nothing can be written it is made anew.
-
-    Args:
-        model: as `quantize_w4` takes it.
-        name: of the model, for messages.
-
-    Raises:
-        ValueError: nothing of it can be quantised.
+    model's shapes and weights; where nothing can be written it is made anew. `name` is the model's,
+    for messages.
     """
     layers = {group: quantisable(model, group, head=True) for group in _GROUPS}
     group = max(_GROUPS, key=lambda each: (len(layers[each]), each))

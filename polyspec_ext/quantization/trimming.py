@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .. import arguments
+from ..levels.checkpoint import eos_ids
 from ..levels.trimmed import TrimmedHead, with_trimmed_head
 from .calibration import token_ids
 
@@ -46,15 +47,7 @@ def trim(model: Any, texts: Sequence[Any] | None, size: int) -> Any:
     if texts is not None:
         for row in token_ids(model, texts, "texts"):
             counts += torch.bincount(row, minlength=vocab_size)
-    ends = _ends(model)
-    counts[[id for id in ends if id < vocab_size]] = torch.iinfo(torch.int64).max
+    ends = [id for id in eos_ids(model) if id < vocab_size]
+    counts[ends] = torch.iinfo(torch.int64).max
     drawn = counts.argsort(descending=True, stable=True)[:size].sort().values
     return with_trimmed_head(model, drawn)
-
-
-def _ends(model: Any) -> list[int]:
-    """Ids that end a text."""
-    found = getattr(model.generation_config, "eos_token_id", None)
-    if found is None:
-        found = getattr(model.config, "eos_token_id", None)
-    return [] if found is None else [found] if isinstance(found, int) else list(found)

@@ -146,8 +146,8 @@ def test_shared_caches(first: str) -> None:
 def test_copies_record_states_of_their_own() -> None:
     """transformers hangs hooks on a model the first time that it is asked for all states."""
     model = make("llama", 2)
-    copies = [packed(model, "packed").model, ps.quantize_w4(model, 32)]
-    models = [model, *copies, packed(model, "later").model]
+    copies = [packed(model, "packed")[0], ps.quantize_w4(model, 32)]
+    models = [model, *copies, packed(model, "later")[0]]
     for one in [*models, *models]:
         with torch.inference_mode():
             out = one(input_ids=torch.tensor([[5, 6, 7]]), output_hidden_states=True)

@@ -329,7 +329,7 @@ def test_layers_are_unpacked_and_kept_one_after_the_other(tmp_path: Path) -> Non
             yield name, own
 
     place = tmp_path / "int4.safetensors"
-    kept_file.write(place, weights(), quantized.samples_of(copy))
+    kept_file.write(place, weights(), copy.sampled_weights)
     assert load_file(place).keys() == {
         f"{name}.{part}"
         for name, _ in quantized.weights_of(copy)
@@ -342,7 +342,7 @@ def test_layers_are_unpacked_and_kept_one_after_the_other(tmp_path: Path) -> Non
 def test_two_that_keep_one_copy_leave_a_whole_file(tmp_path: Path) -> None:
     """Two processes make the copy of one model, and one of them is stopped."""
     copy = ps.quantize_w4(llama(), 32)
-    layers, samples = list(quantized.weights_of(copy)), quantized.samples_of(copy)
+    layers, samples = list(quantized.weights_of(copy)), copy.sampled_weights
     place = tmp_path / "int4.safetensors"
 
     def stopped() -> Iterator[tuple[str, Int4Weights]]:
