@@ -103,6 +103,8 @@ def block_model(path: str | Path, dtype: torch.dtype) -> Any:
     family = file.metadata.get("general.architecture")
     if family not in _FAMILIES:
         return f"architecture {family}"
+    if _EMBEDDINGS not in file.tensors:  # an adapter, or a part of a model
+        raise ValueError(f"expected a tensor {_EMBEDDINGS} in the file, given none")
     if not any(tensor.type in blocks.BLOCK_INPUTS for tensor in file.tensors.values()):
         return "no tensor in blocks"
     skeleton = _skeleton(file, family, dtype)

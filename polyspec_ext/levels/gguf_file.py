@@ -83,6 +83,10 @@ class GgufFile:
             self.tensors = self._tensors(tensors)
         except (struct.error, UnicodeDecodeError) as error:
             raise ValueError(f"expected a whole GGUF file, given {path}: {error}") from error
+        except KeyError as error:
+            raise ValueError(
+                f"{path}: expected values of known types, given type {error}"
+            ) from error
 
     def _take(self, form: str) -> tuple[Any, ...]:
         found = struct.unpack_from(f"<{form}", self._view, self._at)

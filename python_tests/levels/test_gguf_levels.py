@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,30 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         file.write_bytes(part)
         with pytest.raises(ValueError, match="place: expected the id, directory or GGUF file"):
             load(file)
+
+
+def test_a_value_of_an_unknown_type(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQQcI", 3, 0, 1, 1, b"a", 77))
+    with pytest.raises(ValueError, match="expected values of known types, given type 77"):
+        load(file)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F16"])
+def test_an_adapter_is_no_model(tmp_path: Path, kind: str) -> None:
+    """With Q8_0 it was a KeyError; with F16 a model of random weights was loaded."""
+    file = tmp_path / "adapter.gguf"
+    writer = gguf.GGUFWriter(str(file), "llama")
+    writer.add_type("adapter")
+    writer.add_block_count(1)
+    raw = gguf.quantize(np.zeros((4, 32), np.float32), gguf.GGMLQuantizationType[kind])
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match=r"expected a tensor token_embd\.weight in the file"):
+        load(file)
 
 
 def test_a_files_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
