@@ -156,10 +156,6 @@ def uniform(bits: int) -> float:
     return ((bits >> 12) + 0.5) * 2.0**-52
 
 
-def accepts(bits: int | None, probability: float) -> bool:
-    return uniform(drawn(bits)) < probability
-
-
 def proposed(q: Distribution, ids: Array) -> Array:
     """q's masses over the target's ids, in float64."""
     masses = q.masses.astype(np.float64)
@@ -205,10 +201,6 @@ def residual(p: Distribution, q: Distribution, ids: Array, a: float, b: float) -
     return Residual(p, whole, proposed(q, ids) * (b / float(q.mass)))
 
 
-def draft_ids(vocab: int, target_to_draft: Sequence[int] | None) -> Array:
-    return np.arange(vocab) if target_to_draft is None else np.asarray(target_to_draft)
-
-
 def verify(
     target: Sequence[Distribution],
     block: Sequence[int],
@@ -222,23 +214,16 @@ def verify(
     target: m + 1 rows (fewer where the token rule rejects before). draft: m rows, or None for a
     deterministic proposal. target_to_draft: [V] draft ids, -1 for none.
     """
-    m = len(block)
-    ids = draft_ids(len(target[0].masses), target_to_draft)
+    m, every = len(block), np.arange(len(target[0].masses))
+    ids = every if target_to_draft is None else np.asarray(target_to_draft)
+    if draft is None:  # q is one-hot, over the target's ids
+        draft, ids = [distribution(every == y, temperature=0) for y in block], every
 
     def above(i: int) -> float:  # p(y) / q(y)
-        if draft is None:
-            return float(target[i].masses[block[i]]) / float(target[i].mass)
         return ratio(target[i], draft[i], block[i], ids)
 
-    def left_over(i: int, scale: float) -> Residual:  # max(scale p - q, 0)
-        p = target[i]
-        if draft is not None:
-            return residual(p, draft[i], ids, scale, 1.0)
-        one_hot = (np.arange(len(p.masses)) == block[i]).astype(np.float64)
-        return Residual(p, p.masses.astype(np.float64) * (scale / float(p.mass)), one_hot)
-
     def stands(i: int, probability: float) -> bool:
-        return accepts(draw(i, ACCEPT), probability)
+        return uniform(drawn(draw(i, ACCEPT))) < probability
 
     kept, left = 0, None  # what the last token is drawn from; None: from row `kept` itself
     if target[0].temperature == 0:
@@ -247,11 +232,11 @@ def verify(
     elif rule == "token":
         while kept < m and stands(kept, above(kept)):
             kept += 1
-        left = left_over(kept, 1.0) if kept < m else None
+        left = residual(target[kept], draft[kept], ids, 1.0, 1.0) if kept < m else None
     else:
         scale = 1.0  # p_i
         for i in range(m):
-            rest = left_over(i, scale)
+            rest = residual(target[i], draft[i], ids, scale, 1.0)
             total = float(int(rest.masses.sum())) / unit_of(len(rest.whole))
             if i == 0 or (total > 0 and stands(i - 1, total / (total + (1.0 - scale)))):
                 kept, left = i, rest
@@ -279,7 +264,8 @@ def verify_tree(
     target: n + 1 rows, behind the root and behind each node. draft: n + 1, what the children behind
     each were drawn from; None: they are deterministic.
     """
-    ids = draft_ids(len(target[0].masses), target_to_draft)
+    every = np.arange(len(target[0].masses))
+    ids = every if target_to_draft is None else np.asarray(target_to_draft)
     tokens: list[int] = []
     logprobs: list[float] = []
     path: list[int] = []
@@ -297,7 +283,7 @@ def verify_tree(
                 else:
                     own = float(left.masses[y]) * float(q.mass)
                     chance = own / (float(proposed(q, ids)[y]) * total)
-                if accepts(draw(depth, ACCEPT, sibling), chance):
+                if uniform(drawn(draw(depth, ACCEPT, sibling))) < chance:
                     stands = child
                     break
                 if sibling > 0:

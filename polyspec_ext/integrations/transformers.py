@@ -8,7 +8,7 @@ inputs) and hands it here instead of to its own loop. What a chain cannot honour
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -172,10 +172,8 @@ class _Run:
         rows = [own[n:] for own, n in zip(input_ids.tolist(), padding, strict=True)]
         prompts = requests.prompts("input_ids", rows, chain.vocab_sizes[0])
         eos, limit = self._sort(criteria, config)
-        self.pad = config.pad_token_id
-        if self.pad is None:
-            ids = config.eos_token_id
-            self.pad = ids if ids is None or isinstance(ids, int) else ids[0]
+        ids = config.eos_token_id if config.pad_token_id is None else config.pad_token_id
+        self.pad = ids if ids is None or isinstance(ids, int) else ids[0]
         if self.pad is None and count > 1 and (eos or self.criteria):
             raise ValueError("pad_token_id: expected an id, as rows may end apart, given None")
         new = max(limit - self.width, 1)
@@ -200,17 +198,13 @@ class _Run:
                 committed=self.committed,
             )
         watched = self.with_scores or self.with_logits
-        sampling = parts.sampling
         self.batch: Batch = chain.batch(
             prompts,
             new,
-            sampling.temperature,
-            sampling.top_k,
-            sampling.top_p,
-            sampling.min_p,
-            seed,
+            **asdict(parts.sampling),
+            seed=seed,
             # Configurations name ids that the vocabulary does not have, or -1 for none.
-            sorted(token for token in eos if 0 <= token < chain.vocab_sizes[0]),
+            eos_token_id=sorted(token for token in eos if 0 <= token < chain.vocab_sizes[0]),
             encoder_input_ids=encoded,
             processors=self.processors,
             observe=self._observe if watched else None,
