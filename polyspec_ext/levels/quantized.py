@@ -41,12 +41,6 @@ class Int4Weights:
         """Inputs with one scale and zero."""
         return self.values.shape[1] // self.scales.shape[1]
 
-    def dequantised(self) -> torch.Tensor:
-        """``[N, K]`` float32."""
-        centred = (self.values.float() - 8).unflatten(1, (-1, self.group))
-        weight: torch.Tensor = centred * self.scales[..., None] + self.zeros[..., None]
-        return weight.flatten(1)
-
     def split(self, sizes: Sequence[int]) -> list[Int4Weights]:
         """By rows."""
         parts = (tensor.split(list(sizes)) for tensor in (self.values, self.scales, self.zeros))
