@@ -47,7 +47,7 @@ def trim(model: Any, texts: Sequence[Any] | None, size: int) -> Any:
     if texts is not None:
         for row in token_ids(model, texts, "texts"):
             counts += torch.bincount(row, minlength=vocab_size)
-    ends = [id for id in eos_ids(model) if id < vocab_size]
+    ends = [id for id in eos_ids(model) if 0 <= id < vocab_size]  # -1 stands for none
     counts[ends] = torch.iinfo(torch.int64).max
     drawn = counts.argsort(descending=True, stable=True)[:size].sort().values
     return with_trimmed_head(model, drawn)

@@ -31,6 +31,8 @@ def test_the_most_frequent_ids_are_taken() -> None:
     assert drawn(ps.trim(model, None, 4)) == [0, 1, 2, 3]
     model.generation_config.eos_token_id = [90, 60]
     assert drawn(ps.trim(model, texts, 3)) == [5, 60, 90]
+    model.generation_config.eos_token_id = [90, -1, V]  # some configurations name none with -1
+    assert drawn(ps.trim(model, texts, 3)) == [5, 80, 90]
 
 
 @pytest.mark.parametrize("kind", ["dense", "tied", "4 bits", "packed"])
