@@ -18,7 +18,7 @@ from .encoder_decoder import EncoderDecoderLevel
 from .hugging_face import HuggingFaceLevel
 from .id_map import IdMap
 from .loader import Level, load, load_model
-from .registry import ELEMENTS, Loader, ModelSource, Options
+from .registry import ELEMENTS, Loader, ModelSource, Options, Registry
 from .sources import is_gguf, tokenizer_at
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "ModelSource",
     "Options",
     "PromptBatch",
+    "Registry",
     "RowCounts",
     "batched",
     "is_gguf",
