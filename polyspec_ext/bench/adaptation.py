@@ -111,18 +111,15 @@ def fastest(runs: dict[tuple[int, ...], Run]) -> tuple[int, ...]:
     return max(runs, key=lambda windows: runs[windows].speed)
 
 
-def compared(
-    texts: list[Text], others: list[Text], chain: Sequence[str], costs: Costs, start: list[int]
-) -> Any:
+def compared(traces: list[Trace], others: list[Trace], costs: Costs, start: list[int]) -> Any:
     """Tokens per second of every policy on one set, simulated.
 
     Args:
         others: the other half of the set.
     """
-    traces, levels = [Trace(text, chain) for text in texts], len(chain)
+    levels = traces[0].levels
     fixed = searched(traces, costs)
-    best = fastest(fixed)
-    found = fastest(searched([Trace(text, chain) for text in others], costs))
+    best, found = fastest(fixed), fastest(searched(others, costs))
     parts = [part for part in (traces[: len(traces) // 2], traces[len(traces) // 2 :]) if part]
     halves = [max(searched(part, costs).values(), key=lambda run: run.speed) for part in parts]
     rows: dict[str, Any] = {
@@ -142,12 +139,12 @@ def compared(
     return rows
 
 
-def ablation(texts: list[Text], costs: Costs, chain: Sequence[str], start: list[int]) -> Any:
+def ablation(traces: list[Trace], costs: Costs, start: list[int]) -> Any:
     """Tokens per second of `online` by its history, and of `joint` by its forgetting."""
-    traces, levels = [Trace(text, chain) for text in texts], len(chain)
 
     def speed(name: str, **options: Any) -> float:
-        return replay(traces, costs, policy_of(name, levels, **options), start).speed
+        policy = policy_of(name, traces[0].levels, **options)
+        return replay(traces, costs, policy, start).speed
 
     return {
         "online, history": {h: speed("online", history=h) for h in (4, 16, 32, 64, 128, 256)},
@@ -156,10 +153,10 @@ def ablation(texts: list[Text], costs: Costs, chain: Sequence[str], start: list[
     }
 
 
-def acceptance_by_position(texts: list[Text], chain: Sequence[str]) -> list[float | None]:
+def acceptance_by_position(traces: list[Trace]) -> list[float | None]:
     """[j]: share of the blocks that came to token j + 1 in which it was accepted, over all
     positions of the texts as beginnings, up to `POSITIONS` tokens; None where none came so far."""
-    runs = [run for text in texts for run in Trace(text, chain).runs[:-1]]
+    runs = [run for trace in traces for run in trace.runs[:-1]]
     reached = [sum(run >= j for run in runs) for j in range(POSITIONS + 1)]
     return [b / a if a else None for a, b in itertools.pairwise(reached)]
 
@@ -249,25 +246,32 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
                 2,
             )
     report["load"] = {"before": before, "after": machine.load_average()}
+    if args.plots is not None:
+        draw(report, args.plots)
+    # Of every round of every policy: what the pictures show, and most of the report.
+    for sets in report["chains"].values():
+        for own in sets.values():
+            for row in own["policies"].values():
+                row.pop("windows_over_time", None)
     return report
 
 
 def _replayed(traces: Traces, half: str) -> dict[str, Any]:
-    mine, other = (traces.half(name) for name in (half, TUNING if half == HELD_OUT else HELD_OUT))
-    sets, others = prompt_orders(mine), prompt_orders(other)
-    chains = {}
+    other = TUNING if half == HELD_OUT else HELD_OUT
+    sets, others = (prompt_orders(traces.half(name)) for name in (half, other))
+    chains: dict[str, dict[str, Any]] = {}
     for chain in CHAINS:
         costs = Costs([traces.seconds[name] for name in chain])
         start = list(tiny.WINDOWS[tuple(chain)])
-        chains[", ".join(chain)] = {
-            name: {
-                "tokens": sum(len(text.tokens) for text in texts),
-                "policies": compared(texts, others[name], chain, costs, start),
-                "ablation": ablation(texts, costs, chain, start),
-                "acceptance_by_position": acceptance_by_position(texts, chain),
+        own = chains[", ".join(chain)] = {}
+        for name, texts in sets.items():
+            mine, theirs = ([Trace(t, chain) for t in some] for some in (texts, others[name]))
+            own[name] = {
+                "tokens": sum(trace.size for trace in mine),
+                "policies": compared(mine, theirs, costs, start),
+                "ablation": ablation(mine, costs, start),
+                "acceptance_by_position": acceptance_by_position(mine),
             }
-            for name, texts in sets.items()
-        }
     return {"half": half, "chains": chains, "seconds": traces.seconds}
 
 
@@ -302,10 +306,17 @@ def markdown(report: dict[str, Any]) -> str:
         lines += ["", f"## {chain}", "", f"{half}; tokens per second over plain decoding.", ""]
         lines += _by_set(sets, first["policies"], _over_plain)
         lines += ["", "Over the best fixed windows:", ""]
-        lines += _by_set(sets, first["policies"], _over_best)
+        lines += _by_set(
+            sets, first["policies"], lambda own, row: _over(own, own["policies"][row]["speed"])
+        )
         lines += ["", "Ablation, over the best fixed windows:", ""]
         options = [(name, value) for name, of in first["ablation"].items() for value in of]
-        lines += _by_set(sets, options, _ablated_over_best, "{0[0]} {0[1]}".format)
+        lines += _by_set(
+            sets,
+            options,
+            lambda own, option: _over(own, own["ablation"][option[0]][option[1]]),
+            "{0[0]} {0[1]}".format,
+        )
     if "live" in report:
         live = report["live"]
         lines += ["", "## Live, three levels", "", "Tokens per second over plain decoding.", ""]
@@ -326,19 +337,13 @@ def _by_set(
 
 
 def _over_plain(results: dict[str, Any], row: str) -> str:
-    rows = results["policies"]
-    at = rows[row].get("windows")
-    return f"{rows[row]['speed'] / rows[PLAIN]['speed']:.3f}" + (f" {at}" if at else "")
+    found = results["policies"][row]
+    windows = f" {found['windows']}" if found.get("windows") else ""
+    return _over(results, found["speed"], PLAIN) + windows
 
 
-def _over_best(results: dict[str, Any], row: str) -> str:
-    rows = results["policies"]
-    return f"{rows[row]['speed'] / rows[BEST]['speed']:.3f}"
-
-
-def _ablated_over_best(results: dict[str, Any], option: tuple[str, Any]) -> str:
-    name, value = option
-    return f"{results['ablation'][name][value] / results['policies'][BEST]['speed']:.3f}"
+def _over(results: dict[str, Any], speed: float, base: str = BEST) -> str:
+    return f"{speed / results['policies'][base]['speed']:.3f}"
 
 
 def draw(report: dict[str, Any], folder: Path) -> None:
@@ -376,8 +381,7 @@ def add_command(kinds: Any) -> None:
         "beside an oracle: on recorded acceptance traces of the shipped models over several prompt "
         "sets, in simulated time, and live. Prints Markdown, or JSON.",
     )
-    options.add_json(sub)
-    options.add_json_file(sub)
+    output.add_report(sub, report_of, markdown)
     options.add_count(sub, "--prompts", 12, "of each set, in either half")
     sub.add_argument(
         "--half",
@@ -410,19 +414,3 @@ def add_command(kinds: Any) -> None:
         "--overhead", action="store_true", help="only the time that policies take themselves"
     )
     sub.add_argument("--plots", type=Path, metavar="DIR", help="draw PNGs there (matplotlib)")
-    options.add_threads(sub)
-    sub.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """The subcommand."""
-    report = report_of(args)
-    if args.plots is not None:
-        draw(report, args.plots)
-    # Of every round of every policy: what the pictures show, and most of the report.
-    for sets in report["chains"].values():
-        for own in sets.values():
-            for row in own["policies"].values():
-                row.pop("windows_over_time", None)
-    output.show(report, markdown, as_json=args.json, json_file=args.json_file)
-    return 0

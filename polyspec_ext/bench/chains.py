@@ -18,7 +18,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -29,6 +29,7 @@ from polyspec_ext.bench.differences import verdict
 from polyspec_ext.bench.generation_calls import (
     ASSISTED,
     GENERATE,
+    Request,
     chain_call,
     generate_call,
 )
@@ -61,40 +62,23 @@ WIDTHS = (1, 4, 8, 12)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """What is measured, and how.
+    """What is measured, and how."""
 
-    Attributes:
-        prompts, questions: see `machine.questions`.
-        times: how much the target is grown; shape: or the published shape that it is grown to, by
-            name.
-        device: where all of it is: "cpu", or "cuda", in bfloat16.
-        levels: most of a chain; chains: only these, each by its levels below the target.
-        w4: directory where the 4-bit copy is kept; None: made anew.
-        head: "eagle2" or "eagle3".
-        compile: whether the models decode through torch.compile; "auto": where that is faster.
-        plan_seconds: that the planner may measure for each temperature; 0: it does not.
-        temperature: one table each.
-    """
-
-    prompts: int = 4
+    prompts: int = 4  # and the file that they are from: see `machine.questions`
     repeats: int = 3
     max_new_tokens: int = 96
     questions: Path | None = None
-    times: int = 4
-    shape: str | None = None
-    device: str = "cpu"
-    levels: int = 4
-    chains: Sequence[tuple[str, ...]] | None = None
-    w4: Path | None = None
+    times: int = 4  # how much the target is grown
+    shape: str | None = None  # or the published shape that it is grown to, by name
+    device: str = "cpu"  # of all of it; "cuda": in bfloat16
+    levels: int = 4  # most of a chain
+    chains: Sequence[tuple[str, ...]] | None = None  # only these, by their levels below the target
+    w4: Path | None = None  # directory where the 4-bit copy is kept; None: made anew
     head: str = tiny.HEADS[0]
-    compile: Switch = False
-    plan_seconds: int = 60
-    temperature: Sequence[float] = (0.0, 1.0)
+    compile: Switch = False  # through torch.compile; "auto": where that is faster
+    plan_seconds: int = 60  # that the planner may measure for each temperature; 0: it does not
+    temperature: Sequence[float] = (0.0, 1.0)  # one table each
     seed: int = 0
-
-    @property
-    def on_cpu(self) -> bool:
-        return torch.device(self.device).type == "cpu"
 
     def growth(self) -> dict[str, int]:
         """Arguments of `tiny.grown`.
@@ -115,26 +99,23 @@ def calibration_texts(model: Any) -> list[torch.Tensor]:
     """What a model, the shipped target, answers to the built-in questions, several times each: text
     of the kind that is decoded, and none of the questions measured (where those are GSM8K's)."""
     prompts = tiny.prompt_ids(machine.QUESTIONS) * 6
-    chain = Chain([HuggingFaceLevel(model, pack=True)])
+    call = chain_call(Chain([HuggingFaceLevel(model, pack=True)]))
     found = []
     for begin in range(0, len(prompts), 16):
         some = prompts[begin : begin + 16]
         seeds = list(range(begin, begin + len(some)))
-        out = chain.generate(some, 96, 1.0, seed=seeds)
-        for row, prompt, one in zip(out.sequences, some, out.requests, strict=True):
-            found.append(row[: len(prompt) + one.num_new_tokens])
+        texts = call(Request(some, 96, 1.0, seeds)).texts
+        found += [torch.tensor(prompt + text) for prompt, text in zip(some, texts, strict=True)]
     return found
 
 
 def packed(model: Any, **options: Any) -> HuggingFaceLevel:
     """A level with packed weights, or without where the processor packs none of that type, and on
     CUDA."""
-    if model.device.type != "cpu":
-        return HuggingFaceLevel(model, **options)
-    try:
-        return HuggingFaceLevel(model, pack=True, **options)
-    except ValueError:
-        return HuggingFaceLevel(model, **options)
+    if model.device.type == "cpu":
+        with contextlib.suppress(ValueError):
+            return HuggingFaceLevel(model, pack=True, **options)
+    return HuggingFaceLevel(model, **options)
 
 
 def w4_copy(model: Any, folder: Path | None, texts: Callable[[], list[torch.Tensor] | None]) -> Any:
@@ -157,33 +138,29 @@ def faster_target(
     tried."""
     on_cpu = torch.device(device).type == "cpu"
     dtypes = (torch.float32, torch.bfloat16) if on_cpu else (torch.bfloat16,)
-    candidates = {
-        str(dtype).removeprefix("torch."): packed(
-            tiny.grown(dtype=dtype, device=device, **growth), name=TARGET
-        )
-        for dtype in dtypes
-    }
-    seconds = dict(zip(candidates, _seconds(list(candidates.values())), strict=True))
-    best = min(seconds, key=lambda name: seconds[name][1] + seconds[name][8])
-    return candidates[best], seconds
+    candidates = [
+        packed(tiny.grown(dtype=dtype, device=device, **growth), name=TARGET) for dtype in dtypes
+    ]
+    target, seconds = fastest(candidates)
+    names = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return target, dict(zip(names, seconds, strict=True))
+
+
+def fastest(
+    levels: Sequence[HuggingFaceLevel],
+) -> tuple[HuggingFaceLevel, list[dict[int, float]]]:
+    """The level whose passes of one and of several tokens are fastest, and the seconds of all."""
+    if any(level.compile for level in levels):
+        pass_seconds(levels, WIDTHS, repeats=1)  # compiles
+    seconds = _seconds(levels)
+    pairs = zip(levels, seconds, strict=True)
+    return min(pairs, key=lambda pair: pair[1][1] + pair[1][8])[0], seconds
 
 
 def _seconds(levels: Sequence[HuggingFaceLevel]) -> list[dict[int, float]]:
     """Of passes of `WIDTHS` tokens. On the CPU the clock is `pass_seconds`'s own choice."""
     clock = None if levels[0].device.type == "cpu" else device_clock(levels[0].device)
     return pass_seconds(levels, WIDTHS, limit=3.0, clock=clock)
-
-
-def faster(
-    make: Callable[[bool], HuggingFaceLevel], compile: Switch
-) -> tuple[HuggingFaceLevel, dict[int, float]]:
-    """A level that is compiled, not, or whichever is faster here, and the seconds of its passes."""
-    levels = [make(how) for how in (False, True) if compile in (how, "auto")]
-    if compile:
-        pass_seconds(levels, WIDTHS, repeats=1)  # compiles
-    seconds = _seconds(levels)
-    pairs = zip(levels, seconds, strict=True)
-    return min(pairs, key=lambda pair: pair[1][1] + pair[1][8])
 
 
 def parts_of(
@@ -203,21 +180,18 @@ def parts_of(
     copy = w4_copy(target.model, args.w4, texts)
     shown = {f"{TARGET}, {name}": times for name, times in seconds.items()}
     if args.compile:
-        plain = target
-        target, times = faster(
-            lambda how: packed(plain.model, name=TARGET, compile=True) if how else plain,
-            args.compile,
-        )
+        compiled = packed(target.model, name=TARGET, compile=True)
+        target, by_level = fastest([target, compiled] if args.compile == "auto" else [compiled])
         if target.compile:
-            shown[f"{TARGET}, compiled"] = times
+            shown[f"{TARGET}, compiled"] = by_level[-1]
     # One level each for all chains: they take turns.
     parts: dict[str, Any] = {TARGET: target}
     # Its passes have the target's Python and less besides: what makes these faster makes those.
     compile = target.compile
     if args.compile == "auto" and not compile:
-        compile = faster(lambda how: packed(copy, compile=how), args.compile)[0].compile
+        compile = fastest([packed(copy), packed(copy, compile=True)])[0].compile
     parts[W4] = packed(copy, name=W4, shares_cache_with=target, compile=compile)
-    if small is None and args.on_cpu:
+    if small is None and target.device.type == "cpu":
         small = tiny.levels(compile=args.compile)
     elif small is None:
         small = tiny.levels(dtype=target.model.dtype, device=args.device)
@@ -249,30 +223,13 @@ def combinations(most: int) -> list[tuple[str, ...]]:
     ] + [(*above, head) for above in READ if len(above) < most for head in (EAGLE, TREE)]
 
 
-class Planned(NamedTuple):
-    """What the planner found, and its candidates by the contenders' labels."""
-
-    plan: Plan
-    candidates: dict[str, Candidate]
-
-    def at_the_speed_of(self, made: Sequence[Contender]) -> dict[str, float]:
-        """Predictions by label, for the speed that the machine had in the runs of `made`."""
-        runs = {
-            self.candidates[one.label]: merge(one.stats)
-            for one in made
-            if one.label in self.candidates
-        }
-        found = at_the_speed_of(self.plan.measured, runs)
-        return {label: found[one] for label, one in self.candidates.items()}
-
-
 def contenders(
     asked_for: Sequence[tuple[str, ...]],
     parts: dict[str, Any],
     prompts: list[list[int]],
     args: Settings,
     temperature: float,
-) -> tuple[list[Contender], Planned | None]:
+) -> tuple[list[Contender], Plan | None]:
     """Plain decoding, and each chain with the windows, rounds and tail that the planner found for
     it, and what it predicts; with those that `Chain` takes by itself where it plans none so long,
     or has no time to."""
@@ -290,40 +247,24 @@ def contenders(
             trials=None,
         )
     made = []
-    candidates: dict[str, Candidate] = {}
     for names in [(TARGET,), *asked_for]:
         things = [parts[name] for name in names]
         candidate = None if found is None else _planned(found, things)
         if found is None or candidate is None:
-            made.append(_contender(names, Chain(things)))
-            continue
-        things = [found.parts[number].thing for number in candidate.parts]
-        names = tuple(next(n for n in names if parts[n] is thing) for thing in things)
-        made.append(_contender(names, found.chain(candidate)))
-        made[-1].predicted = candidate.predicted_tokens_per_second
-        made[-1].uncertainty = candidate.uncertainty
-        candidates[made[-1].label] = candidate
-    return made, None if found is None else Planned(found, candidates)
+            chain = Chain(things)
+        else:
+            chain = found.chain(candidate)
+            things = [found.parts[number].thing for number in candidate.parts]
+            names = tuple(next(n for n in names if parts[n] is thing) for thing in things)
+        label = " <- ".join(names) if len(names) > 1 else "plain decoding"
+        made.append(Contender.of_chain(label, chain, candidate))
+    return made, found
 
 
 def _planned(found: Plan, things: Sequence[Any]) -> Candidate | None:
     """The candidate that is made of these, which the planner puts in an order of its own."""
     wanted = {n for n, part in enumerate(found.parts) if any(part.thing is one for one in things)}
     return next((one for one in found.candidates if set(one.parts) == wanted), None)
-
-
-def _contender(names: tuple[str, ...], chain: Chain) -> Contender:
-    label = " <- ".join(names) if len(names) > 1 else "plain decoding"
-    return Contender(
-        label,
-        "chain",
-        names,
-        chain_call(chain),
-        window=list(chain.window),
-        rounds=list(chain.rounds),
-        tail=chain.tail,
-        rule=chain.rule,
-    )
 
 
 @torch.inference_mode()
@@ -336,17 +277,17 @@ def overlaps(
     for n, prompt in enumerate(prompts):
         ids = torch.tensor([[*prompt, *texts[n]]], device=model.device)
         kept = len(texts[n]) + 1
-
-        def rows(one: Any, ids: torch.Tensor = ids, kept: int = kept) -> torch.Tensor:
-            logits: torch.Tensor = one(input_ids=ids, use_cache=False).logits
-            return logits[0, -kept:].float().softmax(-1)
-
-        p = rows(model)
+        p = _probabilities(model, ids, kept)
         for name, other in others.items():
-            same = p if other is model else rows(other)
-            totals[name] += float(torch.minimum(p, same).sum())
+            q = p if other is model else _probabilities(other, ids, kept)
+            totals[name] += float(torch.minimum(p, q).sum())
         count += kept
     return {name: total / count for name, total in totals.items()}
+
+
+def _probabilities(model: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+    return logits[0, -last:].float().softmax(-1)
 
 
 def rows_of(
@@ -354,24 +295,26 @@ def rows_of(
     prompts: list[list[int]],
     model: Any,
     temperature: float,
-    planned: Planned | None,
     at_run_speed: Mapping[str, float],
 ) -> list[dict[str, Any]]:
     """What the report has of every contender, plain decoding first.
 
     Args:
-        at_run_speed: of `Planned.at_the_speed_of`.
+        at_run_speed: predictions by label, for the speed that the machine had in these runs.
     """
     plain, rows = made[0], []
     for one in made:
         found = verdict(model, prompts, plain.texts, one.texts, temperature)
         gain, rate = ratios(one, plain), one.rate()
         adjusted = at_run_speed.get(one.label)
-        over_measured = gain_over_measured = None
-        if one.predicted is not None and plain.predicted is not None:
-            over_measured = one.predicted / rate
-            # Of the chain and of plain decoding in one run, whatever the processor did before it.
-            gain_over_measured = one.predicted / plain.predicted / gain["median"]
+        predicted = uncertainty = over_measured = gain_over_measured = None
+        if one.candidate is not None:
+            predicted = one.candidate.predicted_tokens_per_second
+            uncertainty, over_measured = one.candidate.uncertainty, predicted / rate
+            if plain.candidate is not None:
+                # Of the chain and of plain decoding in one run, whatever the processor did before.
+                of_plain = plain.candidate.predicted_tokens_per_second
+                gain_over_measured = predicted / of_plain / gain["median"]
         rows.append(
             {
                 "label": one.label,
@@ -379,8 +322,8 @@ def rows_of(
                 "rounds": one.rounds,
                 "tail": one.tail,
                 "rule": one.rule,
-                "predicted_tokens_per_second": one.predicted,
-                "uncertainty": one.uncertainty,
+                "predicted_tokens_per_second": predicted,
+                "uncertainty": uncertainty,
                 "tokens_per_second": rate,
                 "predicted_over_measured": over_measured,
                 "predicted_at_the_runs_speed": adjusted,
@@ -392,13 +335,13 @@ def rows_of(
                 "decoding_tokens_per_second": one.decoding_rate(),
                 "lossless": found.lossless,
                 "verdict": str(found),
-                **_work_of(one, planned),
+                **_work_of(one),
             }
         )
     return rows
 
 
-def _work_of(one: Contender, planned: Planned | None) -> dict[str, Any]:
+def _work_of(one: Contender) -> dict[str, Any]:
     """What the engine counted: of each level L_i, its mean acceptance length, F_i, its passes per
     token, and T_i, milliseconds of a pass; seconds and steps for a token of the text, by level and
     outside the levels; and the share of the time that is no level's but the engine's own.
@@ -406,42 +349,35 @@ def _work_of(one: Contender, planned: Planned | None) -> dict[str, Any]:
     if not one.stats:
         return {"levels": [], "work": None, "engine_share": None}
     stats, tokens = merge(one.stats), max(1, sum(one.tokens.values()))
-    candidate = None if planned is None else planned.candidates.get(one.label)
-    return {
-        "levels": [
+    levels, work = [], None
+    for level in stats.levels:
+        passes = level.num_forward_passes
+        levels.append(
             {
                 "name": level.name,
                 "acceptance_length": level.mean_acceptance_length if level.num_drafts else None,
-                "passes_per_token": level.num_forward_passes / tokens,
-                "ms": (
-                    1e3 * level.seconds / level.num_forward_passes
-                    if level.num_forward_passes
-                    else None  # a drafter without a model
-                ),
+                "passes_per_token": passes / tokens,
+                "ms": 1e3 * level.seconds / passes if passes else None,  # a drafter without a model
             }
-            for level in stats.levels
-        ],
-        "work": None
-        if candidate is None
-        else {"predicted": candidate.work.to_dict(), "measured": observed_work(stats).to_dict()},
-        "engine_share": 1 - sum(level.seconds for level in stats.levels) / stats.decode_seconds,
-    }
+        )
+    if one.candidate is not None:
+        predicted, measured = one.candidate.work, observed_work(stats)
+        work = {"predicted": predicted.to_dict(), "measured": measured.to_dict()}
+    share = 1 - sum(level.seconds for level in stats.levels) / stats.decode_seconds
+    return {"levels": levels, "work": work, "engine_share": share}
 
 
-def choice_of(
-    made: Sequence[Contender], predicted: Mapping[str, float | None]
-) -> dict[str, Any] | None:
+def choice_of(made: Sequence[Contender], predicted: Mapping[str, float]) -> dict[str, Any] | None:
     """Which of those that the planner knows it would choose, which was the fastest, and the rate of
     the first over that of the second, in the same run.
 
     Args:
-        predicted: tokens per second by label; None, or none: it does not know it.
+        predicted: tokens per second by label, of those that it knows.
     """
-    rates = {label: rate for label, rate in predicted.items() if rate is not None}
-    known = [one for one in made if one.label in rates]
+    known = [one for one in made if one.label in predicted]
     if not known:
         return None
-    chosen = max(known, key=lambda one: rates[one.label])
+    chosen = max(known, key=lambda one: predicted[one.label])
     fastest = max(known, key=lambda one: ratios(one, made[0])["median"])
     of_fastest = ratios(chosen, fastest)["median"]
     return {"chosen": chosen.label, "fastest": fastest.label, "of_fastest": of_fastest}
@@ -467,33 +403,34 @@ def report_of(
     results = []
     shared: dict[str, float] = {}
     for temperature in args.temperature:
-        (alone, *below), planned = contenders(asked_for, parts, prompts, args, temperature)
+        (alone, *below), found = contenders(asked_for, parts, prompts, args, temperature)
         made = [alone, *_transformers(parts), *below]
-        with progress.bar(
-            total=len(made) * len(prompts) * args.repeats,
+        measure(
+            made,
+            prompts,
+            repeats=args.repeats,
+            max_new_tokens=args.max_new_tokens,
+            temperature=temperature,
+            seed=args.seed,
+            clock=device_clock(model.device),
             desc=f"temperature {temperature:g}",
-            leave=False,
-        ) as bar:
-            measure(
-                made,
-                prompts,
-                repeats=args.repeats,
-                max_new_tokens=args.max_new_tokens,
-                temperature=temperature,
-                seed=args.seed,
-                clock=device_clock(model.device),
-                tick=bar.update,
-            )
+        )
         if not shared:
             models = {n: p.model for n, p in parts.items() if isinstance(p, HuggingFaceLevel)}
             shared = overlaps(model, models, prompts, made[0].texts)
-        at_run_speed = {} if planned is None else planned.at_the_speed_of(made)
+        planned = {one.label: one.candidate for one in made if one.candidate is not None}
+        at_run_speed: dict[str, float] = {}
+        if found is not None:
+            runs = {one.candidate: merge(one.stats) for one in made if one.candidate is not None}
+            rates = at_the_speed_of(found.measured, runs)
+            at_run_speed = {label: rates[candidate] for label, candidate in planned.items()}
+        predicted = {n: one.predicted_tokens_per_second for n, one in planned.items()}
         results.append(
             {
                 "temperature": temperature,
-                "planned_texts": None if planned is None else planned.plan.measured.texts,
-                "rows": rows_of(made, prompts, model, temperature, planned, at_run_speed),
-                "choice": choice_of(made, {one.label: one.predicted for one in made}),
+                "planned_texts": None if found is None else found.measured.texts,
+                "rows": rows_of(made, prompts, model, temperature, at_run_speed),
+                "choice": choice_of(made, predicted),
                 "choice_at_the_runs_speed": choice_of(made, at_run_speed),
             }
         )
@@ -522,11 +459,9 @@ def _transformers(parts: dict[str, Any]) -> list[Contender]:
     """Its `generate` with the same target, and assisted by the same drafter."""
     target, drafter = parts[TARGET], parts[DRAFTER].model
     eos = frozenset(target.eos_token_ids)
-    alone = generate_call(target.model, eos)
-    assisted = generate_call(target.model, eos, drafter)
     return [
-        Contender(GENERATE, GENERATE, (TARGET,), alone),
-        Contender(f"{ASSISTED}: {DRAFTER}", ASSISTED, (TARGET, DRAFTER), assisted),
+        Contender(GENERATE, generate_call(target.model, eos)),
+        Contender(f"{ASSISTED}: {DRAFTER}", generate_call(target.model, eos, drafter)),
     ]
 
 
@@ -540,12 +475,17 @@ def add_command(kinds: Any) -> None:
         "lengths, passes and tokens per second beside plain decoding and transformers, in turns "
         "within one run. Prints Markdown, or JSON.",
     )
-    options.add_json(sub)
-    options.add_json_file(sub)
+    output.add_report(sub, _asked_for, chains_table.markdown, _status)
     options.add_count(sub, "--prompts", 4, "questions")
     options.add_count(sub, "--repeats", 3, "")
     options.add_count(sub, "--max-new-tokens", 96, "")
-    options.add_questions(sub)
+    sub.add_argument(
+        "--questions",
+        type=options.file,
+        metavar="FILE",
+        help='JSON lines with "question" (default: GSM8K\'s test split where it lies beside the '
+        "repository, else built-in ones)",
+    )
     size = sub.add_mutually_exclusive_group()
     options.add_count(size, "--times", 4, "how much the target is grown; 1: as it is shipped")
     size.add_argument(
@@ -576,13 +516,14 @@ def add_command(kinds: Any) -> None:
         help="the models decode through torch.compile where that is faster, plain decoding as well "
         "(needs a C++ compiler and minutes)",
     )
-    sub.add_argument(
+    options.add(
+        sub,
         "--plan-seconds",
-        type=options.COUNT_OR_NONE,
-        default=60,
-        metavar="S",
-        help="that the planner may measure, for each temperature, to find windows; 0: windows that "
-        "double from level to level (default: %(default)s)",
+        options.COUNT_OR_NONE,
+        60,
+        "S",
+        "that the planner may measure, for each temperature, to find windows; 0: windows that "
+        "double from level to level",
     )
     sub.add_argument(
         "--w4",
@@ -590,10 +531,14 @@ def add_command(kinds: Any) -> None:
         metavar="DIR",
         help="where the 4-bit copy is kept, so that it is calibrated once (default: made anew)",
     )
-    options.add_temperatures(sub)
+    sub.add_argument(
+        "--temperature",
+        type=options.TEMPERATURES,
+        default=[0.0, 1.0],
+        metavar="T,...",
+        help="(default: 0,1)",
+    )
     options.add_seed(sub)
-    options.add_threads(sub)
-    sub.set_defaults(run=run)
 
 
 def _chains(text: str) -> list[tuple[str, ...]]:
@@ -608,11 +553,12 @@ def _chains(text: str) -> list[tuple[str, ...]]:
     return asked
 
 
-def run(args: argparse.Namespace) -> int:
-    """The subcommand. Returns 1 where texts are not the target's own."""
+def _asked_for(args: argparse.Namespace) -> dict[str, Any]:
     names = [each.name for each in dataclasses.fields(Settings)]
-    report = report_of(Settings(**{name: getattr(args, name) for name in names}))
-    output.show(report, chains_table.markdown, as_json=args.json, json_file=args.json_file)
+    return report_of(Settings(**{name: getattr(args, name) for name in names}))
+
+
+def _status(report: dict[str, Any]) -> int:
     return 0 if is_lossless(report) else 1
 
 

@@ -16,6 +16,18 @@ from polyspec_ext.bench.grid import Case
 TOKEN, LOGPROB, STATISTICS, COUNT, STATUS = 8, 4, 16, 8, 4
 
 
+def bytes_of(case: Case, accepted: Sequence[int]) -> int:
+    """Bytes that a call must move.
+
+    Args:
+        accepted: draft tokens accepted, one per request; empty where nothing is verified.
+    """
+    if case.operator == "sample":
+        return sample_bytes(case)
+    rule = block_rule_bytes if case.operator == "verify-block" else token_rule_bytes
+    return rule(case, accepted, statistics=case.operator != "verify-token-bare")
+
+
 def sample_bytes(case: Case) -> int:
     """One row read per request, one token written."""
     row = case.vocab * case.element_size
@@ -33,7 +45,6 @@ def token_rule_bytes(case: Case, accepted: Sequence[int], *, statistics: bool = 
     """Token rule: target rows up to the first rejection, and one draft row for the residual.
 
     Args:
-        case: shapes.
         accepted: draft tokens accepted, one per request.
         statistics: whether the draft rows' distributions were handed over; if not, every verified
             one is read.

@@ -61,17 +61,13 @@ def surprise(
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether texts are the target's own.
+    """Whether texts are the target's own."""
 
-    Attributes:
-        texts: that were looked at.
-        differences: greedy: `first_difference` from plain decoding's, with the "prompt" by number.
-        deviations: sampled: how far the texts' likelihood is from its mean under the target, in
-            standard deviations of chance; None: greedy.
-    """
-
-    texts: int
+    texts: int  # that were looked at
+    # Greedy: `first_difference` from plain decoding's, with the "prompt" by number.
     differences: list[dict[str, Any]]
+    # Sampled: how far the texts' likelihood is from its mean under the target, in standard
+    # deviations of chance.
     deviations: float | None = None
 
     @property

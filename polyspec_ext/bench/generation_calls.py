@@ -28,20 +28,13 @@ class Request:
 
 
 class Answer(NamedTuple):
-    """New tokens of each prompt, up to and including an EOS, and what the engine counted (None for
-    others than ours).
+    """What came of a call."""
 
-    Attributes:
-        rows: what ours counted of each prompt.
-        seconds: of an engine that times itself; None: the caller does.
-        prefill_seconds: of an engine that tells them without `stats`.
-    """
-
-    texts: list[list[int]]
-    stats: Stats | None = None
-    rows: Sequence[Stats] = ()
-    seconds: float | None = None
-    prefill_seconds: float | None = None
+    texts: list[list[int]]  # new tokens of each prompt, up to and including an EOS
+    stats: Stats | None = None  # what the engine counted; None: another one than ours
+    rows: Sequence[Stats] = ()  # what ours counted of each prompt
+    seconds: float | None = None  # of an engine that times itself; None: the caller does
+    prefill_seconds: float | None = None  # of an engine that tells them without `stats`
 
 
 Decode = Callable[[Request], Answer]
@@ -52,34 +45,29 @@ def chain_call(chain: Chain) -> Decode:
 
     def call(request: Request) -> Answer:
         out = chain.generate(
-            request.prompts if len(request.prompts) > 1 else request.prompts[0],
+            request.prompts,
             request.max_new_tokens,
             request.temperature,
             seed=request.seeds,
         )
-        rows = out.sequences.tolist()
-        widths = [len(prompt) for prompt in request.prompts]
-        if len(rows) > 1:  # ragged prompts stand at the front of their rows
-            news = [one.num_new_tokens for one in out.requests]
-            ends = zip(rows, widths, news, strict=True)
-            texts = [row[width : width + new] for row, width, new in ends]
-            return Answer(texts, out.stats, out.requests)
-        return Answer([rows[0][widths[0] :]], out.stats, out.requests)
+        # Rows of prompts of different lengths stand at the front, and have padding behind.
+        texts = [
+            row[len(prompt) : len(prompt) + one.num_new_tokens]
+            for row, prompt, one in zip(
+                out.sequences.tolist(), request.prompts, out.requests, strict=True
+            )
+        ]
+        return Answer(texts, out.stats, out.requests)
 
     return call
 
 
 def generate_call(
-    target: Any,
-    eos: frozenset[int],
-    assistant: Any = None,
-    constant: int | None = None,
-    static: bool = False,
+    target: Any, eos: frozenset[int], assistant: Any = None, static: bool = False
 ) -> Decode:
     """transformers' ``generate``, with an assistant model or without.
 
     Args:
-        constant: draft so many tokens every time; None leaves the assistant's defaults.
         static: a static cache, over which transformers compiles the passes on CUDA.
     """
 
@@ -103,32 +91,24 @@ def generate_call(
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=target.device)
         if assistant is not None:
             options["assistant_model"] = assistant
-        with torch.inference_mode():
+        with torch.inference_mode(), _settings_kept(assistant):
             rows = target.generate(
                 ids, attention_mask=mask, max_new_tokens=request.max_new_tokens, **options
             )
         return Answer([cut_at_eos(row[width:], eos) for row in rows.tolist()])
 
-    if assistant is None:
-        return call
-
-    def assisted(request: Request) -> Answer:
-        with _assistant_settings(assistant, constant):
-            return call(request)
-
-    return assisted
+    return call
 
 
 @contextmanager
-def _assistant_settings(assistant: Any, constant: int | None) -> Iterator[None]:
-    """The assistant's generation configuration for one call. A call changes what it finds there
-    (the confidence threshold), so every one starts from the same."""
+def _settings_kept(assistant: Any) -> Iterator[None]:
+    """A call changes the assistant's generation configuration (the confidence threshold): every one
+    starts from the same."""
+    if assistant is None:
+        yield
+        return
     before = assistant.generation_config
-    config = assistant.generation_config = copy.deepcopy(before)
-    if constant is not None:
-        config.num_assistant_tokens = constant
-        config.num_assistant_tokens_schedule = "constant"
-        config.assistant_confidence_threshold = 0.0
+    assistant.generation_config = copy.deepcopy(before)
     try:
         yield
     finally:

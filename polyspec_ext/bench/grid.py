@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 DTYPES = ("float32", "bfloat16", "float16")
+# The acceptance rule of each operator that verifies. "bare": without the drafts' distributions.
+RULES = {"verify-token": "token", "verify-token-bare": "token", "verify-block": "block"}
+OPERATORS = ("sample", *RULES)
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,6 @@ class Case:
             )
         if self.dtype not in DTYPES:
             raise ValueError(f"--dtype: expected one of {', '.join(DTYPES)}, given {self.dtype!r}")
-        if not 0 <= self.acceptance <= 1:
-            raise ValueError(f"--acceptance: expected numbers in [0, 1], given {self.acceptance}")
 
     @property
     def element_size(self) -> int:
@@ -88,8 +89,9 @@ class Case:
 CUT = Filters(top_k=50, top_p=0.9)
 
 
-def base(operator: str, verifies: bool, device: str) -> Case:
+def base(operator: str, device: str) -> Case:
     """The case that the targets are about."""
+    verifies = operator in RULES
     dtype = "float32" if device == "cpu" else "bfloat16"
     return Case(operator, 1, 10 * verifies, 128256, dtype, 0.7 * verifies, Filters())
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from polyspec_ext.bench import machine, output, timing
 from polyspec_ext.command import options
+from polyspec_ext.errors import PolyspecError
 from polyspec_ext.levels import huge_pages
 from polyspec_ext.levels.cpu_packed import DenseLinear, OneDnnLinear, PackedLinear
 from polyspec_ext.ops import int4
@@ -25,11 +26,7 @@ COLD = 96 << 20  # bytes of different weights that a turn goes through, so that 
 
 
 def shapes_of(texts: list[str]) -> list[tuple[int, int]]:
-    """ "NxK" each.
-
-    Raises:
-        ValueError: one is not.
-    """
+    """Outputs and inputs of "NxK" each; ValueError where one is something else."""
     found = []
     for text in texts:
         parts = text.split("x")
@@ -89,46 +86,46 @@ def contenders(outputs: int, inputs: int) -> dict[str, list[Product]]:
 
 @torch.inference_mode()
 def measure(
-    outputs: int,
-    inputs: int,
-    tokens: list[int],
-    repeats: int,
-    clock: Callable[[], float] = time.perf_counter,
+    outputs: int, inputs: int, tokens: list[int], repeats: int, clock: timing.Clock
 ) -> list[dict[str, Any]]:
     """A row per contender and number of tokens: the median of the turns in microseconds."""
     made = contenders(outputs, inputs)
-    taken: dict[tuple[str, int], list[float]] = {}
-    for turn in range(repeats + 1):
-        for count in tokens:
-            x = torch.randn(count, inputs).bfloat16()
-            for name in timing.rotated(list(made), turn):
-                began = clock()
-                for product in made[name]:
-                    product(x)
-                seconds = (clock() - began) / len(made[name])
-                if turn:
-                    taken.setdefault((name, count), []).append(seconds)
-    bits = dict.fromkeys(made, 4 + 32 / GROUP)  # bfloat16 scales and zeros
-    bits |= {name: 16 for name in made if "bfloat16" in name}
-    weights = {name: outputs * inputs * bits[name] / 8 for name in made}
-    return [
-        {
-            "outputs": outputs,
-            "inputs": inputs,
-            "name": name,
-            "tokens": count,
-            "us": 1e6 * statistics.median(times),
-            "gbs": 1e-9 * weights[name] / statistics.median(times),
-        }
-        for (name, count), times in taken.items()
-    ]
+    keys = {f"{name}, {count}": (name, count) for count in tokens for name in made}
+    passes = []
+    for label, (name, count) in keys.items():
+        x = torch.randn(count, inputs).bfloat16()
+        passes.append(timing.Contender(label, partial(_all_of, made[name], x)))
+    timed, failures = timing.measure(passes, lambda turn: None, repeats, clock)
+    for label, reason in failures.items():
+        raise PolyspecError(f"{label} tokens: {reason}")
+    rows = []
+    for one in timed:
+        name, count = keys[one.contender.name]
+        seconds = statistics.median(one.seconds) / len(made[name])
+        bits = 16 if "bfloat16" in name else 4 + 32 / GROUP  # with bfloat16 scales and zeros
+        rows.append(
+            {
+                "outputs": outputs,
+                "inputs": inputs,
+                "name": name,
+                "tokens": count,
+                "us": 1e6 * seconds,
+                "gbs": 1e-9 * outputs * inputs * bits / 8 / seconds,
+            }
+        )
+    return rows
+
+
+def _all_of(products: list[Product], x: torch.Tensor) -> None:
+    for product in products:
+        product(x)
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
     before = machine.load_average()
     rows = []
-    clock = time.process_time if args.processor_time else time.perf_counter
+    clock = timing.CpuClock(processor_time=args.processor_time)
     for outputs, inputs in shapes_of(args.shapes or list(SHAPES)):
         rows += measure(outputs, inputs, args.tokens or list(TOKENS), args.repeats, clock)
     copy = timing.copy_bandwidth(timing.CpuClock(), "cpu")
@@ -174,7 +171,7 @@ def add_command(kinds: Any) -> None:
         description="Products of a few tokens with 4-bit weights, beside torch's int4 operator "
         "and bfloat16 weights, in turns within one run. Prints Markdown, or JSON.",
     )
-    options.add_json(sub)
+    output.add_report(sub, report_of, markdown)
     options.add_count(sub, "--repeats", 15, "turns")
     sub.add_argument(
         "--tokens", type=options.COUNTS, metavar="M,...", help="(default: 1,2,4,6,8,12,16)"
@@ -186,12 +183,3 @@ def add_command(kinds: Any) -> None:
         help="outputs x inputs (default: 4096x4096,1024x2560,5120x1024)",
     )
     options.add_processor_time(sub)
-    options.add_threads(sub)
-    sub.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """The subcommand."""
-    report = report_of(args)
-    output.show(report, markdown, as_json=args.json)
-    return 0

@@ -6,15 +6,19 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import polyspec_ext as ps
 from polyspec_ext import progress
 from polyspec_ext.bench import (
+    cost,
     grid,
     inputs,
     kernels_table,
@@ -25,7 +29,6 @@ from polyspec_ext.bench import (
     targets,
     timing,
 )
-from polyspec_ext.bench.operators import OPERATORS
 from polyspec_ext.command import options
 from polyspec_ext.errors import PolyspecError
 
@@ -35,10 +38,11 @@ REPEATS, QUICK_REPEATS = 60, 20
 
 def cases_of(args: argparse.Namespace) -> list[grid.Case]:
     """The grid that the options describe."""
-    names = args.operators or list(OPERATORS)
-    unknown = [name for name in names if name not in OPERATORS]
+    names = args.operators or grid.OPERATORS
+    unknown = [name for name in names if name not in grid.OPERATORS]
     if unknown:
-        raise ValueError(f"--operators: expected {', '.join(OPERATORS)}, given {unknown[0]!r}")
+        known = ", ".join(grid.OPERATORS)
+        raise ValueError(f"--operators: expected {known}, given {unknown[0]!r}")
     filters = [grid.Filters.parse(text) for text in args.filters] if args.filters else None
     axes: dict[str, Sequence[Any] | None] = {
         "batch": args.batch,
@@ -50,7 +54,7 @@ def cases_of(args: argparse.Namespace) -> list[grid.Case]:
     }
     cases: list[grid.Case] = []
     for name in names:
-        center = grid.base(name, OPERATORS[name].verifies, args.device)
+        center = grid.base(name, args.device)
         if any(values is not None for values in axes.values()):
             cases += grid.product(center, axes)
         else:
@@ -58,23 +62,31 @@ def cases_of(args: argparse.Namespace) -> list[grid.Case]:
     return cases
 
 
+def ours(feed: inputs.Feed) -> timing.Contender:
+    """The operator of a case, which its peers are compared with."""
+    operator, options = feed.case.operator, {**feed.case.filters.given(), "seed": feed.seeds}
+    if operator == "sample":
+        return timing.Contender("polyspec", partial(ps.sample, feed.target[:, -1], **options))
+    options["rule"] = grid.RULES[operator]
+    if operator != "verify-token-bare":
+        options["draft_statistics"] = feed.statistics
+    call = partial(ps.verify, feed.target, feed.tokens, feed.draft, **options)
+    return timing.Contender("polyspec", call, accepted=attrgetter("num_accepted"))
+
+
 def measure_case(
     case: grid.Case,
+    args: argparse.Namespace,
     *,
-    device: str,
     clock: timing.Clock,
     repeats: int,
-    seed: int,
-    with_peers: bool = True,
-    compiled: bool = False,
-    copy_gbs: float = 1.0,
-    tick: Any = lambda: None,
+    copy_gbs: float,
+    tick: Callable[[], object],
 ) -> dict[str, Any]:
     """Measures one case; gives its part of the report."""
-    operator = OPERATORS[case.operator]
-    feed = inputs.make(case, device, seed)
+    feed = inputs.make(case, args.device, args.seed)
     acceptance = None
-    if operator.verifies:
+    if case.operator in grid.RULES:
         measured, blocks = inputs.measured_acceptance(feed)
         acceptance = {
             "asked": case.acceptance,
@@ -82,49 +94,46 @@ def measure_case(
             "measured": measured,
             "blocks": blocks,
         }
-    contenders = [operator.ours(feed)]
+    others: list[timing.Contender] = []
     notes: list[str] = []
-    if with_peers:
-        others, notes = peers.contenders(case.operator, feed, compiled=compiled)
-        contenders += others
-    timed, failures = timing.measure(contenders, feed.load, repeats, clock, tick)
-    if not timed or timed[0].contender is not contenders[0]:
-        raise PolyspecError(f"{case} does not run: {failures[contenders[0].name]}")
+    if not args.no_peers:
+        others, notes = peers.contenders(feed, compiled=not (args.no_compile or args.quick))
+    first = ours(feed)
+    timed, failures = timing.measure([first, *others], feed.load, repeats, clock, tick)
+    if first.name in failures:
+        raise PolyspecError(f"{case} does not run: {failures[first.name]}")
     notes += [f"{name}: {reason}" for name, reason in failures.items()]
-    ours = timed[0]
-    useful = statistics.fmean(operator.bytes(case, accepted) for accepted in ours.accepted or [[]])
-    rows = [_row(one, ours, useful, copy_gbs) for one in timed]
-    accepted = [count for counts in ours.accepted for count in counts]
+    useful = statistics.fmean(cost.bytes_of(case, counts) for counts in timed[0].accepted or [[]])
     return {
         **{name: value for name, value in asdict(case).items() if name != "acceptance"},
         "filters": str(case.filters),
         "acceptance_asked": case.acceptance,
         "acceptance": acceptance,
-        "mean_accepted": statistics.fmean(accepted) if accepted else None,
+        "mean_accepted": _mean_accepted(timed[0]),
         "bytes": useful,
-        "rows": rows,
+        "rows": [_row(one, timed[0], useful, copy_gbs) for one in timed],
         "notes": notes,
     }
 
 
+def _mean_accepted(one: timing.Timed) -> float | None:
+    counts = [count for turn in one.accepted for count in turn]
+    return statistics.fmean(counts) if counts else None
+
+
 def _row(one: timing.Timed, ours: timing.Timed, useful: float, copy_gbs: float) -> dict[str, Any]:
-    summary = timing.Summary.of(one.seconds)
-    moved = float(one.contender.cost([])) if one.contender.cost else useful
-    gbs = moved / summary.median * 1e-3
-    ratio = None if one is ours else asdict(timing.ratio(one.seconds, ours.seconds))
-    accepted = [count for counts in one.accepted for count in counts]
+    summary = timing.summary(one.seconds)
+    moved = useful if one.contender.bytes is None else float(one.contender.bytes)
+    gbs = moved / summary["median"] * 1e-3
     return {
         "name": one.contender.name,
         "repeats": len(one.seconds),
-        "median_us": summary.median,
-        "q25_us": summary.q25,
-        "q75_us": summary.q75,
-        "mean_us": summary.mean,
+        **{f"{name}_us": value for name, value in summary.items()},
         "bytes": moved,
         "gbs": gbs,
         "percent_of_copy": 100 * gbs / copy_gbs,
-        "mean_accepted": statistics.fmean(accepted) if accepted else None,
-        "ratio": ratio,
+        "mean_accepted": _mean_accepted(one),
+        "ratio": None if one is ours else timing.ratio(one.seconds, ours.seconds),
         "graph": one.graph,
     }
 
@@ -134,15 +143,15 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures all cases; gives the report that the JSON holds."""
     device = args.device
     machine.require_device(device)
+    if args.output and not plot.available():
+        print(plot.MISSING, file=sys.stderr)
     repeats = args.repeats or (QUICK_REPEATS if args.quick else REPEATS)
     cases = cases_of(args)
     torch.manual_seed(args.seed)
     cold = device == "cuda" if args.cold is None else args.cold
-    clock: timing.Clock
-    if device == "cuda":
-        clock = timing.CudaClock(cold)
-    else:
-        clock = timing.CpuClock(cold, args.processor_time)
+    clock: timing.Clock = (
+        timing.CudaClock(cold) if device == "cuda" else timing.CpuClock(cold, args.processor_time)
+    )
     before = machine.load_average()
     busy = machine.is_busy(before, torch.get_num_threads(), machine.cores(), clock)
     copy_gbs = timing.copy_bandwidth(clock, device)
@@ -150,7 +159,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
     def report() -> dict[str, Any]:
         return {
-            **machine.header("kernels", SCHEMA, device, dated=True),
+            **machine.header("kernels", SCHEMA, device),
             "settings": {
                 "repeats": repeats,
                 "cold": cold,
@@ -171,32 +180,33 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             measured.append(
                 measure_case(
                     case,
-                    device=device,
+                    args,
                     clock=clock,
                     repeats=repeats,
-                    seed=args.seed,
-                    with_peers=not args.no_peers,
-                    compiled=not (args.no_compile or args.quick),
                     copy_gbs=copy_gbs,
                     tick=bar.update,
                 )
             )
             if args.json_file:
                 output.replace_file(Path(args.json_file), json.dumps(report(), indent=1) + "\n")
+    if args.output:
+        write(report(), Path(args.output))
     return report()
 
 
-def write(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Writes <device>-<date>.json, .md and, with matplotlib, .png; gives their paths."""
+def write(report: dict[str, Any], folder: Path) -> None:
+    """Writes <device>-<date>.json, .md and, with matplotlib, .png, and says so."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{report['device']}-{report['date']}"
-    paths = [folder / f"{stem}.json", folder / f"{stem}.md"]
-    paths[0].write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    paths[1].write_text(kernels_table.markdown(report), encoding="utf-8")
+    path = folder / f"{report['device']}-{report['date']}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    page, picture = path.with_suffix(".md"), path.with_suffix(".png")
+    page.write_text(kernels_table.markdown(report), encoding="utf-8")
+    written = [path, page]
     if plot.available():
-        paths.append(folder / f"{stem}.png")
-        plot.draw(report, paths[-1])
-    return paths
+        plot.draw(report, picture)
+        written.append(picture)
+    for one in written:
+        print(f"wrote {one}", file=sys.stderr)
 
 
 def add_command(kinds: Any) -> None:
@@ -206,18 +216,14 @@ def add_command(kinds: Any) -> None:
         help="every operator beside its peers",
         description="Every operator on a grid of shapes, beside every peer that can be imported, "
         "in turns within one run: median, quartiles, useful GB/s, per cent of the copy bandwidth "
-        "of the same run, ratios with 95 per cent confidence intervals. Prints Markdown, or JSON.",
+        "of the same run, ratios with 95 per cent confidence intervals. Prints Markdown, or JSON. "
+        "The file of --json-file is written after every case: what is there stays if the run is "
+        "cut short.",
         epilog="Axes that are not given keep the base case, and a default grid varies one axis at "
         "a time; as soon as one axis is given, the grid is the product of all axes.",
     )
     options.add_device(sub)
-    options.add_json(sub)
-    sub.add_argument(
-        "--json-file",
-        metavar="FILE",
-        help="also write the JSON to FILE, after every case: what is there stays if the run is cut "
-        "short",
-    )
+    output.add_report(sub, report_of, kernels_table.markdown)
     sub.add_argument("--quick", action="store_true", help="the targets' cases only, few repeats")
     sub.add_argument(
         "--output", metavar="DIR", help="write JSON, Markdown and a plot (PNG) into DIR"
@@ -254,18 +260,4 @@ def add_command(kinds: Any) -> None:
         help="flush the caches before every call (default: on CUDA only)",
     )
     options.add_processor_time(runs)
-    options.add_threads(runs)
     options.add_seed(runs, "of logits and draws")
-    sub.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """The subcommand."""
-    if args.output and not plot.available():
-        print(plot.MISSING, file=sys.stderr)
-    report = report_of(args)
-    output.show(report, kernels_table.markdown, as_json=args.json)
-    if args.output:
-        for path in write(report, Path(args.output)):
-            print(f"wrote {path}", file=sys.stderr)
-    return 0

@@ -32,35 +32,28 @@ def _number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _case_title(case: Report) -> str:
-    parts = [case["operator"], f"batch {case['batch']}"]
-    if case["draft_len"]:
-        parts.append(f"K {case['draft_len']}, acceptance {case['acceptance_asked']:g}")
-    parts += [f"V {case['vocab']}", case["dtype"], f"filters {case['filters']}"]
-    return ", ".join(parts)
-
-
-def _acceptance(case: Report) -> str:
-    found = case["acceptance"]
-    return (
-        f"Acceptance {found['asked']:g} asked, {found['expected']:.3f} by construction, "
-        f"{found['measured']:.3f} measured over {found['blocks']} blocks; "
-        f"{case['mean_accepted']:.2f} tokens accepted per timed call and request."
-    )
-
-
 def _case(case: Report) -> Iterator[str]:
-    yield f"### {_case_title(case)}"
+    verified = ""
+    if case["draft_len"]:
+        verified = f"K {case['draft_len']}, acceptance {case['acceptance_asked']:g}, "
+    yield (
+        f"### {case['operator']}, batch {case['batch']}, {verified}V {case['vocab']}, "
+        f"{case['dtype']}, filters {case['filters']}"
+    )
     yield ""
     if case["draft_len"]:
-        yield _acceptance(case)
+        found = case["acceptance"]
+        yield (
+            f"Acceptance {found['asked']:g} asked, {found['expected']:.3f} by construction, "
+            f"{found['measured']:.3f} measured over {found['blocks']} blocks; "
+            f"{case['mean_accepted']:.2f} tokens accepted per timed call and request."
+        )
         yield ""
     heads = ["", "median", "quartiles", "mean", "GB/s", "% copy", "x polyspec", ""]
     yield from output.table(heads, map(_cells, case["rows"]))
     yield ""
-    for note in case["notes"]:
-        yield f"Left out: {note}"
     if case["notes"]:
+        yield from (f"Left out: {note}" for note in case["notes"])
         yield ""
 
 
@@ -83,24 +76,25 @@ def _cells(row: Report) -> list[str]:
     ]
 
 
-def _machine_line(report: Report) -> Iterator[str]:
+def _machine_line(report: Report) -> str:
     """What the numbers were measured on, and how busy it was."""
-    machine = report["machine"]
-    yield f"{machine['device_name']}, {machine['threads']} threads of {machine['cores']} cores, "
-    yield f"torch {machine['torch']}, transformers {machine['transformers']}, "
-    yield f"commit {machine['commit']}; copy bandwidth {report['copy_gbs']:.1f} GB/s; "
-    before, after = report["load"]["before"], report["load"]["after"]
-    if before is not None:
-        yield f"load average {before:.1f} before, {after:.1f} after; "
-    settings = report["settings"]
+    machine, load, settings = report["machine"], report["load"], report["settings"]
+    busy = ""
+    if load["before"] is not None:
+        busy = f"load average {load['before']:.1f} before, {load['after']:.1f} after; "
     caches = "flushed before every call" if settings["cold"] else "as they are"
-    yield f"{settings['clock']}, caches {caches}."
+    return (
+        f"{machine['device_name']}, {machine['threads']} threads of {machine['cores']} cores, "
+        f"torch {machine['torch']}, transformers {machine['transformers']}, "
+        f"commit {machine['commit']}; copy bandwidth {report['copy_gbs']:.1f} GB/s; {busy}"
+        f"{settings['clock']}, caches {caches}."
+    )
 
 
 def markdown(report: Report) -> str:
     """The whole report."""
     lines = [f"# Kernel benchmark, {report['device']}, {report['date']}", ""]
-    lines += ["".join(_machine_line(report)), ""]
+    lines += [_machine_line(report), ""]
     if report["load"]["busy"]:
         lines += [BUSY, ""]
     lines += [LEGEND, ""]

@@ -58,24 +58,20 @@ def describe(device: str) -> dict[str, Any]:
     }
 
 
-def header(kind: str, schema: int, device: str, *, dated: bool = False) -> dict[str, Any]:
-    """What the JSON report of ``bench <kind>`` begins with.
-
-    Args:
-        schema: number of its form.
-        device: "cpu" or "cuda".
-        dated: with the date, in UTC, and the device.
-    """
-    date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    when = {"date": date, "device": device} if dated else {}
-    return {"schema": schema, "command": f"bench {kind}", **when, "machine": describe(device)}
+def header(kind: str, schema: int, device: str) -> dict[str, Any]:
+    """What the JSON report of ``bench <kind>`` begins with: `schema` is the number of its form, the
+    date is that of UTC."""
+    return {
+        "schema": schema,
+        "command": f"bench {kind}",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "device": device,
+        "machine": describe(device),
+    }
 
 
 def require_device(device: str) -> None:
-    """
-    Raises:
-        PolyspecError: the operators do not run on it here.
-    """
+    """PolyspecError where the operators do not run on it here."""
     if device == "cuda" and not ops.has_cuda():
         raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
 

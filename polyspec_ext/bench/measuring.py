@@ -17,8 +17,11 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from polyspec_ext.bench.generation_calls import Answer, Decode, Request
+from polyspec_ext import progress
+from polyspec_ext.bench.generation_calls import Answer, Decode, Request, chain_call
 from polyspec_ext.bench.timing import rotated
+from polyspec_ext.chain import Chain
+from polyspec_ext.planning.search import Candidate
 from polyspec_ext.stats import Stats, merge
 
 Clock = Callable[[], float]
@@ -94,36 +97,35 @@ class Spent:
 
 @dataclass
 class Contender:
-    """One way to generate, and what it measured.
+    """One way to generate, and what it measured."""
 
-    Attributes:
-        label: for tables.
-        kind: for whoever makes them.
-        levels: names of the models, target first.
-        window, rounds, tail, rule: of a chain.
-        predicted: tokens per second that were expected; None: nobody asked. uncertainty: of that,
-            relative.
-        seconds: by (repeat, prompt); tokens: the same.
-        texts: by prompt, of the last repeat.
-        stats: of every call; none of transformers and other engines.
-        plain: label of the contender whose texts these are compared with; None: the first.
-    """
-
-    label: str
-    kind: str
-    levels: tuple[str, ...]
+    label: str  # for tables
     decode: Decode
+    # Of a chain; the candidate is the planner's, with its prediction. None: nobody asked.
     window: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     tail: int = 0
     rule: str = "token"
-    predicted: float | None = None
-    uncertainty: float | None = None
+    candidate: Candidate | None = None
+    # By (repeat, prompt).
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
-    texts: dict[int, list[int]] = field(default_factory=dict)
-    stats: list[Stats] = field(default_factory=list)
-    plain: str | None = None
+    texts: dict[int, list[int]] = field(default_factory=dict)  # by prompt, of the last repeat
+    stats: list[Stats] = field(default_factory=list)  # of every call; none of other engines
+    plain: str | None = None  # label of whose texts these are compared with; None: the first
+
+    @classmethod
+    def of_chain(cls, label: str, chain: Chain, candidate: Candidate | None = None) -> Contender:
+        """A chain of ours."""
+        return cls(
+            label,
+            chain_call(chain),
+            list(chain.window),
+            list(chain.rounds),
+            chain.tail,
+            chain.rule,
+            candidate,
+        )
 
     def rates(self) -> list[float]:
         """Tokens per second of every repeat."""
@@ -159,14 +161,15 @@ def measure(
     seed: int,
     warm_up: int = 8,
     clock: Clock = time.perf_counter,
-    tick: Callable[[int], object] = lambda n: None,
+    desc: str = "measuring",
+    tick: Callable[[], object] = lambda: None,
 ) -> None:
-    """Everybody has its turn at every prompt.
+    """Everybody has its turn at every prompt, beside a progress bar.
 
     Args:
         seed: of the first prompt's first repeat. A prompt has one seed however it is run.
         warm_up: new tokens of a first call of each, which does not count.
-        tick: called with the number of prompts that were answered.
+        tick: called behind every answer.
     """
 
     def request(number: int, repeat: int, tokens: int) -> Request:
@@ -175,7 +178,8 @@ def measure(
 
     for one in made:
         one.decode(request(0, 0, warm_up))
-    for step, one in interleaved(made, [1] * len(prompts), repeats):
+    steps = list(interleaved(made, [1] * len(prompts), repeats))
+    for step, one in progress.bar(steps, desc=desc, leave=False):
         number = step.task
         answer, seconds = timed(one.decode, request(number, step.repeat, max_new_tokens), clock)
         (text,) = answer.texts
@@ -184,4 +188,4 @@ def measure(
         one.texts[number] = text
         if answer.stats is not None:
             one.stats.append(answer.stats)
-        tick(1)
+        tick()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -50,16 +49,9 @@ def memory_free(device: str) -> float:
     return float("inf")  # not told
 
 
-def require_memory(
-    shape: Shape,
-    dtype: torch.dtype,
-    device: str,
-    free: Callable[[str], float] = memory_free,
-    hint: str = "",
-) -> None:
+def require_memory(shape: Shape, dtype: torch.dtype, device: str, hint: str = "") -> None:
     """
     Args:
-        free: bytes that can be had on a device.
         hint: what to do about it, behind the message.
 
     Raises:
@@ -68,7 +60,7 @@ def require_memory(
     needed = memory_needed(shape, dtype, device)
     host = needed.pop("on the host", 0.0)
     for place, parts in ((device, needed), ("cpu", {"4-bit numbers": host})):
-        total, there = sum(parts.values()), free(place)
+        total, there = sum(parts.values()), memory_free(place)
         if total > there:
             words = ", ".join(f"{name} {_GB * size:.1f}" for name, size in parts.items())
             raise ValueError(

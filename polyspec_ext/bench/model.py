@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -71,34 +72,20 @@ class Tree:
 @dataclass(frozen=True)
 class Device:
     """What is assumed of a device: all but the first three are from other kernels' measurements.
-
-    Attributes:
-        multiprocessors: of the device.
-        gigahertz: of their clock under load.
-        lanes: instructions of single threads that a multiprocessor begins per cycle.
-        issue: share of those that a loop over a row reaches.
-        terabytes: per second, from the device's memory, by all multiprocessors.
-        gigabytes: per second, by one multiprocessor.
-        launch: microseconds, as a stream sees it.
-        latency: microseconds from the beginning of a pass to its first logits, and from its last
-            ones to its result.
-        barrier: microseconds, of a cluster.
-        candidates: microseconds that one CTA takes to filter the tokens that are left.
-        atomic: microseconds, of the device's memory.
-    """
+    Times are in microseconds."""
 
     name: str
     multiprocessors: int
-    gigahertz: float
-    lanes: int = 128
-    issue: float = 0.5
-    terabytes: float = 4.3
-    gigabytes: float = 110.0
-    launch: float = 2.5
-    latency: float = 0.8
-    barrier: float = 0.3
-    candidates: float = 4.0
-    atomic: float = 0.7
+    gigahertz: float  # of their clock under load
+    lanes: int = 128  # instructions of single threads that a multiprocessor begins per cycle
+    issue: float = 0.5  # share of those that a loop over a row reaches
+    terabytes: float = 4.3  # per second, from the device's memory, by all multiprocessors
+    gigabytes: float = 110.0  # per second, by one multiprocessor
+    launch: float = 2.5  # as a stream sees it
+    latency: float = 0.8  # from a pass's beginning to its first logits, and the last to the result
+    barrier: float = 0.3  # of a cluster
+    candidates: float = 4.0  # that one CTA takes to filter the tokens that are left
+    atomic: float = 0.7  # of the device's memory
 
 
 DEVICES = (
@@ -251,8 +238,9 @@ def tree_microseconds(
     return device.launch + rows * row + ends
 
 
-def report(batches: Sequence[int], vocab: int, draft_len: int, acceptance: float) -> dict[str, Any]:
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """The estimates, and all that goes into them."""
+    vocab, draft_len, acceptance = args.vocab, args.draft_len, args.acceptance
     tree = Tree()
     trees = [
         {
@@ -262,25 +250,20 @@ def report(batches: Sequence[int], vocab: int, draft_len: int, acceptance: float
             "walk_microseconds": tree_microseconds(batch, tree, vocab, device, at_once=False),
             "at_once_microseconds": tree_microseconds(batch, tree, vocab, device, at_once=True),
         }
-        for device in DEVICES
-        for batch in batches
+        for device, batch in itertools.product(DEVICES, args.batch)
     ]
-    cases = [
-        {
-            "device": device.name,
-            "filters": filters.name,
-            "batch": batch,
-            "walk_microseconds": walk_microseconds(
-                batch, filters, vocab, draft_len, acceptance, device
-            ),
-            "shared_microseconds": shared_microseconds(
-                batch, filters, vocab, draft_len, acceptance, device
-            ),
-        }
-        for device in DEVICES
-        for filters in FILTERS
-        for batch in batches
-    ]
+    cases = []
+    for device, filters, batch in itertools.product(DEVICES, FILTERS, args.batch):
+        call = (batch, filters, vocab, draft_len, acceptance, device)
+        cases.append(
+            {
+                "device": device.name,
+                "filters": filters.name,
+                "batch": batch,
+                "walk_microseconds": walk_microseconds(*call),
+                "shared_microseconds": shared_microseconds(*call),
+            }
+        )
     return {
         "schema": SCHEMA,
         "estimate": True,
@@ -302,20 +285,21 @@ def markdown(results: dict[str, Any]) -> str:
     rows = []
     for device in results["devices"]:
         for filters in results["filters"]:
+            cases = {
+                case["batch"]: case
+                for case in results["cases"]
+                if (case["device"], case["filters"]) == (device["name"], filters["name"])
+            }
             for name, key in (("", "shared"), (", without a workspace", "walk")):
-                times = {
-                    case["batch"]: case[f"{key}_microseconds"]
-                    for case in results["cases"]
-                    if (case["device"], case["filters"]) == (device["name"], filters["name"])
-                }
-                cells = ["-" if times[b] is None else f"{times[b]:.0f}" for b in batches]
+                times = (cases[batch][f"{key}_microseconds"] for batch in batches)
+                cells = [output.number(time, ".0f") for time in times]
                 rows.append([device["name"], filters["name"] + name, *cells])
-        for name, way in (("a walk", False), ("rows at once", True)):
+        trees = [case for case in results["trees"] if case["device"] == device["name"]]
+        trees.sort(key=lambda case: case["batch"])
+        for name, key, at_once in (("a walk", "walk", False), ("rows at once", "at_once", True)):
             cells = [
-                f"{case[('at_once' if way else 'walk') + '_microseconds']:.0f}"
-                + (" (chosen)" if case["at_once"] == way else "")
-                for case in sorted(results["trees"], key=lambda case: case["batch"])
-                if case["device"] == device["name"]
+                f"{case[f'{key}_microseconds']:.0f}" + " (chosen)" * (case["at_once"] == at_once)
+                for case in trees
             ]
             nodes = results["tree"]["nodes"]
             rows.append([device["name"], f"tree of {nodes} nodes, {name}", *cells])
@@ -329,13 +313,6 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join([title, "", *output.table(heads, rows, range(2, len(heads)))])
 
 
-def run(args: argparse.Namespace) -> int:
-    """The command."""
-    results = report(args.batch or (1, 8, 64, 256), args.vocab, args.draft_len, args.acceptance)
-    output.show(results, markdown, as_json=args.json)
-    return 0
-
-
 def add_command(kinds: Any) -> None:
     """Adds ``model`` to the kinds of benchmarks."""
     sub = kinds.add_parser(
@@ -345,9 +322,14 @@ def add_command(kinds: Any) -> None:
         "instructions per logit, bytes and barriers. Nothing is measured. Prints Markdown, or "
         "JSON.",
     )
-    options.add_json(sub)
-    sub.add_argument("--batch", type=options.COUNTS, metavar="B,...", help="(default: 1,8,64,256)")
+    output.add_report(sub, report_of, markdown)
+    sub.add_argument(
+        "--batch",
+        type=options.COUNTS,
+        default=[1, 8, 64, 256],
+        metavar="B,...",
+        help="(default: 1,8,64,256)",
+    )
     sub.add_argument("--vocab", type=options.COUNT, default=128256, metavar="V")
     sub.add_argument("--draft-len", type=options.COUNT, default=10, metavar="K")
     sub.add_argument("--acceptance", type=float, default=0.7, metavar="A")
-    sub.set_defaults(run=run)

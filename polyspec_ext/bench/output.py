@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from polyspec_ext.command import options
+
 
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[int] = ()
 ) -> list[str]:
-    """The lines of a Markdown table.
-
-    Args:
-        heads: of the columns.
-        rows: cells, as many as heads.
-        numbers: columns, from 0, that are aligned to the right.
-    """
+    """The lines of a Markdown table. Of columns whose places, from 0, are in `numbers`, cells are
+    aligned to the right."""
     marks = ["---:" if column in numbers else "---" for column in range(len(heads))]
     return [_line(heads), "|" + "|".join(marks) + "|", *map(_line, rows)]
 
@@ -36,18 +34,32 @@ def token_count(count: int) -> str:
     return f"{count} token{'s' * (count > 1)}"
 
 
-def show(
-    report: dict[str, Any],
+def add_report(
+    parser: argparse.ArgumentParser,
+    report_of: Callable[[argparse.Namespace], dict[str, Any]],
     markdown: Callable[[dict[str, Any]], str],
-    *,
-    as_json: bool,
-    json_file: str | None = None,
+    status: Callable[[dict[str, Any]], int] = lambda report: 0,
 ) -> None:
-    """Prints a report as JSON or as Markdown; writes the JSON to `json_file` as well."""
-    text = json.dumps(report, indent=1)
-    if json_file:
-        Path(json_file).write_text(text + "\n", encoding="utf-8")
-    print(text if as_json else markdown(report))
+    """What a command does that prints one report, as Markdown or as JSON; and its options
+    ``--json``, ``--json-file`` and ``--threads``.
+
+    Args:
+        report_of: measures.
+        status: the exit status that goes with a report.
+    """
+    options.add_json(parser)
+    parser.add_argument("--json-file", metavar="FILE", help="also write the JSON to FILE")
+    options.add_threads(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        report = report_of(args)
+        text = json.dumps(report, indent=1)
+        if args.json_file:
+            Path(args.json_file).write_text(text + "\n", encoding="utf-8")
+        print(text if args.json else markdown(report))
+        return status(report)
+
+    parser.set_defaults(run=run)
 
 
 def replace_file(path: Path, text: str) -> None:

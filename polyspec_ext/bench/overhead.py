@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -40,7 +41,6 @@ class Meter:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.calls = 0
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         clock = time.perf_counter
@@ -51,7 +51,6 @@ class Meter:
                 return call(*args, **options)
             finally:
                 self.seconds += clock() - began
-                self.calls += 1
 
         return timed
 
@@ -97,46 +96,34 @@ class InstantLevel:
 
 @dataclass
 class Case:
-    """One configuration and what its rounds took, in seconds per round."""
+    """One configuration and what its rounds took."""
 
     levels: int
     batch: int
     chain: ps.Chain
     running: Any  # its `Batch`
-    ours: list[float] = field(default_factory=list)
-    checks: list[float] = field(default_factory=list)
-    operators: list[float] = field(default_factory=list)
-    forwards: list[float] = field(default_factory=list)
-    waiting: list[float] = field(default_factory=list)
+    # Per round, of every call of ``advance``, by what they were spent on.
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     rounds: int = 0
-    calls: int = 0
 
 
-class Meters:
-    """What is taken off, by kind."""
+# What is taken off, by kind: "functions" are the operators as a chain calls them, with the Python
+# around their compiled part, "operators" that part alone.
+METERS = ("forwards", "operators", "functions", "waiting")
+Meters = dict[str, Meter]
 
-    def __init__(self) -> None:
-        self.forwards, self.operators, self.functions, self.waiting = (Meter() for _ in range(4))
 
-    def all(self) -> tuple[Meter, ...]:
-        return self.forwards, self.operators, self.functions, self.waiting
-
-    @contextmanager
-    def installed(self, device: str) -> Iterator[None]:
-        """The compiled part of the operators is timed while this lasts, and copies to and from
-        a CUDA device."""
-        with ExitStack() as stack:
-            for name in ("_draw", "_verify"):
-                stack.enter_context(_replaced(unchecked, name, self.operators))
-            if device == "cuda":
-                for name in ("tolist", "cpu", "to"):
-                    stack.enter_context(_replaced(torch.Tensor, name, self.waiting))
-            yield
-
-    def timed_operators(self) -> Operators:
-        """The operators as a chain calls them, with the Python around their compiled part."""
-        wrap = self.functions.wrap
-        return Operators(wrap(unchecked.draw), wrap(unchecked.verify))
+@contextmanager
+def installed(meters: Meters, device: str) -> Iterator[None]:
+    """The compiled part of the operators is timed while this lasts, and copies to and from a CUDA
+    device."""
+    with ExitStack() as stack:
+        for name in ("_draw", "_verify"):
+            stack.enter_context(_replaced(unchecked, name, meters["operators"]))
+        if device == "cuda":
+            for name in ("tolist", "cpu", "to"):
+                stack.enter_context(_replaced(torch.Tensor, name, meters["waiting"]))
+        yield
 
 
 @contextmanager
@@ -158,37 +145,36 @@ def make(levels: int, batch: int, device: str, temperature: float, meters: Meter
     for i in range(levels):
         logits = torch.randn(batch, rows, VOCAB, generator=generator) * SPREAD
         level = InstantLevel(f"level {i + 1}", logits.to(device))
-        level.forward = meters.forwards.wrap(level.forward)  # type: ignore[method-assign]
+        level.forward = meters["forwards"].wrap(level.forward)  # type: ignore[method-assign]
         made.append(level)
-    chain = ps.Chain(made, window, graphs=False, operators=meters.timed_operators())
+    wrap = meters["functions"].wrap
+    operators = Operators(wrap(unchecked.draw), wrap(unchecked.verify))
+    chain = ps.Chain(made, window, graphs=False, operators=operators)
     prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
     running = chain.batch(prompts, MANY, temperature, seed=3, eos_token_id=[])
     return Case(levels, batch, chain, running)
 
 
-def turn(case: Case, meters: Meters, calls: int, keep: bool) -> None:
+def turn(case: Case, meters: Meters) -> None:
     """Some calls of ``advance``, each of which ends with a verification by the target."""
     advance, clock = case.running.advance, time.perf_counter
     verifying = case.running.stats.levels[:-1]
-    for _ in range(calls):
-        before = [meter.seconds for meter in meters.all()]
+    for _ in range(PER_TURN):
+        before = {kind: meter.seconds for kind, meter in meters.items()}
         passes = sum(level.num_forward_passes for level in verifying)
         began = clock()
         advance()
         total = clock() - began
-        if not keep:
-            continue
         rounds = sum(level.num_forward_passes for level in verifying) - passes
-        forwards, operators, functions, waiting = (
-            meter.seconds - was for meter, was in zip(meters.all(), before, strict=True)
-        )
-        case.ours.append((total - forwards - operators - waiting) / rounds)
-        case.checks.append((functions - operators) / rounds)
-        case.operators.append(operators / rounds)
-        case.forwards.append(forwards / rounds)
-        case.waiting.append(waiting / rounds)
+        took = {kind: meter.seconds - before[kind] for kind, meter in meters.items()}
+        spent = {
+            "ours": total - took["forwards"] - took["operators"] - took["waiting"],
+            "checks": took["functions"] - took["operators"],
+            **{kind: took[kind] for kind in ("operators", "forwards", "waiting")},
+        }
+        for kind, seconds in spent.items():
+            case.seconds[kind].append(seconds / rounds)
         case.rounds += rounds
-        case.calls += 1
 
 
 def measure(
@@ -200,38 +186,32 @@ def measure(
     tick: Callable[[], object] = lambda: None,
 ) -> list[Case]:
     """All cases in turns, so that a change in the machine's load meets every one of them."""
-    meters = Meters()
+    meters = {kind: Meter() for kind in METERS}
     cases = [make(n, b, device, temperature, meters) for n in levels for b in batches]
-    with meters.installed(device):
+    with installed(meters, device):
         for case in cases:
-            turn(case, meters, PER_TURN, keep=False)
+            turn(case, meters)
+            case.seconds.clear()
+            case.rounds = 0
         for number in range(turns):
             for case in timing.rotated(cases, number):
-                turn(case, meters, PER_TURN, keep=True)
+                turn(case, meters)
                 tick()
     return cases
 
 
 def _row(case: Case) -> dict[str, Any]:
-    def summary(seconds: list[float]) -> dict[str, float]:
-        made = timing.Summary.of(seconds)
-        return {"median": made.median, "q25": made.q25, "q75": made.q75, "mean": made.mean}
-
     stats = case.running.stats
     return {
         "levels": case.levels,
         "batch": case.batch,
         "window": case.chain.window,
-        "advances": case.calls,
+        "advances": len(case.seconds["ours"]),
         "rounds": case.rounds,
         "drafter_passes_per_round": stats.levels[-1].num_forward_passes
         / sum(level.num_forward_passes for level in stats.levels[:-1]),
         "draft_acceptance_rate": [level.draft_acceptance_rate for level in stats.levels[:-1]],
-        "ours_us": summary(case.ours),
-        "checks_us": summary(case.checks),
-        "operators_us": summary(case.operators),
-        "forwards_us": summary(case.forwards),
-        "waiting_us": summary(case.waiting),
+        **{f"{kind}_us": timing.summary(seconds) for kind, seconds in case.seconds.items()},
     }
 
 
@@ -246,25 +226,22 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         cases = measure(levels, batches, args.device, turns, args.temperature, bar.update)
     rows = [_row(case) for case in cases]
     return {
-        **machine.header("overhead", SCHEMA, args.device, dated=True),
+        **machine.header("overhead", SCHEMA, args.device),
         "settings": {"turns": turns, "temperature": args.temperature, "vocab": VOCAB},
         "load": {"before": before, "after": machine.load_average()},
         "cases": rows,
         "calls": [calls.measure(name) for name in calls.CASES] if args.device == "cpu" else [],
-        "targets": _targets(rows, args.device),
+        "targets": [
+            {
+                "text": f"{row['levels']} levels, batch 1, {args.device}: at most {BUDGET:g} us "
+                "per round",
+                "measured": row["ours_us"]["median"],
+                "met": row["ours_us"]["median"] <= BUDGET,
+            }
+            for row in rows
+            if row["batch"] == 1
+        ],
     }
-
-
-def _targets(rows: Sequence[dict[str, Any]], device: str) -> list[dict[str, Any]]:
-    found = [row for row in rows if row["batch"] == 1]
-    return [
-        {
-            "text": f"{row['levels']} levels, batch 1, {device}: at most {BUDGET:g} us per round",
-            "measured": row["ours_us"]["median"],
-            "met": row["ours_us"]["median"] <= BUDGET,
-        }
-        for row in found
-    ]
 
 
 LEGEND = (
@@ -323,7 +300,7 @@ def add_command(kinds: Any) -> None:
         "with levels whose logits lie ready. Prints Markdown, or JSON.",
     )
     options.add_device(sub)
-    options.add_json(sub)
+    output.add_report(sub, report_of, markdown)
     sub.add_argument("--quick", action="store_true", help="few turns")
     sub.add_argument(
         "--levels",
@@ -336,12 +313,3 @@ def add_command(kinds: Any) -> None:
         "--turns", type=options.COUNT, metavar="N", help="(default: 20; with --quick 4)"
     )
     options.add_temperature(sub, 1.0)
-    options.add_threads(sub)
-    sub.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """The subcommand."""
-    report = report_of(args)
-    output.show(report, markdown, as_json=args.json)
-    return 0

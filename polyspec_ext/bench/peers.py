@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -31,18 +33,21 @@ FLASHINFER = "FlashInfer"
 VLLM = vllm_kernels.NAME
 
 
-def contenders(operator: str, feed: Feed, *, compiled: bool) -> tuple[list[Contender], list[str]]:
-    """The peers of an operator on these inputs, and notes on those that are left out."""
-    made: list[Contender] = []
+def contenders(feed: Feed, *, compiled: bool) -> tuple[list[Contender], list[str]]:
+    """The peers of a case's operator on these inputs, and notes on those that are left out."""
     notes: list[str] = []
-    if operator == "sample":
-        made += _sampling(feed, compiled)
-    elif operator.startswith("verify"):
-        made += _verifying(operator, feed, compiled)
-        made += _transformers(operator, feed, notes)
-        made += _vllm(operator, feed, notes)
-    if operator in ("sample", "verify-token", "verify-token-bare"):
-        made += _flashinfer(operator, feed, notes)
+    if feed.case.operator == "sample":
+        made = _sampling(feed, compiled)
+    else:
+        made = _verifying(feed, compiled)
+    if feed.case.operator == "verify-block":
+        return made, notes
+    libraries = {TRANSFORMERS: _transformers, VLLM: _vllm, FLASHINFER: _flashinfer}
+    for name, make in libraries.items():
+        try:
+            made += make(feed)
+        except Exception as error:  # a wheel for another torch fails in its own ways
+            notes.append(f"{name}: {error}".splitlines()[0])
     return made, notes
 
 
@@ -85,35 +90,26 @@ def _sampling(feed: Feed, compiled: bool) -> list[Contender]:
     made.append(Contender(EAGER, lambda: rules.sample(logits, filters)))
     if compiled:
         quick = _compile(lambda z: rules.sample(z, filters))
-        made.append(Contender(COMPILED, lambda: quick(logits)))
+        made.append(Contender(COMPILED, partial(quick, logits)))
     return made
 
 
-def _verifying(operator: str, feed: Feed, compiled: bool) -> list[Contender]:
-    case, filters = feed.case, feed.case.filters
-    rule = rules.block_rule if operator == "verify-block" else rules.token_rule
-    made = [
-        Contender(
-            LOGSUMEXP,
-            lambda: feed.target.logsumexp(-1),
-            cost=lambda _: cost.logsumexp_bytes(case),
-        ),
-        Contender(
-            EAGER,
-            lambda: rule(feed.target, feed.tokens, feed.draft, filters),
-            accepted=lambda result: result[1],
+def _verifying(feed: Feed, compiled: bool) -> list[Contender]:
+    filters = feed.case.filters
+    rule = rules.block_rule if feed.case.operator == "verify-block" else rules.token_rule
+    by_name: dict[str, Callable[..., Any]] = {EAGER: lambda z, y, w: rule(z, y, w, filters)}
+    if compiled:
+        by_name[COMPILED] = _compile(by_name[EAGER])
+    moved = cost.logsumexp_bytes(feed.case)
+    return [
+        Contender(LOGSUMEXP, lambda: feed.target.logsumexp(-1), bytes=moved),
+        *(
+            Contender(
+                name, partial(call, feed.target, feed.tokens, feed.draft), accepted=itemgetter(1)
+            )
+            for name, call in by_name.items()
         ),
     ]
-    if compiled:
-        quick = _compile(lambda z, y, w: rule(z, y, w, filters))
-        made.append(
-            Contender(
-                COMPILED,
-                lambda: quick(feed.target, feed.tokens, feed.draft),
-                accepted=lambda result: result[1],
-            )
-        )
-    return made
 
 
 def transformers_rule(feed: Feed) -> Callable[[], list[tuple[torch.Tensor, torch.Tensor]]]:
@@ -140,56 +136,34 @@ def transformers_rule(feed: Feed) -> Callable[[], list[tuple[torch.Tensor, torch
     return call
 
 
-def _transformers(operator: str, feed: Feed, notes: list[str]) -> list[Contender]:
-    if operator == "verify-block" or feed.case.batch > LOOP_LIMIT:
-        return []
-    try:
-        call = transformers_rule(feed)
-    except ImportError as error:
-        notes.append(f"{TRANSFORMERS}: {error}")
+def _transformers(feed: Feed) -> list[Contender]:
+    if feed.case.operator == "sample" or feed.case.batch > LOOP_LIMIT:
         return []
     name = TRANSFORMERS if feed.case.batch == 1 else f"{TRANSFORMERS}, one by one"
-    return [
-        Contender(
-            name,
-            call,
-            graph=False,
-            accepted=lambda verified: torch.stack([n for _, n in verified]),
-        )
-    ]
+
+    def counts(verified: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        return torch.stack([n for _, n in verified])
+
+    return [Contender(name, transformers_rule(feed), graph=False, accepted=counts)]
 
 
-def _vllm(operator: str, feed: Feed, notes: list[str]) -> list[Contender]:
-    if operator == "verify-block" or feed.target.device.type != "cpu" or feed.tokens.shape[1] == 0:
+def _vllm(feed: Feed) -> list[Contender]:
+    if feed.case.draft_len == 0 or feed.target.device.type != "cpu":
         return []
-    try:
-        operators = vllm_kernels.load()
-    except (ImportError, OSError) as error:  # a library for another torch
-        notes.append(f"{VLLM}: {error}".splitlines()[0])
-        return []
-    call = vllm_kernels.Verifier(operators, feed.target, feed.tokens, feed.draft, feed.case.filters)
-    return [Contender(VLLM, call, graph=False, accepted=lambda verified: verified[1])]
+    call = vllm_kernels.verifier(vllm_kernels.load(), feed)
+    return [Contender(VLLM, call, graph=False, accepted=itemgetter(1))]
 
 
-def _flashinfer(operator: str, feed: Feed, notes: list[str]) -> list[Contender]:
+def _flashinfer(feed: Feed) -> list[Contender]:
     if feed.target.device.type != "cuda":
         return []
-    try:
-        sampling = importlib.import_module("flashinfer.sampling")
-    except Exception as error:  # a wheel for another torch fails in its own ways
-        notes.append(f"{FLASHINFER}: {type(error).__name__}: {error}".splitlines()[0])
-        return []
-    filters = feed.case.filters
-    if operator == "sample":
-        return [Contender(FLASHINFER, lambda: _flashinfer_sample(sampling, feed))]
-    if filters.min_p:
-        notes.append(f"{FLASHINFER}: min-p has no renormalisation for chain_speculative_sampling")
-        return []
-    return [
-        Contender(
-            FLASHINFER, lambda: _flashinfer_verify(sampling, feed), accepted=lambda out: out[2]
-        )
-    ]
+    sampling = importlib.import_module("flashinfer.sampling")
+    if feed.case.operator == "sample":
+        return [Contender(FLASHINFER, partial(_flashinfer_sample, sampling, feed))]
+    if feed.case.filters.min_p:
+        raise ValueError("min-p has no renormalisation for chain_speculative_sampling")
+    call = partial(_flashinfer_verify, sampling, feed)
+    return [Contender(FLASHINFER, call, accepted=itemgetter(2))]
 
 
 def _flashinfer_sample(sampling: Any, feed: Feed) -> Any:

@@ -23,22 +23,21 @@ def draw(report: dict[str, Any], path: Path) -> None:
     """Writes the plot: a panel per operator, points are medians, whiskers quartiles, time is
     logarithmic, each contender keeps its colour. ImportError without matplotlib."""
     pyplot = drawing.pyplot()
-    operators = list(dict.fromkeys(case["operator"] for case in report["cases"]))
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for case in report["cases"]:
+        panels.setdefault(case["operator"], []).append(case)
     rows = [row for case in report["cases"] for row in case["rows"]]
     names = list(dict.fromkeys(row["name"] for row in rows))
     colours = dict(zip(names, pyplot.get_cmap("tab10").colors * len(names), strict=False))
-    heights = [
-        sum(len(case["rows"]) + 1 for case in report["cases"] if case["operator"] == operator)
-        for operator in operators
-    ]
+    heights = [sum(len(case["rows"]) + 1 for case in cases) for cases in panels.values()]
     height = 0.16 * sum(heights) + 1.2 * len(heights) + 1
     figure, axes = pyplot.subplots(
-        len(operators), 1, squeeze=False, figsize=(11, height),
+        len(panels), 1, squeeze=False, figsize=(11, height),
         gridspec_kw={"height_ratios": heights},
     )  # fmt: skip
-    for axis, operator in zip(axes[:, 0], operators, strict=True):
+    for axis, (operator, cases) in zip(axes[:, 0], panels.items(), strict=True):
         at, ticks, labels = 0, [], []
-        for case in (case for case in report["cases"] if case["operator"] == operator):
+        for case in cases:
             first = at
             for row in case["rows"]:
                 low, high = row["median_us"] - row["q25_us"], row["q75_us"] - row["median_us"]

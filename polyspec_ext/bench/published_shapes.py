@@ -8,12 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Shape:
-    """A published model's sizes.
-
-    Attributes:
-        kind: "llama" or "qwen2" (biases of q, k and v).
-        rope_theta: of the rotary positions.
-    """
+    """A published model's sizes."""
 
     name: str
     hidden: int
@@ -22,8 +17,8 @@ class Shape:
     heads: int
     kv_heads: int
     vocab: int
-    kind: str = "llama"
-    rope_theta: float = 10000.0
+    kind: str = "llama"  # or "qwen2" (biases of q, k and v)
+    rope_theta: float = 10000.0  # of the rotary positions
 
     @property
     def head_dim(self) -> int:
@@ -68,32 +63,25 @@ def config_of(shape: Shape) -> Any:
 
 
 def growth_of(shape: Shape, model: Any) -> dict[str, int]:
-    """Arguments of `tiny.grown` with which a model becomes as wide and deep as a shape.
+    """Arguments with which `tiny.grown`, which checks the other sizes, makes a model as wide and
+    deep as a shape.
 
     Raises:
         ValueError: it cannot; names what the shape would have to be.
     """
-    given = model.config
-    times = shape.hidden // given.hidden_size
-    heads = shape.kv_heads * shape.head_dim // given.head_dim
-    least = (
-        ("hidden", shape.hidden % given.hidden_size == 0, f"a multiple of {given.hidden_size}"),
-        ("inner", shape.inner >= times * given.intermediate_size,
-         f">= {times * given.intermediate_size}"),
-        ("layers", shape.layers >= given.num_hidden_layers, f">= {given.num_hidden_layers}"),
-        ("kv_heads", heads % given.num_key_value_heads == 0,
-         f"a multiple of {given.num_key_value_heads} heads of {given.head_dim}"),
+    width = model.config.hidden_size
+    for name, holds, wanted in (
+        ("hidden", shape.hidden % width == 0, f"a multiple of {width}"),
         ("kind", shape.kind == "llama", "llama"),
-    )  # fmt: skip
-    for name, holds, wanted in least:
+    ):
         if not holds:
             raise ValueError(
-                f"{shape.name}: {name}: expected {wanted} to grow {given.hidden_size} wide models "
-                f"to, given {getattr(shape, name)}"
+                f"{shape.name}: {name}: expected {wanted} to grow {width} wide models to, given "
+                f"{getattr(shape, name)}"
             )
     return {
-        "times": times,
+        "times": shape.hidden // width,
         "layers": shape.layers,
         "intermediate_size": shape.inner,
-        "key_value_heads": heads,
+        "key_value_heads": shape.kv_heads * shape.head_dim // model.config.head_dim,
     }

@@ -32,11 +32,11 @@ def _between(times: dict[int, float], width: int) -> float:
     if width in times:
         return times[width]
     low = max(w for w in times if w < width)
-    above = [w for w in times if w > width]
-    if not above:
+    high = min((w for w in times if w > width), default=None)
+    if high is None:
         return times[low] * width / low
-    part = (width - low) / (min(above) - low)
-    return (1 - part) * times[low] + part * times[min(above)]
+    part = (width - low) / (high - low)
+    return (1 - part) * times[low] + part * times[high]
 
 
 @dataclass

@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 import polyspec_ext as ps
 from polyspec_ext import progress, tiny
 from polyspec_ext.bench import machine, output, timing
-from polyspec_ext.bench.memory import memory_free, require_memory
+from polyspec_ext.bench.memory import require_memory
 from polyspec_ext.bench.published_shapes import SHAPES, Shape, config_of
 from polyspec_ext.bench.weights import weight_bytes
 from polyspec_ext.command import options
@@ -36,6 +37,7 @@ from polyspec_ext.tuning import LevelConfig
 
 SCHEMA = 1  # of the JSON report
 TARGET, W4, HEAD, TREE = "target", "W4 copy", "EAGLE-2 head", "EAGLE-2 tree"
+_END, _VERIFY = "output head", "verify"
 EAGER, GRAPH, COMPILED = "eager", "graph", "compiled"
 WIDTHS = {"cpu": (1, 2, 4, 8, 12, 16), "cuda": (1, 2, 4, 8, 12, 16, 32, 60)}
 TINY, SHIPPED_WIDTHS = "tiny", (1, 2, 4, 6, 8)
@@ -43,7 +45,7 @@ CHECKED = (1, 4, 8, 16)  # tokens verified at once
 CONTEXT, LONG = 64, 1024  # tokens before a pass
 GROUP = 128
 TREE_DEPTH = 6
-GB, MS = 1e-9, 1e3
+MS = 1e3
 LABEL = (
     "A prediction from measured times; random weights say nothing about acceptance. Acceptances "
     "are assumed, and the same at every token."
@@ -53,6 +55,9 @@ OUTER, INNER = (0.85, 0.90, 0.93, 0.95, 0.97, 0.99), (0.6, 0.7, 0.8)
 # Windows tried: of two levels, and of three.
 TWO = tuple((n,) for n in range(1, 9))
 THREE = tuple((m, n) for m in (4, 8, 12, 16, 20) for n in (2, 4, 6))
+Pass = Callable[[], torch.Tensor]
+Key = tuple[str, str, int]  # what, how it runs, tokens
+Levels = Mapping[tuple[str, str], HuggingFaceLevel]  # by what and how it runs
 
 
 # ---- models of random weights -------------------------------------------------------------------
@@ -109,77 +114,69 @@ def _draw(module: torch.nn.Module) -> None:
 # ---- passes --------------------------------------------------------------------------------------
 
 
-class LevelPass:
+def level_pass(level: HuggingFaceLevel, width: int, context: int, fixed: bool) -> Pass:
     """A pass of `width` tokens behind `context` others, which is rolled back.
 
     Args:
         level: that has read the context.
         fixed: lengths are read on the device alone, so that a graph can be captured.
     """
-
-    def __init__(self, level: HuggingFaceLevel, width: int, context: int, fixed: bool) -> None:
-        self._level, self._width, self._context, self._fixed = level, width, context, fixed
-        tokens = torch.arange(context, context + width, device=level.device)
-        self._tokens = (tokens % level.vocab_size)[None]
-        self._counts, self._first, self._kept = (
-            RowCounts(None, torch.tensor([n], device=level.device)) for n in (width, 0, context)
-        )
+    tokens = torch.arange(context, context + width, device=level.device) % level.vocab_size
+    counts, first, kept = (
+        RowCounts(None, torch.tensor([n], device=level.device)) for n in (width, 0, context)
+    )
+    block = InputBlock(tokens[None], width, counts, first)
 
     @torch.inference_mode()
-    def __call__(self) -> torch.Tensor:
-        level = self._level
-        if not self._fixed:
-            logits = level.forward(self._tokens, self._width)
-            level.rollback([self._context])
-            return logits
-        level.reserve_span(self._context + self._width)
-        block = InputBlock(self._tokens, self._width, self._counts, self._first)
-        logits = level.forward(block).logits
-        level.rollback(self._kept)
-        level.note_lengths([self._context])
+    def eager() -> torch.Tensor:
+        logits = level.forward(tokens[None], width)
+        level.rollback([context])
         return logits
 
+    @torch.inference_mode()
+    def on_device() -> torch.Tensor:
+        level.reserve_span(context + width)
+        logits = level.forward(block).logits
+        level.rollback(kept)
+        level.note_lengths([context])
+        return logits
 
-class HeadPass:
+    return on_device if fixed else eager
+
+
+def head_pass(head: HeadPasses, width: int, context: int) -> Pass:
     """A step of a head over `width` tokens behind `context` pairs, with its output head."""
-
-    def __init__(self, head: HeadPasses, width: int, context: int) -> None:
-        self._head, self._context = head, context
-        self._tokens = torch.zeros(1, width, dtype=torch.int64, device=head.device)
-        self._states = torch.zeros(
-            1, width, head.config.hidden_size, dtype=head.dtype, device=head.device
-        )
-        self._seen = torch.eye(width, dtype=torch.bool, device=head.device)[None]
+    tokens = torch.zeros(1, width, dtype=torch.int64, device=head.device)
+    states = _zeros(head, 1, width, head.config.hidden_size)
+    seen = torch.eye(width, dtype=torch.bool, device=head.device)[None]
 
     @torch.inference_mode()
-    def __call__(self) -> torch.Tensor:
-        self._head.features.keep(RowCounts([self._context]))
-        states = self._head.step(self._tokens, self._states, 1, self._seen)
-        return self._head.logits(states)
+    def call() -> torch.Tensor:
+        head.features.keep(RowCounts([context]))
+        return head.logits(head.step(tokens, states, 1, seen))
+
+    return call
 
 
-class TreeDraft:
+def tree_draft(head: HeadPasses, context: int, depth: int = TREE_DEPTH) -> Pass:
     """EAGLE-2's tree below one root: as many levels of the head as it is deep, and its choice."""
+    tree, lengths = DynamicTree(), torch.tensor([depth], device=head.device)
+    logits, states = _zeros(head, 1, head.vocab_size), _zeros(head, 1, 1, head.config.hidden_size)
 
-    def __init__(self, head: HeadPasses, context: int, depth: int = TREE_DEPTH) -> None:
-        self._head, self._context, self._depth = head, context, depth
-        self._tree, device = DynamicTree(), head.device
-        self._logits = torch.zeros(1, head.vocab_size, dtype=head.dtype, device=device)
-        self._states = torch.zeros(1, 1, head.config.hidden_size, dtype=head.dtype, device=device)
-        self._lengths = torch.tensor([depth], device=device)
+    def expand(*step: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        states = head.step(*step)
+        return states, head.logits(states)
 
     @torch.inference_mode()
-    def __call__(self) -> torch.Tensor:
-        self._head.features.keep(RowCounts([self._context]))
-        return self._tree.grow(
-            self._logits, self._states, self._lengths, self._depth, self._expand
-        ).tokens
+    def call() -> torch.Tensor:
+        head.features.keep(RowCounts([context]))
+        return tree.grow(logits, states, lengths, depth, expand).tokens
 
-    def _expand(
-        self, tokens: torch.Tensor, states: torch.Tensor, depth: int, seen: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        states = self._head.step(tokens, states, depth, seen)
-        return states, self._head.logits(states)
+    return call
+
+
+def _zeros(head: HeadPasses, *form: int) -> torch.Tensor:
+    return torch.zeros(*form, dtype=head.dtype, device=head.device)
 
 
 @torch.inference_mode()
@@ -193,26 +190,24 @@ def _read(level: HuggingFaceLevel, context: int, longest: int) -> None:
 def _read_pairs(head: HeadPasses, context: int, longest: int) -> None:
     head.begin(1, context + longest)
     tokens = torch.zeros(1, context, dtype=torch.int64, device=head.device)
-    size = head.config.feature_size
-    features = torch.zeros(1, context, size, dtype=head.dtype, device=head.device)
-    head.extend(tokens, features, RowCounts([context]))
+    head.extend(tokens, _zeros(head, 1, context, head.config.feature_size), RowCounts([context]))
 
 
-Key = tuple[str, str, int]  # what, how it runs, tokens
-
-
-def _verification(vocab: int, tokens: int, dtype: torch.dtype, device: str) -> Callable[[], Any]:
-    random = torch.Generator(device).manual_seed(tokens)
+def _verification(head: HeadPasses, tokens: int) -> Pass:
+    random = torch.Generator(head.device).manual_seed(tokens)
     rows = [
-        torch.randn(1, n, vocab, device=device, generator=random).to(dtype)
+        torch.randn(1, n, head.vocab_size, device=head.device, generator=random).to(head.dtype)
         for n in (tokens + 1, tokens)
     ]
     drafted = rows[1].argmax(-1)
-    return lambda: ps.verify(rows[0], drafted, rows[1], temperature=1.0, seed=0)
+    return lambda: ps.verify(rows[0], drafted, rows[1], temperature=1.0, seed=0).tokens
 
 
 def _timed(
-    calls: Mapping[Key, Callable[[], Any]], repeats: int, clock: timing.Clock, tick: Any
+    calls: Mapping[Key, Pass],
+    repeats: int,
+    clock: timing.Clock,
+    tick: Callable[[], object] = lambda: None,
 ) -> tuple[dict[Key, float], list[str]]:
     """Median seconds, and what failed."""
     names = {"/".join(map(str, key)): key for key in calls}
@@ -230,45 +225,6 @@ def _timed(
     return found, [f"{name}: {reason}" for name, reason in failures.items()]
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """Of a shape, or of fewer of its layers.
-
-    Attributes:
-        seconds: median of a pass, by (what, how it runs, tokens).
-        whole: those of the whole shape: the same, or extrapolated by layer count.
-        long: of a pass of one token behind `LONG` tokens.
-        verify: of verifying so many tokens.
-        rollback: host seconds of a rollback.
-        weight_bytes: that a pass of the measured layers reads.
-        copy: bytes per second of a copy, read and written.
-        failures: what could not be measured, and why.
-    """
-
-    shape: Shape
-    layers: int
-    seconds: dict[Key, float]
-    whole: dict[Key, float]
-    long: dict[Key, float]
-    verify: dict[int, float]
-    rollback: float
-    weight_bytes: dict[str, int]
-    copy: float
-    failures: list[str]
-
-    @property
-    def extrapolated(self) -> bool:
-        return self.layers != self.shape.layers
-
-    def times(self, what: str, runs: str) -> Times | None:
-        """Of the whole shape's passes by tokens; of how they run at all where not of `runs`."""
-        for way in (runs, EAGER):
-            found = {key[2]: s for key, s in self.whole.items() if key[:2] == (what, way)}
-            if found:
-                return Times(found, 0.0)
-        return None
-
-
 def measure(
     shape: Shape,
     *,
@@ -278,15 +234,16 @@ def measure(
     widths: Sequence[int] | None = None,
     repeats: int = 7,
     compile: bool = False,
-    free: Callable[[str], float] = memory_free,
-) -> Measurement:
+) -> dict[str, Any]:
     """Makes the models and times their passes, in turns.
 
     Args:
         layers: measured in place of the shape's; the whole is extrapolated by their number.
         widths: tokens of a pass; 1 is always among them.
         compile: on the CPU, through `torch.compile` as well, which takes minutes.
-        free: bytes that can be had on a device.
+
+    Returns:
+        what the JSON report has of it: passes, verification and predictions.
 
     Raises:
         ValueError: `layers` is not in 1 ... the shape's, or memory is short.
@@ -294,69 +251,111 @@ def measure(
     if layers is not None and not 1 <= layers <= shape.layers:
         raise ValueError(f"layers: expected an integer in [1, {shape.layers}], given {layers}")
     part = replace(shape, layers=layers or shape.layers)
-    hint = "; --layers N measures fewer and extrapolates"
-    require_memory(part, dtype, device, free, hint)
+    require_memory(part, dtype, device, "; --layers N measures fewer and extrapolates")
     widths = sorted({1, *(widths or WIDTHS[device])})
     with progress.bar(total=2, desc="models", leave=False) as bar:
         model = random_model(part, dtype, device)
         bar.update()
         copy = quantize_w4(model, GROUP)
         bar.update()
-    notes: list[str] = []
+    left_out: list[str] = []
     models = {TARGET: model, W4: copy}
-    levels = {(n, EAGER): _level(m, n, device, False, notes) for n, m in models.items()}
+    levels = {(n, EAGER): _level(m, n, device, False, left_out) for n, m in models.items()}
     if device == "cuda":
         levels |= {(name, GRAPH): levels[name, EAGER] for name in models}
     elif compile:
-        levels |= {(n, COMPILED): _level(m, n, device, True, notes) for n, m in models.items()}
-    head = random_head(part, levels[TARGET, EAGER])
+        levels |= {(n, COMPILED): _level(m, n, device, True, left_out) for n, m in models.items()}
+    target = levels[TARGET, EAGER]
+    head = random_head(part, target)
     clock: timing.Clock = timing.CpuClock() if device == "cpu" else timing.CudaClock()
     for level in dict.fromkeys(levels.values()):
         _read(level, CONTEXT, max(widths))
     _read_pairs(head, CONTEXT, 16 * TREE_DEPTH)
-    calls: dict[Key, Callable[[], Any]] = {
-        (name, runs, width): LevelPass(level, width, CONTEXT, runs == GRAPH)
+    calls = _calls(levels, head, widths, (EAGER, GRAPH) if device == "cuda" else (EAGER,))
+    with progress.bar(total=repeats, desc="passes", leave=False) as bar, torch.inference_mode():
+        found, failed = _timed(calls, repeats, clock, bar.update)
+    for level in dict.fromkeys(levels.values()):
+        _read(level, LONG, 1)
+    long, more = _timed(_level_passes(levels, [1], LONG), repeats, clock)
+    copy_gbs = timing.copy_bandwidth(clock, device)
+    embedding = model.get_output_embeddings().weight
+    bytes_of = {
+        TARGET: weight_bytes(model),
+        W4: weight_bytes(copy),
+        HEAD: sum(p.numel() * p.element_size() for p in (*head.network.parameters(), embedding)),
+    }
+    # Milliseconds in which the weights can be read.
+    floors = {what: 1e-6 * size / copy_gbs for what, size in bytes_of.items()}
+    passes = {key: s for key, s in found.items() if key[0] not in (_END, _VERIFY)}
+    whole = {key: _whole(key, s, found, shape, part) for key, s in passes.items()}
+    verify = {key[2]: s for key, s in found.items() if key[0] == _VERIFY}
+    return {
+        "copy_gbs": copy_gbs,
+        "passes": [
+            {
+                "what": key[0],
+                "runs": key[1],
+                "tokens": key[2],
+                "ms": MS * seconds,
+                "whole_ms": MS * whole[key],
+                "floor_ms": (floor := floors.get(key[0])),
+                "over_floor": None if floor is None else MS * seconds / floor,
+            }
+            for key, seconds in passes.items()
+        ],
+        "behind_long_context": [
+            {"what": key[0], "runs": key[1], "whole_ms": MS * _whole(key, s, found, shape, part)}
+            for key, s in long.items()
+        ],
+        "verify_ms": {str(n): MS * s for n, s in verify.items()},
+        "rollback_us": 1e6 * _rollback_seconds(target),
+        "weight_bytes": bytes_of,
+        "left_out": [*left_out, *failed, *more],
+        "predictions": _predictions(whole, verify),
+    }
+
+
+def _level_passes(levels: Levels, widths: Sequence[int], context: int) -> dict[Key, Pass]:
+    return {
+        (name, runs, width): level_pass(level, width, context, runs == GRAPH)
         for (name, runs), level in levels.items()
         for width in widths
     }
-    ways = (EAGER, GRAPH) if device == "cuda" else (EAGER,)
-    some = [width for width in widths if width <= 12]
-    calls |= {(HEAD, way, width): HeadPass(head, width, CONTEXT) for way in ways for width in some}
-    calls |= {(TREE, way, DynamicTree().total_tokens): TreeDraft(head, CONTEXT) for way in ways}
-    output, end = model.get_output_embeddings(), levels[TARGET, EAGER].output_head
-    ends: dict[Key, Callable[[], Any]] = {
-        (_END, way, width): _product(end, width, part, dtype, device)
-        for way in ways
-        for width in widths
-    }
-    checks: dict[Key, Callable[[], Any]] = {
-        ("verify", ways[-1], n): _verification(part.vocab, n, dtype, device) for n in CHECKED
-    }
-    with progress.bar(total=repeats, desc="passes", leave=False) as bar:
-        found, failed = _timed({**calls, **ends, **checks}, repeats, clock, bar.update)
-    long, more = _behind_long(levels, repeats, clock)
-    bandwidth = 1e9 * timing.copy_bandwidth(clock, device)
-    times = {key: s for key, s in found.items() if key[0] not in (_END, "verify")}
-    return Measurement(
-        shape=shape,
-        layers=part.layers,
-        seconds=times,
-        whole={key: _whole(key, s, found, shape, part) for key, s in times.items()},
-        long={key: _whole(key, s, found, shape, part) for key, s in long.items()},
-        verify={key[2]: s for key, s in found.items() if key[0] == "verify"},
-        rollback=_rollback_seconds(levels[TARGET, EAGER]),
-        weight_bytes={
-            TARGET: weight_bytes(model),
-            W4: weight_bytes(copy),
-            HEAD: sum(p.numel() * p.element_size() for p in head.network.parameters())
-            + output.weight.numel() * output.weight.element_size(),
-        },
-        copy=bandwidth,
-        failures=[*notes, *failed, *more],
-    )
 
 
-_END = "output head"
+def _calls(
+    levels: Levels, head: HeadPasses, widths: Sequence[int], ways: Sequence[str]
+) -> dict[Key, Pass]:
+    """All that is timed behind `CONTEXT` tokens; heads and verifications in `ways`."""
+    calls, target = _level_passes(levels, widths, CONTEXT), levels[TARGET, EAGER]
+    narrow = [width for width in widths if width <= 12]
+    for way in ways:
+        calls |= {(HEAD, way, width): head_pass(head, width, CONTEXT) for width in narrow}
+        calls[TREE, way, DynamicTree().total_tokens] = tree_draft(head, CONTEXT)
+        for width in widths:
+            states = _zeros(head, 1, width, head.config.hidden_size)
+            calls[_END, way, width] = partial(target.output_head, states)
+    for tokens in CHECKED:
+        calls[_VERIFY, ways[-1], tokens] = _verification(head, tokens)
+    return calls
+
+
+def _predictions(whole: Mapping[Key, float], verify: Mapping[int, float]) -> list[dict[str, Any]]:
+    """Of every way in which the target's passes run; what does not run so runs eagerly."""
+    made = []
+    for runs in dict.fromkeys(key[1] for key in whole if key[0] == TARGET):
+        target, copy, head = (
+            Times(_by_tokens(whole, what, runs) or _by_tokens(whole, what, EAGER), 0.0)
+            for what in (TARGET, W4, HEAD)
+        )
+        if verify and target.seconds and copy.seconds and head.seconds:
+            check = Times({0: min(verify.values()), **verify}, 0.0)
+            made.append({"runs": runs, "rows": predicted(target, copy, head, check)})
+    return made
+
+
+def _by_tokens(seconds: Mapping[Key, float], what: str, runs: str) -> dict[int, float]:
+    return {key[2]: own for key, own in seconds.items() if key[:2] == (what, runs)}
 
 
 def _level(model: Any, name: str, device: str, compile: bool, notes: list[str]) -> HuggingFaceLevel:
@@ -366,30 +365,6 @@ def _level(model: Any, name: str, device: str, compile: bool, notes: list[str]) 
         except ValueError as error:  # a type that oneDNN does not multiply here
             notes.append(f"{name}: weights not packed: {error}")
     return HuggingFaceLevel(model, name=name, compile=compile)
-
-
-def _product(
-    head: torch.nn.Module, width: int, shape: Shape, dtype: torch.dtype, device: str
-) -> Callable[[], Any]:
-    states = torch.zeros(1, width, shape.hidden, dtype=dtype, device=device)
-
-    @torch.inference_mode()
-    def call() -> Any:
-        return head(states)
-
-    return call
-
-
-def _behind_long(
-    levels: Mapping[tuple[str, str], HuggingFaceLevel], repeats: int, clock: timing.Clock
-) -> tuple[dict[Key, float], list[str]]:
-    for level in dict.fromkeys(levels.values()):
-        _read(level, LONG, 1)
-    calls: dict[Key, Callable[[], Any]] = {
-        (name, runs, 1): LevelPass(level, 1, LONG, runs == GRAPH)
-        for (name, runs), level in levels.items()
-    }
-    return _timed(calls, repeats, clock, lambda: None)
 
 
 def _rollback_seconds(level: HuggingFaceLevel) -> float:
@@ -414,17 +389,19 @@ def _whole(
 # ---- the shipped models --------------------------------------------------------------------------
 
 
-def shipped(
-    widths: Sequence[int], repeats: int, compile: bool
-) -> tuple[dict[Key, float], list[str]]:
-    """Median seconds of passes of the shipped models on the CPU, by data type, packing and
-    compilation; and what this processor cannot run."""
+def _shipped_report(args: argparse.Namespace) -> dict[str, Any]:
+    """Passes of the shipped models on the CPU, by data type, packing and compilation; and what
+    this processor cannot run."""
+    if args.layers is not None or args.device != "cpu":
+        raise ValueError("--layers, --device: expected neither with --shape tiny")
+    before, widths = machine.load_average(), args.tokens or SHIPPED_WIDTHS
     levels: dict[tuple[str, str], HuggingFaceLevel] = {}
     left_out: list[str] = []
+    compilations = (False, True) if args.compile == "all" else (False,)
     for name, dtype in itertools.product(tiny.LEVELS, (torch.float32, torch.bfloat16)):
         with progress.loading(shown=False):
             model = load(tiny.path(name), dtype).model
-        for compiled, pack in itertools.product((False, True)[: 1 + compile], (False, True)):
+        for compiled, pack in itertools.product(compilations, (False, True)):
             config = str(LevelConfig(dtype, pack, compiled))
             try:
                 level = HuggingFaceLevel(model, pack=pack, compile=compiled)
@@ -433,21 +410,9 @@ def shipped(
                 left_out.append(f"{name}/{config}: {error}")
             else:
                 levels[name, config] = level
-    calls = {
-        (*key, width): LevelPass(level, width, CONTEXT, False)
-        for key, level in levels.items()
-        for width in widths
-    }
-    with progress.bar(total=repeats, desc="passes", leave=False) as bar:
-        found, failed = _timed(calls, repeats, timing.CpuClock(), bar.update)
-    return found, [*left_out, *failed]
-
-
-def _shipped_report(args: argparse.Namespace) -> dict[str, Any]:
-    if args.layers is not None or args.device != "cpu":
-        raise ValueError("--layers, --device: expected neither with --shape tiny")
-    before = machine.load_average()
-    found, left_out = shipped(args.tokens or SHIPPED_WIDTHS, args.repeats, args.compile == "all")
+    with progress.bar(total=args.repeats, desc="passes", leave=False) as bar:
+        calls = _level_passes(levels, widths, CONTEXT)
+        found, failed = _timed(calls, args.repeats, timing.CpuClock(), bar.update)
     return {
         **machine.header("shapes", SCHEMA, "cpu"),
         "settings": {"shape": TINY, "repeats": args.repeats, "context": CONTEXT},
@@ -456,7 +421,7 @@ def _shipped_report(args: argparse.Namespace) -> dict[str, Any]:
             {"what": what, "runs": runs, "tokens": tokens, "ms": MS * seconds}
             for (what, runs, tokens), seconds in found.items()
         ],
-        "left_out": left_out,
+        "left_out": [*left_out, *failed],
     }
 
 
@@ -533,9 +498,8 @@ def predicted(
             two = _best(TWO, [below], [target, head], check)
             three = _best(THREE, [above, below], [target, copy, head], check)
             row: dict[str, Any] = {"outer": above, "inner": below}
-            for name, (rate, windows) in (
-                ("head", two), ("copy", with_copy), ("both", three)
-            ):  # fmt: skip
+            ways = (("head", two), ("copy", with_copy), ("both", three))
+            for name, (rate, windows) in ways:
                 row |= {name: rate * plain, f"{name}_windows": list(windows)}
             rows.append(row | {"both_over_two": three[0] / max(two[0], with_copy[0])})
     return rows
@@ -549,15 +513,12 @@ def _best(
 ) -> tuple[float, tuple[int, ...]]:
     """Tokens per second and windows of the fastest."""
     seconds, accept = TimedPasses(passes, check), Acceptance.constant(*acceptances)
-    return max(
-        (
-            expectation(
-                windows, [0] * (len(windows) - 1), accept, seconds
-            ).tokens_per_second,
-            windows,
-        )
-        for windows in tried
-    )  # fmt: skip
+
+    def rate(windows: tuple[int, ...]) -> float:
+        unbounded = [0] * (len(windows) - 1)
+        return expectation(windows, unbounded, accept, seconds).tokens_per_second
+
+    return max((rate(windows), windows) for windows in tried)
 
 
 # ---- report --------------------------------------------------------------------------------------
@@ -565,79 +526,38 @@ def _best(
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
+    if args.shape == TINY:
+        return _shipped_report(args)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: expected cpu where torch sees no CUDA device, given cuda")
-    before = machine.load_average()
-    dtype = getattr(torch, args.dtype)
-    found = measure(
-        SHAPES[args.shape],
+    shape, before = SHAPES[args.shape], machine.load_average()
+    measured = measure(
+        shape,
         layers=args.layers,
-        dtype=dtype,
+        dtype=getattr(torch, args.dtype),
         device=args.device,
         widths=args.tokens,
         repeats=args.repeats,
         compile=args.compile == "all",
     )
-    settings = {
-        "shape": args.shape,
-        "layers": found.layers,
-        "of_layers": found.shape.layers,
-        "extrapolated": found.extrapolated,
-        "dtype": args.dtype,
-        "repeats": args.repeats,
-        "context": CONTEXT,
-        "long_context": LONG,
-        "group": GROUP,
-    }
+    layers = args.layers or shape.layers
     return {
         **machine.header("shapes", SCHEMA, args.device),
         "label": LABEL,
-        "settings": settings,
-        "copy_gbs": GB * found.copy,
+        "settings": {
+            "shape": args.shape,
+            "layers": layers,
+            "of_layers": shape.layers,
+            "extrapolated": layers != shape.layers,
+            "dtype": args.dtype,
+            "repeats": args.repeats,
+            "context": CONTEXT,
+            "long_context": LONG,
+            "group": GROUP,
+        },
         "load": {"before": before, "after": machine.load_average()},
-        **tables_of(found),
+        **measured,
     }
-
-
-def tables_of(found: Measurement) -> dict[str, Any]:
-    """Passes, verification and predictions, as JSON has them."""
-    passes = [
-        {
-            "what": what,
-            "runs": runs,
-            "tokens": tokens,
-            "ms": MS * seconds,
-            "whole_ms": MS * found.whole[what, runs, tokens],
-            "floor_ms": (floor := _floor(found, what)),
-            "over_floor": None if floor is None else MS * seconds / floor,
-        }
-        for (what, runs, tokens), seconds in found.seconds.items()
-    ]
-    predictions = []
-    for runs in dict.fromkeys(key[1] for key in found.whole if key[0] == TARGET):
-        times = [found.times(what, runs) for what in (TARGET, W4, HEAD)]
-        if all(one is not None for one in times) and found.verify:
-            target, copy, head = (one for one in times if one is not None)
-            check = Times({0: min(found.verify.values()), **found.verify}, 0.0)
-            predictions.append({"runs": runs, "rows": predicted(target, copy, head, check)})
-    return {
-        "passes": passes,
-        "behind_long_context": [
-            {"what": what, "runs": runs, "whole_ms": MS * s}
-            for (what, runs, _), s in found.long.items()
-        ],
-        "verify_ms": {str(n): MS * s for n, s in found.verify.items()},
-        "rollback_us": 1e6 * found.rollback,
-        "weight_bytes": found.weight_bytes,
-        "left_out": found.failures,
-        "predictions": predictions,
-    }
-
-
-def _floor(found: Measurement, what: str) -> float | None:
-    """Milliseconds in which the weights can be read."""
-    size = found.weight_bytes.get(what)
-    return None if size is None else MS * size / found.copy
 
 
 _PREDICTED = (
@@ -657,7 +577,8 @@ def _predicted_cells(row: dict[str, Any]) -> list[str]:
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
     where, settings = report["machine"], report["settings"]
-    part = settings["extrapolated"]
+    if settings["shape"] == TINY:
+        return _shipped_markdown(report)
     lines = [
         f"# Passes at the shape of {settings['shape']}, random weights, {where['device_name']}",
         "",
@@ -666,7 +587,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"{settings['repeats']} turns, behind {settings['context']} tokens. Floor: the weights of "
         "the pass over the copy bandwidth, which counts bytes read and written.",
     ]
-    if part:
+    if settings["extrapolated"]:
         lines += [
             "",
             f"**{settings['layers']} of {settings['of_layers']} layers were measured; the whole is "
@@ -719,8 +640,7 @@ def add_command(kinds: Any) -> None:
         help=f"{TINY}: the shipped models, by data type, packing and compilation",
     )
     options.add_device(sub)
-    options.add_json(sub)
-    options.add_json_file(sub)
+    output.add_report(sub, report_of, markdown)
     sub.add_argument(
         "--layers",
         type=options.COUNT,
@@ -742,12 +662,3 @@ def add_command(kinds: Any) -> None:
         help="on the CPU, through torch.compile as well, which takes minutes (default: "
         "%(default)s); on CUDA passes are captured as graphs in any case",
     )
-    options.add_threads(sub)
-    sub.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """The subcommand."""
-    own = (_shipped_report, _shipped_markdown) if args.shape == TINY else (report_of, markdown)
-    output.show(own[0](args), own[1], as_json=args.json, json_file=args.json_file)
-    return 0

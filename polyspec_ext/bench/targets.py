@@ -8,7 +8,8 @@ microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,33 +29,24 @@ class Target:
     met: bool | None
 
 
-def _is(case: Result, operator: str, filters: Filters, batch: int, **axes: Any) -> bool:
+def _row(
+    cases: list[Result], operator: str, filters: Filters, batch: int, dtype: str, name: str
+) -> Result | None:
+    """What a contender's row says of a case."""
     wanted: dict[str, Any] = {
         "operator": operator,
         "vocab": 128256,
         "batch": batch,
         "filters": str(filters),
+        "dtype": dtype,
     }
     if operator != "sample":
         wanted.update(draft_len=10, acceptance_asked=0.7)
-    wanted.update(axes)
-    return all(case[name] == value for name, value in wanted.items())
+    found = (case["rows"] for case in cases if wanted.items() <= case.items())
+    return next((row for row in next(found, []) if row["name"] == name), None)
 
 
-def _find(
-    cases: list[Result], operator: str, filters: Filters, batch: int, dtype: str
-) -> Result | None:
-    found = (case for case in cases if _is(case, operator, filters, batch, dtype=dtype))
-    return next(found, None)
-
-
-def _row(case: Result | None, name: str) -> Result | None:
-    rows = case["rows"] if case is not None else []
-    return next((row for row in rows if row["name"] == name), None)
-
-
-def _faster(text: str, wanted: float, case: Result | None, peer: str) -> Target:
-    row = _row(case, peer)
+def _faster(text: str, wanted: float, row: Result | None) -> Target:
     if row is None:
         return Target(text, "not measured", None)
     r = row["ratio"]
@@ -62,14 +54,6 @@ def _faster(text: str, wanted: float, case: Result | None, peer: str) -> Target:
         f"{r['median']:.2f}x (95 %: {r['low']:.2f} to {r['high']:.2f}), means {r['of_means']:.2f}x"
     )
     return Target(text, measured, min(r["median"], r["of_means"]) >= wanted)
-
-
-def _limit(text: str, measure: Callable[[Result], float], wanted: float, row: Result | None,
-           at_least: bool = False) -> Target:  # fmt: skip
-    if row is None:
-        return Target(text, "not measured", None)
-    value = measure(row)
-    return Target(text, f"{value:.1f}", value >= wanted if at_least else value <= wanted)
 
 
 def check(cases: list[Result], device: str, *, busy: bool = False) -> list[Target]:
@@ -80,34 +64,41 @@ def check(cases: list[Result], device: str, *, busy: bool = False) -> list[Targe
 
 
 def _cpu(cases: list[Result]) -> Iterator[Target]:
-    verify = _find(cases, "verify-token", Filters(), 1, "float32")
-    cut = _find(cases, "sample", CUT, 1, "float32")
-    yield _faster(f"at least 8x faster than {peers.TRANSFORMERS}", 8, verify, peers.TRANSFORMERS)
-    yield _faster(f"no slower than {peers.LOGSUMEXP}", 1, verify, peers.LOGSUMEXP)
-    yield _faster(f"at least 3x faster than {peers.VLLM}", 3, verify, peers.VLLM)
-    for peer in (peers.SORT, peers.WARPERS):
-        yield _faster(f"sample, {CUT}: at least 10x faster than {peer}", 10, cut, peer)
+    for text, wanted, operator, filters, peer in (
+        ("at least 8x faster than", 8, "verify-token", Filters(), peers.TRANSFORMERS),
+        ("no slower than", 1, "verify-token", Filters(), peers.LOGSUMEXP),
+        ("at least 3x faster than", 3, "verify-token", Filters(), peers.VLLM),
+        (f"sample, {CUT}: at least 10x faster than", 10, "sample", CUT, peers.SORT),
+        (f"sample, {CUT}: at least 10x faster than", 10, "sample", CUT, peers.WARPERS),
+    ):
+        row = _row(cases, operator, filters, 1, "float32", peer)
+        yield _faster(f"{text} {peer}", wanted, row)
 
 
 def _cuda(cases: list[Result]) -> Iterator[Target]:
-    def median(row: Result) -> float:
-        return float(row["median_us"])
-
     for batch, limit in MICROSECONDS.items():
-        plain = _find(cases, "verify-token", Filters(), batch, "bfloat16")
-        cut = _find(cases, "verify-token", CUT, batch, "bfloat16")
-        text = f"verify-token, batch {batch}: at most {limit:g} us"
-        yield _limit(text, median, limit, _row(plain, "polyspec"))
-        both = f"verify-token, batch {batch}, {CUT}: at most 2x"
-        ours, base = _row(cut, "polyspec"), _row(plain, "polyspec")
-        if ours is None or base is None:
-            yield Target(both, "not measured", None)
-        else:
-            times = median(ours) / median(base)
-            yield Target(both, f"{times:.2f}x", times <= 2)
+        verify = f"verify-token, batch {batch}"
+        plain, cut = (
+            _row(cases, "verify-token", filters, batch, "bfloat16", "polyspec")
+            for filters in (Filters(), CUT)
+        )
+        median = None if plain is None else plain["median_us"]
+        text = f"{verify}: at most {limit:g} us"
+        yield _bounded(text, median, "{:.1f}", most=limit)
+        times = None if plain is None or cut is None else cut["median_us"] / median
+        yield _bounded(f"{verify}, {CUT}: at most 2x", times, "{:.2f}x", most=2)
         for peer in (peers.FLASHINFER, peers.TRANSFORMERS, peers.EAGER, peers.COMPILED):
-            text = f"verify-token, batch {batch}: at least 3x faster than {peer}"
-            yield _faster(text, 3, plain, peer)
-    sample = _row(_find(cases, "sample", Filters(), 256, "bfloat16"), "polyspec")
+            row = _row(cases, "verify-token", Filters(), batch, "bfloat16", peer)
+            yield _faster(f"{verify}: at least 3x faster than {peer}", 3, row)
+    sample = _row(cases, "sample", Filters(), 256, "bfloat16", "polyspec")
+    share = None if sample is None else sample["percent_of_copy"]
     text = "sample, batch 256: at least 80 % of the copy bandwidth"
-    yield _limit(text, lambda row: float(row["percent_of_copy"]), 80, sample, at_least=True)
+    yield _bounded(text, share, "{:.1f}", least=80)
+
+
+def _bounded(
+    text: str, value: float | None, form: str, least: float = 0.0, most: float = math.inf
+) -> Target:
+    if value is None:
+        return Target(text, "not measured", None)
+    return Target(text, form.format(value), least <= value <= most)

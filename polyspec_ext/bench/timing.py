@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -35,7 +35,7 @@ class Contender:
     name: str
     call: Callable[[], Any]
     graph: bool = True  # whether a CUDA graph can capture it
-    cost: Callable[[Sequence[int]], int] | None = None  # bytes of a call, given accepted counts
+    bytes: int | None = None  # that a call moves; None: as many as ours
     accepted: Callable[[Any], torch.Tensor] | None = None  # counts [B] in what the call returns
 
 
@@ -49,32 +49,14 @@ class Timed:
     graph: bool = False
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Microseconds."""
-
-    median: float
-    q25: float
-    q75: float
-    mean: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Summary:
-        micro = [1e6 * value for value in seconds]
-        if len(micro) < 2:
-            return cls(micro[0], micro[0], micro[0], micro[0])
-        q25, median, q75 = statistics.quantiles(micro, n=4, method="inclusive")
-        return cls(median, q25, q75, statistics.fmean(micro))
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """Median of the ratios of the turns with its 95 % interval, and the ratio of the means."""
-
-    median: float
-    low: float
-    high: float
-    of_means: float
+def summary(seconds: Sequence[float]) -> dict[str, float]:
+    """Microseconds: median, q25, q75 and mean."""
+    micro = [1e6 * value for value in seconds]
+    mean = statistics.fmean(micro)
+    if len(micro) < 2:
+        return dict.fromkeys(("median", "q25", "q75", "mean"), mean)
+    q25, median, q75 = statistics.quantiles(micro, method="inclusive")
+    return {"median": median, "q25": q25, "q75": q75, "mean": mean}
 
 
 def median_interval(count: int) -> tuple[int, int]:
@@ -90,31 +72,26 @@ def median_interval(count: int) -> tuple[int, int]:
     return rank, count - 1 - rank
 
 
-def ratio(peer: Sequence[float], ours: Sequence[float]) -> Ratio:
-    """How many times longer the peer takes, each repeat against ours of the same turn."""
+def ratio(peer: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
+    """How many times longer the peer takes, each repeat against ours of the same turn: the median
+    of the ratios, its 95 % interval (low, high), and the ratio of the means."""
     ratios = sorted(a / b for a, b in zip(peer, ours, strict=True))
     low, high = median_interval(len(ratios))
-    means = statistics.fmean(peer) / statistics.fmean(ours)
-    return Ratio(statistics.median(ratios), ratios[low], ratios[high], means)
-
-
-class Clock(Protocol):
-    """How one device is timed."""
-
-    kind: str  # what is measured, in words
-
-    def prepare(self, contender: Contender) -> tuple[Callable[[], Any], bool]:
-        """What to run for one repeat, and whether it is a graph's replay."""
-
-    def time(self, run: Callable[[], Any], contender: Contender) -> tuple[Any, Any, Any]:
-        """Runs it; gives a handle for ``seconds``, the result, and its counts or None."""
-
-    def seconds(self, handle: Any) -> float: ...
+    return {
+        "median": statistics.median(ratios),
+        "low": ratios[low],
+        "high": ratios[high],
+        "of_means": statistics.fmean(peer) / statistics.fmean(ours),
+    }
 
 
 class CpuClock:
     """Wall time, or the process's own processor time, which a busy machine stretches less; with
-    `cold`, a buffer larger than the caches is written before every call."""
+    `cold`, a buffer larger than the caches is written before every call.
+
+    Attributes:
+        kind: what is measured, in words.
+    """
 
     def __init__(self, cold: bool = False, processor_time: bool = False) -> None:
         self.kind = "processor time" if processor_time else "wall time"
@@ -122,16 +99,16 @@ class CpuClock:
         self._flush = torch.zeros(128 * MIB, dtype=torch.int8) if cold else None
 
     def prepare(self, contender: Contender) -> tuple[Callable[[], Any], bool]:
+        """What to run for one repeat, and whether it is a graph's replay."""
         return contender.call, False
 
-    def time(self, run: Callable[[], Any], contender: Contender) -> tuple[Any, Any, Any]:
+    def time(self, run: Callable[[], Any]) -> tuple[Any, Any]:
+        """Runs it; gives a handle for ``seconds`` and the result."""
         if self._flush is not None:
             self._flush.add_(1)
         started = self._now()
         result = run()
-        elapsed = self._now() - started
-        counts = None if contender.accepted is None else contender.accepted(result).clone()
-        return elapsed, result, counts
+        return self._now() - started, result
 
     def seconds(self, handle: Any) -> float:
         return float(handle) * 1e-9
@@ -171,15 +148,14 @@ class CudaClock:
 
         return replay, True
 
-    def time(self, run: Callable[[], Any], contender: Contender) -> tuple[Any, Any, Any]:
+    def time(self, run: Callable[[], Any]) -> tuple[Any, Any]:
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         if self._flush is not None:
             self._flush.add_(1)
         started.record()
         result = run()
         ended.record()
-        counts = None if contender.accepted is None else contender.accepted(result).clone()
-        return (started, ended), result, counts
+        return (started, ended), result
 
     def seconds(self, handle: Any) -> float:
         started, ended = handle
@@ -187,12 +163,15 @@ class CudaClock:
         return float(started.elapsed_time(ended)) * 1e-3
 
 
+Clock = CpuClock | CudaClock
+
+
 def measure(
     contenders: Sequence[Contender],
     load: Callable[[int], None],
     repeats: int,
     clock: Clock,
-    tick: Callable[[], None] = lambda: None,
+    tick: Callable[[], object] = lambda: None,
 ) -> tuple[list[Timed], dict[str, str]]:
     """Times the contenders in turns.
 
@@ -207,7 +186,7 @@ def measure(
             run, graph = clock.prepare(contender)
             for turn in range(WARM_UP):
                 load(turn)
-                clock.seconds(clock.time(run, contender)[0])
+                clock.seconds(clock.time(run)[0])
             runs.append((Timed(contender, [], [], graph), run))
         except Exception as error:  # a peer that fails must not end the run
             failures[contender.name] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -215,7 +194,9 @@ def measure(
     for turn in range(repeats):
         load(turn)
         for timed, run in rotated(runs, turn):
-            handle, _, counts = clock.time(run, timed.contender)
+            handle, result = clock.time(run)
+            accepted = timed.contender.accepted
+            counts = None if accepted is None else accepted(result).clone()
             handles.append((timed, handle, counts))
         tick()
     for timed, handle, counts in handles:

@@ -17,15 +17,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from polyspec_ext import progress, tiny
+from polyspec_ext.chain import Chain
 from polyspec_ext.levels import load
-from polyspec_ext.levels.cache_name import cache_name
 from polyspec_ext.tuning import pass_seconds
 
 BRANCH = 24  # tokens that are recorded behind a rejected one
@@ -34,22 +34,15 @@ TUNING, HELD_OUT = "tuning", "held-out"
 
 @dataclass(frozen=True)
 class Text:
-    """One greedy text, by position of its new tokens.
-
-    Attributes:
-        tokens: the new tokens; `prompt`: those before.
-        drafter: whether the drafter's argmax is the token.
-        middle: whether the middle's is.
-        inner: whether the drafter's argmax is the middle's.
-        branches: by position where the middle's argmax is not the token: whether the drafter's is
-            the middle's at each of the next `BRANCH` positions of the middle's own continuation.
-    """
+    """One greedy text, by position of its new tokens."""
 
     prompt: list[int]
-    tokens: list[int]
-    drafter: list[bool]
-    middle: list[bool]
-    inner: list[bool]
+    tokens: list[int]  # the new ones
+    drafter: list[bool]  # whether the drafter's argmax is the token
+    middle: list[bool]  # whether the middle's is
+    inner: list[bool]  # whether the drafter's argmax is the middle's
+    # Where the middle's argmax is not the token: whether the drafter's is the middle's at each of
+    # the next `BRANCH` positions of the middle's own continuation.
     branches: dict[int, list[bool]]
 
 
@@ -78,13 +71,9 @@ class Traces:
     @classmethod
     def read(cls, path: Path) -> Traces:
         made = json.loads(path.read_text())
-        kept = {own.name for own in fields(Text)} - {"branches"}
         sets = {
             name: [
-                Text(
-                    **{name: one[name] for name in kept},
-                    branches={int(p): f for p, f in one["branches"].items()},
-                )
+                Text(**{**one, "branches": {int(p): own for p, own in one["branches"].items()}})
                 for one in texts
             ]
             for name, texts in made["sets"].items()
@@ -151,28 +140,6 @@ def measured_seconds() -> dict[str, dict[int, float]]:
     return dict(zip(made, least, strict=True))
 
 
-def _greedy(model: Any, rows: list[list[int]], length: int) -> torch.Tensor:
-    """``[B, length]``, the argmax continuation of rows of any lengths."""
-    width = max(map(len, rows))
-    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    positions = (mask.cumsum(1) - 1).clamp_min(0)
-    cache, made, name = None, [], cache_name(model)
-    for _ in range(length):
-        out = model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            **{name: cache},
-        )
-        cache, ids = getattr(out, name), out.logits[:, -1:].argmax(-1)
-        made.append(ids)
-        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
-        positions = positions[:, -1:] + 1
-    return torch.cat(made, 1)
-
-
 def _argmax(model: Any, row: Sequence[int]) -> list[int]:
     """[i]: the argmax behind the first i + 1 tokens."""
     ids: list[int] = model(input_ids=torch.tensor([list(row)])).logits[0].argmax(-1).tolist()
@@ -180,10 +147,7 @@ def _argmax(model: Any, row: Sequence[int]) -> list[int]:
 
 
 def _text(models: dict[str, Any], prompt: list[int], length: int) -> Text:
-    new = _greedy(models["target"], [prompt], length)[0].tolist()
-    end = models["target"].config.eos_token_id
-    if end in new:
-        new = new[: new.index(end) + 1]
+    new = Chain([models["target"]]).generate(prompt, length).sequences[0, len(prompt) :].tolist()
     row, first = [*prompt, *new], len(prompt)
     middle = _argmax(models["middle"], row)[first - 1 : -1]
     drafter = _argmax(models["drafter"], row)[first - 1 : -1]
@@ -191,10 +155,11 @@ def _text(models: dict[str, Any], prompt: list[int], length: int) -> Text:
     branches = {}
     if wrong:
         begins = [[*row[: first + i], middle[i]] for i in wrong]
-        goes = _greedy(models["middle"], begins, BRANCH).tolist()
-        for i, begin, own in zip(wrong, begins, goes, strict=True):
-            seen = _argmax(models["drafter"], [*begin, *own])[len(begin) - 1 : -1]
-            branches[i] = [a == b for a, b in zip(seen, own, strict=True)]
+        out = Chain([models["middle"]]).generate(begins, BRANCH, eos_token_id=[])
+        for i, begin, going in zip(wrong, begins, out.sequences.tolist(), strict=True):
+            going = going[: len(begin) + BRANCH]
+            seen = _argmax(models["drafter"], going)[len(begin) - 1 : -1]
+            branches[i] = [a == b for a, b in zip(seen, going[len(begin) :], strict=True)]
     return Text(
         prompt,
         new,

@@ -8,13 +8,14 @@ of torch.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from polyspec_ext.bench import rules
-from polyspec_ext.bench.grid import Filters
+from polyspec_ext.bench.inputs import Feed
 
 NAME = "vLLM C++ CPU kernels"
 
@@ -37,49 +38,38 @@ def load() -> Any:
     return torch.ops._C
 
 
-class Verifier:
-    """The token rule on one batch, in the steps that vLLM takes on a CPU.
+def verifier(operators: Any, feed: Feed) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """The token rule on one batch, in the steps that vLLM takes on a CPU: tokens [B, K+1] padded
+    with -1, and how many draft tokens were accepted [B].
+
+    The drafts' distributions are computed here, not in the call, since vLLM keeps them from
+    drafting. vLLM sorts rows to filter them; here only the threshold is looked for.
 
     Args:
         operators: those of ``load``.
-        target: logits [B, K+1, V].
-        tokens: draft tokens [B, K], K >= 1, read at each call.
-        draft: logits [B, K, V]. Their distributions are computed here, not in the call, since
-            vLLM keeps them from drafting.
-        filters: of both. vLLM sorts rows to filter them; here only the threshold is looked for.
+        feed: K >= 1; its draft tokens are read at each call.
     """
+    filters = feed.case.filters
+    (batch, k), vocab = feed.tokens.shape, feed.target.shape[-1]
+    draft = rules.processed(feed.draft, filters).flatten(0, 1).contiguous()
+    ends = torch.arange(1, batch + 1) * k
+    greedy = torch.zeros(batch, dtype=torch.bool)
 
-    def __init__(
-        self,
-        operators: Any,
-        target: torch.Tensor,
-        tokens: torch.Tensor,
-        draft: torch.Tensor,
-        filters: Filters,
-    ) -> None:
-        self._operators = operators
-        self._target, self._tokens, self._filters = target, tokens, filters
-        self._draft = rules.processed(draft, filters).flatten(0, 1).contiguous()
-        batch, k = tokens.shape
-        self._ends = torch.arange(1, batch + 1) * k
-        self._greedy = torch.zeros(batch, dtype=torch.bool)
-
-    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens [B, K+1] padded with -1, and how many draft tokens were accepted [B]."""
-        (batch, k), vocab = self._tokens.shape, self._target.shape[-1]
-        tokens = self._tokens.flatten()
-        probs = rules.processed(self._target, self._filters)
+    def verify() -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = feed.tokens.flatten()
+        probs = rules.processed(feed.target, filters)
         rows = probs[:, :k].reshape(batch * k, vocab)
         bonus = rules.draw(probs[:, k]).unsqueeze(1)
         uniform = torch.rand(batch * k, dtype=torch.float64).float()
         race = torch.empty(batch, vocab).exponential_().reciprocal()
         recovered = torch.empty_like(tokens)
-        self._operators.sample_recovered_tokens_kernel_impl(
-            recovered, self._ends, tokens, self._draft, rows, race, vocab, False
+        operators.sample_recovered_tokens_kernel_impl(
+            recovered, ends, tokens, draft, rows, race, vocab, False
         )
         emitted = torch.full((batch, k + 1), -1)
-        self._operators.rejection_random_sample_kernel_impl(
-            emitted, self._ends, tokens, self._draft, rows, bonus, recovered, uniform, self._greedy,
-            k, vocab, False,
-        )  # fmt: skip
+        operators.rejection_random_sample_kernel_impl(
+            emitted, ends, tokens, draft, rows, bonus, recovered, uniform, greedy, k, vocab, False
+        )
         return emitted, (emitted >= 0).sum(-1) - 1
+
+    return verify

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,9 +19,10 @@ def weight_bytes(model: Any) -> int:
     read = getattr(head, "weight", None)
     aside = {embed.weight.data_ptr()} - ({read.data_ptr()} if read is not None else set())
     seen: dict[int, int] = {}
-    for tensor in itertools.chain.from_iterable(_tensors(each) for each in _modules(model)):
-        if tensor.data_ptr() not in aside:
-            seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+    for module in _modules(model):
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if tensor.data_ptr() not in aside:
+                seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
     return sum(seen.values())
 
 
@@ -39,18 +39,8 @@ def parameters(model: Any) -> int:
     return sum(seen.values())
 
 
-def _modules(model: Any) -> Iterator[torch.nn.Module]:
+def _modules(model: Any) -> Iterable[torch.nn.Module]:
     """Each once."""
-    seen: set[int] = set()
-    for module in model.modules():
-        # (Projections that are one product do not own it.)
-        own = [module, module.merged.linear] if isinstance(module, Part) else [module]
-        for each in own:
-            if id(each) not in seen:
-                seen.add(id(each))
-                yield each
-
-
-def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters(recurse=False)
-    yield from module.buffers(recurse=False)
+    # (Projections that are one product do not own it.)
+    merged = (module.merged.linear for module in model.modules() if isinstance(module, Part))
+    return dict.fromkeys([*model.modules(), *merged])

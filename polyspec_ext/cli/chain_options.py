@@ -55,21 +55,21 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         help="blocks from below after which a level waits no longer, for each above the lowest "
         "that verifies; 0: no bound (default: as many as fill its window if all is accepted)",
     )
-    group.add_argument(
+    options.add(
+        group,
         "--tail",
-        type=options.COUNT_OR_NONE,
-        default=0,
-        metavar="T",
-        help="tokens that the drafter adds, unverified, to those that the target is about to "
-        "verify (default: %(default)s)",
+        options.COUNT_OR_NONE,
+        0,
+        "T",
+        "tokens that the drafter adds, unverified, to those that the target is about to verify",
     )
-    group.add_argument(
+    options.add(
+        group,
         "--confidence",
-        type=options.SHARE,
-        default=0.0,
-        metavar="C",
-        help="a draft ends behind a token drawn where the drafter gives no id so much; 0: never "
-        "(default: %(default)s)",
+        options.SHARE,
+        0.0,
+        "C",
+        "a draft ends behind a token drawn where the drafter gives no id so much; 0: never",
     )
     group.add_argument(
         "--rule",
@@ -93,8 +93,9 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pack",
         choices=tuple(options.SWITCHES),
+        default="auto",
         help="pack the weights for the CPU's matrix kernels, which takes their memory again; auto: "
-        "where that is faster on this processor (default: auto)",
+        "where that is faster on this processor (default: %(default)s)",
     )
     add_measure_again(group)
     group.add_argument(
@@ -151,10 +152,9 @@ def build_chain(args: argparse.Namespace) -> Chain:
     """The chain that the options describe."""
     if args.measure_again:
         default_store().clear()
-    chosen: dict[str, Any] = {"rule": args.rule, "dtype": args.dtype, "device": args.device}
-    chosen.update(compile=args.compile, rounds=args.rounds, tail=args.tail, policy=args.policy)
-    chosen.update(confidence=args.confidence)
-    chosen["pack"] = options.SWITCHES[args.pack or "auto"]
+    names = ("rule", "dtype", "device", "compile", "rounds", "tail", "policy", "confidence")
+    chosen: dict[str, Any] = {name: getattr(args, name) for name in names}
+    chosen["pack"] = options.SWITCHES[args.pack]
     if args.target is None and not args.middle and not args.drafter:
         return tiny.chain(window=args.window, **chosen)
     target = tiny.path("target") if args.target is None else args.target
@@ -188,7 +188,7 @@ def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
         prompts,
         max(_PLANNED, *args.max_new_tokens),
         args.temperature[0],
-        pack=options.SWITCHES[args.pack or "auto"],
+        pack=options.SWITCHES[args.pack],
         compile=args.compile,
         consider=True,
         batch=len(prompts),

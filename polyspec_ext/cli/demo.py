@@ -28,7 +28,7 @@ import platformdirs
 from .. import progress, tiny
 from ..bench import chains as grown_chains
 from ..bench import chains_table, machine
-from ..bench.generation_calls import chain_call, generate_call
+from ..bench.generation_calls import generate_call
 from ..bench.measuring import Contender, measure
 from ..chain import Chain
 from ..command import options
@@ -36,13 +36,14 @@ from ..command.run import INTERRUPTED
 from ..levels import HuggingFaceLevel
 from ..quantization.kept import FORMAT
 from ..tiny import growth
-from ..tuning import default_store
+from ..tuning import Switch, default_store
 from . import chain_options, demo_models, demo_table
 from .demo_models import Levels, Models
-from .texts import TextPrinter, speed
+from .texts import print_text, speed
 
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
 COMPILED = ", compiled"
+_SWITCHES: dict[str, Switch] = {"auto": "auto", "none": False, "all": True}
 _WARM_UP = 12  # tokens of a first call of a user's own models
 SECONDS = 75  # of the first table, so that the whole takes two minutes on two cores
 # Of the last table, each by its levels below the grown target.
@@ -121,7 +122,7 @@ def add_command(commands: Any) -> None:
     options.add_json(sub, "tables")
     sub.add_argument(
         "--compile",
-        choices=("auto", "none", "all"),
+        choices=tuple(_SWITCHES),
         help="what goes through torch.compile, in a table of its own: the levels that it makes "
         "faster on this processor, none, or all (needs a C++ compiler; default: none, with --full "
         "auto)",
@@ -134,7 +135,7 @@ def add_command(commands: Any) -> None:
         "(default: 0, with --full 4, which are 112 million parameters)",
     )
     chain_options.add_measure_again(sub)
-    sub.set_defaults(run=run)
+    sub.set_defaults(run=run, raw=False, system=None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -159,11 +160,11 @@ def run(args: argparse.Namespace) -> int:
         demo.answer()
         demo.chains(SECONDS if args.seconds is None and not args.full else args.seconds)
         if compile != "none":
-            demo.compiled("auto" if compile == "auto" else True)
+            demo.compiled(_SWITCHES[compile])
         if times:
-            demo.grown(times, "auto" if compile == "auto" else compile == "all")
+            demo.grown(times, _SWITCHES[compile])
     except KeyboardInterrupt:
-        if not demo.is_measured:
+        if not demo.result["tables"]:
             raise
         interrupted = True
         progress.phase("interrupted: what was finished is kept")
@@ -199,11 +200,6 @@ class Demo:
         }
 
     @property
-    def is_measured(self) -> bool:
-        """Whether there is a table."""
-        return bool(self._tables)
-
-    @property
     def is_lossless(self) -> bool:
         """Whether all texts are the target's own."""
         grown = self.result.get("grown")
@@ -215,60 +211,43 @@ class Demo:
     def answer(self) -> None:
         """The longest chain answers the first question, as a stream."""
         args, models = self._args, self._models
-        chain = models.chains(self._levels)[-1].chain
-        print_it = not args.json
-        if print_it:
+        label, chain = models.chains(self._levels)[-1]
+        if not args.json:
             print(f"Question: {models.questions[0]}\nAnswer:", end="", flush=True)
-        printer = TextPrinter(models.tokenizer, shown=print_it)
         stream = chain.stream(
             self._prompts[0], args.max_new_tokens, args.temperature, seed=args.seed
         )
-        for token in stream:
-            printer.add(token)
-        if print_it:
-            printer.end()
-            levels = "three levels" if len(chain.names) > 2 else "two levels"
-            print(f"({levels}: {speed(stream.stats)})\n", flush=True)
-        self.result["text"] = printer.text
+        self.result["text"] = print_text(stream, models.tokenizer, shown=not args.json).text
+        if not args.json:
+            print(f"({label.partition(':')[0]}: {speed(stream.stats)})\n", flush=True)
 
     def chains(self, seconds: float | None) -> None:
-        """The first table: nothing compiled.
-
-        Args:
-            seconds: after which no repeat but the first is finished.
-        """
+        """The first table: nothing compiled. After `seconds` no repeat but the first is
+        finished."""
         target = self._levels["target"]
-        entries = [_plain(target, ""), self._generate()]
+        entries = [Contender.of_chain(PLAIN, Chain([target])), self._generate()]
         with contextlib.suppress(ValueError):  # where nothing can be packed
             other = HuggingFaceLevel(target.model, pack=not target.pack)
             how = ", packed" if other.pack else ", weights as torch keeps them"
-            entries.append(_plain(other, how))
+            entries.append(Contender.of_chain(PLAIN + how, Chain([other])))
         entries += [*self._contenders(self._levels, ""), *self._models.others]
         self._measure(entries, self._levels, "", seconds)
 
-    def compiled(self, how: Any) -> None:
-        """The second table: the levels that `how` says compiled, beside plain decoding without.
-
-        Args:
-            how: "auto" or True, as of `tiny.levels`.
-        """
+    def compiled(self, how: Switch) -> None:
+        """The second table: the levels that `how` says compiled, beside plain decoding without."""
         progress.phase("compiling the models, which takes a few minutes the first time")
         levels = tiny.levels(compile=how)
-        entries = [_plain(self._levels["target"], ""), self._generate()]
+        plain = Contender.of_chain(PLAIN, Chain([self._levels["target"]]))
+        entries = [plain, self._generate()]
         if levels["target"].compile:
-            entries.append(_plain(levels["target"], COMPILED))
+            entries.append(Contender.of_chain(PLAIN + COMPILED, Chain([levels["target"]])))
         if any(level.compile for level in levels.values()):
             entries += self._contenders(levels, COMPILED)
         self._levels = levels
         self._measure(entries, levels, COMPILED, None)
 
-    def grown(self, times: int, compile: Any) -> None:
-        """The last table: chains below the target grown.
-
-        Args:
-            times: its width.
-            compile: "auto", True or False, as of `grown_chains.Settings`.
-        """
+    def grown(self, times: int, compile: Switch) -> None:
+        """The last table: chains below the target, `times` times as wide."""
         progress.phase(
             f"the same target {times} times as wide: making its 4-bit copy, which is kept, then "
             "planning and measuring chains; several minutes"
@@ -294,19 +273,11 @@ class Demo:
 
     def _generate(self) -> Contender:
         target = self._levels["target"]
-        call = generate_call(target.model, frozenset(target.eos_token_ids))
-        return Contender(GENERATE, GENERATE, ("target",), call)
+        return Contender(GENERATE, generate_call(target.model, frozenset(target.eos_token_ids)))
 
     def _contenders(self, levels: Levels, how: str) -> list[Contender]:
         return [
-            Contender(
-                one.label + how,
-                "chain",
-                one.names,
-                chain_call(one.chain),
-                window=list(one.chain.window),
-            )
-            for one in self._models.chains(levels)
+            Contender.of_chain(label + how, chain) for label, chain in self._models.chains(levels)
         ]
 
     def _measure(
@@ -319,41 +290,34 @@ class Demo:
             f"measuring {len(entries)} configurations{how}: {count} questions, up to "
             f"{args.repeats} repeats each"
         )
-        interrupted = False
-        with progress.bar(
-            total=len(entries) * count * args.repeats, desc="measuring", leave=False
-        ) as bar:
-            began = time.monotonic()
+        stopped: BaseException | None = None
+        began = time.monotonic()
 
-            def tick(answered: int) -> None:
-                bar.update(answered)
-                whole = _whole_repeats(entries, count)
-                if seconds is None or not whole:
-                    return
-                spent = time.monotonic() - began
-                between = all(len(one.seconds) == whole * count for one in entries)
-                if (spent + spent / whole if between else spent) > seconds:
-                    raise _Late
+        def tick() -> None:
+            whole = _whole_repeats(entries, count)
+            if seconds is None or not whole:
+                return
+            spent = time.monotonic() - began
+            between = all(len(one.seconds) == whole * count for one in entries)
+            if (spent + spent / whole if between else spent) > seconds:
+                raise _Late
 
-            try:
-                measure(
-                    entries,
-                    self._prompts,
-                    repeats=args.repeats,
-                    max_new_tokens=args.max_new_tokens,
-                    temperature=args.temperature,
-                    seed=args.seed,
-                    warm_up=args.max_new_tokens if args.target is None else _WARM_UP,
-                    tick=tick,
-                )
-            except _Late:
-                pass
-            except KeyboardInterrupt:
-                if not _whole_repeats(entries, count):
-                    raise
-                interrupted = True
+        try:
+            measure(
+                entries,
+                self._prompts,
+                repeats=args.repeats,
+                max_new_tokens=args.max_new_tokens,
+                temperature=args.temperature,
+                seed=args.seed,
+                warm_up=args.max_new_tokens if args.target is None else _WARM_UP,
+                tick=tick,
+            )
+        except (_Late, KeyboardInterrupt) as error:
+            if not _whole_repeats(entries, count):
+                raise
+            stopped = error
         repeats = _keep_whole_repeats(entries, count)
-        choices = {name + how: str(level.choice) for name, level in levels.items()}
         table = {
             "prompts": count,
             "repeats": repeats,
@@ -362,13 +326,13 @@ class Demo:
             **demo_table.rows_of(
                 entries, self._prompts, levels["target"].model, args.temperature, GENERATE
             ),
-            "choices": choices,
+            "choices": {name + how: str(level.choice) for name, level in levels.items()},
         }
         self._tables.append(table)
         if not args.json:
             demo_table.show(table, self.result["machine"])
-        if interrupted:
-            raise KeyboardInterrupt
+        if isinstance(stopped, KeyboardInterrupt):
+            raise stopped
 
 
 class _Late(Exception):
@@ -389,10 +353,6 @@ def _keep_whole_repeats(entries: list[Contender], count: int) -> int:
             del one.tokens[key]
         del one.stats[whole * count :]
     return whole
-
-
-def _plain(level: HuggingFaceLevel, how: str) -> Contender:
-    return Contender(PLAIN + how, PLAIN, ("target",), chain_call(Chain([level])))
 
 
 def _copy_folder(times: int) -> Path | None:

@@ -24,10 +24,10 @@ def rows_of(
     Args:
         entries: as they were measured, plain decoding first.
         target: the model, as transformers has it.
-        baseline: kind of the entry that is transformers' `generate`.
+        baseline: label of the entry that is transformers' `generate`.
     """
-    theirs = next(e for e in entries if e.kind == baseline)
-    alone = [e for e in entries if len(e.levels) == 1 and e.plain is None]
+    theirs = next(e for e in entries if e.label == baseline)
+    alone = [e for e in entries if not e.window and e.plain is None]
     fastest = max(alone, key=Contender.rate)
     decoding = max(e.decoding_rate() or 0.0 for e in alone)
     rows = []
@@ -60,12 +60,8 @@ def rows_of(
 
 
 def show(table: dict[str, Any], where: dict[str, Any]) -> None:
-    """Prints a table.
-
-    Args:
-        table: of `rows_of`, with what was measured and the levels' "choices".
-        where: of `machine.describe`.
-    """
+    """Prints a table of `rows_of`, with what was measured and the levels' "choices"; `where`: of
+    `machine.describe`."""
     greedy = table["temperature"] == 0
     print(
         f"{'configuration':{WIDTH}} {'window':>6} {'tokens/s':>9} {'ratio':>6} {'decoding':>8} "

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import torch
 
+from ..bench import adaptation, chains, int4, kernels, model, overhead, shapes
+from ..bench.paper import command as paper
+from ..bench.paper import report
 from ..command import options
 from ..command.run import help_of, run_command
-from . import bench, chat, demo, export, generate, plan, train
+from . import chat, demo, export, generate, plan, train
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -27,8 +30,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=help_of(parser))
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    for command in (generate, chat, demo, plan, train, export, bench):
+    for command in (generate, chat, demo, plan, train, export):
         command.add_command(commands)
+    bench = commands.add_parser(
+        "bench", help="benchmarks", description="Benchmarks, each beside what it competes with."
+    )
+    bench.set_defaults(run=help_of(bench))
+    kinds = bench.add_subparsers(metavar="WHAT")
+    for kind in (kernels, model, overhead, chains, int4, adaptation, paper, report, shapes):
+        kind.add_command(kinds)
     return parser
 
 

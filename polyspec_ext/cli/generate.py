@@ -10,7 +10,6 @@ from typing import Any
 from ..chat import ChatPrompt
 from ..command import options
 from ..outputs import Output
-from ..stats import Stats
 from .chain_options import (
     add_chain_options,
     add_sampling_options,
@@ -19,10 +18,10 @@ from .chain_options import (
     sampling_of,
 )
 from .texts import (
-    TextPrinter,
     add_prompt_options,
     add_raw,
     drawn_seeds,
+    print_text,
     require_text,
     show_prompt,
     summary,
@@ -84,20 +83,26 @@ def run(args: argparse.Namespace) -> int:
         for prompt in prompts:
             show_prompt(prompt)
     ids = [prompt.input_ids for prompt in prompts]
-    if len(ids) > 1:
-        _show_all(args, chain.generate(ids, **request), tokenizer, asked, prompts)
-        return 0
-    stream = chain.stream(ids[0], **request)
-    printer = TextPrinter(tokenizer, shown=not args.json)
-    for token in stream:
-        printer.add(token)
-    if args.json:
-        (seed,) = stream.seeds
-        report = _request(prompts[0], printer.text, printer.tokens, seed, stream.stats)
-        print(json.dumps(report, indent=2))
-        return 0
-    printer.end()
-    _summarise(args, stream.seeds, stream.stats)
+    if len(ids) == 1 and not args.json:
+        stream = chain.stream(ids[0], **request)
+        print_text(stream, tokenizer)
+        seeds, stats = stream.seeds, stream.stats
+    else:
+        out = chain.generate(ids, **request)
+        seeds, stats = out.seeds, out.stats
+        answers = _answers(out, prompts, tokenizer)
+        if args.json:
+            # (The only request's own statistics are those of the call.)
+            report = {"requests": answers} if len(ids) > 1 else answers[0]
+            print(json.dumps({**report, "stats": stats.to_dict()}, indent=2))
+            return 0
+        # What was asked tells the texts apart, as head and tail do with files.
+        titles = (f"==> {' '.join(text.split())} <==" for text in asked)
+        blocks = (f"{title}\n{own['text']}\n" for title, own in zip(titles, answers, strict=True))
+        print("\n".join(blocks), end="")
+    print(stats.table() if args.stats else summary(stats), file=sys.stderr)
+    if drawn := drawn_seeds(args, seeds):
+        print(drawn, file=sys.stderr)
     return 0
 
 
@@ -108,42 +113,15 @@ def _stdin() -> str:
         raise ValueError("prompt: expected UTF-8 text on stdin, given other bytes") from None
 
 
-def _request(
-    prompt: ChatPrompt, text: str, tokens: list[int], seed: int, stats: Stats
-) -> dict[str, Any]:
-    own = {"prompt": prompt.text, "text": text, "tokens": tokens}
-    return {**own, "seed": seed, "stats": stats.to_dict()}
-
-
-def _summarise(args: argparse.Namespace, seeds: list[int], stats: Stats) -> None:
-    """On stderr."""
-    print(stats.table() if args.stats else summary(stats), file=sys.stderr)
-    if drawn := drawn_seeds(args, seeds):
-        print(drawn, file=sys.stderr)
-
-
-def _show_all(
-    args: argparse.Namespace,
-    out: Output,
-    tokenizer: Any,
-    asked: list[str],
-    prompts: list[ChatPrompt],
-) -> None:
-    """The texts of a batch; what was asked tells them apart, as head and tail do with files."""
-    requests = []
+def _answers(out: Output, prompts: list[ChatPrompt], tokenizer: Any) -> list[dict[str, Any]]:
+    """Of every prompt, as JSON has them."""
+    found = []
     for row, prompt, seed, stats in zip(
         out.sequences, prompts, out.seeds, out.requests, strict=True
     ):
         length = len(prompt.input_ids)
         tokens = row[length : length + stats.num_new_tokens].tolist()
         text = tokenizer.decode(tokens, skip_special_tokens=True)
-        requests.append(_request(prompt, text, tokens, seed, stats))
-    if args.json:
-        print(json.dumps({"requests": requests, "stats": out.stats.to_dict()}, indent=2))
-        return
-    blocks = [
-        f"==> {' '.join(question.split())} <==\n{request['text']}\n"
-        for question, request in zip(asked, requests, strict=True)
-    ]
-    print("\n".join(blocks), end="")
-    _summarise(args, out.seeds, out.stats)
+        own = {"prompt": prompt.text, "text": text, "tokens": tokens, "seed": seed}
+        found.append({**own, "stats": stats.to_dict()})
+    return found

@@ -12,12 +12,11 @@ from ..bench import chains
 from ..bench.machine import QUESTIONS
 from ..chat import has_template
 from ..command import options
-from ..levels import tokenizer_at
 from ..planned import plan
 from ..planning import plot
-from ..quantization.stored import original
 from ..tuning import default_store
-from .texts import add_raw, require_text, text_prompt
+from .chain_options import add_measure_again
+from .texts import add_raw, require_text, text_prompt, tokenizer_of
 
 
 def add_command(commands: Any) -> None:
@@ -68,27 +67,15 @@ def add_command(commands: Any) -> None:
         "--compile", action="store_true", help="decode through torch.compile, which takes a minute"
     )
     group = sub.add_argument_group("requests")
-    for name, kind, default, metavar in (
-        ("--max-new-tokens", options.integer(2), 128, "N"),
-        ("--batch", options.COUNT, 1, "B"),
-        ("--temperature", options.number(0), 0.0, "T"),
-        ("--top-k", options.COUNT_OR_NONE, 0, "K"),
-        ("--top-p", options.number(0, 1), 1.0, "P"),
-        ("--min-p", options.number(0, 1), 0.0, "P"),
-        ("--seed", options.SEED, 0, "S"),
-    ):
-        read: Any = kind
-        group.add_argument(
-            name, type=read, default=default, metavar=metavar, help="(default: %(default)s)"
-        )
+    options.add(group, "--max-new-tokens", options.integer(2), 128, "N")
+    options.add(group, "--batch", options.COUNT, 1, "B")
+    options.add_temperature(group, 0.0)
+    options.add(group, "--top-k", options.COUNT_OR_NONE, 0, "K")
+    options.add(group, "--top-p", options.SHARE, 1.0, "P")
+    options.add(group, "--min-p", options.SHARE, 0.0, "P")
+    options.add_seed(group)
     work = sub.add_argument_group("measurement")
-    work.add_argument(
-        "--seconds",
-        type=options.number(0),
-        default=40.0,
-        metavar="S",
-        help="that measuring may take (default: %(default)s)",
-    )
+    options.add(work, "--seconds", options.number(0), 40.0, "S", "that measuring may take")
     work.add_argument(
         "--verify",
         action="store_true",
@@ -99,15 +86,9 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="run the chains that Theorem 3.2 compares: its verdict beside what was measured",
     )
-    work.add_argument(
-        "--repeats", type=options.COUNT, default=3, metavar="N", help="of runs (default: 3)"
-    )
+    options.add_count(work, "--repeats", 3, "of runs")
     options.add_threads(work)
-    work.add_argument(
-        "--measure-again",
-        action="store_true",
-        help="forget how levels were found to run fastest, and time it again",
-    )
+    add_measure_again(work)
     options.add_json(sub, "tables")
     sub.add_argument(
         "--plot",
@@ -139,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     pack = options.SWITCHES[args.pack]
     shipped = args.target is None
     levels: list[Any] = [args.target, *args.draft]
-    tokenizer = tiny.tokenizer() if shipped else tokenizer_at(original(args.target))
+    tokenizer = tokenizer_of(args)
     if args.grown is not None:
         levels = _grown(args)
     elif shipped:

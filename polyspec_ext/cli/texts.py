@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import tiny
@@ -32,11 +32,7 @@ def add_raw(parser: Any) -> None:
 
 
 def tokenizer_of(args: argparse.Namespace) -> Any:
-    """The tokenizer of the target.
-
-    Raises:
-        ValueError: there is none beside the model.
-    """
+    """The tokenizer of the target; ValueError where there is none beside the model."""
     if args.target is None:
         return tiny.tokenizer()
     try:
@@ -46,11 +42,7 @@ def tokenizer_of(args: argparse.Namespace) -> Any:
 
 
 def require_text(asked: Sequence[str]) -> None:
-    """Refuse prompts without text.
-
-    Raises:
-        ValueError: names the first.
-    """
+    """ValueError where prompts are without text; names the first."""
     for number, text in enumerate(asked, 1):
         if not text.strip():
             which = f" as prompt {number} of {len(asked)}" if len(asked) > 1 else ""
@@ -79,35 +71,16 @@ def show_prompt(prompt: ChatPrompt) -> None:
     print(f"prompt of {len(prompt.input_ids)} tokens:\n{prompt.text}", file=sys.stderr)
 
 
-class TextPrinter:
-    """Prints a text while its tokens come.
-
-    Args:
-        shown: whether it prints at all.
-    """
-
-    def __init__(self, tokenizer: Any, shown: bool = True) -> None:
-        self._decoder, self._shown = TextDecoder(tokenizer), shown
-
-    @property
-    def tokens(self) -> list[int]:
-        return self._decoder.tokens
-
-    @property
-    def text(self) -> str:
-        return self._decoder.text
-
-    def add(self, token: int) -> None:
-        """Print what is complete with this token."""
-        if self._shown:
-            print(self._decoder.add(token), end="", flush=True)
-        else:
-            self.tokens.append(token)
-
-    def end(self) -> None:
-        """Print the rest, and end the line."""
-        if self._shown:
-            print(self._decoder.rest(), flush=True)
+def print_text(tokens: Iterable[int], tokenizer: Any, shown: bool = True) -> TextDecoder:
+    """Print a text while its tokens come, unless `shown` is false. Returns it with its tokens."""
+    decoder = TextDecoder(tokenizer)
+    if not shown:
+        decoder.tokens += tokens
+        return decoder
+    for token in tokens:
+        print(decoder.add(token), end="", flush=True)
+    print(decoder.rest(), flush=True)
+    return decoder
 
 
 def drawn_seeds(args: argparse.Namespace, seeds: Sequence[int]) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 from .. import progress
 from ..command import options
 from ..command.run import help_of
-from ..levels import HuggingFaceLevel, load, tokenizer_at
+from ..levels import HuggingFaceLevel, load
 from ..training.session import HeadTraining, Settings
 from ..training.texts import documents_of, read_texts, split
+from .texts import tokenizer_of
 
 _TOKENS = 1_000_000
 
@@ -48,13 +49,7 @@ def _add_eagle3(kinds: Any) -> None:
         "plain text; a question without an answer is answered by the target first",
     )
     options.add_count(data, "--max-new-tokens", 256, "of an answer of the target's")
-    data.add_argument(
-        "--temperature",
-        type=options.number(0),
-        metavar="T",
-        default=0.8,
-        help="of the target's answers (default: %(default)s)",
-    )
+    options.add(data, "--temperature", options.number(0), 0.8, "T", "of the target's answers")
     run = sub.add_argument_group("run")
     run.add_argument(
         "--tokens",
@@ -78,13 +73,7 @@ def _add_eagle3(kinds: Any) -> None:
     options.add_count(learning, "--length", 320, "tokens of a row")
     options.add_count(learning, "--batch", 2, "rows of a step")
     options.add_count(learning, "--block", 16, "rows that the target reads at a time")
-    learning.add_argument(
-        "--rate",
-        type=options.number(0),
-        metavar="R",
-        default=1e-3,
-        help="highest learning rate (default: %(default)s)",
-    )
+    options.add(learning, "--rate", options.number(0), 1e-3, "R", "highest learning rate")
     options.add_seed(learning, "of the first weights, the answers and the order of texts")
     sub.set_defaults(run=train_eagle3)
 
@@ -100,13 +89,9 @@ def train_eagle3(args: argparse.Namespace) -> int:
             f"target: expected a causal language model, given {type(level.model).__name__}"
         )
     model = level.model.requires_grad_(False)
-    try:
-        tokenizer = tokenizer_at(args.target)
-    except ValueError as error:
-        raise ValueError(f"target: {error}") from error
     documents = documents_of(
         texts,
-        tokenizer,
+        tokenizer_of(args),
         model,
         args.output / "training" / "answers.jsonl",
         max_new_tokens=args.max_new_tokens,
@@ -114,17 +99,9 @@ def train_eagle3(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     learnt, held_out = split(documents, args.length)
-    settings = Settings(
-        steps=args.steps,
-        draft_vocab=min(args.draft_vocab, level.vocab_size),
-        inner=args.inner,
-        epochs=args.epochs,
-        length=args.length,
-        batch=args.batch,
-        block=args.block,
-        rate=args.rate,
-        seed=args.seed,
-    )
+    names = ("steps", "inner", "epochs", "length", "batch", "block", "rate", "seed")
+    chosen = {name: getattr(args, name) for name in names}
+    settings = Settings(draft_vocab=min(args.draft_vocab, level.vocab_size), **chosen)
     training = HeadTraining(model, learnt, held_out, args.output, settings, resume=args.resume)
     tokens = args.tokens if args.tokens or args.minutes else _TOKENS
     training.run(tokens, args.minutes)

@@ -4,6 +4,7 @@ name the option, what was expected and what came."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from ..tuning import Switch
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 NO_END = float("inf")
 SWITCHES: dict[str, Switch] = {"auto": "auto", "on": True, "off": False}  # by their words
 
@@ -22,40 +24,26 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message.removeprefix('argument ')}\n")
 
 
-def _span(low: float, high: float) -> str:
-    return f" >= {low}" if high == NO_END else f" in [{low}, {high}]"
+def _number(kind: Callable[[str], N], what: str, low: float, high: float) -> Callable[[str], N]:
+    def read(text: str) -> N:
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+            if low <= value <= high and value < NO_END:  # NaN is in no range
+                return value
+        span = f">= {low}" if high == NO_END else f"in [{low}, {high}]"
+        raise argparse.ArgumentTypeError(f"expected {what} {span}, given {text!r}")
+
+    return read
 
 
 def integer(low: int, high: float = NO_END) -> Callable[[str], int]:
     """An integer in [low, high]."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value <= high:
-            wanted = f"an integer{_span(low, high)}"
-            raise argparse.ArgumentTypeError(f"expected {wanted}, given {text!r}")
-        return value
-
-    return read
+    return _number(int, "an integer", low, high)
 
 
 def number(low: float, high: float = NO_END) -> Callable[[str], float]:
     """A finite number in [low, high]."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not (low <= value <= high and value < NO_END):  # NaN is in no range
-            wanted = f"a number{_span(low, high)}"
-            raise argparse.ArgumentTypeError(f"expected {wanted}, given {text!r}")
-        return value
-
-    return read
+    return _number(float, "a number", low, high)
 
 
 def listed(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
@@ -130,15 +118,22 @@ def add_json(group: Any, instead_of: str = "Markdown") -> None:
     )
 
 
-def add_json_file(group: Any) -> None:
-    """``--json-file``."""
-    group.add_argument("--json-file", metavar="FILE", help="also write the JSON to FILE")
-
-
-def add_count(group: Any, name: str, default: int, what: str = "", metavar: str = "N") -> None:
-    """An option that takes an integer >= 1 and says its default."""
+def add(
+    group: Any,
+    name: str,
+    kind: Callable[[str], object],
+    default: object,
+    metavar: str,
+    what: str = "",
+) -> None:
+    """An option with a value, whose help ends with the default."""
     text = f"{what} (default: %(default)s)".strip()
-    group.add_argument(name, type=COUNT, default=default, metavar=metavar, help=text)
+    group.add_argument(name, type=kind, default=default, metavar=metavar, help=text)
+
+
+def add_count(group: Any, name: str, default: int, what: str = "") -> None:
+    """An option that takes an integer >= 1."""
+    add(group, name, COUNT, default, "N", what)
 
 
 def add_llama(group: Any) -> None:
@@ -157,21 +152,9 @@ def add_llama(group: Any) -> None:
     )
 
 
-def add_questions(group: Any) -> None:
-    """``--questions`` of what answers questions."""
-    group.add_argument(
-        "--questions",
-        type=file,
-        metavar="FILE",
-        help='JSON lines with "question" (default: GSM8K\'s test split where it lies beside the '
-        "repository, else built-in ones)",
-    )
-
-
 def add_seed(group: Any, what: str = "") -> None:
     """``--seed``."""
-    text = f"{what} (default: %(default)s)".strip()
-    group.add_argument("--seed", type=SEED, default=0, metavar="S", help=text)
+    add(group, "--seed", SEED, 0, "S", what)
 
 
 def add_device(group: Any) -> None:
@@ -181,19 +164,7 @@ def add_device(group: Any) -> None:
 
 def add_temperature(group: Any, default: float) -> None:
     """``--temperature`` of all requests."""
-    text = "(default: %(default)s)"
-    group.add_argument("--temperature", type=number(0), default=default, metavar="T", help=text)
-
-
-def add_temperatures(group: Any) -> None:
-    """``--temperature`` of what is run at several."""
-    group.add_argument(
-        "--temperature",
-        type=TEMPERATURES,
-        default=[0.0, 1.0],
-        metavar="T,...",
-        help="(default: 0,1)",
-    )
+    add(group, "--temperature", number(0), default, "T")
 
 
 def add_processor_time(group: Any) -> None:

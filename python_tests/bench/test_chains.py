@@ -159,7 +159,7 @@ def test_a_trained_chain_at_a_published_shape(
 def test_a_shape_that_has_no_room(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(memory.require_memory, "__defaults__", (lambda _: 8e9, ""))
+    monkeypatch.setattr(memory, "memory_free", lambda _: 8e9)
     assert main(["bench", "chains", "--shape", "llama2-70b"]) == 2
     assert "free on cpu for 80 layers of llama2-70b" in capsys.readouterr().err
 

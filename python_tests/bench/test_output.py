@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -30,9 +31,18 @@ def test_cells() -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_report(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, report = tmp_path / "report.json", {"rows": [1, 2]}
-    output.show(report, lambda one: f"# {one['rows']}", as_json=as_json, json_file=str(file))
-    out = capsys.readouterr().out
+    file, parser = tmp_path / "report.json", argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, nargs="+")
+    output.add_report(
+        parser,
+        lambda args: {"rows": args.rows},
+        lambda report: f"# {report['rows']}",
+        lambda report: len(report["rows"]),
+    )
+    words = ["--rows", "1", "2", "--json-file", str(file), *["--json"] * as_json]
+    args = parser.parse_args(words)
+    assert args.run(args) == 2
+    out, report = capsys.readouterr().out, {"rows": [1, 2]}
     assert (json.loads(out) == report) if as_json else (out == "# [1, 2]\n")
     assert json.loads(file.read_text()) == report
 

@@ -12,7 +12,7 @@ import reference
 import torch
 
 import polyspec_ext as ps
-from polyspec_ext.bench import grid, inputs, operators, peers, rules, vllm_kernels
+from polyspec_ext.bench import grid, inputs, kernels, peers, rules, vllm_kernels
 from polyspec_ext.bench.grid import Case, Filters
 
 CUT = Filters(top_k=6, top_p=0.85, min_p=0.02)
@@ -65,10 +65,10 @@ def _transformers(feed: inputs.Feed) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _vllm(feed: inputs.Feed) -> tuple[torch.Tensor, torch.Tensor]:
     try:
-        kernels = vllm_kernels.load()
+        operators = vllm_kernels.load()
     except ImportError as error:
         pytest.skip(str(error))
-    return vllm_kernels.Verifier(kernels, feed.target, feed.tokens, feed.draft, feed.case.filters)()
+    return vllm_kernels.verifier(operators, feed)()
 
 
 VERIFIERS = {
@@ -122,8 +122,8 @@ def test_samplers_have_the_same_distribution(filters: Filters) -> None:
     feed = inputs.make(case, "cpu", 0)
     feed.target = rows[:, None]
     feed.load(0)
-    ours = operators.OPERATORS["sample"].ours(feed)
-    made, notes = peers.contenders("sample", feed, compiled=False)
+    ours = kernels.ours(feed)
+    made, notes = peers.contenders(feed, compiled=False)
     assert not notes
     assert {one.name for one in made} >= {peers.EAGER}
     for contender in [ours, *made]:
@@ -135,10 +135,10 @@ def test_samplers_have_the_same_distribution(filters: Filters) -> None:
 
 def test_every_peer_of_the_targets_takes_part() -> None:
     feed = inputs.make(Case("verify-token", 1, 3, 7, "float32", 0.7, Filters()), "cpu", 0)
-    made, notes = peers.contenders("verify-token", feed, compiled=True)
+    made, notes = peers.contenders(feed, compiled=True)
     always = {peers.LOGSUMEXP, peers.EAGER, peers.COMPILED, peers.TRANSFORMERS}
     assert {one.name for one in made} - {peers.VLLM} == always
     assert [note.split(":")[0] for note in notes] == [peers.VLLM] * (5 - len(made))
     feed = inputs.make(Case("sample", 1, 0, 70, "float32", 0, grid.CUT), "cpu", 0)
-    names = {one.name for one in peers.contenders("sample", feed, compiled=False)[0]}
+    names = {one.name for one in peers.contenders(feed, compiled=False)[0]}
     assert names == {peers.SORT, peers.WARPERS, peers.EAGER}

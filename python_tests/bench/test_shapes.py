@@ -32,10 +32,6 @@ PARAMETERS = {
 }
 
 
-def plenty(device: str) -> float:
-    return 1e15
-
-
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_shapes_are_the_published_ones(name: str) -> None:
     shape = SHAPES[name]
@@ -46,18 +42,20 @@ def test_shapes_are_the_published_ones(name: str) -> None:
     assert matrices == shape.layers * shape.layer_weights
 
 
-def test_memory_comes_first() -> None:
+def test_memory_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before anything is made, with what is needed and what there is."""
-    h200 = 139 * GIB
-    memory.require_memory(SHAPES["llama2-7b"], torch.bfloat16, "cuda", lambda _: h200)
+    free = {"cuda": 139 * GIB, "cpu": 139 * GIB}
+    monkeypatch.setattr(memory, "memory_free", free.__getitem__)
+    memory.require_memory(SHAPES["llama2-7b"], torch.bfloat16, "cuda")
     with pytest.raises(ValueError, match=r"expected \d+\.\d GB free on cuda for 80 layers of "):
-        shapes.measure(SHAPES["llama2-70b"], device="cuda", free=lambda _: h200, widths=(1,))
+        shapes.measure(SHAPES["llama2-70b"], device="cuda", widths=(1,))
+    free["cpu"] = 8e9
     with pytest.raises(ValueError, match=r"free on cpu.*target \d+\.\d.*given 8\.0 GB"):
-        shapes.measure(SHAPES["llama2-7b"], free=lambda _: 8e9)
+        shapes.measure(SHAPES["llama2-7b"])
     # What passes through the host counts there.
-    room = {"cuda": h200, "cpu": 2e9}
+    free["cpu"] = 2e9
     with pytest.raises(ValueError, match="free on cpu for 32 layers"):
-        memory.require_memory(SHAPES["llama2-7b"], torch.bfloat16, "cuda", room.__getitem__)
+        memory.require_memory(SHAPES["llama2-7b"], torch.bfloat16, "cuda")
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
@@ -85,29 +83,31 @@ def test_no_more_layers_than_there_are(layers: int) -> None:
 def test_a_measurement(kind: str, layers: int | None) -> None:
     # (W4 wants inputs that 128 divides.)
     shape = replace(TINY, hidden=128, kind=kind)
-    found = shapes.measure(shape, layers=layers, widths=(4,), repeats=1, free=plenty)
-    assert found.failures == []
-    names = {key[0] for key in found.seconds}
-    assert names == {shapes.TARGET, shapes.W4, shapes.HEAD, shapes.TREE}
+    found = shapes.measure(shape, layers=layers, widths=(4,), repeats=1)
+    assert found["left_out"] == []
+    passes = found["passes"]
+    assert {row["what"] for row in passes} == {shapes.TARGET, shapes.W4, shapes.HEAD, shapes.TREE}
     for name in (shapes.TARGET, shapes.W4, shapes.HEAD):
-        assert {key[2] for key in found.seconds if key[0] == name} == {1, 4}
-    assert all(s > 0 for s in (*found.seconds.values(), *found.long.values(), found.rollback))
-    assert set(found.verify) == set(shapes.CHECKED)
+        assert {row["tokens"] for row in passes if row["what"] == name} == {1, 4}
+    assert all(row["ms"] > 0 for row in passes)
+    long = {row["what"]: row["whole_ms"] for row in found["behind_long_context"]}
+    assert set(long) == {shapes.TARGET, shapes.W4}
+    assert min(*long.values(), found["rollback_us"]) > 0
+    assert set(found["verify_ms"]) == set(map(str, shapes.CHECKED))
     counted = layers or 4
     matrices = counted * shape.layer_weights
     head = shape.vocab * shape.hidden
     norms = 2 * shape.hidden * (2 * counted + 1)
     biases = 0 if kind == "llama" else 2 * counted * (shape.hidden + 2 * 2 * shape.head_dim)
     expected = 2 * (matrices + head) + norms + biases  # and the rotary frequencies
-    assert found.weight_bytes[shapes.TARGET] == pytest.approx(expected, rel=1e-3)
-    assert found.weight_bytes[shapes.W4] < found.weight_bytes[shapes.TARGET]
-    for key, seconds in found.seconds.items():
-        whole = found.whole[key]
-        if layers is None or key[0] in (shapes.HEAD, shapes.TREE):
-            assert whole == seconds
+    sizes = found["weight_bytes"]
+    assert sizes[shapes.TARGET] == pytest.approx(expected, rel=1e-3)
+    assert sizes[shapes.W4] < sizes[shapes.TARGET]
+    for row in passes:
+        if layers is None or row["what"] in (shapes.HEAD, shapes.TREE):
+            assert row["whole_ms"] == row["ms"]
         else:
-            assert seconds <= whole <= 2 * seconds
-    assert found.extrapolated == (layers is not None)
+            assert row["ms"] <= row["whole_ms"] <= 2 * row["ms"]
 
 
 @torch.inference_mode()
@@ -120,7 +120,7 @@ def test_passes_leave_the_cache_as_it_was() -> None:
     level.prefill(tokens)
     plain = model(input_ids=torch.cat([tokens, torch.arange(10, 13)[None]], 1)).logits[:, -3:]
     for fixed in (False, True):
-        one = shapes.LevelPass(level, 3, 10, fixed)
+        one = shapes.level_pass(level, 3, 10, fixed)
         for _ in range(2):
             torch.testing.assert_close(one(), plain, rtol=1e-4, atol=1e-4)
     head = shapes.random_head(shape, model)
@@ -128,7 +128,7 @@ def test_passes_leave_the_cache_as_it_was() -> None:
     head.extend(
         torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9, shape.hidden), RowCounts([9])
     )
-    step, tree = shapes.HeadPass(head, 3, 9), shapes.TreeDraft(head, 9, depth=3)
+    step, tree = shapes.head_pass(head, 3, 9), shapes.tree_draft(head, 9, depth=3)
     first, drafted = step().clone(), tree()
     assert first.shape == (1, 3, shape.vocab)
     # Each of the tokens sees the context and itself, so tokens alike are alike.
