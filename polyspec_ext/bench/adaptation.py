@@ -228,6 +228,8 @@ def _generated(chains: dict[str, Any], prompts: list[list[int]], repeats: int) -
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
+    if args.overhead and args.plots is not None:
+        raise ValueError("--plots: expected no --overhead beside it, which replays nothing")
     before = machine.load_average()
     report: dict[str, Any] = {
         **machine.header("adaptation", SCHEMA, "cpu"),

@@ -156,3 +156,5 @@ def test_the_command(
     text = adaptation.markdown(report)
     assert "| online, history 64 |" in text
     assert "## Live, three levels" in text
+    assert cli.main(["bench", "adaptation", "--overhead", "--plots", str(tmp_path)]) == 2
+    assert "--plots: expected no --overhead beside it" in capsys.readouterr().err
