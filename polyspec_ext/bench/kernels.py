@@ -189,9 +189,10 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             )
             if args.json_file:
                 output.replace_file(Path(args.json_file), json.dumps(report(), indent=1) + "\n")
+    complete = report()
     if args.output:
-        write(report(), Path(args.output))
-    return report()
+        write(complete, Path(args.output))
+    return complete
 
 
 def write(report: dict[str, Any], folder: Path) -> None:
