@@ -40,10 +40,8 @@ CHAINS = (("target", "drafter"), ("target", "middle"), tiny.LEVELS)
 MIXED, CHANGING = "mixed", "changing half-way"
 NOTHING, TURNING = "nothing accepted", "then nothing accepted"
 PLAIN, SHIPPED, BEST = "plain decoding", "windows as shipped", "best fixed windows"
-FOUND, HALVES = (
-    "fixed windows found on the other half",
-    "best fixed windows of either half of a set",
-)
+FOUND = "fixed windows found on the other half"
+HALVES = "best fixed windows of either half of a set"
 LIMITS = {2: [12], 3: [24, 8]}  # largest windows of the search and of every policy
 POSITIONS = 12  # of a block, whose acceptance is told
 TIMED = 400  # rounds of a measurement of a policy's overhead
@@ -387,8 +385,8 @@ def add_command(kinds: Any) -> None:
     options.add_count(sub, "--prompts", 12, "of each set, in either half")
     sub.add_argument(
         "--half",
-        choices=("held-out", "tuning"),
-        default="held-out",
+        choices=(HELD_OUT, TUNING),
+        default=HELD_OUT,
         help="of the prompts: whatever is chosen by looking at numbers is chosen on the one for "
         "tuning (default: %(default)s)",
     )

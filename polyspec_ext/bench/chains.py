@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import itertools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +45,7 @@ from polyspec_ext.planning.search import Candidate, observed_work
 from polyspec_ext.planning.trials import at_the_speed_of
 from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
 from polyspec_ext.stats import merge
-from polyspec_ext.tuning import Switch, pass_seconds
+from polyspec_ext.tuning import pass_seconds
 
 SCHEMA = 4  # of the JSON report
 TARGET, W4, MIDDLE, DRAFTER, NGRAM = "target", "W4 copy", "middle", "drafter", "n-gram"
@@ -60,39 +59,19 @@ SHAPE = DynamicTree(top_k=4, total_tokens=12)
 WIDTHS = (1, 4, 8, 12)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Settings:
-    """What is measured, and how."""
+def growth(args: argparse.Namespace) -> dict[str, int]:
+    """Arguments of `tiny.grown`.
 
-    prompts: int = 4  # and the file that they are from: see `machine.questions`
-    repeats: int = 3
-    max_new_tokens: int = 96
-    questions: Path | None = None
-    times: int = 4  # how much the target is grown
-    shape: str | None = None  # or the published shape that it is grown to, by name
-    device: str = "cpu"  # of all of it; "cuda": in bfloat16
-    levels: int = 4  # most of a chain
-    chains: Sequence[tuple[str, ...]] | None = None  # only these, by their levels below the target
-    w4: Path | None = None  # directory where the 4-bit copy is kept; None: made anew
-    head: str = tiny.HEADS[0]
-    compile: Switch = False  # through torch.compile; "auto": where that is faster
-    plan_seconds: int = 60  # that the planner may measure for each temperature; 0: it does not
-    temperature: Sequence[float] = (0.0, 1.0)  # one table each
-    seed: int = 0
-
-    def growth(self) -> dict[str, int]:
-        """Arguments of `tiny.grown`.
-
-        Raises:
-            ValueError: the shipped target cannot become as large, or there is no room for it.
-        """
-        if self.shape is None:
-            return {"times": self.times}
-        with torch.device("meta"):
-            own = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny.path(TARGET)))
-        shape = SHAPES[self.shape]
-        require_memory(shape, torch.bfloat16, torch.device(self.device).type)
-        return growth_of(shape, own)
+    Raises:
+        ValueError: the shipped target cannot become as large, or there is no room for it.
+    """
+    if args.shape is None:
+        return {"times": args.times}
+    with torch.device("meta"):
+        own = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny.path(TARGET)))
+    shape = SHAPES[args.shape]
+    require_memory(shape, torch.bfloat16, torch.device(args.device).type)
+    return growth_of(shape, own)
 
 
 def calibration_texts(model: Any) -> list[torch.Tensor]:
@@ -164,12 +143,12 @@ def _seconds(levels: Sequence[HuggingFaceLevel]) -> list[dict[int, float]]:
 
 
 def parts_of(
-    args: Settings, small: Mapping[str, HuggingFaceLevel] | None = None
+    args: argparse.Namespace, small: Mapping[str, HuggingFaceLevel] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What stands in the chains, by kind, and the milliseconds of their passes; `small`: see
     `report_of`."""
-    growth = args.growth()
-    target, seconds = faster_target(args.device, **growth)
+    sizes = growth(args)
+    target, seconds = faster_target(args.device, **sizes)
 
     def texts() -> list[torch.Tensor] | None:
         if args.shape is not None:  # of which a calibration takes longer than all else
@@ -200,7 +179,7 @@ def parts_of(
     dtype = small[DRAFTER].model.dtype
     with tempfile.TemporaryDirectory() as folder:
         try:
-            place = tiny.grown_head(args.head, growth["times"], folder)
+            place = tiny.grown_head(args.head, sizes["times"], folder)
         except FileNotFoundError as error:  # models that somebody trained without a head
             progress.note(f"{args.head}: left out: {error}")
         else:
@@ -227,7 +206,7 @@ def contenders(
     asked_for: Sequence[tuple[str, ...]],
     parts: dict[str, Any],
     prompts: list[list[int]],
-    args: Settings,
+    args: argparse.Namespace,
     temperature: float,
 ) -> tuple[list[Contender], Plan | None]:
     """Plain decoding, and each chain with the windows, rounds and tail that the planner found for
@@ -384,11 +363,12 @@ def choice_of(made: Sequence[Contender], predicted: Mapping[str, float]) -> dict
 
 
 def report_of(
-    args: Settings, small: Mapping[str, HuggingFaceLevel] | None = None
+    args: argparse.Namespace, small: Mapping[str, HuggingFaceLevel] | None = None
 ) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds.
 
     Args:
+        args: of ``bench chains``, or of `settings`.
         small: the shipped middle and drafter, where they are at hand as levels. None: made here.
     """
     asked, source = machine.questions(args.prompts, args.questions)
@@ -475,7 +455,18 @@ def add_command(kinds: Any) -> None:
         "lengths, passes and tokens per second beside plain decoding and transformers, in turns "
         "within one run. Prints Markdown, or JSON.",
     )
-    output.add_report(sub, _asked_for, chains_table.markdown, _status)
+    output.add_report(sub, report_of, chains_table.markdown, _status)
+    _add_options(sub)
+
+
+def settings(**changed: Any) -> argparse.Namespace:
+    """What ``bench chains`` has without options, but for `changed`."""
+    parser = argparse.ArgumentParser()
+    _add_options(parser)
+    return argparse.Namespace(**{**vars(parser.parse_args([])), **changed})
+
+
+def _add_options(sub: argparse.ArgumentParser) -> None:
     options.add_count(sub, "--prompts", 4, "questions")
     options.add_count(sub, "--repeats", 3, "")
     options.add_count(sub, "--max-new-tokens", 96, "")
@@ -551,11 +542,6 @@ def _chains(text: str) -> list[tuple[str, ...]]:
                 f"{','.join(one)}"
             )
     return asked
-
-
-def _asked_for(args: argparse.Namespace) -> dict[str, Any]:
-    names = [each.name for each in dataclasses.fields(Settings)]
-    return report_of(Settings(**{name: getattr(args, name) for name in names}))
 
 
 def _status(report: dict[str, Any]) -> int:

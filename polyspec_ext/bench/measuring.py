@@ -120,11 +120,11 @@ class Contender:
         return cls(
             label,
             chain_call(chain),
-            list(chain.window),
-            list(chain.rounds),
-            chain.tail,
-            chain.rule,
-            candidate,
+            window=list(chain.window),
+            rounds=list(chain.rounds),
+            tail=chain.tail,
+            rule=chain.rule,
+            candidate=candidate,
         )
 
     def rates(self) -> list[float]:

@@ -7,36 +7,32 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from polyspec_ext.bench.traces import Text
 from polyspec_ext.policies import RoundReport, StepReport, WindowPolicy
 from polyspec_ext.runtime.plan import default_rounds
 from polyspec_ext.scheduler import Scheduler
 
+_WIDEST = 64  # tokens of a pass, at most
 
-@dataclass(frozen=True)
+
 class Costs:
-    """Seconds of the passes of a chain, by level and number of tokens read."""
+    """Seconds of the passes of a chain, by level and number of tokens read: between those measured,
+    on a straight line."""
 
-    levels: Sequence[dict[int, float]]
+    def __init__(self, levels: Sequence[dict[int, float]]) -> None:
+        self._levels = [
+            np.interp(range(_WIDEST + 1), list(own), list(own.values())).tolist() for own in levels
+        ]
 
     def verify(self, level: int, pending: int) -> float:
         """A pass of `level` that reads `pending` tokens and the one before them."""
-        return _between(self.levels[level - 1], pending + 1)
+        return float(self._levels[level - 1][pending + 1])
 
     def draft(self, tokens: int) -> float:
         """One pass per token."""
-        return tokens * self.levels[-1][1]
-
-
-def _between(times: dict[int, float], width: int) -> float:
-    if width in times:
-        return times[width]
-    low = max(w for w in times if w < width)
-    high = min((w for w in times if w > width), default=None)
-    if high is None:
-        return times[low] * width / low
-    part = (width - low) / (high - low)
-    return (1 - part) * times[low] + part * times[high]
+        return tokens * float(self._levels[-1][1])
 
 
 @dataclass

@@ -54,13 +54,7 @@ class Traces:
     seconds: dict[str, dict[int, float]]
 
     def half(self, name: str) -> dict[str, list[Text]]:
-        """The texts of every set that are for tuning, or those that are held out.
-
-        Raises:
-            ValueError: another name.
-        """
-        if name not in (TUNING, HELD_OUT):
-            raise ValueError(f"half: expected {TUNING} or {HELD_OUT}, given {name!r}")
+        """The texts of every set that are for `TUNING`, or those that are `HELD_OUT`."""
         first = int(name == HELD_OUT)
         return {key: texts[first::2] for key, texts in self.sets.items()}
 

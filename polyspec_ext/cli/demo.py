@@ -212,14 +212,16 @@ class Demo:
         """The longest chain answers the first question, as a stream."""
         args, models = self._args, self._models
         label, chain = models.chains(self._levels)[-1]
-        if not args.json:
-            print(f"Question: {models.questions[0]}\nAnswer:", end="", flush=True)
         stream = chain.stream(
             self._prompts[0], args.max_new_tokens, args.temperature, seed=args.seed
         )
-        self.result["text"] = print_text(stream, models.tokenizer, shown=not args.json).text
-        if not args.json:
+        if args.json:
+            text = models.tokenizer.decode(list(stream), skip_special_tokens=True)
+        else:
+            print(f"Question: {models.questions[0]}\nAnswer:", end="", flush=True)
+            text = print_text(stream, models.tokenizer)
             print(f"({label.partition(':')[0]}: {speed(stream.stats)})\n", flush=True)
+        self.result["text"] = text
 
     def chains(self, seconds: float | None) -> None:
         """The first table: nothing compiled. After `seconds` no repeat but the first is
@@ -254,7 +256,7 @@ class Demo:
         )
         args = self._args
         report = grown_chains.report_of(
-            grown_chains.Settings(
+            grown_chains.settings(
                 prompts=min(3, args.prompts or 3),
                 repeats=args.repeats,
                 max_new_tokens=args.max_new_tokens,

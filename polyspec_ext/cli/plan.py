@@ -102,8 +102,7 @@ def add_command(commands: Any) -> None:
 def _grown(args: argparse.Namespace) -> list[Any]:
     progress.note("making the 4-bit copy, which takes a minute or two")
     # As `bench chains` has them: the target in the data type that is faster here.
-    settings = chains.Settings(times=args.grown, w4=args.w4)
-    parts, _ = chains.parts_of(settings)
+    parts, _ = chains.parts_of(chains.settings(times=args.grown, w4=args.w4))
     return [parts[name] for name in (chains.TARGET, *chains.KINDS) if name in parts]
 
 

@@ -71,16 +71,13 @@ def show_prompt(prompt: ChatPrompt) -> None:
     print(f"prompt of {len(prompt.input_ids)} tokens:\n{prompt.text}", file=sys.stderr)
 
 
-def print_text(tokens: Iterable[int], tokenizer: Any, shown: bool = True) -> TextDecoder:
-    """Print a text while its tokens come, unless `shown` is false. Returns it with its tokens."""
+def print_text(tokens: Iterable[int], tokenizer: Any) -> str:
+    """Print a text while its tokens come; returns it."""
     decoder = TextDecoder(tokenizer)
-    if not shown:
-        decoder.tokens += tokens
-        return decoder
     for token in tokens:
         print(decoder.add(token), end="", flush=True)
     print(decoder.rest(), flush=True)
-    return decoder
+    return decoder.text
 
 
 def drawn_seeds(args: argparse.Namespace, seeds: Sequence[int]) -> str:
