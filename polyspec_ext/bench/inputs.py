@@ -80,20 +80,15 @@ def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
         made = torch.empty((b, rows, v), dtype=dtype, device=device)
         return made.normal_(0.0, 1.0, generator=generator)
 
-    draft = normal(k).mul_(SPREAD)
-    noise = normal(k)
-    target = torch.empty((b, k + 1, v), dtype=dtype, device=device)
-    total = 0.0
-    for request in range(b):
-        step = max(1, CALIBRATION_ELEMENTS // v)
-        for first in range(0, k, step):
-            some = slice(first, min(first + step, k))
-            target[request, some], part = calibrated(
-                draft[request, some], noise[request, some], case
-            )
-            total += part
-    del noise
-    target[:, k] = normal(1)[:, 0] * SPREAD
+    draft, noise, last = normal(k).mul_(SPREAD), normal(k), normal(1).mul_(SPREAD)
+    total, calibrations = 0.0, []
+    step = max(1, CALIBRATION_ELEMENTS // v)
+    pairs = zip(draft.flatten(0, 1).split(step), noise.flatten(0, 1).split(step), strict=True)
+    for some, noises in pairs:
+        rows, part = calibrated(some, noises, case)
+        calibrations.append(rows)
+        total += part
+    target = torch.cat([torch.cat(calibrations).view_as(draft), last], 1)
 
     statistics = torch.zeros((b, k, 2), dtype=torch.int64, device=device)
     drawn = torch.zeros((draws, b, k), dtype=torch.int64, device=device)

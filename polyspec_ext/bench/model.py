@@ -241,7 +241,7 @@ def tree_microseconds(
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """The estimates, and all that goes into them."""
     vocab, draft_len, acceptance = args.vocab, args.draft_len, args.acceptance
-    tree = Tree()
+    batches, tree = sorted(set(args.batch)), Tree()
     trees = [
         {
             "device": device.name,
@@ -250,10 +250,10 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             "walk_microseconds": tree_microseconds(batch, tree, vocab, device, at_once=False),
             "at_once_microseconds": tree_microseconds(batch, tree, vocab, device, at_once=True),
         }
-        for device, batch in itertools.product(DEVICES, args.batch)
+        for device, batch in itertools.product(DEVICES, batches)
     ]
     cases = []
-    for device, filters, batch in itertools.product(DEVICES, FILTERS, args.batch):
+    for device, filters, batch in itertools.product(DEVICES, FILTERS, batches):
         call = (batch, filters, vocab, draft_len, acceptance, device)
         cases.append(
             {
@@ -281,28 +281,20 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def markdown(results: dict[str, Any]) -> str:
     """The table of a report."""
-    batches = sorted({case["batch"] for case in results["cases"]})
-    rows = []
-    for device in results["devices"]:
-        for filters in results["filters"]:
-            cases = {
-                case["batch"]: case
-                for case in results["cases"]
-                if (case["device"], case["filters"]) == (device["name"], filters["name"])
-            }
-            for name, key in (("", "shared"), (", without a workspace", "walk")):
-                times = (cases[batch][f"{key}_microseconds"] for batch in batches)
-                cells = [output.number(time, ".0f") for time in times]
-                rows.append([device["name"], filters["name"] + name, *cells])
-        trees = [case for case in results["trees"] if case["device"] == device["name"]]
-        trees.sort(key=lambda case: case["batch"])
+    nodes = results["tree"]["nodes"]
+    rows: dict[tuple[str, str], list[str]] = {}  # cells by device and what is verified
+    for case in results["cases"]:
+        for name, key in (("", "shared"), (", without a workspace", "walk")):
+            cell = output.number(case[f"{key}_microseconds"], ".0f")
+            rows.setdefault((case["device"], case["filters"] + name), []).append(cell)
+    for case in results["trees"]:
         for name, key, at_once in (("a walk", "walk", False), ("rows at once", "at_once", True)):
-            cells = [
-                f"{case[f'{key}_microseconds']:.0f}" + " (chosen)" * (case["at_once"] == at_once)
-                for case in trees
-            ]
-            nodes = results["tree"]["nodes"]
-            rows.append([device["name"], f"tree of {nodes} nodes, {name}", *cells])
+            chosen = " (chosen)" if case["at_once"] == at_once else ""
+            cell = f"{case[f'{key}_microseconds']:.0f}{chosen}"
+            rows.setdefault((case["device"], f"tree of {nodes} nodes, {name}"), []).append(cell)
+    names = [device["name"] for device in results["devices"]]
+    lines = [[*key, *rows[key]] for key in sorted(rows, key=lambda key: names.index(key[0]))]
+    batches = dict.fromkeys(case["batch"] for case in results["cases"])
     heads = ["device", "filters", *(f"batch {batch}" for batch in batches)]
     title = (
         f"Estimate, not measured: microseconds of `verify` on a device, "
@@ -310,7 +302,7 @@ def markdown(results: dict[str, Any]) -> str:
         f"acceptance {results['acceptance']}, from counted instructions and barriers. A "
         f"tree's walk goes {results['tree']['accepted']:g} nodes down."
     )
-    return "\n".join([title, "", *output.table(heads, rows, range(2, len(heads)))])
+    return "\n".join([title, "", *output.table(heads, lines, range(2, len(heads)))])
 
 
 def add_command(kinds: Any) -> None:
@@ -330,6 +322,6 @@ def add_command(kinds: Any) -> None:
         metavar="B,...",
         help="(default: 1,8,64,256)",
     )
-    sub.add_argument("--vocab", type=options.COUNT, default=128256, metavar="V")
-    sub.add_argument("--draft-len", type=options.COUNT, default=10, metavar="K")
-    sub.add_argument("--acceptance", type=float, default=0.7, metavar="A")
+    options.add(sub, "--vocab", options.COUNT, 128256, "V")
+    options.add(sub, "--draft-len", options.COUNT, 10, "K")
+    options.add(sub, "--acceptance", options.SHARE, 0.7, "A")

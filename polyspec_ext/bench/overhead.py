@@ -36,23 +36,24 @@ SPREAD = 0.3  # of the logits: flat distributions, so that five of six draft tok
 MANY = 1 << 40  # more new tokens than any run makes
 
 
-class Meter:
-    """Seconds spent in what it wraps."""
+# Seconds of what is taken off, by kind: "functions" are the operators as a chain calls them, with
+# the Python around their compiled part, "operators" that part alone.
+METERS = ("forwards", "operators", "functions", "waiting")
+Meters = dict[str, float]
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
 
-    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        clock = time.perf_counter
+def metered(meters: Meters, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, whose seconds are added to those of its kind."""
+    clock = time.perf_counter
 
-        def timed(*args: Any, **options: Any) -> Any:
-            began = clock()
-            try:
-                return call(*args, **options)
-            finally:
-                self.seconds += clock() - began
+    def timed(*args: Any, **options: Any) -> Any:
+        began = clock()
+        try:
+            return call(*args, **options)
+        finally:
+            meters[kind] += clock() - began
 
-        return timed
+    return timed
 
 
 class InstantLevel:
@@ -107,29 +108,23 @@ class Case:
     rounds: int = 0
 
 
-# What is taken off, by kind: "functions" are the operators as a chain calls them, with the Python
-# around their compiled part, "operators" that part alone.
-METERS = ("forwards", "operators", "functions", "waiting")
-Meters = dict[str, Meter]
-
-
 @contextmanager
 def installed(meters: Meters, device: str) -> Iterator[None]:
     """The compiled part of the operators is timed while this lasts, and copies to and from a CUDA
     device."""
     with ExitStack() as stack:
         for name in ("_draw", "_verify"):
-            stack.enter_context(_replaced(unchecked, name, meters["operators"]))
+            stack.enter_context(_replaced(unchecked, name, meters, "operators"))
         if device == "cuda":
             for name in ("tolist", "cpu", "to"):
-                stack.enter_context(_replaced(torch.Tensor, name, meters["waiting"]))
+                stack.enter_context(_replaced(torch.Tensor, name, meters, "waiting"))
         yield
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, meter: Meter) -> Iterator[None]:
+def _replaced(owner: Any, name: str, meters: Meters, kind: str) -> Iterator[None]:
     before = getattr(owner, name)
-    setattr(owner, name, meter.wrap(before))
+    setattr(owner, name, metered(meters, kind, before))
     try:
         yield
     finally:
@@ -145,10 +140,12 @@ def make(levels: int, batch: int, device: str, temperature: float, meters: Meter
     for i in range(levels):
         logits = torch.randn(batch, rows, VOCAB, generator=generator) * SPREAD
         level = InstantLevel(f"level {i + 1}", logits.to(device))
-        level.forward = meters["forwards"].wrap(level.forward)  # type: ignore[method-assign]
+        forward = metered(meters, "forwards", level.forward)
+        level.forward = forward  # type: ignore[method-assign]
         made.append(level)
-    wrap = meters["functions"].wrap
-    operators = Operators(wrap(unchecked.draw), wrap(unchecked.verify))
+    operators = Operators(
+        *(metered(meters, "functions", call) for call in (unchecked.draw, unchecked.verify))
+    )
     chain = ps.Chain(made, window, graphs=False, operators=operators)
     prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
     running = chain.batch(prompts, MANY, temperature, seed=3, eos_token_id=[])
@@ -160,13 +157,13 @@ def turn(case: Case, meters: Meters) -> None:
     advance, clock = case.running.advance, time.perf_counter
     verifying = case.running.stats.levels[:-1]
     for _ in range(PER_TURN):
-        before = {kind: meter.seconds for kind, meter in meters.items()}
+        before = dict(meters)
         passes = sum(level.num_forward_passes for level in verifying)
         began = clock()
         advance()
         total = clock() - began
         rounds = sum(level.num_forward_passes for level in verifying) - passes
-        took = {kind: meter.seconds - before[kind] for kind, meter in meters.items()}
+        took = {kind: meters[kind] - before[kind] for kind in METERS}
         spent = {
             "ours": total - took["forwards"] - took["operators"] - took["waiting"],
             "checks": took["functions"] - took["operators"],
@@ -186,7 +183,7 @@ def measure(
     tick: Callable[[], object] = lambda: None,
 ) -> list[Case]:
     """All cases in turns, so that a change in the machine's load meets every one of them."""
-    meters = {kind: Meter() for kind in METERS}
+    meters = dict.fromkeys(METERS, 0.0)
     cases = [make(n, b, device, temperature, meters) for n in levels for b in batches]
     with installed(meters, device):
         for case in cases:

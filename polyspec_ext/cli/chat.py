@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import Any
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             f"target: expected a model whose tokenizer has a chat template, given {args.target}; "
             "`generate` continues text without one"
         )
-    conversation = Conversation(args, chain, request)
+    messages: list[dict[str, str]] = []  # without the system prompt, the oldest first
     if args.verbose:
         _note(str(chain))
     _note(COMMANDS)
@@ -65,74 +65,70 @@ def run(args: argparse.Namespace) -> int:
             if text == "/quit":
                 return 0
             if text == "/reset":
-                conversation.messages.clear()
+                messages = []
                 _note("the conversation is forgotten")
             elif re.fullmatch(r"/\w*", text):
                 _note(f"expected a message or a command, given {text}; {COMMANDS}")
             elif text:
-                conversation.answer(text)
+                messages = _answered(args, chain, request, messages, text)
         except EOFError:
             return 0
         except KeyboardInterrupt:
             _note(f"\n{COMMANDS}")
 
 
-class Conversation:
-    """What was said, and how it goes on.
+def _answered(
+    args: argparse.Namespace,
+    chain: Chain,
+    request: dict[str, Any],
+    earlier: list[dict[str, str]],
+    text: str,
+) -> list[dict[str, str]]:
+    """Print the answer to `text`; returns the conversation with both. What was answered when Ctrl-C
+    came is an answer; a question without one is forgotten, and so is one that fails.
 
     Args:
         request: sampling parameters and `max_new_tokens`, as of `Chain.chat`.
-
-    Attributes:
-        messages: without the system prompt, the oldest first: questions and answers in turns.
+        earlier: questions and answers in turns.
     """
+    question = {"role": "user", "content": text}
+    try:
+        answer = chain.chat([*earlier, question], system=args.system, **request)
+        if answer.left_out:
+            earlier = earlier[answer.left_out :]
+            _note(
+                f"the context of {answer.context} tokens has no room for the oldest "
+                f"{answer.left_out // 2} of the turns, which are left out"
+            )
+        _print(args, answer, getattr(chain.levels[0], "eos_token_ids", ()))
+    except (ValueError, RuntimeError) as error:
+        _note(f"error: {error}")
+        return earlier
+    return [*earlier, question, answer.message] if answer.text else earlier
 
-    def __init__(self, args: argparse.Namespace, chain: Chain, request: dict[str, Any]) -> None:
-        self.messages: list[dict[str, str]] = []
-        self._args, self._chain, self._request = args, chain, request
-        self._ends = getattr(chain.levels[0], "eos_token_ids", ())
 
-    def answer(self, text: str) -> None:
-        """Print the answer to `text`, and remember both. What was answered when Ctrl-C came is an
-        answer; a question without one is forgotten, and so is one that fails."""
-        messages = [*self.messages, {"role": "user", "content": text}]
-        try:
-            answer = self._chain.chat(messages, system=self._args.system, **self._request)
-            if answer.left_out:
-                self.messages = self.messages[answer.left_out :]
-                _note(
-                    f"the context of {answer.context} tokens has no room for the oldest "
-                    f"{answer.left_out // 2} of the turns, which are left out"
-                )
-            self._print(answer)
-        except (ValueError, RuntimeError) as error:
-            _note(f"error: {error}")
-            return
-        if answer.text:
-            self.messages += [messages[-1], answer.message]
-
-    def _print(self, answer: Answer) -> None:
-        if self._args.verbose:
-            show_prompt(answer.prompt)
-        ending = ""
-        try:
-            with _between_rounds() as asked:
-                for piece in answer:
-                    print(piece, end="", flush=True)
-                    if asked:
-                        ending = "ended by Ctrl-C"
-                        break
-            if len(answer.tokens) == answer.limit and answer.tokens[-1] not in self._ends:
-                ending = f"cut off at {answer.limit} tokens"
-        except KeyboardInterrupt:
-            ending = "ended by Ctrl-C"
-        print(answer.rest(), flush=True)
-        lines = []
-        if answer.tokens:
-            stats = answer.stats
-            lines = [stats.table() if self._args.stats else _figures(stats)]
-            lines.append(drawn_seeds(self._args, answer.seeds))
-        _note("\n".join(filter(None, [*lines, ending])))
+def _print(args: argparse.Namespace, answer: Answer, ends: Collection[int]) -> None:
+    if args.verbose:
+        show_prompt(answer.prompt)
+    ending = ""
+    try:
+        with _between_rounds() as asked:
+            for piece in answer:
+                print(piece, end="", flush=True)
+                if asked:
+                    ending = "ended by Ctrl-C"
+                    break
+        if len(answer.tokens) == answer.limit and answer.tokens[-1] not in ends:
+            ending = f"cut off at {answer.limit} tokens"
+    except KeyboardInterrupt:
+        ending = "ended by Ctrl-C"
+    print(answer.rest(), flush=True)
+    lines = []
+    if answer.tokens:
+        stats = answer.stats
+        lines = [stats.table() if args.stats else _figures(stats)]
+        lines.append(drawn_seeds(args, answer.seeds))
+    _note("\n".join(filter(None, [*lines, ending])))
 
 
 def _figures(stats: Stats) -> str:

@@ -20,14 +20,9 @@ _TOKENS = 1_000_000
 
 def add_command(commands: Any) -> None:
     """Adds ``train`` to the subcommands of a parser."""
-    sub = commands.add_parser("train", help="train a drafter for a target")
-    sub.set_defaults(run=help_of(sub))
-    kinds = sub.add_subparsers(metavar="KIND")
-    _add_eagle3(kinds)
-
-
-def _add_eagle3(kinds: Any) -> None:
-    sub = kinds.add_parser(
+    train = commands.add_parser("train", help="train a drafter for a target")
+    train.set_defaults(run=help_of(train))
+    sub = train.add_subparsers(metavar="KIND").add_parser(
         "eagle3",
         help="an EAGLE-3 head, from texts or from the target's own answers",
         description="Train an EAGLE-3 head for a causal language model on the CPU. The output "
