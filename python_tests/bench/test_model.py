@@ -147,3 +147,5 @@ def test_command_calls_it_an_estimate(capsys: pytest.CaptureFixture[str]) -> Non
     report = json.loads(capsys.readouterr().out)
     assert report["estimate"] is True
     assert report["instructions_per_logit"] == model.INSTRUCTIONS
+    assert main(["bench", "model", "--acceptance", "1.5"]) == 2
+    assert "--acceptance: expected a number in [0, 1]" in capsys.readouterr().err
