@@ -461,14 +461,11 @@ class TimedPasses:
     passes: Sequence[Times]
     check: Times
 
-    def verify(
-        self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
-    ) -> float:
-        return self.passes[level - 1].at(pending + unread) + self.check.at(pending)
+    def verify(self, level: int, pending: int, rows: int = 1, again: bool = False) -> float:
+        return self.passes[level - 1].at(pending + 1) + self.check.at(pending)
 
-    def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
-        last = self.passes[-1]
-        return last.at(unread) + (tokens - 1) * last.at(1)
+    def draft(self, tokens: int, rows: int = 1, again: bool = False) -> float:
+        return tokens * self.passes[-1].at(1)
 
 
 def predicted(

@@ -256,20 +256,18 @@ class MeasuredSeconds:
             for n in (*self.parts, OWN)
         }
 
-    def verify(
-        self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
-    ) -> float:
+    def verify(self, level: int, pending: int, rows: int = 1, again: bool = False) -> float:
         found, part = self.measured, self.parts[level - 1]
         tree = found.verify_trees.get((part, self.parts[min(level, len(self.parts) - 1)]))
         if tree is not None and pending:
             seconds = tree.at(pending)
         else:
             table = found.verify.get((part, again)) or found.verify[part, False]
-            seconds = table.at(pending + unread - 1)
+            seconds = table.at(pending)
         own = found.own + (found.own_round if level == 1 else 0.0)
         return self._of(part, seconds, rows) + own * self.scale[OWN]
 
-    def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
+    def draft(self, tokens: int, rows: int = 1, again: bool = False) -> float:
         found, part = self.measured, self.parts[-1]
         table = found.draft.get((part, again)) or found.draft[part, False]
         return self._of(part, table.at(tokens), rows) + found.own * self.scale[OWN]
@@ -421,9 +419,9 @@ def _usual(found: Measured, step: StepTime) -> float:
     chain = (step.part,) if step.part == step.below else (step.part, step.below)
     times = MeasuredSeconds(found, chain)  # (nothing is known of its own time yet)
     if step.part == step.below:
-        seconds = times.draft(step.tokens, 1, found.batch, step.again)
+        seconds = times.draft(step.tokens, found.batch, step.again)
     else:
-        seconds = times.verify(1, step.tokens, 1, found.batch, step.again)
+        seconds = times.verify(1, step.tokens, found.batch, step.again)
     return seconds * found.context_cost(step.part).factor(step.context)
 
 

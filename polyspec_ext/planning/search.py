@@ -233,7 +233,7 @@ def predict(
     if places is not None:
         acceptance = _first(acceptance, places, measured.batch)
     seconds = MeasuredSeconds(measured, chain, factors or {})
-    found = expectation(windows, rounds, acceptance, seconds, measured.batch, tail, unread=False)
+    found = expectation(windows, rounds, acceptance, seconds, measured.batch, tail)
     own = seconds.own(found.batch_steps)
     by_context = measured.context_factors(chain)[: len(found.tokens)]
     spent = own + (found.seconds - own) * by_context + seconds.first()

@@ -18,15 +18,12 @@ class PassSeconds(Protocol):
     step no level above it has run, or, of level n, neither the target nor any above the one that it
     drafts for: its weights may lie in a cache of the processor still."""
 
-    def verify(
-        self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
-    ) -> float:
-        """Level `level` verifies `pending` tokens, in a pass that reads `unread` more; 1 at
-        least."""
+    def verify(self, level: int, pending: int, rows: int = 1, again: bool = False) -> float:
+        """Level `level` verifies `pending` tokens, in a pass that reads one more."""
         ...
 
-    def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
-        """Level n is asked for `tokens`, of which the first pass reads `unread`."""
+    def draft(self, tokens: int, rows: int = 1, again: bool = False) -> float:
+        """Level n is asked for `tokens`."""
         ...
 
 
@@ -40,12 +37,10 @@ class ConstantSeconds:
 
     seconds: Sequence[float]
 
-    def verify(
-        self, level: int, pending: int, unread: int, rows: int = 1, again: bool = False
-    ) -> float:
+    def verify(self, level: int, pending: int, rows: int = 1, again: bool = False) -> float:
         return self.seconds[level - 1]
 
-    def draft(self, tokens: int, unread: int, rows: int = 1, again: bool = False) -> float:
+    def draft(self, tokens: int, rows: int = 1, again: bool = False) -> float:
         return tokens * self.seconds[-1]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from .acceptance import Acceptance, PassSeconds
 from .lengths import Floats, Ints
-from .rounds import Lags, Log, Outcomes, RoundModel
+from .rounds import TINY, Log, Outcomes, RoundModel
 
 _UNLIKELY = 1e-9  # rounds of a batch
 
@@ -54,11 +54,6 @@ class Expectation:
         return float(self.tokens.sum() / self.rounds.sum())
 
     @property
-    def round_seconds(self) -> float:
-        """Of one round of a batch, all of its rows together."""
-        return float(self.seconds.sum() / self.batch_steps[:, 0].sum())
-
-    @property
     def tokens_per_second(self) -> float:
         """Of the whole batch."""
         return float(self.tokens.sum() / self.seconds.sum())
@@ -87,8 +82,6 @@ def expectation(
     seconds: PassSeconds,
     batch: int = 1,
     tail: int = 0,
-    *,
-    unread: bool = True,
 ) -> Expectation:
     """Expected tokens, steps and seconds of a chain.
 
@@ -104,9 +97,6 @@ def expectation(
             are those of all. Rows that are complete leave the caches once they are a quarter of
             them, as the engine has it (of their expected number). What rows accept is independent.
         tail: tokens that level n adds at most to those that the target verifies, as `Chain` has it.
-        unread: False: every pass reads one token beside what is pending, whatever else the level
-            has not read yet. Of chains of four levels, and of those with a tail, that is found many
-            times as fast; where times are means over passes that have read more, it is right.
 
     Raises:
         ValueError: another number of rounds, or of acceptances; no row; or a tail of a chain that
@@ -130,51 +120,39 @@ def expectation(
         raise ValueError(
             f"acceptance: expected that of a tail as well, given none, for tail {tail}"
         )
-    if count == 0:
-        return _alone(acceptance, seconds, batch)
-    chain = RoundModel(windows, (*rounds, 0), acceptance, seconds, batch, tail, unread)
-    begin: Lags = (1,) * count
-    known: dict[Lags, tuple[Outcomes, Log]] = {}
-    todo = [begin]
-    while todo:
-        lags = todo.pop()
-        if lags not in known:
-            known[lags] = chain.block(1, (1, *lags), False)
-            todo += [unread[1:] for _, unread in known[lags][0]]
-    order = list(known)
-    starts = _starts(chain.remaining)
-    texts = len(starts)
-    by_round = None if batch == 1 else _visits_by_round(chain, known, order)
-    if by_round is None:
-        visits = _visits(chain, known, order)
-    else:
-        visits = np.concatenate([own.sum(0) for own in by_round])
-    rounds_by_text = np.add.reduceat(visits.sum(1), starts)
-    steps, spent = np.zeros((texts, count + 1)), np.zeros((texts, count + 1))
+    chain = RoundModel(windows, (*rounds, 0), acceptance, seconds, batch, tail)
+    outcomes, log = chain.block(1, False)
+    begins = starts(chain.remaining)
+    visits = _visits(chain, outcomes, begins)
+    weight = visits.sum(0)
+    total = float(weight.sum())
+
+    def by_text(values: Floats) -> Floats:
+        found: Floats = np.add.reduceat(weight * values, begins)
+        return found
+
+    done, tokens = by_text(np.ones(chain.places)), np.zeros(len(begins))
+    for emitted, chance in outcomes.items():
+        tokens += emitted * by_text(chance)
+    steps, spent = np.zeros((2, len(begins), count + 1))
     verified = np.zeros(count + 1)  # the last: of tails
-    total = float(visits.sum())
-    tokens = np.zeros(texts)
-    for at, lags in enumerate(order):
-        weight = visits[:, at]
-        outcomes, log = known[lags]
-        for (emitted, _), chance in outcomes.items():
-            tokens += emitted * np.add.reduceat(weight * chance, starts)
-        for step in log.values():
-            steps[:, step.level - 1] += np.add.reduceat(weight * step.part, starts)
-            spent[:, step.level - 1] += np.add.reduceat(weight * step.seconds, starts)
-            verified[step.level - 1] += float(weight @ step.verified) / total
+    for step in log.values():
+        steps[:, step.level - 1] += by_text(step.part)
+        spent[:, step.level - 1] += by_text(step.seconds)
+        verified[step.level - 1] += float(weight @ step.verified) / total
     of_tails = float(verified[-1])
-    if by_round is None:
-        return Expectation(rounds_by_text, tokens, steps, steps, spent, verified[:-1], of_tails)
-    rows = batches(texts, batch)
-    logs = [known[lags][1] for lags in order]
-    together = [_together(chain, logs, [(starts[x], by_round[x]) for x in own]) for own in rows]
+    if batch == 1:
+        return Expectation(done, tokens, steps, steps, spent, verified[:-1], of_tails)
+    rows = batches(len(begins), batch)
+    ends = [*begins[1:].tolist(), chain.places]
+    texts = [slice(*both) for both in zip(begins.tolist(), ends, strict=True)]
+    together = [_together(chain, log, visits, [texts[n] for n in own]) for own in rows]
     return Expectation(
-        rounds_by_text[rows].sum(1),
+        done[rows].sum(1),
         tokens[rows].sum(1),
         steps[rows].sum(1),
-        np.array([done for done, _ in together]),
-        np.array([cost for _, cost in together]),
+        np.array([own for own, _ in together]),
+        np.array([own for _, own in together]),
         verified[:-1],
         of_tails,
     )
@@ -184,22 +162,6 @@ def batches(texts: int, batch: int) -> Ints:
     """``[G, batch]``, the texts of every batch: so many at a time in their order, and the first
     ones again where the last batch is short of some."""
     return np.arange(-(-texts // batch) * batch).reshape(-1, batch) % texts
-
-
-def _alone(acceptance: Acceptance, seconds: PassSeconds, batch: int) -> Expectation:
-    lengths = np.ones(1, np.int64)
-    if acceptance.remaining is not None:
-        lengths = acceptance.remaining[_starts(acceptance.remaining)]
-    lengths = lengths[batches(len(lengths), batch)]
-    active = (lengths[:, :, None] > np.arange(lengths.max())).sum(1)
-    spent = [
-        sum(seconds.verify(1, 0, 1, rows) for rows in _slots(own[own > 0], batch)) for own in active
-    ]
-    tokens, rounds = lengths.sum(1).astype(np.float64), (active > 0).sum(1).astype(np.float64)
-    steps = tokens[:, None]
-    return Expectation(
-        tokens, tokens, steps, rounds[:, None], np.array(spent)[:, None], np.zeros(0)
-    )
 
 
 def _slots(active: Iterable[float], batch: int) -> list[int]:
@@ -213,114 +175,50 @@ def _slots(active: Iterable[float], batch: int) -> list[int]:
 
 
 def _together(
-    chain: RoundModel, logs: Sequence[Log], rows: Sequence[tuple[int, Floats]]
+    chain: RoundModel, log: Log, visits: Floats, texts: Sequence[slice]
 ) -> tuple[Floats, Floats]:
-    """``[n]`` each, steps of a batch and seconds spent in them.
-
-    Args:
-        logs: by lags.
-        rows: where the text begins, and ``[R, P, S]`` visits by round, position in it and lags.
-    """
-    most = max(len(visits) for _, visits in rows)
-    active = np.zeros(most)
-    for _, visits in rows:
-        active[: len(visits)] += visits.sum((1, 2))
-    most = int((active > _UNLIKELY).sum())
-    slots = np.array(_slots(active[:most], chain.batch))
-    done, spent = np.zeros(chain.levels), np.zeros(chain.levels)
-    for path, step in {path: step for log in logs for path, step in log.items()}.items():
-        sizes = sorted({size for log in logs if path in log for size in log[path].sizes})
+    """``[n]`` each, steps of a batch of these texts, and seconds spent in them."""
+    active = sum(visits[:, own].sum(1) for own in texts)
+    count = int((active > _UNLIKELY).sum())
+    slots = np.array(_slots(active[:count], chain.batch))
+    done, spent = np.zeros((2, chain.levels))
+    for path, step in log.items():
+        sizes = sorted(step.sizes)
         # The probability that no row has a larger part in the step than each size; first: none.
-        below = np.ones((most, len(sizes) + 1))
-        for start, visits in rows:
-            count, places = min(most, len(visits)), slice(start, start + visits.shape[1])
-            parts = np.zeros((count, len(sizes)))
-            for at, log in enumerate(logs):
-                own = log[path].sizes if path in log else {}
-                for column, size in enumerate(sizes):
-                    if size in own:
-                        parts[:, column] += visits[:count, :, at] @ own[size][places]
-            reach = np.cumsum(parts, 1)
+        below = np.ones((count, len(sizes) + 1))
+        for own in texts:
+            parts = [visits[:count, own] @ step.sizes[size][own] for size in sizes]
+            reach = np.cumsum(np.stack(parts, 1), 1)
             nothing = np.maximum(0.0, 1 - reach[:, -1:])
-            below[:count] *= np.concatenate([nothing, nothing + reach], 1)
+            below *= np.concatenate([nothing, nothing + reach], 1)
         largest = np.diff(below, axis=1)
-        costs = {
-            rows: [chain.cost(path, step.level, size, rows) for size in sizes]
-            for rows in set(slots.tolist())
-        }
         done[step.level - 1] += largest.sum()
-        table = np.array([costs[rows] for rows in slots.tolist()])
-        spent[step.level - 1] += float((largest * table).sum())
+        for rows in set(slots.tolist()):
+            costs = np.array([chain.cost(path, step.level, size, rows) for size in sizes])
+            spent[step.level - 1] += float((largest[slots == rows] @ costs).sum())
     return done, spent
 
 
-def _starts(remaining: Ints | None) -> Ints:
+def starts(remaining: Ints | None) -> Ints:
+    """Where each text begins, of texts that stand one behind the other."""
     if remaining is None:
         return np.zeros(1, np.int64)
     return np.flatnonzero(np.append(True, remaining[1:] >= remaining[:-1]))
 
 
-def _moves(
-    chain: RoundModel, known: dict[Lags, tuple[Outcomes, Log]], order: Sequence[Lags]
-) -> Floats:
-    """``[P, S, E, S]``, the probability that a round commits e + 1 tokens and leaves these lags."""
-    number = {lags: at for at, lags in enumerate(order)}
-    most = max(emitted for outcomes, _ in known.values() for emitted, _ in outcomes)
-    moves = np.zeros((chain.places, len(order), most, len(order)))
-    for lags, (outcomes, _) in known.items():
-        for (emitted, unread), chance in outcomes.items():
-            moves[:, number[lags], emitted - 1, number[unread[1:]]] += chance
-    return moves
-
-
-def _stationary(moves: Floats) -> Floats:
-    """``[1, S]``, of the lags of an endless text."""
-    table = moves[0].sum(1)
-    size = len(table)
-    system = np.vstack([table.T - np.eye(size), np.ones(size)])
-    solved: Floats = np.linalg.lstsq(system, np.append(np.zeros(size), 1.0), rcond=None)[0]
-    return solved[None]
-
-
-def _visits(
-    chain: RoundModel, known: dict[Lags, tuple[Outcomes, Log]], order: Sequence[Lags]
-) -> Floats:
-    """``[P, S]``, the expected number of rounds that begin at a position with these lags."""
-    moves = _moves(chain, known, order)
+def _visits(chain: RoundModel, outcomes: Outcomes, begins: Ints) -> Floats:
+    """``[R, P]``, the probability that round r of a text begins at a position; of an endless text,
+    every round does at its only one."""
     if chain.remaining is None:
-        return _stationary(moves)
-    begins = set(_starts(chain.remaining).tolist())
-    _, size, most, _ = moves.shape
-    mass = np.zeros((chain.places + most, size))
-    flat = moves.reshape(chain.places, size, most * size)
-    for place in range(chain.places):
-        if place in begins:
-            mass[place] = 0.0
-            mass[place, 0] = 1.0  # nothing but the last token of the prompt is unread
-        mass[place + 1 : place + 1 + most] += (mass[place] @ flat[place]).reshape(most, size)
-    return mass[: chain.places]
-
-
-def _visits_by_round(
-    chain: RoundModel, known: dict[Lags, tuple[Outcomes, Log]], order: Sequence[Lags]
-) -> list[Floats]:
-    """``[R, P, S]`` of each text: the probability that its round r begins at a position with these
-    lags; of an endless one, of any round."""
-    moves = _moves(chain, known, order)
-    if chain.remaining is None:
-        return [_stationary(moves)[None]]
-    _, size, most, _ = moves.shape
-    flat = moves.reshape(chain.places, size, most * size)
-    starts = _starts(chain.remaining)
+        return np.ones((1, 1))
+    now = np.zeros(chain.places)
+    now[begins] = 1.0
     found = []
-    for start, length in zip(starts, chain.remaining[starts].tolist(), strict=True):
-        mass = np.zeros((length + most, length, size))
-        mass[0, 0, 0] = 1.0
-        for place in range(length):
-            last = place + 1  # rounds that can have begun here
-            went = (mass[place, :last] @ flat[start + place]).reshape(last, most, size)
-            room = min(length - 1, last)
-            ahead = slice(place + 1, place + 1 + most)
-            mass[ahead, 1 : room + 1] += went[:room].transpose(1, 0, 2)
-        found.append(np.ascontiguousarray(mass[:length].transpose(1, 0, 2)))
-    return found
+    while now.max() > TINY:
+        found.append(now)
+        after = np.zeros(chain.places)
+        for emitted, chance in outcomes.items():
+            after[emitted:] += (now * chance)[: max(0, chain.places - emitted)]
+        after[begins] = 0.0  # the text before is complete
+        now = after
+    return np.stack(found)

@@ -2,10 +2,9 @@
 
 The state rows say whose step is due and over how many tokens, as they do to the engine
 (``polyspec/round_state.hpp``). What comes of the steps is expected here: a verification of m tokens
-that accepts j hands j + 1 up, what is pending can overshoot the window, and what a level above
-rejects is lost. A level reads, beside the tokens that are pending for it, those that it has not
-read yet (``unread``): its own last token, the bonus of every level above it, and a tail, which
-level n adds to what is pending for the target and the levels between do not verify.
+that accepts j hands j + 1 up, what is pending can overshoot the window, what a level above rejects
+is lost, and a tail, which level n adds to what is pending for the target, is verified by no level
+between.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._C import RoundShape, schedule_due
-from ...runtime.plan import round_plan
 from .acceptance import Acceptance, PassSeconds, Proposals
 from .lengths import Floats, Ints
 
-Lags = tuple[int, ...]  # tokens that each of several levels has not read yet
-_TINY = 1e-14  # states less likely than this are left out
+TINY = 1e-14  # states less likely than this are left out
 _ENDLESS = 2**40  # tokens
 
 
@@ -37,11 +34,9 @@ class Steps(NamedTuple):
     sizes: dict[int, Floats]
 
 
-# [P] probability by tokens handed up and the lags behind them.
-Outcomes = dict[tuple[int, Lags], Floats]
+Outcomes = dict[int, Floats]  # [P] probability by tokens handed up
 Log = dict[tuple[int, ...], Steps]  # by block numbers, from the level in question downwards
-# By tokens pending, how many of these are of a tail, and the lags of the levels below.
-_Ready = dict[tuple[int, int, Lags], Floats]
+_Ready = dict[tuple[int, int], Floats]  # by tokens pending, and how many of these are of a tail
 
 
 class RoundModel:
@@ -56,15 +51,13 @@ class RoundModel:
         seconds: PassSeconds,
         batch: int,
         tail: int,
-        unread: bool,
     ) -> None:
-        self.counts_unread = unread
         self.windows, self.rounds, self.seconds = windows, rounds, seconds
         self.batch = batch
         self.levels = len(windows) + 1
         self.accept, self.proposals = acceptance.levels, acceptance.proposals
-        self.plan = round_plan(tuple(windows), tuple(rounds), tail)
-        self.tail = self.plan.tail
+        # As the state rows have it: a tail has no more tokens than a draft.
+        self.tail = min(tail, windows[-1]) if tail and windows[0] else 0
         self.accept_tail = acceptance.tail
         self.remaining = acceptance.remaining
         self.room = acceptance.remaining if acceptance.room is None else acceptance.room
@@ -77,10 +70,10 @@ class RoundModel:
 
     def _cost(self, path: tuple[int, ...], level: int, size: int, rows: int) -> float:
         """Seconds of a step of several rows. path: its block numbers; size: of a draft the tokens
-        asked for, of a verification those read less one."""
-        if level == self.levels:
-            return self.seconds.draft(size, 1, rows, len(path) > 1 and path[-2] > 0)
-        return self.seconds.verify(level, size, 1, rows, len(path) > 0 and path[-1] > 0)
+        asked for, of a verification those verified."""
+        if 1 < level == self.levels:
+            return self.seconds.draft(size, rows, len(path) > 1 and path[-2] > 0)
+        return self.seconds.verify(level, size, rows, len(path) > 0 and path[-1] > 0)
 
     def ahead(self, values: Floats, tokens: int) -> Floats:
         """``out[p] = values[p + tokens]``."""
@@ -120,64 +113,48 @@ class RoundModel:
         levels, counts = schedule_due(rows, shape.levels)
         return levels[place] + level - 1, counts[place]
 
-    def _block(self, level: int, lags: Lags, again: bool) -> tuple[Outcomes, Log]:
-        """Level `level` gathers and verifies once; `lags` are of the levels from it on down.
-        Outcomes: tokens handed up and the lags then. Log: by block numbers from here on."""
+    def _block(self, level: int, again: bool) -> tuple[Outcomes, Log]:
+        """Level `level` gathers and verifies once; the log is by block numbers from here on."""
         log: Log = {}
-        ready = self._draft(lags, log, again) if level == self.levels - 1 else None
-        if ready is None:
-            ready = self._gather(level, lags, log)
+        if level == self.levels:  # the target alone
+            ready: _Ready = {(0, 0): np.ones(self.places)}
+        elif level == self.levels - 1:
+            ready = self._draft(log, again)
+        else:
+            ready = self._gather(level, log)
         outcomes: Outcomes = {}
         part, spent, verified = (np.zeros(self.places) for _ in range(3))
         sizes: dict[int, Floats] = {}
-        for (pending, of_tail, below), probability in ready.items():
+        for (pending, of_tail), probability in ready.items():
             if self.batch > 1:
-                size = pending + lags[0] - 1
-                sizes[size] = sizes.get(size, 0.0) + probability
+                sizes[pending] = sizes.get(pending, 0.0) + probability
             part = part + probability
-            cost = self.seconds.verify(level, pending, lags[0], again=again)
-            spent = spent + probability * cost
+            spent = spent + probability * self.seconds.verify(level, pending, again=again)
             verified = verified + probability * pending
             reach = probability
             for j in range(pending + 1):
-                last = j == pending
                 passed = np.zeros(self.places)
-                if not last:
+                if j < pending:
                     passed = reach * self._accepts(level, j, pending - of_tail)
-                stopped = reach - passed
-                unread = (1, *self._unread(level, below, pending - j))
-                for emitted, part_of in self._emitted(j, stopped):
-                    key = (emitted, unread)
-                    outcomes[key] = outcomes.get(key, 0.0) + part_of
+                for emitted, chance in self._emitted(j, reach - passed):
+                    outcomes[emitted] = outcomes.get(emitted, 0.0) + chance
                 reach = passed
-                if reach.max() <= _TINY:
+                if reach.max() <= TINY:
                     break
         log[()] = Steps(level, part, spent, verified, sizes)
         return outcomes, log
 
     def _emitted(self, accepted: int, chance: Floats) -> Iterator[tuple[int, Floats]]:
         """Tokens handed up where so many were accepted: one more, unless the last is an EOS."""
-        if chance.max() <= _TINY:
+        if chance.max() <= TINY:
             return
         if self.room is self.remaining or accepted == 0:
             yield accepted + 1, chance
             return
         ends = self.remaining == accepted
         for emitted, here in ((accepted, ends), (accepted + 1, ~ends)):
-            if (chance * here).max() > _TINY:
+            if (chance * here).max() > TINY:
                 yield emitted, chance * here
-
-    def _unread(self, level: int, lags: Lags, rejected: int) -> list[int]:
-        """Of the levels below `level`, behind a verification. A level further behind than a round
-        without it leaves it (`RoundPlan.lag`) has not been asked for a while, and reads the rest
-        before it is (`Engine`)."""
-        if not self.counts_unread:
-            return [1] * len(lags)
-        numbers = range(level + 1, self.levels + 1)
-        return [
-            min(max(1, lag + 1 - rejected), self.plan.lag(number))
-            for number, lag in zip(numbers, lags, strict=True)
-        ]
 
     def _accepts(self, level: int, place: int, pending: int) -> Floats:
         """Of the token at `place` of a block, which begins a tail behind `pending` tokens."""
@@ -192,38 +169,29 @@ class RoundModel:
             return accept
         return self.shifted(level, place)
 
-    def _draft(self, lags: Lags, log: Log, again: bool) -> _Ready:
+    def _draft(self, log: Log, again: bool) -> _Ready:
         due, wanted = self.due(self.levels - 1, 0, 0)
         wanted = np.where(due == self.levels, wanted, 0)
-        given = wanted
-        if self.proposals is not None:
-            given = np.minimum(wanted, self.proposals.counts)
+        given = wanted if self.proposals is None else np.minimum(wanted, self.proposals.counts)
         spent = np.zeros(self.places)
         sizes: dict[int, Floats] = {}
         for tokens in np.unique(wanted[wanted > 0]).tolist():
-            spent[wanted == tokens] = self.seconds.draft(tokens, lags[1], again=again)
+            spent[wanted == tokens] = self.seconds.draft(tokens, again=again)
             if self.batch > 1:
                 sizes[tokens] = (wanted == tokens).astype(np.float64)
         asked = (wanted > 0).astype(np.float64)
         if asked.any():
             log[(0,)] = Steps(self.levels, asked, spent, np.zeros(self.places), sizes)
-        ready: _Ready = {}
-        for tokens in np.unique(given).tolist():
-            here = given == tokens
-            for lag, which in ((1, here & (wanted > 0)), (lags[1], here & (wanted == 0))):
-                if which.any():
-                    _add(ready, (tokens, 0, (lag,)), which.astype(np.float64))
-        return ready
+        return {
+            (tokens, 0): (given == tokens).astype(np.float64)
+            for tokens in np.unique(given).tolist()
+        }
 
     def _draft_tail(
-        self, blocks: int, pending: int, lags: Lags, chance: Floats, log: Log, ready: _Ready
+        self, blocks: int, pending: int, chance: Floats, log: Log, ready: _Ready
     ) -> None:
-        """Level n adds a tail to the tokens that so many blocks have made pending for level 1.
-
-        Args:
-            lags: of the levels below level 1.
-            chance: ``[P]``, that a tail is due.
-        """
+        """Where a tail is due, with a `chance` ``[P]``, level n adds it to the tokens that so many
+        blocks have made pending for level 1."""
         due, wanted = self.due(1, pending, blocks, self.tail)
         wanted = np.where(due == self.levels, wanted, 0)
         given = wanted
@@ -232,36 +200,34 @@ class RoundModel:
             given = np.minimum(wanted, counts.astype(np.int64))
         for tokens, count in np.unique(np.stack([wanted, given]), axis=1).T.tolist():
             part = chance * ((wanted == tokens) & (given == count))
-            if part.max() <= _TINY:
+            if part.max() <= TINY:
                 continue
-            if tokens == 0:
-                _add(ready, (pending, 0, lags), part)
-                continue
-            # Rows whose window is not full yet draft their next block meanwhile.
-            path = (blocks, *[0] * (self.levels - 2))
-            spent = part * self.seconds.draft(tokens, lags[-1], again=self.levels == 3)
-            sizes = {tokens: part} if self.batch > 1 else {}
-            _log_steps(log, path, Steps(self.levels, part, spent, part * count, sizes))
-            behind = (*(lag + count for lag in lags[:-1]), 1) if self.counts_unread else lags
-            _add(ready, (pending + count, count, behind), part)
+            if tokens > 0:
+                # Rows whose window is not full yet draft their next block meanwhile.
+                path = (blocks, *[0] * (self.levels - 2))
+                spent = part * self.seconds.draft(tokens, again=self.levels == 3)
+                sizes = {tokens: part} if self.batch > 1 else {}
+                _log_steps(log, path, Steps(self.levels, part, spent, part * count, sizes))
+            key = pending + count, count
+            ready[key] = ready.get(key, 0.0) + part
 
-    def _gather(self, level: int, lags: Lags, log: Log) -> _Ready:
-        states: dict[tuple[int, Lags], Floats] = {(0, lags[1:]): np.ones(self.places)}
+    def _gather(self, level: int, log: Log) -> _Ready:
+        states: dict[int, Floats] = {0: np.ones(self.places)}  # by tokens pending
         ready: _Ready = {}
         blocks = 0
         while states:
-            more: dict[tuple[int, Lags], Floats] = {}
-            for (pending, below), probability in states.items():
+            more: dict[int, Floats] = {}
+            for pending, probability in states.items():
                 full = self.due(level, pending, blocks)[0] == level
                 done = probability * full
-                if done.max() > _TINY and level == 1 and self.tail:
-                    self._draft_tail(blocks, pending, below, done, log, ready)
-                elif done.max() > _TINY:
-                    _add(ready, (pending, 0, below), done)
+                if done.max() > TINY and level == 1 and self.tail:
+                    self._draft_tail(blocks, pending, done, log, ready)
+                elif done.max() > TINY:
+                    ready[pending, 0] = ready.get((pending, 0), 0.0) + done
                 going = probability * ~full
-                if going.max() <= _TINY:
+                if going.max() <= TINY:
                     continue
-                outcomes, inner = self.block(level + 1, below, blocks > 0)
+                outcomes, inner = self.block(level + 1, blocks > 0)
                 for place, step in inner.items():
                     part, spent, verified = (
                         going * self.ahead(values, pending) for values in step[1:4]
@@ -272,17 +238,12 @@ class RoundModel:
                     }
                     path = (blocks, *place)
                     _log_steps(log, path, Steps(step.level, part, spent, verified, sizes))
-                for (emitted, unread), chance in outcomes.items():
+                for emitted, chance in outcomes.items():
                     moved = going * self.ahead(chance, pending)
-                    if moved.max() > _TINY:
-                        key = (pending + emitted, unread)
-                        more[key] = more.get(key, 0.0) + moved
+                    if moved.max() > TINY:
+                        more[pending + emitted] = more.get(pending + emitted, 0.0) + moved
             states, blocks = more, blocks + 1
         return ready
-
-
-def _add(ready: _Ready, key: tuple[int, int, Lags], chance: Floats) -> None:
-    ready[key] = ready.get(key, 0.0) + chance
 
 
 def _log_steps(log: Log, path: tuple[int, ...], step: Steps) -> None:
