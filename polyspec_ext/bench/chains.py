@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -341,7 +342,7 @@ def _work_of(one: Contender) -> dict[str, Any]:
         )
     if one.candidate is not None:
         predicted, measured = one.candidate.work, observed_work(stats)
-        work = {"predicted": predicted.to_dict(), "measured": measured.to_dict()}
+        work = {"predicted": asdict(predicted), "measured": asdict(measured)}
     share = 1 - sum(level.seconds for level in stats.levels) / stats.decode_seconds
     return {"levels": levels, "work": work, "engine_share": share}
 

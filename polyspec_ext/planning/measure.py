@@ -25,7 +25,7 @@ from ..levels import InputBlock, PromptBatch, batched
 from ..levels.base import id_map_of
 from .context import FAR, ContextCost, Sample, context_costs
 from .parts import Part, Request
-from .runs import MOST, Clock, Run, StepTime, Verified, all_steps, in_turns, timed_runs
+from .runs import MOST, Run, StepTime, Verified, all_steps, in_turns, timed_runs
 from .theory import Acceptance, Proposals, batches
 from .theory.lengths import Floats
 
@@ -316,8 +316,7 @@ def measure(
     prompts: Sequence[Sequence[int]],
     request: Request,
     *,
-    limit: float = 40.0,
-    clock: Clock = time.perf_counter,
+    limit: float,
 ) -> Measured:
     """Measure all that the chains of `parts` depend on.
 
@@ -326,13 +325,12 @@ def measure(
         prompts: token ids.
         limit: seconds that this may take, of which everything gets a share; it takes longer only
             where a single call does.
-        clock: seconds from any origin.
     """
-    began = clock()
+    began = time.perf_counter()
     models = [n for n, part in enumerate(parts) if part.model]
     pairs = [(a, b) for a, b in itertools.combinations(range(len(parts)), 2) if parts[a].verifies]
-    runs = timed_runs(parts, request, clock)
-    texts = in_turns(runs, prompts, request.batch, 0.8 * limit, clock)
+    runs = timed_runs(parts, request)
+    texts = in_turns(runs, prompts, request.batch, 0.8 * limit)
     most = request.max_new_tokens
     found = Measured(
         np.concatenate([np.arange(len(new), 0, -1) for _, new in texts]),
@@ -358,7 +356,7 @@ def measure(
         for pair, own in run.turns.verified.items() if run.turns is not None else ():
             seen[pair] += own
     _acceptances(found, parts, models, pairs, texts, request, seen)
-    found.spent = clock() - began
+    found.spent = time.perf_counter() - began
     return found
 
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .. import inputs, progress
+from .. import arguments, inputs, progress
 from ..chain import Chain, Prediction
 from ..drafters import elements, is_drafter
+from ..inputs import Prompt
 from ..levels.describe import is_sharded
+from ..seeds import fresh_seed
 from ..stats import merge
 from ..tuning import Switch, default_store, level_for, pass_seconds, processor
 from . import tables
 from .considered import considered
 from .measure import Measured, measure
 from .parts import Part, Request
-from .runs import Clock, representative
+from .runs import representative
 from .search import (
     Candidate,
     Insertion,
@@ -28,7 +31,7 @@ from .search import (
     observed_work,
     sensitivities,
 )
-from .trials import TRIED, Runner, corrected
+from .trials import TRIED, Runner, chain_of, corrected
 
 SCHEMA = 5  # of what is kept
 RUNNERS_UP = 3  # beside the recommendation and plain decoding, with `verify`
@@ -74,12 +77,7 @@ class Plan:
 
     def chain(self, candidate: Candidate | None = None, **options: Any) -> Chain:
         """The recommended `Chain`, or that of another candidate; `options` are `Chain`'s."""
-        one = candidate or self.recommended
-        return Chain(
-            [self.parts[n].thing for n in one.parts],
-            list(one.windows),
-            **{"rounds": list(one.rounds), "rule": one.rule, "tail": one.tail, **options},
-        )
+        return chain_of(self.parts, candidate or self.recommended, **options)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, ready for JSON."""
@@ -135,52 +133,105 @@ class Plan:
 
 def plan(
     levels: Sequence[Any],
-    prompts: inputs.Prompt,
-    request: Request,
+    prompts: Prompt,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int | None = 0,
+    eos_token_id: int | Sequence[int] | None = None,
     *,
+    batch: int = 1,
     pack: Switch = "auto",
     compile: Switch = False,
-    limit: float = 40.0,
+    seconds: float = 40.0,
     verify: bool = False,
     theorem: bool = False,
     repeats: int = 3,
     trials: int | None = TRIED,
     consider: bool = False,
 ) -> Plan:
-    """See `ps.plan`."""
-    clock = time.perf_counter
+    """Measure, on these prompts and this machine, what a chain of some of `levels` would cost and
+    gain, and recommend one, or none.
+
+    Measured are the seconds of every level's prefills and of its steps by their number of tokens,
+    in chains at work, the chain's own time, and how likely each level accepts what each other
+    proposes along the target's texts; the renewal model (`planning.theory`) then predicts every
+    chain, with the windows, rounds and tail that suit it best. The fastest by that are then run for
+    a moment, beside the target alone, and what their steps take there is what predictions go by.
+    Rates are of whole calls, so that a level whose prefill costs more than it gains in
+    `max_new_tokens` is left out; those of decoding alone stand beside them. Where the request
+    samples, the rule is chosen by running both.
+
+    Args:
+        levels: as `Chain` takes them, but with as many candidates between target and drafter as one
+            likes, and several drafters without a model behind them. The target is the first; the
+            others are put in order by their times.
+        prompts: token ids, such as will be asked; what is measured is an average over them.
+        max_new_tokens ... eos_token_id: of the requests to come. Calls that are measured have seeds
+            of their own, from `seed` on; None: from one out of torch's generator.
+        batch: prompts of one call, whose rows share every step and wait for each other; `prompts`
+            are taken so many at a time.
+        pack, compile: as `Chain` has them.
+        seconds: that measuring may take; the search takes a few more.
+        verify: also run the recommendation, the runners-up and the target alone, and recommend
+            the fastest.
+        theorem: also run the chains that Theorem 3.2 compares, and try all of them.
+        repeats: of these runs.
+        trials: how many of the fastest chains are run for a moment before anything is recommended;
+            None: all, so that every prediction goes by the chain's own steps.
+        consider: also what `levels` do not name: the target's 4-bit copy in its cache; of drafts
+            given by their directories 4-bit copies, and drafts with a quarter of the ids where they
+            have many; prompt lookup and suffixes. What cannot be made is left out. Making them may
+            take a quarter of `seconds` beside; one that was begun is completed.
+
+    Returns:
+        The predictions, what they follow from, and the recommended chain.
+
+    Raises:
+        TypeError, ValueError: as `Chain` and `Chain.generate` have it.
+    """
+    for name, value in (("verify", verify), ("theorem", theorem), ("consider", consider)):
+        arguments.flag(name, value)
+    arguments.switch("pack", pack)
+    arguments.switch("compile", compile)
+    seconds = arguments.real("seconds", seconds, sys.float_info.max)
+    repeats = arguments.integer("repeats", repeats, low=1)
+    if trials is not None:
+        trials = arguments.integer("trials", trials)
+    seed = fresh_seed() if seed is None else seed
+    request = Request(max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id, batch)
     ready = _Ready(pack, compile, request.batch)
-    parts = parts_of(levels, ready)
+    parts = _parts_of(levels, ready)
     if consider:
-        parts = _with_considered(elements(levels), parts, ready, _MAKING * limit, clock)
+        parts = _with_considered(elements(levels), parts, ready, _MAKING * seconds)
     rows = representative(_checked(prompts, request, parts[0]), request.batch)
-    parts = _in_order(parts, clock)
+    parts = _in_order(parts)
     progress.note(f"plan: measuring {', '.join(part.name for part in parts)}")
-    measured = measure(parts, rows, request, limit=_MEASURING * limit, clock=clock)
+    measured = measure(parts, rows, request, limit=_MEASURING * seconds)
     found = candidates(measured, parts)
-    made = Plan(found, found[0], [], [], measured, parts, request)
     progress.note(f"plan: trying the fastest of {len(found)} chains")
-    runner = _runner(made, rows, clock)
+    runner = Runner(parts, rows[: measured.texts], request)
     # Chains that are compared for the theorem are compared by what they have been seen to do.
     trials = None if theorem else trials
-    found = corrected(measured, parts, found, runner, limit, trials)
-    best, made.candidates = found[0], found
+    found = corrected(measured, found, runner, seconds, trials)
+    best = found[0]
     if request.temperature > 0 and best.windows:
-        best = found[0] = _with_rule(best, runner, _TRYING * limit)
-    some = list(dict.fromkeys([*found[: 1 + RUNNERS_UP], made.plain])) if verify else []
+        best = found[0] = _with_rule(best, runner, _TRYING * seconds)
+    plain = next(one for one in found if not one.windows)
+    some = [*found[: 1 + RUNNERS_UP], plain] if verify else []
     if theorem:
         tests = insertions(measured, found)
-        both = [one for test in tests for one in (test.without, test.with_new)]
         # What a machine that changes in the meantime does to all of them, plain decoding shows.
-        some = list(dict.fromkeys([*some, *both, made.plain]))
+        some += [one for test in tests for one in (test.without, test.with_new)] + [plain]
     if some:
+        some = list(dict.fromkeys(some))
         for one, after in zip(some, runner.rates(some, repeats), strict=True):
             found[found.index(one)] = after
         best = max(found, key=lambda one: one.measured_tokens_per_second or 0.0)
-    made.recommended = best
-    made.insertions = insertions(measured, found)
-    made.sensitivities = sensitivities(measured, parts, found)
-    return made
+    tests, depends = insertions(measured, found), sensitivities(measured, parts, found)
+    return Plan(found, best, tests, depends, measured, parts, request)
 
 
 def _with_rule(one: Candidate, runner: Runner, limit: float) -> Candidate:
@@ -222,19 +273,6 @@ def _checked(prompts: Any, request: Request, target: Part) -> list[list[int]]:
     return inputs.prompts("prompts", inputs.rows_of("prompts", prompts), vocab_size)
 
 
-def run(
-    made: Plan, some: Sequence[Candidate], prompts: Sequence[Sequence[int]], repeats: int
-) -> list[Candidate]:
-    """Each with its tokens per second of whole calls and of decoding, in turns; medians of
-    `repeats`."""
-    rows = representative(prompts, made.request.batch)
-    return _runner(made, rows, time.perf_counter).rates(some, repeats)
-
-
-def _runner(made: Plan, prompts: Sequence[Sequence[int]], clock: Clock) -> Runner:
-    return Runner(made.chain, prompts[: made.measured.texts], made.request, clock)
-
-
 @dataclass(frozen=True)
 class _Ready:
     """How what is loaded is made ready; `batch` rows have their tokens in one pass."""
@@ -251,7 +289,7 @@ class _Ready:
         return Part(thing, named, not is_drafter(thing))
 
 
-def parts_of(levels: Sequence[Any], ready: _Ready) -> list[Part]:
+def _parts_of(levels: Sequence[Any], ready: _Ready) -> list[Part]:
     """What `ps.plan` was given, made ready: levels of what is loaded or given as models, each
     running as is fastest for a few tokens of each row.
 
@@ -271,18 +309,14 @@ def parts_of(levels: Sequence[Any], ready: _Ready) -> list[Part]:
 
 
 def _with_considered(
-    given: Sequence[Any],
-    parts: Sequence[Part],
-    ready: _Ready,
-    limit: float,
-    clock: Clock,
+    given: Sequence[Any], parts: Sequence[Part], ready: _Ready, limit: float
 ) -> list[Part]:
     """`parts` of what was given, and those that are considered unasked, as far as they can be made;
     none is begun after `limit` seconds."""
-    made, began = list(parts), clock()
+    made, began = list(parts), time.perf_counter()
     words = considered(given)
     for number, word in enumerate(words):
-        if clock() - began > limit:
+        if time.perf_counter() - began > limit:
             progress.note(
                 f"plan: no time for {', '.join(words[number:])}; more seconds are more time"
             )
@@ -305,12 +339,14 @@ def _named(parts: Sequence[Part]) -> list[Part]:
     ]
 
 
-def _in_order(parts: Sequence[Part], clock: Clock) -> list[Part]:
+def _in_order(parts: Sequence[Part]) -> list[Part]:
     """The target, others that verify from the slowest to the fastest, then what only drafts."""
     target, others = parts[0], [part for part in parts[1:] if part.verifies]
     apart = [part for part in others if part.reads_apart]
     cost = {}
     if len(others) > 1 and apart:
+        # By the clock of all that is measured here.
+        clock = time.perf_counter
         times = pass_seconds([part.thing for part in apart], (1,), repeats=6, clock=clock)
         cost = {part.name: own[1] for part, own in zip(apart, times, strict=True)}
     # What shares the target's cache is a copy of it.
@@ -321,7 +357,7 @@ def _in_order(parts: Sequence[Part], clock: Clock) -> list[Part]:
 def load_or_plan(
     kind: type[_Chain],
     levels: Sequence[Any],
-    prompts: inputs.Prompt,
+    prompts: Prompt,
     max_new_tokens: int,
     temperature: float,
     *,
@@ -334,7 +370,7 @@ def load_or_plan(
     """See `Chain.planned`: the recommended chain, planned once per machine."""
     request, store = Request(max_new_tokens, temperature, batch=batch), default_store()
     ready = _Ready(pack, compile, request.batch)
-    parts = parts_of(levels, ready)
+    parts = _parts_of(levels, ready)
     rows = _checked(prompts, request, parts[0])
     key = {
         "plan": SCHEMA,
@@ -353,11 +389,13 @@ def load_or_plan(
     things = [part.thing for part in parts]
     if consider:
         # By their places, which words for copies have.
-        limit = _MAKING * seconds
-        unasked = _with_considered(given, parts, ready, limit, time.perf_counter)[len(parts) :]
+        unasked = _with_considered(given, parts, ready, _MAKING * seconds)[len(parts) :]
         parts = [*parts, *unasked]
         things += [part.thing for part in unasked]
-    found = plan(things, rows, request, pack=pack, compile=compile, limit=seconds)
+    found = plan(
+        things, rows, max_new_tokens, temperature,
+        batch=batch, pack=pack, compile=compile, seconds=seconds,
+    )  # fmt: skip
     best = found.recommended
     chosen = [parts[things.index(found.parts[n].thing)] for n in best.parts]
     value = {
@@ -406,16 +444,9 @@ def _fingerprint(part: Part) -> list[Any]:
 
 
 def _plain(one: Candidate) -> dict[str, Any]:
-    fields = ("levels", "windows", "rounds", "tail", "rule", "predicted_tokens_per_second",
-              "predicted_decode_tokens_per_second", "uncertainty", "measured_tokens_per_second",
-              "measured_decode_tokens_per_second", "measured_repeats",
-              "measured_length")  # fmt: skip
-    values = {name: getattr(one, name) for name in fields}
-    each = {"work": one.work, "measured_work": one.measured_work}
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()} | {
-        "tokens_per_round": one.length,
-        **{name: None if work is None else work.to_dict() for name, work in each.items()},
-    }
+    def lists(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values}
 
-
-__all__ = ["Plan", "Prediction", "Request", "load_or_plan", "parts_of", "plan", "run"]
+    found = asdict(one, dict_factory=lists)
+    del found["parts"]
+    return {**found, "tokens_per_round": found.pop("length")}

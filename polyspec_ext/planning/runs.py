@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -19,7 +20,6 @@ from ..policies.base import RoundReport
 from .parts import Part, Request, owners_above
 from .theory import batches
 
-Clock = Callable[[], float]
 WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # of the lowest level, whose steps are timed
 MOST = WINDOWS[-1]
 _BLOCKS = 2  # from below, in a round of a chain of three levels
@@ -191,7 +191,6 @@ class Run:
     parts: Sequence[Part]
     chain: tuple[int, ...]
     request: Request
-    clock: Clock
     fixed: bool = False
     rounds: list[Round] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
@@ -229,8 +228,9 @@ class Run:
         `limit` seconds."""
         tokens = 4 if self.turns is None else min(sum(WINDOWS), self.request.max_new_tokens)
         options = {**self.request.options(), "max_new_tokens": tokens}
-        began, batch = self.clock(), self._ready.batch([list(one) for one in prompts], **options)
-        while batch.advance() and self.clock() - began <= limit:
+        began = time.perf_counter()
+        batch = self._ready.batch([list(one) for one in prompts], **options)
+        while batch.advance() and time.perf_counter() - began <= limit:
             pass
         if self.turns is not None:
             self.turns.steps.clear()
@@ -245,11 +245,11 @@ class Run:
         but the first `LEAST`."""
         if self.turns is not None:
             self.turns.begin()
-        began = self.clock()
+        began = time.perf_counter()
         batch = self._ready.batch([list(one) for one in prompts], **self.request.options(number))
         stats, last = batch.stats, [0.0] * (len(self.chain) + 1)
         slots, begins, done = len(prompts), True, 0
-        while done < LEAST or self.clock() - began <= limit:
+        while done < LEAST or time.perf_counter() - began <= limit:
             done += 1
             active = [len(row.tokens) for row in batch.rows if not row.ended]
             slots = slots_after(slots, len(active))
@@ -263,7 +263,7 @@ class Run:
                     Round(tuple(levels), whole - sum(levels), slots, begins, context)
                 )
             last, begins = now, False
-        spent = self.clock() - began
+        spent = time.perf_counter() - began
         self.spent += spent
         self.tokens += stats.num_new_tokens
         prefill = [level.prefill_seconds for level in stats.levels]
@@ -302,13 +302,13 @@ def timed_chains(parts: Sequence[Part]) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(whole))
 
 
-def timed_runs(parts: Sequence[Part], request: Request, clock: Clock) -> list[Run]:
+def timed_runs(parts: Sequence[Part], request: Request) -> list[Run]:
     """The target alone, a chain with one window, and those of `timed_chains`."""
     chains = timed_chains(parts)
-    runs = [Run(parts, (0,), request, clock)]
+    runs = [Run(parts, (0,), request)]
     if chains:
-        runs.append(Run(parts, chains[0], request, clock, fixed=True))
-    return runs + [Run(parts, chain, request, clock) for chain in chains]
+        runs.append(Run(parts, chains[0], request, fixed=True))
+    return runs + [Run(parts, chain, request) for chain in chains]
 
 
 def representative(prompts: Sequence[_Prompt], batch: int) -> list[_Prompt]:
@@ -330,7 +330,7 @@ def representative(prompts: Sequence[_Prompt], batch: int) -> list[_Prompt]:
 
 
 def in_turns(
-    runs: Sequence[Run], prompts: Sequence[Sequence[int]], batch: int, limit: float, clock: Clock
+    runs: Sequence[Run], prompts: Sequence[Sequence[int]], batch: int, limit: float
 ) -> list[tuple[list[int], list[int]]]:
     """All runs continue one batch of prompts after the other, so that a change in the machine's
     load meets all; as many as there is time for, again and again while rounds are missing. Prompts
@@ -353,10 +353,10 @@ def in_turns(
         pairs = zip(groups[number][:fresh], new, strict=False)
         texts.extend((list(prompt), own) for prompt, own in pairs if own)
 
-    began, asked = clock(), 0
+    began, asked = time.perf_counter(), 0
     for number in range(3 * len(groups)):
         again = number >= len(groups)
-        over = clock() - began > (limit if again else _TIMED * limit)
+        over = time.perf_counter() - began > (limit if again else _TIMED * limit)
         if (texts and over) or (again and all(run.enough for run in runs[1:])):
             break
         group = groups[number % len(groups)]
@@ -370,7 +370,7 @@ def in_turns(
     telling = [run for run in runs if run.tells] or runs
     fastest = min(telling, key=lambda run: run.spent / max(run.tokens, 1))
     for number in range(asked, len(groups)):
-        if clock() - began > limit:
+        if time.perf_counter() - began > limit:
             break
         keep(number, fastest.call(groups[number], number))
     if not any(not one.begins for one in runs[0].rounds):

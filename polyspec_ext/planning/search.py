@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -22,35 +21,30 @@ _TRIALS = 200  # settings tried for one chain
 _EXTRA = (0, 1, None)  # rounds beyond those that fill a window; None: unbounded
 
 
-class LevelWork(NamedTuple):
+@dataclass(frozen=True)
+class LevelWork:
     """What one level of a chain does for a token of the text.
 
     Attributes:
         steps: verifications per token of the text; of the lowest level: drafts.
         tokens: tokens verified per token of the text; of the lowest level: drafted.
-        length: tokens handed up per verification (L_i); NaN of the lowest level.
+        length: tokens handed up per verification (L_i); None of the lowest level.
         seconds: per token of the text, without the chain's own time.
     """
 
     steps: float
     tokens: float
-    length: float
+    length: float | None
     seconds: float
 
 
-class Work(NamedTuple):
+@dataclass(frozen=True)
+class Work:
     """What a chain does for a token of the text, level by level; `own` is the time outside the
     levels, in seconds per token."""
 
     levels: tuple[LevelWork, ...]
     own: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, with None for what is not defined."""
-        levels = [one._asdict() for one in self.levels]
-        for one in levels:
-            one["length"] = None if math.isnan(one["length"]) else one["length"]
-        return {"levels": levels, "own": self.own}
 
 
 def expected_work(found: Expectation, times: MeasuredSeconds) -> Work:
@@ -68,7 +62,7 @@ def expected_work(found: Expectation, times: MeasuredSeconds) -> Work:
     levels = [
         LevelWork(float(step), float(many), length, float(spent))
         for step, many, length, spent in zip(
-            steps, drafted, [*lengths, math.nan], seconds - outside, strict=False
+            steps, drafted, [*lengths, None], seconds - outside, strict=False
         )
     ]
     return Work(tuple(levels), float(outside.sum()))
@@ -82,7 +76,7 @@ def observed_work(stats: Stats) -> Work:
         lowest = number > 0 and number == len(stats.levels) - 1
         steps = level.num_proposals if lowest else level.num_verifications
         many = level.num_proposed_tokens if lowest else level.num_draft_tokens
-        length = math.nan if lowest else level.num_emitted_tokens / max(steps, 1)
+        length = None if lowest else level.num_emitted_tokens / max(steps, 1)
         levels.append(LevelWork(steps / tokens, many / tokens, length, level.seconds / tokens))
     return Work(tuple(levels), stats.overhead_seconds / tokens)
 

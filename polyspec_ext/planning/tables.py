@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from .measure import OWN, Measured
@@ -110,7 +109,7 @@ def _steps(work: Work) -> float:
 def _work_of(both: Sequence[LevelWork]) -> list[str]:
     cells = [f"{100 * one.steps:.1f}" for one in both]
     cells += [f"{100 * one.tokens:.1f}" for one in both]
-    cells += ["-" if math.isnan(one.length) else f"{one.length:.2f}" for one in both]
+    cells += [_shown(one.length, ".2f") for one in both]
     return [*cells, *(f"{1e3 * one.seconds / max(one.steps, 1e-9):.2f}" for one in both)]
 
 

@@ -9,9 +9,10 @@ took there: by samples that have chosen nothing, behind the very levels that run
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ..chain import Chain
 from ..stats import Stats, merge
 from .measure import OWN, Measured, MeasuredSeconds, PartTrial, Trial
 from .parts import Part, Request
-from .runs import LEAST, Clock
+from .runs import LEAST
 from .search import (
     Candidate,
     Work,
@@ -55,21 +56,25 @@ class Call(NamedTuple):
 _Calls = list[Call]
 
 
+def chain_of(parts: Sequence[Part], one: Candidate, **options: Any) -> Chain:
+    """A candidate's `Chain`; `options` are others of it."""
+    own = {"rounds": list(one.rounds), "rule": one.rule, "tail": one.tail, **options}
+    return Chain([parts[n].thing for n in one.parts], list(one.windows), **own)
+
+
 @dataclass(frozen=True)
 class Runner:
     """Runs candidates side by side.
 
     Args:
-        build: a candidate's `Chain`.
+        parts: that candidates are made of.
         prompts: token ids.
         request: what is asked of each.
-        clock: seconds from any origin.
     """
 
-    build: Callable[[Candidate], Chain]
+    parts: Sequence[Part]
     prompts: Sequence[Sequence[int]]
     request: Request
-    clock: Clock
 
     @property
     def calls(self) -> list[list[list[int]]]:
@@ -83,15 +88,15 @@ class Runner:
         """All calls, by candidate and repeat. The candidates take turns, so that a change in the
         machine's load meets all; when `limit` seconds are over, none begins another call, and one
         that takes longer than a candidate's share of them is cut short."""
-        built, calls = [self.build(one) for one in some], self.calls
+        built, calls = [chain_of(self.parts, one) for one in some], self.calls
         each = limit / len(some)
         for one in built:
             self._call(one, calls[0], 0, _WARMING * each, 16)
         found: list[list[_Calls]] = [[] for _ in built]
-        start = self.clock()
+        start = time.perf_counter()
         for turn in range(repeats * len(calls)):
             repeat, number = divmod(turn, len(calls))
-            if turn > 0 and self.clock() - start > limit:
+            if turn > 0 and time.perf_counter() - start > limit:
                 break
             for place in range(len(built)):
                 at = (place + number + repeat) % len(built)
@@ -108,16 +113,18 @@ class Runner:
         limit: float,
         most: int | None = None,
     ) -> Call:
-        began, options = self.clock(), self.request.options(number)
+        began, options = time.perf_counter(), self.request.options(number)
         if most is not None:
             options["max_new_tokens"] = most
         batch = chain.batch(prompts, **options)
         stats, tokens, seconds = batch.stats, 0, 0.0
         rounds: list[tuple[int, float]] = []
-        while (len(rounds) < LEAST or self.clock() - began <= limit) and batch.advance():
+        while len(rounds) < LEAST or time.perf_counter() - began <= limit:
+            if not batch.advance():
+                break
             rounds.append((stats.num_new_tokens - tokens, stats.decode_seconds - seconds))
             tokens, seconds = stats.num_new_tokens, stats.decode_seconds
-        return Call(self.clock() - began, stats, rounds)
+        return Call(time.perf_counter() - began, stats, rounds)
 
     def rates(self, some: Sequence[Candidate], repeats: int) -> list[Candidate]:
         """The candidates with their tokens per second, of whole calls and of decoding: medians of
@@ -158,7 +165,6 @@ def _error(repeats: Sequence[_Calls]) -> float:
 
 def corrected(
     measured: Measured,
-    parts: Sequence[Part],
     found: Sequence[Candidate],
     runner: Runner,
     limit: float,
@@ -171,19 +177,19 @@ def corrected(
         limit: seconds that all of it may take; trials have a quarter of them at least.
         most: chains that are tried, beside plain decoding; None: all.
     """
-    began = runner.clock()
+    began = time.perf_counter()
     plain = next(one for one in found if not one.windows)
     some = list(dict.fromkeys([*found[:most], plain]))
     while some:
-        left = max(limit - measured.spent - (runner.clock() - began), _AT_LEAST * limit)
+        left = max(limit - measured.spent - (time.perf_counter() - began), _AT_LEAST * limit)
         for one, own in zip(some, runner.run(some, _REPEATS, left), strict=True):
             measured.trials[one.parts] = _trial(measured, one, own)
         found = fastest_first(
-            [candidate(measured, parts, c.parts, c.windows, c.rounds, c.tail) for c in found]
+            [candidate(measured, runner.parts, c.parts, c.windows, c.rounds, c.tail) for c in found]
         )
         # What is recommended should have been run.
         some = [one for one in found[:1] if one.parts not in measured.trials]
-    measured.spent += runner.clock() - began
+    measured.spent += time.perf_counter() - began
     return list(found)
 
 
