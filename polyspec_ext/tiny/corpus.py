@@ -19,7 +19,18 @@ from . import CHAT_TEMPLATE, prompt_of
 
 BOS, EOS = "<|bos|>", "<|eos|>"
 VOCAB_SIZE = 2048
+LENGTH = 320  # tokens per training row; a GSM8K problem with its solution has about 200
 _CALCULATOR = re.compile(r"<<[^>]*>>")
+
+
+def texts(folder: Path) -> list[str]:
+    """What is learnt."""
+    return gsm8k(folder / "gsm8k_train.jsonl") + shakespeare(folder / "tinyshakespeare.txt")
+
+
+def held_out(folder: Path) -> list[str]:
+    """What models are reported on."""
+    return gsm8k(folder / "gsm8k_test.jsonl")[:300]
 
 
 def gsm8k(path: Path) -> list[str]:

@@ -33,14 +33,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from .. import progress
 from ..command import options
 from ..command.run import run_command
-from ..training.rows import Document
+from ..training.rows import Document, Stream
+from ..training.steps import Steps
 from . import corpus
-from .fit import fit
 from .train_eagle import train_heads
 
-# Where the seed's layers stand in the target; the layers between start as identities.
-SEED_LAYERS = (0, 4, 9)
-TARGET_LAYERS = 10
+# The seed's layers as they stand in the target; the layers between start as identities.
+TARGET_LAYERS = (0, None, None, None, 1, None, None, None, None, 2)
+BATCH = 16
 
 
 def config(
@@ -60,39 +60,50 @@ def config(
     )
 
 
-def grow(seed: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The target at its start: exactly the seed's distribution, with identity layers waiting to
-    learn."""
-    shape = LlamaConfig.from_dict(
-        {**seed.config.to_dict(), "num_hidden_layers": TARGET_LAYERS, "layer_types": None}
-    )
-    target = LlamaForCausalLM(shape)
-    target.model.embed_tokens.load_state_dict(seed.model.embed_tokens.state_dict())
-    target.model.norm.load_state_dict(seed.model.norm.state_dict())
-    for layer in target.model.layers:
-        # With both output projections zero a pre-norm layer adds nothing to the residual stream.
-        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
-        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
-    for place, layer in zip(SEED_LAYERS, seed.model.layers, strict=True):
-        target.model.layers[place].load_state_dict(layer.state_dict())
-    return target
+def with_layers(model: LlamaForCausalLM, places: Sequence[int | None]) -> LlamaForCausalLM:
+    """`model` with the layers that stand at `places` of it. None: a new layer that is an identity
+    until it has learnt something: with both output projections zero a pre-norm layer adds nothing
+    to the residual stream.
 
-
-def shrink(model: LlamaForCausalLM, places: Sequence[int]) -> LlamaForCausalLM:
-    """A student at its start: `model` with only the layers at `places`.
-
-    Of the target, those of the seed: the others began as identities, so the layers around them
-    still work together without them.
+    So a target with such layers begins with its seed's distribution; and without them its others
+    still work together, which is how its student begins.
     """
     shape = LlamaConfig.from_dict(
         {**model.config.to_dict(), "num_hidden_layers": len(places), "layer_types": None}
     )
-    student = LlamaForCausalLM(shape)
-    student.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
-    student.model.norm.load_state_dict(model.model.norm.state_dict())
-    for layer, place in zip(student.model.layers, places, strict=True):
-        layer.load_state_dict(model.model.layers[place].state_dict())
-    return student
+    made = LlamaForCausalLM(shape)
+    made.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
+    made.model.norm.load_state_dict(model.model.norm.state_dict())
+    for layer, place in zip(made.model.layers, places, strict=True):
+        if place is None:
+            torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+            torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+        else:
+            layer.load_state_dict(model.model.layers[place].state_dict())
+    return made
+
+
+def fit(
+    model: torch.nn.Module,
+    documents: Sequence[Document],
+    loss_of: Callable[[torch.Tensor], torch.Tensor],
+    tokens: int,
+    rate: float,
+    name: str,
+) -> None:
+    """AdamW with warm-up and cosine decay over `tokens` training tokens, forward passes in bf16."""
+    data = Stream(documents, corpus.LENGTH, torch.initial_seed())
+    count = max(1, tokens // (BATCH * corpus.LENGTH))
+    steps = Steps(model.parameters(), rate, warm=max(1, min(100, count // 10)), stay=0.0)
+    model.train()
+    smooth = None
+    for i in (bar := progress.bar(range(count), desc=name, mininterval=5)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = loss_of(data.rows(i * BATCH, BATCH).tokens)
+        steps.step(loss, i / count)
+        smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
+        bar.set_postfix(loss=f"{smooth:.4f}", refresh=False)
+    model.eval()
 
 
 def text_loss(model: LlamaForCausalLM) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -187,8 +198,7 @@ def train(args: argparse.Namespace) -> int:
         return train_heads(args)
     args.output.mkdir(parents=True, exist_ok=True)
 
-    texts = corpus.gsm8k(args.data / "gsm8k_train.jsonl")
-    texts += corpus.shakespeare(args.data / "tinyshakespeare.txt")
+    texts = corpus.texts(args.data)
     if not (args.output / "tokenizer").exists():
         corpus.train_tokenizer(texts).save_pretrained(args.output / "tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(args.output / "tokenizer")
@@ -196,7 +206,7 @@ def train(args: argparse.Namespace) -> int:
         name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
     documents = corpus.encode(tokenizer, texts)
-    held_out = corpus.encode(tokenizer, corpus.gsm8k(args.data / "gsm8k_test.jsonl"))[:300]
+    held_out = corpus.encode(tokenizer, corpus.held_out(args.data))
     print(
         f"{sum(d.ids.numel() for d in documents):,} training tokens in {len(documents):,} documents"
     )
@@ -226,14 +236,14 @@ def train(args: argparse.Namespace) -> int:
     def make_target() -> LlamaForCausalLM:
         seed = stage("seed", make_seed)
         reseed("target")
-        model = grow(seed)
+        model = with_layers(seed, TARGET_LAYERS)
         fit(model, documents, text_loss(model), amount(11e6), 1.5e-3, "target")
         return model
 
     target = stage("target", make_target)
 
     def make_middle() -> LlamaForCausalLM:
-        model = shrink(target, SEED_LAYERS)
+        model = with_layers(target, [n for n, own in enumerate(TARGET_LAYERS) if own is not None])
         # Total variation alone is what acceptance loses, but teaches little while the distributions
         # are far apart; so forward KL leads at first.
         rounds = [(1.5e-3, 1.0, 4.5e6), (1e-3, 0.1, 4.5e6), (1.2e-3, 0.1, 8e6), (8e-4, 0.1, 4e6)]
@@ -246,7 +256,7 @@ def train(args: argparse.Namespace) -> int:
     def make_drafter() -> LlamaForCausalLM:
         teacher = stage("middle", make_middle)
         reseed("drafter")
-        model = shrink(teacher, (0,))
+        model = with_layers(teacher, (0,))
         loss = distillation_loss(model, teacher, 0.3)
         fit(model, documents, loss, amount(8e6), 3e-3, "drafter")
         return model

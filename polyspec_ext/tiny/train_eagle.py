@@ -20,7 +20,7 @@ from ..drafters.eagle import EagleNetwork
 from ..training.rows import Stream
 from ..training.session import HeadTraining, Settings
 from . import HEADS, corpus
-from .fit import LENGTH
+from .corpus import LENGTH
 
 TOKENS = 1_600_000  # of training
 EPOCHS = 2
@@ -82,10 +82,8 @@ def train_heads(args: argparse.Namespace) -> int:
 
     target, drafter = load("target"), load("drafter")
     tokenizer = AutoTokenizer.from_pretrained(args.output / "target")
-    texts = corpus.gsm8k(args.data / "gsm8k_train.jsonl")
-    texts += corpus.shakespeare(args.data / "tinyshakespeare.txt")
-    documents = corpus.encode(tokenizer, texts)
-    held_out = corpus.encode(tokenizer, corpus.gsm8k(args.data / "gsm8k_test.jsonl"))[:300]
+    documents = corpus.encode(tokenizer, corpus.texts(args.data))
+    held_out = corpus.encode(tokenizer, corpus.held_out(args.data))
     sample = Stream(documents, LENGTH, args.seed).rows(0, 8).tokens
     begin = functools.partial(begin_with, drafter=drafter, tokens=sample)
     report_file = args.output / "report.json"

@@ -9,21 +9,18 @@ import torch
 
 from .. import progress
 from .rows import Document, Rows
-from .states import Teacher
 from .unrolled import Unrolled, mixed
 
 
 @torch.no_grad()
-def measure_acceptance(
-    unrolled: Unrolled, teacher: Teacher, ids: torch.Tensor | None, documents: Sequence[Document]
-) -> dict[str, Any]:
+def measure_acceptance(unrolled: Unrolled, documents: Sequence[Document]) -> dict[str, Any]:
     """By step of a draft of the text itself: overlap with the target, E[1 - TV], at temperature 1
     over all of the target's ids, and how often both have the same argmax.
 
     Args:
-        ids: that the head knows, ascending; None: all.
         documents: that the head has not learnt from.
     """
+    teacher, ids = unrolled.teacher, unrolled.teacher.ids
     sums = torch.zeros(2, unrolled.steps, dtype=torch.float64)
     counts = torch.zeros(unrolled.steps)
     for document in progress.bar(documents, desc="held out", mininterval=5, leave=False):
@@ -35,7 +32,7 @@ def measure_acceptance(
             for step, _, before in unrolled.outputs(tokens, states.features):
                 some = about[:, 1 + step :]
                 goal = teacher.logits(states.last[:, 1 + step :][some]).softmax(-1)
-                q = unrolled.logits(before[some]).float().softmax(-1)
+                q = teacher.readout(before[some]).float().softmax(-1)
                 best = q.argmax(-1) if ids is None else ids[q.argmax(-1)]
                 known = goal if ids is None else goal[:, ids]
                 sums[0, step] += torch.minimum(known, q).sum()

@@ -1,9 +1,10 @@
-"""A new EAGLE head for a target, and its files in SafeAILab's format."""
+"""A new EAGLE head for a target, its first weights, and its files in SafeAILab's format."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from torch import nn
 
 from ..drafters.eagle import EagleNetwork
 from ..drafters.eagle.config import parse
+from .states import States, Teacher
+
+_RIDGE = 0.1  # of the mean square of a predictor
 
 
 def head_config(
@@ -26,19 +30,24 @@ def head_config(
         draft_vocab: ids that an EAGLE-3 head knows; None: all.
         inner: width of its MLP; None: the target's.
     """
-    heads = _heads(text)
+    # As many as the target's, or the next lower number that divides the states into parts of an
+    # even width.
+    width = text.hidden_size
+    counts = range(text.num_attention_heads, 0, -1)
+    heads = next((n for n in counts if width % n == 0 and width // n % 2 == 0), 1)
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    if version == 3 or heads % kv_heads:
+        # The token's embedding reaches an EAGLE-3 head through its values only: as wide as it is.
+        kv_heads = heads
     rotations = getattr(text, "rope_parameters", None) or {}
     given: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM" if version == 1 else "LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "hidden_size": text.hidden_size,
-        "intermediate_size": inner
-        or getattr(text, "intermediate_size", None)
-        or 4 * text.hidden_size,
+        "hidden_size": width,
+        "intermediate_size": inner or getattr(text, "intermediate_size", None) or 4 * width,
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
-        # The token's embedding reaches an EAGLE-3 head through its values only: as wide as it is.
-        "num_key_value_heads": _kv_heads(text, heads) if version == 1 else heads,
+        "num_key_value_heads": kv_heads,
         "hidden_act": "silu",
         "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
         "rope_theta": rotations.get("rope_theta", 10000.0),
@@ -54,21 +63,6 @@ def head_config(
     else:
         given["draft_vocab_size"] = draft_vocab or text.vocab_size
     return given
-
-
-def _heads(text: Any) -> int:
-    """As many as the target's, or the next lower number that divides the states into parts of an
-    even width."""
-    size = text.hidden_size
-    fits = (
-        n for n in range(text.num_attention_heads, 0, -1) if size % n == 0 and size // n % 2 == 0
-    )
-    return next(fits, 1)
-
-
-def _kv_heads(text: Any, heads: int) -> int:
-    own = getattr(text, "num_key_value_heads", None) or heads
-    return own if heads % own == 0 else heads
 
 
 def make_head(given: dict[str, Any], target_layers: int) -> EagleNetwork:
@@ -98,6 +92,40 @@ def make_head(given: dict[str, Any], target_layers: int) -> EagleNetwork:
                 own.mlp.down_proj.weight, std=0.3 * config.layer.intermediate_size**-0.5
             )
     return head
+
+
+@torch.no_grad()
+def begin_linear(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States]) -> None:
+    """A new EAGLE-3 head, whose attention adds its own token's embedding, becomes the linear
+    function of features and embedding that is nearest to the target's next state, by least squares:
+    what a few thousand tokens tell, and steps of an optimiser would need many more for.
+
+    Args:
+        head: of `make_head`.
+        teacher: whose final norm `head` takes.
+        blocks: at least one.
+    """
+    own: Any = head.layers[0]
+    gain = teacher.gain
+    width, size = head.config.hidden_size, head.config.feature_size + head.config.hidden_size
+    squares, products, count = torch.zeros(size, size), torch.zeros(size, width), 0
+    for block in blocks:
+        embeds = own.input_layernorm(teacher.embed(block.tokens[:, 1:]).float())
+        given = torch.cat([block.features[:, :-1].float(), embeds], -1)
+        about = torch.cat([block.learnt[:, 2:], block.learnt[:, -1:]], 1)
+        x, y = given[about], block.last[:, 1:][about].float() / gain
+        squares += x.T @ x
+        products += x.T @ y
+        count += len(x)
+    if count == 0:
+        return
+    squares.diagonal().add_(_RIDGE * count)
+    found = torch.linalg.solve(squares, products).T
+    head.fc.weight.copy_(found[:, :-width])
+    # The attention's values are an orthogonal image of the embedding.
+    values = own.self_attn.v_proj.weight[:, :width]
+    own.self_attn.o_proj.weight.copy_(found[:, -width:] @ values.T)
+    head.norm.weight.copy_(gain)
 
 
 def save_head(

@@ -34,22 +34,6 @@ class Rows(NamedTuple):
     learnt: torch.Tensor
 
 
-def pack(documents: Sequence[Document], length: int, generator: torch.Generator) -> Rows:
-    """Shuffled documents laid end to end and cut into rows of `length` tokens."""
-    order = torch.randperm(len(documents), generator=generator).tolist()
-    stream = torch.cat([documents[i].ids for i in order])
-    learnt = torch.cat([torch.arange(len(documents[i].ids)) >= documents[i].begin for i in order])
-    # A random start moves the cuts, so that no document is always split at the same place.
-    start = int(torch.randint(0, length, (1,), generator=generator))
-    count = (stream.numel() - start) // length
-    mixed = torch.randperm(count, generator=generator)
-
-    def cut(of: torch.Tensor) -> torch.Tensor:
-        return of[start : start + count * length].view(count, length)[mixed]
-
-    return Rows(cut(stream), cut(learnt))
-
-
 class Stream:
     """Endless rows: the documents again and again, each time in a new order and cut elsewhere. Row
     i is the same whenever it is asked for.
@@ -73,9 +57,22 @@ class Stream:
             )
 
     def _round(self, number: int) -> Rows:
-        if number not in self._rounds:
-            generator = torch.Generator().manual_seed(self._seed + number)
-            self._rounds = {number: pack(self._documents, self._length, generator)}
+        """Shuffled documents end to end, cut into rows, which are shuffled; the latest is kept."""
+        if number in self._rounds:
+            return self._rounds[number]
+        length, generator = self._length, torch.Generator().manual_seed(self._seed + number)
+        order = torch.randperm(len(self._documents), generator=generator).tolist()
+        documents = [self._documents[i] for i in order]
+        # A random start moves the cuts, so that no document is always split at the same place.
+        start = int(torch.randint(0, length, (1,), generator=generator))
+        count = (sum(len(one.ids) for one in documents) - start) // length
+        mixed = torch.randperm(count, generator=generator)
+
+        def cut(parts: list[torch.Tensor]) -> torch.Tensor:
+            return torch.cat(parts)[start : start + count * length].view(count, length)[mixed]
+
+        learnt = [torch.arange(len(one.ids)) >= one.begin for one in documents]
+        self._rounds = {number: Rows(cut([one.ids for one in documents]), cut(learnt))}
         return self._rounds[number]
 
     def rows(self, begin: int, count: int) -> Rows:

@@ -23,7 +23,6 @@ from .. import progress
 from ..drafters.eagle import EagleNetwork
 from . import heads
 from .acceptance import measure_acceptance
-from .first import begin_linear
 from .rows import Document, Stream, frequent
 from .states import States, Teacher
 from .steps import Steps
@@ -72,7 +71,7 @@ class HeadTraining:
         documents: that are learnt; `held_out`: that are reported on.
         place: the head's directory. What a resumed run needs lies in its folder ``training``.
         resume: go on where the last run stopped.
-        begin: gives a new head its first weights; None: `first.begin_linear` does, or for an
+        begin: gives a new head its first weights; None: `heads.begin_linear` does, or for an
             EAGLE-2 head they are random.
 
     Raises:
@@ -102,17 +101,17 @@ class HeadTraining:
         self._config = heads.head_config(
             text, settings.version, settings.draft_vocab, settings.inner
         )
-        self._ids = None
+        ids = None
         if settings.draft_vocab is not None and settings.draft_vocab < text.vocab_size:
-            self._ids = frequent(documents, settings.draft_vocab, text.vocab_size)
+            ids = frequent(documents, settings.draft_vocab, text.vocab_size)
         torch.manual_seed(settings.seed)
         head = heads.make_head(self._config, text.num_hidden_layers)
-        self._teacher = Teacher(target, head.config, self._ids)
+        self._teacher = Teacher(target, head.config, ids)
         first = self._stream.rows(0, 4)
         self._teacher.require_plain_head(first.tokens[:1, :32])
         if settings.version == 3:
             self._teacher.measure(first)
-        self._unrolled = Unrolled(head, self._teacher.embed, self._teacher.readout, settings.steps)
+        self._unrolled = Unrolled(head, self._teacher, settings.steps)
         self._steps = Steps(head.parameters(), settings.rate)
         self._texts = _digest(documents)
         self._block = self._batch = 0  # that come next
@@ -131,7 +130,7 @@ class HeadTraining:
             begin(head)
         elif settings.version == 3:
             blocks = [self._states_of(number) for number in range(_FIRST)]
-            begin_linear(head, self._teacher, blocks)
+            heads.begin_linear(head, self._teacher, blocks)
 
     @property
     def tokens(self) -> int:
@@ -181,9 +180,8 @@ class HeadTraining:
     def report(self) -> dict[str, Any]:
         """Acceptance by position on the held-out texts, written beside the head as well."""
         self._unrolled.eval()
-        found = measure_acceptance(self._unrolled, self._teacher, self._ids, self._held_out)
         report = {
-            **found,
+            **measure_acceptance(self._unrolled, self._held_out),
             "tokens_read": self.tokens,
             "updates": self._steps.count,
             "seconds": round(self._seconds),
@@ -251,14 +249,12 @@ class HeadTraining:
     def save(self) -> None:
         """The head as it is, and what a resumed run needs. Each file is replaced when the new one
         is whole."""
-        tensors = {
-            key: value.detach().clone() for key, value in self._unrolled.head.state_dict().items()
-        }
-        kept = dict(tensors)
+        kept = {key: value.clone() for key, value in self._unrolled.head.state_dict().items()}
+        tensors = dict(kept)
         if self._settings.version == 3:
             tensors["fc.weight"] = tensors["fc.weight"] / self._teacher.scale
             tensors["lm_head.weight"] = self._teacher.head
-        heads.save_head(self._place, self._config, tensors, self._ids)
+        heads.save_head(self._place, self._config, tensors, self._teacher.ids)
         self._work.mkdir(parents=True, exist_ok=True)
         state = {
             "settings": asdict(self._settings),

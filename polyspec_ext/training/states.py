@@ -35,7 +35,7 @@ class Teacher:
     Args:
         model: a causal language model of transformers on the CPU.
         config: of the head.
-        ids: ``[Vd]`` that the head knows, ascending; None: all.
+        ids: ``[Vd]`` int64 that the head knows, ascending; None: all.
 
     Attributes:
         scale: ``[F]`` float32, the size of each feature. A few are a thousand times as large as
@@ -47,7 +47,7 @@ class Teacher:
     """
 
     def __init__(self, model: Any, config: EagleConfig, ids: torch.Tensor | None) -> None:
-        self._model, self._layers = model, config.hidden_layers
+        self._model, self._layers, self.ids = model, config.hidden_layers, ids
         self.embed = model.get_input_embeddings()
         weight = model.get_output_embeddings().weight.detach()
         self.head = weight if ids is None else weight[ids].contiguous()
@@ -66,24 +66,21 @@ class Teacher:
     @torch.no_grad()
     def read(self, rows: Rows, batch: int = 4) -> States:
         """One pass of the target over every row."""
-        found = [self._pass(part) for part in rows.tokens.split(batch)]
-        features = torch.cat([one for one, _ in found]) / self.scale
-        last = torch.cat([one for _, one in found])
+        features, last = self._passes(rows.tokens, batch)
+        features = features / self.scale
         return States(rows.tokens, rows.learnt, features.bfloat16(), last.bfloat16())
 
     @torch.no_grad()
     def measure(self, rows: Rows) -> None:
         """Set `scale` and `gain`, from these rows."""
-        both = [self._pass(part) for part in rows.tokens.split(4)]
-        self.scale = _sizes(torch.cat([one for one, _ in both]))
-        self.gain = _sizes(torch.cat([one for _, one in both]))
+        self.scale, self.gain = map(_sizes, self._passes(rows.tokens, 4))
 
     def require_plain_head(self, tokens: torch.Tensor) -> None:
         """Refuse a model that makes something else of its last states than their product with the
         output head, such as capped or scaled logits."""
         with torch.no_grad():
             whole = self._model(input_ids=tokens).logits.float()
-            own = self.logits(self._pass(tokens)[1])
+            own = self.logits(self._passes(tokens, 1)[1])
         if whole.shape != own.shape or (whole - own).abs().max() > 0.05 * whole.abs().max():
             raise ValueError(
                 "target: expected a model whose logits are the product of its last hidden states "
@@ -91,12 +88,16 @@ class Teacher:
                 "else with them"
             )
 
-    def _pass(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self._model.get_decoder()(
-            input_ids=tokens, output_hidden_states=True, use_cache=False
-        )
-        layers = out.hidden_states
-        return torch.cat([layers[k] for k in self._layers], -1), out.last_hidden_state
+    def _passes(self, tokens: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """``[R, T, F]`` and ``[R, T, H]``, features and last states, so many rows at a time."""
+        features, last = [], []
+        for part in tokens.split(batch):
+            out = self._model.get_decoder()(
+                input_ids=part, output_hidden_states=True, use_cache=False
+            )
+            features.append(torch.cat([out.hidden_states[k] for k in self._layers], -1))
+            last.append(out.last_hidden_state)
+        return torch.cat(features), torch.cat(last)
 
 
 def _sizes(states: torch.Tensor) -> torch.Tensor:

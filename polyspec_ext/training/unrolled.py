@@ -8,7 +8,7 @@ to the token where the draft begins and its own behind it, as in use.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,12 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..drafters.eagle import EagleNetwork
+from .states import Teacher
 
 _DECAY = 0.8  # weight of a step's loss relative to the one before
 _KL, _FEATURES = 0.5, 0.2  # weights beside total variation
-
-# Logits [.., Vd] of states that the target's output head reads, for the ids that the head knows.
-Readout = Callable[[torch.Tensor], torch.Tensor]
 
 
 @contextmanager
@@ -38,21 +36,13 @@ class Unrolled(nn.Module):
 
     Args:
         head: trained.
-        embed: the target's embeddings, ``[B, T]`` to ``[B, T, H]``.
-        readout: of the target, which the head uses as well.
+        teacher: whose embeddings and output head it uses.
         steps: of a draft.
     """
 
-    def __init__(
-        self,
-        head: EagleNetwork,
-        embed: Callable[[torch.Tensor], torch.Tensor],
-        readout: Readout,
-        steps: int,
-    ) -> None:
+    def __init__(self, head: EagleNetwork, teacher: Teacher, steps: int) -> None:
         super().__init__()
-        self.head, self.steps = head, steps
-        self._target = (embed, readout)  # no part of this module
+        self.head, self.teacher, self.steps = head, teacher, steps
 
     def outputs(
         self, tokens: torch.Tensor, features: torch.Tensor
@@ -64,8 +54,8 @@ class Unrolled(nn.Module):
             tokens: ``[B, T]``.
             features: ``[B, T, F]``, what the head reads of the target's states.
         """
-        head, (embed, _) = self.head, self._target
-        embeds = embed(tokens).to(features.dtype)
+        head = self.head
+        embeds = self.teacher.embed(tokens).to(features.dtype)
         states = head.fuse(features)
         seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         for step in range(self.steps):
@@ -83,11 +73,6 @@ class Unrolled(nn.Module):
             out = head(own, states[:, :count], positions, attention)
             yield step, out, head.before_head(out)
             states = head.carried(out)
-
-    def logits(self, before: torch.Tensor) -> torch.Tensor:
-        """Of what `outputs` gives, or of the target's last states: one entry for each id that the
-        head knows."""
-        return self._target[1](before)
 
     def forward(
         self,
@@ -114,8 +99,8 @@ class Unrolled(nn.Module):
         for step, states, before in self.outputs(tokens, features):
             some = about[:, 1 + step :]
             with torch.no_grad():
-                goal = self.logits(last[:, 1 + step :][some]).float().log_softmax(-1)
-            given = self.logits(before[some]).float().log_softmax(-1)
+                goal = self.teacher.readout(last[:, 1 + step :][some]).float().log_softmax(-1)
+            given = self.teacher.readout(before[some]).float().log_softmax(-1)
             p, q = goal.exp(), given.exp()
             count = max(1, len(goal))
             kl = (p * (goal - given)).sum() / count

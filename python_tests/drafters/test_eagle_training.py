@@ -10,6 +10,7 @@ from eagle_heads import Reference, Variant, save, weights_of
 from small_models import make
 
 from polyspec_ext.drafters.eagle.load import load_head
+from polyspec_ext.training.states import Teacher
 from polyspec_ext.training.unrolled import Unrolled
 
 
@@ -35,18 +36,20 @@ def test_steps_of_a_draft_at_every_token(v: Variant, tmp_path: Path) -> None:
     reference = Reference(
         v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
     )
-    readout = head.lm_head if v.third else target.lm_head
-    unrolled = Unrolled(head, target.model.embed_tokens, readout, 3)
+    teacher = Teacher(target, head.config, None)
+    if v.third:
+        teacher.head = head.lm_head.weight
+    unrolled = Unrolled(head, teacher, 3)
     found = {
-        step: unrolled.logits(before)[0].double()
+        step: teacher.readout(before)[0].double()
         for step, _, before in unrolled.outputs(torch.tensor([text]), features)
     }
     for t in range(len(text) - 1):
         pairs = [(text[i + 1], reference.fused(features[0, i].double())) for i in range(t + 1)]
         for step in range(3):
-            rows, state = reference.behind(pairs)
+            logits, state = reference.behind(pairs)
             if t < found[step].shape[0]:
-                assert (found[step][t] - rows).abs().max() < 1e-4 * rows.abs().max()
+                assert (found[step][t] - logits).abs().max() < 1e-4 * logits.abs().max()
             if t + 2 + step >= len(text):
                 break
             pairs.append((text[t + 2 + step], state))
