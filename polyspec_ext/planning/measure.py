@@ -26,8 +26,7 @@ from ..levels.base import id_map_of
 from .context import FAR, ContextCost, Sample, context_costs
 from .parts import Part, Request
 from .runs import MOST, Run, StepTime, Verified, all_steps, in_turns, timed_runs
-from .theory import Acceptance, Proposals, batches
-from .theory.lengths import Floats
+from .theory import Acceptance, Floats, Proposals, batches, starts
 
 OWN = -1  # the chain itself, where its time stands among those of parts
 # A trial's steps weigh as much as all other trials of the part where it has so many: times of a
@@ -178,8 +177,7 @@ class Measured:
 
     def context_factors(self, parts: Sequence[int]) -> Floats:
         """``[G, n]``, of the times of each level's steps, by the length of each call's texts."""
-        begins = np.append(True, self.remaining[1:] >= self.remaining[:-1])
-        contexts = np.array(self.prompts) + self.remaining[begins] / 2
+        contexts = np.array(self.prompts) + self.remaining[starts(self.remaining)] / 2
         each = contexts[self.calls].mean(1).tolist()
         return np.array([[self.context_cost(n).factor(one) for n in parts] for one in each])
 

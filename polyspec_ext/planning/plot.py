@@ -9,8 +9,7 @@ import numpy as np
 from .. import drawing
 from .planner import Plan
 from .search import Insertion
-from .theory import Acceptance, ConstantSeconds, expectation
-from .theory.lengths import Floats
+from .theory import Acceptance, ConstantSeconds, Floats, expectation
 
 _RATIOS = np.linspace(0.05, 0.8, 8)
 _SHARES = np.linspace(0.6, 0.99, 8)

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .acceptance import Acceptance, PassSeconds
-from .lengths import Floats, Ints
+from .acceptance import Acceptance, Floats, Ints, PassSeconds
 from .rounds import TINY, Log, Outcomes, RoundModel
 
 _UNLIKELY = 1e-9  # rounds of a batch

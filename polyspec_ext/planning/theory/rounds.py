@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._C import RoundShape, schedule_due
-from .acceptance import Acceptance, PassSeconds, Proposals
-from .lengths import Floats, Ints
+from .acceptance import Acceptance, Floats, Ints, PassSeconds, Proposals
 
 TINY = 1e-14  # states less likely than this are left out
 _ENDLESS = 2**40  # tokens
