@@ -16,29 +16,18 @@ _Part = TypeVar("_Part", bound=Hashable)
 
 
 class Sample(NamedTuple):
-    """One step.
+    """One step."""
 
-    Attributes:
-        kind: steps of one kind take the same time at the same context.
-        context: tokens of the text before it.
-        seconds: that it took.
-    """
-
-    kind: Hashable
-    context: int
+    kind: Hashable  # steps of one kind take the same time at the same context
+    context: int  # tokens of the text before it
     seconds: float
 
 
 class ContextCost(NamedTuple):
-    """Of one level.
+    """Of one level."""
 
-    Attributes:
-        mean: tokens before the steps that were timed, on average.
-        share: of a step's time there, what grows in proportion to these tokens.
-    """
-
-    mean: float = 1.0
-    share: float = 0.0
+    mean: float = 1.0  # tokens before the steps that were timed, on average
+    share: float = 0.0  # of a step's time there, what grows in proportion to these tokens
 
     def factor(self, context: float) -> float:
         """Of the time that a step takes at the mean."""

@@ -25,7 +25,7 @@ from ..levels import InputBlock, PromptBatch, batched
 from ..levels.base import id_map_of
 from .context import FAR, ContextCost, Sample, context_costs
 from .parts import Part, Request
-from .runs import MOST, Run, StepTime, Verified, all_steps, in_turns, timed_runs
+from .runs import MOST, Run, StepTime, Verified, in_turns, timed_runs
 from .theory import Acceptance, Floats, Proposals, batches, starts
 
 OWN = -1  # the chain itself, where its time stands among those of parts
@@ -38,16 +38,16 @@ _FEW = 16
 _NEAR = 1.5  # trees that were asked for with windows so many times larger or smaller are alike
 
 
+_Pair = tuple[int, int]
+_Samples = dict[int, list[float]]  # seconds by number of tokens
+
+
 class Times(NamedTuple):
-    """Seconds of a step by its number of tokens.
+    """Seconds of a step by its number of tokens."""
 
-    Attributes:
-        seconds: means, which do not fall as tokens become more. All that was measured is in them.
-        error: relative standard error of one of them, typically.
-    """
-
+    # Means, which do not fall as tokens become more. All that was measured is in them.
     seconds: Mapping[int, float]
-    error: float
+    error: float  # relative standard error of one of them, typically
 
     def times(self, factor: float) -> Times:
         """The same, longer or shorter."""
@@ -64,33 +64,20 @@ class Times(NamedTuple):
 
 
 class PartTrial(NamedTuple):
-    """Of a part of a chain that was run.
+    """Of a part of a chain that was run."""
 
-    Attributes:
-        measured: seconds that it spent, per token of the text.
-        expected: those that the tables of steps say of as many steps.
-        steps: that were run.
-        factor: of these, over as many as were expected.
-    """
-
-    measured: float
-    expected: float
-    steps: int
-    factor: float = 1.0
+    measured: float  # seconds that it spent, per token of the text
+    expected: float  # those that the tables of steps say of as many steps
+    steps: int  # that were run
+    factor: float = 1.0  # of these, over as many as were expected
 
 
 class Trial(NamedTuple):
-    """A chain that was run with windows of its own.
+    """A chain that was run with windows of its own."""
 
-    Attributes:
-        parts: by part, and `OWN`.
-        prefills: by part, in seconds of all calls.
-        error: relative standard error of its rate, over its rounds.
-    """
-
-    parts: Mapping[int, PartTrial]
-    prefills: Mapping[int, PartTrial]
-    error: float
+    parts: Mapping[int, PartTrial]  # by part, and `OWN`
+    prefills: Mapping[int, PartTrial]  # by part, in seconds of all calls
+    error: float  # relative standard error of its rate, over its rounds
 
 
 def _over(trials: Sequence[PartTrial]) -> float:
@@ -100,55 +87,39 @@ def _over(trials: Sequence[PartTrial]) -> float:
 
 @dataclass
 class Measured:
-    """All of it, for parts numbered from the target's 0.
+    """All of it, for parts numbered from the target's 0. Pairs are of an upper and a lower part.
+    Times are in seconds, of calls of `batch` rows."""
 
-    Attributes:
-        remaining, room: ``[P]``, as `theory.Acceptance` has it.
-        prompts: tokens of each text's prompt.
-        batch: rows of a call, which all times are of.
-        accept: ``[P]`` by (upper, lower) part.
-        proposals: by (upper, lower) part, of drafters.
-        observed: pairs of parts whose acceptance is that of rounds, since no distribution of the
-            lower one could be read along the texts.
-        trees: by (upper, lower) part, of drafters of trees: the rounds by which trees of a window's
-            size are known. A small tree has more than one branch at every level, a deep one few.
-        verify: by part and `StepTime.again`, seconds by tokens verified; 0: plain decoding.
-        verify_trees: by (upper, lower) part, of drafters of trees, seconds by the depth asked for.
-        draft: by part and `StepTime.again`, seconds by tokens asked for.
-        context: by part, how these times, which are those at its mean, depend on the tokens before.
-        fewer_rows: by part and number of rows below `batch`, the factor of its times.
-        prefill: by part, seconds by tokens of the longest prompt of a call.
-        first: by part, seconds that its first step of a text takes beyond others; by `OWN`, those
-            of the first round that are of no level.
-        own: seconds outside the levels for each step of a chain.
-        own_round: and for each round beside that.
-        own_call: and for each call, before its first round.
-        trials: of chains, by their parts.
-        texts: number of texts.
-        spent: seconds that all of this took.
-    """
-
-    remaining: Any
-    room: Any = None
-    prompts: list[int] = field(default_factory=list)
+    remaining: Any  # [P], as `theory.Acceptance` has it
+    room: Any = None  # [P], likewise
+    prompts: list[int] = field(default_factory=list)  # tokens of each text's prompt
     batch: int = 1
-    accept: dict[tuple[int, int], Floats] = field(default_factory=dict)
-    proposals: dict[tuple[int, int], Proposals] = field(default_factory=dict)
-    observed: set[tuple[int, int]] = field(default_factory=set)
-    trees: dict[tuple[int, int], list[Verified]] = field(default_factory=dict)
+    accept: dict[_Pair, Floats] = field(default_factory=dict)  # [P]
+    proposals: dict[_Pair, Proposals] = field(default_factory=dict)  # of drafters
+    # Pairs whose acceptance is that of rounds, since no distribution of the lower one could be read
+    # along the texts.
+    observed: set[_Pair] = field(default_factory=set)
+    # The rounds by which trees of a window's size are known: a small tree has more than one branch
+    # at every level, a deep one few.
+    trees: dict[_Pair, list[Verified]] = field(default_factory=dict)
+    # By part and `StepTime.again`, and by tokens verified, or asked for; 0: plain decoding.
     verify: dict[tuple[int, bool], Times] = field(default_factory=dict)
-    verify_trees: dict[tuple[int, int], Times] = field(default_factory=dict)
     draft: dict[tuple[int, bool], Times] = field(default_factory=dict)
+    verify_trees: dict[_Pair, Times] = field(default_factory=dict)  # by the depth asked for
+    # By part, how these times, which are those at its mean, depend on the tokens before.
     context: dict[int, ContextCost] = field(default_factory=dict)
+    # By part and number of rows below `batch`, the factor of its times.
     fewer_rows: dict[int, dict[int, float]] = field(default_factory=dict)
-    prefill: dict[int, Times] = field(default_factory=dict)
+    prefill: dict[int, Times] = field(default_factory=dict)  # by tokens of a call's longest prompt
+    # By part, what its first step of a text takes beyond others; by `OWN`, what of the first round
+    # is of no level.
     first: dict[int, float] = field(default_factory=dict)
-    own: float = 0.0
-    own_round: float = 0.0
-    own_call: float = 0.0
-    trials: dict[tuple[int, ...], Trial] = field(default_factory=dict)
+    own: float = 0.0  # outside the levels for each step of a chain
+    own_round: float = 0.0  # and for each round beside that
+    own_call: float = 0.0  # and for each call, before its first round
+    trials: dict[tuple[int, ...], Trial] = field(default_factory=dict)  # by parts of a chain
     texts: int = 0
-    spent: float = 0.0
+    spent: float = 0.0  # that all of this took
 
     def acceptance(self, parts: Sequence[int], window: int = MOST) -> Acceptance:
         """Of the chain of these parts.
@@ -202,7 +173,8 @@ class Measured:
         has the part, as of all parts."""
         chains = self.trials.items()
         has = {chain: trial.parts[part] for chain, trial in chains if part in trial.parts}
-        same = [one for chain, one in has.items() if _lowest(chain, part) == _lowest(parts, part)]
+        drafts = parts[-1] == part
+        same = [one for chain, one in has.items() if (chain[-1] == part) == drafts]
         some = same or list(has.values())
         some = some or [one for _, trial in chains for one in trial.parts.values()]
         own = has.get(tuple(parts))
@@ -230,23 +202,15 @@ class Measured:
         return np.array([1 + (one.factor - 1) * one.steps / (one.steps + _FEW) for one in own])
 
 
-def _lowest(parts: Sequence[int], part: int) -> bool:
-    return parts[-1] == part
-
-
 @dataclass
 class MeasuredSeconds:
-    """Steps of the chain of `parts`, as `theory.PassSeconds`.
-
-    Attributes:
-        factors: of every part's times, and of `OWN`; to see what depends on them.
-        scale: these, and `Measured.correction`.
-    """
+    """Steps of the chain of `parts`, as `theory.PassSeconds`."""
 
     measured: Measured
     parts: Sequence[int]
+    # Of every part's times, and of `OWN`; to see what depends on them.
     factors: Mapping[int, float] = field(default_factory=dict)
-    scale: dict[int, float] = field(init=False)
+    scale: dict[int, float] = field(init=False)  # these, and `Measured.correction`
 
     def __post_init__(self) -> None:
         self.scale = {
@@ -282,12 +246,7 @@ class MeasuredSeconds:
         found = self.measured
         longest = np.array(found.prompts)[found.calls].max(1).tolist()
         scale = [found.prefill_correction(n) * self.factors.get(n, 1.0) for n in self.parts]
-        return np.array(
-            [
-                [found.prefill[n].at(one) * by for n, by in zip(self.parts, scale, strict=True)]
-                for one in longest
-            ]
-        )
+        return np.array([[found.prefill[n].at(one) for n in self.parts] for one in longest]) * scale
 
     def before(self) -> Floats:
         """``[G]``, seconds of each call before its first round."""
@@ -339,7 +298,7 @@ def measure(
     )
     _steps(found, parts, runs)
     timed = {n for n, again in found.draft if not again}
-    verify = {n for run in runs if run.turns is not None for n in run.chain[1:-1]}
+    verify = {n for run in runs for n in run.chain[1:-1]}
     verify -= {n for n, _ in (*found.verify, *found.verify_trees)}
     untimed = [part.name for n, part in enumerate(parts) if n and (n not in timed or n in verify)]
     if untimed:
@@ -347,9 +306,9 @@ def measure(
             f"max_new_tokens: expected texts of more rounds, by which levels can be timed, given "
             f"{request.max_new_tokens}, with which {', '.join(untimed)} ended none before the last"
         )
-    _beginnings(found, parts, runs)
+    _beginnings(found, runs)
     _own(found, runs)
-    seen: dict[tuple[int, int], list[Verified]] = defaultdict(list)
+    seen: dict[_Pair, list[Verified]] = defaultdict(list)
     for run in runs:
         for pair, own in run.turns.verified.items() if run.turns is not None else ():
             seen[pair] += own
@@ -361,49 +320,39 @@ def measure(
 def _steps(found: Measured, parts: Sequence[Part], runs: Sequence[Run]) -> None:
     """The tables of times of steps."""
     verify: dict[tuple[int, bool], _Samples] = defaultdict(lambda: defaultdict(list))
-    trees: dict[tuple[int, int], _Samples] = defaultdict(lambda: defaultdict(list))
+    trees: dict[_Pair, _Samples] = defaultdict(lambda: defaultdict(list))
     draft: dict[tuple[int, bool], _Samples] = defaultdict(lambda: defaultdict(list))
 
     def table(step: StepTime) -> _Samples:
         if step.part == step.below:
             return draft[step.part, step.again]
-        if parts[step.below].trees and step.tokens:
+        if step.tokens and parts[step.below].trees:
             return trees[step.part, step.below]
         return verify[step.part, step.again]
 
-    def at_the_mean(part: int, context: int, seconds: float) -> float:
-        return seconds / found.context_cost(part).factor(context)
-
-    steps = [step for step in all_steps(runs) if step.rows == found.batch]
-    alone = [one for one in runs[0].rounds if not one.begins]
-    whole = [one for one in alone if one.rows == found.batch] or alone
-    each = [
+    every = [step for run in runs for step in run.steps]
+    steps = [step for step in every if step.rows == found.batch]
+    later = [step for step in steps if not step.begins]
+    found.context = context_costs(
         (one.part, Sample((one.below, one.tokens, one.again), one.context, one.seconds))
-        for one in steps
-        if not one.begins
-    ]
-    each += [(0, Sample(None, one.context, one.levels[0])) for one in whole]
-    found.context = context_costs(each)
-    for step in steps:
-        if not step.begins:
-            seconds = at_the_mean(step.part, step.context, step.seconds)
-            table(step)[step.tokens].append(seconds)
+        for one in later
+    )
+
+    def enter(some: Iterable[StepTime]) -> None:
+        for step in some:
+            usual = found.context_cost(step.part).factor(step.context)
+            table(step)[step.tokens].append(step.seconds / usual)
+
+    enter(later)
     # Texts that end within a round have first steps alone.
-    for step in [one for one in steps if one.begins and not table(one)]:
-        table(step)[step.tokens].append(at_the_mean(step.part, step.context, step.seconds))
-    verify[0, False][0] += [at_the_mean(0, one.context, one.levels[0]) for one in whole]
+    enter([step for step in steps if step.begins and not table(step)])
     found.verify = {key: times_of(times) for key, times in verify.items()}
     found.verify_trees = {pair: times_of(times) for pair, times in trees.items()}
     found.draft = {key: times_of(times) for key, times in draft.items()}
     fewer: dict[int, _Samples] = defaultdict(lambda: defaultdict(list))
-    for step in all_steps(runs):
+    for step in every:
         if not step.begins and step.rows < found.batch:
-            known = _usual(found, step)
-            fewer[step.part][step.rows].append(step.seconds / known)
-    usual = found.verify[0, False].at(0)
-    for one in alone:
-        if one.rows < found.batch:
-            fewer[0][one.rows].append(at_the_mean(0, one.context, one.levels[0]) / usual)
+            fewer[step.part][step.rows].append(step.seconds / _usual(found, step))
     found.fewer_rows = {
         part: {rows: statistics.median(own) for rows, own in samples.items()}
         for part, samples in fewer.items()
@@ -421,39 +370,26 @@ def _usual(found: Measured, step: StepTime) -> float:
     return seconds * found.context_cost(step.part).factor(step.context)
 
 
-def _beginnings(found: Measured, parts: Sequence[Part], runs: Sequence[Run]) -> None:
+def _beginnings(found: Measured, runs: Sequence[Run]) -> None:
     """What a call costs before its first step, and that step beyond others."""
     prefill: dict[int, _Samples] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         for text in run.texts:
             for part, seconds in text.prefill.items():
                 prefill[part][text.prompt].append(seconds)
-    found.prefill = {
-        part: _from_one_token(times_of(samples), _one_token(found, part))
-        for part, samples in prefill.items()
-    }
+    for part, samples in prefill.items():
+        times = times_of(samples)
+        shortest = min(times.seconds)
+        if shortest > 1:  # few lengths were seen: down to a pass of one token, with none before it
+            table, tokens = (found.draft[part, False], 1) if part else (found.verify[0, False], 0)
+            least = table.at(tokens) * found.context_cost(part).factor(0)
+            times = Times({1: min(least, times.seconds[shortest]), **times.seconds}, times.error)
+        found.prefill[part] = times
     first: dict[int, list[float]] = defaultdict(list)
-    for step in all_steps(runs):
+    for step in (step for run in runs for step in run.steps):
         if step.begins and step.rows == found.batch:
             first[step.part].append(step.seconds - _usual(found, step))
-    usual, context = found.verify[0, False].at(0), found.context_cost(0)
-    first[0] += [
-        one.levels[0] - usual * context.factor(one.context) for one in runs[0].rounds if one.begins
-    ]
     found.first = {part: statistics.median(own) for part, own in first.items()}
-
-
-def _one_token(found: Measured, part: int) -> float:
-    """Seconds of a pass of one token without any before it."""
-    table, tokens = (found.verify[0, False], 0) if part == 0 else (found.draft[part, False], 1)
-    return table.at(tokens) * found.context_cost(part).factor(0)
-
-
-def _from_one_token(prefill: Times, least: float) -> Times:
-    """Down to a prompt of one token, where few lengths were seen."""
-    shortest = min(prefill.seconds)
-    begins = {1: min(least, prefill.seconds[shortest])} if shortest > 1 else {}
-    return Times({**begins, **prefill.seconds}, prefill.error)
 
 
 def _own(found: Measured, runs: Sequence[Run]) -> None:
@@ -477,9 +413,6 @@ def _own(found: Measured, runs: Sequence[Run]) -> None:
         if one.begins
     )
     found.own_call = statistics.median(text.outside for run in free for text in run.texts)
-
-
-_Samples = dict[int, list[float]]
 
 
 def times_of(samples: Mapping[int, Sequence[float]]) -> Times:
@@ -562,13 +495,13 @@ def _acceptances(
     found: Measured,
     parts: Sequence[Part],
     models: Sequence[int],
-    pairs: Sequence[tuple[int, int]],
+    pairs: Sequence[_Pair],
     texts: Sequence[tuple[list[int], list[int]]],
     request: Request,
-    seen: Mapping[tuple[int, int], Sequence[Verified]],
+    seen: Mapping[_Pair, Sequence[Verified]],
 ) -> None:
     vocab = int(parts[0].thing.vocab_size)
-    pieces: dict[tuple[int, int], list[Any]] = defaultdict(list)
+    pieces: dict[_Pair, list[Any]] = defaultdict(list)
     # A level in another's cache, or a drafter that needs a chain, is known by its rounds only.
     apart = [n for n in models if n == 0 or parts[n].reads_apart]
     for prompt, new in texts:

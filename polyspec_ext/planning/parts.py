@@ -54,19 +54,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Part:
-    """An element of the chains that are compared.
+    """An element of the chains that are compared."""
 
-    Attributes:
-        thing: a `Level`, or a drafter.
-        name: for people.
-        model: whether it is a level.
-        word: of what was considered unasked (`considered`); None of what was given.
-    """
-
-    thing: Any
-    name: str
-    model: bool
-    word: str | None = None
+    thing: Any  # a `Level`, or a drafter
+    name: str  # for people
+    model: bool  # whether it is a level
+    word: str | None = None  # of what was considered unasked (`considered`)
 
     @property
     def choice(self) -> Any:
@@ -87,22 +80,21 @@ class Part:
     @property
     def trees(self) -> bool:
         """Whether it drafts trees, whose verification takes other times than a chain's."""
-        return bool(getattr(getattr(self.thing, "capabilities", None), "trees", False)) and not (
-            self.model
-        )
+        return not self.model and bool(getattr(self._capabilities, "trees", False))
 
     @property
     def reads_states(self) -> bool:
         """Whether it drafts from the hidden states of the level above."""
-        own = getattr(self.thing, "capabilities", None)
-        return bool(getattr(own, "hidden_layers", ())) and not self.model
+        return not self.model and bool(getattr(self._capabilities, "hidden_layers", ()))
+
+    @property
+    def _capabilities(self) -> Any:
+        return getattr(self.thing, "capabilities", None)
 
     def drafts_below(self, above: Part, target: Part) -> bool:
         """Whether it can stand below a part. A drafter that reads hidden states was made for the
         target's: it drafts for that, or for a copy in its cache."""
-        if not self.reads_states:
-            return True
-        return above == target or not above.reads_apart
+        return not self.reads_states or above == target or not above.reads_apart
 
 
 def owners_above(parts: Sequence[Part]) -> bool:

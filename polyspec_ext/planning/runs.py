@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -33,72 +33,44 @@ _Prompt = TypeVar("_Prompt", bound=Sequence[int])
 
 
 class StepTime(NamedTuple):
-    """One step.
+    """One step."""
 
-    Attributes:
-        part: that ran; `below`: the next one of its chain, of the last one itself.
-        tokens: verified, or asked for; of several rows the most. Of a tree, the depth that it was
-            asked for.
-        seconds: of all rows.
-        rows: in the caches.
-        again: as `theory.PassSeconds` has it: not the part's first step since the target has run.
-        begins: it is the part's first of a text.
-        context: tokens of the text before its round.
-    """
-
-    part: int
-    below: int
+    part: int  # that ran
+    below: int  # the next one of its chain; of the last one itself; of the target alone -1
+    # Verified, or asked for; of several rows the most. Of a tree, the depth that it was asked for.
     tokens: int
-    seconds: float
-    rows: int
-    again: bool
-    begins: bool
-    context: int
+    seconds: float  # of all rows
+    rows: int  # in the caches
+    again: bool  # as `theory.PassSeconds` has it: not the first since the target has run
+    begins: bool  # it is the part's first of a text
+    context: int  # tokens of the text before its round
 
 
 class Verified(NamedTuple):
-    """One verification of one row.
+    """One verification of one row."""
 
-    Attributes:
-        tokens: verified; of a tree, its depth.
-        accepted: of these.
-        asked: of a drafter without a model, which may have had fewer to propose; of others
-            `tokens`.
-        cut: fewer were asked for than the window has, since the text was nearly complete. Had all
-            of them been accepted the text would be, and nobody told of the round: what such rounds
-            accepted is not what they accept on average.
-    """
-
-    tokens: int
+    tokens: int  # verified; of a tree, its depth
     accepted: int
-    asked: int
+    asked: int  # of a drafter without a model, which may have fewer to propose; else `tokens`
+    # Fewer were asked for than the window has, since the text was nearly complete. Had all of them
+    # been accepted the text would be, and nobody told of the round: what such rounds accepted is
+    # not what they accept on average.
     cut: bool = False
 
 
 class Round(NamedTuple):
-    """One round of the target that no policy looked at: seconds by part, and the rest; `context` is
-    the tokens of its rows before it, on average."""
+    """One round of the target that no policy looked at."""
 
-    levels: tuple[float, ...]
-    own: float
-    rows: int
-    begins: bool
-    context: int
+    own: float  # seconds that are of no level
+    begins: bool  # it is the first of a call
 
 
-@dataclass
-class Text:
-    """What a call costs beside its rounds, in seconds.
+class Text(NamedTuple):
+    """What a call costs beside its rounds, in seconds."""
 
-    Attributes:
-        prompt: tokens of the longest.
-        prefill: by part.
-        outside: neither prefill nor rounds.
-    """
-
-    prompt: int
-    prefill: dict[int, float]
-    outside: float
+    prompt: int  # tokens of the longest
+    prefill: dict[int, float]  # by part
+    outside: float  # neither prefill nor rounds
 
 
 def slots_after(slots: int, active: int) -> int:
@@ -108,13 +80,14 @@ def slots_after(slots: int, active: int) -> int:
 
 class _Turns:
     """A policy that goes through windows in turns, whatever comes of them, and keeps what it is
-    told."""
+    told: in `steps`, and in `verified`."""
 
-    def __init__(self, parts: Sequence[Part], chain: Sequence[int], request: Request) -> None:
-        self.parts, self.chain, self.request = parts, chain, request
+    def __init__(
+        self, parts: Sequence[Part], chain: Sequence[int], request: Request, steps: list[StepTime]
+    ) -> None:
+        self.chain, self.request, self.steps = chain, request, steps
         self.last = parts[chain[-1]]
         self.turn = 0
-        self.steps: list[StepTime] = []
         self.verified: dict[tuple[int, int], list[Verified]] = {
             pair: [] for pair in itertools.pairwise(chain)
         }
@@ -169,29 +142,24 @@ class _Turns:
                 room -= step.accepted + 1
             if step.repeated or not step.seconds:
                 continue
+            begins = first and number == 1
             self.steps.append(
                 StepTime(
-                    part,
-                    below,
-                    tokens,
-                    step.seconds,
-                    self._slots,
-                    number > 1,
-                    first and number == 1,
-                    context,
+                    part, below, tokens, step.seconds, self._slots, number > 1, begins, context
                 )
             )
 
 
 @dataclass
 class Run:
-    """Calls of one chain: of the target alone, of a chain with one window (`fixed`), whose rounds
-    are timed as wholes, or of one whose windows take turns, whose steps are."""
+    """Calls of one chain: of the target alone, of a chain with one window (`fixed`), whose time
+    outside the levels counts, or of one whose windows take turns (`turns`), whose steps do."""
 
     parts: Sequence[Part]
     chain: tuple[int, ...]
     request: Request
     fixed: bool = False
+    steps: list[StepTime] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
     spent: float = 0.0
@@ -205,7 +173,7 @@ class Run:
         elif self.fixed:
             self._ready = Chain(things, [_FIXED] * (len(things) - 1))
         else:
-            self.turns = _Turns(self.parts, self.chain, self.request)
+            self.turns = _Turns(self.parts, self.chain, self.request, self.steps)
             windows = [MOST_ABOVE] * (len(things) - 2)
             self._ready = Chain(things, [*windows, MOST], policy=self.turns)
 
@@ -229,11 +197,11 @@ class Run:
         tokens = 4 if self.turns is None else min(sum(WINDOWS), self.request.max_new_tokens)
         options = {**self.request.options(), "max_new_tokens": tokens}
         began = time.perf_counter()
-        batch = self._ready.batch([list(one) for one in prompts], **options)
+        batch = self._ready.batch(list(prompts), **options)
         while batch.advance() and time.perf_counter() - began <= limit:
             pass
         if self.turns is not None:
-            self.turns.steps.clear()
+            self.steps.clear()
             for own in self.turns.verified.values():
                 own.clear()
             self.turns.turn = 0
@@ -246,7 +214,7 @@ class Run:
         if self.turns is not None:
             self.turns.begin()
         began = time.perf_counter()
-        batch = self._ready.batch([list(one) for one in prompts], **self.request.options(number))
+        batch = self._ready.batch(list(prompts), **self.request.options(number))
         stats, last = batch.stats, [0.0] * (len(self.chain) + 1)
         slots, begins, done = len(prompts), True, 0
         while done < LEAST or time.perf_counter() - began <= limit:
@@ -258,25 +226,20 @@ class Run:
             now = [*(level.seconds for level in stats.levels), stats.decode_seconds]
             *levels, whole = (b - a for a, b in zip(last, now, strict=True))
             if self.turns is None:
+                self.rounds.append(Round(whole - sum(levels), begins))
+            if len(self.chain) == 1:
                 context = round(sum(active) / max(len(active), 1))
-                self.rounds.append(
-                    Round(tuple(levels), whole - sum(levels), slots, begins, context)
-                )
+                self.steps.append(StepTime(0, -1, 0, levels[0], slots, False, begins, context))
             last, begins = now, False
         spent = time.perf_counter() - began
         self.spent += spent
         self.tokens += stats.num_new_tokens
         prefill = [level.prefill_seconds for level in stats.levels]
-        self.texts.append(
-            Text(
-                max(map(len, prompts)),
-                dict(zip(self.chain, prefill, strict=True)),
-                max(0.0, spent - sum(prefill) - stats.decode_seconds),
-            )
-        )
-        return [
-            list(row.tokens[len(prompt) :]) for row, prompt in zip(batch.rows, prompts, strict=True)
-        ]
+        outside = max(0.0, spent - sum(prefill) - stats.decode_seconds)
+        by_part = dict(zip(self.chain, prefill, strict=True))
+        self.texts.append(Text(max(map(len, prompts)), by_part, outside))
+        rows = zip(batch.rows, prompts, strict=True)
+        return [list(row.tokens[len(prompt) :]) for row, prompt in rows]
 
 
 def timed_chains(parts: Sequence[Part]) -> list[tuple[int, ...]]:
@@ -298,8 +261,7 @@ def timed_chains(parts: Sequence[Part]) -> list[tuple[int, ...]]:
         for n in drafters
         if parts[n].reads_states and parts[n].drafts_below(parts[model], parts[0])
     ]
-    whole = [chain for chain in found if owners_above([parts[n] for n in chain])]
-    return list(dict.fromkeys(whole))
+    return [one for one in dict.fromkeys(found) if owners_above([parts[n] for n in one])]
 
 
 def timed_runs(parts: Sequence[Part], request: Request) -> list[Run]:
@@ -378,10 +340,3 @@ def in_turns(
             "prompts: expected one that the target continues with two tokens or more, given none"
         )
     return texts
-
-
-def all_steps(runs: Iterable[Run]) -> Iterator[StepTime]:
-    """Of all chains whose windows took turns."""
-    for run in runs:
-        if run.turns is not None:
-            yield from run.turns.steps

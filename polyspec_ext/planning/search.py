@@ -13,7 +13,15 @@ from ..stats import Stats
 from .measure import OWN, Measured, MeasuredSeconds
 from .parts import Part, owners_above
 from .runs import MOST, MOST_ABOVE
-from .theory import Acceptance, Expectation, InsertionTest, Proposals, expectation, insertion_test
+from .theory import (
+    Acceptance,
+    Expectation,
+    InsertionTest,
+    Proposals,
+    expectation,
+    insertion_test,
+    starts,
+)
 
 _PLACES = 400  # of texts that windows are chosen on
 LONGEST = 4  # levels of a chain: more of them are many more chains, of which few are tried
@@ -170,28 +178,13 @@ def candidate(
         names,
         windows,
         rounds,
-        whole_rate(measured, chain, found),
+        found.whole_tokens_per_second,
         found.tokens_per_second,
         _uncertainty(measured, chain, found),
         found.length,
         expected_work(found, MeasuredSeconds(measured, chain)),
         tail=tail,
     )
-
-
-def whole_rate(
-    measured: Measured,
-    chain: Sequence[int],
-    found: Expectation,
-    factors: Mapping[int, float] | None = None,
-) -> float:
-    """Tokens per second of whole calls, out of what is expected of their decoding.
-
-    Args:
-        factors: as `MeasuredSeconds` has them.
-    """
-    before = MeasuredSeconds(measured, chain, factors or {}).before()[: len(found.tokens)]
-    return float(found.tokens.sum() / (found.seconds.sum() + before.sum()))
 
 
 def predict(
@@ -205,7 +198,7 @@ def predict(
     tail: int = 0,
 ) -> Expectation:
     """What the renewal model expects of a chain on the measured texts, the first steps of a call
-    included.
+    and what comes before them included.
 
     Args:
         factors: of parts' times, as `MeasuredSeconds` has them.
@@ -228,18 +221,18 @@ def predict(
         acceptance = _first(acceptance, places, measured.batch)
     seconds = MeasuredSeconds(measured, chain, factors or {})
     found = expectation(windows, rounds, acceptance, seconds, measured.batch, tail)
-    own = seconds.own(found.batch_steps)
-    by_context = measured.context_factors(chain)[: len(found.tokens)]
+    own, count = seconds.own(found.batch_steps), len(found.tokens)
+    by_context = measured.context_factors(chain)[:count]
     spent = own + (found.seconds - own) * by_context + seconds.first()
-    found = replace(found, seconds=spent)
     more = measured.steps_factors(chain)
     return replace(
         found,
         rounds=found.rounds * more[0],
         steps=found.steps * more,
         batch_steps=found.batch_steps * more,
-        seconds=found.seconds * more,
+        seconds=spent * more,
         verified=found.verified * more[:-1] / more[0],
+        before=seconds.before()[:count],
     )
 
 
@@ -252,24 +245,19 @@ def _scaled(accept: Any, factor: float) -> Any:
 def _first(acceptance: Acceptance, places: int, batch: int) -> Acceptance:
     remaining = acceptance.remaining
     assert remaining is not None
-    if len(remaining) <= places:
-        return acceptance
-    begins = np.flatnonzero(np.append(True, remaining[1:] >= remaining[:-1]))
+    begins = starts(remaining)
     texts = -(-int(np.searchsorted(begins, places // 2)) // batch) * batch
-    cut = int(begins[texts]) if texts < len(begins) else len(remaining)
+    if len(remaining) <= places or texts >= len(begins):
+        return acceptance
+    cut = int(begins[texts])
 
-    def first(given: Any) -> Any:
-        if isinstance(given, Proposals):
-            return Proposals(given.accept[:cut], given.counts[:cut])
-        return None if given is None else given[:cut]
+    def first(values: Any) -> Any:
+        if isinstance(values, Proposals):
+            return Proposals(*map(first, values))
+        return None if values is None else values[:cut]
 
-    return Acceptance(
-        tuple(map(first, acceptance.levels)),
-        first(remaining),
-        first(acceptance.proposals),
-        first(acceptance.tail),
-        first(acceptance.room),
-    )
+    others = (remaining, acceptance.proposals, acceptance.tail, acceptance.room)
+    return Acceptance(tuple(map(first, acceptance.levels)), *map(first, others))
 
 
 class Setting(NamedTuple):
@@ -339,7 +327,7 @@ def _uncertainty(measured: Measured, chain: Sequence[int], found: Expectation) -
     if trial is not None:
         return 2 * trial.error
     generator = np.random.default_rng(0)
-    spent = found.seconds.sum(1) + MeasuredSeconds(measured, chain).before()
+    spent = found.seconds.sum(1) + found.before
     count = len(found.tokens)
     picks = generator.integers(0, count, (200, count))
     rates = found.tokens[picks].sum(1) / spent[picks].sum(1)
@@ -452,36 +440,31 @@ def sensitivities(
     plain = next(one for one in found if len(one.parts) == 1)
     if plain not in (best, *others):
         others.append(plain)
-    quantities: list[tuple[str, Mapping[int, float], Mapping[tuple[int, int], float]]] = []
-    used = {n for one in (best, *others) for n in one.parts}
-    for n in sorted(used):
-        quantities.append((f"seconds of {parts[n].name}", {n: 1.0}, {}))
-    quantities.append(("own seconds per step", {OWN: 1.0}, {}))
+    used = sorted({n for one in (best, *others) for n in one.parts})
+    quantities: dict[int | tuple[int, int], str] = {
+        **{n: f"seconds of {parts[n].name}" for n in used},
+        OWN: "own seconds per step",
+    }
     pairs = list(itertools.pairwise(best.parts))
-    for pair in [*pairs, *([(best.parts[0], best.parts[-1])] if best.tail else [])]:
-        a, b = (parts[n].name for n in pair)
-        quantities.append((f"share of {b}'s tokens that {a} rejects", {}, {pair: 1.0}))
-    return [
-        _sensitivity(measured, name, best, others, times, rejected)
-        for name, times, rejected in quantities
-    ]
+    for a, b in [*pairs, *([(best.parts[0], best.parts[-1])] if best.tail else [])]:
+        quantities[a, b] = f"share of {parts[b].name}'s tokens that {parts[a].name} rejects"
+    return [_sensitivity(measured, name, at, best, others) for at, name in quantities.items()]
 
 
 def _sensitivity(
     measured: Measured,
     name: str,
+    at: int | tuple[int, int],
     best: Candidate,
     others: Sequence[Candidate],
-    times: Mapping[int, float],
-    rejected: Mapping[tuple[int, int], float],
 ) -> Sensitivity:
+    """Of the times of a part, or of the rejections of a pair, `at`."""
+
     def rate(one: Candidate, factor: float) -> float:
-        factors = dict.fromkeys(times, factor)
-        changed = dict.fromkeys(rejected, factor)
-        found = predict(
-            measured, one.parts, one.windows, one.rounds, factors, changed, _PLACES, one.tail
-        )
-        return whole_rate(measured, one.parts, found, factors)
+        times, rejected = ({at: factor}, None) if isinstance(at, int) else (None, {at: factor})
+        return predict(
+            measured, one.parts, one.windows, one.rounds, times, rejected, _PLACES, one.tail
+        ).whole_tokens_per_second
 
     offset = {one: one.predicted_tokens_per_second / rate(one, 1.0) for one in (best, *others)}
 

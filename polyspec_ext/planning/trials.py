@@ -29,7 +29,6 @@ from .search import (
     fastest_first,
     observed_work,
     predict,
-    whole_rate,
 )
 from .theory import batches
 
@@ -40,17 +39,11 @@ _AT_LEAST = 0.25  # of the time, which trials have whatever was measured before
 
 
 class Call(NamedTuple):
-    """One that was run.
+    """One that was run."""
 
-    Attributes:
-        seconds: of all of it.
-        stats: of its batch.
-        rounds: of the target, tokens and seconds of each.
-    """
-
-    seconds: float
-    stats: Stats
-    rounds: list[tuple[int, float]]
+    seconds: float  # of all of it
+    stats: Stats  # of its batch
+    rounds: list[tuple[int, float]]  # of the target, tokens and seconds of each
 
 
 _Calls = list[Call]
@@ -261,15 +254,15 @@ def at_the_speed_of(measured: Measured, runs: Mapping[Candidate, Stats]) -> dict
         others = {chain: trial for chain, trial in seen.items() if chain != one.parts}
         now = replace(measured, trials=others)
         factors = {n: now.correction(one.parts, n) for n in (*one.parts, OWN)}
-        prefill = {n: measured.prefill[n].times(now.prefill_correction(n)) for n in one.parts}
-        before = _rate(measured, one, {})
-        after = _rate(replace(measured, prefill=prefill), one, factors)
+        # Prefills have corrections of their own in place of the steps' factors.
+        prefill = {
+            n: measured.prefill[n].times(now.prefill_correction(n) / factors[n]) for n in one.parts
+        }
+        before, after = (
+            predict(tables, one.parts, one.windows, one.rounds, by, tail=one.tail)
+            for tables, by in ((measured, None), (replace(measured, prefill=prefill), factors))
+        )
         # (What the block rule gains is in the prediction, and in none of these.)
-        found[one] = one.predicted_tokens_per_second * after / before
+        gain = after.whole_tokens_per_second / before.whole_tokens_per_second
+        found[one] = one.predicted_tokens_per_second * gain
     return found
-
-
-def _rate(measured: Measured, one: Candidate, factors: Mapping[int, float]) -> float:
-    """Of whole calls; `factors` are those of steps, not of prefills."""
-    found = predict(measured, one.parts, one.windows, one.rounds, factors, tail=one.tail)
-    return whole_rate(measured, one.parts, found, {OWN: factors.get(OWN, 1.0)})

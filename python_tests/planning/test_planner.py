@@ -547,14 +547,9 @@ def test_sensitivity_is_where_the_verdict_turns(clock: Clock) -> None:
 
             def ahead(by: float, part: Any = part, other: Any = other) -> bool:
                 rates = [
-                    search.whole_rate(
-                        plan.measured,
-                        c.parts,
-                        search.predict(
-                            plan.measured, c.parts, c.windows, c.rounds, {part: by}, tail=c.tail
-                        ),
-                        {part: by},
-                    )
+                    search.predict(
+                        plan.measured, c.parts, c.windows, c.rounds, {part: by}, tail=c.tail
+                    ).whole_tokens_per_second
                     for c in (best, other)
                 ]
                 return rates[1] > rates[0]

@@ -37,6 +37,7 @@ class Expectation:
         seconds: ``[G, n]``, spent in them.
         verified: ``[n - 1]``, tokens verified per round of a row by level 1 ... n-1.
         tail: of these, tokens of a tail, by level 1.
+        before: ``[G]``, seconds before the first round, which are in no other number.
     """
 
     rounds: Floats
@@ -46,6 +47,7 @@ class Expectation:
     seconds: Floats
     verified: Floats
     tail: float = 0.0
+    before: Floats | float = 0.0
 
     @property
     def length(self) -> float:
@@ -54,8 +56,13 @@ class Expectation:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the whole batch."""
+        """Of decoding, of the whole batch."""
         return float(self.tokens.sum() / self.seconds.sum())
+
+    @property
+    def whole_tokens_per_second(self) -> float:
+        """Of whole calls."""
+        return float(self.tokens.sum() / (self.seconds.sum() + np.sum(self.before)))
 
     def of_batches(self, numbers: Sequence[int]) -> Expectation:
         """The same of some of the batches, of each as often as it stands there; `verified` and
