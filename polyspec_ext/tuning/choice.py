@@ -27,7 +27,7 @@ Measure = Callable[[Sequence[Any], Sequence[int]], list[dict[int, float]]]
 # A candidate must be faster by so much than those before it: less is within the noise, and the
 # earlier ones are simpler.
 MARGIN = 0.03
-SCHEMA = 3  # of what is kept, and of the products it was timed with
+SCHEMA = 4  # of what is kept, and of the products it was timed with
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,18 @@ class LevelConfig:
     compile: bool = False
 
     def __str__(self) -> str:
-        words = [_name(self.dtype)]
-        words += [word for word, on in (("packed", self.pack), ("compiled", self.compile)) if on]
-        return " ".join(words)
+        packed, compiled = " packed" * self.pack, " compiled" * self.compile
+        return str(self.dtype).removeprefix("torch.") + packed + compiled
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The fastest candidate, and the times that say so.
-
-    Attributes:
-        seconds: of one pass, by candidate and number of tokens; empty where there was no choice.
-        cached: they were measured earlier.
-    """
+    """The fastest candidate, and the times that say so."""
 
     config: LevelConfig
+    # Of one pass, by candidate and number of tokens; empty where there was no choice.
     seconds: Mapping[LevelConfig, Mapping[int, float]]
-    cached: bool = False
+    cached: bool = False  # they were measured earlier
 
     def __str__(self) -> str:
         """One line."""
@@ -105,8 +100,15 @@ def choose(
         only = replace(candidates[0], compile=compile)
         return make(only), Choice(only, {})
     store = default_store() if store is None else store
-    key = _key(candidates, widths, compile, shape)
-    known = _read(store.get(key))
+    key = {
+        "schema": SCHEMA,
+        **processor.facts(),
+        "shape": shape,
+        "widths": list(widths),
+        "candidates": [str(config) for config in candidates],
+        "compile": compile,
+    }
+    known = _read(store.get(key), candidates)
     if known is not None:
         try:
             return make(known.config), known
@@ -129,7 +131,8 @@ def choose(
             )
             earlier = {} if plain.cached else plain.seconds
             choice = replace(choice, seconds={**earlier, **choice.seconds})
-    store.put(key, _written(choice))
+    measured = {str(config): dict(times) for config, times in choice.seconds.items()}
+    store.put(key, {"chosen": str(choice.config), "measured": measured})
     return level, choice
 
 
@@ -161,54 +164,15 @@ def _fastest(
     return made[best], Choice(best, seconds)
 
 
-def _key(
-    candidates: Sequence[LevelConfig], widths: Sequence[int], compile: Switch, shape: str
-) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        **processor.facts(),
-        "shape": shape,
-        "widths": list(widths),
-        "candidates": [str(config) for config in candidates],
-        "compile": compile,
-    }
-
-
-def _written(choice: Choice) -> dict[str, Any]:
-    """As JSON: the chosen candidate, and those that were measured with their times."""
-    measured = [
-        [*_words(config), [[width, value] for width, value in times.items()]]
-        for config, times in choice.seconds.items()
-    ]
-    return {"chosen": _words(choice.config), "measured": measured}
-
-
-def _read(value: Any) -> Choice | None:
-    """The reverse; None where `value` is something else."""
+def _read(value: Any, candidates: Sequence[LevelConfig]) -> Choice | None:
+    """What `choose` has stored; None where `value` is something else."""
+    compiled = [replace(config, compile=True) for config in candidates]
+    configs = {str(config): config for config in (*candidates, *compiled)}
     try:
         seconds = {
-            _config(*words): {int(width): float(each) for width, each in times}
-            for *words, times in value["measured"]
+            configs[name]: {int(width): float(one) for width, one in times.items()}
+            for name, times in value["measured"].items()
         }
-        return Choice(_config(*value["chosen"]), seconds, cached=True)
+        return Choice(configs[value["chosen"]], seconds, cached=True)
     except (TypeError, ValueError, KeyError, AttributeError):
         return None
-
-
-def _words(config: LevelConfig) -> list[Any]:
-    return [_name(config.dtype), config.pack, config.compile]
-
-
-def _config(dtype: str, pack: Any, compile: Any) -> LevelConfig:
-    return LevelConfig(_dtype(dtype), bool(pack), bool(compile))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
-        raise TypeError(f"expected the name of a dtype, given {name!r}")
-    return found

@@ -38,12 +38,10 @@ def multiplies_bfloat16() -> bool:
 def bfloat16_factors() -> Iterator[None]:
     """Inside, torch's products of float32 matrices on this processor round their factors to
     bfloat16, if it multiplies that: half the time. Sums stay float32."""
-    if not multiplies_bfloat16():
-        yield
-        return
     matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
+    if multiplies_bfloat16():
+        matmul.fp32_precision = "bf16"
     try:
         yield
     finally:

@@ -45,22 +45,22 @@ def pass_seconds(
             "expected levels, widths >= 1 and repeats >= 1, given "
             f"{len(levels)} levels, widths {list(widths)} and {repeats} repeats"
         )
+    devices = [torch.device(getattr(level, "device", "cpu")) for level in levels]
     if clock is None:
-        alone = torch.get_num_threads() == 1 and all(_on_cpu(level) for level in levels)
+        on_cpu = all(device.type == "cpu" for device in devices)
+        alone = torch.get_num_threads() == 1 and on_cpu
         clock = time.thread_time if alone else time.perf_counter
     fastest: list[dict[int, float]] = [{} for _ in levels]
     longest = max(widths)
     rooms = [getattr(level, "max_length", None) for level in levels]
     context = max(min([CONTEXT, *(room - longest for room in rooms if room is not None)]), 0)
     blocks = []
-    for level in levels:
-        tokens = torch.arange(context + longest, device=getattr(level, "device", "cpu"))
+    for level, device in zip(levels, devices, strict=True):
+        tokens = torch.arange(context + longest, device=device)
         blocks.append((tokens % level.vocab_size)[None])
-    for level, block in zip(levels, blocks, strict=True):
-        reserve = getattr(level, "reserve", None)
-        if reserve is not None:
-            reserve(context + longest)
-        level.prefill(block[:, :context])
+        if hasattr(level, "reserve"):
+            level.reserve(context + longest)
+        level.prefill(blocks[-1][:, :context])
     began = clock()
     for turn in range(repeats + 1):
         if turn == 1:  # the untimed turn may have compiled
@@ -79,7 +79,3 @@ def pass_seconds(
                     known = fastest[number].get(width, seconds)
                     fastest[number][width] = min(known, seconds)
     return fastest
-
-
-def _on_cpu(level: Level) -> bool:
-    return torch.device(getattr(level, "device", "cpu")).type == "cpu"

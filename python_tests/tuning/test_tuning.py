@@ -247,9 +247,10 @@ def test_what_was_kept_and_cannot_be_made_now(tmp_path: Path) -> None:
         b'{"key": 1}',
         b'{"key": KEY, "value": null}',
         b'{"key": KEY, "value": {"chosen": 7, "measured": []}}',
-        b'{"key": KEY, "value": {"chosen": 0, "measured": [["int99", 0, 0, []]]}}',
-        b'{"key": KEY, "value": {"chosen": 0, "measured": [["nn", 0, 0, [[1, 2]]]]}}',
-        b'{"key": KEY, "value": {"chosen": 0, "measured": 5}}',
+        b'{"key": KEY, "value": {"chosen": "float32", "measured": {"int99": {}}}}',
+        b'{"key": KEY, "value": {"chosen": "nn", "measured": {"float32": {"1": 2}}}}',
+        b'{"key": KEY, "value": {"chosen": "float32", "measured": {"float32": {"x": 2}}}}',
+        b'{"key": KEY, "value": {"chosen": "float32", "measured": 5}}',
     ],
 )
 def test_a_corrupt_file_is_as_good_as_none(tmp_path: Path, text: bytes) -> None:
