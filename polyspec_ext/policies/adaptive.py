@@ -55,7 +55,6 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         self._native: _Native | None = None
-        self._windows: list[int] = []
         # Whatever is out of range is said here and not in the middle of a text.
         if self.max_windows is not None:
             self.max_windows = [

@@ -89,8 +89,15 @@ class DrafterChoice:
         elif self._leads(report):
             self._left -= 1
             if self._left <= 0:
-                self._set(self._best())
-        return self._choose(report)
+                self.drafter.active, self._left = self._best(), self.stay
+        # The rounds of another drafter are not told to the policy of the one at work, which takes
+        # the request as one that begins.
+        at, number = self.drafter.active, report.request
+        if self._at_work.get(number) != at:
+            windows = self._windows.get(number, report.windows)
+            report = RoundReport(number, windows, report.text, 0, batch=report.batch)
+        self._at_work[number] = at
+        return self.policies[at].next(report)
 
     def _leads(self, report: RoundReport) -> bool:
         """Whether the report is the first before a round; rows come in one order."""
@@ -122,16 +129,3 @@ class DrafterChoice:
             return speeds[at] + bonus / math.sqrt(self._rounds[at])
 
         return max(range(len(speeds)), key=bound)
-
-    def _set(self, at: int) -> None:
-        self.drafter.active, self._left = at, self.stay
-
-    def _choose(self, report: RoundReport) -> Sequence[int]:
-        """The windows of the drafter at work. The rounds of another are not told to its policy,
-        which takes the request as one that begins."""
-        at, number = self.drafter.active, report.request
-        if self._at_work.get(number) != at:
-            windows = self._windows.get(number, report.windows)
-            report = RoundReport(number, windows, report.text, 0, batch=report.batch)
-        self._at_work[number] = at
-        return self.policies[at].next(report)

@@ -164,8 +164,14 @@ def grown(
         times: >= 1.
         dtype: of the model; None: float32.
         device: where it is made; None: the CPU.
-        layers, intermediate_size, key_value_heads: more than that, or fewer heads
-            (`growth.grown_model`); None: `times` those of the target, and its layers.
+        layers: in all; None: the target's. The others stand behind them.
+        intermediate_size: at least `times` the target's; None: that.
+        key_value_heads: a multiple of the target's that divides the grown query heads, since copies
+            of a query head read the same keys; None: `times` the target's.
+
+    Raises:
+        TypeError, ValueError: the target is no Llama with tied embeddings and without biases, or a
+            number is not as it is said above.
     """
     from ..levels import load
     from .growth import grown_model

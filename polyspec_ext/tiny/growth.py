@@ -32,19 +32,7 @@ def grown_model(
     intermediate_size: int | None = None,
     key_value_heads: int | None = None,
 ) -> Any:
-    """A Llama model whose hidden and intermediate widths and heads are `times` those of `model`,
-    on its device, with its logits to rounding.
-
-    Args:
-        layers: in all; None: those of `model`. The others stand behind them.
-        intermediate_size: at least `times` the model's; None: that.
-        key_value_heads: a multiple of the model's that divides the grown query heads, since copies
-            of a query head read the same keys; None: `times` the model's.
-
-    Raises:
-        TypeError, ValueError: the model is no Llama with tied embeddings and without biases, or a
-            number is not as it is said above.
-    """
+    """See `tiny.grown`: a Llama model on the device of `model`, with its logits to rounding."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if type(model) is not LlamaForCausalLM or not model.config.tie_word_embeddings:
@@ -60,10 +48,7 @@ def grown_model(
     for name in _WIDTHS:
         config[name] *= times
     heads, own_heads = config["num_attention_heads"], given.num_key_value_heads
-    for name, asked in (
-        ("num_hidden_layers", layers),
-        ("intermediate_size", intermediate_size),
-    ):
+    for name, asked in (("num_hidden_layers", layers), ("intermediate_size", intermediate_size)):
         if asked is not None:
             if arguments.integer(name, asked) < config[name]:
                 raise ValueError(f"{name}: expected >= {config[name]}, given {asked}")

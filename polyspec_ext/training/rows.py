@@ -11,27 +11,17 @@ import torch
 
 
 class Document(NamedTuple):
-    """A text.
+    """A text."""
 
-    Attributes:
-        ids: ``[N]`` int64.
-        begin: what is learnt begins at this token; before it is what the target never writes.
-    """
-
-    ids: torch.Tensor
-    begin: int = 0
+    ids: torch.Tensor  # [N] int64
+    begin: int = 0  # of what is learnt; before it is what the target never writes
 
 
 class Rows(NamedTuple):
-    """Texts end to end, cut.
+    """Texts end to end, cut."""
 
-    Attributes:
-        tokens: ``[R, T]`` int64.
-        learnt: ``[R, T]`` bool, which of them are learnt.
-    """
-
-    tokens: torch.Tensor
-    learnt: torch.Tensor
+    tokens: torch.Tensor  # [R, T] int64
+    learnt: torch.Tensor  # [R, T] bool, which of them are learnt
 
 
 class Stream:

@@ -37,30 +37,18 @@ _SMOOTH = 0.95
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run must be resumed with.
+    """What a run must be resumed with."""
 
-    Attributes:
-        version: 1 (EAGLE-2) or 3.
-        steps: of a draft, that are learnt.
-        draft_vocab: ids that an EAGLE-3 head knows; None: all.
-        inner: width of its MLP; None: the target's.
-        epochs: how often a row is learnt from, in the mean.
-        length: tokens of a row; `batch`: rows of a step; `block`: rows that the target reads at a
-            time.
-        rate: highest learning rate.
-        seed: of the first weights and the order of rows.
-    """
-
-    version: int = 3
-    steps: int = 3
-    draft_vocab: int | None = None
-    inner: int | None = None
-    epochs: int = 3
-    length: int = 320
-    batch: int = 4
-    block: int = 32
-    rate: float = 1e-3
-    seed: int = 0
+    version: int = 3  # 1: EAGLE-2
+    steps: int = 3  # of a draft, that are learnt
+    draft_vocab: int | None = None  # ids that an EAGLE-3 head knows; None: all
+    inner: int | None = None  # width of its MLP; None: the target's
+    epochs: int = 3  # how often a row is learnt from, in the mean
+    length: int = 320  # tokens of a row
+    batch: int = 4  # rows of a step
+    block: int = 32  # rows that the target reads at a time
+    rate: float = 1e-3  # highest learning rate
+    seed: int = 0  # of the first weights and the order of rows
 
 
 class HeadTraining:

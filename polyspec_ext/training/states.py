@@ -15,18 +15,12 @@ _OUTLIER = 8  # times the median size: a state that no scale is measured on
 
 
 class States(NamedTuple):
-    """A target's states of some rows, in bfloat16.
+    """A target's states of some rows, in bfloat16."""
 
-    Attributes:
-        tokens: ``[R, T]`` int64; `learnt`: ``[R, T]`` bool.
-        features: ``[R, T, F]``, what a head reads, each column in units of `Teacher.scale`.
-        last: ``[R, T, H]``, what the target's output head reads.
-    """
-
-    tokens: torch.Tensor
-    learnt: torch.Tensor
-    features: torch.Tensor
-    last: torch.Tensor
+    tokens: torch.Tensor  # [R, T] int64
+    learnt: torch.Tensor  # [R, T] bool
+    features: torch.Tensor  # [R, T, F], what a head reads, in units of `Teacher.scale`
+    last: torch.Tensor  # [R, T, H], what the target's output head reads
 
 
 class Teacher:

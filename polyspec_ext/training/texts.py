@@ -27,15 +27,10 @@ _KINDS = (
 
 
 class Text(NamedTuple):
-    """One text, not yet tokens.
+    """One text, not yet tokens."""
 
-    Attributes:
-        asked: messages, the oldest first; none for a plain text.
-        said: the answer to them, or the text; None: the target is to answer.
-    """
-
-    asked: tuple[dict[str, str], ...]
-    said: str | None
+    asked: tuple[dict[str, str], ...]  # messages, the oldest first; none for a plain text
+    said: str | None  # the answer to them, or the text; None: the target is to answer
 
 
 def read_texts(files: Sequence[Path]) -> list[Text]:
@@ -76,20 +71,17 @@ def documents_of(
         max_new_tokens, temperature: of an answer.
         seed: of the answers; question i has seed + i.
     """
-    found: list[Document | None] = []
-    open_: dict[int, list[int]] = {}
+    prompts, said = [], {}
     for i, text in enumerate(progress.bar(texts, desc="texts", mininterval=5, leave=False)):
-        prompt = _prompt(text, tokenizer)
-        if text.said is None:
-            open_[i] = prompt
-            found.append(None)
-            continue
-        ids: list[int] = tokenizer(text.said, add_special_tokens=not prompt)["input_ids"]
-        found.append(_document(prompt, [*ids, tokenizer.eos_token_id]))
-    answers = _answers(open_, model, kept, max_new_tokens, temperature, seed) if open_ else {}
-    for i, prompt in open_.items():
-        found[i] = _document(prompt, answers[i])
-    return [one for one in found if one is not None]
+        prompts.append(_prompt(text, tokenizer))
+        if text.said is not None:
+            ids = tokenizer(text.said, add_special_tokens=not prompts[i])["input_ids"]
+            said[i] = [*ids, tokenizer.eos_token_id]
+    open_ = {i: prompt for i, prompt in enumerate(prompts) if i not in said}
+    said |= _answers(open_, model, kept, max_new_tokens, temperature, seed)
+    return [
+        Document(torch.tensor([*prompt, *said[i]]), len(prompt)) for i, prompt in enumerate(prompts)
+    ]
 
 
 def split(documents: Sequence[Document], length: int) -> tuple[list[Document], list[Document]]:
@@ -151,10 +143,6 @@ def _prompt(text: Text, tokenizer: Any) -> list[int]:
     plain = "\n\n".join(one["content"] for one in text.asked) + "\n\n"
     ids: list[int] = tokenizer(plain)["input_ids"]
     return ids
-
-
-def _document(prompt: list[int], said: list[int]) -> Document:
-    return Document(torch.tensor([*prompt, *said]), len(prompt))
 
 
 def _answers(
