@@ -159,10 +159,9 @@ class Measured:
     def rate(self, upper: int, lower: int) -> float:
         """Share of tokens that part `upper` accepts from `lower`, for people: of a drafter that is
         no model, of its first tokens where it has one."""
-        table = self.proposals.get((upper, lower))
         if (upper, lower) in self.accept:
             return float(self.accept[upper, lower].mean())
-        assert table is not None
+        table = self.proposals[upper, lower]
         has = table.counts > 0
         return float(table.accept[has, 0].mean()) if has.any() else 0.0
 
@@ -269,11 +268,7 @@ class MeasuredSeconds:
 
 
 def measure(
-    parts: Sequence[Part],
-    prompts: Sequence[Sequence[int]],
-    request: Request,
-    *,
-    limit: float,
+    parts: Sequence[Part], prompts: Sequence[Sequence[int]], request: Request, *, limit: float
 ) -> Measured:
     """Measure all that the chains of `parts` depend on.
 
@@ -284,8 +279,6 @@ def measure(
             where a single call does.
     """
     began = time.perf_counter()
-    models = [n for n, part in enumerate(parts) if part.model]
-    pairs = [(a, b) for a, b in itertools.combinations(range(len(parts)), 2) if parts[a].verifies]
     runs = timed_runs(parts, request)
     texts = in_turns(runs, prompts, request.batch, 0.8 * limit)
     most = request.max_new_tokens
@@ -312,7 +305,7 @@ def measure(
     for run in runs:
         for pair, own in run.turns.verified.items() if run.turns is not None else ():
             seen[pair] += own
-    _acceptances(found, parts, models, pairs, texts, request, seen)
+    _acceptances(found, parts, texts, request, seen)
     found.spent = time.perf_counter() - began
     return found
 
@@ -494,16 +487,15 @@ def _distributions(
 def _acceptances(
     found: Measured,
     parts: Sequence[Part],
-    models: Sequence[int],
-    pairs: Sequence[_Pair],
     texts: Sequence[tuple[list[int], list[int]]],
     request: Request,
     seen: Mapping[_Pair, Sequence[Verified]],
 ) -> None:
     vocab = int(parts[0].thing.vocab_size)
     pieces: dict[_Pair, list[Any]] = defaultdict(list)
+    pairs = [(a, b) for a, b in itertools.combinations(range(len(parts)), 2) if parts[a].verifies]
     # A level in another's cache, or a drafter that needs a chain, is known by its rounds only.
-    apart = [n for n in models if n == 0 or parts[n].reads_apart]
+    apart = [n for n, part in enumerate(parts) if part.model and (n == 0 or part.reads_apart)]
     for prompt, new in texts:
         rows = {n: _distributions(parts[n].thing, vocab, prompt, new, request) for n in apart}
         chosen = torch.tensor(new)
@@ -515,15 +507,12 @@ def _acceptances(
         for upper, lower in pairs:
             if lower in rows and upper in rows:
                 pieces[upper, lower].append(_agreement(rows[upper], rows[lower], chosen, upper))
-            elif proposals.get(lower) is not None and upper in rows:
-                pieces[upper, lower].append(_matches(proposals[lower], rows[upper], new, upper))
+            elif upper in rows and (proposed := proposals.get(lower)) is not None:
+                pieces[upper, lower].append(_matches(proposed, rows[upper], new, upper))
     for pair in pairs:
         own = pieces.get(pair, [])
         if len(own) == len(texts) and isinstance(own[0], Proposals):
-            found.proposals[pair] = Proposals(
-                np.concatenate([one.accept for one in own]),
-                np.concatenate([one.counts for one in own]),
-            )
+            found.proposals[pair] = Proposals(*map(np.concatenate, zip(*own, strict=True)))
         elif len(own) == len(texts):
             found.accept[pair] = np.concatenate(own)
         else:
@@ -566,14 +555,10 @@ def _proposed(
 
 
 def _matches(
-    proposals: Sequence[Sequence[int]] | None,
-    upper: torch.Tensor,
-    new: Sequence[int],
-    number: int,
+    proposals: Sequence[Sequence[int]], upper: torch.Tensor, new: Sequence[int], number: int
 ) -> Proposals:
     """Acceptance of proposals: by the target, whether they are the text; by another level, with its
     probability of the token."""
-    assert proposals is not None
     length = len(new)
     accept, counts = np.zeros((length, MOST)), np.zeros(length, np.int64)
     for place, tokens in enumerate(proposals):

@@ -240,7 +240,7 @@ def _with_rule(one: Candidate, runner: Runner, limit: float) -> Candidate:
     rules = [replace(one, rule=rule) for rule in ("token", "block")]
     # Chosen where it is faster in both halves of the calls, since once may be luck.
     found = runner.run(rules, 1 if len(runner.calls) > 3 else 2, limit)
-    each = [[one.stats for own in repeats for one in own] for repeats in found]
+    each = [[call.stats for call in calls] for calls in found]
     if min(map(len, each)) < 2:
         return one
     token, block = ([merge(own[half::2]) for half in (0, 1)] for own in each)
@@ -386,20 +386,17 @@ def load_or_plan(
     chain = None if value is None else _stored_chain(kind, parts, value, ready)
     if chain is not None:
         return chain
-    things = [part.thing for part in parts]
     if consider:
-        # By their places, which words for copies have.
-        unasked = _with_considered(given, parts, ready, _MAKING * seconds)[len(parts) :]
-        parts = [*parts, *unasked]
-        things += [part.thing for part in unasked]
+        parts = _with_considered(given, parts, ready, _MAKING * seconds)
+    things = [part.thing for part in parts]
     found = plan(
         things, rows, max_new_tokens, temperature,
         batch=batch, pack=pack, compile=compile, seconds=seconds,
     )  # fmt: skip
     best = found.recommended
-    chosen = [parts[things.index(found.parts[n].thing)] for n in best.parts]
+    chosen = [things.index(found.parts[n].thing) for n in best.parts]
     value = {
-        "parts": [part.word or things.index(part.thing) for part in chosen],
+        "parts": [parts[n].word or n for n in chosen],
         "windows": list(best.windows),
         "rounds": list(best.rounds),
         "prediction": [best.predicted_tokens_per_second, best.uncertainty],

@@ -64,16 +64,12 @@ def region(plan: Plan, test: Insertion) -> Floats:
         ).tokens_per_second
         for size in (1, *_WINDOWS)
     )
-    found = np.zeros((len(_SHARES), len(_RATIOS)))
-    for (row, share), (column, ratio) in (
-        ((i, a), (j, b)) for i, a in enumerate(_SHARES) for j, b in enumerate(_RATIOS)
-    ):
-        seconds = ConstantSeconds([cost + own, float(ratio) * cost + own, draft])
-        found[row, column] = max(
-            expectation(
-                [size, window], [2], Acceptance.constant(float(share), inner), seconds
-            ).tokens_per_second
-            for size in _WINDOWS
+
+    def three(share: float, ratio: float) -> float:
+        accept = Acceptance.constant(share, inner)
+        seconds = ConstantSeconds([cost + own, ratio * cost + own, draft])
+        return max(
+            expectation([size, window], [2], accept, seconds).tokens_per_second for size in _WINDOWS
         )
-    region: Floats = found / two
-    return region
+
+    return np.array([[three(share, ratio) / two for ratio in _RATIOS] for share in _SHARES])

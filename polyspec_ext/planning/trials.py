@@ -46,9 +46,6 @@ class Call(NamedTuple):
     rounds: list[tuple[int, float]]  # of the target, tokens and seconds of each
 
 
-_Calls = list[Call]
-
-
 def chain_of(parts: Sequence[Part], one: Candidate, **options: Any) -> Chain:
     """A candidate's `Chain`; `options` are others of it."""
     own = {"rounds": list(one.rounds), "rule": one.rule, "tail": one.tail, **options}
@@ -57,17 +54,11 @@ def chain_of(parts: Sequence[Part], one: Candidate, **options: Any) -> Chain:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs candidates side by side.
+    """Runs candidates side by side."""
 
-    Args:
-        parts: that candidates are made of.
-        prompts: token ids.
-        request: what is asked of each.
-    """
-
-    parts: Sequence[Part]
-    prompts: Sequence[Sequence[int]]
-    request: Request
+    parts: Sequence[Part]  # that candidates are made of
+    prompts: Sequence[Sequence[int]]  # token ids
+    request: Request  # what is asked of each
 
     @property
     def calls(self) -> list[list[list[int]]]:
@@ -77,39 +68,31 @@ class Runner:
 
     def run(
         self, some: Sequence[Candidate], repeats: int, limit: float = float("inf")
-    ) -> list[list[_Calls]]:
-        """All calls, by candidate and repeat. The candidates take turns, so that a change in the
-        machine's load meets all; when `limit` seconds are over, none begins another call, and one
-        that takes longer than a candidate's share of them is cut short."""
+    ) -> list[list[Call]]:
+        """All calls by candidate, of all prompts `repeats` times. The candidates take turns, so
+        that a change in the machine's load meets all; when `limit` seconds are over, none begins
+        another call, and one that takes longer than a candidate's share of them is cut short."""
         built, calls = [chain_of(self.parts, one) for one in some], self.calls
         each = limit / len(some)
         for one in built:
-            self._call(one, calls[0], 0, _WARMING * each, 16)
-        found: list[list[_Calls]] = [[] for _ in built]
+            self._call(one, calls[0], _WARMING * each, max_new_tokens=16)
+        found: list[list[Call]] = [[] for _ in built]
         start = time.perf_counter()
         for turn in range(repeats * len(calls)):
-            repeat, number = divmod(turn, len(calls))
             if turn > 0 and time.perf_counter() - start > limit:
                 break
+            repeat, number = divmod(turn, len(calls))
+            options = self.request.options(turn)
             for place in range(len(built)):
                 at = (place + number + repeat) % len(built)
-                if number == 0:
-                    found[at].append([])
-                found[at][-1].append(self._call(built[at], calls[number], turn, each))
+                found[at].append(self._call(built[at], calls[number], each, **options))
         return found
 
     def _call(
-        self,
-        chain: Chain,
-        prompts: Sequence[Sequence[int]],
-        number: int,
-        limit: float,
-        most: int | None = None,
+        self, chain: Chain, prompts: Sequence[Sequence[int]], limit: float, **options: Any
     ) -> Call:
-        began, options = time.perf_counter(), self.request.options(number)
-        if most is not None:
-            options["max_new_tokens"] = most
-        batch = chain.batch(prompts, **options)
+        began = time.perf_counter()
+        batch = chain.batch(prompts, **{**self.request.options(), **options})
         stats, tokens, seconds = batch.stats, 0, 0.0
         rounds: list[tuple[int, float]] = []
         while len(rounds) < LEAST or time.perf_counter() - began <= limit:
@@ -122,32 +105,36 @@ class Runner:
     def rates(self, some: Sequence[Candidate], repeats: int) -> list[Candidate]:
         """The candidates with their tokens per second, of whole calls and of decoding: medians of
         `repeats`."""
-        return [_rated(*own) for own in zip(some, self.run(some, repeats), strict=True)]
+        found = []
+        for one, calls in zip(some, self.run(some, repeats), strict=True):
+            whole, decoding = [], []
+            size = len(calls) // repeats
+            for begin in range(0, len(calls), size):
+                own = calls[begin : begin + size]
+                stats = _merged(own)
+                whole.append(stats.num_new_tokens / sum(call.seconds for call in own))
+                decoding.append(stats.tokens_per_second)
+            work = observed_work(_merged(calls))
+            found.append(
+                replace(
+                    one,
+                    measured_tokens_per_second=statistics.median(whole),
+                    measured_decode_tokens_per_second=statistics.median(decoding),
+                    measured_repeats=tuple(decoding),
+                    measured_length=1 / work.levels[0].steps,
+                    measured_work=work,
+                )
+            )
+        return found
 
 
-def _rated(one: Candidate, repeats: Sequence[_Calls]) -> Candidate:
-    totals = [(sum(one.seconds for one in own), _merged([own])) for own in repeats]
-    work = observed_work(_merged(repeats))
-    decoding = tuple(stats.tokens_per_second for _, stats in totals)
-    return replace(
-        one,
-        measured_tokens_per_second=statistics.median(
-            stats.num_new_tokens / spent for spent, stats in totals
-        ),
-        measured_decode_tokens_per_second=statistics.median(decoding),
-        measured_repeats=decoding,
-        measured_length=1 / work.levels[0].steps,
-        measured_work=work,
-    )
+def _merged(calls: Sequence[Call]) -> Stats:
+    return merge([one.stats for one in calls])
 
 
-def _merged(repeats: Sequence[_Calls]) -> Stats:
-    return merge([one.stats for own in repeats for one in own])
-
-
-def _error(repeats: Sequence[_Calls]) -> float:
+def _error(calls: Sequence[Call]) -> float:
     """Relative standard error of tokens per second, over rounds: that of a ratio of two sums."""
-    rounds = np.array([each for own in repeats for one in own for each in one.rounds])
+    rounds = np.array([each for one in calls for each in one.rounds])
     tokens, seconds = rounds.sum(0)
     count = len(rounds)
     if count < 2 or not seconds:
@@ -186,15 +173,15 @@ def corrected(
     return list(found)
 
 
-def _trial(measured: Measured, one: Candidate, repeats: Sequence[_Calls]) -> Trial:
+def _trial(measured: Measured, one: Candidate, calls: Sequence[Call]) -> Trial:
     """Of a candidate that was run, beside what the tables say of the very calls."""
     tables = replace(measured, trials={})
-    calls = [number for own in repeats for number in range(len(own))]
-    expected = predict(tables, one.parts, one.windows, one.rounds, tail=one.tail).of_batches(calls)
+    rows = [number % len(measured.calls) for number in range(len(calls))]
+    expected = predict(tables, one.parts, one.windows, one.rounds, tail=one.tail).of_batches(rows)
     times = MeasuredSeconds(tables, one.parts)
-    stats = _merged(repeats)
-    prefills = dict(zip(one.parts, times.prefills()[calls].sum(0).tolist(), strict=True))
-    return ran(one.parts, stats, expected_work(expected, times), prefills, _error(repeats))
+    prefills = dict(zip(one.parts, times.prefills()[rows].sum(0).tolist(), strict=True))
+    work = expected_work(expected, times)
+    return ran(one.parts, _merged(calls), work, prefills, _error(calls))
 
 
 def ran(

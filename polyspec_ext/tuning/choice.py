@@ -16,14 +16,13 @@ import torch
 
 from . import processor
 from .profile import pass_seconds
-from .store import Store, default_store
+from .store import default_store
 
 if TYPE_CHECKING:
     from ..levels import Level
 
 _Level = TypeVar("_Level", bound="Level")
 Switch = bool | Literal["auto"]
-Measure = Callable[[Sequence[Any], Sequence[int]], list[dict[int, float]]]
 # A candidate must be faster by so much than those before it: less is within the noise, and the
 # earlier ones are simpler.
 MARGIN = 0.03
@@ -78,8 +77,6 @@ def choose(
     *,
     compile: Switch = False,
     shape: str = "",
-    store: Store | None = None,
-    measure: Measure = pass_seconds,
 ) -> tuple[_Level, Choice]:
     """Make the level whose passes take the least time, one of each width added up.
 
@@ -92,14 +89,14 @@ def choose(
             that is faster. Compiling takes long, and saves the same Python in all of them, so no
             other is compiled.
         shape: tells models apart whose passes cost differently.
-        store: where the answer is kept, by processor, instruction sets, threads, versions and all
-            of the above. None: `default_store`.
-        measure: seconds by level and width; `pass_seconds` by default.
+
+    The answer is kept in `default_store`, by processor, instruction sets, threads, versions and all
+    of the above.
     """
     if len(candidates) == 1 and compile != "auto":
         only = replace(candidates[0], compile=compile)
         return make(only), Choice(only, {})
-    store = default_store() if store is None else store
+    store = default_store()
     key = {
         "schema": SCHEMA,
         **processor.facts(),
@@ -115,9 +112,9 @@ def choose(
         except (ValueError, RuntimeError):  # what could be made then cannot be made now
             pass
     if not compile:
-        level, choice = _fastest(make, candidates, widths, measure)
+        level, choice = _fastest(make, candidates, widths)
     else:
-        level, plain = choose(make, candidates, widths, shape=shape, store=store, measure=measure)
+        level, plain = choose(make, candidates, widths, shape=shape)
         compiled = replace(plain.config, compile=True)
         if compile is True:
             level, choice = make(compiled), replace(plain, config=compiled)
@@ -127,7 +124,6 @@ def choose(
                 lambda config: make(config) if config.compile else without,
                 [plain.config, compiled],
                 widths,
-                measure,
             )
             earlier = {} if plain.cached else plain.seconds
             choice = replace(choice, seconds={**earlier, **choice.seconds})
@@ -137,10 +133,7 @@ def choose(
 
 
 def _fastest(
-    make: Callable[[LevelConfig], _Level],
-    candidates: Sequence[LevelConfig],
-    widths: Sequence[int],
-    measure: Measure,
+    make: Callable[[LevelConfig], _Level], candidates: Sequence[LevelConfig], widths: Sequence[int]
 ) -> tuple[_Level, Choice]:
     """See `choose`."""
     made: dict[LevelConfig, _Level] = {}
@@ -156,7 +149,7 @@ def _fastest(
                 warnings.warn(f"{config}: left out: {error}", stacklevel=3)
     if not made:
         raise errors[-1]
-    seconds = dict(zip(made, measure(list(made.values()), widths), strict=True))
+    seconds = dict(zip(made, pass_seconds(list(made.values()), widths), strict=True))
     best, *later = made
     for config in later:
         if sum(seconds[config].values()) < (1 - MARGIN) * sum(seconds[best].values()):

@@ -41,9 +41,11 @@ class Machine:
         self.made.append(config)
         return SlowLevel(self, config)
 
-    def measure(self, levels: Sequence[Any], widths: Sequence[int]) -> list[dict[int, float]]:
-        self.measured += 1
-        return tuning.pass_seconds(levels, widths, clock=lambda: self.now)
+    def measure(
+        self, levels: Sequence[Any], widths: Sequence[int], repeats: int = 12
+    ) -> list[dict[int, float]]:
+        self.measured += repeats > 1
+        return tuning.pass_seconds(levels, widths, repeats=repeats, clock=lambda: self.now)
 
 
 class SlowLevel:
@@ -78,14 +80,11 @@ def choose(
     machine = Machine(cost)
     if candidates is None:
         candidates = [config for config in cost if not config.compile]
-    level, choice = tuning.choose(
-        machine.make,
-        candidates,
-        widths,
-        store=store or tuning.Store(None),
-        measure=machine.measure,
-        **options,
-    )
+    store = store or tuning.Store(None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyspec_ext.tuning.choice.pass_seconds", machine.measure)
+        patch.setattr("polyspec_ext.tuning.choice.default_store", lambda: store)
+        level, choice = tuning.choose(machine.make, candidates, widths, **options)
     assert level.config == choice.config
     return machine, choice
 
