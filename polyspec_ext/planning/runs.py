@@ -242,11 +242,12 @@ class Run:
         return [list(row.tokens[len(prompt) :]) for row, prompt in rows]
 
 
-def timed_chains(parts: Sequence[Part]) -> list[tuple[int, ...]]:
-    """Chains whose steps are timed: the target with the next model, with every model and the one
-    below that, and with every drafter; with the last model and a drafter, since that model
-    verifies as well; and with a copy of the target and every drafter that reads its states, of
-    which no other chain tells how a tree is verified, or what is accepted."""
+def timed_runs(parts: Sequence[Part], request: Request) -> list[Run]:
+    """The target alone, a chain with one window, and the chains whose steps are timed: the target
+    with the next model, with every model and the one below that, and with every drafter; with the
+    last model and a drafter, since that model verifies as well; and with a copy of the target and
+    every drafter that reads its states, of which no other chain tells how a tree is verified, or
+    what is accepted."""
     models = [n for n, part in enumerate(parts) if part.verifies]
     drafters = [n for n, part in enumerate(parts) if not part.verifies]
     found: list[tuple[int, ...]] = [(0, n) for n in models[1:2]]
@@ -261,16 +262,9 @@ def timed_chains(parts: Sequence[Part]) -> list[tuple[int, ...]]:
         for n in drafters
         if parts[n].reads_states and parts[n].drafts_below(parts[model], parts[0])
     ]
-    return [one for one in dict.fromkeys(found) if owners_above([parts[n] for n in one])]
-
-
-def timed_runs(parts: Sequence[Part], request: Request) -> list[Run]:
-    """The target alone, a chain with one window, and those of `timed_chains`."""
-    chains = timed_chains(parts)
-    runs = [Run(parts, (0,), request)]
-    if chains:
-        runs.append(Run(parts, chains[0], request, fixed=True))
-    return runs + [Run(parts, chain, request) for chain in chains]
+    chains = [one for one in dict.fromkeys(found) if owners_above([parts[n] for n in one])]
+    fixed = [Run(parts, one, request, fixed=True) for one in chains[:1]]
+    return [Run(parts, (0,), request), *fixed, *(Run(parts, one, request) for one in chains)]
 
 
 def representative(prompts: Sequence[_Prompt], batch: int) -> list[_Prompt]:

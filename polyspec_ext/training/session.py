@@ -22,11 +22,10 @@ from safetensors.torch import load_file, save_file
 from .. import progress
 from ..drafters.eagle import EagleNetwork
 from . import heads
-from .acceptance import measure_acceptance
 from .rows import Document, Stream, frequent
 from .states import States, Teacher
 from .steps import Steps
-from .unrolled import Unrolled, mixed
+from .unrolled import Unrolled, measure_acceptance, mixed
 
 _BLOCKS = 8  # whose states are kept
 _LAYERS = 3

@@ -1,5 +1,5 @@
 """The loss of an EAGLE head, unrolled over a few steps of a draft ("training-time test", arXiv
-2503.01840).
+2503.01840), and how often its tokens will be accepted, by their place in a draft.
 
 From the second step on the head reads its own states, and its attention sees the target's states up
 to the token where the draft begins and its own behind it, as in use.
@@ -8,14 +8,17 @@ to the token where the draft begins and its own behind it, as in use.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .. import progress
 from ..drafters.eagle import EagleNetwork
+from .rows import Document, Rows
 from .states import Teacher
 
 _DECAY = 0.8  # weight of a step's loss relative to the one before
@@ -125,3 +128,37 @@ def _attend(q: torch.Tensor, seen: list[tuple[torch.Tensor, torch.Tensor]]) -> t
     values = torch.cat([first[1], *[v for _, v in seen[1:]]], 2)
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
     return out.transpose(1, 2)
+
+
+@torch.no_grad()
+def measure_acceptance(unrolled: Unrolled, documents: Sequence[Document]) -> dict[str, Any]:
+    """By step of a draft of the text itself: overlap with the target, E[1 - TV], at temperature 1
+    over all of the target's ids, and how often both have the same argmax.
+
+    Args:
+        documents: that the head has not learnt from.
+    """
+    teacher, ids = unrolled.teacher, unrolled.teacher.ids
+    sums = torch.zeros(2, unrolled.steps, dtype=torch.float64)
+    counts = torch.zeros(unrolled.steps)
+    for document in progress.bar(documents, desc="held out", mininterval=5, leave=False):
+        tokens = document.ids[None]
+        learnt = torch.arange(tokens.shape[1])[None] >= document.begin
+        states = teacher.read(Rows(tokens, learnt))
+        about = torch.cat([learnt[:, 1:], torch.zeros_like(learnt[:, :1])], 1)
+        with mixed():
+            for step, _, before in unrolled.outputs(tokens, states.features):
+                some = about[:, 1 + step :]
+                goal = teacher.logits(states.last[:, 1 + step :][some]).softmax(-1)
+                q = teacher.readout(before[some]).float().softmax(-1)
+                best = q.argmax(-1) if ids is None else ids[q.argmax(-1)]
+                known = goal if ids is None else goal[:, ids]
+                sums[0, step] += torch.minimum(known, q).sum()
+                sums[1, step] += (best == goal.argmax(-1)).sum()
+                counts[step] += len(goal)
+    overlap, agreement = (sums / counts.clamp_min(1)).tolist()
+    return {
+        "overlap": [round(x, 4) for x in overlap],
+        "greedy_agreement": [round(x, 4) for x in agreement],
+        "tokens": int(counts[0]),
+    }

@@ -64,7 +64,6 @@ class RoundModel:
         self.due = functools.cache(self._due)
         self.rows = functools.cache(self._rows)
         self.block = functools.cache(self._block)
-        self.shifted = functools.cache(self._shifted)
         self.cost = functools.cache(self._cost)
 
     def _cost(self, path: tuple[int, ...], level: int, size: int, rows: int) -> float:
@@ -79,9 +78,6 @@ class RoundModel:
         if self.remaining is None or tokens == 0:
             return values
         return np.concatenate([values[tokens:], np.zeros(min(tokens, self.places))])
-
-    def _shifted(self, level: int, tokens: int) -> Floats:
-        return self.ahead(self.accept[level - 1], tokens)
 
     def _rows(self, level: int) -> tuple[Ints, Ints]:
         """State rows (``polyspec/round_state.hpp``) of the chain that begins with `level`, for
@@ -166,7 +162,7 @@ class RoundModel:
         if level == self.levels - 1 and self.proposals is not None:
             accept: Floats = self.proposals.accept[:, place]
             return accept
-        return self.shifted(level, place)
+        return self.ahead(self.accept[level - 1], place)
 
     def _draft(self, log: Log, again: bool) -> _Ready:
         due, wanted = self.due(self.levels - 1, 0, 0)
@@ -178,8 +174,8 @@ class RoundModel:
             spent[wanted == tokens] = self.seconds.draft(tokens, again=again)
             if self.batch > 1:
                 sizes[tokens] = (wanted == tokens).astype(np.float64)
-        asked = (wanted > 0).astype(np.float64)
-        if asked.any():
+        if wanted.any():
+            asked = (wanted > 0).astype(np.float64)
             log[(0,)] = Steps(self.levels, asked, spent, np.zeros(self.places), sizes)
         return {
             (tokens, 0): (given == tokens).astype(np.float64)
