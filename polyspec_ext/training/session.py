@@ -184,7 +184,7 @@ class HeadTraining:
 
     def _learn(self, batch: States, way: float) -> None:
         with mixed():
-            loss, overlaps = self._unrolled(batch.tokens, batch.features, batch.last, batch.learnt)
+            loss, overlaps = self._unrolled(batch)
         self._steps.step(loss, way)
         for i, value in enumerate((loss.item(), *overlaps)):
             self._smooth[i] = _SMOOTH * self._smooth[i] + (1 - _SMOOTH) * value

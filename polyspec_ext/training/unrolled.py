@@ -19,7 +19,7 @@ from torch import nn
 from .. import progress
 from ..drafters.eagle import EagleNetwork
 from .rows import Document, Rows
-from .states import Teacher
+from .states import States, Teacher
 
 _DECAY = 0.8  # weight of a step's loss relative to the one before
 _KL, _FEATURES = 0.5, 0.2  # weights beside total variation
@@ -47,19 +47,12 @@ class Unrolled(nn.Module):
         super().__init__()
         self.head, self.teacher, self.steps = head, teacher, steps
 
-    def outputs(
-        self, tokens: torch.Tensor, features: torch.Tensor
-    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Of each step: its number s, its states ``[B, T - 1 - s, H]``, and those as the output
-        head reads them, which are about the token s + 2 places behind each.
-
-        Args:
-            tokens: ``[B, T]``.
-            features: ``[B, T, F]``, what the head reads of the target's states.
-        """
-        head = self.head
-        embeds = self.teacher.embed(tokens).to(features.dtype)
-        states = head.fuse(features)
+    def outputs(self, rows: States) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Of each step: its number s, its states ``[R, T - 1 - s, H]``, and those as the output
+        head reads them, which are about the token s + 2 places behind each."""
+        head, tokens = self.head, rows.tokens
+        embeds = self.teacher.embed(tokens).to(rows.features.dtype)
+        states = head.fuse(rows.features)
         seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         for step in range(self.steps):
             count = tokens.shape[1] - 1 - step
@@ -77,20 +70,9 @@ class Unrolled(nn.Module):
             yield step, out, head.before_head(out)
             states = head.carried(out)
 
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        features: torch.Tensor,
-        last: torch.Tensor,
-        learnt: torch.Tensor,
-    ) -> tuple[torch.Tensor, list[float]]:
+    def forward(self, rows: States) -> tuple[torch.Tensor, list[float]]:
         """The loss of all steps: total variation, which is what acceptance loses, and forward KL,
         which has a gradient where total variation has none.
-
-        Args:
-            tokens: ``[B, T]``; `features`: ``[B, T, F]``.
-            last: ``[B, T, H]``, last hidden states of the target.
-            learnt: ``[B, T]`` bool, which tokens count.
 
         Returns:
             The loss, and the overlap with the target's distribution over the head's ids at each
@@ -98,8 +80,8 @@ class Unrolled(nn.Module):
         """
         total, overlaps = torch.zeros(()), []
         # A state is about the token behind it; of the last one nothing is known.
-        about = torch.cat([learnt[:, 1:], learnt[:, -1:]], 1)
-        for step, states, before in self.outputs(tokens, features):
+        about, last = torch.cat([rows.learnt[:, 1:], rows.learnt[:, -1:]], 1), rows.last
+        for step, states, before in self.outputs(rows):
             some = about[:, 1 + step :]
             with torch.no_grad():
                 goal = self.teacher.readout(last[:, 1 + step :][some]).float().log_softmax(-1)
@@ -147,7 +129,7 @@ def measure_acceptance(unrolled: Unrolled, documents: Sequence[Document]) -> dic
         states = teacher.read(Rows(tokens, learnt))
         about = torch.cat([learnt[:, 1:], torch.zeros_like(learnt[:, :1])], 1)
         with mixed():
-            for step, _, before in unrolled.outputs(tokens, states.features):
+            for step, _, before in unrolled.outputs(states):
                 some = about[:, 1 + step :]
                 goal = teacher.logits(states.last[:, 1 + step :][some]).softmax(-1)
                 q = teacher.readout(before[some]).float().softmax(-1)

@@ -10,7 +10,7 @@ from eagle_heads import Reference, Variant, save, weights_of
 from small_models import make
 
 from polyspec_ext.drafters.eagle.load import load_head
-from polyspec_ext.training.states import Teacher
+from polyspec_ext.training.states import States, Teacher
 from polyspec_ext.training.unrolled import Unrolled
 
 
@@ -39,10 +39,10 @@ def test_steps_of_a_draft_at_every_token(v: Variant, tmp_path: Path) -> None:
     teacher = Teacher(target, head.config, None)
     if v.third:
         teacher.head = head.lm_head.weight
-    unrolled = Unrolled(head, teacher, 3)
+    rows = States(torch.tensor([text]), torch.ones(1, len(text)), features, features)
     found = {
         step: teacher.readout(before)[0].double()
-        for step, _, before in unrolled.outputs(torch.tensor([text]), features)
+        for step, _, before in Unrolled(head, teacher, 3).outputs(rows)
     }
     for t in range(len(text) - 1):
         pairs = [(text[i + 1], reference.fused(features[0, i].double())) for i in range(t + 1)]
