@@ -154,11 +154,6 @@ def candidates(measured: Measured, parts: Sequence[Part]) -> list[Candidate]:
     for chain in chains(parts):
         setting = best_setting(measured, chain, tails=not parts[chain[-1]].trees)
         found.append(candidate(measured, parts, chain, *setting))
-    return fastest_first(found)
-
-
-def fastest_first(found: Sequence[Candidate]) -> list[Candidate]:
-    """By prediction."""
     return sorted(found, key=lambda one: -one.predicted_tokens_per_second)
 
 

@@ -26,7 +26,6 @@ from .search import (
     Work,
     candidate,
     expected_work,
-    fastest_first,
     observed_work,
     predict,
 )
@@ -164,9 +163,10 @@ def corrected(
         left = max(limit - measured.spent - (time.perf_counter() - began), _AT_LEAST * limit)
         for one, own in zip(some, runner.run(some, _REPEATS, left), strict=True):
             measured.trials[one.parts] = _trial(measured, one, own)
-        found = fastest_first(
-            [candidate(measured, runner.parts, c.parts, c.windows, c.rounds, c.tail) for c in found]
-        )
+        now = [
+            candidate(measured, runner.parts, c.parts, c.windows, c.rounds, c.tail) for c in found
+        ]
+        found = sorted(now, key=lambda one: -one.predicted_tokens_per_second)
         # What is recommended should have been run.
         some = [one for one in found[:1] if one.parts not in measured.trials]
     measured.spent += time.perf_counter() - began

@@ -43,23 +43,6 @@ TARGET_LAYERS = (0, None, None, None, 1, None, None, None, None, 2)
 BATCH = 16
 
 
-def config(
-    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, ids: dict[str, int]
-) -> LlamaConfig:
-    """A Llama configuration; multiples of 128 in-features allow quantisation in groups of 128."""
-    return LlamaConfig(
-        vocab_size=corpus.VOCAB_SIZE,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        **ids,
-    )
-
-
 def with_layers(model: LlamaForCausalLM, places: Sequence[int | None]) -> LlamaForCausalLM:
     """`model` with the layers that stand at `places` of it. None: a new layer that is an identity
     until it has learnt something: with both output projections zero a pre-norm layer adds nothing
@@ -229,7 +212,19 @@ def train(args: argparse.Namespace) -> int:
 
     def make_seed() -> LlamaForCausalLM:
         reseed("seed")
-        model = LlamaForCausalLM(config(256, 640, 3, 4, 2, ids))
+        # Multiples of 128 in-features allow quantisation in groups of 128.
+        shape = LlamaConfig(
+            vocab_size=corpus.VOCAB_SIZE,
+            hidden_size=256,
+            intermediate_size=640,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            **ids,
+        )
+        model = LlamaForCausalLM(shape)
         fit(model, documents, text_loss(model), amount(5e6), 3e-3, "seed")
         return model
 
