@@ -22,13 +22,6 @@ PROMPT = 2
 EOS = 1  # where a text has room behind its end; every level has it there
 
 
-def accepted_distribution(accept: Sequence[float]) -> np.ndarray:
-    """``[m + 1]``, the probability that exactly j of m tokens are accepted, each with a probability
-    of its own if those before it are."""
-    reach = np.cumprod([1.0, *accept])
-    return reach - np.append(reach[1:], 0.0)
-
-
 class RandomSeconds:
     """Another number for every step that differs in anything; of wide steps a higher one."""
 
@@ -159,7 +152,7 @@ class Rows:
         if of_tail:
             more = tail[end:] if isinstance(tail, np.ndarray) else tail.accept[end]
             accept = np.concatenate([accept, more[:of_tail]])
-        chances = accepted_distribution(accept.tolist())
+        chances = theory.accepted_distribution(accept.tolist())
         return [(j, p) for j, p in enumerate(chances.tolist()) if p > 0]
 
 
@@ -309,7 +302,7 @@ def test_rows_of_a_batch_wait_for_each_other() -> None:
         return float(found.seconds.sum() / found.batch_steps[:, 0].sum())
 
     # Blocks of 1 ... 4 tokens until 5 are there, three at most: by hand.
-    blocks = accepted_distribution([0.5] * 3)
+    blocks = theory.accepted_distribution([0.5] * 3)
     needed: dict[int, float] = defaultdict(float)
     for sizes in itertools.product(range(1, 5), repeat=3):
         chance = float(np.prod([blocks[size - 1] for size in sizes]))

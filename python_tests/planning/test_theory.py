@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from polyspec_ext.planning import theory
@@ -24,6 +25,7 @@ def test_the_printed_insertions(case: tuple[float, ...]) -> None:
     test = theory.insertion_test(above, new, below, length, of_new, new_length, beta=1)
     assert test.ratio_above == pytest.approx(ratio, abs=1e-3)
     assert test.bound_above == pytest.approx(bound, abs=1e-3)
+    assert test.bound_above == theory.insertion_bound(length, of_new, new_length)
     assert test.above == (after > before)
 
 
@@ -68,27 +70,80 @@ def test_lemma_3_1() -> None:
         theory.lemma_seconds(1, [2.0], [1.0], 1)
 
 
-def test_the_printed_variance_of_theorem_3_3_is_none() -> None:
-    """It prints ``sigma^2 = alpha [1 - (n^2-1) alpha^n - (n^2-1) alpha^{n+1}] / (1 - alpha)^2``,
-    which is negative here, and positive where N is always 1. What holds is that the deviation over
-    the mean goes to 0 as acceptance goes to 1 at a fixed n."""
-
-    def printed(a: float, n: int) -> float:
-        return a * (1 - (n * n - 1) * (a**n + a ** (n + 1))) / (1 - a) ** 2
-
-    def moments(a: float, n: int) -> tuple[float, float]:
-        """Mean and variance of the tokens that a verification of n - 1 emits."""
+def test_theorem_3_3_and_its_erratum() -> None:
+    for a, n in itertools.product((0.0, 0.1, 0.5, 0.9, 0.999), (1, 2, 3, 5, 12)):
         chances = [a ** (k - 1) * (1 - a) for k in range(1, n)] + [a ** (n - 1)]
         mean = sum(k * p for k, p in enumerate(chances, 1))
-        return mean, sum((k - mean) ** 2 * p for k, p in enumerate(chances, 1))
-
-    assert printed(0.9, 1) == pytest.approx(0.9 / 0.01)
-    assert moments(0.9, 1)[1] == 0
-    assert printed(0.9, 12) < 0 < moments(0.9, 12)[1]
-    both = [moments(a, 8) for a in (0.9, 0.99, 0.999, 0.9999)]
-    relative = [math.sqrt(variance) / mean for mean, variance in both]
+        variance = sum((k - mean) ** 2 * p for k, p in enumerate(chances, 1))
+        assert theory.length_mean(a, n) == pytest.approx(mean)
+        assert theory.length_variance(a, n) == pytest.approx(variance, abs=1e-8)
+        own = theory.accepted_distribution([a] * (n - 1))
+        assert own == pytest.approx(chances)
+    assert theory.length_mean(1.0, 4) == 4
+    assert theory.length_variance(1.0, 4) == 0
+    # The counter-examples: nonzero where N is always 1; a negative variance.
+    assert theory.length_variance(0.9, 1) == pytest.approx(0, abs=1e-12)
+    assert theory.length_variance_as_printed(0.9, 1) == pytest.approx(0.9 / 0.01)
+    assert theory.length_variance_as_printed(0.9, 12) < 0 < theory.length_variance(0.9, 12)
+    # What remains of the theorem.
+    relative = [math.sqrt(theory.length_variance(a, 8)) / theory.length_mean(a, 8)
+                for a in (0.9, 0.99, 0.999, 0.9999)]  # fmt: skip
     assert relative == sorted(relative, reverse=True)
     assert relative[-1] < 0.02
+
+
+def drafts(p: list[list[float]], q: list[list[float]]) -> tuple[list[list[float]], list[float]]:
+    """Ratios along every draft of independent tokens, and its probability under q."""
+    ratios, weights = [], []
+    for block in itertools.product(range(len(p[0])), repeat=len(p)):
+        ratios.append([p[i][y] / q[i][y] for i, y in enumerate(block)])
+        weights.append(math.prod(q[i][y] for i, y in enumerate(block)))
+    return ratios, weights
+
+
+def block_rule_length(p: list[list[float]], q: list[list[float]]) -> float:
+    """By the rule itself (papers: h_i, from the last token back), draft by draft."""
+    total, count = 0.0, len(p)
+    for block in itertools.product(range(len(p[0])), repeat=count):
+        reach = [1.0]
+        for i, y in enumerate(block):
+            reach.append(min(1.0, reach[i] * p[i][y] / q[i][y]))
+        weight = math.prod(q[i][y] for i, y in enumerate(block))
+        for i in range(count, -1, -1):
+            accept = reach[i]
+            if i < count:
+                rest = sum(max(reach[i] * a - b, 0) for a, b in zip(p[i], q[i], strict=True))
+                accept = rest / (rest + 1 - reach[i]) if rest + 1 - reach[i] > 0 else 1.0
+            accept = 1.0 if i == 0 else accept
+            total += weight * accept * (i + 1)
+            weight *= 1 - accept
+    return total
+
+
+def test_token_and_block_lengths() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(5):
+        p, q = (rng.dirichlet(np.ones(3), size=4).tolist() for _ in range(2))
+        ratios, weights = drafts(p, q)
+        overlaps = [sum(map(min, a, b)) for a, b in zip(p, q, strict=True)]
+        by_token = 1 + sum(math.prod(overlaps[: i + 1]) for i in range(4))
+        assert theory.token_length(ratios, weights) == pytest.approx(by_token)
+        assert theory.block_length(ratios, weights) == pytest.approx(block_rule_length(p, q))
+        assert theory.block_length(ratios, weights) >= by_token
+    with pytest.raises(ValueError, match=r"ratios: expected \[N, m\]"):
+        theory.block_length([1.0], [1.0])
+
+
+def test_tree_lengths() -> None:
+    chain = theory.tree_length([-1, 0, 1], [0.5, 0.5, 0.5])
+    assert chain == theory.length_mean(0.5, 4)
+    # Two children of the root, and one below each: the paths exclude each other.
+    assert theory.tree_length([-1, -1, 0, 1], [0.6, 0.3, 0.5, 1.0]) == pytest.approx(
+        0.1 * 1 + 0.6 * (0.5 * 2 + 0.5 * 3) + 0.3 * 3
+    )
+    assert theory.tree_length([], []) == 1
+    with pytest.raises(ValueError, match="parents: expected node 1's"):
+        theory.tree_length([-1, 1], [0.5, 0.5])
 
 
 # With the paper's times, T_1 = 22 and T_2 = 7 ms, six draft passes of 1 ms per round of M_2, which
@@ -100,7 +155,7 @@ def three_models(acceptance: float, window: int) -> float:
     low, high = 0.0, 1.0
     while high - low > 1e-12:
         inner = (low + high) / 2
-        low, high = (inner, high) if sum(inner**j for j in range(7)) < 4.3 else (low, inner)
+        low, high = (inner, high) if theory.length_mean(inner, 7) < 4.3 else (low, inner)
     rates = theory.Acceptance.constant(acceptance, low)
     found = theory.expectation([window, 6], [0], rates, theory.ConstantSeconds([22, 7, 1]))
     assert found.emitted(2) == pytest.approx(4.3)
@@ -119,21 +174,10 @@ def test_windows_of_the_papers_times() -> None:
     assert max(three_models(0.94, mu) for mu in (8, 9, 10)) > eagle
 
 
-def cascade_improvement(
-    acceptance: float, inner: float, rounds: int, tokens: int, cost: float, inner_cost: float
-) -> float:
-    """Cascade Speculative Drafting (Chen et al. 2023) with a fixed number n of inner rounds of k
-    tokens: expected improvement of wall time ``(1 - a phi(a)^n) / ((1-a)(1 + n c1 + n k c2))``,
-    with ``phi(x) = 1 + (x-1)(1 - a'^{k+1} x^{k+1})/(1 - a' x)``."""
-    a, b, k = acceptance, inner, tokens
-    phi = 1 + (a - 1) * (1 - (a * b) ** (k + 1)) / (1 - a * b)
-    return (1 - a * phi**rounds) / ((1 - a) * (1 + rounds * cost + rounds * k * inner_cost))
-
-
 def test_cascade_speculative_drafting() -> None:
     for a, b in itertools.product((0.3, 0.8, 0.95), (0.2, 0.6)):
         for n, k in itertools.product((1, 2, 4), (1, 3)):
-            closed = cascade_improvement(a, b, n, k, 0.3, 0.05)
+            closed = theory.cascade_improvement(a, b, n, k, 0.3, 0.05)
             # A window that only n full blocks fill: there always are n.
             chain = theory.expectation(
                 [n * (k + 1), k],

@@ -75,6 +75,17 @@ class InsertionTest(NamedTuple):
         return self.exact_seconds < self.exact_bound
 
 
+def insertion_bound(length: float, length_of_new: float, new_length: float) -> float:
+    """The right side of Theorem 3.2 (1), ``L_new (1/L_i - 1/L_{i-new})``.
+
+    Args:
+        length: L_i, of M_i with M_{i+1} below it.
+        length_of_new: L_{i-new}, of M_i with M_new below it.
+        new_length: L_new, of M_new with M_{i+1} below it.
+    """
+    return new_length * (1 / length - 1 / length_of_new)
+
+
 def insertion_test(
     seconds: float,
     new_seconds: float,
@@ -89,18 +100,17 @@ def insertion_test(
 
     Args:
         seconds, new_seconds, seconds_below: T_i, T_new and T_{i+1} of one pass.
-        length: L_i, of M_i with M_{i+1} below it.
-        length_of_new: L_{i-new}, of M_i with M_new below it.
-        new_length: L_new, of M_new with M_{i+1} below it.
+        length, length_of_new, new_length: as `insertion_bound` has them.
         beta: passes of M_{i+1} per verification above it.
         without: T_i and beta without M_new; None: the same, which the printed conditions assume.
     """
+    bound = insertion_bound(length, length_of_new, new_length)
     seconds_before, beta_before = (seconds, beta) if without is None else without
     saved = seconds_before / length - seconds / length_of_new
     saved += seconds_below * (beta_before / length - beta / new_length)
     return InsertionTest(
         new_seconds / seconds,
-        new_length * (1 / length - 1 / length_of_new),
+        bound,
         new_seconds / seconds_below if seconds_below else float("inf"),
         beta * (new_length / length - 1),
         new_seconds,
