@@ -15,7 +15,7 @@ from polyspec_ext.bench.generation_calls import Request
 from polyspec_ext.bench.paper import prepare, presets, record, report
 from polyspec_ext.bench.paper.methods import Call, Method, default_keys, read_keys
 from polyspec_ext.bench.paper.parts import Parts, Places, Tree, shipped
-from polyspec_ext.bench.paper.report.tables.compared import windows_of
+from polyspec_ext.bench.paper.report.tables.speedups import windows_of
 from polyspec_ext.bench.weights import parameters, weight_bytes
 from polyspec_ext.cli.entry import main
 
@@ -323,7 +323,7 @@ def test_models_of_ones_own(
         "plain", "small", "assisted", "eagle2",
     ]  # fmt: skip
     assert [level.name for level in run.turns[1].levels] == ["target", "small"]
-    eagle = next(one for one in run.methods if one["name"] == "eagle2")
+    eagle = next(one for one in run.facts["methods"] if one["name"] == "eagle2")
     assert eagle["tree"] == {"top_k": 10, "total_tokens": 60, "depth": 6}
     assert str(tmp_path) not in (folder / record.FACTS).read_text()
     assert main(["bench", "paper", "--draft", "x=y"]) == 2

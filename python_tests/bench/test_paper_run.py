@@ -70,7 +70,7 @@ def test_a_run(tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[st
     run = record.read_run(folder)
     facts, turns = run.facts, run.turns
     assert [one["name"] for one in facts["methods"]] == list(KEYS)
-    assert run.baseline == "plain"
+    assert [one["name"] for one in facts["methods"] if one["baseline"]] == ["plain"]
     assert facts["settings"]["template"] == "tiny"
     assert facts["versions"]["torch"]
     assert {one["name"] for one in facts["models"]} == {"eager target", "drafter"}

@@ -45,7 +45,6 @@ def test_interval_is_the_bootstraps() -> None:
     assert found.value == pytest.approx((60 / 7) / (56 / 12))
     # One question drawn three times has 1/27, more than a tail: the bounds are the extremes.
     assert (found.low, found.high) == pytest.approx((min(samples), max(samples)))
-    assert (found.questions, found.turns) == (3, 3)
 
 
 def test_interval_covers_the_true_ratio() -> None:
@@ -67,8 +66,8 @@ def test_interval_covers_the_true_ratio() -> None:
 def test_questions_alike_leave_no_doubt() -> None:
     ours = turns(*(turn(q, 10, 1.0, [2, 3]) for q in range(4)))
     theirs = turns(*(turn(q, 10, 2.0) for q in range(4)))
-    assert own.speedup(ours, theirs) == own.Interval(2.0, 2.0, 2.0, 4, 4)
-    assert own.pooled_length(ours, list(ours)) == own.Interval(2.5, 2.5, 2.5, 4, 4)
+    assert own.speedup(ours, theirs) == own.Interval(2.0, 2.0, 2.0)
+    assert own.pooled_length(ours, list(ours)) == own.Interval(2.5, 2.5, 2.5)
 
 
 def test_the_median_is_over_repeats_not_over_questions() -> None:
@@ -84,14 +83,14 @@ def test_turns_are_bootstrapped_with_their_question() -> None:
     """Two turns of one question are no two observations."""
     one = {(1, t, 0): turn(1, 10, 1.0 + t) for t in range(2)}
     base = {(1, t, 0): turn(1, 10, 2.0) for t in range(2)}
-    assert own.speedup(one, base) == own.Interval(pytest.approx(4 / 3), None, None, 1, 2)
+    assert own.speedup(one, base) == own.Interval(pytest.approx(4 / 3), None, None)
 
 
 def test_nothing_in_common() -> None:
     assert own.speedup(turns(turn(1, 5, 1.0)), turns(turn(2, 5, 1.0))) is None
     assert own.pooled_length(turns(turn(1, 5, 1.0)), [(1, 0, 0)]) is None
     assert own.rate({}) is None
-    assert own.sampled_texts(turns(turn(1, 5, 1.0))) is None
+    assert own.sampled_texts(turns(turn(1, 5, 1.0))) == {}
 
 
 def test_no_prefill_no_decode_speed() -> None:
@@ -114,11 +113,10 @@ def test_p_value_of_a_deviation() -> None:
     off = {"surprise": 2.0, "variance": 1.0}
     both = turns(*(turn(q, 5, 1.0, lossless=off, repeat=r) for q in range(2) for r in range(2)))
     found = own.sampled_texts(both)
-    assert found is not None
-    assert found.texts == 4
-    assert found.z == pytest.approx(4.0)
-    assert found.p_value == pytest.approx(math.erfc(4 / math.sqrt(2)))
-    assert found.p_value == pytest.approx(6.33e-5, rel=1e-2)
+    assert found["texts"] == 4
+    assert found["z"] == pytest.approx(4.0)
+    assert found["p_value"] == pytest.approx(math.erfc(4 / math.sqrt(2)))
+    assert found["p_value"] == pytest.approx(6.33e-5, rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +131,6 @@ def test_what_counts_as_a_tie(dtype: str, expected: tuple[int, int, int]) -> Non
     ]
     same = turn(9, 5, 1.0, lossless={"identical": True, "at": None, "gap": None})
     found = own.greedy_texts(turns(*parted, same, turn(10, 5, 1.0)), dtype)
-    assert (found.identical, found.tied, found.other) == expected
-    assert found.unknown == 1
-    assert found.gap == 0.2
+    assert (found["identical"], found["tied"], found["other"]) == expected
+    assert found["unknown"] == 1
+    assert found["gap"] == 0.2

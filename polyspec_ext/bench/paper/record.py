@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyspec_ext.bench.output import replace_file
 
@@ -95,8 +95,7 @@ class Turn:
         return self.status == OK
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A run as it lies in its folder.
 
     Attributes:
@@ -106,17 +105,6 @@ class Run:
 
     facts: dict[str, Any]
     turns: list[Turn]
-
-    @property
-    def methods(self) -> list[dict[str, Any]]:
-        """Of ``run.json``, in order."""
-        found: list[dict[str, Any]] = self.facts["methods"]
-        return found
-
-    @property
-    def baseline(self) -> str:
-        """Key of the method that speedups are over."""
-        return next(str(method["name"]) for method in self.methods if method["baseline"])
 
 
 def read_run(folder: str | Path) -> Run:

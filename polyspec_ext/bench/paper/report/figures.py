@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyspec_ext import drawing
+from polyspec_ext.bench import plot
 
 from . import printed
 from .form import Record
 from .saved import Saved
-from .tables import by_task, overall, task_name, variances
+from .tables import by_task, overall, variances
 
 # By number of levels; what is not this engine's, and plain decoding, is grey.
 _COLOURS = {2: "#3b75af", 3: "#d1762c", 4: "#4a8c4f"}
@@ -20,25 +21,31 @@ _MOST_LINES = 4  # in a panel of Figure 4
 
 
 def of_run(run: Saved) -> dict[str, bytes]:
-    """By name, the figures of a run that it has something for. ImportError without matplotlib."""
-    figures = {"figure2": _bars(run), "figure3": _by_task(run), "figure4": _variances([run])}
-    return {name: _png(figure) for name, figure in figures.items() if figure is not None}
+    """By name, the figures of a run that it has something for; none without matplotlib."""
+    if not plot.available():
+        return {}
+    return _png({"figure2": _bars(run), "figure3": _by_task(run), "figure4": _variances([run])})
 
 
 def of_several(runs: Sequence[Saved]) -> dict[str, bytes]:
     """Figure 4 of runs of the same models, sampled and greedy, side by side."""
+    if not plot.available():
+        return {}
     groups: dict[str, list[Saved]] = {}
     for run in runs:
         groups.setdefault(run.models_key, []).append(run)
     several = [group for group in groups.values() if len({run.sampling for run in group}) > 1]
-    figures = {f"figure4-{at}": _variances(group) for at, group in enumerate(several, 1)}
-    return {name: _png(figure) for name, figure in figures.items() if figure is not None}
+    return _png({f"figure4-{at}": _variances(group) for at, group in enumerate(several, 1)})
 
 
-def _png(figure: Any) -> bytes:
-    file = io.BytesIO()
-    drawing.save(figure, file)
-    return file.getvalue()
+def _png(figures: Mapping[str, Any]) -> dict[str, bytes]:
+    found = {}
+    for name, figure in figures.items():
+        if figure is not None:
+            file = io.BytesIO()
+            drawing.save(figure, file)
+            found[name] = file.getvalue()
+    return found
 
 
 def _colour(method: Mapping[str, Any]) -> str:
@@ -97,7 +104,7 @@ def _by_task(run: Saved) -> Any:
     )  # fmt: skip
     for task, axis in zip(tasks, axes.flat, strict=False):
         _panel(axis, run, records, task)
-        axis.set_title(task_name(task), fontsize=9)
+        axis.set_title(printed.task_name(task), fontsize=9)
     for axis in axes.flat:  # (They share one axis, which every panel has turned around.)
         axis.set_ylim(len(records) - 0.5, -0.5)
     for axis in list(axes.flat)[len(tasks) :]:

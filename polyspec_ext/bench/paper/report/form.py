@@ -6,37 +6,35 @@ import csv
 import html
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyspec_ext.bench import output
 
+from .statistics import Interval
+
 Record = Mapping[str, Any]
-NONE = "-"
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """What a table shows of its records.
 
-    Args:
+    Attributes:
         head: above it.
         text: of a record.
         words: whether it has words and no numbers.
-        loses: whether a record is worse there than plain decoding.
+        ratio: key of a ratio of rates, which is marked where it is below 1.
     """
 
     head: str
     text: Callable[[Record], str]
     words: bool = False
-    loses: Callable[[Record], bool] = lambda record: False
+    ratio: str | None = None
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Records of numbers and words, and how they are shown.
 
-    Args:
+    Attributes:
         key: part of the name of its file.
         title, note: of the report.
         columns: in order.
@@ -66,8 +64,6 @@ class Table:
 
     def csv(self) -> str:
         """The records, numbers in full; what is None is empty."""
-        if not self.records:
-            return ""
         file = io.StringIO()
         writer = csv.DictWriter(file, list(self.records[0]), lineterminator="\n")
         writer.writeheader()
@@ -77,7 +73,7 @@ class Table:
     def html(self) -> str:
         """The table in a box that scrolls sideways where it is too wide."""
         head = "".join(
-            f'<th scope="col"{_class(column.words)}>{html.escape(column.head)}</th>'
+            f'<th scope="col"{_class(words=column.words)}>{html.escape(column.head)}</th>'
             for column in self.columns
         )
         rows = "".join(
@@ -90,64 +86,62 @@ class Table:
         )
 
 
-def _class(words: bool, loses: bool = False) -> str:
-    names = ["words"] * words + ["loses"] * loses
-    return f' class="{" ".join(names)}"' if names else ""
-
-
 def _cell(column: Column, record: Record) -> str:
     text = html.escape(column.text(record))
     if column.words:
         text = f"<div>{text}</div>"
-    return f"<td{_class(column.words, column.loses(record))}>{text}</td>"
+    value = None if column.ratio is None else record[column.ratio]
+    loses = value is not None and value < 1
+    return f"<td{_class(words=column.words, loses=loses)}>{text}</td>"
 
 
-def number(key: str, digits: int = 2, scale: float = 1) -> Callable[[Record], str]:
-    """Shows one number of a record."""
-
-    def text(record: Record) -> str:
-        value = record[key]
-        return NONE if value is None else f"{scale * value:.{digits}f}"
-
-    return text
+def _class(**names: bool) -> str:
+    shown = " ".join(name for name, has in names.items() if has)
+    return f' class="{shown}"' if shown else ""
 
 
-def word(key: str) -> Callable[[Record], str]:
+def word(head: str, key: str) -> Column:
     """Shows one word of a record."""
 
     def text(record: Record) -> str:
-        value = record[key]
-        return NONE if value is None or value == "" else str(value)
+        return "-" if record[key] in (None, "") else str(record[key])
 
-    return text
+    return Column(head, text, words=True)
 
 
-def interval(key: str, digits: int = 2) -> Callable[[Record], str]:
-    """Shows ``key`` with ``key_low`` and ``key_high``, where these are."""
-    only, low, high = (number(name, digits) for name in (key, f"{key}_low", f"{key}_high"))
+def number(
+    head: str,
+    key: str,
+    digits: int = 2,
+    scale: float = 1,
+    *,
+    ratio: bool = False,
+    paper: str | None = None,
+) -> Column:
+    """Shows one number of a record, with ``key_low`` and ``key_high`` where these are.
+
+    Args:
+        ratio: whether it is one of rates.
+        paper: key of the number that the paper prints there, which stands behind in brackets.
+    """
 
     def text(record: Record) -> str:
-        if record[f"{key}_low"] is None:
-            return only(record)
-        return f"{only(record)} [{low(record)}, {high(record)}]"
+        shown = shown_number(record, key, digits, scale)
+        printed = None if paper is None else record[paper]
+        return shown if printed is None else f"{shown} (paper {printed:.2f})"
 
-    return text
-
-
-def beside(shown: Callable[[Record], str], key: str) -> Callable[[Record], str]:
-    """Shows something, and in brackets the number that the paper prints there, if one."""
-
-    def text(record: Record) -> str:
-        paper = record[key]
-        return shown(record) + ("" if paper is None else f" (paper {paper:.2f})")
-
-    return text
+    return Column(head, text, ratio=key if ratio else None)
 
 
-def below_one(key: str) -> Callable[[Record], bool]:
-    """Whether a ratio is below 1."""
+def shown_number(record: Record, key: str, digits: int = 2, scale: float = 1) -> str:
+    """One number of a record, with its bounds in brackets; "-" where there is none."""
+    form = f".{digits}f"
+    value, low, high = (record.get(name) for name in (key, f"{key}_low", f"{key}_high"))
+    shown = output.number(None if value is None else scale * value, form)
+    return shown if low is None else f"{shown} [{low:{form}}, {high:{form}}]"
 
-    def loses(record: Record) -> bool:
-        return record[key] is not None and record[key] < 1
 
-    return loses
+def spread(key: str, value: Interval | None) -> dict[str, Any]:
+    """A value and its bounds as entries of a record, which `number` shows."""
+    names = (key, f"{key}_low", f"{key}_high")
+    return dict(zip(names, value or (None, None, None), strict=True))

@@ -1,11 +1,11 @@
-"""One static page that gathers runs: tables, figures and settings, readable without a network."""
+"""The parts of a report as Markdown, and as one static page that is readable without a network."""
 
 from __future__ import annotations
 
 import base64
 import html
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from .form import Table
 
@@ -47,44 +47,71 @@ summary { cursor: pointer; font-weight: 600; }
 pre { overflow-x: auto; padding: 0.8rem; background: var(--shade); border-radius: 6px;
   font-size: 0.8rem; }
 """
-CAPTIONS = {
+_CAPTIONS = {
     "figure2": "Overall speedup of every method (Figure 2)",
     "figure3": "Speedup by task (Figure 3)",
     "figure4": "Variance of the acceptance length by query (Figure 4)",
 }
 
 
-def caption_of(figure: str) -> str:
-    """Of a figure's name, which may have a number behind it."""
-    return CAPTIONS[figure.partition("-")[0]]
+class Section(NamedTuple):
+    """A part of a report.
 
-
-class Section:
-    """A part of the page.
-
-    Args:
-        title: its heading.
-        note: below it.
-        tables: of it.
-        figures: PNG by name.
+    Attributes:
+        title, note: its heading, and what stands below it.
+        tables: the main one first; figures stand behind that.
+        figures: PNG by the name of the file, without its suffix.
         facts: settings and machine, shown when asked for.
+        prefix: of the names of its files.
     """
 
-    def __init__(
-        self,
-        title: str,
-        note: str,
-        tables: Sequence[Table],
-        figures: Mapping[str, bytes] | None = None,
-        facts: str | None = None,
-    ) -> None:
-        self.title, self.note, self.tables = title, note, tables
-        self.figures, self.facts = figures or {}, facts
+    title: str
+    note: str
+    tables: Sequence[Table]
+    figures: Mapping[str, bytes]
+    facts: str | None = None
+    prefix: str = ""
+
+    def markdown(self) -> list[str]:
+        """Its lines."""
+        shown = [table.markdown() for table in self.tables]
+        pictures = [f"![{_caption(name)}]({self.prefix}{name}.png)\n" for name in self.figures]
+        return [f"## {self.title}", "", self.note, "", *shown[:1], *pictures, *shown[1:]]
+
+    def html(self, name: str) -> str:
+        """The part with `name` as its id."""
+        shown = [
+            f"<h3>{html.escape(table.title)}</h3><p>{html.escape(table.note)}</p>\n{table.html()}"
+            for table in self.tables
+        ]
+        pictures = [_figure(_caption(name), data) for name, data in self.figures.items()]
+        lines = [f'<section id="{name}">', f"<h2>{html.escape(self.title)}</h2>"]
+        lines += [f"<p>{html.escape(self.note)}</p>", *shown[:1], *pictures, *shown[1:]]
+        if self.facts is not None:
+            lines.append(
+                "<details><summary>Settings, machine and versions</summary>"
+                f"<pre>{html.escape(self.facts)}</pre></details>"
+            )
+        return "\n".join([*lines, "</section>"])
+
+
+def _caption(figure: str) -> str:
+    """Of a figure's name, which may have a number behind it."""
+    return _CAPTIONS[figure.partition("-")[0]]
+
+
+def _figure(caption: str, picture: bytes) -> str:
+    data = base64.b64encode(picture).decode("ascii")
+    return (
+        f'<figure><img alt="{html.escape(caption, quote=True)}" '
+        f'src="data:image/png;base64,{data}"><figcaption>{html.escape(caption)}</figcaption>'
+        "</figure>"
+    )
 
 
 def page(title: str, note: str, sections: Sequence[Section]) -> str:
     """The page as HTML."""
-    parts = [_section(section, f"part{at}") for at, section in enumerate(sections)]
+    parts = [section.html(f"part{at}") for at, section in enumerate(sections)]
     links = "".join(
         f'<li><a href="#part{at}">{html.escape(section.title)}</a></li>'
         for at, section in enumerate(sections)
@@ -98,39 +125,3 @@ def page(title: str, note: str, sections: Sequence[Section]) -> str:
         + "\n".join(parts)
         + "\n</main>\n</body>\n</html>\n"
     )
-
-
-def _section(section: Section, name: str) -> str:
-    lines = [f'<section id="{name}">', f"<h2>{html.escape(section.title)}</h2>"]
-    lines.append(f"<p>{html.escape(section.note)}</p>")
-    shown = [
-        f"<h3>{html.escape(table.title)}</h3><p>{html.escape(table.note)}</p>\n{table.html()}"
-        for table in section.tables
-    ]
-    pictures = [_figure(caption_of(name), data) for name, data in section.figures.items()]
-    lines += [*shown[:1], *pictures, *shown[1:]]  # the main table comes first
-    if section.facts is not None:
-        lines.append(
-            "<details><summary>Settings, machine and versions</summary>"
-            f"<pre>{html.escape(section.facts)}</pre></details>"
-        )
-    lines.append("</section>")
-    return "\n".join(lines)
-
-
-def _figure(caption: str, picture: bytes) -> str:
-    data = base64.b64encode(picture).decode("ascii")
-    return (
-        f'<figure><img alt="{html.escape(caption, quote=True)}" '
-        f'src="data:image/png;base64,{data}"><figcaption>{html.escape(caption)}</figcaption>'
-        "</figure>"
-    )
-
-
-def facts_of(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What of run.json is shown as it is."""
-    names = (
-        "created", "command", "commit", "dirty", "machine", "load", "seconds", "versions",
-        "settings", "models", "methods",
-    )  # fmt: skip
-    return {name: about[name] for name in names if name in about}

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from polyspec_ext.bench.differences import largest_tie
 
@@ -16,6 +17,7 @@ from ..record import Turn
 
 Key = tuple[Any, int, int]  # question, turn, repeat
 Turns = Mapping[Key, Turn]  # of one method, those that did not fail
+Floats = npt.NDArray[np.float64]
 
 SAMPLES, SEED, CONFIDENCE = 2000, 0, 0.95
 
@@ -26,8 +28,6 @@ class Interval(NamedTuple):
     value: float
     low: float | None
     high: float | None
-    questions: int
-    turns: int
 
 
 def same_turns(ours: Turns, theirs: Turns) -> list[Key]:
@@ -64,78 +64,74 @@ def rate(turns: Turns, seconds: Seconds = wall_seconds) -> float | None:
     return statistics.median(rates) if rates else None
 
 
-def speedup(
-    ours: Turns,
-    theirs: Turns,
-    keys: Sequence[Key] | None = None,
-    seconds: Seconds = wall_seconds,
-) -> Interval | None:
+def speedup(ours: Turns, theirs: Turns, seconds: Seconds = wall_seconds) -> Interval | None:
     """Tokens per second of one method over those of another, over the same turns: the median over
-    the repeats of (sum of tokens / sum of seconds) over (sum of tokens / sum of seconds). The
-    interval is that of a bootstrap over questions, with all their turns and repeats.
-
-    Args:
-        ours, theirs: the turns of both that did not fail.
-        keys: of `same_turns`; None: all of them.
-
-    Returns:
-        None where no turn is in both.
-    """
-    parts: dict[Any, dict[int, list[float]]] = {}
-    repeats: dict[int, None] = {}
-    count = 0
-    for key in same_turns(ours, theirs) if keys is None else keys:
-        spent = seconds(ours[key]), seconds(theirs[key])
-        if spent[0] is None or spent[1] is None:
-            continue
-        question, _, repeat = key
-        repeats[repeat] = None
-        entry = parts.setdefault(question, {}).setdefault(repeat, [0.0] * 4)
-        numbers = (ours[key].new_tokens or 0, spent[0], theirs[key].new_tokens or 0, spent[1])
-        entry[:] = [had + new for had, new in zip(entry, numbers, strict=True)]
-        count += 1
-    if not count:
-        return None
-    sums = np.zeros((len(parts), len(repeats), 4))
-    for row, own in enumerate(parts.values()):
-        for column, repeat in enumerate(repeats):
-            sums[row, column] = own.get(repeat, 0.0)
-    found = _median_ratios(sums.sum(0)[None])
-    if not found.size:
-        return None
-    drawn = _median_ratios(np.einsum("bq,qrk->brk", _resampled(len(parts)), sums))
-    return Interval(float(found[0]), *_bounds(drawn, len(parts)), len(parts), count)
+    the repeats of (sum of tokens / sum of seconds) over (sum of tokens / sum of seconds). None
+    where no turn is in both."""
+    rows = []
+    for key in same_turns(ours, theirs):
+        own, other = seconds(ours[key]), seconds(theirs[key])
+        if own is not None and other is not None:
+            numbers = (ours[key].new_tokens or 0, own, theirs[key].new_tokens or 0, other)
+            rows.append((key, numbers))
+    return _interval(rows, _median_ratios)
 
 
-def _median_ratios(sums: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _median_ratios(sums: Floats) -> Floats:
     """``[B]`` of ``[B, R, 4]``; repeats without turns are left out, and samples without
     repeats."""
     with np.errstate(divide="ignore", invalid="ignore"):
         each = (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
-    each = each[~np.isnan(each).all(1)]
-    found: np.ndarray[Any, Any] = np.nanmedian(each, axis=1)
+    found: Floats = np.nanmedian(each[~np.isnan(each).all(1)], axis=1)
     return found
 
 
-def pooled_length(turns: Turns, keys: Sequence[Key]) -> Interval | None:
+def pooled_length(turns: Turns, keys: Iterable[Key]) -> Interval | None:
     """Tokens per verification of the target, its correction or bonus included, pooled over all its
     verifications. None where nothing was verified."""
-    sums: dict[Any, list[float]] = {}
-    count = 0
+    rows = []
     for key in keys:
         levels = turns[key].levels
         if levels and levels[0].accepted:
-            entry = sums.setdefault(key[0], [0.0, 0.0])
-            entry[0] += sum(levels[0].accepted)
-            entry[1] += len(levels[0].accepted)
-            count += 1
-    if not sums:
+            rows.append((key, (sum(levels[0].accepted), len(levels[0].accepted))))
+
+    def pooled(sums: Floats) -> Floats:
+        found: Floats = sums[..., 0].sum(1) / sums[..., 1].sum(1)
+        return found
+
+    return _interval(rows, pooled)
+
+
+def _interval(
+    rows: Sequence[tuple[Key, Sequence[float]]], statistic: Callable[[Floats], Floats]
+) -> Interval | None:
+    """A statistic of sums over turns, with the interval of a bootstrap over questions: each is
+    drawn with all its turns and repeats.
+
+    Args:
+        rows: of each turn, the numbers to sum.
+        statistic: from the sums ``[B, repeats, numbers]`` of samples to at most ``[B]``.
+    """
+    if not rows:
         return None
-    both = np.array(list(sums.values()))
-    drawn = _resampled(len(both)) @ both
-    total = both.sum(0)
-    bounds = _bounds(drawn[:, 0] / drawn[:, 1], len(both))
-    return Interval(float(total[0] / total[1]), *bounds, len(both), count)
+    questions = {name: at for at, name in enumerate(dict.fromkeys(key[0] for key, _ in rows))}
+    repeats = {name: at for at, name in enumerate(dict.fromkeys(key[2] for key, _ in rows))}
+    sums = np.zeros((len(questions), len(repeats), len(rows[0][1])))
+    for (question, _, repeat), numbers in rows:
+        sums[questions[question], repeats[repeat]] += numbers
+    values = statistic(sums.sum(0)[None])
+    if not values.size:
+        return None
+    count = len(questions)
+    if count < 2:
+        return Interval(float(values[0]), None, None)
+    # How often each question is drawn; the same for the same number of questions.
+    random = np.random.default_rng(SEED)
+    drawn = random.multinomial(count, np.full(count, 1 / count), size=SAMPLES).astype(np.float64)
+    samples = statistic(np.einsum("bq,qrk->brk", drawn, sums))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(samples, [tail, 1 - tail])
+    return Interval(float(values[0]), float(low), float(high))
 
 
 def length_variances(turns: Turns) -> dict[Any, float]:
@@ -148,86 +144,41 @@ def length_variances(turns: Turns) -> dict[Any, float]:
     return {name: statistics.pvariance(values) for name, values in found.items() if values}
 
 
-def _resampled(questions: int) -> np.ndarray[Any, Any]:
-    """``[SAMPLES, questions]``, how often each question was drawn; the same for the same number."""
-    random = np.random.default_rng(SEED)
-    return random.multinomial(questions, np.full(questions, 1 / questions), size=SAMPLES).astype(
-        np.float64
-    )
-
-
-def _bounds(samples: np.ndarray[Any, Any], questions: int) -> tuple[float | None, float | None]:
-    if questions < 2:
-        return None, None
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(samples, [tail, 1 - tail])
-    return float(low), float(high)
-
-
-class Greedy(NamedTuple):
-    """Texts beside the baseline's of the same prompts.
-
-    Attributes:
-        identical: as many are the same.
-        tied: part where the target's two largest logits are a tie (`differences.TIES`).
-        other: part elsewhere.
-        gap: the largest gap at a first difference.
-        unknown: have nothing to be compared with.
-    """
-
-    identical: int
-    tied: int
-    other: int
-    gap: float | None
-    unknown: int
-
-
-def greedy_texts(turns: Turns, dtype: str) -> Greedy:
-    """Counts turns.
+def greedy_texts(turns: Turns, dtype: str) -> dict[str, Any]:
+    """Counts texts beside the baseline's of the same prompts.
 
     Args:
         dtype: of the target, for what is a tie.
+
+    Returns:
+        "identical": as many are the same; "tied": part where the target's two largest logits are a
+        tie (`differences.TIES`); "other": part elsewhere; "gap": the largest at a first difference,
+        or None; "unknown": have nothing to be compared with.
     """
-    tie = largest_tie(dtype)
-    identical = tied = other = unknown = 0
-    gaps = []
-    for turn in turns.values():
-        found = turn.lossless
-        if found is None or "identical" not in found:
-            unknown += 1
-        elif found["identical"]:
-            identical += 1
-        else:
-            gap = found["gap"]
-            if gap is not None:
-                gaps.append(gap)
-            if gap is not None and gap <= tie:
-                tied += 1
-            else:
-                other += 1
-    return Greedy(identical, tied, other, max(gaps, default=None), unknown)
+    compared = [turn.lossless for turn in turns.values() if turn.lossless]
+    parted = [one["gap"] for one in compared if not one["identical"]]
+    gaps = [gap for gap in parted if gap is not None]
+    tied = sum(gap <= largest_tie(dtype) for gap in gaps)
+    return {
+        "identical": len(compared) - len(parted),
+        "tied": tied,
+        "other": len(parted) - tied,
+        "gap": max(gaps, default=None),
+        "unknown": len(turns) - len(compared),
+    }
 
 
-class Sampled(NamedTuple):
-    """How far the likelihood of the texts is from its mean under the target.
+def sampled_texts(turns: Turns) -> dict[str, Any]:
+    """How far the likelihood of the texts is from its mean under the target. (Every repeat has
+    seeds of its own.)
 
-    Attributes:
-        z: in standard deviations of chance.
-        p_value: of as large a deviation, in either direction.
-        texts: that were looked at.
+    Returns:
+        "z": in standard deviations of chance; "p_value": of as large a deviation, in either
+        direction; "texts": that were looked at. Empty where none was.
     """
-
-    z: float
-    p_value: float
-    texts: int
-
-
-def sampled_texts(turns: Turns) -> Sampled | None:
-    """Of all texts: every repeat has seeds of its own. None where no text was looked at."""
-    told = [turn.lossless for turn in turns.values() if turn.lossless is not None]
-    found = [one for one in told if "surprise" in one]
+    found = [turn.lossless for turn in turns.values() if turn.lossless]
     variance = sum(one["variance"] for one in found)
     if not variance > 0:
-        return None
+        return {}
     z = sum(one["surprise"] for one in found) / math.sqrt(variance)
-    return Sampled(z, math.erfc(abs(z) / math.sqrt(2)), len(found))
+    return {"z": z, "p_value": math.erfc(abs(z) / math.sqrt(2)), "texts": len(found)}

@@ -7,40 +7,29 @@ from collections.abc import Sequence
 from ..form import Table
 from ..saved import Saved
 from .adaptation import adaptation
-from .compared import task_name
-from .costs import levels, passes, times
-from .failures import failures
+from .costs import levels, passes, predictions, times
 from .insertions import insertions
-from .papers import as_printed
-from .predictions import predictions
-from .speedups import by_task, larger_targets, overall, side_by_side
-from .variances import variances
+from .speedups import as_printed, by_task, larger_targets, overall, side_by_side
+from .turns import failures, variances
 
-__all__ = ["as_printed", "by_task", "of_run", "of_several", "overall", "task_name", "variances"]
+__all__ = ["by_task", "of_run", "of_several", "overall", "variances"]
 
 
 def of_run(run: Saved) -> list[Table]:
     """The tables of one run that it has something for."""
-    found = [
-        overall(run),
-        by_task(run),
-        levels(run),
-        times(run),
-        passes(run),
-        predictions(run),
-        insertions(run),
-        adaptation(run),
-        variances(run),
-        failures(run),
-    ]
-    return [table for table in found if table.records]
+    every = (
+        overall, by_task, levels, times, passes, predictions, insertions, adaptation, variances,
+        failures,
+    )  # fmt: skip
+    return [table for make in every if (table := make(run)).records]
 
 
 def of_several(runs: Sequence[Saved]) -> list[Table]:
-    """Repeats of a run side by side, a table for each kind; and the targets beside each other."""
+    """Repeats of a run side by side, a table for each kind; the targets beside each other; and what
+    the papers print."""
     groups: dict[str, list[Saved]] = {}
     for run in runs:
         groups.setdefault(run.key, []).append(run)
     repeated = [group for group in groups.values() if len(group) > 1]
     found = [side_by_side(group, place) for place, group in enumerate(repeated, 1)]
-    return [*found, larger_targets(runs)]
+    return [table for table in (*found, larger_targets(runs), as_printed()) if table.records]

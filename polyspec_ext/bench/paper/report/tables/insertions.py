@@ -6,16 +6,50 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from polyspec_ext.planning.theory import InsertionTest, insertion_test
+from polyspec_ext.planning.theory import insertion_bound
 
 from .. import printed, statistics
-from ..form import Column, Table, below_one, interval, number, word
+from ..form import Table, number, spread, word
+from ..printed import Insertion
 from ..saved import Saved
 from ..statistics import Interval
-from .compared import spread
 from .sums import Sums, sums
 
 _ASKED = ("chain", "eagle")  # kinds of methods whose levels were asked for
+
+
+def insertions(run: Saved) -> Table:
+    """Table 1: the insertion test with the run's own T and L, then the paper's."""
+    records = [record for pair in _pairs(run) if (record := _measured(run, *pair)) is not None]
+    if records:
+        records += [_record("paper", row, None, None) for row in printed.INSERTIONS]
+    return Table(
+        "table1",
+        "Does the model in the middle pay? (Table 1)",
+        "Theorem 3.2 with L and T as measured: condition (1) T_new/T_i < L_new (1/L_i - "
+        "1/L_{i-new}), L_i and T_i those of the chain without the new model. Lemma 3.1 before "
+        "against after has each chain's own passes, and counts those of M_new by M_i's tokens: "
+        "L_new counts tokens that M_i rejects as well. The paper prints no passes, so its rows "
+        "have no such verdict.",
+        [
+            word("case", "case"),
+            word("numbers", "source"),
+            number("T_i, ms", "t_i"),
+            number("L_{i-new}", "length_of_new"),
+            number("T_new, ms", "t_new"),
+            number("L_new", "new_length"),
+            number("T_{i+1}, ms", "t_below"),
+            number("L_i", "length"),
+            number("T_new/T_i", "ratio_above", 3),
+            number("bound (1)", "bound_above", 3),
+            word("(1)", "condition_1"),
+            word("Lemma 3.1", "exact"),
+            number("speedup before", "before", ratio=True),
+            number("after", "after", ratio=True),
+            number("after / before", "gain", ratio=True),
+        ],
+        records,
+    )
 
 
 def _pairs(run: Saved) -> Iterator[tuple[str, str, int]]:
@@ -28,71 +62,26 @@ def _pairs(run: Saved) -> Iterator[tuple[str, str, int]]:
                 yield before, after, place
 
 
-def insertions(run: Saved) -> Table:
-    """Table 1: the insertion test with the run's own T and L, then the paper's."""
-    records = []
+def _measured(run: Saved, before: str, after: str, place: int) -> dict[str, Any] | None:
+    """One pair of methods; None where a level of theirs never ran."""
+    old, new = sums(run.turns[before])[2], sums(run.turns[after])[2]
+    if len(old) < place + 1 or len(new) < place + 2:
+        return None
+    above, below, own = old[place - 1], old[place], new[place]
+    three = (new[place - 1], own, above)
+    if any(not level.verified for level in three) or not (own.passes and above.passes):
+        return None
+    length_of_new, new_length, length = (level.accepted / level.verified for level in three)
+    t_i, t_new, t_below = (1e3 * (level.pass_seconds or 0.0) for level in (above, own, below))
     base = run.turns[run.baseline]
-    for before, after, place in _pairs(run):
-        old, new = sums(run.turns[before])[2], sums(run.turns[after])[2]
-        if len(old) < place + 1 or len(new) < place + 2:
-            continue
-        above, below, own = old[place - 1], old[place], new[place]
-        three = (above, new[place - 1], own)
-        if any(not level.verified for level in three) or not (own.passes and above.passes):
-            continue
-        seconds, new_seconds, seconds_below = (
-            1e3 * (level.pass_seconds or 0.0) for level in (above, own, below)
-        )
-        length, length_of_new, new_length = (level.accepted / level.verified for level in three)
-        test = insertion_test(
-            seconds, new_seconds, seconds_below, length, length_of_new, new_length,
-            below.passes / above.verified,
-        )  # fmt: skip
-        ratio = statistics.speedup(run.turns[after], run.turns[before])
-        speeds = [statistics.speedup(run.turns[name], base) for name in (before, after)]
-        case = f"{run.methods[after]['label']} (without: {run.methods[before]['label']})"
-        records.append(
-            _insertion(
-                case, "measured", seconds, length_of_new, new_seconds, new_length, seconds_below,
-                length, test, _exact_bound(old, new, place),
-                [None if s is None else s.value for s in speeds], ratio,
-            )
-        )  # fmt: skip
-    for row in printed.INSERTIONS if records else ():
-        test = insertion_test(
-            row.seconds, row.new_seconds, row.seconds_below, row.length, row.length_of_new,
-            row.new_length, 1.0,
-        )  # fmt: skip
-        records.append(
-            _insertion(row.case, "paper", *row[1:7], test, None, [row.before, row.after], None)
-        )
-    return Table(
-        "table1",
-        "Does the model in the middle pay? (Table 1)",
-        "Theorem 3.2 with L and T as measured: condition (1) T_new/T_i < L_new (1/L_i - "
-        "1/L_{i-new}), L_i and T_i those of the chain without the new model. Lemma 3.1 before "
-        "against after has each chain's own passes, and counts those of M_new by M_i's tokens: "
-        "L_new counts tokens that M_i rejects as well. The paper prints no passes, so its rows "
-        "have no such verdict.",
-        [
-            Column("case", word("case"), words=True),
-            Column("numbers", word("source"), words=True),
-            Column("T_i, ms", number("t_i")),
-            Column("L_{i-new}", number("length_of_new")),
-            Column("T_new, ms", number("t_new")),
-            Column("L_new", number("new_length")),
-            Column("T_{i+1}, ms", number("t_below")),
-            Column("L_i", number("length")),
-            Column("T_new/T_i", number("ratio_above", 3)),
-            Column("bound (1)", number("bound_above", 3)),
-            Column("(1)", word("condition_1"), words=True),
-            Column("Lemma 3.1", word("exact"), words=True),
-            Column("speedup before", number("before"), loses=below_one("before")),
-            Column("after", number("after"), loses=below_one("after")),
-            Column("after / before", interval("gain"), loses=below_one("gain")),
-        ],
-        records,
-    )
+    speeds = (statistics.speedup(run.turns[name], base) for name in (before, after))
+    row = Insertion(
+        f"{run.methods[after]['label']} (without: {run.methods[before]['label']})",
+        t_i, length_of_new, t_new, new_length, t_below, length,
+        *(None if speed is None else speed.value for speed in speeds),
+    )  # fmt: skip
+    gain = statistics.speedup(run.turns[after], run.turns[before])
+    return _record("measured", row, _exact_bound(old, new, place), gain)
 
 
 def _exact_bound(old: Sequence[Sums], new: Sequence[Sums], place: int) -> float:
@@ -109,36 +98,19 @@ def _exact_bound(old: Sequence[Sums], new: Sequence[Sums], place: int) -> float:
     return 1e3 * (before - others) * tokens / new[place].passes
 
 
-def _insertion(
-    case: str,
-    source: str,
-    seconds: float,
-    length_of_new: float,
-    new_seconds: float,
-    new_length: float,
-    seconds_below: float,
-    length: float,
-    test: InsertionTest,
-    exact_bound: float | None,
-    speedups: Sequence[float | None],
-    gain: Interval | None,
+def _record(
+    source: str, row: Insertion, exact_bound: float | None, gain: Interval | None
 ) -> dict[str, Any]:
+    ratio = row.t_new / row.t_i
+    bound = insertion_bound(row.length, row.length_of_new, row.new_length)
     return {
-        "case": case,
+        **row._asdict(),
         "source": source,
-        "t_i": seconds,
-        "length_of_new": length_of_new,
-        "t_new": new_seconds,
-        "new_length": new_length,
-        "t_below": seconds_below,
-        "length": length,
-        "ratio_above": test.ratio_above,
-        "bound_above": test.bound_above,
-        "condition_1": _verdict(test.above),
+        "ratio_above": ratio,
+        "bound_above": bound,
+        "condition_1": _verdict(ratio < bound),
         "exact_bound": exact_bound,
-        "exact": None if exact_bound is None else _verdict(new_seconds < exact_bound),
-        "before": speedups[0],
-        "after": speedups[1],
+        "exact": None if exact_bound is None else _verdict(row.t_new < exact_bound),
         **spread("gain", gain),
     }
 

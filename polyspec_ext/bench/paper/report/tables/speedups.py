@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polyspec_ext.bench import output
+
+from ...questions import TASKS
 from .. import printed, statistics
-from ..form import NONE, Column, Record, Table, below_one, beside, interval, number, word
+from ..form import Column, Record, Table, number, shown_number, spread, word
 from ..saved import Saved
-from .compared import compared, spread, task_name, windows_of
+
+_LOSSLESS = ("identical", "tied", "other", "gap", "unknown", "z", "p_value", "texts")
+
+
+def windows_of(method: Mapping[str, Any]) -> str:
+    """Of a method, in words: its windows, tail, tree and policy."""
+    parts = []
+    if method.get("windows"):
+        parts.append(", ".join(map(str, method["windows"])))
+    if method.get("tail"):
+        parts.append(f"tail {method['tail']}")
+    if method.get("tree"):
+        parts.append("tree " + ", ".join(f"{k} {v}" for k, v in method["tree"].items()))
+    if method.get("policy"):
+        parts.append(str(method["policy"]))
+    return "; ".join(parts)
+
+
+def _compared(run: Saved, name: str, task: str) -> dict[str, Any]:
+    """A method's speedup and mean accepted length in a task, over the turns that neither it nor
+    the baseline failed, and what the paper prints."""
+    ours, theirs = run.of_task(name, task), run.of_task(run.baseline, task)
+    keys = statistics.same_turns(ours, theirs)
+    target, system = printed.target_of(run.target), printed.system_of(run.methods[name])
+    paper = printed.SPEEDUPS.get((target or "", system or ""), {}).get(task)
+    return {
+        **spread("speedup", statistics.speedup(ours, theirs)),
+        "paper_speedup": None if paper is None else paper.speedup,
+        **spread("length", statistics.pooled_length(ours, keys)),
+        "paper_length": None if paper is None else paper.length,
+        "turns": len(keys),
+    }
 
 
 def _best_two_levels(run: Saved) -> str | None:
@@ -19,32 +53,24 @@ def _best_two_levels(run: Saved) -> str | None:
             value = statistics.speedup(run.turns[name], run.turns[run.baseline])
             if value is not None:
                 found[name] = value.value
-    return max(found, key=lambda name: found[name]) if found else None
+    return max(found, key=lambda name: found[name], default=None)
 
 
-def lossless(run: Saved, name: str) -> dict[str, Any]:
+def _lossless(run: Saved, name: str) -> dict[str, Any]:
     """What the losslessness column is made of; None where it does not apply."""
-    found: dict[str, Any] = dict.fromkeys(
-        ("identical", "tied", "other", "gap", "unknown", "z", "p_value", "texts")
-    )
-    if name == run.baseline and run.sampling == "greedy":
+    found: dict[str, Any] = dict.fromkeys(_LOSSLESS)
+    if run.sampling == "sampled":
+        return found | statistics.sampled_texts(run.turns[name])
+    if name == run.baseline:
         return found
-    turns = run.turns[name]
-    if run.sampling == "greedy":
-        dtype = str(run.target.get("dtype", "")).removeprefix("torch.")
-        found |= statistics.greedy_texts(turns, dtype)._asdict()
-    else:
-        sampled = statistics.sampled_texts(turns)
-        if sampled is not None:
-            found |= sampled._asdict()
-    return found
+    return found | statistics.greedy_texts(run.turns[name], run.target["dtype"])
 
 
 def _lossless_text(record: Record) -> str:
     if record["z"] is not None:
         return f"p = {record['p_value']:.2g} (z {record['z']:+.1f}, {record['texts']} texts)"
     if record["identical"] is None:
-        return NONE
+        return "-"
     known = record["identical"] + record["tied"] + record["other"]
     if not known:
         return "not compared"
@@ -76,10 +102,10 @@ def overall(run: Saved) -> Table:
                 "levels": " <- ".join(method["levels"]),
                 "windows": windows_of(method),
                 "tokens_per_second": statistics.rate(run.turns[name]),
-                **compared(run, name, printed.OVERALL),
+                **_compared(run, name, printed.OVERALL),
                 **spread("over_two_levels", over_two),
-                "failed": len(run.failed[name]),
-                **lossless(run, name),
+                "failed": sum(turn.method == name for turn in run.failed),
+                **_lossless(run, name),
             }
         )
     losing = sum(record["speedup"] is not None and record["speedup"] < 1 for record in records)
@@ -99,20 +125,18 @@ def overall(run: Saved) -> Table:
         )
         + f"{best} Slower than the baseline: {losing} of {len(records) - 1}.",
         [
-            Column("method", word("label"), words=True),
-            Column("windows", word("windows"), words=True),
-            Column("tokens/s", number("tokens_per_second", 1)),
-            Column("speedup", beside(interval("speedup"), "paper_speedup"),
-                   loses=below_one("speedup")),
-            Column("over best two levels", interval("over_two_levels"),
-                   loses=below_one("over_two_levels")),
-            Column("mean accepted", beside(interval("length"), "paper_length")),
-            Column("turns", number("turns", 0)),
-            Column("failed", number("failed", 0)),
+            word("method", "label"),
+            word("windows", "windows"),
+            number("tokens/s", "tokens_per_second", 1),
+            number("speedup", "speedup", ratio=True, paper="paper_speedup"),
+            number("over best two levels", "over_two_levels", ratio=True),
+            number("mean accepted", "length", paper="paper_length"),
+            number("turns", "turns", 0),
+            number("failed", "failed", 0),
             Column("lossless", _lossless_text, words=True),
         ],
         records,
-    )  # fmt: skip
+    )
 
 
 def by_task(run: Saved) -> Table:
@@ -122,80 +146,65 @@ def by_task(run: Saved) -> Table:
     for name, method in run.methods.items():
         record: dict[str, Any] = {"method": name, "label": method["label"]}
         for task in tasks:
-            found = compared(run, name, task)
+            found = _compared(run, name, task)
             record |= {f"{task}_{key}": value for key, value in found.items()}
         records.append(record)
 
     def column(task: str) -> Column:
-        speed, length = f"{task}_speedup", f"{task}_length"
-        paper = number(f"{task}_paper_speedup"), number(f"{task}_paper_length")
-
         def text(record: Record) -> str:
-            shown = f"{interval(speed)(record)} / {number(length)(record)}"
-            if record[f"{task}_paper_speedup"] is None:
-                return shown
-            return f"{shown} (paper {paper[0](record)} / {paper[1](record)})"
+            length = output.number(record[f"{task}_length"], ".2f")
+            shown = f"{shown_number(record, f'{task}_speedup')} / {length}"
+            paper = record[f"{task}_paper_speedup"], record[f"{task}_paper_length"]
+            return shown if paper[0] is None else f"{shown} (paper {paper[0]:.2f} / {paper[1]:.2f})"
 
-        return Column(task_name(task), text, loses=below_one(speed))
+        return Column(printed.task_name(task), text, ratio=f"{task}_speedup")
 
     return Table(
         "table2",
         "Speedup / mean accepted length by task (Table 2)",
         "As above, for each task by itself.",
-        [Column("method", word("label"), words=True), *(column(task) for task in tasks)],
+        [word("method", "label"), *map(column, tasks)],
         records,
     )
 
 
 def side_by_side(runs: Sequence[Saved], place: int) -> Table:
     """Runs of the same models and settings: the overall speedup of each."""
-    names = dict.fromkeys(
-        (name, windows_of(method)) for run in runs for name, method in run.methods.items()
-    )
-    records = []
-    for name, windows in names:
-        own = [
-            run if name in run.methods and windows_of(run.methods[name]) == windows else None
-            for run in runs
-        ]
-        label = next(run.methods[name]["label"] for run in own if run is not None)
-        record: dict[str, Any] = {"method": name, "label": label, "windows": windows}
-        for number_of, run in enumerate(own, 1):
-            found = None
-            if run is not None:
-                found = statistics.speedup(run.turns[name], run.turns[run.baseline])
-            record |= spread(f"run_{number_of}", found)
-        records.append(record)
+    records: dict[tuple[str, str], dict[str, Any]] = {}
+    nothing = {key: None for at in range(1, len(runs) + 1) for key in spread(f"run_{at}", None)}
+    for at, run in enumerate(runs, 1):
+        for name, method in run.methods.items():
+            about = {"method": name, "label": method["label"], "windows": windows_of(method)}
+            record = records.setdefault((name, about["windows"]), {**about, **nothing})
+            found = statistics.speedup(run.turns[name], run.turns[run.baseline])
+            record |= spread(f"run_{at}", found)
     return Table(
         f"runs{place}",
         "Speedup, run by run: " + ", ".join(run.label for run in runs),
         "The same models, settings and kind of machine; every run over its own baseline.",
         [
-            Column("method", word("label"), words=True),
-            Column("windows", word("windows"), words=True),
-            *(
-                Column(run.label, interval(f"run_{at}"), loses=below_one(f"run_{at}"))
-                for at, run in enumerate(runs, 1)
-            ),
+            word("method", "label"),
+            word("windows", "windows"),
+            *(number(run.label, f"run_{at}", ratio=True) for at, run in enumerate(runs, 1)),
         ],
-        records,
+        list(records.values()),
     )
 
 
 def larger_targets(runs: Sequence[Saved]) -> Table:
     """Table 3: EAGLE-2 and the longer chains by target, the smallest first, beside the paper's."""
     records = []
-    for run in sorted(runs, key=lambda one: float(one.target.get("parameters") or 0)):
+    for run in sorted(runs, key=lambda one: one.target["parameters"]):
         for name, method in run.methods.items():
             if method["kind"] == "eagle" or len(method["levels"]) > 2:
                 records.append(
                     {
                         "run": run.label,
                         "target": run.target_name,
-                        "parameters": run.target.get("parameters"),
+                        "parameters": run.target["parameters"],
                         "temperature": run.temperature,
                         "label": method["label"],
-                        **compared(run, name, printed.OVERALL),
+                        **_compared(run, name, printed.OVERALL),
                     }
                 )
     seen = {printed.target_of(run.target) for run in runs}
@@ -221,15 +230,44 @@ def larger_targets(runs: Sequence[Saved]) -> Table:
         "By target (Table 3)",
         "Each over the baseline of its own run.",
         [
-            Column("target", word("target"), words=True),
-            Column("parameters, millions", number("parameters", 0, 1e-6)),
-            Column("run", word("run"), words=True),
-            Column("temperature", number("temperature", 1)),
-            Column("method", word("label"), words=True),
-            Column("speedup", beside(interval("speedup"), "paper_speedup"),
-                   loses=below_one("speedup")),
-            Column("mean accepted", beside(interval("length"), "paper_length")),
-            Column("turns", number("turns", 0)),
+            word("target", "target"),
+            number("parameters, millions", "parameters", 0, 1e-6),
+            word("run", "run"),
+            number("temperature", "temperature", 1),
+            word("method", "label"),
+            number("speedup", "speedup", ratio=True, paper="paper_speedup"),
+            number("mean accepted", "length", paper="paper_length"),
+            number("turns", "turns", 0),
         ],
         records,
-    )  # fmt: skip
+    )
+
+
+def as_printed() -> Table:
+    """Tables 2 and 3 as the paper has them."""
+    tasks = (*TASKS, printed.OVERALL)
+    records = [
+        {"target": target, "system": system}
+        | {
+            f"{task}_{name}": getattr(cells.get(task), name, None)
+            for task in tasks
+            for name in printed.Cell._fields
+        }
+        for (target, system), cells in printed.SPEEDUPS.items()
+    ]
+
+    def column(task: str) -> Column:
+        def text(record: Record) -> str:
+            speedup, length = record[f"{task}_speedup"], record[f"{task}_length"]
+            return "-" if speedup is None else f"{speedup:.2f} / {length:.2f}"
+
+        return Column(printed.task_name(task), text)
+
+    return Table(
+        "printed",
+        "What the papers print",
+        "Speedup / mean accepted length on an A800, as printed. Known inconsistencies: "
+        + " ".join(printed.INCONSISTENCIES),
+        [word("target", "target"), word("system", "system"), *map(column, tasks)],
+        records,
+    )

@@ -51,5 +51,6 @@ def sums(turns: Turns) -> tuple[int, float | None, list[Sums]]:
     return tokens, decode if known and turns else None, found
 
 
-def over(a: float, b: float | None) -> float | None:
-    return a / b if b else None
+def over(a: float | None, b: float | None) -> float | None:
+    """The ratio; None where it has none."""
+    return a / b if a is not None and b else None
