@@ -12,25 +12,24 @@ are formatted by the benchmarks' own code. A table whose results are not there i
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import functools
+import itertools
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [
+    str(ROOT / folder) for folder in ("", "csrc/examples/llama_cpp", "python_tests/support")
+]
 
-from polyspec_ext.bench import (  # noqa: E402
-    adaptation,
-    chains_table,
-    machine,
-    output,
-    overhead,
-)
+import compare  # noqa: E402
+import model_families  # noqa: E402
+
+from polyspec_ext.bench import adaptation, machine, output, overhead  # noqa: E402
 from polyspec_ext.bench.paper import report as paper_report  # noqa: E402
 from polyspec_ext.bench.paper.report import tables as paper_tables  # noqa: E402
 
@@ -46,20 +45,21 @@ CHAINS = {
     "8 times, greedy": "cpu-2026-11-22-chains/grown8.json",
     "8 times, temperature 1": "cpu-2026-11-22-chains/grown8-temperature1.json",
 }
-PAPER = "cpu-2026-11-22-paper"
-# DEMO is not there yet: `demo --full --json`.
 LLAMA = "cpu-2026-11-23-llama/llama.json"
 LLAMA_POLICY = "cpu-2026-11-23-llama/policy.json"
-DEMO = "demo.json"
 REAL_DEMO = "cpu-2026-11-25-demo-real/demo-real.json"
 BLOCKS_DEMO = "cpu-2026-11-25-demo-real/demo-blocks.json"
-REAL_PAPER = "cpu-2026-11-25-paper-real/greedy"
-REAL_PAPER_EPYC = "cpu-2026-11-25-paper-real/greedy-epyc"
-REAL_PAPER_W4 = "cpu-2026-11-25-paper-real/w4-greedy"
-REAL_PAPER_SAMPLED = "cpu-2026-11-25-paper-real/sampled-epyc"
-REAL_PAPER_BATCHES = [
-    f"cpu-2026-11-25-paper-real/{name}" for name in ("batch4-epyc", "batch8-epyc", "batch8")
-]
+# Runs of `bench paper`, by the table that shows them.
+PAPER = {
+    "paper": ["cpu-2026-11-22-paper"],
+    "paper-real": ["cpu-2026-11-25-paper-real/greedy"],
+    "paper-real-epyc": ["cpu-2026-11-25-paper-real/greedy-epyc"],
+    "paper-real-w4": ["cpu-2026-11-25-paper-real/w4-greedy"],
+    "paper-real-sampled": ["cpu-2026-11-25-paper-real/sampled-epyc"],
+    "paper-real-batches": [
+        f"cpu-2026-11-25-paper-real/{name}" for name in ("batch4-epyc", "batch8-epyc", "batch8")
+    ],
+}
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 BLOCK = re.compile(
@@ -74,17 +74,6 @@ def result(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
-def loaded(path: Path) -> ModuleType:
-    """A file outside the package as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
 def caption(report: Any, command: str, name: str) -> str:
     """Command, processor, versions and load of a report."""
     where = report["machine"]
@@ -96,15 +85,8 @@ def caption(report: Any, command: str, name: str) -> str:
 
 def tables_of(markdown: str) -> list[Lines]:
     """The tables of a report, in order."""
-    found: list[Lines] = []
-    inside = False
-    for line in markdown.splitlines():
-        if line.startswith("|"):
-            if not inside:
-                found.append([])
-            found[-1].append(line)
-        inside = line.startswith("|")
-    return found
+    parts = itertools.groupby(markdown.splitlines(), lambda line: line.startswith("|"))
+    return [list(lines) for is_table, lines in parts if is_table]
 
 
 # ---- whole generations ---------------------------------------------------------------------------
@@ -118,28 +100,29 @@ def generate() -> Lines:
     report = result(GENERATE)
     (found,), settings = report["results"], report["settings"]
     heads = ["", "window", "batch", "tokens/s", "range", "x plain", "range", "decoding"]
+    rows = []
+    for row in found["rows"]:
+        rate, times = row["tokens_per_second"], row["x_plain"]
+        rows.append(
+            [
+                row["label"],
+                ",".join(map(str, row["window"])) or "-",
+                str(row["batch"]),
+                f"{rate['median']:.1f}",
+                f"{rate['low']:.1f} to {rate['high']:.1f}",
+                f"{times['median']:.2f}",
+                f"{times['low']:.2f} to {times['high']:.2f}",
+                output.number(row["decoding_tokens_per_second"], ".1f"),
+                row["verdict"],
+            ]
+        )
     return [
         caption(report, GENERATE_COMMAND, GENERATE),
         f"{settings['prompts']} questions ({settings['source']}), up to "
         f"{settings['max_new_tokens']} new tokens, prefill included: medians of "
         f"{settings['repeats']} repeats in turns.",
         "",
-        *output.table([*heads, "text as plain decoding"], map(_generate_cells, found["rows"])),
-    ]
-
-
-def _generate_cells(row: dict[str, Any]) -> Lines:
-    rate, times = row["tokens_per_second"], row["x_plain"]
-    return [
-        row["label"],
-        ",".join(map(str, row["window"])) or "-",
-        str(row["batch"]),
-        f"{rate['median']:.1f}",
-        f"{rate['low']:.1f} to {rate['high']:.1f}",
-        f"{times['median']:.2f}",
-        f"{times['low']:.2f} to {times['high']:.2f}",
-        output.number(row["decoding_tokens_per_second"], ".1f"),
-        row["verdict"],
+        *output.table([*heads, "text as plain decoding"], rows),
     ]
 
 
@@ -166,10 +149,9 @@ def llama_command(report: Any) -> str:
     return f"make llama LLAMA='{' '.join(map(str, words))}'"
 
 
-def llama(name: str = LLAMA) -> Lines:
+def llama(name: str) -> Lines:
     """Chains inside llama.cpp, as its program prints them, at every temperature."""
     report = result(name)
-    compare = loaded(ROOT / "csrc" / "examples" / "llama_cpp" / "compare.py")
     lines = [
         f"`{llama_command(report)}`: "
         f"{' <- '.join(report['models'])}; {report['processor']}, "
@@ -185,149 +167,61 @@ def llama(name: str = LLAMA) -> Lines:
     return lines
 
 
-REAL_DEMO_TITLE = "Qwen2.5-Coder 1.5B and 0.5B {}, `make demo-real {}DEMO='--repeats 1 --json'`"
-IN_4_BITS = REAL_DEMO_TITLE.format("in 4 bits", "")
-
-
-def front() -> Lines:
-    """Real models for the front page or, where nobody has measured them, the shipped ones."""
-    try:
-        return demo_lines(REAL_DEMO, IN_4_BITS, short=True)
-    except FileNotFoundError:
-        return generate_short()
-
-
-def generate_short() -> Lines:
-    """One prompt at a time, shipped models."""
-    report = result(GENERATE)
-    (found,) = report["results"]
-    return [
-        f"`{GENERATE_COMMAND}`: {report['machine']['cpu']}, {machine.conditions(report)}; the "
-        "small models that come with the package.",
-        "",
-        *output.table(
-            ["one prompt at a time", "tokens/s", "x plain", "texts as plain decoding"],
-            (
-                [
-                    row["label"],
-                    f"{row['tokens_per_second']['median']:.1f}",
-                    f"{row['x_plain']['median']:.2f}",
-                    row["verdict"],
-                ]
-                for row in found["rows"]
-                if row["batch"] == 1 and not re.search(r"\d tokens|as torch keeps", row["label"])
-            ),
-            [1, 2],
-        ),
-    ]
-
-
-def demo_lines(name: str, title: str, *, short: bool = False) -> Lines:
-    """The tables of ``demo --json``: ratios are over the fastest plain decoding of each.
+def demo(name: str, how: str, options: str = "") -> Lines:
+    """Real models beside transformers and llama.cpp, as ``demo --json`` writes them: ratios are
+    over the fastest plain decoding of each.
 
     Args:
         name: of the file.
-        title: what was measured, with the command.
-        short: only the first table, for the front page.
+        how: in which form the models are run.
+        options: of ``make demo-real``.
     """
     report = result(name)
     where = report["machine"]
     lines = [
-        f"{title}: {where['cpu']} ({where['cpu_capability']}), {where['threads']} threads of "
+        f"Qwen2.5-Coder 1.5B and 0.5B {how}, `make demo-real {options}DEMO='--repeats 1 --json'`: "
+        f"{where['cpu']} ({where['cpu_capability']}), {where['threads']} threads of "
         f"{where['cores']} cores, torch {where['torch']}, transformers {where['transformers']}; "
         f"`docs/results/{name}`.",
     ]
-    for table in report["tables"][: 1 if short else None]:
+    for table in report["tables"]:
         greedy = table["temperature"] == 0
         heads = ["", "tokens/s", "ratio", "texts as plain decoding" if greedy else "likelihood"]
+        rows = []
+        for row in table["configurations"]:
+            window = f" ({','.join(map(str, row['window']))})" if row["window"] else ""
+            numbers = [f"{row['tokens_per_second']:.1f}", f"{row['ratio']:.2f}"]
+            rows.append([row["label"] + window, *numbers, row["verdict"]])
         lines += [
             f"{table['prompts']} questions, up to {table['max_new_tokens']} new tokens, "
             f"temperature {table['temperature']:g}; median over repeats: "
             f"{table['repeats']}.",
             "",
-            *output.table(heads, map(_demo_cells, table["configurations"]), [1, 2]),
+            *output.table(heads, rows, [1, 2]),
+            "",
         ]
-        if not short:
-            lines.append("")
-    return lines[: None if short else -1]
+    return lines[:-1]
 
 
-def _demo_cells(row: Any) -> Lines:
-    window = ",".join(map(str, row["window"]))
-    label = f"{row['label']} ({window})" if window else row["label"]
-    return [label, f"{row['tokens_per_second']:.1f}", f"{row['ratio']:.2f}", row["verdict"]]
-
-
-def demo() -> Lines:
-    """The shipped models as ``make demo-full`` measures them."""
-    lines = demo_lines(DEMO, "`python -m polyspec_ext demo --full --json`")
-    grown = result(DEMO).get("grown")
-    if grown is None:
-        return lines
-    text = re.sub(r"^##", "####", chains_table.markdown(grown), flags=re.M)
-    return [*lines, "", *text.splitlines()[2:]]
-
-
-def demo_real() -> Lines:
-    """Real models beside transformers and llama.cpp."""
-    return demo_lines(REAL_DEMO, IN_4_BITS)
-
-
-def demo_blocks() -> Lines:
-    """The same models, multiplied as they lie in their files."""
-    title = REAL_DEMO_TITLE.format("as they lie in their files", "COPY= ")
-    return demo_lines(BLOCKS_DEMO, title)
-
-
-def paper_run(folder: str) -> Lines:
-    """Every method of a run of ``bench paper`` over all its questions."""
-    if not (RESULTS / folder).is_dir():
-        raise FileNotFoundError(folder)
-    (run,) = paper_report.load([RESULTS / folder])
-    table = paper_tables.overall(run)
-    return [paper_report.summary(run), table.note, "", *tables_of(table.markdown())[0]]
-
-
-def paper() -> Lines:
-    """Spec-Bench's questions with the shipped models."""
-    return paper_run(PAPER)
-
-
-def paper_real() -> Lines:
-    """The same with real models, beside other engines."""
-    return paper_run(REAL_PAPER)
-
-
-def paper_real_epyc() -> Lines:
-    """The same on a processor without matrix registers."""
-    return paper_run(REAL_PAPER_EPYC)
+def paper(name: str) -> Lines:
+    """Every method of some runs of ``bench paper`` over all their questions."""
+    lines: Lines = []
+    for run in paper_report.load([RESULTS / folder for folder in PAPER[name]]):
+        table = paper_tables.overall(run)
+        (rows,) = tables_of(table.markdown())
+        lines += [paper_report.summary(run), table.note, "", *rows, ""]
+    return lines[:-1]
 
 
 def paper_short() -> Lines:
-    """Some columns of `paper_real` for the front page."""
-    summary, _, _, *table = paper_real()
+    """Some columns of real models for the front page."""
+    summary, _, _, *table = paper("paper-real")
     command = "`bench paper`, its command under [benchmarks](docs/benchmarks.md#real-models)"
     kept = ("method", "tokens/s", "speedup", "lossless")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     places = [rows[0].index(name) for name in kept]
     lines = ["| " + " | ".join(row[place] for place in places) + " |" for row in rows]
     return [f"{command}. {summary.partition(' Begun')[0]}", "", *lines]
-
-
-def paper_real_w4() -> Lines:
-    """The same with every model in 4 bits, beside llama.cpp too."""
-    return paper_run(REAL_PAPER_W4)
-
-
-def paper_real_sampled() -> Lines:
-    """The same at temperature .8."""
-    return paper_run(REAL_PAPER_SAMPLED)
-
-
-def paper_real_batches() -> Lines:
-    """The same with several questions in a call."""
-    runs = [paper_run(folder) for folder in REAL_PAPER_BATCHES]
-    return [line for run in runs for line in (*run, "")][:-1]
 
 
 # ---- chains below a target of any cost -----------------------------------------------------------
@@ -341,10 +235,9 @@ CHAINS_COMMAND = (
 
 def chains() -> Lines:
     """Every chain below the shipped target and wider ones: over plain decoding."""
-    reports = {head: result(name)["results"][0]["rows"] for head, name in CHAINS.items()}
-    by_label = [{row["label"]: row for row in rows} for rows in reports.values()]
-    labels = list(dict.fromkeys(row["label"] for rows in reports.values() for row in rows))
-    plain = [rows["plain decoding"] for rows in by_label]
+    reports = [result(name) for name in CHAINS.values()]
+    columns = [{row["label"]: row for row in one["results"][0]["rows"]} for one in reports]
+    plain = [rows["plain decoding"] for rows in columns]
 
     def cell(row: Any, plain: Any) -> str:
         if row is None:
@@ -353,34 +246,25 @@ def chains() -> Lines:
         decoding = "" if alone is None else f" ({alone / base:.2f}x)"
         return f"{row['x_plain']['median']:.2f}x{decoding}"
 
-    every = [result(name) for name in CHAINS.values()]
-    columns = (
+    commands = (
         f"`--times {one['settings']['times']} --plan-seconds {one['settings']['plan_seconds']}` at "
         f"commit {one['machine']['commit']}"
-        for one in every
+        for one in reports
     )
-    settings = every[0]["settings"]
+    settings = reports[0]["settings"]
+    rates = (f"{row['tokens_per_second']:.1f}" for row in plain)
+    rows = [["plain decoding, tokens/s", *rates]]
+    for label in dict.fromkeys(itertools.chain(*columns)):
+        if label != "plain decoding":
+            rows.append([label, *map(cell, (column.get(label) for column in columns), plain)])
     return [
-        f"`{CHAINS_COMMAND}`: {every[0]['machine']['cpu']}, {machine.conditions(every[0])}; by "
-        f"column {', '.join(columns)}; `docs/results/{Path(CHAINS['4 times, greedy']).parent}`.",
+        f"`{CHAINS_COMMAND}`: {reports[0]['machine']['cpu']}, {machine.conditions(reports[0])}; by "
+        f"column {', '.join(commands)}; `docs/results/{Path(CHAINS['4 times, greedy']).parent}`.",
         "Over plain decoding, compiled as the chains are: prefill included, in brackets without "
         f"it. {settings['prompts']} questions, up to {settings['max_new_tokens']} new tokens; "
         "windows by the planner.",
         "",
-        *output.table(
-            ["", *reports],
-            [
-                [
-                    "plain decoding, tokens/s",
-                    *(f"{row['tokens_per_second']:.1f}" for row in plain),
-                ],
-                *(
-                    [label, *map(cell, (rows.get(label) for rows in by_label), plain)]
-                    for label in labels
-                    if label != "plain decoding"
-                ),
-            ],
-        ),
+        *output.table(["", *CHAINS], rows),
     ]
 
 
@@ -444,7 +328,7 @@ OVERHEAD_COMMAND = "python -m polyspec_ext bench overhead --levels 2,3,4 --batch
 
 def overheads() -> Lines:
     """Host time of the chain itself."""
-    report = {"calls": [], **result(OVERHEAD)}  # which the first form of the report does not have
+    report = result(OVERHEAD)
     table, *calls = tables_of(overhead.markdown(report))
     return [
         caption(report, OVERHEAD_COMMAND, OVERHEAD),
@@ -478,13 +362,6 @@ def policies() -> Lines:
 
 
 # ---- models --------------------------------------------------------------------------------------
-
-
-def models() -> Lines:
-    """Model families and what a level does with each."""
-    families = loaded(ROOT / "python_tests" / "support" / "model_families.py")
-    rows: Lines = [*families.HEAD, *families.table_rows()]
-    return rows
 
 
 def shipped_models() -> Lines:
@@ -524,28 +401,24 @@ def shipped_heads() -> Lines:
     return output.table(heads, rows)
 
 
+demo_real = functools.partial(demo, REAL_DEMO, "in 4 bits")
 TABLES: dict[str, Callable[[], Lines]] = {
     "generate": generate,
-    "front": front,
-    "demo": demo,
+    "front": demo_real,
     "demo-real": demo_real,
-    "demo-blocks": demo_blocks,
-    "paper": paper,
-    "paper-real": paper_real,
+    "demo-blocks": functools.partial(demo, BLOCKS_DEMO, "as they lie in their files", "COPY= "),
+    **{name: functools.partial(paper, name) for name in PAPER},
     "paper-short": paper_short,
-    "paper-real-epyc": paper_real_epyc,
-    "paper-real-w4": paper_real_w4,
-    "paper-real-sampled": paper_real_sampled,
-    "paper-real-batches": paper_real_batches,
     "targets": targets,
-    "llama": llama,
-    "llama-policy": lambda: llama(LLAMA_POLICY),
+    "llama": functools.partial(llama, LLAMA),
+    "llama-policy": functools.partial(llama, LLAMA_POLICY),
     "chains": chains,
     "predictions": predictions,
     "kernels": kernels,
     "overhead": overheads,
     "policies": policies,
-    "models": models,
+    # Model families and what a level does with each.
+    "models": lambda: [*model_families.HEAD, *model_families.table_rows()],
     "shipped-models": shipped_models,
     "shipped-heads": shipped_heads,
 }
