@@ -3,6 +3,7 @@ is."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import llama_program
@@ -32,7 +33,7 @@ def test_every_text_beside_its_own_engines_plain_one(llama: LlamaCpp) -> None:
     assert plain["llama.cpp-exact"] == plain["llama.cpp-chain"] == "llama.cpp-exact"
     assert made["llama.cpp-chain"].levels == ("target", "draft")
     for one in made.values():
-        assert Method.from_dict(one.to_dict()) == one
+        assert Method.from_dict(asdict(one)) == one
     with pytest.raises(ValueError, match=r"llama.cpp-chain: expected llama.cpp-exact as well"):
         read_keys(["plain", "llama.cpp-chain"], places)
     with pytest.raises(ValueError, match=r"an engine that is given.*given 'llama.cpp'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,7 +57,7 @@ def test_keys() -> None:
     assert cascade.windows == (2 * (inner + 1), inner, k)
     assert cascade.rounds == (2, 2)
     for one in made.values():
-        assert Method.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+        assert Method.from_dict(json.loads(json.dumps(asdict(one)))) == one
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_windows_are_the_planners(parts: Parts) -> None:
         "plain", "drafter", "eagle2", "joint:middle+drafter", "cascade:middle+drafter", "planned",
     )  # fmt: skip
     prompt = parts.tokenizer(tiny.prompt_of("How many legs have 2 cows?")).input_ids
-    found = prepare.planned(
+    planned, prediction = prepare.planned(
         read_keys(keys, shipped()),
         parts,
         [prompt],
@@ -165,18 +166,18 @@ def test_windows_are_the_planners(parts: Parts) -> None:
         temperature=0.0,
         seconds=0.5,
     )
-    made = {one.name: one for one in found.methods}
+    made = {one.name: one for one in planned}
     assert tuple(made) == keys
-    assert set(found.prediction) == {"plain", "drafter", "eagle2", "planned"}
+    assert set(prediction) == {"plain", "drafter", "eagle2", "planned"}
     # The window of trees is how deep they are.
     tree = made["eagle2"].tree
     assert tree is not None
     assert made["eagle2"].windows == (tree["depth"],)
-    for name, given in found.prediction.items():
+    for name, given in prediction.items():
         assert given["tokens_per_second"] > 0
         assert tuple(given["windows"]) == (made[name].windows or ())
-    best = max(found.prediction.values(), key=lambda one: one["tokens_per_second"])
-    assert found.prediction["planned"]["tokens_per_second"] >= best["tokens_per_second"]
+    best = max(prediction.values(), key=lambda one: one["tokens_per_second"])
+    assert prediction["planned"]["tokens_per_second"] >= best["tokens_per_second"]
     assert made["planned"].levels[0] == "target"
     assert made["planned"].label.startswith("planned: target")
     # Those of a cascade are its own.
@@ -194,9 +195,9 @@ def test_a_planned_tail_is_run(parts: Parts, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(prepare, "plan", lambda *_, **__: answer)
     methods = read_keys(("plain", "middle+drafter"), shipped())
     given = {"max_new_tokens": 6, "temperature": 0.0, "seconds": 1.0}
-    method = prepare.planned(methods, parts, [[1, 2]], **given).methods[1]
+    (_, method), _ = prepare.planned(methods, parts, [[1, 2]], **given)
     assert (method.windows, method.tail) == ((5, 3), 2)
-    assert windows_of(method.to_dict()) == "5, 3; tail 2"
+    assert windows_of(asdict(method)) == "5, 3; tail 2"
     prompt = parts.tokenizer(tiny.prompt_of("How many legs have 2 cows?")).input_ids
     stats = Call(method, parts).answer(Request([prompt], 20, 0.0, [0])).stats
     assert stats is not None

@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,10 @@ from polyspec_ext.bench.measuring import Spent
 from polyspec_ext.bench.paper import prepare, presets, questions, record, report
 from polyspec_ext.bench.paper.conversation import AUTO, Conversation
 from polyspec_ext.bench.paper.engines import Engine, OpenVino, llama_cpp
-from polyspec_ext.bench.paper.methods import (
-    RESERVED,
-    Call,
-    Method,
-    default_keys,
-    read_keys,
-    require_batch,
-)
+from polyspec_ext.bench.paper.methods import RESERVED, Call, Method, default_keys, read_keys
 from polyspec_ext.bench.paper.parts import EAGLE2, EAGLE3, HYDRA, Parts, Places, Tree, shipped
 from polyspec_ext.bench.paper.questions import Question
-from polyspec_ext.bench.paper.runner import Asked, Runner
+from polyspec_ext.bench.paper.runner import Runner
 from polyspec_ext.command import options
 
 _LOOKED_AT = 12  # questions, two of each task, that windows and overlaps are found out on
@@ -173,13 +167,11 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {command}", file=sys.stderr)
         return BAD_INPUT
     chosen = questions.select(questions.read(args.questions), args.per_task)
-    device = torch.device(args.device)
-    on_cpu = device.type == "cpu"
+    on_cpu = torch.device(args.device).type == "cpu"
     keys = args.methods or default_keys(places, args.compile, on_cpu, args.batch)
-    methods = read_keys(keys, places, on_cpu=on_cpu, compile=args.compile)
-    require_batch(methods, args.batch)
+    methods = read_keys(keys, places, on_cpu=on_cpu, compile=args.compile, batch=args.batch)
     parts = Parts(places, args.device, _dtype(args.dtype), args.compile)
-    return _measure(args, parts, methods, chosen, template)
+    return _measure(args, parts, methods, chosen, args.template or template)
 
 
 def places_of(args: argparse.Namespace) -> tuple[Places, str]:
@@ -206,17 +198,14 @@ def places_of(args: argparse.Namespace) -> tuple[Places, str]:
     if preset is not None:
         target = target or preset.target
         heads = {EAGLE2: preset.eagle2, **heads}
-        tree = Tree(preset.top_k, preset.total_tokens, preset.depth)
+        tree = Tree(total_tokens=preset.total_tokens)
         template, gated = preset.template, preset.gated
     # Hydra heads have no config.json of their own beside them.
     wanted = {name: place for name, place in heads.items() if name != HYDRA}
-    found = iter(presets.require([target, *drafts.values(), *wanted.values()], gated))
-    folder = next(found)
-    models = {name: next(found) for name in drafts}
-    folders: dict[str, str | Path] = {name: next(found) for name in wanted}
-    if HYDRA in heads:
-        folders[HYDRA] = heads[HYDRA]
-    return Places(folder, models, folders, tree, 1, args.w4, _engines(args)), template
+    folder, *found = presets.require([target, *drafts.values(), *wanted.values()], gated)
+    models = dict(zip(drafts, found, strict=False))
+    heads |= zip(wanted, found[len(drafts) :], strict=True)
+    return Places(folder, models, heads, tree, 1, args.w4, _engines(args)), template
 
 
 def _engines(args: argparse.Namespace) -> list[Engine]:
@@ -257,12 +246,14 @@ def _measure(
     template: str,
 ) -> int:
     begun = record.read_facts(args.output) if (args.output / record.FACTS).is_file() else None
-    if begun is not None:
-        methods = _with_windows_of(begun, methods)
+    if begun is not None:  # with the windows that were found then
+        before = [Method.from_dict(given) for given in begun["methods"]]
+        if [method.name for method in before] == [method.name for method in methods]:
+            methods = before
     spent = Spent()
     with spent.on("models"):
         room = _room(parts, methods, args.max_new_tokens)
-        conversation = Conversation(parts.tokenizer, args.template or template, room)
+        conversation = Conversation(parts.tokenizer, template, room)
         prepare.loaded(methods, parts)
     with spent.on("W4 copy"):
         prepare.quantised(methods, parts)
@@ -273,7 +264,7 @@ def _measure(
     prediction: dict[str, Any] = {}
     if begun is None and args.plan_seconds > 0:
         with spent.on("plan"):
-            found = prepare.planned(
+            methods, prediction = prepare.planned(
                 methods,
                 parts,
                 looked_at,
@@ -282,7 +273,6 @@ def _measure(
                 seconds=args.plan_seconds,
                 batch=args.batch,
             )
-        methods, prediction = found.methods, found.prediction
     calls = [Call(method, parts) for method in progress.bar(methods, desc="methods", leave=False)]
     facts = _facts(args, parts, methods, chosen, conversation)
     if begun is None:
@@ -295,37 +285,22 @@ def _measure(
                 max_new_tokens=args.max_new_tokens,
                 seed=args.seed,
             )
-        facts = {**facts, "prediction": prediction, **about, "seconds": []}
+        facts |= {"prediction": prediction, **about}
     else:
         facts = _continued(begun, facts, args.output)
-    turns = sum(len(one.turns) for one in chosen)
-    asked = Asked(
-        args.repeats, args.max_new_tokens, args.temperature, args.seed, args.warm_up, args.batch
-    )
-    before = facts.get("seconds", [])  # of the sessions that this one goes on from
-    with (
-        record.TurnWriter(args.output, facts) as writer,
-        progress.bar(total=turns * len(calls) * args.repeats, unit="turn", smoothing=0.05) as bar,
-    ):
-        eos = frozenset(parts.eager.eos_token_ids)
-        model = parts.eager.model
-        runner = Runner(calls, chosen, conversation, asked, model, eos, writer, tick=bar.update)
+    sessions = facts.get("seconds", [])  # which this one goes on from
+    writer = record.TurnWriter(args.output, facts)
+    turns = facts["settings"]["turns"] * len(calls) * args.repeats
+    with progress.bar(total=turns, unit="turn", smoothing=0.05) as bar:
+        runner = Runner(calls, chosen, conversation, args, parts.eager, writer, bar.update)
         with spent.on("warm-up"):
             runner.warm_up()
-        writer.note({"seconds": [*before, spent.seconds]})
+        writer.note({"seconds": [*sessions, spent.seconds]})
         with spent.on("turns"):
             runner.run()
-        writer.note({"seconds": [*before, spent.seconds]})
-    done = record.read_run(args.output)
+        writer.note({"seconds": [*sessions, spent.seconds]})
     report.run(argparse.Namespace(runs=[args.output], output=None))
-    return SOME_FAILED if any(not turn.ok for turn in done.turns) else 0
-
-
-def _with_windows_of(begun: dict[str, Any], methods: list[Method]) -> list[Method]:
-    """The methods with the windows that were found when the run began."""
-    before = [Method.from_dict(given) for given in begun["methods"]]
-    same = [method.name for method in before] == [method.name for method in methods]
-    return before if same else methods
+    return SOME_FAILED if any(not turn.ok for turn in writer.turns) else 0
 
 
 def _continued(begun: dict[str, Any], facts: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -399,5 +374,5 @@ def _facts(
             "methods": [method.name for method in methods],
         },
         "models": list(parts.facts()),
-        "methods": [method.to_dict() for method in methods],
+        "methods": [asdict(method) for method in methods],
     }

@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +23,7 @@ _CHAIN = "-chain"  # our chain within it
 _WINDOW = 4
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """One way to decode with an engine.
 
     Attributes:
@@ -39,16 +37,6 @@ class Variant:
     label: str
     drafts: bool
     plain: str
-
-
-class Engine(Protocol):
-    """An engine with its models."""
-
-    @property
-    def variants(self) -> Sequence[Variant]: ...
-
-    def decoder(self, key: str, eos: frozenset[int]) -> Decode:
-        """What decodes one prompt, loaded and ready."""
 
 
 class OpenVino:
@@ -78,7 +66,8 @@ class OpenVino:
         self._target, self._draft = target, draft
 
     @property
-    def variants(self) -> Sequence[Variant]:
+    def variants(self) -> list[Variant]:
+        """Ways to decode."""
         plain = Variant("openvino", "OpenVINO GenAI, plain", False, "openvino")
         if self._draft is None:
             return [plain]
@@ -86,6 +75,7 @@ class OpenVino:
         return [plain, assisted]
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
+        """What decodes one prompt with a variant, loaded and ready."""
         import openvino
 
         options: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
@@ -147,19 +137,20 @@ class LlamaCpp:
         self._program, self._target, self._draft = program.resolve(), target, draft
 
     @property
-    def variants(self) -> Sequence[Variant]:
+    def variants(self) -> list[Variant]:
+        """Ways to decode."""
         plain = Variant("llama.cpp", "llama.cpp, plain", False, "llama.cpp")
         if self._draft is None:
             return [plain]
         own = Variant(f"llama.cpp{_ASSISTED}", "llama.cpp's rule with draft", True, plain.key)
         # Its plain text with the same settings is what the chain's must be.
-        exact = Variant(
-            "llama.cpp-exact", "llama.cpp, invariant settings", False, "llama.cpp-exact"
-        )
-        chain = Variant(f"llama.cpp{_CHAIN}", "our chain in llama.cpp", True, exact.key)
+        key = "llama.cpp-exact"
+        exact = Variant(key, "llama.cpp, invariant settings", False, key)
+        chain = Variant(f"llama.cpp{_CHAIN}", "our chain in llama.cpp", True, key)
         return [plain, own, exact, chain]
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
+        """What decodes one prompt with a variant."""
         exact = not key.endswith(_ASSISTED) and key != "llama.cpp"
         command = [str(self._program), str(self._target), "--ids", "--json"]
         command += ["--exact" if exact else "--fast", "--threads", str(torch.get_num_threads())]
@@ -183,10 +174,10 @@ class LlamaCpp:
                 raise RuntimeError(f"{self._program.name}: {said}")
             found = json.loads(done.stdout.splitlines()[-1])
             # Its own seconds: the model is loaded anew for every text, which is not timed.
-            return Answer(
-                [found["ids"]],
-                seconds=found["seconds"],
-                prefill_seconds=found["prompt_seconds"],
-            )
+            seconds, prefill = found["seconds"], found["prompt_seconds"]
+            return Answer([found["ids"]], seconds=seconds, prefill_seconds=prefill)
 
         return call
+
+
+Engine = OpenVino | LlamaCpp

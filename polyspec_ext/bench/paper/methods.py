@@ -8,7 +8,7 @@ target with + between, the dearest first, and what chooses their windows in fron
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polyspec_ext import tiny
@@ -69,12 +69,9 @@ class Method:
     baseline: bool = False
     plain: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        given = asdict(self)
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
-
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Method:
+        """From ``run.json``."""
         lists = {k: tuple(v) for k, v in given.items() if isinstance(v, list)}
         return cls(**{**given, **lists})
 
@@ -97,13 +94,19 @@ def default_keys(places: Places, compile: bool, on_cpu: bool, batch: int = 1) ->
 
 
 def read_keys(
-    keys: Sequence[str], places: Places, *, on_cpu: bool = True, compile: bool = False
+    keys: Sequence[str],
+    places: Places,
+    *,
+    on_cpu: bool = True,
+    compile: bool = False,
+    batch: int = 1,
 ) -> list[Method]:
     """The methods that keys stand for, with windows that suit most; the baseline is plain decoding,
     compiled where that is among them.
 
     Raises:
-        ValueError: a key is none, stands there twice, or none of them decodes plainly.
+        ValueError: a key is none, stands there twice, or none of them decodes plainly; or a method
+            cannot answer `batch` prompts in a call.
     """
     made = [_method(key, places, on_cpu) for key in keys]
     names = [method.name for method in made]
@@ -121,20 +124,13 @@ def read_keys(
             f"--methods: {alone.name}: expected {alone.plain} as well, whose texts its own are "
             "compared with, given it alone"
         )
-    return [replace(method, baseline=method.name == found[0]) for method in made]
-
-
-def require_batch(methods: Sequence[Method], batch: int) -> None:
-    """
-    Raises:
-        ValueError: a method cannot answer so many prompts in a call.
-    """
-    single = [method.name for method in methods if method.kind in _ONE_AT_A_TIME]
+    single = [method.name for method in made if method.kind in _ONE_AT_A_TIME]
     if batch > 1 and single:
         raise ValueError(
             f"--batch: expected 1 with {', '.join(single)}, which answers one prompt at a time, "
             f"given {batch}"
         )
+    return [replace(method, baseline=method.name == found[0]) for method in made]
 
 
 def _method(key: str, places: Places, on_cpu: bool) -> Method:
@@ -162,7 +158,11 @@ def _method(key: str, places: Places, on_cpu: bool) -> Method:
     if colon and word not in POLICIES and word != CASCADE:
         raise _unknown(key, places)
     levels = (TARGET, *(rest if colon else key).split("+"))
-    _require_levels(key, levels, places)
+    names, drafters = levels[1:], places.drafters
+    if any(name not in places.names for name in names) or len({*names}) < len(names):
+        raise _unknown(key, places)
+    if any(name in drafters for name in names[:-1]):
+        raise ValueError(f"--methods: {key}: expected {', '.join(drafters)} last of the levels")
     made = _chain(key, levels, places)
     if not colon:
         return made
@@ -182,33 +182,22 @@ def _unknown(key: str, places: Places) -> ValueError:
     )
 
 
-def _require_levels(key: str, levels: Sequence[str], places: Places) -> None:
-    below = levels[1:]
-    drafters = places.drafters
-    if any(name not in places.names for name in below) or len({*below}) < len(below):
-        raise _unknown(key, places)
-    if any(name in drafters for name in below[:-1]):
-        raise ValueError(f"--methods: {key}: expected {', '.join(drafters)} last of the levels")
-
-
 def _chain(key: str, levels: tuple[str, ...], places: Places) -> Method:
     label = " <- ".join(levels)
     head = levels[-1] in places.drafters and levels[-1] not in WORDS
     kind = "eagle" if len(levels) == 2 and head else "chain"
     tree = places.tree_of(levels[-1])
     shipped = places.target is None and places.times == 1
-    if shipped and levels in tiny.WINDOWS:
-        windows = tiny.WINDOWS[levels]
-        rounds = tiny.ROUNDS.get(levels, tuple(default_rounds(windows)))
-        return Method(key, label, kind, levels, windows, rounds)
-    last = 4
-    if levels[-1] in WORDS:
-        last = _LOOKUP_WINDOW if len(levels) == 2 else 4
-    elif tree is not None:
-        last = tree.depth
-    windows = tuple(last + 4 * above for above in reversed(range(len(levels) - 1)))
+    windows = tiny.WINDOWS.get(levels) if shipped else None
+    if windows is None:
+        last = 4 if tree is None else tree.depth
+        if levels[-1] in WORDS and len(levels) == 2:
+            last = _LOOKUP_WINDOW
+        windows = tuple(last + 4 * above for above in reversed(range(len(levels) - 1)))
     rounds = tuple(default_rounds(windows))
-    form = None if tree is None else tree.to_dict()
+    if shipped:
+        rounds = tiny.ROUNDS.get(levels, rounds)
+    form = None if tree is None else tree._asdict()
     return Method(key, label, kind, levels, windows, rounds, tree=form)
 
 
@@ -216,26 +205,12 @@ def _cascade(made: Method) -> Method:
     """Cascade speculative drafting's vertical cascade (Chen et al. 2023): a level verifies so many
     blocks of the level below, however many of their tokens stand, before the level above does."""
     assert made.windows is not None
-    windows = [made.windows[-1]]
+    windows = made.windows[-1:]
     for _ in made.windows[1:]:
-        windows.insert(0, CASCADE_ROUNDS * (windows[0] + 1))
-    return replace(
-        made,
-        label=f"cascade of {CASCADE_ROUNDS} rounds: {made.label}",
-        kind=CASCADE,
-        windows=tuple(windows),
-        rounds=(CASCADE_ROUNDS,) * (len(windows) - 1),
-    )
-
-
-def with_windows(
-    method: Method, windows: Sequence[int], rounds: Sequence[int], rule: str, tail: int = 0
-) -> Method:
-    """A chain's with others, such as a planner found."""
-    tree = None if method.tree is None else {**method.tree, "depth": windows[-1]}
-    return replace(
-        method, windows=tuple(windows), rounds=tuple(rounds), rule=rule, tail=tail, tree=tree
-    )
+        windows = (CASCADE_ROUNDS * (windows[0] + 1), *windows)
+    label = f"cascade of {CASCADE_ROUNDS} rounds: {made.label}"
+    rounds = (CASCADE_ROUNDS,) * (len(windows) - 1)
+    return replace(made, label=label, kind=CASCADE, windows=windows, rounds=rounds)
 
 
 class Call:
@@ -243,32 +218,31 @@ class Call:
 
     def __init__(self, method: Method, parts: Parts) -> None:
         self.method = method
-        self._decode = self._make(parts)
-
-    def _make(self, parts: Parts) -> Decode:
-        method = self.method
-        eos = frozenset(parts.eager.eos_token_ids)
-        if method.kind == ENGINE:
-            engine, _ = parts.places.variants[method.name]
-            return engine.decoder(method.name, eos)
-        if method.kind == "generate":
-            return generate_call(parts.eager.model, eos, static=method.name == STATIC)
-        if method.kind == ASSISTED:
-            return generate_call(parts.eager.model, eos, parts.assistant(method.levels[1]))
-        if method.name == PLAIN:
-            return chain_call(Chain([parts.eager], graphs=None if parts.on_cpu else False))
-        if method.name == COMPILED:  # where chains' steps are captured, its own are as well
-            return chain_call(Chain([parts.target]))
-        chain = Chain(
-            [parts.thing(name) for name in method.levels],
-            method.windows,
-            rounds=method.rounds,
-            rule=method.rule,
-            tail=method.tail,
-            policy=method.policy,
-        )
-        return chain_call(chain)
+        self._decode = _decode(method, parts)
 
     def answer(self, request: Request) -> Answer:
         """What is timed."""
         return self._decode(request)
+
+
+def _decode(method: Method, parts: Parts) -> Decode:
+    eos = frozenset(parts.eager.eos_token_ids)
+    if method.kind == ENGINE:
+        engine, _ = parts.places.variants[method.name]
+        return engine.decoder(method.name, eos)
+    if method.kind == "generate":
+        return generate_call(parts.eager.model, eos, static=method.name == STATIC)
+    if method.kind == ASSISTED:
+        return generate_call(parts.eager.model, eos, parts.assistant(method.levels[1]))
+    if method.name == PLAIN:
+        return chain_call(Chain([parts.eager], graphs=None if parts.on_cpu else False))
+    # (The compiled target is a chain of one level: where chains' steps are captured, its are too.)
+    chain = Chain(
+        [parts.thing(name) for name in method.levels],
+        method.windows,
+        rounds=method.rounds,
+        rule=method.rule,
+        tail=method.tail,
+        policy=method.policy,
+    )
+    return chain_call(chain)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,16 +38,12 @@ WORDS: dict[str, Callable[[], Any]] = {
 _WIDTHS = (1, 6)  # tokens of the passes by which it is chosen how a level runs
 
 
-@dataclass(frozen=True)
-class Tree:
-    """How a head drafts: `DynamicTree` as deep as `depth`; None: a chain."""
+class Tree(NamedTuple):
+    """How a head drafts: `DynamicTree` as deep as `depth`."""
 
     top_k: int = 10
     total_tokens: int = 60
     depth: int = 6
-
-    def to_dict(self) -> dict[str, int]:
-        return {"top_k": self.top_k, "total_tokens": self.total_tokens, "depth": self.depth}
 
 
 @dataclass(frozen=True)
@@ -100,8 +96,8 @@ def shipped(times: int = 1, w4: Path | None = None) -> Places:
     # (Models that somebody trained without a head are as good.)
     heads = {name: place for name, place in heads.items() if place.is_dir()}
     # A pass of many tokens is dear on a CPU: a small tree.
-    shape = chains.SHAPE
-    return Places(None, models, heads, Tree(shape.top_k, shape.total_tokens, 5), times, w4)
+    tree = Tree(chains.SHAPE.top_k, chains.SHAPE.total_tokens, 5)
+    return Places(None, models, heads, tree, times, w4)
 
 
 class Parts:
@@ -123,33 +119,26 @@ class Parts:
         compile: bool = False,
     ) -> None:
         self.places, self.device, self.dtype, self.compile = places, device, dtype, compile
-        self._made: dict[str, Any] = {}
+        self.on_cpu = torch.device(device).type == "cpu"
+        self._levels: dict[str, HuggingFaceLevel] = {}
         self._assistants: dict[str, Any] = {}
         self._heads: set[str] = set()
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._made:
-            made = make()
-            if isinstance(made, HuggingFaceLevel):
-                made.name = name.removeprefix("eager ").removeprefix("compiled ")
-            self._made[name] = made
-        return self._made[name]
-
-    @property
-    def on_cpu(self) -> bool:
-        return torch.device(self.device).type == "cpu"
+    def _once(self, key: str, make: Callable[[], HuggingFaceLevel]) -> HuggingFaceLevel:
+        if key not in self._levels:
+            self._levels[key] = make()
+            self._levels[key].name = key.split(" ")[-1]
+        return self._levels[key]
 
     @property
     def eager(self) -> HuggingFaceLevel:
         """The target, not compiled."""
-        level: HuggingFaceLevel = self._once(f"eager {TARGET}", self._load_target)
-        return level
+        return self._once(f"eager {TARGET}", self._load_target)
 
     @property
     def compiled(self) -> HuggingFaceLevel:
         """The target, compiled: the same model."""
-        level: HuggingFaceLevel = self._once(f"compiled {TARGET}", self._compile_target)
-        return level
+        return self._once(f"compiled {TARGET}", lambda: _compiled(self.eager))
 
     @property
     def target(self) -> HuggingFaceLevel:
@@ -163,59 +152,34 @@ class Parts:
         Raises:
             ValueError: none lies beside it.
         """
-        place = self.places.target or tiny.path(TARGET)
         try:
-            return tokenizer_at(original(place))
+            return tokenizer_at(original(self.places.target or tiny.path(TARGET)))
         except ValueError as error:
             raise ValueError(f"--target: {error}") from error
 
-    def _load_target(self) -> Any:
-        place = self.places.target
-        if place is None and self.places.times > 1:
+    def _load_target(self) -> HuggingFaceLevel:
+        shipped, times = self.places.target is None, self.places.times
+        if times > 1:
             if self.dtype is None and self.on_cpu:
-                return chains.faster_target(times=self.places.times)[0]
-            model = tiny.grown(self.places.times, dtype=self.dtype, device=self.device)
-            return level_for(model, _WIDTHS, pack="auto", compile=False, name="--target")
-        dtype = (
-            torch.float32 if self.dtype is None and self.on_cpu and place is None else self.dtype
-        )
-        with progress.loading():
-            return level_for(
-                place or tiny.path(TARGET),
-                _WIDTHS,
-                [dtype],
-                self.device,
-                pack="auto",
-                compile=False,
-                name="--target",
-            )
-
-    def _compile_target(self) -> Any:
-        return _compiled(self.eager)
+                return chains.faster_target(times=times)[0]
+            model = tiny.grown(times, dtype=self.dtype, device=self.device)
+            return _level(model, name="--target")
+        dtype = torch.float32 if self.dtype is None and self.on_cpu and shipped else self.dtype
+        place = self.places.target or tiny.path(TARGET)
+        return _level(place, [dtype], self.device, name="--target")
 
     def model(self, name: str) -> HuggingFaceLevel:
         """A draft level, or the 4-bit copy."""
-        make = self._quantised if name == W4 else lambda: self._load_model(name)
-        level: HuggingFaceLevel = self._once(name, make)
-        return level
+        return self._once(name, self._quantised if name == W4 else lambda: self._load_model(name))
 
-    def _load_model(self, name: str) -> Any:
+    def _load_model(self, name: str) -> HuggingFaceLevel:
         dtypes = [self.dtype]
         if self.dtype is None and self.on_cpu:
             dtypes.append(torch.bfloat16)
-        with progress.loading():
-            level = level_for(
-                self.places.models[name],
-                _WIDTHS,
-                dtypes,
-                self.device,
-                pack="auto",
-                compile=False,
-                name=f"--draft {name}",
-            )
+        level = _level(self.places.models[name], dtypes, self.device, name=f"--draft {name}")
         return _compiled(level) if self.compile and self.on_cpu else level
 
-    def _quantised(self) -> Any:
+    def _quantised(self) -> HuggingFaceLevel:
         def texts() -> list[torch.Tensor] | None:
             if self.places.target is not None:
                 return None
@@ -224,19 +188,19 @@ class Parts:
             return chains.calibration_texts(same)
 
         copy = chains.w4_copy(self.eager.model, self.places.w4, texts)
-        return self._over(copy, shares_cache_with=self.target)
-
-    def _over(self, copy: Any, **options: Any) -> HuggingFaceLevel:
-        make = chains.packed if self.on_cpu else HuggingFaceLevel
-        return make(copy, name=W4, **options)
+        return chains.packed(copy, name=W4, shares_cache_with=self.target)
 
     def apart(self, name: str) -> HuggingFaceLevel:
         """A draft level with a cache of its own, to be timed alone."""
         level = self.model(name)
-        return level if level.reads_apart else self._over(level.model)
+        return level if level.reads_apart else chains.packed(level.model, name=W4)
 
-    def drafter(self, name: str) -> Any:
-        """A drafter without a model, or a head: a new one, since it keeps what it has read."""
+    def thing(self, name: str) -> Any:
+        """An element of a chain; a drafter is a new one, since it keeps what it has read."""
+        if name == TARGET:
+            return self.target
+        if name not in self.places.drafters:
+            return self.model(name)
         made = WORDS[name]() if name in WORDS else self._head(name)
         made.name = name
         return made
@@ -253,20 +217,11 @@ class Parts:
         base, shape = name.removesuffix(AS_CHAIN), self.places.tree_of(name)
         self._heads.add(base)
         tree = None if shape is None else DynamicTree(shape.top_k, shape.total_tokens)
-        if base == HYDRA:
-            place = self.places.heads[base]
-            return Hydra.from_pretrained(place, self.target, tree=tree, dtype=self._head_dtype)
+        kind, place = Hydra if base == HYDRA else Eagle, self.places.heads[base]
         with tempfile.TemporaryDirectory() as folder:
-            place = self.places.heads[base]
             if self.places.times > 1:
                 place = tiny.grown_head(base, self.places.times, folder)
-            return Eagle.from_pretrained(place, self.target, tree=tree, dtype=self._head_dtype)
-
-    def thing(self, name: str) -> Any:
-        """An element of a chain."""
-        if name == TARGET:
-            return self.target
-        return self.drafter(name) if name in self.places.drafters else self.model(name)
+            return kind.from_pretrained(place, self.target, tree=tree, dtype=self._head_dtype)
 
     def assistant(self, name: str) -> Any:
         """A draft model for transformers, in the target's data type."""
@@ -278,39 +233,44 @@ class Parts:
                 self._assistants[name] = load(self.places.models[name], dtype, self.device).model
         return self._assistants[name]
 
-    def _parameters(self, level: HuggingFaceLevel) -> int:
-        return parameters(self.eager.model if level.name == W4 else level.model)
-
     def facts(self) -> Iterator[dict[str, Any]]:
         """What was made, for ``run.json``; names no path."""
-        for key, made in self._made.items():
-            if isinstance(made, HuggingFaceLevel):
-                given = self.places.models.get(made.name) or self.places.target
-                words = ["packed"] * made.pack + ["compiled"] * made.compile
-                yield {
-                    "name": key,
-                    "place": _shown(given, made.name, self.places.times),
-                    "parameters": self._parameters(made),
-                    "dtype": str(made.model.dtype).removeprefix("torch."),
-                    "runs": " ".join(words) or "as it is",
-                }
-        for name in sorted(self._heads):
-            place = self.places.heads[name]
-            # As the target does.
-            words = ["packed"] * self.target.pack + ["compiled"] * self.target.compile
-            yield {
-                "name": name,
-                "place": _shown(place, name, self.places.times),
-                "parameters": None,
-                "dtype": str(self._head_dtype).removeprefix("torch."),
-                "runs": " ".join(words) or "as it is",
-            }
+
+        def fact(name: str, level: HuggingFaceLevel, **more: Any) -> dict[str, Any]:
+            words = ["packed"] * level.pack + ["compiled"] * level.compile
+            return {"name": name, **more, "runs": " ".join(words) or "as it is"}
+
+        times = self.places.times
+        for key, level in self._levels.items():
+            place = self.places.models.get(level.name) or self.places.target
+            yield fact(
+                key,
+                level,
+                place=_shown(place, level.name, times),
+                parameters=parameters(self.eager.model if level.name == W4 else level.model),
+                dtype=str(level.model.dtype).removeprefix("torch."),
+            )
+        for name in sorted(self._heads):  # which run as the target does
+            place, dtype = _shown(self.places.heads[name], name, times), str(self._head_dtype)
+            dtype = dtype.removeprefix("torch.")
+            yield fact(name, self.target, place=place, parameters=None, dtype=dtype)
 
 
-def _compiled(level: Any) -> Any:
+def _level(thing: Any, *options: Any, name: str) -> HuggingFaceLevel:
+    with progress.loading():
+        level: HuggingFaceLevel = level_for(
+            thing, _WIDTHS, *options, pack="auto", compile=False, name=name
+        )
+    return level
+
+
+def _compiled(level: HuggingFaceLevel) -> HuggingFaceLevel:
     """The same model, packed where it was found to be faster without compilation: to compile every
     candidate would take minutes."""
-    return level_for(level.model, _WIDTHS, pack=level.pack, compile=True, name=level.name)
+    compiled: HuggingFaceLevel = level_for(
+        level.model, _WIDTHS, pack=level.pack, compile=True, name=level.name
+    )
+    return compiled
 
 
 def _shown(place: str | Path | None, name: str, times: int) -> str:

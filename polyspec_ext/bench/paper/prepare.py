@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,17 +13,9 @@ import torch
 from polyspec_ext.bench import chains, timing
 from polyspec_ext.bench.generation_calls import Request
 from polyspec_ext.bench.measuring import device_clock
-from polyspec_ext.bench.paper.methods import (
-    CASCADE,
-    COMPILED,
-    PLANNED,
-    Call,
-    Method,
-    with_windows,
-)
+from polyspec_ext.bench.paper.methods import CASCADE, COMPILED, PLANNED, Call, Method
 from polyspec_ext.bench.paper.parts import TARGET, W4, Parts
 from polyspec_ext.bench.weights import weight_bytes
-from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planned import plan
 from polyspec_ext.tuning import pass_seconds
 
@@ -62,15 +54,6 @@ def compiled(
                 call.answer(Request(prompts, _FIRST_TOKENS, temperature, [0] * len(prompts)))
 
 
-@dataclass
-class Planned:
-    """The methods with the windows that the planner found for them, and what it predicts, by key:
-    tokens per second of decoding, and windows."""
-
-    methods: list[Method]
-    prediction: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
 def planned(
     methods: Sequence[Method],
     parts: Parts,
@@ -80,7 +63,7 @@ def planned(
     temperature: float,
     seconds: float,
     batch: int = 1,
-) -> Planned:
+) -> tuple[list[Method], dict[str, dict[str, Any]]]:
     """Plans once for all levels of the methods: chains of models, heads and other drafters.
     Cascades keep their windows; a chain's policy begins with the windows of that chain, and the
     window of a head's trees is their depth.
@@ -89,11 +72,15 @@ def planned(
         prompts: such as will be asked.
         seconds: that the planner may measure. What is compiled has been before (`compiled`).
         batch: prompts of a call.
+
+    Returns:
+        The methods with the windows that the planner found for them; and what it predicts, by key:
+        tokens per second of decoding, and windows.
     """
     known = [TARGET, W4, *parts.places.models, *parts.places.drafters]
     some = [method for method in methods if method.kind in _KINDS]
     if not some:
-        return Planned(list(methods))
+        return list(methods), {}
     names = [name for name in known if any(name in method.levels for method in some)]
     found = plan(
         [parts.thing(name) for name in names],
@@ -106,24 +93,28 @@ def planned(
     )
     # The planner puts levels in order by their times, which may not be ours.
     by_levels = {frozenset(one.levels): one for one in found.candidates}
-    made = Planned([])
+    made, prediction = [], {}
     for method in methods:
         one = by_levels.get(frozenset(method.levels))
         if method.kind == PLANNED:
             one = found.recommended
             label = f"planned: {' <- '.join(one.levels)}"
             shape = parts.places.tree_of(one.levels[-1])
-            tree = None if shape is None else shape.to_dict()
+            tree = None if shape is None else shape._asdict()
             method = replace(method, label=label, levels=tuple(one.levels), tree=tree)
         if one is not None and method.kind in _KINDS:
-            method = with_windows(method, one.windows, one.rounds, one.rule, one.tail)
+            tree = None if method.tree is None else {**method.tree, "depth": one.windows[-1]}
+            windows, rounds = tuple(one.windows), tuple(one.rounds)
+            method = replace(
+                method, windows=windows, rounds=rounds, rule=one.rule, tail=one.tail, tree=tree
+            )
         if one is not None and (method.baseline or method.kind in _PREDICTED):
-            made.prediction[method.name] = {
+            prediction[method.name] = {
                 "tokens_per_second": one.predicted_decode_tokens_per_second,
                 "windows": list(one.windows),
             }
-        made.methods.append(method)
-    return made
+        made.append(method)
+    return made, prediction
 
 
 def surroundings(
@@ -144,16 +135,15 @@ def surroundings(
             the first of them, at temperature 1.
     """
     used = _models(methods, parts)
-    levels: dict[str, HuggingFaceLevel] = {TARGET: parts.target}
-    levels |= {name: parts.apart(name) for name in used}
+    levels = {TARGET: parts.target, **{name: parts.apart(name) for name in used}}
+    device = "cpu" if parts.on_cpu else "cuda"
     # (On the CPU it is the measurement's own choice.)
     clock = None if parts.on_cpu else device_clock(torch.device(parts.device))
     times = pass_seconds(list(levels.values()), WIDTHS, limit=2.0, clock=clock)
-    prompts = prompts[:_TEXTS]
     baseline = next(call for call in calls if call.method.baseline)
     texts = {
         n: baseline.answer(Request([prompt], max_new_tokens, 0.0, [seed])).texts[0]
-        for n, prompt in enumerate(prompts)
+        for n, prompt in enumerate(prompts[:_TEXTS])
     }
     model = parts.eager.model
     others = {name: levels[name].model for name in used}
@@ -165,10 +155,9 @@ def surroundings(
             name: {str(width): value for width, value in own.items()}
             for name, own in zip(levels, times, strict=True)
         },
-        "overlap": chains.overlaps(model, others, list(prompts), texts),
+        "overlap": chains.overlaps(model, others, list(prompts[:_TEXTS]), texts),
         "weight_bytes": {name: weight_bytes(level.model) for name, level in levels.items()},
-        "copy_bandwidth_bytes_per_second": 1e9
-        * timing.copy_bandwidth(copying, "cpu" if parts.on_cpu else "cuda"),
+        "copy_bandwidth_bytes_per_second": 1e9 * timing.copy_bandwidth(copying, device),
     }
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from polyspec_ext.drafters import checkpoint
 from polyspec_ext.levels import is_gguf
 from polyspec_ext.quantization.stored import copy_prefix, original
 
 
-@dataclass(frozen=True)
-class Preset:
+class Preset(NamedTuple):
     """A target, its EAGLE-2 head and how that drafts (SafeAILab's own settings: top-k 10, depth 6,
     fewer tokens the dearer the target's passes are). Its 4-bit copy is made of the target.
 
     Attributes:
         target, eagle2: ids on the Hugging Face hub.
         template: of `conversation.TEMPLATES`.
+        total_tokens: of the head's trees.
         gated: whether its licence has to be accepted on the hub before.
     """
 
@@ -26,8 +26,6 @@ class Preset:
     eagle2: str
     template: str
     total_tokens: int = 60
-    top_k: int = 10
-    depth: int = 6
     gated: bool = False
 
 
@@ -67,41 +65,30 @@ class MissingModelsError(Exception):
 def local(place: str) -> Path | None:
     """The folder of a model with its weights in it: `place` itself, or what the hub's cache has
     under that id; or a GGUF file. None: it is not on this machine, or not all of it."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     if is_gguf(place):
         return Path(place)
-    folder: Path | None = Path(place)
-    if not Path(place).is_dir():
-        folder = _cached(place)
-    if folder is None or not (folder / "config.json").is_file():
-        return None
+    folder = Path(place)
     try:
+        if not folder.is_dir():
+            folder = Path(snapshot_download(place, local_files_only=True))
         files = checkpoint.weight_files(folder)
-    except ValueError:
+    except (LocalEntryNotFoundError, ValueError):  # (An id that is none is a ValueError.)
         return None
-    return folder if all(file.is_file() for file in files) else None
+    return folder if all(file.is_file() for file in (folder / "config.json", *files)) else None
 
 
-def _cached(place: str) -> Path | None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(place, local_files_only=True))
-    except (HFValidationError, LocalEntryNotFoundError):
-        return None
-
-
-def require(places: Sequence[str], gated: bool = False) -> list[str | Path]:
+def require(places: Sequence[str], gated: bool = False) -> list[str]:
     """The folders or GGUF files of models, by path or id; of their 4-bit copies with ``w4:`` in
     front, as given.
 
     Raises:
         MissingModelsError: some are not on this machine.
     """
-    found = {place: local(str(original(place))) for place in places}
-    missing = [place for place, folder in found.items() if folder is None]
+    pairs = [(place, local(str(original(place)))) for place in places]
+    missing = [place for place, folder in pairs if folder is None]
     if missing:
-        raise MissingModelsError(missing, gated)
-    return [
-        f"{copy_prefix(place)}{folder}" for place in places if (folder := found[place]) is not None
-    ]
+        raise MissingModelsError(list(dict.fromkeys(missing)), gated)
+    return [f"{copy_prefix(place)}{folder}" for place, folder in pairs]

@@ -168,18 +168,17 @@ def _turn(given: Mapping[str, Any]) -> Turn:
 
 def differences(facts: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """What of a run that is to go on is not as it was, in words; methods by their keys alone."""
-    found: list[str] = []
-    for name in SAME:
-        _compare(name, facts.get(name), wanted.get(name), found)
-    return found
+    return [line for name in SAME for line in _compared(name, facts.get(name), wanted.get(name))]
 
 
-def _compare(name: str, before: Any, now: Any, found: list[str]) -> None:
+def _compared(name: str, before: Any, now: Any) -> list[str]:
     if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted({*before, *now}):
-            _compare(f"{name}.{key}", before.get(key), now.get(key), found)
-    elif before != now:
-        found.append(f"{name}: {before!r} there, {now!r} now")
+        return [
+            line
+            for key in sorted({*before, *now})
+            for line in _compared(f"{name}.{key}", before.get(key), now.get(key))
+        ]
+    return [] if before == now else [f"{name}: {before!r} there, {now!r} now"]
 
 
 class TurnWriter:
@@ -191,54 +190,27 @@ class TurnWriter:
     """
 
     def __init__(self, folder: str | Path, facts: Mapping[str, Any]) -> None:
-        self.folder = Path(folder)
+        self.folder, self.facts = Path(folder), dict(facts)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.facts = facts
-        write_facts(self.folder, facts)
+        self.note({})
         self.turns = read_turns(self.folder)
-        place = self.folder / TURNS
-        if place.is_file():
-            _end_last_line(place)
-        self._file = place.open("a", encoding="utf-8")
+        # Without a last line that is half written.
+        replace_file(self.folder / TURNS, "".join(map(_line, self.turns)))
 
     def add(self, turn: Turn) -> None:
         """Appends a line."""
-        self._file.write(json.dumps(asdict(turn), allow_nan=False) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with (self.folder / TURNS).open("a", encoding="utf-8") as file:
+            file.write(_line(turn))
+            file.flush()
+            os.fsync(file.fileno())
         self.turns.append(turn)
 
     def note(self, more: Mapping[str, Any]) -> None:
-        """Adds to ``run.json``."""
-        self.facts = {**self.facts, **more}
-        write_facts(self.folder, self.facts)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> TurnWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        """Adds to ``run.json``, which is written whole or not at all."""
+        self.facts |= more
+        text = json.dumps(self.facts, indent=1, allow_nan=False) + "\n"
+        replace_file(self.folder / FACTS, text)
 
 
-def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    """``run.json``, whole or not at all."""
-    replace_file(folder / FACTS, json.dumps(facts, indent=1, allow_nan=False) + "\n")
-
-
-def _end_last_line(place: Path) -> None:
-    """A last line without its end is dropped, or ended if it is whole."""
-    text = place.read_bytes()
-    if not text or text.endswith(b"\n"):
-        return
-    begin = text.rfind(b"\n") + 1
-    try:
-        _turn(json.loads(text[begin:]))
-    except (ValueError, TypeError, KeyError):
-        with place.open("r+b") as file:
-            file.truncate(begin)
-    else:
-        with place.open("ab") as file:
-            file.write(b"\n")
+def _line(turn: Turn) -> str:
+    return json.dumps(asdict(turn), allow_nan=False) + "\n"
