@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -153,6 +154,11 @@ def test_sampled_turns_are_the_targets_own(parts: Parts, tmp_path: Path) -> None
     assert texts["plain"] != texts["generate"]
 
 
+def asked(**options: float) -> argparse.Namespace:
+    """Of every method, one prompt in a call."""
+    return argparse.Namespace(temperature=0.0, batch=1, **options)
+
+
 def test_windows_are_the_planners(parts: Parts) -> None:
     keys = (
         "plain", "drafter", "eagle2", "joint:middle+drafter", "cascade:middle+drafter", "planned",
@@ -162,9 +168,7 @@ def test_windows_are_the_planners(parts: Parts) -> None:
         read_keys(keys, shipped()),
         parts,
         [prompt],
-        max_new_tokens=12,
-        temperature=0.0,
-        seconds=0.5,
+        asked(max_new_tokens=12, plan_seconds=0.5),
     )
     made = {one.name: one for one in planned}
     assert tuple(made) == keys
@@ -194,8 +198,8 @@ def test_a_planned_tail_is_run(parts: Parts, monkeypatch: pytest.MonkeyPatch) ->
     answer = SimpleNamespace(candidates=[one], recommended=one)
     monkeypatch.setattr(prepare, "plan", lambda *_, **__: answer)
     methods = read_keys(("plain", "middle+drafter"), shipped())
-    given = {"max_new_tokens": 6, "temperature": 0.0, "seconds": 1.0}
-    (_, method), _ = prepare.planned(methods, parts, [[1, 2]], **given)
+    given = asked(max_new_tokens=6, plan_seconds=1.0)
+    (_, method), _ = prepare.planned(methods, parts, [[1, 2]], given)
     assert (method.windows, method.tail) == ((5, 3), 2)
     assert windows_of(asdict(method)) == "5, 3; tail 2"
     prompt = parts.tokenizer(tiny.prompt_of("How many legs have 2 cows?")).input_ids

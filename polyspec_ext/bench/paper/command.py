@@ -19,17 +19,23 @@ import torch
 from polyspec_ext import progress
 from polyspec_ext.bench import machine
 from polyspec_ext.bench.measuring import Spent
-from polyspec_ext.bench.paper import prepare, presets, questions, record, report
-from polyspec_ext.bench.paper.conversation import AUTO, Conversation
-from polyspec_ext.bench.paper.engines import Engine, OpenVino, llama_cpp
-from polyspec_ext.bench.paper.methods import RESERVED, Call, Method, default_keys, read_keys
-from polyspec_ext.bench.paper.parts import EAGLE2, EAGLE3, HYDRA, Parts, Places, Tree, shipped
-from polyspec_ext.bench.paper.questions import Question
-from polyspec_ext.bench.paper.runner import Runner
 from polyspec_ext.command import options
+
+from . import prepare, presets, questions, record, report
+from .conversation import AUTO, Conversation
+from .engines import OpenVino, llama_cpp
+from .methods import RESERVED, Call, Method, default_keys, read_keys
+from .parts import EAGLE2, EAGLE3, HYDRA, TARGET, W4, Parts, Places, Tree, shipped
+from .questions import Question
+from .runner import Runner
 
 _LOOKED_AT = 12  # questions, two of each task, that windows and overlaps are found out on
 BAD_INPUT, SOME_FAILED = 2, 1
+# Settings of a run that are options.
+_AS_GIVEN = (
+    "per_task", "repeats", "batch", "max_new_tokens", "temperature", "seed", "warm_up", "compile",
+    "preset",
+)  # fmt: skip
 
 
 def add_command(kinds: Any) -> None:
@@ -51,8 +57,34 @@ def add_command(kinds: Any) -> None:
     )
     _add_questions(sub)
     _add_models(sub)
-    _add_engines(sub)
-    _add_methods(sub)
+    group = sub.add_argument_group(
+        "other engines", "with their own forms of the target and of one draft, in turns with ours"
+    )
+    group.add_argument(
+        "--openvino",
+        type=options.words,
+        default=[],
+        metavar="DIR[,DIR]",
+        help="models as OpenVINO has them (methods openvino, openvino-assisted)",
+    )
+    options.add_llama(group)
+    group = sub.add_argument_group("methods")
+    group.add_argument(
+        "--methods",
+        type=options.words,
+        metavar="KEY,...",
+        help="plain, plain-compiled, generate, assisted:NAME, planned, levels below the target "
+        "with + between (w4+drafter, w4+eagle2, prompt-lookup), and these with a policy in front "
+        "(online:drafter, joint:w4+drafter, cascade:w4+drafter) (default: some of each)",
+    )
+    group.add_argument(
+        "--plan-seconds",
+        type=options.COUNT_OR_NONE,
+        default=30,
+        metavar="S",
+        help="that the planner may measure to find windows; 0: windows as they are shipped "
+        "(default: %(default)s)",
+    )
     sub.set_defaults(run=run)
 
 
@@ -123,40 +155,6 @@ def _add_models(sub: Any) -> None:
     )
 
 
-def _add_engines(sub: Any) -> None:
-    group = sub.add_argument_group(
-        "other engines", "with their own forms of the target and of one draft, in turns with ours"
-    )
-    group.add_argument(
-        "--openvino",
-        type=options.words,
-        default=[],
-        metavar="DIR[,DIR]",
-        help="models as OpenVINO has them (methods openvino, openvino-assisted)",
-    )
-    options.add_llama(group)
-
-
-def _add_methods(sub: Any) -> None:
-    group = sub.add_argument_group("methods")
-    group.add_argument(
-        "--methods",
-        type=options.words,
-        metavar="KEY,...",
-        help="plain, plain-compiled, generate, assisted:NAME, planned, levels below the target "
-        "with + between (w4+drafter, w4+eagle2, prompt-lookup), and these with a policy in front "
-        "(online:drafter, joint:w4+drafter, cascade:w4+drafter) (default: some of each)",
-    )
-    group.add_argument(
-        "--plan-seconds",
-        type=options.COUNT_OR_NONE,
-        default=30,
-        metavar="S",
-        help="that the planner may measure to find windows; 0: windows as they are shipped "
-        "(default: %(default)s)",
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """The subcommand. Returns 1 where a turn failed, 2 where models are missing."""
     try:
@@ -193,27 +191,25 @@ def places_of(args: argparse.Namespace) -> tuple[Places, str]:
         return shipped(args.times, args.w4), "tiny"
     if args.times != 1:
         raise ValueError("--times: expected with the shipped models only")
-    tree, template, gated = Tree(), AUTO, False
-    target = args.target
+    tree, template, target = Tree(), AUTO, args.target
     if preset is not None:
         target = target or preset.target
         heads = {EAGLE2: preset.eagle2, **heads}
         tree = Tree(total_tokens=preset.total_tokens)
-        template, gated = preset.template, preset.gated
+        template = preset.template
+    if len(args.openvino) > 2:
+        raise ValueError(
+            f"--openvino: expected a target and perhaps a draft, given {len(args.openvino)}"
+        )
     # Hydra heads have no config.json of their own beside them.
     wanted = {name: place for name, place in heads.items() if name != HYDRA}
-    folder, *found = presets.require([target, *drafts.values(), *wanted.values()], gated)
+    folder, *found = presets.require([target, *drafts.values(), *wanted.values()])
     models = dict(zip(drafts, found, strict=False))
     heads |= zip(wanted, found[len(drafts) :], strict=True)
-    return Places(folder, models, heads, tree, 1, args.w4, _engines(args)), template
-
-
-def _engines(args: argparse.Namespace) -> list[Engine]:
-    count = len(args.openvino)
-    if count > 2:
-        raise ValueError(f"--openvino: expected a target and perhaps a draft, given {count}")
-    openvino = OpenVino(*map(Path, args.openvino)) if count else None
-    return [one for one in (openvino, llama_cpp(args.gguf, args.llama)) if one is not None]
+    openvino = OpenVino(*map(Path, args.openvino)) if args.openvino else None
+    llama = llama_cpp(args.gguf, args.llama)
+    engines = [one for one in (openvino, llama) if one is not None]
+    return Places(folder, models, heads, tree, 1, args.w4, engines), template
 
 
 def _drafts(given: Sequence[str]) -> dict[str, str]:
@@ -252,11 +248,15 @@ def _measure(
             methods = before
     spent = Spent()
     with spent.on("models"):
-        room = _room(parts, methods, args.max_new_tokens)
+        names = prepare.models(methods, parts)
+        levels = [parts.eager, *(parts.model(name) for name in names if name != W4)]
+        lengths = [level.max_length for level in levels if level.max_length is not None]
+        room = min(lengths, default=1 << 30) - args.max_new_tokens
         conversation = Conversation(parts.tokenizer, template, room)
-        prepare.loaded(methods, parts)
+        parts.thing(TARGET)  # which may be a compiled one
     with spent.on("W4 copy"):
-        prepare.quantised(methods, parts)
+        if W4 in names:
+            parts.model(W4)
     looked_at = [conversation.prompt(one.turns[:1], []).ids for one in chosen[:_LOOKED_AT]]
     with spent.on("compilation"):
         first = list(itertools.islice(itertools.cycle(looked_at), args.batch))
@@ -264,30 +264,22 @@ def _measure(
     prediction: dict[str, Any] = {}
     if begun is None and args.plan_seconds > 0:
         with spent.on("plan"):
-            methods, prediction = prepare.planned(
-                methods,
-                parts,
-                looked_at,
-                max_new_tokens=args.max_new_tokens,
-                temperature=args.temperature,
-                seconds=args.plan_seconds,
-                batch=args.batch,
-            )
+            methods, prediction = prepare.planned(methods, parts, looked_at, args)
     calls = [Call(method, parts) for method in progress.bar(methods, desc="methods", leave=False)]
     facts = _facts(args, parts, methods, chosen, conversation)
     if begun is None:
         with spent.on("passes"):
-            about = prepare.surroundings(
-                methods,
-                parts,
-                calls,
-                looked_at,
-                max_new_tokens=args.max_new_tokens,
-                seed=args.seed,
-            )
+            about = prepare.surroundings(calls, parts, looked_at, args)
         facts |= {"prediction": prediction, **about}
     else:
-        facts = _continued(begun, facts, args.output)
+        other = record.differences(begun, facts)
+        if other:
+            raise ValueError(
+                f"--output: expected the settings of the run that {args.output} has begun, or "
+                f"another folder; given others: {'; '.join(other)}"
+            )
+        again = {"created": facts["created"], "commit": facts["commit"]}
+        facts = {**begun, "continued": [*begun.get("continued", []), again]}
     sessions = facts.get("seconds", [])  # which this one goes on from
     writer = record.TurnWriter(args.output, facts)
     turns = facts["settings"]["turns"] * len(calls) * args.repeats
@@ -301,34 +293,6 @@ def _measure(
         writer.note({"seconds": [*sessions, spent.seconds]})
     report.run(argparse.Namespace(runs=[args.output], output=None))
     return SOME_FAILED if any(not turn.ok for turn in writer.turns) else 0
-
-
-def _continued(begun: dict[str, Any], facts: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The facts of a run that goes on.
-
-    Args:
-        begun: those in its folder.
-        facts: of the session that goes on with it.
-
-    Raises:
-        ValueError: it has other settings.
-    """
-    other = record.differences(begun, facts)
-    if other:
-        raise ValueError(
-            f"--output: expected the settings of the run that {folder} has begun, or another "
-            f"folder; given others: {'; '.join(other)}"
-        )
-    again = {"created": facts["created"], "commit": facts["commit"]}
-    return {**begun, "continued": [*begun.get("continued", []), again]}
-
-
-def _room(parts: Parts, methods: Sequence[Method], max_new_tokens: int) -> int:
-    """Ids of a prompt for which every level of every method has room."""
-    names = {name for method in methods for name in method.levels}
-    levels = [parts.eager, *(parts.model(name) for name in parts.places.models if name in names)]
-    known = [level.max_length for level in levels if level.max_length is not None]
-    return min(known, default=1 << 30) - max_new_tokens
 
 
 def _facts(
@@ -357,20 +321,12 @@ def _facts(
             "questions": Path(source).stem,
             "digest": questions.digest(chosen),
             "count": len(chosen),
-            "per_task": args.per_task,
             "turns": sum(len(one.turns) for one in chosen),
-            "repeats": args.repeats,
-            "batch": args.batch,
-            "max_new_tokens": args.max_new_tokens,
-            "temperature": args.temperature,
-            "seed": args.seed,
+            **{name: getattr(args, name) for name in _AS_GIVEN},
             "template": conversation.template,
             "prompt_limit": conversation.room,
             "longer_prompts": "the middle is left out",
             "threads": torch.get_num_threads(),
-            "warm_up": args.warm_up,
-            "compile": args.compile,
-            "preset": args.preset,
             "methods": [method.name for method in methods],
         },
         "models": list(parts.facts()),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from polyspec_ext import tiny
+from polyspec_ext.chat import has_template
 
 # The system message of FastChat's vicuna_v1.1, with which the Vicuna models were trained.
 _VICUNA = (
@@ -19,31 +20,25 @@ Template = Callable[[Any, Sequence[str], Sequence[str]], str]
 
 
 def _vicuna(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
-    end = tokenizer.eos_token
-    said = [f" USER: {turn} ASSISTANT:" for turn in turns]
-    replies = [f" {answer}{end}" for answer in answers]
     # A reply ends with the EOS, and no space stands behind that.
-    text = _VICUNA + said[0]
-    for reply, turn in zip(replies, said[1:], strict=True):
-        text += reply + turn.lstrip()
-    return text
+    replies = [*(f" {answer}{tokenizer.eos_token}" for answer in answers), ""]
+    said = zip(turns, replies, strict=True)
+    return f"{_VICUNA} " + "".join(f"USER: {turn} ASSISTANT:{reply}" for turn, reply in said)
 
 
 def _chat(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
-    messages = []
-    for n, turn in enumerate(turns):
+    messages = [{"role": "user", "content": turns[0]}]
+    for answer, turn in zip(answers, turns[1:], strict=True):
+        messages.append({"role": "assistant", "content": answer})
         messages.append({"role": "user", "content": turn})
-        if n < len(answers):
-            messages.append({"role": "assistant", "content": answers[n]})
     text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return text
 
 
 def _question(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
-    text = ""
-    for turn, answer in zip(turns, [*answers, ""], strict=True):
-        text += tiny.prompt_of(turn) + (f" {answer}\n\n" if answer else "")
-    return text
+    replies = [*(f" {answer}\n\n" if answer else "" for answer in answers), ""]
+    said = zip(turns, replies, strict=True)
+    return "".join(tiny.prompt_of(turn) + reply for turn, reply in said)
 
 
 def _plain(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
@@ -51,12 +46,12 @@ def _plain(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-# By name: the text, and whether the tokenizer puts its own BOS in front of it.
-TEMPLATES: dict[str, tuple[Template, bool]] = {
-    "chat": (_chat, False),  # the tokenizer's own, which has it
-    "vicuna": (_vicuna, True),
-    "tiny": (_question, True),  # of the shipped models
-    "plain": (_plain, True),
+CHAT = "chat"  # the tokenizer's own, which has its BOS; in front of the others it puts that
+TEMPLATES: dict[str, Template] = {
+    CHAT: _chat,
+    "vicuna": _vicuna,
+    "tiny": _question,  # of the shipped models
+    "plain": _plain,
 }
 
 
@@ -82,13 +77,13 @@ class Conversation:
     """
 
     def __init__(self, tokenizer: Any, template: str, room: int) -> None:
-        has = bool(getattr(tokenizer, "chat_template", None))
+        has = has_template(tokenizer)
         if template == AUTO:
-            template = "chat" if has else "plain"
+            template = CHAT if has else "plain"
         if template not in TEMPLATES:
             known = ", ".join((AUTO, *TEMPLATES))
             raise ValueError(f"--template: expected one of {known}, given {template!r}")
-        if template == "chat" and not has:
+        if template == CHAT and not has:
             raise ValueError(
                 "--template: expected another than chat, since the target's tokenizer has no chat "
                 "template"
@@ -107,13 +102,11 @@ class Conversation:
             turns: of the user, the one to be answered last.
             answers: of the model, to the turns before.
         """
-        make, _ = TEMPLATES[self.template]
-        return make(self.tokenizer, turns, answers)
+        return TEMPLATES[self.template](self.tokenizer, turns, answers)
 
     def prompt(self, turns: Sequence[str], answers: Sequence[str]) -> Prompt:
         """The same as ids that the models have room for."""
-        _, special = TEMPLATES[self.template]
-        text = self.text(turns, answers)
+        text, special = self.text(turns, answers), self.template != CHAT
         ids = list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
         if len(ids) <= self.room:
             return Prompt(ids, None)

@@ -39,11 +39,27 @@ class Variant(NamedTuple):
     plain: str
 
 
+_OPENVINO = [
+    Variant("openvino", "OpenVINO GenAI, plain", False, "openvino"),
+    Variant(f"openvino{_ASSISTED}", "OpenVINO GenAI with draft", True, "openvino"),
+]
+_LLAMA_CPP = [
+    Variant("llama.cpp", "llama.cpp, plain", False, "llama.cpp"),
+    Variant(f"llama.cpp{_ASSISTED}", "llama.cpp's rule with draft", True, "llama.cpp"),
+    # Its plain text with the same settings is what the chain's must be.
+    Variant("llama.cpp-exact", "llama.cpp, invariant settings", False, "llama.cpp-exact"),
+    Variant(f"llama.cpp{_CHAIN}", "our chain in llama.cpp", True, "llama.cpp-exact"),
+]
+
+
 class OpenVino:
     """OpenVINO GenAI (package openvino-genai).
 
     Args:
         target, draft: directories of exported models, with ``openvino_model.xml``.
+
+    Attributes:
+        variants: ways to decode.
 
     Raises:
         ValueError: the package or a model is not there.
@@ -64,15 +80,7 @@ class OpenVino:
                 )
         self._genai: Any = openvino_genai
         self._target, self._draft = target, draft
-
-    @property
-    def variants(self) -> list[Variant]:
-        """Ways to decode."""
-        plain = Variant("openvino", "OpenVINO GenAI, plain", False, "openvino")
-        if self._draft is None:
-            return [plain]
-        assisted = Variant(f"openvino{_ASSISTED}", "OpenVINO GenAI with draft", True, plain.key)
-        return [plain, assisted]
+        self.variants = _OPENVINO[: 1 if draft is None else None]
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
         """What decodes one prompt with a variant, loaded and ready."""
@@ -126,6 +134,9 @@ class LlamaCpp:
         program: ``polyspec_llama``.
         target, draft: GGUF files of one vocabulary.
 
+    Attributes:
+        variants: ways to decode.
+
     Raises:
         ValueError: a file is not there.
     """
@@ -135,19 +146,7 @@ class LlamaCpp:
             if place is not None and not place.is_file():
                 raise ValueError(f"{name}: expected a file, given {place}")
         self._program, self._target, self._draft = program.resolve(), target, draft
-
-    @property
-    def variants(self) -> list[Variant]:
-        """Ways to decode."""
-        plain = Variant("llama.cpp", "llama.cpp, plain", False, "llama.cpp")
-        if self._draft is None:
-            return [plain]
-        own = Variant(f"llama.cpp{_ASSISTED}", "llama.cpp's rule with draft", True, plain.key)
-        # Its plain text with the same settings is what the chain's must be.
-        key = "llama.cpp-exact"
-        exact = Variant(key, "llama.cpp, invariant settings", False, key)
-        chain = Variant(f"llama.cpp{_CHAIN}", "our chain in llama.cpp", True, key)
-        return [plain, own, exact, chain]
+        self.variants = _LLAMA_CPP[: 1 if draft is None else None]
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
         """What decodes one prompt with a variant."""

@@ -12,17 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from polyspec_ext import tiny
-from polyspec_ext.bench.generation_calls import (
-    Answer,
-    Decode,
-    Request,
-    chain_call,
-    generate_call,
-)
-from polyspec_ext.bench.paper.parts import AS_CHAIN, HEADS, TARGET, W4, WORDS, Parts, Places
+from polyspec_ext.bench.generation_calls import Answer, Decode, Request, chain_call, generate_call
 from polyspec_ext.chain import Chain
 from polyspec_ext.policies import POLICIES
 from polyspec_ext.runtime.plan import default_rounds
+
+from .parts import AS_CHAIN, HEADS, TARGET, W4, WORDS, Parts, Places
 
 PLAIN, COMPILED = "plain", "plain-compiled"
 GENERATE, STATIC, ASSISTED = "generate", "generate-static", "assisted"
@@ -134,15 +129,14 @@ def read_keys(
 
 
 def _method(key: str, places: Places, on_cpu: bool) -> Method:
-    if key == PLAIN:
-        return Method(key, "plain decoding, eager", "plain", (TARGET,))
-    if key == COMPILED:
-        how = "compiled" if on_cpu else "captured"
-        return Method(key, f"plain decoding, {how}", "plain", (TARGET,))
-    if key == GENERATE:
-        return Method(key, "transformers generate", "generate", (TARGET,))
-    if key == STATIC and not on_cpu:
-        return Method(key, "transformers generate, static cache", "generate", (TARGET,))
+    alone = {
+        PLAIN: ("plain decoding, eager", "plain"),
+        COMPILED: (f"plain decoding, {'compiled' if on_cpu else 'captured'}", "plain"),
+        GENERATE: ("transformers generate", "generate"),
+        **({} if on_cpu else {STATIC: ("transformers generate, static cache", "generate")}),
+    }
+    if key in alone:
+        return Method(key, *alone[key], (TARGET,))
     if key == PLANNED:
         return Method(key, "planned", PLANNED, (TARGET,), ())
     if key in places.variants:

@@ -12,19 +12,13 @@ import torch
 
 from polyspec_ext import progress, tiny
 from polyspec_ext.bench import chains
-from polyspec_ext.bench.paper.engines import Engine, Variant
 from polyspec_ext.bench.weights import parameters
-from polyspec_ext.drafters import (
-    DynamicTree,
-    Eagle,
-    Hydra,
-    NGramTable,
-    PromptLookup,
-    SuffixMatch,
-)
+from polyspec_ext.drafters import DynamicTree, Eagle, Hydra, NGramTable, PromptLookup, SuffixMatch
 from polyspec_ext.levels import HuggingFaceLevel, load, tokenizer_at
 from polyspec_ext.quantization.stored import copy_prefix, original
 from polyspec_ext.tuning import level_for
+
+from .engines import Engine, Variant
 
 TARGET, W4 = "target", "w4"
 EAGLE2, EAGLE3, HYDRA = "eagle2", "eagle3", "hydra"
@@ -124,7 +118,7 @@ class Parts:
         self._assistants: dict[str, Any] = {}
         self._heads: set[str] = set()
 
-    def _once(self, key: str, make: Callable[[], HuggingFaceLevel]) -> HuggingFaceLevel:
+    def _once(self, key: str, make: Callable[[], Any]) -> HuggingFaceLevel:
         if key not in self._levels:
             self._levels[key] = make()
             self._levels[key].name = key.split(" ")[-1]
@@ -157,7 +151,7 @@ class Parts:
         except ValueError as error:
             raise ValueError(f"--target: {error}") from error
 
-    def _load_target(self) -> HuggingFaceLevel:
+    def _load_target(self) -> Any:
         shipped, times = self.places.target is None, self.places.times
         if times > 1:
             if self.dtype is None and self.on_cpu:
@@ -172,7 +166,7 @@ class Parts:
         """A draft level, or the 4-bit copy."""
         return self._once(name, self._quantised if name == W4 else lambda: self._load_model(name))
 
-    def _load_model(self, name: str) -> HuggingFaceLevel:
+    def _load_model(self, name: str) -> Any:
         dtypes = [self.dtype]
         if self.dtype is None and self.on_cpu:
             dtypes.append(torch.bfloat16)
@@ -256,21 +250,15 @@ class Parts:
             yield fact(name, self.target, place=place, parameters=None, dtype=dtype)
 
 
-def _level(thing: Any, *options: Any, name: str) -> HuggingFaceLevel:
+def _level(thing: Any, *options: Any, name: str) -> Any:
     with progress.loading():
-        level: HuggingFaceLevel = level_for(
-            thing, _WIDTHS, *options, pack="auto", compile=False, name=name
-        )
-    return level
+        return level_for(thing, _WIDTHS, *options, pack="auto", compile=False, name=name)
 
 
-def _compiled(level: HuggingFaceLevel) -> HuggingFaceLevel:
+def _compiled(level: HuggingFaceLevel) -> Any:
     """The same model, packed where it was found to be faster without compilation: to compile every
     candidate would take minutes."""
-    compiled: HuggingFaceLevel = level_for(
-        level.model, _WIDTHS, pack=level.pack, compile=True, name=level.name
-    )
-    return compiled
+    return level_for(level.model, _WIDTHS, pack=level.pack, compile=True, name=level.name)
 
 
 def _shown(place: str | Path | None, name: str, times: int) -> str:

@@ -3,6 +3,7 @@ often the levels agree with the target, and what memory gives."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,11 +14,12 @@ import torch
 from polyspec_ext.bench import chains, timing
 from polyspec_ext.bench.generation_calls import Request
 from polyspec_ext.bench.measuring import device_clock
-from polyspec_ext.bench.paper.methods import CASCADE, COMPILED, PLANNED, Call, Method
-from polyspec_ext.bench.paper.parts import TARGET, W4, Parts
 from polyspec_ext.bench.weights import weight_bytes
 from polyspec_ext.planned import plan
 from polyspec_ext.tuning import pass_seconds
+
+from .methods import CASCADE, COMPILED, PLANNED, Call, Method
+from .parts import TARGET, W4, Parts
 
 _PREDICTED = ("chain", "eagle", PLANNED)
 _KINDS = (*_PREDICTED, "adaptive")  # which have windows of the planner's
@@ -27,17 +29,10 @@ _TEXTS = 6  # that the overlap is read off
 _FIRST_TOKENS = 8  # of a method's first call
 
 
-def loaded(methods: Sequence[Method], parts: Parts) -> None:
-    """The models of the methods, but for the 4-bit copy."""
-    for name in [TARGET, *_models(methods, parts)]:
-        if name != W4:
-            parts.thing(name)
-
-
-def quantised(methods: Sequence[Method], parts: Parts) -> None:
-    """The target's 4-bit copy, where a method has it."""
-    if W4 in _models(methods, parts):
-        parts.model(W4)
+def models(methods: Sequence[Method], parts: Parts) -> list[str]:
+    """Names of the models below the target that methods have."""
+    names = {name for method in methods for name in method.levels[1:]}
+    return [name for name in (W4, *parts.places.models) if name in names]
 
 
 def compiled(
@@ -58,11 +53,7 @@ def planned(
     methods: Sequence[Method],
     parts: Parts,
     prompts: Sequence[list[int]],
-    *,
-    max_new_tokens: int,
-    temperature: float,
-    seconds: float,
-    batch: int = 1,
+    asked: argparse.Namespace,
 ) -> tuple[list[Method], dict[str, dict[str, Any]]]:
     """Plans once for all levels of the methods: chains of models, heads and other drafters.
     Cascades keep their windows; a chain's policy begins with the windows of that chain, and the
@@ -70,8 +61,9 @@ def planned(
 
     Args:
         prompts: such as will be asked.
-        seconds: that the planner may measure. What is compiled has been before (`compiled`).
-        batch: prompts of a call.
+        asked: ``max_new_tokens``, ``temperature``, ``batch``, the prompts of a call, and
+            ``plan_seconds`` that the planner may measure. What is compiled has been before
+            (`compiled`).
 
     Returns:
         The methods with the windows that the planner found for them; and what it predicts, by key:
@@ -85,11 +77,11 @@ def planned(
     found = plan(
         [parts.thing(name) for name in names],
         [list(prompt) for prompt in prompts],
-        max_new_tokens,
-        temperature,
-        batch=batch,
+        asked.max_new_tokens,
+        asked.temperature,
+        batch=asked.batch,
         pack=False,
-        seconds=seconds,
+        seconds=asked.plan_seconds,
     )
     # The planner puts levels in order by their times, which may not be ours.
     by_levels = {frozenset(one.levels): one for one in found.candidates}
@@ -118,23 +110,18 @@ def planned(
 
 
 def surroundings(
-    methods: Sequence[Method],
-    parts: Parts,
-    calls: Sequence[Call],
-    prompts: Sequence[list[int]],
-    *,
-    max_new_tokens: int,
-    seed: int,
+    calls: Sequence[Call], parts: Parts, prompts: Sequence[list[int]], asked: argparse.Namespace
 ) -> dict[str, Any]:
     """Seconds of passes, overlap with the target, bytes of weights and copy bandwidth, as
     ``run.json`` has them.
 
     Args:
-        calls: of `methods`, ready to decode.
+        calls: of all methods.
         prompts: a few, the tasks in turns; the overlap is that along the baseline's texts behind
             the first of them, at temperature 1.
+        asked: ``max_new_tokens`` and ``seed`` of these.
     """
-    used = _models(methods, parts)
+    used = models([call.method for call in calls], parts)
     levels = {TARGET: parts.target, **{name: parts.apart(name) for name in used}}
     device = "cpu" if parts.on_cpu else "cuda"
     # (On the CPU it is the measurement's own choice.)
@@ -142,7 +129,7 @@ def surroundings(
     times = pass_seconds(list(levels.values()), WIDTHS, limit=2.0, clock=clock)
     baseline = next(call for call in calls if call.method.baseline)
     texts = {
-        n: baseline.answer(Request([prompt], max_new_tokens, 0.0, [seed])).texts[0]
+        n: baseline.answer(Request([prompt], asked.max_new_tokens, 0.0, [asked.seed])).texts[0]
         for n, prompt in enumerate(prompts[:_TEXTS])
     }
     model = parts.eager.model
@@ -159,9 +146,3 @@ def surroundings(
         "weight_bytes": {name: weight_bytes(level.model) for name, level in levels.items()},
         "copy_bandwidth_bytes_per_second": 1e9 * timing.copy_bandwidth(copying, device),
     }
-
-
-def _models(methods: Sequence[Method], parts: Parts) -> list[str]:
-    names = [name for method in methods for name in method.levels[1:]]
-    known = [W4, *parts.places.models]
-    return [name for name in known if name in names]

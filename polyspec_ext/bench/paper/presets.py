@@ -19,30 +19,24 @@ class Preset(NamedTuple):
         target, eagle2: ids on the Hugging Face hub.
         template: of `conversation.TEMPLATES`.
         total_tokens: of the head's trees.
-        gated: whether its licence has to be accepted on the hub before.
     """
 
     target: str
     eagle2: str
     template: str
     total_tokens: int = 60
-    gated: bool = False
 
 
+_GATED = "meta-llama/"  # whose licence has to be accepted on the hub before
 PRESETS = {
     "vicuna-7b": Preset("lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3", "vicuna"),
     "vicuna-13b": Preset("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE-Vicuna-13B-v1.3", "vicuna", 50),
-    "llama2-7b": Preset(
-        "meta-llama/Llama-2-7b-chat-hf", "yuhuili/EAGLE-llama2-chat-7B", "chat", gated=True
-    ),
+    "llama2-7b": Preset(f"{_GATED}Llama-2-7b-chat-hf", "yuhuili/EAGLE-llama2-chat-7B", "chat"),
     "llama2-70b": Preset(
-        "meta-llama/Llama-2-70b-chat-hf", "yuhuili/EAGLE-llama2-chat-70B", "chat", 48, gated=True
+        f"{_GATED}Llama-2-70b-chat-hf", "yuhuili/EAGLE-llama2-chat-70B", "chat", 48
     ),
     "llama3-8b": Preset(
-        "meta-llama/Meta-Llama-3-8B-Instruct",
-        "yuhuili/EAGLE-LLaMA3-Instruct-8B",
-        "chat",
-        gated=True,
+        f"{_GATED}Meta-Llama-3-8B-Instruct", "yuhuili/EAGLE-LLaMA3-Instruct-8B", "chat"
     ),
     "qwen2-7b": Preset("Qwen/Qwen2-7B-Instruct", "yuhuili/EAGLE-Qwen2-7B-Instruct", "chat"),
 }
@@ -55,9 +49,9 @@ class MissingModelsError(Exception):
         commands: what fetches them, one line each.
     """
 
-    def __init__(self, places: Sequence[str], gated: bool = False) -> None:
+    def __init__(self, places: Sequence[str]) -> None:
         self.commands = [f"hf download {place}" for place in places]
-        if gated:
+        if any(place.startswith(_GATED) for place in places):
             self.commands.insert(0, "hf auth login  # with the model's licence accepted on the hub")
         super().__init__("expected models on this machine, given none for " + ", ".join(places))
 
@@ -80,7 +74,7 @@ def local(place: str) -> Path | None:
     return folder if all(file.is_file() for file in (folder / "config.json", *files)) else None
 
 
-def require(places: Sequence[str], gated: bool = False) -> list[str]:
+def require(places: Sequence[str]) -> list[str]:
     """The folders or GGUF files of models, by path or id; of their 4-bit copies with ``w4:`` in
     front, as given.
 
@@ -90,5 +84,5 @@ def require(places: Sequence[str], gated: bool = False) -> list[str]:
     pairs = [(place, local(str(original(place)))) for place in places]
     missing = [place for place, folder in pairs if folder is None]
     if missing:
-        raise MissingModelsError(list(dict.fromkeys(missing)), gated)
+        raise MissingModelsError(list(dict.fromkeys(missing)))
     return [f"{copy_prefix(place)}{folder}" for place, folder in pairs]

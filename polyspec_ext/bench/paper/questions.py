@@ -112,28 +112,24 @@ def select(questions: Sequence[Question], per_task: int) -> list[Question]:
     early has some of each. Of a task's categories each gives one in turn."""
     chosen = []
     for task in TASKS:
-        own = [question for question in questions if question.task == task]
-        kinds = [
-            [question for question in own if question.category == category]
-            for category in dict.fromkeys(question.category for question in own)
-        ]
-        chosen.append([one for row in itertools.zip_longest(*kinds) for one in row if one])
-    turns = itertools.zip_longest(*(own[:per_task] for own in chosen))
-    return [question for turn in turns for question in turn if question is not None]
+        kinds: dict[str, list[Question]] = {}
+        for question in questions:
+            if question.task == task:
+                kinds.setdefault(question.category, []).append(question)
+        own = [one for row in itertools.zip_longest(*kinds.values()) for one in row if one]
+        chosen.append(own[:per_task])
+    return [one for row in itertools.zip_longest(*chosen) for one in row if one]
 
 
 def batches(questions: Sequence[Question], size: int) -> list[list[int]]:
     """Places of the questions that are answered together, `size` at most, in their order; all of a
     batch have the same number of turns."""
-    together: list[list[int]] = []
-    open_: dict[int, list[int]] = {}
+    places: dict[int, list[int]] = {}
     for place, question in enumerate(questions):
-        batch = open_.get(len(question.turns), [])
-        if len(batch) in (0, size):
-            batch = open_[len(question.turns)] = []
-            together.append(batch)
-        batch.append(place)
-    return together
+        places.setdefault(len(question.turns), []).append(place)
+    return sorted(
+        alike[at : at + size] for alike in places.values() for at in range(0, len(alike), size)
+    )
 
 
 def digest(questions: Sequence[Question]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,10 +160,8 @@ def read_turns(folder: str | Path) -> list[Turn]:
 
 
 def _turn(given: Mapping[str, Any]) -> Turn:
-    names = {one.name for one in fields(Turn)}
-    values = {name: given[name] for name in names & set(given)}
-    values["levels"] = [LevelTurn(**level) for level in given["levels"]]
-    return Turn(**values)
+    levels = [LevelTurn(**level) for level in given["levels"]]
+    return Turn(**{**given, "levels": levels})
 
 
 def differences(facts: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

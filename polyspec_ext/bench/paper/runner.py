@@ -11,20 +11,12 @@ from typing import Any
 from polyspec_ext.bench.differences import first_difference, surprise
 from polyspec_ext.bench.generation_calls import Request
 from polyspec_ext.bench.measuring import Step, device_clock, interleaved, timed
-from polyspec_ext.bench.paper.conversation import Conversation, Prompt
-from polyspec_ext.bench.paper.methods import ENGINE, Call
-from polyspec_ext.bench.paper.questions import Question, batches
-from polyspec_ext.bench.paper.record import (
-    EOS,
-    FAILED,
-    LENGTH,
-    OK,
-    Key,
-    LevelTurn,
-    Turn,
-    TurnWriter,
-)
 from polyspec_ext.levels import HuggingFaceLevel
+
+from .conversation import Conversation, Prompt
+from .methods import ENGINE, Call
+from .questions import Question, batches
+from .record import EOS, FAILED, LENGTH, OK, Key, LevelTurn, Turn, TurnWriter
 
 TURN_BEFORE = "the turn before failed"
 _WARM_UP_TOKENS = 16  # of a turn, at most

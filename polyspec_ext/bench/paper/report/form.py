@@ -1,65 +1,135 @@
-"""Tables as data, and as Markdown, CSV and HTML."""
+"""Tables as data, and as Markdown and CSV."""
 
 from __future__ import annotations
 
 import csv
-import html
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from polyspec_ext.bench import output
 
 from .statistics import Interval
 
-Record = Mapping[str, Any]
 
-
-class Column(NamedTuple):
-    """What a table shows of its records.
+class Cell(NamedTuple):
+    """What a row has in one column.
 
     Attributes:
-        head: above it.
-        text: of a record.
-        words: whether it has words and no numbers.
-        ratio: key of a ratio of rates, which is marked where it is below 1.
+        values: for JSON and CSV, by key.
+        head: above the column; "": it is not shown.
+        text: as it is shown.
+        words: whether the column has words and no numbers.
+        loses: whether it is a ratio of rates below 1.
     """
 
-    head: str
-    text: Callable[[Record], str]
+    values: dict[str, Any]
+    head: str = ""
+    text: str = ""
     words: bool = False
-    ratio: str | None = None
+    loses: bool = False
+
+
+def hidden(**values: Any) -> Cell:
+    """Values that are in JSON and CSV alone."""
+    return Cell(values)
+
+
+def word(head: str, key: str, value: Any) -> Cell:
+    """One word or several."""
+    return Cell({key: value}, head, "-" if value in (None, "") else str(value), words=True)
+
+
+def method_cell(name: str, label: str) -> Cell:
+    """A method: its label is shown."""
+    return Cell({"method": name, "label": label}, "method", label, words=True)
+
+
+def number(
+    head: str,
+    key: str,
+    value: float | None,
+    digits: int = 2,
+    scale: float = 1,
+    *,
+    ratio: bool = False,
+) -> Cell:
+    """One number, shown times `scale`.
+
+    Args:
+        ratio: whether it is one of rates.
+    """
+    text = output.number(None if value is None else scale * value, f".{digits}f")
+    return Cell({key: value}, head, text, loses=ratio and value is not None and value < 1)
+
+
+def interval(
+    head: str,
+    key: str,
+    value: Interval | None,
+    digits: int = 2,
+    *,
+    ratio: bool = False,
+    paper: dict[str, float | None] | None = None,
+) -> Cell:
+    """A number with its bounds, which have ``_low`` and ``_high`` behind their key.
+
+    Args:
+        ratio: whether it is one of rates.
+        paper: key and number of what the paper prints there, which stands behind in brackets.
+    """
+    names = (key, f"{key}_low", f"{key}_high")
+    values = dict(zip(names, value or (None, None, None), strict=True))
+    text = bounded(value, digits)
+    for printed in (paper or {}).values():
+        text += "" if printed is None else f" (paper {printed:.2f})"
+    loses = ratio and value is not None and value.value < 1
+    return Cell({**values, **(paper or {})}, head, text, loses=loses)
+
+
+def bounded(value: Interval | None, digits: int = 2) -> str:
+    """A number with its bounds in brackets, where it has any."""
+    if value is None:
+        return "-"
+    form = f".{digits}f"
+    text = format(value.value, form)
+    return text if value.low is None else f"{text} [{value.low:{form}}, {value.high:{form}}]"
 
 
 class Table(NamedTuple):
-    """Records of numbers and words, and how they are shown.
+    """Rows with the same columns, and what is said about them.
 
     Attributes:
         key: part of the name of its file.
         title, note: of the report.
-        columns: in order.
-        records: all with the same keys, in the same order.
+        rows: in order.
     """
 
     key: str
     title: str
     note: str
-    columns: Sequence[Column]
-    records: Sequence[Record]
+    rows: Sequence[Sequence[Cell]]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The values of every row."""
+        return [{k: v for cell in row for k, v in cell.values.items()} for row in self.rows]
+
+    @property
+    def shown(self) -> list[list[Cell]]:
+        """The cells of the columns that are shown."""
+        return [[cell for cell in row if cell.head] for row in self.rows]
 
     def data(self) -> dict[str, Any]:
         """For JSON."""
-        return {"title": self.title, "note": self.note, "records": [dict(r) for r in self.records]}
+        return {"title": self.title, "note": self.note, "records": self.records}
 
     def markdown(self) -> str:
         """Heading, note and table."""
-        heads = [column.head for column in self.columns]
-        rows = (
-            [column.text(record).replace("|", "\\|") for column in self.columns]
-            for record in self.records
-        )
-        numbers = [at for at, column in enumerate(self.columns) if not column.words]
-        table = output.table(heads, rows, numbers)
+        shown = self.shown
+        heads = [cell.head for cell in shown[0]]
+        rows = ([cell.text.replace("|", "\\|") for cell in row] for row in shown)
+        table = output.table(heads, rows, [at for at, c in enumerate(shown[0]) if not c.words])
         return "\n".join([f"### {self.title}", "", self.note, "", *table]) + "\n"
 
     def csv(self) -> str:
@@ -69,79 +139,3 @@ class Table(NamedTuple):
         writer.writeheader()
         writer.writerows(self.records)
         return file.getvalue()
-
-    def html(self) -> str:
-        """The table in a box that scrolls sideways where it is too wide."""
-        head = "".join(
-            f'<th scope="col"{_class(words=column.words)}>{html.escape(column.head)}</th>'
-            for column in self.columns
-        )
-        rows = "".join(
-            "<tr>" + "".join(_cell(column, record) for column in self.columns) + "</tr>"
-            for record in self.records
-        )
-        return (
-            f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-            f"<tbody>{rows}</tbody></table></div>"
-        )
-
-
-def _cell(column: Column, record: Record) -> str:
-    text = html.escape(column.text(record))
-    if column.words:
-        text = f"<div>{text}</div>"
-    value = None if column.ratio is None else record[column.ratio]
-    loses = value is not None and value < 1
-    return f"<td{_class(words=column.words, loses=loses)}>{text}</td>"
-
-
-def _class(**names: bool) -> str:
-    shown = " ".join(name for name, has in names.items() if has)
-    return f' class="{shown}"' if shown else ""
-
-
-def word(head: str, key: str) -> Column:
-    """Shows one word of a record."""
-
-    def text(record: Record) -> str:
-        return "-" if record[key] in (None, "") else str(record[key])
-
-    return Column(head, text, words=True)
-
-
-def number(
-    head: str,
-    key: str,
-    digits: int = 2,
-    scale: float = 1,
-    *,
-    ratio: bool = False,
-    paper: str | None = None,
-) -> Column:
-    """Shows one number of a record, with ``key_low`` and ``key_high`` where these are.
-
-    Args:
-        ratio: whether it is one of rates.
-        paper: key of the number that the paper prints there, which stands behind in brackets.
-    """
-
-    def text(record: Record) -> str:
-        shown = shown_number(record, key, digits, scale)
-        printed = None if paper is None else record[paper]
-        return shown if printed is None else f"{shown} (paper {printed:.2f})"
-
-    return Column(head, text, ratio=key if ratio else None)
-
-
-def shown_number(record: Record, key: str, digits: int = 2, scale: float = 1) -> str:
-    """One number of a record, with its bounds in brackets; "-" where there is none."""
-    form = f".{digits}f"
-    value, low, high = (record.get(name) for name in (key, f"{key}_low", f"{key}_high"))
-    shown = output.number(None if value is None else scale * value, form)
-    return shown if low is None else f"{shown} [{low:{form}}, {high:{form}}]"
-
-
-def spread(key: str, value: Interval | None) -> dict[str, Any]:
-    """A value and its bounds as entries of a record, which `number` shows."""
-    names = (key, f"{key}_low", f"{key}_high")
-    return dict(zip(names, value or (None, None, None), strict=True))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..questions import TASKS
 
 OVERALL = "overall"
-_TASK_NAMES = {
+TASK_NAMES = {
     "mt_bench": "MT-bench",
     "translation": "Translation",
     "summarization": "Summarisation",
@@ -26,12 +26,7 @@ _TASK_NAMES = {
 POLYBASIC, FOUR_LEVELS, EAGLE_2, HYDRA = "polybasic", "four levels", "EAGLE-2", "Hydra"
 
 
-def task_name(task: str) -> str:
-    """As the papers have it."""
-    return _TASK_NAMES.get(task, task)
-
-
-class Cell(NamedTuple):
+class Result(NamedTuple):
     """Speedup over plain decoding, and mean accepted tokens per pass of the target."""
 
     speedup: float
@@ -58,8 +53,8 @@ Vicuna-7B  Hydra  2.30/4.42
 """
 
 
-def _by_task(text: str) -> dict[str, Cell]:
-    cells = [Cell(*map(float, pair.split("/"))) for pair in text.split()]
+def _by_task(text: str) -> dict[str, Result]:
+    cells = [Result(*map(float, pair.split("/"))) for pair in text.split()]
     return dict(zip((*TASKS, OVERALL)[-len(cells) :], cells, strict=True))
 
 
@@ -129,12 +124,14 @@ def system_of(method: Mapping[str, Any]) -> str | None:
     Args:
         method: "kind", "levels", the target first, and "tree".
     """
-    names = [str(name).lower() for name in method["levels"]]
-    if method["kind"] not in ("chain", "eagle") or len(names) < 2:
+    if method["kind"] not in ("chain", "eagle"):
         return None
-    eagle_2 = _letters(names[-1]) in ("eagle", "eagle2") and method.get("tree")
-    if len(names) == 2:
-        return HYDRA if "hydra" in names[-1] else EAGLE_2 if eagle_2 else None
-    if not eagle_2 or not any("w4" in name for name in names[1:-1]):
+    _, *middle, last = (str(name).lower() for name in method["levels"])
+    if "hydra" in last:
+        return None if middle else HYDRA
+    if _letters(last) not in ("eagle", "eagle2") or not method.get("tree"):
         return None
-    return {3: POLYBASIC, 4: FOUR_LEVELS}.get(len(names))
+    if not middle:
+        return EAGLE_2
+    with_copy = any("w4" in name for name in middle)
+    return {1: POLYBASIC, 2: FOUR_LEVELS}.get(len(middle)) if with_copy else None

@@ -1,11 +1,12 @@
 """What is computed from the lines of a run: ratios of rates with bootstrap intervals, pooled
-acceptance lengths, and how sure the losslessness is."""
+acceptance lengths, how sure the losslessness is, and sums of what the levels did."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -182,3 +183,46 @@ def sampled_texts(turns: Turns) -> dict[str, Any]:
         return {}
     z = sum(one["surprise"] for one in found) / math.sqrt(variance)
     return {"z": z, "p_value": math.erfc(abs(z) / math.sqrt(2)), "texts": len(found)}
+
+
+@dataclass
+class Sums:
+    """Of a level, over turns; `accepted` tokens by `verified` verifications."""
+
+    name: str
+    passes: int = 0
+    seconds: float = 0.0
+    verified: int = 0
+    accepted: int = 0
+
+    @property
+    def length(self) -> float | None:
+        """L."""
+        return over(self.accepted, self.verified)
+
+    @property
+    def pass_seconds(self) -> float | None:
+        """T."""
+        return over(self.seconds, self.passes)
+
+
+def sums(turns: Turns) -> tuple[int, float | None, list[Sums]]:
+    """New tokens, decode seconds (None where they are not told), and the sums by level."""
+    found: list[Sums] = []
+    spent = [decode_seconds(turn) for turn in turns.values()]
+    decode = None if not spent or None in spent else sum(seconds or 0.0 for seconds in spent)
+    for turn in turns.values():
+        for place, level in enumerate(turn.levels):
+            if place == len(found):
+                found.append(Sums(level.name))
+            entry = found[place]
+            entry.passes += level.passes
+            entry.seconds += level.seconds
+            entry.verified += len(level.accepted)
+            entry.accepted += sum(level.accepted)
+    return sum(turn.new_tokens or 0 for turn in turns.values()), decode, found
+
+
+def over(a: float | None, b: float | None) -> float | None:
+    """The ratio; None where it has none."""
+    return a / b if a is not None and b else None

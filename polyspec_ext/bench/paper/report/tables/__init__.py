@@ -21,7 +21,7 @@ def of_run(run: Saved) -> list[Table]:
         overall, by_task, levels, times, passes, predictions, insertions, adaptation, variances,
         failures,
     )  # fmt: skip
-    return [table for make in every if (table := make(run)).records]
+    return [table for make in every if (table := make(run)).rows]
 
 
 def of_several(runs: Sequence[Saved]) -> list[Table]:
@@ -32,4 +32,4 @@ def of_several(runs: Sequence[Saved]) -> list[Table]:
         groups.setdefault(run.key, []).append(run)
     repeated = [group for group in groups.values() if len(group) > 1]
     found = [side_by_side(group, place) for place, group in enumerate(repeated, 1)]
-    return [table for table in (*found, larger_targets(runs), as_printed()) if table.records]
+    return [table for table in (*found, larger_targets(runs), as_printed()) if table.rows]

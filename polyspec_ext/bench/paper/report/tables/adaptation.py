@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import printed, statistics
-from ..form import Table, number, spread, word
+from ..form import Table, interval, method_cell, number, word
 from ..saved import Saved
 
 _FIXED = ("chain", "eagle", "planned", "cascade")  # kinds of methods whose windows do not change
@@ -15,12 +15,9 @@ _FIXED = ("chain", "eagle", "planned", "cascade")  # kinds of methods whose wind
 def adaptation(run: Saved) -> Table:
     """Every policy beside the best fixed windows of the same levels."""
     base = run.turns[run.baseline]
-    rates = {
-        name: found.value
-        for name in run.methods
-        if (found := statistics.speedup(run.turns[name], base)) is not None
-    }
-    records = []
+    speedups = {name: statistics.speedup(turns, base) for name, turns in run.turns.items()}
+    rates = {name: found.value for name, found in speedups.items() if found is not None}
+    rows = []
     for name, method in run.methods.items():
         if method["kind"] != "adaptive" or name not in rates:
             continue
@@ -32,17 +29,18 @@ def adaptation(run: Saved) -> Table:
         ]
         best = max(fixed, key=lambda other: rates[other], default=None)
         gain = None if best is None else statistics.speedup(run.turns[name], run.turns[best])
-        records.append(
-            {
-                "method": name,
-                "label": method["label"],
-                "policy": method["policy"],
-                **spread("speedup", statistics.speedup(run.turns[name], base)),
-                "best_fixed": None if best is None else run.methods[best]["label"],
-                "best_fixed_speedup": None if best is None else rates[best],
-                **spread("gain", gain),
-                "paper": _printed_gain(run, method),
-            }
+        best_label = None if best is None else run.methods[best]["label"]
+        best_rate = None if best is None else rates[best]
+        rows.append(
+            [
+                method_cell(name, method["label"]),
+                word("policy", "policy", method["policy"]),
+                interval("speedup", "speedup", speedups[name], ratio=True),
+                word("best fixed", "best_fixed", best_label),
+                number("its speedup", "best_fixed_speedup", best_rate),
+                interval("gain", "gain", gain, 3, ratio=True),
+                word("paper", "paper", _printed_gain(run, method)),
+            ]
         )
     return Table(
         "adaptation",
@@ -50,16 +48,7 @@ def adaptation(run: Saved) -> Table:
         "Gain: tokens per second over those of the fastest fixed windows of the same levels in "
         "this run, over the same turns. The paper's gains are over its best fixed window, on its "
         "models.",
-        [
-            word("method", "label"),
-            word("policy", "policy"),
-            number("speedup", "speedup", ratio=True),
-            word("best fixed", "best_fixed"),
-            number("its speedup", "best_fixed_speedup"),
-            number("gain", "gain", 3, ratio=True),
-            word("paper", "paper"),
-        ],
-        records,
+        rows,
     )
 
 

@@ -8,35 +8,31 @@ from polyspec_ext.bench.output import token_count
 from polyspec_ext.planning.theory import lemma_seconds
 
 from .. import statistics
-from ..form import Table, number, spread, word
+from ..form import Cell, Table, hidden, interval, method_cell, number, word
 from ..saved import Saved
-from .sums import Sums, over, sums
+from ..statistics import Sums, over, sums
 
 GB = 1e-9
 
 
 def levels(run: Saved) -> Table:
     """L_i, F_i and T_i of every level of every method, and the bandwidth of its passes."""
-    copy, weights = run.about["copy_bandwidth_bytes_per_second"], run.about["weight_bytes"]
-    records = []
+    rows = []
     for name, method in run.methods.items():
         tokens, decode, found = sums(run.turns[name])
         for place, level in enumerate(found, 1):
             seconds = level.pass_seconds
-            speed = over(weights.get(level.name), seconds)
-            records.append(
-                {
-                    "method": name,
-                    "label": method["label"],
-                    "level": place,
-                    "name": level.name,
-                    "length": level.length,
-                    "passes_per_token": over(level.passes, tokens),
-                    "ms": None if seconds is None else 1e3 * seconds,
-                    "share": over(level.seconds, decode),
-                    "gbs": None if speed is None else GB * speed,
-                    "of_copy": over(speed, copy),
-                }
+            rows.append(
+                [
+                    method_cell(name, method["label"]),
+                    number("i", "level", place, 0),
+                    word("level", "name", level.name),
+                    number("L", "length", level.length),
+                    number("F", "passes_per_token", over(level.passes, tokens), 3),
+                    number("T, ms", "ms", None if seconds is None else 1e3 * seconds),
+                    number("share, %", "share", over(level.seconds, decode), 0, 100),
+                    *_bandwidth(run, level.name, seconds),
+                ]
             )
     return Table(
         "levels",
@@ -44,26 +40,26 @@ def levels(run: Saved) -> Table:
         "L: mean acceptance length of the level's verifications; F: its forward passes per new "
         "token; T: milliseconds of a pass; share: of the decode time. GB/s: bytes of weights read "
         "in a pass, over T, and in per cent of the copy bandwidth measured in the run "
-        f"({GB * copy:.1f} GB/s), which counts bytes read and written.",
-        [
-            word("method", "label"),
-            number("i", "level", 0),
-            word("level", "name"),
-            number("L", "length"),
-            number("F", "passes_per_token", 3),
-            number("T, ms", "ms"),
-            number("share, %", "share", 0, 100),
-            number("GB/s", "gbs", 1),
-            number("of copy, %", "of_copy", 0, 100),
-        ],
-        records,
+        f"({GB * run.about['copy_bandwidth_bytes_per_second']:.1f} GB/s), which counts bytes read "
+        "and written.",
+        rows,
     )
+
+
+def _bandwidth(run: Saved, name: str, seconds: float | None) -> list[Cell]:
+    """Of the weights of a model in a pass."""
+    speed = over(run.about["weight_bytes"].get(name), seconds)
+    of_copy = over(speed, run.about["copy_bandwidth_bytes_per_second"])
+    return [
+        number("GB/s", "gbs", None if speed is None else GB * speed, 1),
+        number("of copy, %", "of_copy", of_copy, 0, 100),
+    ]
 
 
 def times(run: Saved) -> Table:
     """Prefill and decode apart."""
-    base = run.turns[run.baseline]
-    records = []
+    base, of_decode = run.turns[run.baseline], statistics.decode_seconds
+    rows = []
     for name, method in run.methods.items():
         turns = run.turns[name]
         _, decode, found = sums(turns)
@@ -72,77 +68,63 @@ def times(run: Saved) -> Table:
         wall = sum(turn.seconds or 0 for turn in told)
         read = sum(turn.prompt_tokens or 0 for turn in told)
         inside = sum(level.seconds for level in found)
-        records.append(
-            {
-                "method": name,
-                "label": method["label"],
-                "turns": len(turns),
-                "prefill_ms": 1e3 * prefill / len(told) if told else None,
-                "prefill_tokens_per_second": over(read, prefill),
-                "prefill_share": over(prefill, wall),
-                "decode_tokens_per_second": statistics.rate(turns, statistics.decode_seconds),
-                **spread(
-                    "decode_speedup", statistics.speedup(turns, base, statistics.decode_seconds)
+        engine = 1 - inside / decode if decode and found else None
+        per_turn = 1e3 * prefill / len(told) if told else None
+        speedup = statistics.speedup(turns, base, of_decode)
+        rows.append(
+            [
+                method_cell(name, method["label"]),
+                hidden(turns=len(turns)),
+                number("prefill, ms/turn", "prefill_ms", per_turn, 1),
+                number("prompt tokens/s", "prefill_tokens_per_second", over(read, prefill), 0),
+                number("prefill share, %", "prefill_share", over(prefill, wall), 0, 100),
+                number(
+                    "decode tokens/s",
+                    "decode_tokens_per_second",
+                    statistics.rate(turns, of_decode),
+                    1,
                 ),
-                "engine_share": 1 - inside / decode if decode and found else None,
-            }
+                interval("decode speedup", "decode_speedup", speedup, ratio=True),
+                number("engine, %", "engine_share", engine, 0, 100),
+            ]
         )
     return Table(
         "times",
         "Prefill and decode apart",
         "Decode: wall time less prefill. Engine: the share of the decode time that no level's "
         "passes account for.",
-        [
-            word("method", "label"),
-            number("prefill, ms/turn", "prefill_ms", 1),
-            number("prompt tokens/s", "prefill_tokens_per_second", 0),
-            number("prefill share, %", "prefill_share", 0, 100),
-            number("decode tokens/s", "decode_tokens_per_second", 1),
-            number("decode speedup", "decode_speedup", ratio=True),
-            number("engine, %", "engine_share", 0, 100),
-        ],
-        records,
+        rows,
     )
 
 
 def passes(run: Saved) -> Table:
     """Seconds of the models' passes by number of tokens, and how alike they are to the target."""
-    found, weights = run.about["pass_seconds"], run.about["weight_bytes"]
-    widths = sorted({int(width) for times in found.values() for width in times})
-    records = []
-    for name, times_of in found.items():
-        speed = over(weights.get(name), times_of.get("1"))
-        milliseconds = {width: 1e3 * seconds for width, seconds in times_of.items()}
-        records.append(
-            {
-                "name": name,
-                **{f"ms_{width}": milliseconds.get(str(width)) for width in widths},
-                "weight_bytes": weights.get(name),
-                "gbs": None if speed is None else GB * speed,
-                "of_copy": over(speed, run.about["copy_bandwidth_bytes_per_second"]),
-                "overlap": run.about["overlap"].get(name),
-            }
+    about = run.about
+    widths = sorted({int(width) for times in about["pass_seconds"].values() for width in times})
+    rows = []
+    for name, seconds in about["pass_seconds"].items():
+        ms = {int(width): 1e3 * value for width, value in seconds.items()}
+        rows.append(
+            [
+                word("model", "name", name),
+                *(number(token_count(n), f"ms_{n}", ms.get(n)) for n in widths),
+                number("weights, MB", "weight_bytes", about["weight_bytes"].get(name), 1, 1e-6),
+                *_bandwidth(run, name, seconds.get("1")),
+                number("E[1 - TV]", "overlap", about["overlap"].get(name), 3),
+            ]
         )
     return Table(
         "passes",
         "Passes of the models by themselves",
         "Milliseconds by number of tokens; GB/s of the weights in a pass of one token. E[1 - TV]: "
         "overlap of a model's distribution with the target's, at temperature 1.",
-        [
-            word("model", "name"),
-            *(number(token_count(width), f"ms_{width}") for width in widths),
-            number("weights, MB", "weight_bytes", 1, 1e-6),
-            number("GB/s", "gbs", 1),
-            number("of copy, %", "of_copy", 0, 100),
-            number("E[1 - TV]", "overlap", 3),
-        ],
-        records,
+        rows,
     )
 
 
 def predictions(run: Saved) -> Table:
     """What was predicted, against what was measured."""
-    records = []
+    rows = []
     for name, method in run.methods.items():
         turns = run.turns[name]
         tokens, decode, found = sums(turns)
@@ -150,18 +132,20 @@ def predictions(run: Saved) -> Table:
         lemma = _lemma(found)
         if not tokens or (forecast is None and lemma is None):
             continue
-        measured = statistics.rate(turns, statistics.decode_seconds)
-        records.append(
-            {
-                "method": name,
-                "label": method["label"],
-                "predicted_tokens_per_second": forecast,
-                "decode_tokens_per_second": measured,
-                "predicted_over_measured": over(forecast, measured),
-                "lemma_ms": None if lemma is None else 1e3 * lemma,
-                "passes_ms": 1e3 * sum(level.seconds for level in found) / tokens,
-                "decode_ms": None if decode is None else 1e3 * decode / tokens,
-            }
+        rate = statistics.rate(turns, statistics.decode_seconds)
+        in_passes = 1e3 * sum(level.seconds for level in found) / tokens
+        per_token = None if decode is None else 1e3 * decode / tokens
+        lemma_ms = None if lemma is None else 1e3 * lemma
+        rows.append(
+            [
+                method_cell(name, method["label"]),
+                number("planner, tokens/s", "predicted_tokens_per_second", forecast, 1),
+                number("measured, tokens/s", "decode_tokens_per_second", rate, 1),
+                number("ratio", "predicted_over_measured", over(forecast, rate)),
+                number("Lemma 3.1, ms/token", "lemma_ms", lemma_ms, 3),
+                number("sum of F T, ms/token", "passes_ms", in_passes, 3),
+                number("decode, ms/token", "decode_ms", per_token, 3),
+            ]
         )
     return Table(
         "predictions",
@@ -170,16 +154,7 @@ def predictions(run: Saved) -> Table:
         "those of decoding. Milliseconds per token: Lemma 3.1 with the run's own L, T and beta "
         "(it leaves out what a middle level emits and the target rejects); what the levels' passes "
         "took, sum of F T; and all of the decode time.",
-        [
-            word("method", "label"),
-            number("planner, tokens/s", "predicted_tokens_per_second", 1),
-            number("measured, tokens/s", "decode_tokens_per_second", 1),
-            number("ratio", "predicted_over_measured"),
-            number("Lemma 3.1, ms/token", "lemma_ms", 3),
-            number("sum of F T, ms/token", "passes_ms", 3),
-            number("decode, ms/token", "decode_ms", 3),
-        ],
-        records,
+        rows,
     )
 
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from polyspec_ext.planning.theory import insertion_bound
 
 from .. import printed, statistics
-from ..form import Table, number, spread, word
+from ..form import Cell, Table, hidden, interval, number, word
 from ..printed import Insertion
 from ..saved import Saved
-from ..statistics import Interval
-from .sums import Sums, sums
+from ..statistics import Interval, Sums, sums
 
 _ASKED = ("chain", "eagle")  # kinds of methods whose levels were asked for
 
 
 def insertions(run: Saved) -> Table:
     """Table 1: the insertion test with the run's own T and L, then the paper's."""
-    records = [record for pair in _pairs(run) if (record := _measured(run, *pair)) is not None]
-    if records:
-        records += [_record("paper", row, None, None) for row in printed.INSERTIONS]
+    rows = [row for pair in _pairs(run) if (row := _measured(run, *pair)) is not None]
+    if rows:
+        rows += [_row("paper", row, None, None) for row in printed.INSERTIONS]
     return Table(
         "table1",
         "Does the model in the middle pay? (Table 1)",
@@ -31,24 +29,7 @@ def insertions(run: Saved) -> Table:
         "against after has each chain's own passes, and counts those of M_new by M_i's tokens: "
         "L_new counts tokens that M_i rejects as well. The paper prints no passes, so its rows "
         "have no such verdict.",
-        [
-            word("case", "case"),
-            word("numbers", "source"),
-            number("T_i, ms", "t_i"),
-            number("L_{i-new}", "length_of_new"),
-            number("T_new, ms", "t_new"),
-            number("L_new", "new_length"),
-            number("T_{i+1}, ms", "t_below"),
-            number("L_i", "length"),
-            number("T_new/T_i", "ratio_above", 3),
-            number("bound (1)", "bound_above", 3),
-            word("(1)", "condition_1"),
-            word("Lemma 3.1", "exact"),
-            number("speedup before", "before", ratio=True),
-            number("after", "after", ratio=True),
-            number("after / before", "gain", ratio=True),
-        ],
-        records,
+        rows,
     )
 
 
@@ -62,7 +43,7 @@ def _pairs(run: Saved) -> Iterator[tuple[str, str, int]]:
                 yield before, after, place
 
 
-def _measured(run: Saved, before: str, after: str, place: int) -> dict[str, Any] | None:
+def _measured(run: Saved, before: str, after: str, place: int) -> list[Cell] | None:
     """One pair of methods; None where a level of theirs never ran."""
     old, new = sums(run.turns[before])[2], sums(run.turns[after])[2]
     if len(old) < place + 1 or len(new) < place + 2:
@@ -81,7 +62,7 @@ def _measured(run: Saved, before: str, after: str, place: int) -> dict[str, Any]
         *(None if speed is None else speed.value for speed in speeds),
     )  # fmt: skip
     gain = statistics.speedup(run.turns[after], run.turns[before])
-    return _record("measured", row, _exact_bound(old, new, place), gain)
+    return _row("measured", row, _exact_bound(old, new, place), gain)
 
 
 def _exact_bound(old: Sequence[Sums], new: Sequence[Sums], place: int) -> float:
@@ -98,21 +79,30 @@ def _exact_bound(old: Sequence[Sums], new: Sequence[Sums], place: int) -> float:
     return 1e3 * (before - others) * tokens / new[place].passes
 
 
-def _record(
+def _row(
     source: str, row: Insertion, exact_bound: float | None, gain: Interval | None
-) -> dict[str, Any]:
+) -> list[Cell]:
     ratio = row.t_new / row.t_i
     bound = insertion_bound(row.length, row.length_of_new, row.new_length)
-    return {
-        **row._asdict(),
-        "source": source,
-        "ratio_above": ratio,
-        "bound_above": bound,
-        "condition_1": _verdict(ratio < bound),
-        "exact_bound": exact_bound,
-        "exact": None if exact_bound is None else _verdict(row.t_new < exact_bound),
-        **spread("gain", gain),
-    }
+    exact = None if exact_bound is None else _verdict(row.t_new < exact_bound)
+    return [
+        word("case", "case", row.case),
+        word("numbers", "source", source),
+        number("T_i, ms", "t_i", row.t_i),
+        number("L_{i-new}", "length_of_new", row.length_of_new),
+        number("T_new, ms", "t_new", row.t_new),
+        number("L_new", "new_length", row.new_length),
+        number("T_{i+1}, ms", "t_below", row.t_below),
+        number("L_i", "length", row.length),
+        number("T_new/T_i", "ratio_above", ratio, 3),
+        number("bound (1)", "bound_above", bound, 3),
+        word("(1)", "condition_1", _verdict(ratio < bound)),
+        hidden(exact_bound=exact_bound),
+        word("Lemma 3.1", "exact", exact),
+        number("speedup before", "before", row.before, ratio=True),
+        number("after", "after", row.after, ratio=True),
+        interval("after / before", "gain", gain, ratio=True),
+    ]
 
 
 def _verdict(helps: bool) -> str:

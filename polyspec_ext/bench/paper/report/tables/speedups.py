@@ -3,56 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyspec_ext.bench import output
 
 from ...questions import TASKS
 from .. import printed, statistics
-from ..form import Column, Record, Table, number, shown_number, spread, word
+from ..form import Cell, Table, bounded, hidden, interval, method_cell, number, word
 from ..saved import Saved
+from ..statistics import Interval
 
 _LOSSLESS = ("identical", "tied", "other", "gap", "unknown", "z", "p_value", "texts")
 
 
 def windows_of(method: Mapping[str, Any]) -> str:
     """Of a method, in words: its windows, tail, tree and policy."""
-    parts = []
-    if method.get("windows"):
-        parts.append(", ".join(map(str, method["windows"])))
-    if method.get("tail"):
-        parts.append(f"tail {method['tail']}")
-    if method.get("tree"):
-        parts.append("tree " + ", ".join(f"{k} {v}" for k, v in method["tree"].items()))
-    if method.get("policy"):
-        parts.append(str(method["policy"]))
-    return "; ".join(parts)
+    tree = ", ".join(f"{name} {value}" for name, value in (method.get("tree") or {}).items())
+    parts = (
+        ", ".join(map(str, method.get("windows") or ())),
+        f"tail {method['tail']}" if method.get("tail") else "",
+        f"tree {tree}" if tree else "",
+        method.get("policy"),
+    )
+    return "; ".join(part for part in parts if part)
 
 
-def _compared(run: Saved, name: str, task: str) -> dict[str, Any]:
+class _Compared(NamedTuple):
     """A method's speedup and mean accepted length in a task, over the turns that neither it nor
     the baseline failed, and what the paper prints."""
+
+    speedup: Interval | None
+    length: Interval | None
+    turns: int
+    paper: printed.Result | None
+
+    def cells(self) -> tuple[Cell, Cell, Cell]:
+        """Speedup, length and turns."""
+        speedup, length = self.paper or (None, None)
+        paper = {"paper_speedup": speedup}, {"paper_length": length}
+        return (
+            interval("speedup", "speedup", self.speedup, ratio=True, paper=paper[0]),
+            interval("mean accepted", "length", self.length, paper=paper[1]),
+            number("turns", "turns", self.turns, 0),
+        )
+
+
+def _compared(run: Saved, name: str, task: str) -> _Compared:
     ours, theirs = run.of_task(name, task), run.of_task(run.baseline, task)
     keys = statistics.same_turns(ours, theirs)
     target, system = printed.target_of(run.target), printed.system_of(run.methods[name])
     paper = printed.SPEEDUPS.get((target or "", system or ""), {}).get(task)
-    return {
-        **spread("speedup", statistics.speedup(ours, theirs)),
-        "paper_speedup": None if paper is None else paper.speedup,
-        **spread("length", statistics.pooled_length(ours, keys)),
-        "paper_length": None if paper is None else paper.length,
-        "turns": len(keys),
-    }
+    length = statistics.pooled_length(ours, keys)
+    return _Compared(statistics.speedup(ours, theirs), length, len(keys), paper)
 
 
 def _best_two_levels(run: Saved) -> str | None:
     """The fastest of the methods of two levels in this engine."""
-    found = {}
-    for name, method in run.methods.items():
-        if len(method["levels"]) == 2 and method["kind"] not in ("assisted", "engine"):
-            value = statistics.speedup(run.turns[name], run.turns[run.baseline])
-            if value is not None:
-                found[name] = value.value
+    base = run.turns[run.baseline]
+    found = {
+        name: value.value
+        for name, method in run.methods.items()
+        if len(method["levels"]) == 2 and method["kind"] not in ("assisted", "engine")
+        if (value := statistics.speedup(run.turns[name], base)) is not None
+    }
     return max(found, key=lambda name: found[name], default=None)
 
 
@@ -66,7 +79,7 @@ def _lossless(run: Saved, name: str) -> dict[str, Any]:
     return found | statistics.greedy_texts(run.turns[name], run.target["dtype"])
 
 
-def _lossless_text(record: Record) -> str:
+def _lossless_text(record: Mapping[str, Any]) -> str:
     if record["z"] is not None:
         return f"p = {record['p_value']:.2g} (z {record['z']:+.1f}, {record['texts']} texts)"
     if record["identical"] is None:
@@ -89,26 +102,29 @@ def _lossless_text(record: Record) -> str:
 def overall(run: Saved) -> Table:
     """Every method over all tasks (Figure 2)."""
     two = _best_two_levels(run)
-    records = []
+    rows = []
+    losing = 0
     for name, method in run.methods.items():
         over_two = None
         if two is not None and len(method["levels"]) > 2:
             over_two = statistics.speedup(run.turns[name], run.turns[two])
-        records.append(
-            {
-                "method": name,
-                "label": method["label"],
-                "kind": method["kind"],
-                "levels": " <- ".join(method["levels"]),
-                "windows": windows_of(method),
-                "tokens_per_second": statistics.rate(run.turns[name]),
-                **_compared(run, name, printed.OVERALL),
-                **spread("over_two_levels", over_two),
-                "failed": sum(turn.method == name for turn in run.failed),
-                **_lossless(run, name),
-            }
+        speedup, length, turns = _compared(run, name, printed.OVERALL).cells()
+        lossless = _lossless(run, name)
+        losing += speedup.loses
+        rows.append(
+            [
+                method_cell(name, method["label"]),
+                hidden(kind=method["kind"], levels=" <- ".join(method["levels"])),
+                word("windows", "windows", windows_of(method)),
+                number("tokens/s", "tokens_per_second", statistics.rate(run.turns[name]), 1),
+                speedup,
+                interval("over best two levels", "over_two_levels", over_two, ratio=True),
+                length,
+                turns,
+                number("failed", "failed", sum(turn.method == name for turn in run.failed), 0),
+                Cell(lossless, "lossless", _lossless_text(lossless), words=True),
+            ]
         )
-    losing = sum(record["speedup"] is not None and record["speedup"] < 1 for record in records)
     best = "" if two is None else f" The best two levels: {run.methods[two]['label']}."
     return Table(
         "overall",
@@ -123,151 +139,118 @@ def overall(run: Saved) -> Table:
             if run.sampling == "greedy"
             else "p-value of the texts' likelihood being as far from its mean under the target."
         )
-        + f"{best} Slower than the baseline: {losing} of {len(records) - 1}.",
-        [
-            word("method", "label"),
-            word("windows", "windows"),
-            number("tokens/s", "tokens_per_second", 1),
-            number("speedup", "speedup", ratio=True, paper="paper_speedup"),
-            number("over best two levels", "over_two_levels", ratio=True),
-            number("mean accepted", "length", paper="paper_length"),
-            number("turns", "turns", 0),
-            number("failed", "failed", 0),
-            Column("lossless", _lossless_text, words=True),
-        ],
-        records,
+        + f"{best} Slower than the baseline: {losing} of {len(rows) - 1}.",
+        rows,
     )
 
 
 def by_task(run: Saved) -> Table:
     """Table 2: speedup and mean accepted length per task and overall."""
-    tasks = [*run.tasks, printed.OVERALL]
-    records = []
-    for name, method in run.methods.items():
-        record: dict[str, Any] = {"method": name, "label": method["label"]}
-        for task in tasks:
-            found = _compared(run, name, task)
-            record |= {f"{task}_{key}": value for key, value in found.items()}
-        records.append(record)
 
-    def column(task: str) -> Column:
-        def text(record: Record) -> str:
-            length = output.number(record[f"{task}_length"], ".2f")
-            shown = f"{shown_number(record, f'{task}_speedup')} / {length}"
-            paper = record[f"{task}_paper_speedup"], record[f"{task}_paper_length"]
-            return shown if paper[0] is None else f"{shown} (paper {paper[0]:.2f} / {paper[1]:.2f})"
-
-        return Column(printed.task_name(task), text, ratio=f"{task}_speedup")
+    def cell(name: str, task: str) -> Cell:
+        found = _compared(run, name, task)
+        cells = found.cells()
+        values = {f"{task}_{key}": value for one in cells for key, value in one.values.items()}
+        length = None if found.length is None else found.length.value
+        text = f"{bounded(found.speedup)} / {output.number(length, '.2f')}"
+        if found.paper is not None:
+            text += f" (paper {found.paper.speedup:.2f} / {found.paper.length:.2f})"
+        return Cell(values, printed.TASK_NAMES[task], text, loses=cells[0].loses)
 
     return Table(
         "table2",
         "Speedup / mean accepted length by task (Table 2)",
         "As above, for each task by itself.",
-        [word("method", "label"), *map(column, tasks)],
-        records,
+        [
+            [
+                method_cell(name, method["label"]),
+                *(cell(name, task) for task in (*run.tasks, printed.OVERALL)),
+            ]
+            for name, method in run.methods.items()
+        ],
     )
 
 
 def side_by_side(runs: Sequence[Saved], place: int) -> Table:
     """Runs of the same models and settings: the overall speedup of each."""
-    records: dict[tuple[str, str], dict[str, Any]] = {}
-    nothing = {key: None for at in range(1, len(runs) + 1) for key in spread(f"run_{at}", None)}
-    for at, run in enumerate(runs, 1):
+    labels: dict[tuple[str, str], str] = {}
+    for run in runs:
         for name, method in run.methods.items():
-            about = {"method": name, "label": method["label"], "windows": windows_of(method)}
-            record = records.setdefault((name, about["windows"]), {**about, **nothing})
+            labels.setdefault((name, windows_of(method)), method["label"])
+
+    def cell(at: int, run: Saved, name: str, windows: str) -> Cell:
+        found = None
+        if name in run.methods and windows_of(run.methods[name]) == windows:
             found = statistics.speedup(run.turns[name], run.turns[run.baseline])
-            record |= spread(f"run_{at}", found)
+        return interval(run.label, f"run_{at}", found, ratio=True)
+
     return Table(
         f"runs{place}",
         "Speedup, run by run: " + ", ".join(run.label for run in runs),
         "The same models, settings and kind of machine; every run over its own baseline.",
         [
-            word("method", "label"),
-            word("windows", "windows"),
-            *(number(run.label, f"run_{at}", ratio=True) for at, run in enumerate(runs, 1)),
+            [
+                method_cell(name, label),
+                word("windows", "windows", windows),
+                *(cell(at, run, name, windows) for at, run in enumerate(runs, 1)),
+            ]
+            for (name, windows), label in labels.items()
         ],
-        list(records.values()),
     )
 
 
 def larger_targets(runs: Sequence[Saved]) -> Table:
     """Table 3: EAGLE-2 and the longer chains by target, the smallest first, beside the paper's."""
-    records = []
+
+    found: list[tuple[str, int | None, str, float | None, str, _Compared]] = []
     for run in sorted(runs, key=lambda one: one.target["parameters"]):
+        about = (run.target_name, run.target["parameters"], run.label, run.temperature)
         for name, method in run.methods.items():
             if method["kind"] == "eagle" or len(method["levels"]) > 2:
-                records.append(
-                    {
-                        "run": run.label,
-                        "target": run.target_name,
-                        "parameters": run.target["parameters"],
-                        "temperature": run.temperature,
-                        "label": method["label"],
-                        **_compared(run, name, printed.OVERALL),
-                    }
-                )
+                found.append((*about, method["label"], _compared(run, name, printed.OVERALL)))
     seen = {printed.target_of(run.target) for run in runs}
     for target in printed.LARGER:
         for system in (printed.EAGLE_2, printed.POLYBASIC) if target not in seen else ():
             paper = printed.SPEEDUPS[target, system][printed.OVERALL]
-            records.append(
-                {
-                    "run": "paper",
-                    "target": target,
-                    "parameters": None,
-                    "temperature": None,
-                    "label": system,
-                    **spread("speedup", None),
-                    "paper_speedup": paper.speedup,
-                    **spread("length", None),
-                    "paper_length": paper.length,
-                    "turns": 0,
-                }
-            )
+            found.append((target, None, "paper", None, system, _Compared(None, None, 0, paper)))
     return Table(
         "table3",
         "By target (Table 3)",
         "Each over the baseline of its own run.",
         [
-            word("target", "target"),
-            number("parameters, millions", "parameters", 0, 1e-6),
-            word("run", "run"),
-            number("temperature", "temperature", 1),
-            word("method", "label"),
-            number("speedup", "speedup", ratio=True, paper="paper_speedup"),
-            number("mean accepted", "length", paper="paper_length"),
-            number("turns", "turns", 0),
+            [
+                word("target", "target", target),
+                number("parameters, millions", "parameters", size, 0, 1e-6),
+                word("run", "run", label),
+                number("temperature", "temperature", temperature, 1),
+                word("method", "label", method),
+                *compared.cells(),
+            ]
+            for target, size, label, temperature, method, compared in found
         ],
-        records,
     )
 
 
 def as_printed() -> Table:
     """Tables 2 and 3 as the paper has them."""
-    tasks = (*TASKS, printed.OVERALL)
-    records = [
-        {"target": target, "system": system}
-        | {
-            f"{task}_{name}": getattr(cells.get(task), name, None)
-            for task in tasks
-            for name in printed.Cell._fields
-        }
-        for (target, system), cells in printed.SPEEDUPS.items()
-    ]
 
-    def column(task: str) -> Column:
-        def text(record: Record) -> str:
-            speedup, length = record[f"{task}_speedup"], record[f"{task}_length"]
-            return "-" if speedup is None else f"{speedup:.2f} / {length:.2f}"
-
-        return Column(printed.task_name(task), text)
+    def cell(task: str, result: printed.Result | None) -> Cell:
+        speedup, length = result or (None, None)
+        values = {f"{task}_speedup": speedup, f"{task}_length": length}
+        text = "-" if result is None else f"{speedup:.2f} / {length:.2f}"
+        return Cell(values, printed.TASK_NAMES[task], text)
 
     return Table(
         "printed",
         "What the papers print",
         "Speedup / mean accepted length on an A800, as printed. Known inconsistencies: "
         + " ".join(printed.INCONSISTENCIES),
-        [word("target", "target"), word("system", "system"), *map(column, tasks)],
-        records,
+        [
+            [
+                word("target", "target", target),
+                word("system", "system", system),
+                *(cell(task, results.get(task)) for task in (*TASKS, printed.OVERALL)),
+            ]
+            for (target, system), results in printed.SPEEDUPS.items()
+        ],
     )

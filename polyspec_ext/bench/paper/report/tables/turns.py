@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from .. import printed, statistics
-from ..form import Column, Table, number, word
+from ..form import Cell, Table, method_cell, number, word
 from ..saved import Saved
 
 
@@ -17,15 +17,6 @@ def variances(run: Saved) -> Table:
         if len(method["levels"]) > 1 and (own := statistics.length_variances(run.turns[name]))
     }
     tasks = {turn.question_id: turn.task for turn in run.lines}
-    records = [
-        {
-            "question_id": question,
-            "task": task,
-            **{name: own.get(question) for name, own in found.items()},
-        }
-        for question, task in tasks.items()
-        if any(question in own for own in found.values())
-    ]
     low, high = printed.VARIANCES[run.sampling]
     return Table(
         "figure4",
@@ -33,11 +24,17 @@ def variances(run: Saved) -> Table:
         "Over all verifications by the target of a question's turns. The paper's, of its chain of "
         f"three levels, lie mostly between {low:g} and {high:g}.",
         [
-            word("question", "question_id"),
-            Column("task", lambda record: printed.task_name(record["task"]), words=True),
-            *(number(run.methods[name]["label"], name, 1) for name in found),
+            [
+                word("question", "question_id", question),
+                Cell({"task": task}, "task", printed.TASK_NAMES[task], words=True),
+                *(
+                    number(run.methods[name]["label"], name, own.get(question), 1)
+                    for name, own in found.items()
+                ),
+            ]
+            for question, task in tasks.items()
+            if any(question in own for own in found.values())
         ],
-        records,
     )
 
 
@@ -50,9 +47,12 @@ def failures(run: Saved) -> Table:
         "failures",
         "Failed turns",
         "They are in no number; what a method is compared with leaves out the same turns.",
-        [word("method", "label"), number("turns", "turns", 0), word("error", "error")],
         [
-            {"method": name, "label": run.methods[name]["label"], "turns": n, "error": error}
-            for (name, error), n in counted.items()
+            [
+                method_cell(name, run.methods[name]["label"]),
+                number("turns", "turns", count, 0),
+                word("error", "error", error),
+            ]
+            for (name, error), count in counted.items()
         ],
     )
