@@ -291,6 +291,9 @@ def test_a_preset_whose_target_is_here(
     error = capsys.readouterr().err
     assert "hf download yuhuili/EAGLE-Vicuna-7B-v1.3" in error
     assert "lmsys" not in error
+    assert "hf auth login" not in error
+    assert main(["bench", "paper", "--target", "meta-llama/Llama-2-7b-hf"]) == 2
+    assert "hf auth login" in capsys.readouterr().err
     # One that is there without all of its weights is not there.
     half = tmp_path / "half"
     half.mkdir()

@@ -132,6 +132,11 @@ def test_page_shows_every_cell(folder: Path) -> None:
     assert all(a["alt"] for a in images)
 
 
+def test_the_pages_template_is_part_of_a_wheel() -> None:
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    assert '"bench/paper/report/*.html"' in project.read_text(encoding="utf-8")
+
+
 def test_figures_are_pictures(folder: Path) -> None:
     for name in ("figure2", "figure3", "figure4"):
         data = (folder / f"{name}.png").read_bytes()

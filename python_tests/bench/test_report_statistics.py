@@ -95,9 +95,9 @@ def test_nothing_in_common() -> None:
 
 def test_no_prefill_no_decode_speed() -> None:
     told, untold = turn(1, 10, 3.0, prefill_seconds=1.0), turn(1, 10, 3.0)
-    assert own.rate(turns(told), own.decode_seconds) == pytest.approx(5.0)
-    assert own.rate(turns(untold), own.decode_seconds) is None
-    assert own.speedup(turns(told), turns(untold), seconds=own.decode_seconds) is None
+    assert own.rate(turns(told), decode=True) == pytest.approx(5.0)
+    assert own.rate(turns(untold), decode=True) is None
+    assert own.speedup(turns(told), turns(untold), decode=True) is None
 
 
 def test_lengths_are_pooled_over_verifications() -> None:

@@ -94,6 +94,13 @@ class Turn:
     def ok(self) -> bool:
         return self.status == OK
 
+    @property
+    def decode_seconds(self) -> float | None:
+        """Behind the prefill; None where the method does not tell."""
+        if self.seconds is None or self.prefill_seconds is None:
+            return None
+        return self.seconds - self.prefill_seconds
+
 
 class Run(NamedTuple):
     """A run as it lies in its folder.

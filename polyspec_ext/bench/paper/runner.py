@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyspec_ext.bench.differences import first_difference, surprise
@@ -57,7 +57,7 @@ class Runner:
         self._asked, self._writer, self._tick = asked, writer, tick
         self._model, self._eos = target.model, frozenset(target.eos_token_ids)
         self._clock = device_clock(target.model.device)
-        self._done: Mapping[Key, Turn] = {turn.key: turn for turn in writer.turns}
+        self._done: dict[Key, Turn] = {turn.key: turn for turn in writer.turns}
         # Of the batch at hand, by key: every method's answers so far (None: a turn failed), and
         # prompts and texts of those that others are compared with.
         self._said: dict[str, list[list[str]] | None] = {}
@@ -100,13 +100,13 @@ class Runner:
                 for question, said in zip(batch, before, strict=True)
             ]
         keys = [(question.question_id, step.turn, name, step.repeat) for question in batch]
-        done = [self._done[key] for key in keys if key in self._done]
-        if len(done) < len(batch):  # it is measured whole; what is on the disk stays as it is
-            measured = self._measured(call, batch, step, prompts)
-            for turn in measured:
+        if any(key not in self._done for key in keys):
+            # The batch is measured whole; what is on the disk stays as it is.
+            for turn in self._measured(call, batch, step, prompts):
                 if turn.key not in self._done:
+                    self._done[turn.key] = turn
                     self._writer.add(turn)
-            done = [self._done.get(turn.key, turn) for turn in measured]
+        done = [self._done[key] for key in keys]
         texts = [turn.tokens for turn in done if turn.tokens is not None]
         if before is None or prompts is None or len(texts) < len(batch):
             self._said[name] = None

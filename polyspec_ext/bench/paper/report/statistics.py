@@ -36,27 +36,12 @@ def same_turns(ours: Turns, theirs: Turns) -> list[Key]:
     return [key for key in ours if key in theirs]
 
 
-def wall_seconds(turn: Turn) -> float | None:
-    """Of the whole call."""
-    return turn.seconds
-
-
-def decode_seconds(turn: Turn) -> float | None:
-    """Behind the prefill; None where the method does not tell."""
-    if turn.seconds is None or turn.prefill_seconds is None:
-        return None
-    return turn.seconds - turn.prefill_seconds
-
-
-Seconds = Callable[[Turn], float | None]
-
-
-def rate(turns: Turns, seconds: Seconds = wall_seconds) -> float | None:
-    """New tokens per second, over the turns that tell their seconds, per repeat, then the
-    median."""
+def rate(turns: Turns, *, decode: bool = False) -> float | None:
+    """New tokens per second of the calls or, of `decode`, behind the prefill: over the turns that
+    tell their seconds, per repeat, then the median."""
     sums: dict[int, list[float]] = {}
     for turn in turns.values():
-        spent = seconds(turn)
+        spent = turn.decode_seconds if decode else turn.seconds
         if spent is not None:
             entry = sums.setdefault(turn.repeat, [0.0, 0.0])
             entry[0] += turn.new_tokens or 0
@@ -65,16 +50,17 @@ def rate(turns: Turns, seconds: Seconds = wall_seconds) -> float | None:
     return statistics.median(rates) if rates else None
 
 
-def speedup(ours: Turns, theirs: Turns, seconds: Seconds = wall_seconds) -> Interval | None:
+def speedup(ours: Turns, theirs: Turns, *, decode: bool = False) -> Interval | None:
     """Tokens per second of one method over those of another, over the same turns: the median over
     the repeats of (sum of tokens / sum of seconds) over (sum of tokens / sum of seconds). None
     where no turn is in both."""
     rows = []
     for key in same_turns(ours, theirs):
-        own, other = seconds(ours[key]), seconds(theirs[key])
-        if own is not None and other is not None:
-            numbers = (ours[key].new_tokens or 0, own, theirs[key].new_tokens or 0, other)
-            rows.append((key, numbers))
+        one, other = ours[key], theirs[key]
+        spent = [turn.decode_seconds if decode else turn.seconds for turn in (one, other)]
+        if None not in spent:
+            numbers = (one.new_tokens, spent[0], other.new_tokens, spent[1])
+            rows.append((key, [float(number or 0) for number in numbers]))
     return _interval(rows, _median_ratios)
 
 
@@ -209,7 +195,7 @@ class Sums:
 def sums(turns: Turns) -> tuple[int, float | None, list[Sums]]:
     """New tokens, decode seconds (None where they are not told), and the sums by level."""
     found: list[Sums] = []
-    spent = [decode_seconds(turn) for turn in turns.values()]
+    spent = [turn.decode_seconds for turn in turns.values()]
     decode = None if not spent or None in spent else sum(seconds or 0.0 for seconds in spent)
     for turn in turns.values():
         for place, level in enumerate(turn.levels):

@@ -58,7 +58,7 @@ def _bandwidth(run: Saved, name: str, seconds: float | None) -> list[Cell]:
 
 def times(run: Saved) -> Table:
     """Prefill and decode apart."""
-    base, of_decode = run.turns[run.baseline], statistics.decode_seconds
+    base = run.turns[run.baseline]
     rows = []
     for name, method in run.methods.items():
         turns = run.turns[name]
@@ -70,7 +70,8 @@ def times(run: Saved) -> Table:
         inside = sum(level.seconds for level in found)
         engine = 1 - inside / decode if decode and found else None
         per_turn = 1e3 * prefill / len(told) if told else None
-        speedup = statistics.speedup(turns, base, of_decode)
+        speedup = statistics.speedup(turns, base, decode=True)
+        rate = statistics.rate(turns, decode=True)
         rows.append(
             [
                 method_cell(name, method["label"]),
@@ -78,12 +79,7 @@ def times(run: Saved) -> Table:
                 number("prefill, ms/turn", "prefill_ms", per_turn, 1),
                 number("prompt tokens/s", "prefill_tokens_per_second", over(read, prefill), 0),
                 number("prefill share, %", "prefill_share", over(prefill, wall), 0, 100),
-                number(
-                    "decode tokens/s",
-                    "decode_tokens_per_second",
-                    statistics.rate(turns, of_decode),
-                    1,
-                ),
+                number("decode tokens/s", "decode_tokens_per_second", rate, 1),
                 interval("decode speedup", "decode_speedup", speedup, ratio=True),
                 number("engine, %", "engine_share", engine, 0, 100),
             ]
@@ -132,7 +128,7 @@ def predictions(run: Saved) -> Table:
         lemma = _lemma(found)
         if not tokens or (forecast is None and lemma is None):
             continue
-        rate = statistics.rate(turns, statistics.decode_seconds)
+        rate = statistics.rate(turns, decode=True)
         in_passes = 1e3 * sum(level.seconds for level in found) / tokens
         per_token = None if decode is None else 1e3 * decode / tokens
         lemma_ms = None if lemma is None else 1e3 * lemma
