@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_OLD = 24 * 3600  # seconds after which nobody writes a file any more
 
 
 @contextmanager
@@ -15,8 +19,10 @@ def replacing(place: Path) -> Iterator[Path]:
     """A path to write in place of `place`, which it becomes when the block ends.
 
     Other processes may read or write `place` meanwhile: each finds an old file or a new one,
-    whole, and a file that is mapped stays as it was. Where the block raises, nothing is left.
+    whole, and a file that is mapped stays as it was. Where the block raises, nothing is left; what
+    a process that was killed has left goes a day later.
     """
+    place = place.resolve()  # a link stays one
     part = place.with_name(f"{place.name}.{uuid.uuid4().hex[:12]}.part")
     try:
         yield part
@@ -25,3 +31,13 @@ def replacing(place: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
+    for other in place.parent.glob(f"{glob.escape(place.name)}.*.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - other.stat().st_mtime > _OLD:
+                other.unlink()
+
+
+def replace_text(place: Path, text: str) -> None:
+    """`text`, in UTF-8, in place of what `place` held."""
+    with replacing(place) as part:
+        part.write_text(text, encoding="utf-8")

@@ -31,6 +31,7 @@ from polyspec_ext.bench import (
 )
 from polyspec_ext.command import options
 from polyspec_ext.errors import PolyspecError
+from polyspec_ext.files import replace_text
 
 SCHEMA = 1  # of the JSON report
 REPEATS, QUICK_REPEATS = 60, 20
@@ -188,7 +189,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
                 )
             )
             if args.json_file:
-                output.replace_file(Path(args.json_file), json.dumps(report(), indent=1) + "\n")
+                replace_text(Path(args.json_file), json.dumps(report(), indent=1) + "\n")
     complete = report()
     if args.output:
         write(complete, Path(args.output))

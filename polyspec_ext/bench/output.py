@@ -60,10 +60,3 @@ def add_report(
         return status(report)
 
     parser.set_defaults(run=run)
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Whoever reads or stops at whatever moment finds the old text or the new one."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import arguments
+from ..files import replace_text
 from .base import Context, Proposal
 from .prompt_lookup import LONGEST
 
@@ -138,7 +139,7 @@ class NGramTable:
             "max_entries": counts.limit,
             "followers": rows,
         }
-        place.write_text(json.dumps(content), encoding="utf-8")
+        replace_text(place, json.dumps(content))
 
     @classmethod
     def load(cls, place: str | Path, learning: bool = True) -> NGramTable:

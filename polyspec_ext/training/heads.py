@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 
 from ..drafters.eagle import EagleNetwork
 from ..drafters.eagle.config import parse
+from ..files import replacing
 from .states import States, Teacher
 
 _RIDGE = 0.1  # of the mean square of a predictor
@@ -152,9 +152,9 @@ def save_head(
         named["d2t"] = ids - torch.arange(len(ids))
         named["t2d"] = torch.zeros(given["vocab_size"], dtype=torch.bool)
         named["t2d"][ids] = True
-    part = place / "model.safetensors.part"
-    save_file({key: value.contiguous() for key, value in named.items()}, part, {"format": "pt"})
-    os.replace(part, place / "model.safetensors")
+    whole = {key: value.contiguous() for key, value in named.items()}
+    with replacing(place / "model.safetensors") as part:
+        save_file(whole, part, {"format": "pt"})
     text = json.dumps(given, indent=2) + "\n"
     config = place / "config.json"
     if not config.exists() or config.read_text() != text:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from .. import progress
 from ..drafters.eagle import EagleNetwork
+from ..files import replacing
 from . import heads
 from .rows import Document, Stream, frequent
 from .states import States, Teacher
@@ -224,9 +224,8 @@ class HeadTraining:
                 rows = self._stream.rows(number * own.block, own.block)
                 states = self._teacher.read(rows, own.batch)
                 self._work.mkdir(parents=True, exist_ok=True)
-                part = file.with_suffix(".part")
-                save_file(states._asdict(), part)
-                os.replace(part, file)
+                with replacing(file) as part:
+                    save_file(states._asdict(), part)
                 self._states[number] = states
         return self._states[number]
 
@@ -253,9 +252,8 @@ class HeadTraining:
             "seconds": self._seconds,
             "smooth": self._smooth,
         }
-        part = self._work / "run.part"
-        torch.save(state, part)
-        os.replace(part, self._work / "run.pt")
+        with replacing(self._work / "run.pt") as part:
+            torch.save(state, part)
 
     def _restore(self) -> None:
         file = self._work / "run.pt"

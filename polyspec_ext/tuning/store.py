@@ -6,13 +6,13 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import platformdirs
+
+from ..files import replace_text
 
 
 class Store:
@@ -49,17 +49,10 @@ class Store:
         self._known[name] = value
         if self.folder is None:
             return
-        made = None
-        try:
+        with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle, made = tempfile.mkstemp(prefix=f"{name}.", dir=self.folder)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"key": key, "value": value}, file, indent=1)
-            os.replace(made, self.folder / f"{name}.json")
-        except OSError:
-            if made is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(made)
+            text = json.dumps({"key": key, "value": value}, indent=1)
+            replace_text(self.folder / f"{name}.json", text)
 
     def clear(self) -> None:
         """Forget everything; files that cannot be removed stay."""

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyspec_ext.bench.output import replace_file
+from polyspec_ext.files import replace_text
 
 SCHEMA = 1  # of both files
 FACTS, TURNS = "run.json", "turns.jsonl"
@@ -200,7 +200,7 @@ class TurnWriter:
         self.note({})
         self.turns = read_turns(self.folder)
         # Without a last line that is half written.
-        replace_file(self.folder / TURNS, "".join(map(_line, self.turns)))
+        replace_text(self.folder / TURNS, "".join(map(_line, self.turns)))
 
     def add(self, turn: Turn) -> None:
         """Appends a line."""
@@ -214,7 +214,7 @@ class TurnWriter:
         """Adds to ``run.json``, which is written whole or not at all."""
         self.facts |= more
         text = json.dumps(self.facts, indent=1, allow_nan=False) + "\n"
-        replace_file(self.folder / FACTS, text)
+        replace_text(self.folder / FACTS, text)
 
 
 def _line(turn: Turn) -> str:
