@@ -20,6 +20,11 @@ def _vocabulary(level: Any) -> dict[str, int] | None:
     return None if tokenizer is None else dict(tokenizer.get_vocab())
 
 
+def _place(level: Any) -> str | None:
+    """Where its model was loaded from, if it is one of transformers'."""
+    return getattr(getattr(level, "model", None), "name_or_path", None) or None
+
+
 def require_same(names: list[str], levels: list[Any]) -> None:
     """Check every level against the target, ``levels[0]``.
 
@@ -28,10 +33,13 @@ def require_same(names: list[str], levels: list[Any]) -> None:
     refused, and one smaller by more than padding explains. Vocabularies padded to different sizes
     are fine, and so is a smaller one for the draft whose tokenizer is known.
     """
-    if len(levels) == 1:  # a tokenizer takes a second to load
+    # A tokenizer takes a second to load, and copies of the target have its own.
+    pairs, place = zip(names[1:], levels[1:], strict=True), _place(levels[0])
+    others = [(name, level) for name, level in pairs if place is None or _place(level) != place]
+    if not others:
         return
     target, size = _vocabulary(levels[0]), levels[0].vocab_size
-    for name, level in zip(names[1:], levels[1:], strict=True):
+    for name, level in others:
         draft = _vocabulary(level)
         common = min(size, level.vocab_size)
         if target is None or draft is None:
