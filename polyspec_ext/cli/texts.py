@@ -10,6 +10,7 @@ from typing import Any
 from .. import tiny
 from ..chat import ChatPrompt, TextDecoder, chat_prompt, has_template
 from ..levels import tokenizer_at
+from ..levels.sources import model_source
 from ..quantization.stored import original
 from ..stats import Stats
 
@@ -32,11 +33,13 @@ def add_raw(parser: Any) -> None:
 
 
 def tokenizer_of(args: argparse.Namespace) -> Any:
-    """The tokenizer of the target; ValueError where there is none beside the model."""
+    """The tokenizer of the target; ValueError where there is no model, or none beside it."""
     if args.target is None:
         return tiny.tokenizer()
+    place = original(args.target)
+    model_source("target", place)
     try:
-        return tokenizer_at(original(args.target))
+        return tokenizer_at(place)
     except ValueError as error:
         raise ValueError(f"target: {error}") from error
 

@@ -117,7 +117,7 @@ def _in_file(file: Path, *_: int) -> Any:
 @contextmanager
 def found(name: str, place: str | Path) -> Iterator[Source]:
     """`place` as `transformers` takes it, whose errors become one that says `name`."""
-    source = _source(name, place)
+    source = model_source(name, place)
     try:
         yield source
     except (OSError, ValueError, ImportError) as error:
@@ -128,8 +128,9 @@ def found(name: str, place: str | Path) -> Iterator[Source]:
         ) from error
 
 
-def _source(name: str, place: str | Path) -> Source:
-    """`place`, if it is a directory with a model, a GGUF file, or may be a model id."""
+def model_source(name: str, place: str | Path) -> Source:
+    """`place`, if it is a directory with a model, a GGUF file, or may be a model id. ValueError
+    where it is none; says `name`."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         HFValidationError,
         validate_repo_id,

@@ -113,6 +113,6 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--w4", "x"]) == 2
     assert "--w4: expected --grown as well, given none" in capsys.readouterr().err
     assert cli.main(["plan", "--target", "nowhere/at/all"]) == 2
-    assert capsys.readouterr().err.startswith("error: --target: expected a tokenizer")
+    assert capsys.readouterr().err.startswith("error: --target: expected a model id, the di")
     assert cli.main(["plan", "--max-new-tokens", "1"]) == 2
     assert "expected an integer >= 2, given '1'" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_another_drafter_than_a_model(drafter: str, capsys: pytest.CaptureFixtur
         (["--drafter", DRAFTER], "--drafter, --gguf: expected a --target"),
         (["--target", TARGET, "--full"], "expected without --target, given both"),
         (["--target", TARGET, "--prompts", "4"], "--prompts: expected at most 3, given 4"),
-        (["--target", "nowhere/at/all"], "--target: expected a tokenizer"),
+        (["--target", "nowhere/at/all"], "--target: expected a model id, the directory"),
         (["--target", TARGET, "--gguf", "x.gguf"], "--gguf: expected --llama PROGRAM"),
     ],
 )
