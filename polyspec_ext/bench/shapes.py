@@ -28,7 +28,7 @@ from polyspec_ext.command import options
 from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork
 from polyspec_ext.drafters.eagle.passes import HeadPasses
 from polyspec_ext.drafters.trees import DynamicTree
-from polyspec_ext.levels import HuggingFaceLevel, InputBlock, load
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock, load_model
 from polyspec_ext.planning.measure import Times
 from polyspec_ext.planning.theory import Acceptance, expectation
 from polyspec_ext.quantization import quantize_w4
@@ -400,7 +400,7 @@ def _shipped_report(args: argparse.Namespace) -> dict[str, Any]:
     compilations = (False, True) if args.compile == "all" else (False,)
     for name, dtype in itertools.product(tiny.LEVELS, (torch.float32, torch.bfloat16)):
         with progress.loading(shown=False):
-            model = load(tiny.path(name), dtype).model
+            model = load_model(tiny.path(name), dtype)
         for compiled, pack in itertools.product(compilations, (False, True)):
             config = str(LevelConfig(dtype, pack, compiled))
             try:

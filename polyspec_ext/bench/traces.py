@@ -25,7 +25,7 @@ import torch
 
 from polyspec_ext import progress, tiny
 from polyspec_ext.chain import Chain
-from polyspec_ext.levels import load
+from polyspec_ext.levels import load_model
 from polyspec_ext.tuning import pass_seconds
 
 BRANCH = 24  # tokens that are recorded behind a rejected one
@@ -113,7 +113,7 @@ def prompt_sets(data: Path, count: int) -> dict[str, list[list[int]]]:
 def record(sets: dict[str, list[list[int]]], length: int) -> Traces:
     """Texts of at most `length` new tokens, and the times of this processor."""
     with progress.loading(shown=False):
-        models = {name: load(tiny.path(name), torch.float32).model for name in tiny.LEVELS}
+        models = {name: load_model(tiny.path(name), torch.float32) for name in tiny.LEVELS}
     texts = {
         name: [_text(models, prompt, length) for prompt in prompts]
         for name, prompts in sets.items()

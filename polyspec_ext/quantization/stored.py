@@ -65,7 +65,7 @@ def stored_w4(model: Any, name: str = "model") -> Any:
         digest = hashlib.sha256(str(group).encode())
         for path, layer in layers[group].items():
             # All of it: a model that was trained further may differ in a few rows alone.
-            weight = layer.weight.detach().contiguous()
+            weight = layer.weight.detach().cpu().contiguous()
             check = zlib.crc32(weight.view(torch.uint8).numpy().data)
             digest.update(f"{path} {tuple(weight.shape)} {weight.dtype} {check}".encode())
         folder = platformdirs.user_cache_path("polyspec_ext") / "w4" / digest.hexdigest()[:16]

@@ -173,11 +173,11 @@ def grown(
         TypeError, ValueError: the target is no Llama with tied embeddings and without biases, or a
             number is not as it is said above.
     """
-    from ..levels import load
+    from ..levels import load_model
     from .growth import grown_model
 
     with progress.loading(shown=False):
-        model = load(path("target"), dtype, device).model
+        model = load_model(path("target"), dtype, device)
     return grown_model(model, times, layers, intermediate_size, key_value_heads)
 
 
@@ -189,12 +189,12 @@ def grown_head(name: str, times: int, folder: str | Path) -> Path:
         times: >= 1.
         folder: it is written there, under the head's name.
     """
-    from ..levels import load
+    from ..levels import load_model
     from .growth import grown_head as made
 
     if name not in HEADS:
         raise ValueError(f"name: expected one of {', '.join(HEADS)}, given {name!r}")
     with progress.loading(shown=False):
-        model = load(path("target"), torch.float32).model
+        model = load_model(path("target"), torch.float32)
     made(path(name), model, times, Path(folder) / name)
     return Path(folder) / name

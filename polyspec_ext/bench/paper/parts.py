@@ -14,7 +14,7 @@ from polyspec_ext import progress, tiny
 from polyspec_ext.bench import chains
 from polyspec_ext.bench.weights import parameters
 from polyspec_ext.drafters import DynamicTree, Eagle, Hydra, NGramTable, PromptLookup, SuffixMatch
-from polyspec_ext.levels import HuggingFaceLevel, load, tokenizer_at
+from polyspec_ext.levels import HuggingFaceLevel, load_model, tokenizer_at
 from polyspec_ext.quantization.stored import copy_prefix, original
 from polyspec_ext.tuning import level_for
 
@@ -178,7 +178,7 @@ class Parts:
             if self.places.target is not None:
                 return None
             grown = self.places.times > 1
-            same = load(tiny.path(TARGET)).model if grown else self.eager.model
+            same = load_model(tiny.path(TARGET)) if grown else self.eager.model
             return chains.calibration_texts(same)
 
         copy = chains.w4_copy(self.eager.model, self.places.w4, texts)
@@ -224,7 +224,7 @@ class Parts:
             return level.model
         if name not in self._assistants:
             with progress.loading():
-                self._assistants[name] = load(self.places.models[name], dtype, self.device).model
+                self._assistants[name] = load_model(self.places.models[name], dtype, self.device)
         return self._assistants[name]
 
     def facts(self) -> Iterator[dict[str, Any]]:
