@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole."""
+"""Files that are replaced as a whole, and the folder for those that are kept between processes."""
 
 from __future__ import annotations
 
@@ -41,3 +41,10 @@ def replace_text(place: Path, text: str) -> None:
     """`text`, in UTF-8, in place of what `place` held."""
     with replacing(place) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def cache_folder() -> Path | None:
+    """Return the package's folder in the user's cache: ``polyspec_ext`` in ``$XDG_CACHE_HOME`` or
+    ``~/.cache`` (XDG Base Directory Specification). None for a user without a home folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "polyspec_ext" if os.path.isabs(base) else None

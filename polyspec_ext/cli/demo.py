@@ -23,8 +23,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from .. import progress, tiny
 from ..bench import chains as grown_chains
 from ..bench import chains_table, machine
@@ -33,6 +31,7 @@ from ..bench.measuring import Contender, measure
 from ..chain import Chain
 from ..command import options
 from ..command.run import INTERRUPTED
+from ..files import cache_folder
 from ..levels import HuggingFaceLevel
 from ..quantization.kept import FORMAT
 from ..tiny import growth
@@ -360,8 +359,8 @@ def _keep_whole_repeats(entries: list[Contender], count: int) -> int:
 def _copy_folder(times: int) -> Path | None:
     """Where the 4-bit copy of the grown target is kept: in the user's cache folder, by what it was
     made of."""
-    folder = platformdirs.user_cache_path("polyspec_ext")
-    if not folder.is_absolute():
+    folder = cache_folder()
+    if folder is None:
         return None
     made_of = hashlib.sha256((tiny.path("target") / "model.safetensors").read_bytes())
     return folder / "w4" / f"{FORMAT}-{made_of.hexdigest()[:16]}-{growth.LAYOUT}-{times}"

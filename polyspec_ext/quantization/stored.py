@@ -9,10 +9,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 
 from .. import progress
+from ..files import cache_folder
 from ..levels.quantized import quantisable
 from . import load_w4, quantize_w4, quantize_w8, save_w4
 
@@ -60,21 +60,21 @@ def stored_w4(model: Any, name: str = "model") -> Any:
             f"{name}: expected linear layers whose inputs are a multiple of {_GROUPS[-1]}, given "
             f"{type(model).__name__} without any"
         )
-    on_cpu = model.device.type == "cpu"
-    if on_cpu:
+    cache = cache_folder() if model.device.type == "cpu" else None
+    if cache is not None:
         digest = hashlib.sha256(str(group).encode())
         for path, layer in layers[group].items():
             # All of it: a model that was trained further may differ in a few rows alone.
             weight = layer.weight.detach().cpu().contiguous()
             check = zlib.crc32(weight.view(torch.uint8).numpy().data)
             digest.update(f"{path} {tuple(weight.shape)} {weight.dtype} {check}".encode())
-        folder = platformdirs.user_cache_path("polyspec_ext") / "w4" / digest.hexdigest()[:16]
+        folder = cache / "w4" / digest.hexdigest()[:16]
         # A file that another release wrote, or that is not whole, is made again.
         with contextlib.suppress(OSError, ValueError):
             return load_w4(model, folder)
     progress.note(f"{name}: rounding its weights to 4 bits, once")
     copy = quantize_w4(model, group)
-    if on_cpu:
+    if cache is not None:
         with contextlib.suppress(OSError):
             save_w4(copy, folder)
     return copy

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
-from ..files import replace_text
+from ..files import cache_folder, replace_text
 
 
 class Store:
@@ -67,10 +65,9 @@ def _digest(key: Mapping[str, Any]) -> str:
 
 
 def default_store() -> Store:
-    """In the platform's cache folder of the user, below ``polyspec_ext/levels``."""
-    folder = platformdirs.user_cache_path("polyspec_ext") / "levels"
-    # Without a home there is no such folder: "~" stays as it is.
-    return _store(folder if folder.is_absolute() else None)
+    """Return the store in the user's cache folder, below ``polyspec_ext/levels``."""
+    folder = cache_folder()
+    return _store(folder and folder / "levels")
 
 
 @functools.cache

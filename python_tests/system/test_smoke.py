@@ -3,12 +3,17 @@ is said to run with (`make test-oldest`)."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from packaging.requirements import Requirement
 from transformers import AutoModelForCausalLM
 
 import polyspec_ext as ps
@@ -40,6 +45,59 @@ def test_this_is_the_binary_that_was_asked_for() -> None:
     found = (_C.build_info()["torch"], torch.__version__, transformers.__version__)
     for wanted, version in zip(expected.split(","), found, strict=True):
         assert version.startswith(wanted), (expected, found, Path(_C.__file__))
+
+
+_IMPORT_ALL = """
+import importlib, pkgutil, polyspec_ext
+names = [one.name for one in pkgutil.walk_packages(polyspec_ext.__path__, "polyspec_ext.")]
+for name in names:
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
+print(*names)
+"""
+
+
+def _required(name: str, known: set[str]) -> set[str]:
+    """Add a distribution to `known`, and those that it requires without extras."""
+    if name not in known:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            requirements = map(Requirement, metadata.requires(name) or [])
+            known.add(name)
+            for one in requirements:
+                if one.marker is None or one.marker.evaluate({"extra": ""}):
+                    _required(one.name, known)
+    return known
+
+
+def test_every_module_imports_without_optional_packages(tmp_path: Path) -> None:
+    known: set[str] = set()
+    for name in ("torch", "numpy", "transformers"):
+        _required(name, known)
+    for name in known:
+        for file in metadata.files(name) or []:
+            link, place = tmp_path / file.parts[0], Path(str(file.locate()))
+            if file.parts[0] != ".." and not link.exists():
+                link.symlink_to([place, *place.parents][len(file.parts) - 1])
+    root = Path(ps.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{tmp_path}"}
+    # Without `site` nothing else is found.
+    without_site = [sys.executable, "-S"]
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*without_site, *arguments],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+
+    assert run("-c", "import pytest").returncode != 0
+    imported = run("-c", _IMPORT_ALL)
+    assert imported.returncode == 0, imported.stderr
+    assert {"polyspec_ext.cli.entry", "polyspec_ext.chain"} <= set(imported.stdout.split())
+    help = run("-m", "polyspec_ext", "bench", "--help")
+    assert help.returncode == 0, help.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

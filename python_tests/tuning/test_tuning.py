@@ -275,9 +275,8 @@ def test_without_a_folder_one_process_remembers(tmp_path: Path, folder: str | No
 
 
 def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    import platformdirs
-
-    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: Path("~/.cache") / name)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert tuning.default_store().folder is None
 
 
