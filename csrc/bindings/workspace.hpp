@@ -1,10 +1,11 @@
 // Workspaces for verify on CUDA: slices of one arena per device, zeroed once. Eager calls of a
 // stream share a slice, since they follow each other; a captured call has one of its own until its
-// graph is gone, since graphs may be replayed on any stream. Where none is left, or the arena would
-// have to be made during a capture, calls do without: they are slower for the smallest batches and
-// give the same.
+// graph is gone, since graphs may be replayed on any stream. Where none is left, which torch warns
+// of once, or the arena would have to be made during a capture, calls do without: they are slower
+// for the smallest batches and give the same.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,7 +41,7 @@ class Workspaces {
     if (mine != nullptr) return mine;
     const auto [arena, asked_first] = arenas_.try_emplace(place.device_index);
     if (asked_first) arena->second = make(place, stream);
-    if (arena->second != nullptr) mine = arena->second->lend();
+    if (arena->second != nullptr) mine = lend_of(arena->second.get());
     return mine;
   }
 
@@ -51,11 +52,23 @@ class Workspaces {
       const auto arena = arenas_.find(place.device_index);
       if (arena != arenas_.end()) slices = arena->second.get();
     }
-    void* const mine = slices == nullptr ? nullptr : slices->lend();
+    void* const mine = slices == nullptr ? nullptr : lend_of(slices);
     if (mine == nullptr) return nullptr;
     auto loan = std::make_unique<Loan>(Loan{slices, mine});
     // Where nobody says when the graph goes, the slice stays with it for good.
     if (polyspec::when_graph_goes(stream, &give_back, loan.get()).ok()) loan.release();
+    return mine;
+  }
+
+  static void* lend_of(Slices* slices) {
+    static std::atomic<bool> warned{false};
+    void* const mine = slices->lend();
+    if (mine == nullptr && !warned.exchange(true)) {
+      aoti_torch_warn(
+          __func__, __FILE__, __LINE__,
+          "polyspec: all workspaces of this CUDA device are lent to streams and captured "
+          "graphs; further verifications do without and are slower for small batches");
+    }
     return mine;
   }
 

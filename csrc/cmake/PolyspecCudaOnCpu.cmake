@@ -63,7 +63,10 @@ add_test(NAME cuda_on_cpu.runtime COMMAND cuda_stand_in_test)
 # sm_90, with clusters up to the 16 CTAs that its largest devices run.
 set(sm_90 ${small_ctas} POLYSPEC_CLUSTER_CTAS=16)
 polyspec_add_kernels(kernels_sm_90 SOURCES ${cuda_sources} DEFINE ${sm_90})
-polyspec_add_cuda_program(cuda_test_sm_90 csrc/tests/gpu/cuda_test.cpp KERNELS kernels_sm_90 DEFINE ${sm_90})
+polyspec_add_kernels(intrinsics_sm_90 SOURCES "${CMAKE_CURRENT_SOURCE_DIR}/csrc/tests/gpu/intrinsics.cu" DEFINE ${sm_90})
+target_include_directories(intrinsics_sm_90 PRIVATE csrc/tests)
+polyspec_add_cuda_program(cuda_test_sm_90 csrc/tests/gpu/cuda_test.cpp KERNELS kernels_sm_90 intrinsics_sm_90
+                          DEFINE ${sm_90})
 add_test(NAME cuda_on_cpu.cuda_test COMMAND cuda_test_sm_90 2 9000)
 polyspec_add_cuda_program(graph_life_sm_90 csrc/tests/gpu/graph_life_test.cpp KERNELS kernels_sm_90)
 add_test(NAME cuda_on_cpu.graph_life COMMAND graph_life_sm_90)
@@ -103,7 +106,7 @@ endif()
 
 # sm_80, whose devices have no clusters, with as many threads as there.
 polyspec_add_kernels(kernels_sm_80 SOURCES ${cuda_sources} DEFINE __CUDA_ARCH__=800)
-polyspec_add_cuda_program(cuda_test_sm_80 csrc/tests/gpu/cuda_test.cpp KERNELS kernels_sm_80)
+polyspec_add_cuda_program(cuda_test_sm_80 csrc/tests/gpu/cuda_test.cpp KERNELS kernels_sm_80 intrinsics_sm_90)
 add_test(NAME cuda_on_cpu.cuda_test_sm_80 COMMAND cuda_test_sm_80 1 0)
 polyspec_add_cuda_program(random_calls_sm_80 csrc/tests/cuda_on_cpu/random_calls_test.cpp KERNELS kernels_sm_80)
 add_test(NAME cuda_on_cpu.random_calls_sm_80 COMMAND random_calls_sm_80 10)

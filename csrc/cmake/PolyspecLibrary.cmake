@@ -102,6 +102,31 @@ foreach(loops IN ITEMS attention blocks dense int4 layer ${amx_loops})
   endforeach()
 endforeach()
 
+# polyspec_generate_code(<target>): the architectures of its CUDA sources. One PTX serves sm_90 and all later ones, in place
+# of one each: the kernels use nothing newer, and to make it takes as long as to assemble it. What is more than a number
+# (90a, 90-real, native) is left to CMake.
+function(polyspec_generate_code target)
+  if(CMAKE_CUDA_ARCHITECTURES MATCHES "[^0-9;]")
+    return()
+  endif()
+  foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
+    set(virtual 90)
+    if(architecture LESS 90)
+      set(virtual ${architecture})
+    endif()
+    list(APPEND virtuals ${virtual})
+    list(APPEND code_${virtual} sm_${architecture})
+  endforeach()
+  list(REMOVE_DUPLICATES virtuals)
+  foreach(virtual IN LISTS virtuals)
+    list(JOIN code_${virtual} "," code)
+    target_compile_options(
+      ${target}
+      PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_${virtual},code=[compute_${virtual},${code}]>")
+  endforeach()
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF)
+endfunction()
+
 if(POLYSPEC_CUDA)
   file(GLOB polyspec_kernels CONFIGURE_DEPENDS csrc/src/cuda/*.cu)
   target_sources(polyspec PRIVATE ${polyspec_kernels} csrc/src/cuda/capture.cpp)
@@ -118,26 +143,7 @@ if(POLYSPEC_CUDA)
       PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings;-Xptxas=--warning-as-error;-Xcompiler=-Werror>")
   endif()
   set_target_properties(polyspec PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
-  # One PTX serves sm_90 and all later architectures, in place of one each: the kernels use nothing newer, and to make
-  # it takes as long as to assemble it. What is more than a number (90a, 90-real, native) is left to CMake.
-  if(NOT CMAKE_CUDA_ARCHITECTURES MATCHES "[^0-9;]")
-    foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
-      set(virtual 90)
-      if(architecture LESS 90)
-        set(virtual ${architecture})
-      endif()
-      list(APPEND virtuals ${virtual})
-      list(APPEND code_${virtual} sm_${architecture})
-    endforeach()
-    list(REMOVE_DUPLICATES virtuals)
-    foreach(virtual IN LISTS virtuals)
-      list(JOIN code_${virtual} "," code)
-      target_compile_options(
-        polyspec
-        PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_${virtual},code=[compute_${virtual},${code}]>")
-    endforeach()
-    set_target_properties(polyspec PROPERTIES CUDA_ARCHITECTURES OFF)
-  endif()
+  polyspec_generate_code(polyspec)
   # What ptxas says of registers and shared memory is kept for csrc/tests/gpu/kernel_budget_test.cpp.
   set_property(TARGET polyspec PROPERTY CUDA_COMPILER_LAUNCHER
                sh "${CMAKE_CURRENT_SOURCE_DIR}/csrc/cmake/keep_ptxas_log.sh" ${CMAKE_CUDA_COMPILER_LAUNCHER})

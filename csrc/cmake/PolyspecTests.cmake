@@ -23,7 +23,7 @@ foreach(source IN LISTS polyspec_tests)
   add_executable(${name} "${source}")
   target_link_libraries(${name} PRIVATE polyspec_test_support)
   target_include_directories(${name} PRIVATE csrc/tests csrc/src)
-  target_compile_options(${name} PRIVATE ${POLYSPEC_CXX_FLAGS})
+  target_compile_options(${name} PRIVATE "$<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:${POLYSPEC_CXX_FLAGS}>")
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
 endforeach()
@@ -81,6 +81,9 @@ if(POLYSPEC_CUDA)
     PRIVATE POLYSPEC_KERNEL_LOGS="${CMAKE_BINARY_DIR}/CMakeFiles/polyspec.dir"
             POLYSPEC_KERNEL_BUDGET="${CMAKE_CURRENT_SOURCE_DIR}/csrc/tests/gpu/kernel_budget.txt"
             POLYSPEC_KERNEL_FILES=${kernel_files})
+  target_sources(cuda_test PRIVATE csrc/tests/gpu/intrinsics.cu)
+  set_target_properties(cuda_test PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
+  polyspec_generate_code(cuda_test)
 endif()
 
 include(PolyspecCudaOnCpu)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <type_traits>
 
 #include "cuda/kernels.cuh"
@@ -57,6 +58,9 @@ class GroupLaunch {
   cudaLaunchConfig_t config_ = {};
 };
 
+// Keeps an answer of cudaOccupancyMaxActiveClusters for active_clusters (launch.hpp).
+void note_active_clusters(const char* kernel, int ctas, int clusters);
+
 // How many groups of `ctas` CTAs of a kernel the device runs at the same time: a cluster lies
 // within a part of the device, so that some multiprocessors may be left over. 0: it runs none of
 // that size. Asked once for each kernel, size and device.
@@ -72,26 +76,39 @@ int64_t groups_at_once(const DeviceShape& device, int ctas, int threads) {
       cudaGetLastError();
       found = 0;
     }
+    note_active_clusters(__PRETTY_FUNCTION__, ctas, found);
     own.store(found + 1, std::memory_order_relaxed);
   }
   return found;
 }
 
-// Launches with `ctas` CTAs per group, 0: as many as fit the device. Where a cluster cannot be had
-// (a slice of a device, say) groups of one CTA do the same.
-template <class Params>
-cudaError_t launch(void (*kernel)(Params), int64_t groups, int threads, const Params& params,
-                   const Stream& stream, int ctas = 0) {
+// Launches with `ctas` CTAs per group, 0: as many as fit the device, all groups at the same time: a
+// group more than the device runs at once would begin when others end. Where a cluster cannot be
+// launched (a slice of a device, say) groups of one CTA do the same, and standard error says so
+// once; a size that is forced is launched, or its error returned.
+template <auto kernel, class Params>
+cudaError_t launch(int64_t groups, int threads, const Params& params, const Stream& stream,
+                   int ctas = 0) {
   const DeviceShape device = current_device();
   const int forced = forced_ctas.load(std::memory_order_relaxed);
-  if (forced != 0) ctas = forced;
-  if (ctas == 0) ctas = ctas_per_group(groups, params.vocab, device.multiprocessors);
+  if (!device.clusters) {
+    ctas = 1;
+  } else if (forced != 0) {
+    ctas = forced;
+    groups_at_once<kernel>(device, ctas, threads);  // for active_clusters
+  } else {
+    if (ctas == 0) ctas = ctas_per_group(groups, params.vocab, device.multiprocessors);
+    while (ctas > 1 && groups_at_once<kernel>(device, ctas, threads) < groups) ctas /= 2;
+  }
   Stream on = stream;
   on.overlap = stream.overlap && device.clusters;  // both came with sm_90
-  if (ctas > 1 && device.clusters &&
-      launch_kernel(kernel, GroupLaunch(groups, ctas, threads, on).config(), params) ==
-          cudaSuccess) {
-    return cudaSuccess;
+  const cudaError_t error =
+      launch_kernel(kernel, GroupLaunch(groups, ctas, threads, on).config(), params);
+  if (error == cudaSuccess || ctas == 1 || forced != 0) return error;
+  static std::atomic<bool> said{false};
+  if (!said.exchange(true)) {
+    std::fprintf(stderr, "polyspec: clusters of %d CTAs cannot be launched (%s): one CTA each\n",
+                 ctas, cudaGetErrorString(error));
   }
   return launch_kernel(kernel, GroupLaunch(groups, 1, threads, on).config(), params);
 }
@@ -126,9 +143,9 @@ cudaError_t launch_rule(const VerifyParams& params, const Stream& stream) {
     chosen.groups = fits ? std::min<int64_t>(forced, params.batch * rows) : 0;
   }
   if (params.workspace != nullptr && chosen.groups > 0) {
-    return launch(kRowsKernel, chosen.groups, kThreads, params, stream, chosen.ctas);
+    return launch<kRowsKernel>(chosen.groups, kThreads, params, stream, chosen.ctas);
   }
-  return launch(verify_kernel<T, rule, kind, kThreads>, params.batch, kThreads, params, stream);
+  return launch<verify_kernel<T, rule, kind, kThreads>>(params.batch, kThreads, params, stream);
 }
 
 // The kernels of one element type, each in a file of its own: verify_<type>.cu. Greedy requests

@@ -2,6 +2,9 @@
 // answers kUnsupported.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "polyspec/verify_tree.hpp"
 
 namespace polyspec::cuda {
@@ -22,6 +25,15 @@ bool available();
 // groups at most share the rows of blocks out, whatever the batch, and trees have one for each row;
 // `groups` 0: each request has a group that walks. 0 and -1: the backend chooses. For tests and
 // measurements. Results do not depend on it.
+// A cluster that cannot be launched is then an error.
 void force_shape(int ctas, int groups);
+
+// How many clusters of so many CTAs of a kernel the device runs at the same time, as
+// cudaOccupancyMaxActiveClusters has answered the launches so far. For tests and measurements.
+struct ActiveClusters {
+  std::string kernel;
+  int ctas, clusters;
+};
+std::vector<ActiveClusters> active_clusters();
 
 }  // namespace polyspec::cuda

@@ -7,8 +7,8 @@ namespace {
 template <class T>
 Result launch_sample(const SampleParams& params, const Stream& stream) {
   return result_of(with_requests(requests_of(params.sampling, true), [&](auto requests) {
-    return launch(sample_kernel<T, decltype(requests)::value, kSampleThreads>, params.batch,
-                  kSampleThreads, params, stream);
+    return launch<sample_kernel<T, decltype(requests)::value, kSampleThreads>>(
+        params.batch, kSampleThreads, params, stream);
   }));
 }
 

@@ -24,6 +24,7 @@ Result schedule_next(const ScheduleNextParams&, CUstream_st*) { return unsupport
 Result schedule_report(const ScheduleReportParams&, CUstream_st*) { return unsupported(); }
 bool available() { return false; }
 void force_shape(int, int) {}
+std::vector<ActiveClusters> active_clusters() { return {}; }
 Result clear(void*, int64_t, const Stream&) { return unsupported(); }
 bool is_capturing(const Stream&) { return false; }
 Result when_graph_goes(const Stream&, void (*)(void*), void*) { return unsupported(); }

@@ -16,8 +16,8 @@ Result launch_tree(VerifyTreeParams params, const Stream& stream) {
   if (!at_once) params.workspace = nullptr;
   const bool typed = params.draft_logits == nullptr || params.draft_dtype == core::kDTypeOf<T>;
   return result_of(with_requests(requests_of(params.sampling, typed), [&](auto requests) {
-    return launch(tree_kernel<T, decltype(requests)::value, kResidualThreads>,
-                  params.batch * (at_once ? rows : 1), kResidualThreads, params, stream);
+    return launch<tree_kernel<T, decltype(requests)::value, kResidualThreads>>(
+        params.batch * (at_once ? rows : 1), kResidualThreads, params, stream);
   }));
 }
 

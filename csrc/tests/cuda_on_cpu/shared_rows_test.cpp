@@ -1,4 +1,4 @@
-// Chains whose rows are shared out among groups, and how many groups these are.
+// Chains whose rows are shared out among groups, and how many groups and CTAs these are.
 //
 // Chains that are kept as a whole, the draft's distributions being the target's, by few groups and
 // by many: the token behind them is drawn from a row that a group may have recorded itself, before
@@ -101,6 +101,28 @@ void check_groups(polyspec::VerifyParams params) {
   CHECK_EQ(64, static_cast<int>(stand_in::clusters_run(2) - before));
 }
 
+// 33 rows of a vocabulary for four CTAs each fill 132 multiprocessors, but only 32 clusters of four
+// run at the same time: each has two.
+void check_sampled_at_once(const std::vector<float>& rows) {
+  constexpr int64_t kRequests = 33;
+  std::vector<int64_t> tokens(kRequests);
+  std::vector<float> logprobs(kRequests);
+  std::vector<int32_t> status(kRequests, -1);
+  polyspec::SampleParams params;
+  params.batch = kRequests;
+  params.vocab = 20000;
+  params.logits = rows.data();
+  params.tokens = tokens.data();
+  params.logprobs = logprobs.data();
+  params.status = status.data();
+  const uint64_t before[] = {stand_in::clusters_run(2), stand_in::clusters_run(4)};
+  CHECK(polyspec::sample(params, kDevice).ok());
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  CHECK(status == std::vector<int32_t>(kRequests, 0));
+  CHECK_EQ(33, static_cast<int>(stand_in::clusters_run(2) - before[0]));
+  CHECK_EQ(0, static_cast<int>(stand_in::clusters_run(4) - before[1]));
+}
+
 }  // namespace
 
 int main() {
@@ -120,6 +142,7 @@ int main() {
   CHECK(polyspec::clear_workspace(params.workspace, polyspec::kVerifyWorkspaceBytes, kDevice).ok());
   check_kept_chains(params);
   check_groups(params);
+  check_sampled_at_once(rows);
   CHECK(cudaFree(params.workspace) == cudaSuccess);
   return 0;
 }

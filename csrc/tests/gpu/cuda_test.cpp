@@ -1,12 +1,15 @@
 // The CUDA backend against the CPU backend: the same calls over copies of the same memory, equal in
-// every byte of the poisoned outputs. Skipped (77) without kernels or without a device that runs
-// them.
+// every byte of the poisoned outputs. Goes on after a failure, counts by operator and shape, and
+// prints three examples of each; a size of clusters that is asked for and not launched is a
+// failure. Then it prints how many clusters of each kernel and size the device runs at the same
+// time. Skipped (77) without kernels or without a device that runs them.
 //
 //   cuda_test [cases [vocabulary]]    other than 400 random cases of each kind, and the largest
 //                                     vocabulary; with fewer than 64 cases all else is less, too
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 #include "cuda/launch.hpp"
 #include "cuda/launch_shape.hpp"
@@ -18,17 +21,83 @@
 #ifdef POLYSPEC_WITH_CUDA
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <vector>
 
-namespace {
+#include "gpu/intrinsics.hpp"
 
-#define CUDA_OK(call) CHECK_EQ(std::string("no error"), cudaGetErrorString(call))
+namespace {
 
 using cases::RowStatistics;
 using polyspec::Result;
 using polyspec::Stream;
+
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+void cuda_ok(const char* call, cudaError_t error) {
+  if (error != cudaSuccess) throw Failure(std::string(call) + ": " + cudaGetErrorString(error));
+}
+#define CUDA_OK(call) cuda_ok(#call, call)
+
+void result_ok(const Result& result, const std::string& name) {
+  if (!result.ok()) throw Failure(name + ": " + result.message);
+}
+
+void same(const std::vector<unsigned char>& expected, const std::vector<unsigned char>& got,
+          const std::string& name) {
+  const std::string found = cases::difference(expected, got);
+  if (!found.empty()) throw Failure(name + ": " + found);
+}
+
+// What was checked, by operator and shape, and the first failures of each.
+class Tally {
+ public:
+  // Runs a check, which throws where it fails. Throws itself where the device does not answer any
+  // more: every later check would fail for that.
+  template <class Check>
+  void run(const std::string& what, const Check& check) {
+    Row& row = rows_[what];
+    ++row.checks;
+    try {
+      check();
+    } catch (const std::exception& error) {
+      if (++row.failed <= 3) row.examples.push_back(error.what());
+      const cudaError_t device = cudaDeviceSynchronize();
+      if (device != cudaSuccess)
+        throw std::runtime_error(std::string("the device fails from now on: ") + error.what());
+      cudaGetLastError();
+    }
+  }
+  // The rows; how many of them have failures.
+  int print() const {
+    int failed = 0;
+    int64_t checks = 0;
+    for (const auto& [what, row] : rows_) {
+      checks += row.checks;
+      if (row.failed == 0) continue;
+      ++failed;
+      std::printf("FAILED: %s: %lld of %lld\n", what.c_str(), static_cast<long long>(row.failed),
+                  static_cast<long long>(row.checks));
+      for (const std::string& example : row.examples) std::printf("  %s\n", example.c_str());
+    }
+    std::printf("%lld checks of %zu operators and shapes: %d failed\n",
+                static_cast<long long>(checks), rows_.size(), failed);
+    return failed;
+  }
+
+ private:
+  struct Row {
+    int64_t checks = 0, failed = 0;
+    std::vector<std::string> examples;
+  };
+  std::map<std::string, Row> rows_;
+};
+Tally tally;
 
 Result run(const polyspec::SampleParams& params, Stream stream) {
   return polyspec::sample(params, stream);
@@ -98,9 +167,9 @@ unsigned char* workspace(cudaStream_t stream) {
   if (mine == nullptr) {
     mine = std::make_unique<DeviceBytes>(
         std::vector<unsigned char>(polyspec::kVerifyWorkspaceBytes, 0xa5));
-    CHECK(
-        polyspec::clear_workspace(mine->data(), polyspec::kVerifyWorkspaceBytes, Stream::on(stream))
-            .ok());
+    result_ok(polyspec::clear_workspace(mine->data(), polyspec::kVerifyWorkspaceBytes,
+                                        Stream::on(stream)),
+              "clear_workspace");
   }
   return mine->data();
 }
@@ -137,7 +206,11 @@ std::vector<Shape> all_shapes() {
 void force(const Shape& shape) { polyspec::cuda::force_shape(shape.ctas, shape.groups); }
 
 std::string shown(const Shape& shape) {
-  return std::to_string(shape.ctas) + " CTAs per group, groups " + std::to_string(shape.groups);
+  if (shape.groups < 0) return "the backend's shape";
+  const std::string groups = shape.groups == 0         ? "walkers"
+                             : shape.groups == 1 << 20 ? "a group for each row"
+                                                       : std::to_string(shape.groups) + " groups";
+  return groups + " of " + std::to_string(shape.ctas) + " CTAs";
 }
 
 // A call on the device, and what the CPU backend makes of it.
@@ -160,17 +233,14 @@ class Compared {
     return with_workspace(call_.params(inputs_.data(), outputs_.data()), stream_);
   }
 
-  void run() const {
-    const Result result = ::run(params(), Stream::on(stream_));
-    CHECK_EQ(std::string(""), result.message);
-  }
+  void run() const { result_ok(::run(params(), Stream::on(stream_)), name_); }
 
   void poison() const { outputs_.write(call_.outputs.bytes); }
   void check_outputs(const std::string& how) const {
     CUDA_OK(cudaStreamSynchronize(stream_));
-    cases::check_same(expected_, outputs_.read(), name_ + how);
+    same(expected_, outputs_.read(), name_ + how);
   }
-  void check_inputs() const { cases::check_same(input_bytes_, inputs_.read(), name_ + ", inputs"); }
+  void check_inputs() const { same(input_bytes_, inputs_.read(), name_ + ", inputs"); }
 
   // A captured call reads its inputs when it is replayed, not when it was captured.
   void check_graph() const {
@@ -178,11 +248,14 @@ class Compared {
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     params();  // makes the workspace, which cannot be made in a capture
-    CHECK(!polyspec::is_capturing(Stream::on(stream_)));
+    const bool before = polyspec::is_capturing(Stream::on(stream_));
     CUDA_OK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    CHECK(polyspec::is_capturing(Stream::on(stream_)));
-    run();
-    CUDA_OK(cudaStreamEndCapture(stream_, &graph));
+    const bool during = polyspec::is_capturing(Stream::on(stream_));
+    const Result result = ::run(params(), Stream::on(stream_));
+    const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);  // whatever the call said
+    result_ok(result, name_ + ", captured");
+    CUDA_OK(ended);
+    if (before || !during) throw Failure(name_ + ": is_capturing does not say so");
     CUDA_OK(cudaGraphInstantiate(&executable, graph, 0));
     inputs_.write(input_bytes_);
     for (int replay = 0; replay < 3; ++replay) {
@@ -210,12 +283,14 @@ void compare(uint64_t seed, cases::Extent extent, const std::vector<Shape>& shap
              cudaStream_t stream, const std::string& name) {
   const Compared<Case> call(seed, extent, stream, name);
   for (const Shape& shape : shapes) {
-    force(shape);
-    call.poison();
-    call.run();
-    call.check_outputs(", " + shown(shape));
+    tally.run(name + ", " + shown(shape), [&] {
+      force(shape);
+      call.poison();
+      call.run();
+      call.check_outputs("");
+    });
   }
-  call.check_inputs();
+  tally.run(name + ", inputs", [&] { call.check_inputs(); });
 }
 
 // compare for calls that have one shape.
@@ -294,15 +369,19 @@ class Overlap {
     v.status = s.status;
     v.workspace = workspace(stream_);
     CUDA_OK(cudaStreamSynchronize(stream_));
-    CHECK(run(s, overlapping).ok());
-    CHECK(run(v, overlapping).ok());
+    result_ok(run(s, overlapping), "sample");
+    result_ok(run(v, overlapping), "verify");
     CUDA_OK(cudaStreamSynchronize(stream_));
     const std::vector<unsigned char> got = out.read();
     for (int64_t b = 0; b < batch_; ++b) {
-      CHECK_EQ(0, reinterpret_cast<const int32_t*>(got.data() + status_)[b]);
-      CHECK_EQ(1, reinterpret_cast<const int64_t*>(got.data() + accepted_)[b]);
-      CHECK_EQ(reinterpret_cast<const int64_t*>(got.data() + drafted_)[b],
-               reinterpret_cast<const int64_t*>(got.data() + tokens_)[2 * b]);
+      const int32_t status = reinterpret_cast<const int32_t*>(got.data() + status_)[b];
+      const int64_t accepted = reinterpret_cast<const int64_t*>(got.data() + accepted_)[b];
+      if (status != 0 || accepted != 1 ||
+          reinterpret_cast<const int64_t*>(got.data() + drafted_)[b] !=
+              reinterpret_cast<const int64_t*>(got.data() + tokens_)[2 * b]) {
+        throw Failure("row " + std::to_string(b) + ": status " + std::to_string(status) +
+                      ", accepted " + std::to_string(accepted) + " of its own token");
+      }
     }
   }
 
@@ -327,24 +406,46 @@ class Overlap {
   size_t drafted_, statistics_, tokens_, accepted_, logprobs_, status_;
 };
 
-void passed(const std::string& what) {
-  std::printf("%s: passed\n", what.c_str());
+// Says that a part is done, and how long it took.
+void done(const std::string& what) {
+  static auto began = std::chrono::steady_clock::now();
+  const auto now = std::chrono::steady_clock::now();
+  std::printf("%s: %.1f s\n", what.c_str(), std::chrono::duration<double>(now - began).count());
   std::fflush(stdout);
+  began = now;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  if (!polyspec::cuda::available()) {
-    std::printf("skipped: no CUDA device that these kernels run on\n");
-    return 77;
+// A line for each kernel: clusters by CTAs of each.
+void print_active_clusters() {
+  std::map<std::string, std::map<int, int>> kernels;
+  for (const auto& [kernel, ctas, clusters] : polyspec::cuda::active_clusters())
+    kernels[kernel][ctas] = clusters;
+  std::printf("clusters that run at the same time, by CTAs of each:\n");
+  for (const auto& [kernel, clusters] : kernels) {
+    const size_t name = kernel.find("kernel = ") + 9;  // of what the compiler calls the template
+    std::printf("  %s", kernel.substr(name, kernel.find(';', name) - name).c_str());
+    for (const auto& [ctas, count] : clusters) std::printf(", %d: %d", ctas, count);
+    std::printf("\n");
   }
-  const uint64_t count = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 400;
-  const int64_t largest = argc > 2 ? std::strtoll(argv[2], nullptr, 10) : 1050000;
+}
+
+void run_all(uint64_t count, int64_t largest) {
   const bool few = count < 64;
   cudaStream_t streams[2];
   for (cudaStream_t& stream : streams) CUDA_OK(cudaStreamCreate(&stream));
   const cudaStream_t stream = streams[0];
+  // The device loads a kernel when it is launched for the first time: here within a capture.
+  tally.run("first launch in a capture, sample",
+            [&] { Compared<cases::SampleCase>(3, 1000, stream, "sample").check_graph(); });
+  tally.run("first launch in a capture, verify",
+            [&] { Compared<cases::VerifyCase>(4, 1000, stream, "verify").check_graph(); });
+  tally.run("first launch in a capture, verify_tree",
+            [&] { Compared<cases::TreeCase>(4, 1000, stream, "verify_tree").check_graph(); });
+  done("first launches in captures");
+  for (const std::string& wrong : intrinsics::wrong_answers())
+    tally.run("intrinsics", [&] { throw Failure(wrong); });
+  done("intrinsics");
+
   for (uint64_t seed = 0; seed < 2 * count; ++seed) {
     compare<cases::ScheduleDueCase>(seed, stream, "schedule_due");
     compare<cases::ScheduleNextCase>(seed, stream, "schedule_next");
@@ -355,10 +456,15 @@ int main(int argc, char** argv) {
     compare<cases::PagesCase<true>>(seed, stream, "reserve_pages");
     compare<cases::PagesCase<false>>(seed, stream, "truncate_pages");
   }
-  Compared<cases::ScheduleNextCase>(5, {}, stream, "schedule_next").check_graph();
-  Compared<cases::ScheduleReportCase>(6, {}, stream, "schedule_report").check_graph();
-  Compared<cases::AppendCase>(7, {}, stream, "append").check_graph();
-  passed("state rows and caches");
+  tally.run("graph, schedule_next", [&] {
+    Compared<cases::ScheduleNextCase>(5, {}, stream, "schedule_next").check_graph();
+  });
+  tally.run("graph, schedule_report", [&] {
+    Compared<cases::ScheduleReportCase>(6, {}, stream, "schedule_report").check_graph();
+  });
+  tally.run("graph, append",
+            [&] { Compared<cases::AppendCase>(7, {}, stream, "append").check_graph(); });
+  done("state rows and caches");
 
   const std::vector<Shape> shapes = all_shapes();
   for (uint64_t seed = 0; seed < count; ++seed) {
@@ -368,23 +474,10 @@ int main(int argc, char** argv) {
     compare<cases::TreeCase>(seed, {}, shapes, stream, "verify_tree");
     compare<cases::IndexedTreeCase>(seed, {}, shapes, stream, "indexed verify_tree");
   }
-  passed("random cases");
-  // Several rows of large vocabularies, of the largest (tiles of 2048) fewer; and a large tree.
-  for (const int64_t vocab : {int64_t{9000}, int64_t{50257}, int64_t{128256}, int64_t{1050000}}) {
-    if (vocab > largest) continue;
-    const bool most = vocab > 1 << 20;
-    for (uint64_t seed = 0; seed < (few || most ? 1 : 3); ++seed) {
-      compare<cases::SampleCase>(seed, {vocab, 3}, shapes, stream, "sample");
-      compare<cases::VerifyCase>(seed, {vocab, most ? 1 : 2, most ? 2 : 4}, shapes, stream,
-                                 "verify");
-      compare<cases::TreeCase>(seed, {vocab, 1, most ? 2 : 7}, shapes, stream, "verify_tree");
-    }
-    passed("vocabulary " + std::to_string(vocab));
-  }
-  for (uint64_t seed = 0; seed < (few ? 1 : 8); ++seed)
-    compare<cases::TreeCase>(seed, {few ? 100 : 1000, 2, 60}, shapes, stream, "verify_tree");
-  passed("trees of 60 nodes");
+  done("random cases");
 
+  // What another multiprocessor wrote into distributed shared memory, or a stream beside this one
+  // into global memory, is read, and not what a cache of its own still holds.
   const int64_t middle = std::min<int64_t>(largest, 50257);
   const Compared<cases::SampleCase> sampled(3, 1000, stream, "sample");
   const Compared<cases::VerifyCase> verified(4, middle, stream, "verify");
@@ -393,16 +486,52 @@ int main(int argc, char** argv) {
   const Overlap overlap(few ? 4 : 64, few ? 1000 : 40000, stream);
   for (const Shape& shape : shapes) {
     force(shape);
-    sampled.check_graph();
-    verified.check_graph();
-    tree.check_graph();
-    two_streams.check(few ? 2 : 20);
-    for (uint64_t seed = 0; seed < (few ? 2 : 50); ++seed) overlap.check(seed);
-    passed("graphs, two streams and overlap with " + shown(shape) +
-           " (0 and -1: the backend chooses)");
+    tally.run("graph, sample, " + shown(shape), [&] { sampled.check_graph(); });
+    tally.run("graph, verify, " + shown(shape), [&] { verified.check_graph(); });
+    tally.run("graph, verify_tree, " + shown(shape), [&] { tree.check_graph(); });
+    tally.run("two streams, " + shown(shape), [&] { two_streams.check(few ? 2 : 20); });
+    for (uint64_t seed = 0; seed < (few ? 2 : 50); ++seed)
+      tally.run("overlap, " + shown(shape), [&] { overlap.check(seed); });
   }
+  done("graphs, two streams and overlap");
+
+  // Several rows of large vocabularies, of the largest (tiles of 2048) fewer; and a large tree.
+  for (const int64_t vocab : {int64_t{9000}, int64_t{50257}, int64_t{128256}, int64_t{1050000}}) {
+    if (vocab > largest) continue;
+    const bool most = vocab > 1 << 20;
+    for (uint64_t seed = 0; seed < (few || most ? 1 : 3); ++seed) {
+      compare<cases::SampleCase>(seed, {vocab, 3}, shapes, stream, "sample, large");
+      compare<cases::VerifyCase>(seed, {vocab, most ? 1 : 2, most ? 2 : 4}, shapes, stream,
+                                 "verify, large");
+      compare<cases::TreeCase>(seed, {vocab, 1, most ? 2 : 7}, shapes, stream,
+                               "verify_tree, large");
+    }
+    done("vocabulary " + std::to_string(vocab));
+  }
+  for (uint64_t seed = 0; seed < (few ? 1 : 8); ++seed)
+    compare<cases::TreeCase>(seed, {few ? 100 : 1000, 2, 60}, shapes, stream, "tree of 60 nodes");
+  done("trees of 60 nodes");
   for (cudaStream_t& stream : streams) CUDA_OK(cudaStreamDestroy(stream));
-  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (!polyspec::cuda::available()) {
+    std::printf("skipped: no CUDA device that these kernels run on\n");
+    return 77;
+  }
+  int failed = 0;
+  try {
+    run_all(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 400,
+            argc > 2 ? std::strtoll(argv[2], nullptr, 10) : 1050000);
+  } catch (const std::exception& error) {
+    failed = 1;
+    std::printf("FAILED: ended early: %s\n", error.what());
+  }
+  print_active_clusters();
+  failed += tally.print();
+  return failed == 0 ? 0 : 1;
 }
 
 #else

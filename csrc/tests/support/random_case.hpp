@@ -287,16 +287,23 @@ class SampleCase {
   size_t logits_, tokens_, logprobs_, status_, statistics_;
 };
 
+// Names the first byte that differs; empty: none does.
+inline std::string difference(const std::vector<unsigned char>& expected,
+                              const std::vector<unsigned char>& got) {
+  if (expected.size() != got.size()) return "another number of bytes";
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (expected[i] == got[i]) continue;
+    return "output byte " + std::to_string(i) + " is " + std::to_string(got[i]) + ", expected " +
+           std::to_string(expected[i]);
+  }
+  return "";
+}
+
 // Fails, naming the case and the first byte that differs.
 inline void check_same(const std::vector<unsigned char>& expected,
                        const std::vector<unsigned char>& got, const std::string& name) {
-  CHECK_EQ(expected.size(), got.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (expected[i] == got[i]) continue;
-    check::fail(__FILE__, __LINE__,
-                name + ": output byte " + std::to_string(i) + " is " + std::to_string(expected[i]),
-                std::to_string(got[i]));
-  }
+  const std::string found = difference(expected, got);
+  if (!found.empty()) check::fail(__FILE__, __LINE__, name + ": equal outputs", found);
 }
 
 }  // namespace cases
