@@ -381,11 +381,44 @@ def report_of(
     if args.chains:
         asked_for = [(TARGET, *below) for below in args.chains]
     asked_for = [names for names in asked_for if set(names) <= set(parts)]
-    results = []
+    results: list[dict[str, Any]] = []
     shared: dict[str, float] = {}
+
+    def report(rows: list[dict[str, Any]], complete: bool) -> dict[str, Any]:
+        return {
+            **machine.header("chains", SCHEMA, args.device),
+            "complete": complete,
+            "settings": {
+                "prompts": len(prompts),
+                "source": source,
+                "repeats": args.repeats,
+                "max_new_tokens": args.max_new_tokens,
+                "times": args.times if args.shape is None else None,
+                "shape": args.shape,
+                "parameters": sum(p.numel() for p in model.parameters()),
+                "dtype": str(model.dtype).removeprefix("torch."),
+                "seed": args.seed,
+                "plan_seconds": args.plan_seconds,
+            },
+            "overlap": shared,
+            "pass_ms": {"tokens": list(WIDTHS), **times},
+            "load": {"before": before, "after": machine.load_average()},
+            "results": rows,
+        }
+
     for temperature in args.temperature:
         (alone, *below), found = contenders(asked_for, parts, prompts, args, temperature)
         made = [alone, *_transformers(parts), *below]
+
+        def save(made: Sequence[Contender] = made, temperature: float = temperature) -> None:
+            """Keep the rates so far in the file, for a run that is cut short."""
+            rows = [
+                {"label": one.label, "window": one.window, "tokens_per_second": one.rate()}
+                for one in made
+                if one.seconds
+            ]
+            output.save(args, report([*results, {"temperature": temperature, "rows": rows}], False))
+
         measure(
             made,
             prompts,
@@ -393,8 +426,10 @@ def report_of(
             max_new_tokens=args.max_new_tokens,
             temperature=temperature,
             seed=args.seed,
+            uncounted=0 if model.device.type == "cpu" else 2,  # no capture is counted
             clock=device_clock(model.device),
             desc=f"temperature {temperature:g}",
+            tick=save,
         )
         if not shared:
             models = {n: p.model for n, p in parts.items() if isinstance(p, HuggingFaceLevel)}
@@ -415,25 +450,8 @@ def report_of(
                 "choice_at_the_runs_speed": choice_of(made, at_run_speed),
             }
         )
-    return {
-        **machine.header("chains", SCHEMA, args.device),
-        "settings": {
-            "prompts": len(prompts),
-            "source": source,
-            "repeats": args.repeats,
-            "max_new_tokens": args.max_new_tokens,
-            "times": args.times if args.shape is None else None,
-            "shape": args.shape,
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "seed": args.seed,
-            "plan_seconds": args.plan_seconds,
-        },
-        "overlap": shared,
-        "pass_ms": {"tokens": list(WIDTHS), **times},
-        "load": {"before": before, "after": machine.load_average()},
-        "results": results,
-    }
+        output.save(args, report(results, False))
+    return report(results, True)
 
 
 def _transformers(parts: dict[str, Any]) -> list[Contender]:

@@ -31,7 +31,6 @@ from polyspec_ext.bench import (
 )
 from polyspec_ext.command import options
 from polyspec_ext.errors import PolyspecError
-from polyspec_ext.files import replace_text
 
 SCHEMA = 1  # of the JSON report
 REPEATS, QUICK_REPEATS = 60, 20
@@ -188,8 +187,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
                     tick=bar.update,
                 )
             )
-            if args.json_file:
-                replace_text(Path(args.json_file), json.dumps(report(), indent=1) + "\n")
+            output.save(args, report())
     complete = report()
     if args.output:
         write(complete, Path(args.output))

@@ -9,6 +9,7 @@ prefill included; chains tell their prefill apart.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -160,6 +161,7 @@ def measure(
     temperature: float,
     seed: int,
     warm_up: int = 8,
+    uncounted: int = 0,
     clock: Clock = time.perf_counter,
     desc: str = "measuring",
     tick: Callable[[], object] = lambda: None,
@@ -169,6 +171,7 @@ def measure(
     Args:
         seed: of the first prompt's first repeat. A prompt has one seed however it is run.
         warm_up: new tokens of a first call of each, which does not count.
+        uncounted: whole repeats before those that count. CUDA graphs are captured in the second.
         tick: called behind every answer.
     """
 
@@ -178,6 +181,9 @@ def measure(
 
     for one in made:
         one.decode(request(0, 0, warm_up))
+    for _, number in itertools.product(range(uncounted), range(len(prompts))):
+        for one in made:
+            one.decode(request(number, 0, max_new_tokens))
     steps = list(interleaved(made, [1] * len(prompts), repeats))
     for step, one in progress.bar(steps, desc=desc, leave=False):
         number = step.task

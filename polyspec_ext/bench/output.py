@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyspec_ext.command import options
+from polyspec_ext.files import replace_text
 
 
 def table(
@@ -34,6 +35,12 @@ def token_count(count: int) -> str:
     return f"{count} token{'s' * (count > 1)}"
 
 
+def save(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Replace the file of ``--json-file``, if there is one, by the report so far."""
+    if getattr(args, "json_file", None):
+        replace_text(Path(args.json_file), json.dumps(report, indent=1) + "\n")
+
+
 def add_report(
     parser: argparse.ArgumentParser,
     report_of: Callable[[argparse.Namespace], dict[str, Any]],
@@ -53,10 +60,8 @@ def add_report(
 
     def run(args: argparse.Namespace) -> int:
         report = report_of(args)
-        text = json.dumps(report, indent=1)
-        if args.json_file:
-            Path(args.json_file).write_text(text + "\n", encoding="utf-8")
-        print(text if args.json else markdown(report))
+        save(args, report)
+        print(json.dumps(report, indent=1) if args.json else markdown(report))
         return status(report)
 
     parser.set_defaults(run=run)

@@ -5,6 +5,9 @@ and in the operators is timed and taken off; the rest is the loop, the scheduler
 and the tensors that are made for the operators' arguments. A round is one verification, at whatever
 level, with the drafting before it. Reading what came of it belongs to it; on a GPU that is also
 where the host waits for the device, so copies between the two are told apart.
+
+On CUDA the levels are small models and the rounds are replays of captured graphs. A round in which
+a step was captured, or ran as it is, does not count.
 """
 
 from __future__ import annotations
@@ -22,9 +25,13 @@ import torch
 import polyspec_ext as ps
 from polyspec_ext import progress
 from polyspec_ext.bench import calls, machine, output, timing
+from polyspec_ext.bench.published_shapes import Shape
+from polyspec_ext.bench.random_models import random_model
 from polyspec_ext.command import options
+from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.ops import unchecked
 from polyspec_ext.runtime.config import Operators
+from polyspec_ext.runtime.graphs import Graphs
 
 SCHEMA = 2  # of the JSON report
 BUDGET = 150.0  # microseconds per round at batch 1
@@ -34,6 +41,7 @@ PER_TURN = 10  # calls of ``advance`` of a case, before the next case has its tu
 VOCAB = 2048  # as the shipped models
 SPREAD = 0.3  # of the logits: flat distributions, so that five of six draft tokens are accepted
 MANY = 1 << 40  # more new tokens than any run makes
+SMALL = Shape("small", 64, 128, 1, 2, 2, VOCAB)  # of a captured level
 
 
 # Seconds of what is taken off, by kind: "functions" are the operators as a chain calls them, with
@@ -131,37 +139,82 @@ def _replaced(owner: Any, name: str, meters: Meters, kind: str) -> Iterator[None
         setattr(owner, name, before)
 
 
-def make(levels: int, batch: int, device: str, temperature: float, meters: Meters) -> Case:
-    """A chain of `levels` instant levels with the default windows, under way in a batch."""
-    generator = torch.Generator().manual_seed(levels)
+def make(
+    levels: int,
+    batch: int,
+    device: str,
+    temperature: float,
+    meters: Meters,
+    turns: int,
+    graphs: Graphs | None = None,
+) -> Case:
+    """Return a chain of `levels` levels with the default windows, under way in a batch.
+
+    Args:
+        turns: how many calls of `turn` there will be.
+        graphs: replays the steps; on CUDA the chain has its own. None on the CPU: instant levels.
+    """
     window = [4 * 2**i for i in reversed(range(levels - 1))]
-    rows = max(window) + 64
-    made: list[Any] = []
-    for i in range(levels):
+    prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
+    made: list[Any]
+    options: dict[str, Any]
+    if device == "cuda" or graphs is not None:
+        tokens = (turns + 1) * PER_TURN * (window[0] + 1)  # more than all rounds make
+        made = _small_levels(levels, device, 64 + tokens)
+        options = {"graphs": graphs, "sync_each_step": False}
+    else:
+        made, tokens = _instant_levels(levels, batch, max(window) + 64, device, meters), MANY
+        operators = (metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify))
+        options = {"graphs": False, "operators": Operators(*operators)}
+    chain = ps.Chain(made, window, **options)
+    running = chain.batch(prompts, tokens, temperature, seed=3, eos_token_id=[])
+    return Case(levels, batch, chain, running)
+
+
+def _instant_levels(
+    count: int, batch: int, rows: int, device: str, meters: Meters
+) -> list[InstantLevel]:
+    generator = torch.Generator().manual_seed(count)
+    made = []
+    for i in range(count):
         logits = torch.randn(batch, rows, VOCAB, generator=generator) * SPREAD
         level = InstantLevel(f"level {i + 1}", logits.to(device))
         forward = metered(meters, "forwards", level.forward)
         level.forward = forward  # type: ignore[method-assign]
         made.append(level)
-    operators = Operators(
-        *(metered(meters, "functions", call) for call in (unchecked.draw, unchecked.verify))
-    )
-    chain = ps.Chain(made, window, graphs=False, operators=operators)
-    prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
-    running = chain.batch(prompts, MANY, temperature, seed=3, eos_token_id=[])
-    return Case(levels, batch, chain, running)
+    return made
+
+
+def _small_levels(count: int, device: str, room: int) -> list[HuggingFaceLevel]:
+    made = []
+    for i in range(count):
+        model = random_model(SMALL, torch.float32, device)
+        model.config.max_position_embeddings = room
+        made.append(HuggingFaceLevel(model, name=f"level {i + 1}"))
+    return made
 
 
 def turn(case: Case, meters: Meters) -> None:
     """Some calls of ``advance``, each of which ends with a verification by the target."""
     advance, clock = case.running.advance, time.perf_counter
-    verifying = case.running.stats.levels[:-1]
+    verifying, drafting = case.running.stats.levels[:-1], case.running.stats.levels[-1]
+    graphs = case.chain.engine.graphs
+
+    def steps() -> int:
+        """Return how many steps no graph has replayed."""
+        if graphs is None:
+            return 0
+        done = sum(level.num_verifications for level in verifying) + drafting.num_proposals
+        return int(done) - graphs.num_replays
+
     for _ in range(PER_TURN):
-        before = dict(meters)
+        before, not_replayed = dict(meters), steps()
         passes = sum(level.num_forward_passes for level in verifying)
         began = clock()
         advance()
         total = clock() - began
+        if steps() != not_replayed:
+            continue
         rounds = sum(level.num_forward_passes for level in verifying) - passes
         took = {kind: meters[kind] - before[kind] for kind in METERS}
         spent = {
@@ -181,10 +234,17 @@ def measure(
     turns: int,
     temperature: float,
     tick: Callable[[], object] = lambda: None,
+    graphs: Graphs | None = None,
 ) -> list[Case]:
-    """All cases in turns, so that a change in the machine's load meets every one of them."""
+    """Measure all cases in turns, so that a change in the machine's load meets every one of them.
+
+    Args:
+        graphs: see `make`.
+    """
     meters = dict.fromkeys(METERS, 0.0)
-    cases = [make(n, b, device, temperature, meters) for n in levels for b in batches]
+    cases = [
+        make(n, b, device, temperature, meters, 1 + turns, graphs) for n in levels for b in batches
+    ]
     with installed(meters, device):
         for case in cases:
             turn(case, meters)
@@ -198,13 +258,14 @@ def measure(
 
 
 def _row(case: Case) -> dict[str, Any]:
-    stats = case.running.stats
+    stats, graphs = case.running.stats, case.chain.engine.graphs
     return {
         "levels": case.levels,
         "batch": case.batch,
         "window": case.chain.window,
         "advances": len(case.seconds["ours"]),
         "rounds": case.rounds,
+        "captured": graphs is not None,
         "drafter_passes_per_round": stats.levels[-1].num_forward_passes
         / sum(level.num_forward_passes for level in stats.levels[:-1]),
         "draft_acceptance_rate": [level.draft_acceptance_rate for level in stats.levels[:-1]],
@@ -293,8 +354,9 @@ def add_command(kinds: Any) -> None:
     sub = kinds.add_parser(
         "overhead",
         help="host time of the chain itself",
-        description="Host time per verification round outside forward passes and operators, eager, "
-        "with levels whose logits lie ready. Prints Markdown, or JSON.",
+        description="Host time per verification round outside forward passes and operators, with "
+        "levels whose logits lie ready; on CUDA, of rounds that are replayed graphs. Prints "
+        "Markdown, or JSON.",
     )
     options.add_device(sub)
     output.add_report(sub, report_of, markdown)

@@ -39,6 +39,7 @@ SHAPES = {
         Shape("vicuna-13b", 5120, 13824, 40, 40, 40, 32000),
         Shape("llama2-70b", 8192, 28672, 80, 64, 8, 32000),
         Shape("llama3-8b", 4096, 14336, 32, 32, 8, 128256, rope_theta=500000.0),
+        Shape("qwen2.5-0.5b", 896, 4864, 24, 14, 2, 151936, kind="qwen2", rope_theta=1e6),
         Shape("qwen2-7b", 3584, 18944, 28, 28, 4, 152064, kind="qwen2", rope_theta=1e6),
     )
 }

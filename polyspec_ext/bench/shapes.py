@@ -20,12 +20,12 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext import progress, tiny
-from polyspec_ext.bench import machine, output, timing
+from polyspec_ext.bench import chosen, machine, output, timing
 from polyspec_ext.bench.memory import require_memory
-from polyspec_ext.bench.published_shapes import SHAPES, Shape, config_of
+from polyspec_ext.bench.published_shapes import SHAPES, Shape
+from polyspec_ext.bench.random_models import random_head, random_model
 from polyspec_ext.bench.weights import weight_bytes
 from polyspec_ext.command import options
-from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork
 from polyspec_ext.drafters.eagle.passes import HeadPasses
 from polyspec_ext.drafters.trees import DynamicTree
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, load_model
@@ -58,57 +58,6 @@ THREE = tuple((m, n) for m in (4, 8, 12, 16, 20) for n in (2, 4, 6))
 Pass = Callable[[], torch.Tensor]
 Key = tuple[str, str, int]  # what, how it runs, tokens
 Levels = Mapping[tuple[str, str], HuggingFaceLevel]  # by what and how it runs
-
-
-# ---- models of random weights -------------------------------------------------------------------
-
-
-def random_model(shape: Shape, dtype: torch.dtype, device: str) -> Any:
-    """A causal model of a shape; its weights are drawn on the device."""
-    from transformers import AutoModelForCausalLM
-
-    config = config_of(shape)
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    rotary = type(model.model.rotary_emb)
-    model = model.to(dtype).to_empty(device=device).eval().requires_grad_(False)
-    model.model.rotary_emb = rotary(config).to(device)
-    _draw(model)
-    return model
-
-
-def random_head(shape: Shape, target: Any) -> HeadPasses:
-    """An EAGLE-2 head of a shape for a level or its model, with their embeddings and output head,
-    and packed weights where the level has them."""
-    model = target.model if isinstance(target, HuggingFaceLevel) else target
-    layer = config_of(replace(shape, kind="llama", layers=1))
-    biased = shape.kind == "qwen2"
-    config = EagleConfig(1, layer, shape.hidden, (-1,), fc_bias=True, qkv_bias=biased)
-    with torch.device("meta"):
-        network = EagleNetwork(config)
-    network = network.to(model.dtype).to_empty(device=model.device).eval().requires_grad_(False)
-    _draw(network)
-    return HeadPasses(network, target)
-
-
-_BLOCK = 1_000_003  # a prime: rows of a matrix made of repeats of so many numbers differ
-
-
-@torch.no_grad()
-def _draw(module: torch.nn.Module) -> None:
-    """Norms of ones, and matrices that keep the size of what they multiply. One block of random
-    numbers is repeated, since drawing billions takes longer than all passes."""
-    parameters = list(module.parameters())
-    device, dtype = parameters[0].device, parameters[0].dtype
-    random = torch.Generator(device).manual_seed(0)
-    block = torch.randn(_BLOCK, generator=random, device=device).to(dtype)
-    for weight in parameters:
-        if weight.dim() == 1:
-            weight.fill_(1.0)
-            continue
-        own, flat = block * weight.shape[-1] ** -0.5, weight.view(-1)
-        for begin in range(0, flat.numel(), _BLOCK):
-            flat[begin : begin + _BLOCK] = own[: flat.numel() - begin]
 
 
 # ---- passes --------------------------------------------------------------------------------------
@@ -234,13 +183,15 @@ def measure(
     widths: Sequence[int] | None = None,
     repeats: int = 7,
     compile: bool = False,
+    save: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
-    """Makes the models and times their passes, in turns.
+    """Make the models and time their passes, those of a kind in turns.
 
     Args:
         layers: measured in place of the shape's; the whole is extrapolated by their number.
         widths: tokens of a pass; 1 is always among them.
         compile: on the CPU, through `torch.compile` as well, which takes minutes.
+        save: called with the report so far behind every kind of pass.
 
     Returns:
         what the JSON report has of it: passes, verification and predictions.
@@ -271,12 +222,6 @@ def measure(
     for level in dict.fromkeys(levels.values()):
         _read(level, CONTEXT, max(widths))
     _read_pairs(head, CONTEXT, 16 * TREE_DEPTH)
-    calls = _calls(levels, head, widths, (EAGER, GRAPH) if device == "cuda" else (EAGER,))
-    with progress.bar(total=repeats, desc="passes", leave=False) as bar, torch.inference_mode():
-        found, failed = _timed(calls, repeats, clock, bar.update)
-    for level in dict.fromkeys(levels.values()):
-        _read(level, LONG, 1)
-    long, more = _timed(_level_passes(levels, [1], LONG), repeats, clock)
     copy_gbs = timing.copy_bandwidth(clock, device)
     embedding = model.get_output_embeddings().weight
     bytes_of = {
@@ -286,33 +231,57 @@ def measure(
     }
     # Milliseconds in which the weights can be read.
     floors = {what: 1e-6 * size / copy_gbs for what, size in bytes_of.items()}
-    passes = {key: s for key, s in found.items() if key[0] not in (_END, _VERIFY)}
-    whole = {key: _whole(key, s, found, shape, part) for key, s in passes.items()}
-    verify = {key[2]: s for key, s in found.items() if key[0] == _VERIFY}
-    return {
-        "copy_gbs": copy_gbs,
-        "passes": [
-            {
-                "what": key[0],
-                "runs": key[1],
-                "tokens": key[2],
-                "ms": MS * seconds,
-                "whole_ms": MS * whole[key],
-                "floor_ms": (floor := floors.get(key[0])),
-                "over_floor": None if floor is None else MS * seconds / floor,
-            }
-            for key, seconds in passes.items()
-        ],
-        "behind_long_context": [
-            {"what": key[0], "runs": key[1], "whole_ms": MS * _whole(key, s, found, shape, part)}
-            for key, s in long.items()
-        ],
-        "verify_ms": {str(n): MS * s for n, s in verify.items()},
-        "rollback_us": 1e6 * _rollback_seconds(target),
-        "weight_bytes": bytes_of,
-        "left_out": [*left_out, *failed, *more],
-        "predictions": _predictions(whole, verify),
-    }
+    found: dict[Key, float] = {}
+    long: dict[Key, float] = {}
+    rollback: float | None = None
+
+    def measured() -> dict[str, Any]:
+        passes = {key: s for key, s in found.items() if key[0] not in (_END, _VERIFY)}
+        whole = {key: _whole(key, s, found, shape, part) for key, s in passes.items()}
+        verify = {key[2]: s for key, s in found.items() if key[0] == _VERIFY}
+        return {
+            "copy_gbs": copy_gbs,
+            "passes": [
+                {
+                    "what": key[0],
+                    "runs": key[1],
+                    "tokens": key[2],
+                    "ms": MS * seconds,
+                    "whole_ms": MS * whole[key],
+                    "floor_ms": (floor := floors.get(key[0])),
+                    "over_floor": None if floor is None else MS * seconds / floor,
+                }
+                for key, seconds in passes.items()
+            ],
+            "behind_long_context": [
+                {
+                    "what": key[0],
+                    "runs": key[1],
+                    "whole_ms": MS * _whole(key, s, found, shape, part),
+                }
+                for key, s in long.items()
+            ],
+            "verify_ms": {str(n): MS * s for n, s in verify.items()},
+            "rollback_us": None if rollback is None else 1e6 * rollback,
+            "weight_bytes": bytes_of,
+            "left_out": left_out,
+            "predictions": _predictions(whole, verify),
+        }
+
+    kinds = _calls(levels, head, widths, (EAGER, GRAPH) if device == "cuda" else (EAGER,))
+    total = repeats * len(kinds)
+    with progress.bar(total=total, desc="passes", leave=False) as bar, torch.inference_mode():
+        for calls in kinds:
+            some, failed = _timed(calls, repeats, clock, bar.update)
+            found |= some
+            left_out += failed
+            save(measured())
+    for level in dict.fromkeys(levels.values()):
+        _read(level, LONG, 1)
+    long, failed = _timed(_level_passes(levels, [1], LONG), repeats, clock)
+    left_out += failed
+    rollback = _rollback_seconds(target)
+    return measured()
 
 
 def _level_passes(levels: Levels, widths: Sequence[int], context: int) -> dict[Key, Pass]:
@@ -325,19 +294,20 @@ def _level_passes(levels: Levels, widths: Sequence[int], context: int) -> dict[K
 
 def _calls(
     levels: Levels, head: HeadPasses, widths: Sequence[int], ways: Sequence[str]
-) -> dict[Key, Pass]:
-    """All that is timed behind `CONTEXT` tokens; heads and verifications in `ways`."""
-    calls, target = _level_passes(levels, widths, CONTEXT), levels[TARGET, EAGER]
-    narrow = [width for width in widths if width <= 12]
+) -> list[dict[Key, Pass]]:
+    """Return what is timed behind `CONTEXT` tokens, by kind; heads and verifications in `ways`. The
+    output head comes first, since passes of a part of the layers are extrapolated by it."""
+    target, narrow = levels[TARGET, EAGER], [width for width in widths if width <= 12]
+    ends: dict[Key, Pass] = {}
+    heads: dict[Key, Pass] = {}
     for way in ways:
-        calls |= {(HEAD, way, width): head_pass(head, width, CONTEXT) for width in narrow}
-        calls[TREE, way, DynamicTree().total_tokens] = tree_draft(head, CONTEXT)
         for width in widths:
             states = _zeros(head, 1, width, head.config.hidden_size)
-            calls[_END, way, width] = partial(target.output_head, states)
-    for tokens in CHECKED:
-        calls[_VERIFY, ways[-1], tokens] = _verification(head, tokens)
-    return calls
+            ends[_END, way, width] = partial(target.output_head, states)
+        heads |= {(HEAD, way, width): head_pass(head, width, CONTEXT) for width in narrow}
+        heads[TREE, way, DynamicTree().total_tokens] = tree_draft(head, CONTEXT)
+    checks = {(_VERIFY, ways[-1], tokens): _verification(head, tokens) for tokens in CHECKED}
+    return [ends, _level_passes(levels, widths, CONTEXT), heads, checks]
 
 
 def _predictions(whole: Mapping[Key, float], verify: Mapping[int, float]) -> list[dict[str, Any]]:
@@ -525,36 +495,44 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measures; gives the report that the JSON holds."""
     if args.shape == TINY:
         return _shipped_report(args)
+    if args.chains:
+        return chosen.report_of(args)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: expected cpu where torch sees no CUDA device, given cuda")
     shape, before = SHAPES[args.shape], machine.load_average()
-    measured = measure(
-        shape,
-        layers=args.layers,
-        dtype=getattr(torch, args.dtype),
-        device=args.device,
-        widths=args.tokens,
-        repeats=args.repeats,
-        compile=args.compile == "all",
-    )
     layers = args.layers or shape.layers
-    return {
-        **machine.header("shapes", SCHEMA, args.device),
-        "label": LABEL,
-        "settings": {
-            "shape": args.shape,
-            "layers": layers,
-            "of_layers": shape.layers,
-            "extrapolated": layers != shape.layers,
-            "dtype": args.dtype,
-            "repeats": args.repeats,
-            "context": CONTEXT,
-            "long_context": LONG,
-            "group": GROUP,
-        },
-        "load": {"before": before, "after": machine.load_average()},
-        **measured,
-    }
+
+    def report(measured: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **machine.header("shapes", SCHEMA, args.device),
+            "label": LABEL,
+            "settings": {
+                "shape": args.shape,
+                "layers": layers,
+                "of_layers": shape.layers,
+                "extrapolated": layers != shape.layers,
+                "dtype": args.dtype,
+                "repeats": args.repeats,
+                "context": CONTEXT,
+                "long_context": LONG,
+                "group": GROUP,
+            },
+            "load": {"before": before, "after": machine.load_average()},
+            **measured,
+        }
+
+    return report(
+        measure(
+            shape,
+            layers=args.layers,
+            dtype=getattr(torch, args.dtype),
+            device=args.device,
+            widths=args.tokens,
+            repeats=args.repeats,
+            compile=args.compile == "all",
+            save=lambda measured: output.save(args, report(measured)),
+        )
+    )
 
 
 _PREDICTED = (
@@ -576,6 +554,8 @@ def markdown(report: dict[str, Any]) -> str:
     where, settings = report["machine"], report["settings"]
     if settings["shape"] == TINY:
         return _shipped_markdown(report)
+    if "rows" in report:
+        return chosen.markdown(report)
     lines = [
         f"# Passes at the shape of {settings['shape']}, random weights, {where['device_name']}",
         "",
@@ -659,3 +639,4 @@ def add_command(kinds: Any) -> None:
         help="on the CPU, through torch.compile as well, which takes minutes (default: "
         "%(default)s); on CUDA passes are captured as graphs in any case",
     )
+    chosen.add_options(sub)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..bench import adaptation, chains, int4, kernels, model, overhead, shapes
+from ..bench import adaptation, chains, int4, kernels, model, overhead, preflight, shapes
 from ..bench.paper import command as paper
 from ..bench.paper import report
 from ..command import options
@@ -37,7 +37,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     bench.set_defaults(run=help_of(bench))
     kinds = bench.add_subparsers(metavar="WHAT")
-    for kind in (kernels, model, overhead, chains, int4, adaptation, paper, report, shapes):
+    for kind in (
+        preflight, kernels, model, overhead, chains, int4, adaptation, paper, report, shapes,
+    ):  # fmt: skip
         kind.add_command(kinds)
     return parser
 

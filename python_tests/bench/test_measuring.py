@@ -67,12 +67,13 @@ def test_what_is_measured() -> None:
         temperature=0.5,
         seed=10,
         warm_up=1,
+        uncounted=1,
         clock=lambda: now,
         tick=lambda: ticks.append(now),
     )
     for some in asked.values():
-        assert [request.max_new_tokens for request in some] == [1, *[4] * 6]
-        assert [request.seeds for request in some[1:]] == [[n] for n in range(10, 16)]
+        assert [request.max_new_tokens for request in some] == [1, *[4] * 9]
+        assert [request.seeds for request in some[4:]] == [[n] for n in range(10, 16)]
     assert made[0].texts == made[1].texts == {0: [5] * 4, 1: [6] * 4, 2: [7] * 4}
     assert len(ticks) == 2 * 3 * 2
     # 12 tokens a repeat in three calls.

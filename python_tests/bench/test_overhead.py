@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from recorder import Recorder, on_a_device
 
 from polyspec_ext import cli
 from polyspec_ext.bench import calls, overhead
+from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.ops import unchecked
 from polyspec_ext.runtime.engine import Engine
+from polyspec_ext.runtime.graphs import Graphs
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,6 +44,24 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     text = overhead.markdown(report)
     assert text.count("\n| 2 | 4 |") == 2
     assert f"{report['machine']['threads']} threads" in text
+
+
+def test_captured_rounds_are_counted_when_all_steps_are_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a stand-in for graphs; the first two rounds of a key run as they are and are captured."""
+
+    def level(model: Any, name: str) -> HuggingFaceLevel:
+        cache = partial(on_a_device, model, bucket=128, capacity=256)
+        return HuggingFaceLevel(model, name=name, new_cache=lambda rows: cache(rows))
+
+    monkeypatch.setattr(overhead, "HuggingFaceLevel", level)
+    graphs = Graphs(Recorder(), progress=False)
+    (case,) = overhead.measure([2], [1], "cpu", 2, 1.0, graphs=graphs)
+    assert graphs.num_captures > 0
+    rounds = 2 * overhead.PER_TURN
+    assert 0 < len(case.seconds["ours"]) < rounds
+    assert case.rounds == len(case.seconds["ours"])
 
 
 def test_the_operators_are_put_back() -> None:

@@ -11,9 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.bench import memory, shapes
+from polyspec_ext.bench import chosen, memory, shapes
 from polyspec_ext.bench.published_shapes import SHAPES, Shape, config_of
+from polyspec_ext.bench.random_models import random_head, random_model
 from polyspec_ext.cli import main
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planning.measure import Times
@@ -28,6 +30,7 @@ PARAMETERS = {
     "vicuna-13b": 13_015_864_320,
     "llama2-70b": 68_976_648_192,
     "llama3-8b": 8_030_261_248,
+    "qwen2.5-0.5b": 494_032_768 + 151_936 * 896,  # (the published one ties its two matrices)
     "qwen2-7b": 7_615_616_512,
 }
 
@@ -113,7 +116,7 @@ def test_a_measurement(kind: str, layers: int | None) -> None:
 @torch.inference_mode()
 def test_passes_leave_the_cache_as_it_was() -> None:
     shape = replace(TINY, hidden=128)
-    model = shapes.random_model(shape, torch.float32, "cpu")
+    model = random_model(shape, torch.float32, "cpu")
     level = HuggingFaceLevel(model)
     tokens = torch.arange(10)[None]
     level.reserve(32)
@@ -123,7 +126,7 @@ def test_passes_leave_the_cache_as_it_was() -> None:
         one = shapes.level_pass(level, 3, 10, fixed)
         for _ in range(2):
             torch.testing.assert_close(one(), plain, rtol=1e-4, atol=1e-4)
-    head = shapes.random_head(shape, model)
+    head = random_head(shape, model)
     head.begin(1, 64)
     head.extend(
         torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9, shape.hidden), RowCounts([9])
@@ -221,9 +224,67 @@ def test_the_command(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main([*words, "--device", "cuda"]) == 2
     assert "--device: expected cpu" in capsys.readouterr().err
+    chains = ["--chains", "--max-new-tokens", "4", "--repeats", "1", "--acceptance", ".9:.6"]
+    assert main([*words[:4], *chains, "--layers", "1", "--json-file", str(file)]) == 0
+    assert "1 of 4 layers; acceptance is chosen, not measured" in capsys.readouterr().out
+    assert len(json.loads(file.read_text())["rows"]) == 8
+    assert main([*words[:4], *chains[:-1], "1:.5"]) == 2
+    assert "expected two numbers in (0, 1) with a colon between" in capsys.readouterr().err
     assert main(["bench", "shapes", "--shape", "gpt"]) == 2
     error = capsys.readouterr().err
     assert all(name in error for name in SHAPES)
+
+
+SMALL, DRAFT = (
+    Shape("small", 32, 64, 2, 2, 2, 256),
+    Shape("draft", 32, 64, 1, 2, 1, 9, kind="qwen2"),
+)
+
+
+def rounds_of(text: torch.Tensor, drafts: torch.Tensor, window: int, begin: int, end: int) -> int:
+    """Rounds of a target whose text is `text`, over drafts of `window` tokens of a table."""
+    agrees, position, rounds = text == drafts, begin, 0
+    while position < end:
+        accepted = agrees[position : position + window].int().cumprod(0).sum()
+        position, rounds = position + int(accepted) + 1, rounds + 1
+    return rounds
+
+
+def test_chains_accept_what_was_chosen() -> None:
+    """Texts are the target's table. Chains of two levels have the rounds that their tables give;
+    those of three the expected number of tokens for each."""
+    tokens = 160
+    chains = chosen.ChosenChains(SMALL, DRAFT, "cpu", tokens)
+    saved: list[int] = []
+    rows = chosen.measure(chains, [(0.9, 0.6)], 1, lambda rows: saved.append(len(rows)))
+    assert [row["error"] for row in rows] == [None] * len(rows)
+    assert saved == [len(rows)] * len(rows)
+    assert all(row["same_text"] for row in rows)
+    tables, begin = chains.tables, chosen.PROMPT
+    end = begin + tokens
+    (plain,) = ps.Chain([chains.target]).generate([[3] * begin], tokens, eos_token_id=[]).sequences
+    assert torch.equal(plain[begin:], tables.target[begin:end])
+    for row in rows[1:]:
+        if len(row["levels"]) == 2:
+            table = tables.second if row["levels"][1]["name"] == chosen.W4 else tables.below
+            expected = rounds_of(tables.target, table, row["window"][0], begin, end)
+            assert row["levels"][0]["passes"] == expected
+        else:
+            assert row["length"] == pytest.approx(row["expected_length"], rel=0.3)
+
+
+def test_a_chain_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    chains = chosen.ChosenChains(SMALL, DRAFT, "cpu", 8)
+
+    def failing(*arguments: object) -> None:
+        raise RuntimeError("no head today\nand more")
+
+    monkeypatch.setattr(type(chains.heads[0]), "draft", failing)
+    rows = chosen.measure(chains, [(0.9, 0.6)], 1)
+    assert {row["error"] for row in rows if chosen.HEAD in row["label"]} == {
+        "RuntimeError: no head today"
+    }
+    assert all(row["same_text"] for row in rows if chosen.HEAD not in row["label"])
 
 
 @pytest.mark.usefixtures("tiny_untrained")

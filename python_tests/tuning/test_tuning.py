@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
