@@ -37,6 +37,14 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _device_answers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Wait for the device behind each of its tests, so that a fault names the test."""
+    yield
+    if request.node.get_closest_marker("gpu") is not None:
+        torch.cuda.synchronize()
+
+
 @pytest.fixture(scope="session")
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a chain of untrained models."""

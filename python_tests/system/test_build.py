@@ -228,17 +228,23 @@ def test_readme_and_cmake_ask_for_the_same_nvcc() -> None:
 # ------------------------------------------------------------------------------------------ .ci/gpu
 
 GPU_STEPS = (
-    "configure", "configure without Python", "build", "install", "cuda_test", "pytest gpu",
-    "bench kernels short", "sanitizer memcheck", "rounds of the target", "bench shapes",
-    "bench chains", "bench overhead", "bench kernels", "ctest", "sanitizer racecheck",
-    "sanitizer synccheck", "sanitizer initcheck",
+    "configure", "configure without Python", "build", "install", "imports", "preflight",
+    "cuda_test", "graph_life_test", "pytest gpu", "chains, chosen acceptance", "bench kernels",
+    "bench shapes", "rounds of the target", "bench overhead", "bench chains",
+    "sanitizer memcheck", "sanitizer racecheck", "sanitizer synccheck", "sanitizer initcheck",
 )  # fmt: skip
+# What a build leaves: a module, and two programs that end as `code` says.
+BUILT = (
+    'for one in cuda_test graph_life_test; do echo exit {code} >"$2/$one"; chmod +x "$2/$one"; '
+    'done; touch "$2/_C.so"'
+)
 
 
 def gpu_script(
     tmp_path: Path, steps: str = ".*", **commands: str
-) -> tuple[int, list[list[str]], Path]:
-    """Exit code, the table's rows as (step, result), and OUT of .ci/gpu with stubs for commands."""
+) -> tuple[int, list[list[str]], str, Path]:
+    """Exit code, the table's rows as (step, result), what is printed below the table and OUT, of
+    .ci/gpu with stubs for commands."""
     folder, out, build = tmp_path / "bin", tmp_path / "out", tmp_path / "build"
     folder.mkdir()
     for name, body in commands.items():
@@ -248,49 +254,76 @@ def gpu_script(
     variables |= {"BUILD": str(build), "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     done = run(ROOT / ".ci" / "gpu", **variables)
     table = (out / "table.txt").read_text()
-    assert done.stdout.endswith(table), done.stdout + done.stderr
+    _, found, below = done.stdout.partition(table)
+    assert found, done.stdout + done.stderr
     heads = [re.split(r"  +", line)[:2] for line in table.splitlines()[1:]]
-    return done.returncode, heads, out
+    return done.returncode, heads, below, out
+
+
+def cmake_stub(code: int = 0, configures: int = 0) -> str:
+    build = BUILT.format(code=code)
+    return (
+        f'echo "$*"; case $1 in --install) exit 0 ;; --build) {build}; exit 0 ;; esac; '
+        f"exit {configures}"
+    )
+
+
+def log_of(out: Path, step: str) -> str:
+    with tarfile.open(out / "logs.tar.gz") as archive:
+        log = archive.extractfile(f"logs/{step.replace(' ', '-')}.log")
+        assert log is not None
+        return log.read().decode()
 
 
 def test_gpu_script_runs_every_step_whatever_failed_before(tmp_path: Path) -> None:
-    makes = 'echo exit 1 >"$2/cuda_test"; chmod +x "$2/cuda_test"; touch "$2/_C.so"'
-    cmake = f'case $1 in --install) exit 0 ;; --build) {makes} ;; esac; echo "$*"; exit 1'
-    code, rows, out = gpu_script(tmp_path, cmake=cmake, python="exit 5", ctest="exit 8")
+    cmake = cmake_stub(1, 1)
+    code, rows, below, out = gpu_script(tmp_path, cmake=cmake, python="exit 5")
     assert code == 1
     assert tuple(name for name, _ in rows) == GPU_STEPS
-    assert {name for name, result in rows if not result.startswith("FAILED")} == {"install"}
-    assert len(list(out.iterdir())) <= 8
-    with tarfile.open(out / "logs.tar.gz") as archive:
-        assert f"logs/{GPU_STEPS[-1].replace(' ', '-')}.log" in archive.getnames()
-        log = archive.extractfile("logs/configure.log")
-        assert log is not None
-        assert b"-DPOLYSPEC_WERROR=OFF" in log.read()
+    passed = {name for name, result in rows if not result.startswith("FAILED")}
+    assert passed == {"build", "install"}
+    assert len(list(out.iterdir())) <= 7
+    assert "-DPOLYSPEC_WERROR=OFF" in log_of(out, "configure")
+    again = "|".join(name for name in GPU_STEPS if name not in passed)
+    assert below == f"next: STEPS='{again}' .ci/gpu\n"
 
 
-def test_gpu_script_runs_the_steps_that_are_asked_for(tmp_path: Path) -> None:
-    code, rows, _ = gpu_script(tmp_path, "ctest|configure", cmake="exit 0", ctest="exit 8")
+def test_gpu_script_builds_for_the_steps_that_are_asked_for(tmp_path: Path) -> None:
+    cmake = cmake_stub()
+    code, rows, below, _ = gpu_script(tmp_path, "preflight|cuda_test", cmake=cmake, python="exit 0")
+    assert (code, below) == (0, "")
+    asked = ("preflight", "cuda_test")
+    assert rows == [[n, "passed"] for n in ("configure", "build", "install", *asked)]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_gpu_script_asks_the_device_after_a_step_that_is_late(
+    tmp_path: Path, answers: bool
+) -> None:
+    """Goes on where it answers; else synccheck runs on one tiny case and nothing behind it."""
+    python = (
+        f'case "$*" in *preflight*) exit 124 ;; *torch.ones*) exit {1 - answers} ;; esac; echo "$*"'
+    )
+    code, rows, below, out = gpu_script(tmp_path, cmake=cmake_stub(), python=python)
     assert code == 1
-    assert rows == [["configure", "passed"], ["ctest", "FAILED (8)"]]
-
-
-def test_gpu_script_stops_after_a_hang_with_synccheck_on_a_tiny_case(tmp_path: Path) -> None:
-    makes = 'echo exit 124 >"$2/cuda_test"; chmod +x "$2/cuda_test"; touch "$2/_C.so"'
-    cmake = f"case $1 in --build) {makes} ;; esac"
-    code, rows, out = gpu_script(tmp_path, cmake=cmake, python='echo "ran $*"', ctest="exit 0")
-    assert code == 1
-    assert rows[-2:] == [["cuda_test", "timed out"], ["synccheck after a hang", "passed"]]
-    with tarfile.open(out / "logs.tar.gz") as archive:
-        log = archive.extractfile("logs/synccheck-after-a-hang.log")
-        assert log is not None
-        assert log.read().split() == b"ran python_tests/support/sanitized.py cpu tiny".split()
+    results = dict(rows)
+    assert results["preflight"] == "timed out"
+    behind = GPU_STEPS[GPU_STEPS.index("cuda_test") :]
+    assert {results[name] for name in behind} == {"passed" if answers else "not run"}
+    assert ("synccheck after a hang" in results) is not answers
+    if answers:
+        assert below == "next: STEPS='preflight' .ci/gpu\n"
+    else:
+        log = log_of(out, "synccheck after a hang")
+        assert log.split() == ["python_tests/support/sanitized.py", "cpu", "tiny"]
+        assert "preflight|cuda_test|" in below
 
 
 def test_gpu_script_names_what_needs_a_build_that_failed(tmp_path: Path) -> None:
-    code, rows, _ = gpu_script(tmp_path, cmake="exit 1", python="exit 5", ctest="exit 8")
+    code, rows, _, _ = gpu_script(tmp_path, cmake="exit 1", python="exit 5")
     assert code == 1
     results = dict(rows)
-    assert results["cuda_test"] == "not built"
+    assert results["cuda_test"] == results["graph_life_test"] == "not built"
     assert results["pytest gpu"] == results["sanitizer memcheck"] == "no module"
 
 
