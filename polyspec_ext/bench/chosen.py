@@ -239,7 +239,7 @@ def measure(
     acceptances: Sequence[tuple[float, float]],
     repeats: int,
     save: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
-    seconds: float = float("inf"),
+    end: float = float("inf"),
 ) -> list[dict[str, Any]]:
     """Measure every chain at every pair of acceptances, in turns.
 
@@ -248,9 +248,8 @@ def measure(
 
     Args:
         save: called with the report's rows so far, behind every turn.
-        seconds: after which no turn begins.
+        end: of `time.perf_counter`, behind which no turn begins.
     """
-    end = time.perf_counter() + seconds
     tokens, done = chains.tokens, list[dict[str, Any]]()
     for outer, inner in acceptances:
         rows = chains.rows(outer, inner)
@@ -277,6 +276,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ValueError: no such device, or memory is short.
     """
+    end = time.perf_counter() + (args.seconds or float("inf"))
     machine.require_device(args.device)
     shape, before = SHAPES[args.shape], machine.load_average()
     layers = args.layers or shape.layers
@@ -306,7 +306,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             args.acceptance or ACCEPTANCES,
             args.repeats,
             lambda rows: output.save(args, report(rows)),
-            args.seconds or float("inf"),
+            end,
         )
     )
 
@@ -358,7 +358,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     options.add_count(group, "--max-new-tokens", 128, "")
     group.add_argument(
-        "--seconds", type=options.COUNT, metavar="S", help="after which no call begins"
+        "--seconds",
+        type=options.COUNT,
+        metavar="S",
+        help="after which no turn begins, making the models included (default: none)",
     )
 
 
