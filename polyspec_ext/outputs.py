@@ -46,8 +46,7 @@ class Stream:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self._ready: list[int] = []
-        self._next = 0
+        self._next = len(batch.rows[0].tokens)
 
     @property
     def stats(self) -> Stats:
@@ -63,13 +62,13 @@ class Stream:
         return self
 
     def __next__(self) -> int:
-        if self._next == len(self._ready):
-            committed = self.batch.advance()
-            if not committed:
-                raise StopIteration
-            self._ready, self._next = committed[0][1], 0
+        # Read off the text itself, of which an interrupt behind a round loses nothing.
+        tokens = self.batch.rows[0].tokens
+        if self._next == len(tokens) and not self.batch.advance():
+            raise StopIteration
+        token = tokens[self._next]
         self._next += 1
-        return self._ready[self._next - 1]
+        return token
 
 
 class Answer:

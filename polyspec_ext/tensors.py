@@ -128,7 +128,8 @@ class RowParameters:
         """Hold these from now on. Returns itself."""
         if (self.sampling, self.seeds) == (sampling, seeds):
             return self
-        self.sampling, self.seeds = sampling, seeds
+        # What an interrupt leaves half written equals no parameters: they are noted last.
+        self.sampling, self.seeds = (), ()
         self.greedy = all(one.greedy for one in sampling)
         # (What filters a greedy row has does not matter.)
         off = {
@@ -142,6 +143,8 @@ class RowParameters:
         for name, own in self._tensors.items():
             values = bits if name == "seed" else [getattr(one, name) for one in sampling]
             own.copy_(on_device(values, own.dtype, own.device), non_blocking=True)
+        self.seeds = seeds
+        self.sampling = sampling
         return self
 
     def on(self, device: torch.device) -> dict[str, torch.Tensor | float]:

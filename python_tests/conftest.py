@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import polyspec_ext as ps
 
 hypothesis.settings.register_profile("polyspec", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("polyspec")
+
+
+# Shells have their background jobs ignore Ctrl-C, and programs that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -267,7 +267,6 @@ class LastStateDrafter:
         vocab_size = inputs.vocab_size if inputs.vocab_size < self.vocab_size else None
         if self._compiled is not None and batch == 1 and vocab_size is None:
             run = self._compiled if depth <= self._deepest else self._compiled.compile
-            self._deepest = max(self._deepest, depth)
         nodes, passes = run(
             input_ids=inputs.tokens.gather(1, last[:, None]).clamp(0, self.vocab_size - 1),
             states=state,
@@ -275,6 +274,8 @@ class LastStateDrafter:
             depth=depth,
             vocab_size=vocab_size,
         )
+        if run is not self._growth:
+            self._deepest = max(self._deepest, depth)  # now that it is compiled
         self.num_forward_passes += passes
         return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)
 

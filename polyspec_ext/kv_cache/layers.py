@@ -50,7 +50,9 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def _hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.keys, self.values = self._all = keys, values
+        # Both at once, so that an interrupt leaves no memory of two sizes (see `reset`).
+        self._all = keys, values
+        self.keys, self.values = self._all
         self.rows.moves += 1
 
     @property

@@ -57,11 +57,11 @@ class Rows:
         # (Not read off a tensor: compiled passes would be made for that tensor's kind.)
         self.batch = batch
         if batch > self._most:
-            self._most = batch
             with torch.inference_mode(False):  # so that they can be written in that mode or not
                 lengths = torch.zeros(batch, dtype=torch.int64, device=self.device)
                 status = torch.zeros(batch, dtype=torch.int32, device=self.device)
                 self._memory = lengths, torch.zeros_like(lengths), status
+            self._most = batch
         self._lengths, self._base, self.status = (x[:batch] for x in self._memory)
 
     def reset(self) -> None:

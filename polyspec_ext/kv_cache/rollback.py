@@ -518,8 +518,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 return False
         elif batch_size != self.rows.batch:
             return False
-        if batch_size != self.rows.batch:
-            self.rows.resize(batch_size)
+        self.rows.resize(batch_size)  # of as many rows too: an interrupt may leave it half done
         self.reset()
         return True
 
@@ -562,6 +561,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         for row, length in zip(rows, theirs.host, strict=True):
             lengths[row] = length
         mine.capacity = max(mine.capacity, round_up(max(lengths), mine.step))
+        mine.peak = max(mine.peak, *lengths)
         index = torch.tensor(list(rows))
         for layer, filled in zip(self.layers, other.layers, strict=True):
             layer.take(filled, index)

@@ -75,9 +75,9 @@ class StreamingLayer(RingLayer):
         return self.slack + 1
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.frequencies = self.frequencies.to(key_states.device)
+        self.sink_keys = self._room(key_states)[:, :, : self.sinks].clone()  # as they were computed
         super().lazy_initialization(key_states, value_states)
-        self.sink_keys = self.keys[:, :, : self.sinks].clone()  # as they were computed
-        self.frequencies = self.frequencies.to(self.device)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object

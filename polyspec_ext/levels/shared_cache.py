@@ -155,7 +155,8 @@ class Member:
 
     @lengths.setter
     def lengths(self, lengths: list[int]) -> None:
-        self._lengths, self._uploaded = lengths, False
+        self._uploaded = False
+        self._lengths = lengths
 
     @property
     def above(self) -> list[Member]:
@@ -187,9 +188,9 @@ class Member:
         """The device is told the lengths, unless it knows them."""
         count, device = len(self._lengths), self.level.device
         if len(self._memory) < count or self._memory.device != device:
+            self._uploaded = False
             with torch.inference_mode(False):
                 self._memory = torch.zeros(count, dtype=torch.int64, device=device)
-            self._uploaded = False
         if not self._uploaded:
             self.on_device.copy_(torch.tensor(self._lengths), non_blocking=True)
             self._uploaded = True

@@ -136,11 +136,11 @@ class Batch:
                 if self._policy is not None:
                     self._choose_windows(self._policy)
                 committed = self._engine.round()
+            seconds = time.perf_counter() - began - (recorder.prefill_seconds - prefilled)
+            recorder.decoded(seconds)
         except BaseException:
             self._owner.end(self)
             raise
-        seconds = time.perf_counter() - began - (recorder.prefill_seconds - prefilled)
-        recorder.decoded(seconds)
         return committed
 
     def stop(self, number: int) -> None:

@@ -133,10 +133,11 @@ class Graphs:
                 return step()
             if full not in self._seen:
                 self._watch(full)
-                self._seen[full] = None
+                outputs = step()
+                self._seen[full] = None  # now that it was run
                 if len(self._seen) > 4 * self._limit:
                     self._seen.popitem(last=False)
-                return step()
+                return outputs
             del self._seen[full]
             self._graphs[full] = self._capture(kind, step)
             if len(self._graphs) > self._limit:

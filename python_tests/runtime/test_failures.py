@@ -3,16 +3,18 @@ happened."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import captured_chains
 import pytest
 import torch
+import toy
 from failing import PROMPTS, SAMPLING, Failing, model
 
 import polyspec_ext as ps
@@ -233,17 +235,9 @@ def test_nans_inside_a_model_do_not_stay_in_its_cache(setting: Setting, faulty: 
 # ---- interrupts ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def sigint() -> Iterator[None]:
-    """Ctrl-C as Python has it: shells let their background jobs ignore the signal."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("faulty", [0, 1, 2])
 @pytest.mark.parametrize("at", [1, 4])
-def test_ctrl_c_inside_a_level(setting: Setting, faulty: int, at: int, sigint: None) -> None:
+def test_ctrl_c_inside_a_level(setting: Setting, faulty: int, at: int) -> None:
     inner = setting.levels[faulty].model.model.layers[-1]
     forward, calls = inner.forward, iter(range(1, 1000))
 
@@ -260,10 +254,15 @@ def test_ctrl_c_inside_a_level(setting: Setting, faulty: int, at: int, sigint: N
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the n-th line of this package that is run."""
+    """Raises KeyboardInterrupt at the n-th bytecode of this package that is run.
 
-    def __init__(self, at: int) -> None:
-        self.at, self.lines = at, 0
+    Attributes:
+        first: of every bytecode that was run, when it was for the first time.
+    """
+
+    def __init__(self, at: int = -1) -> None:
+        self.at, self.count = at, 0
+        self.first: dict[tuple[Any, int], int] = {}
 
     def __enter__(self) -> Interrupt:
         self._before = sys.gettrace()
@@ -274,40 +273,92 @@ class Interrupt:
         sys.settrace(self._before)
 
     def _call(self, frame: Any, event: str, _: Any) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
 
-    def _line(self, frame: Any, event: str, _: Any) -> Any:
-        if event == "line":
-            self.lines += 1
-            if self.lines == self.at:
+    def _step(self, frame: Any, event: str, _: Any) -> Any:
+        if event == "opcode":
+            self.count += 1
+            self.first.setdefault((frame.f_code, frame.f_lasti), self.count)
+            if self.count == self.at:
                 raise KeyboardInterrupt
-        return self._line
+        return self._step
 
 
+# Two calls in turn, which write other parameters, rows and lengths over each other's.
+SHORT: dict[str, Any] = {"max_new_tokens": 5, "temperature": 0.05, "seed": 3, "eos_token_id": []}
+LONG = {**SHORT, "max_new_tokens": 6, "temperature": 1.5, "top_k": 4, "seed": 7}
+FIRST, SECOND = PROMPTS[:2], PROMPTS[1:]
+
+
+def small(**options: Any) -> ps.Chain:
+    levels = [HuggingFaceLevel(model(seed, 1), step=4, **options) for seed in range(2)]
+    return ps.Chain(levels, [2])
+
+
+def sharing() -> ps.Chain:
+    target = HuggingFaceLevel(model(0, 1), step=4)
+    return ps.Chain([target, HuggingFaceLevel(model(1, 1), shares_cache_with=target)], [2])
+
+
+def streaming() -> ps.Chain:
+    drafter = HuggingFaceLevel(model(1, 1), streaming={"window": 4, "sinks": 2, "slack": 4})
+    return ps.Chain([HuggingFaceLevel(model(0, 1), step=4), drafter], [2])
+
+
+def blind() -> ps.Chain:
+    levels = [HuggingFaceLevel(model(seed, 1), step=4) for seed in range(2)]
+    return ps.Chain(levels, [2], sync_each_step=False)
+
+
+def toys() -> ps.Chain:
+    return ps.Chain(toy.make_levels(3, 5, 2.0), [3, 2])
+
+
+# Of each kind of chain every n-th bytecode, and more of memory that calls share.
+INTERRUPTED = {toys: 64, small: 320, sharing: 960, streaming: 960, blind: 960}
+SHARED = ("tensors.py", "lengths.py", "rollback.py", "layers.py", "buffers.py")
+
+
+@pytest.mark.parametrize("make", INTERRUPTED, ids=lambda make: make.__name__)
 @pytest.mark.parametrize(
-    ("count", "shared"),
-    [(1, False), (3, False), (3, True)],
-    ids=["alone", "batch", "batch, shared cache"],
+    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every bytecode"]
 )
-def test_ctrl_c_between_any_two_lines(count: int, shared: bool) -> None:
-    setting = Setting(PROMPTS[:count], shared)
+@pytest.mark.parametrize(
+    "cold", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["behind a call", "first call"]
+)
+def test_ctrl_c_at_a_bytecode(make: Callable[[], ps.Chain], cold: bool, every: bool) -> None:
+    """Whatever a call keeps for the next one (parameters, buffers, caches, plans) is noted behind
+    what it says."""
+    first, second = ([[1, 2]], [[2, 1, 0]]) if make is toys else (FIRST, SECOND)
 
-    def shrink() -> None:
-        """So that caches grow during the call."""
-        for level in setting.levels:
-            if not shared:
-                level.adopt(level._make(count, 1))
+    def texts(chain: ps.Chain) -> list[Any]:
+        outputs = [chain.generate(second, **LONG), chain.generate(first, **SHORT)]
+        return [(out.sequences.tolist(), out.logprobs) for out in outputs]
 
-    shrink()
-    with Interrupt(-1) as counted:
-        setting.is_unharmed()
-    assert counted.lines > 1000
-    for i in range(40):
-        at = 1 + i * (counted.lines - 1) // 40 + i % 7
-        shrink()
-        with pytest.raises(KeyboardInterrupt), Interrupt(at):
-            setting.is_unharmed()
-        setting.is_unharmed()
+    def prepared() -> ps.Chain:
+        made = make()
+        if not cold:
+            made.generate(first, **SHORT)
+        return made
+
+    wanted, chain = texts(make()), prepared()
+    with Interrupt() as whole:
+        chain.generate(second, **LONG)
+    assert len(whole.first) > 4000
+    step = 1 if every else INTERRUPTED[make]
+    chain = prepared()
+    for number, ((code, _), at) in enumerate(whole.first.items()):
+        if number % (max(1, step // 8) if code.co_filename.endswith(SHARED) else step):
+            continue
+        if cold:
+            chain = prepared()
+        # (What comes behind a call's last bytecode depends on what the chain has kept.)
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(at):
+            chain.generate(second, **LONG)
+        assert texts(chain) == wanted, at
 
 
 def test_an_observer_or_a_stream_that_fails() -> None:
