@@ -30,6 +30,7 @@ class SequenceState:
         only_drafts: why logits depend on the passes that have read a text, so that none but plain
             decoding has the model's distribution; or None.
         known_lengths: tokens of each row, if the host knows them; else None.
+        failed: a pass over it raised an error, so that no batch begins in its memory again.
         past: what the passes of a model are given as `past_key_values`; None: the state itself.
     """
 
@@ -40,6 +41,7 @@ class SequenceState:
     longest_pass: int = sys.maxsize
     only_drafts: str | None = None
     known_lengths: Sequence[int] | None = None
+    failed: bool = False
     past: Any = None
 
     def refit(self, batch_size: int, capacity: int | None = None) -> bool:

@@ -22,7 +22,7 @@ from . import huge_pages
 from .fused import use_fused
 from .grouped_attention import use_grouped, watched
 from .quantized import QuantizedLinear
-from .replacement import RowProduct, is_plain, replaced, stacked_bias
+from .replacement import RowProduct, is_plain, replaced, stacked_bias, with_adapters
 
 _Model = TypeVar("_Model", bound=nn.Module)
 # What a level's passes run in place of its model; and the parts of a pass that may give a token
@@ -173,6 +173,12 @@ def packed(model: nn.Module, name: str) -> Runs:
             if merge:
                 continue
             raise
+        except AttributeError as error:
+            advice = "merge_and_unload() or pack=False" if with_adapters(model) else "pack=False"
+            raise ValueError(
+                f"{name}: expected modules that call their linear layers and read nothing else of "
+                f"them, to pack, given {type(model).__name__} ({error}); use {advice}"
+            ) from error
         if difference <= _tolerance(model):
             return runs
     raise ValueError(

@@ -29,6 +29,7 @@ from .base import (
 from .cache_name import cache_name
 from .checkpoint import ModelLevel
 from .probe import failure, ids_of, relative_difference, require_continued, text_of, tolerance
+from .unchanged import Unchanged
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,6 +77,7 @@ class EncoderDecoderLevel(ModelLevel):
                 f"{type(model).__name__}"
             )
         super().__init__(model, name)
+        self._unchanged = Unchanged(model, self.name)
         self.one_at_a_time = f"{type(model).__name__} has one length for all rows"
         self._cache_name = cache_name(model)
         self._cache: Any = None
@@ -96,6 +98,7 @@ class EncoderDecoderLevel(ModelLevel):
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
         from transformers import DynamicCache, EncoderDecoderCache
 
+        self._unchanged.require()
         tokens, encoded = prompts.tokens, prompts.encoded
         if encoded is None:
             raise ValueError(f"{self.name}: expected encoder_input_ids for its encoder, given None")

@@ -24,8 +24,10 @@ from .describe import is_sharded
 from .hidden import HiddenStates, gather, gathering
 from .prefill import read_apart, read_prompts
 from .probe import Probe, require_continued
+from .replacement import without_wrapper
 from .shared_cache import Member, Shared, require_same_shape
 from .stack import stacked_pass
+from .unchanged import Unchanged, require_no_autocast
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -41,7 +43,8 @@ _owners: weakref.WeakValueDictionary[int, HuggingFaceLevel] = weakref.WeakValueD
 
 def level_of(model: PreTrainedModel, pack: bool = False, compile: bool = False) -> HuggingFaceLevel:
     """The level of `model`: the one that shares its cache with others, or else a new one."""
-    return _owners.get(id(model)) or HuggingFaceLevel(model, pack=pack, compile=compile)
+    own = _owners.get(id(without_wrapper(model)))
+    return own or HuggingFaceLevel(model, pack=pack, compile=compile)
 
 
 class HuggingFaceLevel(ModelLevel):
@@ -51,7 +54,8 @@ class HuggingFaceLevel(ModelLevel):
     eager or sdpa attention. The cache of a batch is used again by the next one of the same size.
 
     Args:
-        model: in eval mode.
+        model: in eval mode. Of one of `peft` with adapters in its layers, such as LoRA's, the level
+            runs the model that it wraps, adapters included.
         name: for messages and statistics; the model's own name or class otherwise.
         new_cache: makes the empty cache of a batch: a callable that requires one argument, the
             batch size, or none, for caches of one sequence. The default keeps every key and value,
@@ -70,7 +74,7 @@ class HuggingFaceLevel(ModelLevel):
         pack: on the CPU, multiply with weights packed for it (`levels.cpu_packed`). On some
             processors a pass of several tokens then costs hardly more than one of a single token,
             on others every pass takes longer: `Chain(pack="auto")` measures. They take their
-            memory again, later changes to the model's are not seen, and logits may round
+            memory again, a later change of the model's is an error, and logits may round
             differently.
         compile: decode one row through `torch.compile` (`levels.compiled`). The first pass, and the
             first that gives hidden states of other layers than the last, take seconds to minutes,
@@ -94,7 +98,8 @@ class HuggingFaceLevel(ModelLevel):
 
     Raises:
         TypeError: not a causal language model, or an argument is none of the above.
-        ValueError: in training mode, the cache cannot roll back (contract C7), weights on the meta
+        ValueError: in training mode, under `torch.autocast`, or changed since the level was made
+            (`levels.unchanged`); the cache cannot roll back (contract C7), weights on the meta
             device, logits of a type or on a device that the operators do not read, or a few short
             passes (`levels.probe`) show that the model's logits behind a cache are not those of one
             pass over the text; the message names the level and the reason.
@@ -114,6 +119,7 @@ class HuggingFaceLevel(ModelLevel):
         **cache_options: Any,
     ) -> None:
         arguments.model("model", model)
+        model = without_wrapper(model)
         arguments.label("name", name)
         prefill_chunk = arguments.integer("prefill_chunk", prefill_chunk, arguments.SIZE_MAX, 1)
         arguments.flag("pack", pack)
@@ -127,10 +133,14 @@ class HuggingFaceLevel(ModelLevel):
         }  # fmt: skip
         caches.require_rollback(model, name)
         super().__init__(model, name)
+        require_no_autocast(self.device, self.name)
         self.prefill_chunk = prefill_chunk
         text_config = model.config.get_text_config(decoder=True)
         # What the passes run: `model` stays as it is.
         self._runs, self.varies = packed(model, self.name) if pack else unpacked(model)
+        self._unchanged = Unchanged(
+            model, self.name, copied=self._runs is not model, compiled=compile
+        )
         self._head = self._runs.get_output_embeddings()
         self._states = HiddenStates(self._runs)
         self._stacked = stacked_pass(self._runs)
@@ -323,6 +333,7 @@ class HuggingFaceLevel(ModelLevel):
         if isinstance(prompts, torch.Tensor):
             prompts, self._reserved = PromptBatch(prompts, counts, self._reserved), 0
         self._calls[0] += 1
+        self._unchanged.require()
         self._weights = None  # between batches they may have moved
         tokens, counts, layers = prompts.tokens, prompts.counts, prompts.hidden_layers
         if layers:
@@ -353,6 +364,7 @@ class HuggingFaceLevel(ModelLevel):
                 "every token in one run of slots per row, given another to admit rows to"
             )
         self._calls[0] += 1
+        self._unchanged.require()
         tokens, layers = prompts.tokens, prompts.hidden_layers
         if layers:
             self._states.require(layers, self.name)
@@ -382,7 +394,7 @@ class HuggingFaceLevel(ModelLevel):
         """An empty cache: the one at hand, emptied, if it is about the size."""
         cache = self._cache
         # None: the last attempt to make one failed.
-        if cache is not None and cache.refit(rows, capacity):
+        if cache is not None and not cache.failed and cache.refit(rows, capacity):
             return cache
         if rows != 1 and not self.supports_batches:
             raise ValueError(
@@ -391,6 +403,10 @@ class HuggingFaceLevel(ModelLevel):
         cache = None
         self.adopt(None)  # before the next is allocated
         return self._make(rows, capacity)
+
+    def _drop(self) -> None:
+        if self._cache is not None:  # of all that share it
+            self._cache.failed = True
 
     def adopt(self, cache: SequenceState | None) -> None:
         """From now on this is the level's cache."""
@@ -408,9 +424,13 @@ class HuggingFaceLevel(ModelLevel):
         """Append prompt tokens, of which no logits are wanted. Returns hidden states by layer,
         ``[B, T, H]``; none of an empty prompt."""
         parts, given = [], None if counts is None else RowCounts.of(counts)
-        for _, piece, some in _pieces(tokens, given, self._chunk):
-            block = InputBlock(piece, 1, some, hidden_layers=layers)
-            parts.append(self._pass(block).hidden or {})
+        try:
+            for _, piece, some in _pieces(tokens, given, self._chunk):
+                block = InputBlock(piece, 1, some, hidden_layers=layers)
+                parts.append(self._pass(block).hidden or {})
+        except BaseException:
+            self._drop()
+            raise
         return _joined(parts, layers) if parts else {}
 
     @overload
@@ -465,10 +485,14 @@ class HuggingFaceLevel(ModelLevel):
         width = block.tokens.shape[1]
         counts = block.counts
         known = counts is None or counts.host is not None
-        if width > self._chunk and known and block.parents is None:
-            return self._long(block)
-        passes = self._compiled_passes(block) if self.compile else None
-        return self._pass(block) if passes is None else self._compiled_pass(passes, block)
+        try:
+            if width > self._chunk and known and block.parents is None:
+                return self._long(block)
+            passes = self._compiled_passes(block) if self.compile else None
+            return self._pass(block) if passes is None else self._compiled_pass(passes, block)
+        except BaseException:
+            self._drop()
+            raise
 
     def _inputs(self, block: InputBlock) -> dict[str, Any]:
         """Arguments of a pass of the model, whose cache is prepared for it."""

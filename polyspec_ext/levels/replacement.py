@@ -81,6 +81,20 @@ class Part(nn.Module):
         return self.merged.part(x, self.place)
 
 
+def without_wrapper(model: Any) -> Any:
+    """Return the model of `transformers` that one of `peft` wraps, whose layers have the adapters;
+    `model` itself where it is none, or adds tokens of its own to the prompt."""
+    config = getattr(model, "active_peft_config", None)
+    if config is None or getattr(config, "is_prompt_learning", False):
+        return model
+    return model.get_base_model()
+
+
+def with_adapters(model: nn.Module) -> bool:
+    """Return whether layers of `peft` stand in for some of the model's."""
+    return any(type(module).__module__.startswith("peft.") for module in model.modules())
+
+
 def is_plain(module: nn.Module) -> bool:
     """A linear layer and nothing more: no subclass, hooks or replaced forward."""
     if type(module) is not nn.Linear or module.weight.numel() == 0:

@@ -20,7 +20,7 @@ from ..levels.quantized import (
     weights_of,
     with_weights,
 )
-from ..levels.replacement import replaced, stacked_bias
+from ..levels.replacement import replaced, stacked_bias, with_adapters
 from ..ops.int4 import GROUPS
 from . import kept, rules
 from .calibration import Hessians, token_ids
@@ -128,6 +128,11 @@ def _layers(model: Any, group: int, head: bool | None, bits: int) -> dict[str, n
     if head is not None and not isinstance(head, bool):
         raise TypeError(f"head: expected True, False or None, given {arguments.shown(head)}")
     layers = quantisable(model, group, head=True)
+    if with_adapters(model):
+        raise ValueError(
+            f"model: expected one without adapters, whose layers read the weights that a copy does "
+            f"not have, given {type(model).__name__}; merge_and_unload() gives such a model"
+        )
     own = head_of(model)
     if head and own not in layers:
         raise ValueError(

@@ -185,6 +185,45 @@ def test_siblings_that_differ_stay_apart() -> None:
     torch.testing.assert_close(made(x), module(x))
 
 
+class Reading(nn.Linear):
+    """A layer that reads the weights of the plain one within it, as adapters of LoRA do."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__(inner.in_features, inner.out_features, bias=False)
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x.to(self.inner.weight.dtype))
+
+
+def test_layers_whose_weights_are_read_are_refused_by_name() -> None:
+    own = model()
+    own.model.layers[0].mlp.up_proj = Reading(own.model.layers[0].mlp.up_proj)
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM: .*read nothing else.*use pack=False"):
+        ps.HuggingFaceLevel(own, pack=True)
+    assert ps.Chain([own], pack="auto").generate([1, 2], 3).sequences.shape == (1, 5)
+
+
+def test_models_with_adapters() -> None:
+    peft = pytest.importorskip("peft")
+    options = {"r": 4, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **options)
+    own = peft.get_peft_model(model(hidden_size=64), config).eval()
+    ids = torch.tensor([[1, 2, 3]])
+    wanted = own.generate(input_ids=ids, max_new_tokens=12, do_sample=False)
+    chain = ps.Chain([own, model(seed=1, hidden_size=64)], [3], check_vocabulary=False)
+    assert chain.generate(ids, 12).sequences.equal(wanted)
+    given = {"input_ids": ids, "max_new_tokens": 12, "do_sample": False, "chain": chain}
+    assert own.generate(**given, custom_generate=ps.custom_generate).equal(wanted)
+    with pytest.raises(ValueError, match=r"use merge_and_unload\(\) or pack=False"):
+        ps.Chain([own], pack=True)
+    for copied in (lambda: ps.quantize_w4(own), lambda: ps.quantize_w8(own)):
+        with pytest.raises(ValueError, match=r"merge_and_unload\(\) gives such a model"):
+            copied()
+    merged = own.merge_and_unload()
+    assert ps.Chain([merged, "w4"], [3], pack=True).generate(ids, 12).sequences.equal(wanted)
+
+
 def test_chains_say_the_same() -> None:
     models = [model(seed=seed) for seed in range(3)]
     plain = ps.Chain(models, [4, 2], check_vocabulary=False)

@@ -361,6 +361,49 @@ def test_ctrl_c_at_a_bytecode(make: Callable[[], ps.Chain], cold: bool, every: b
         assert texts(chain) == wanted, at
 
 
+def test_a_stream_that_is_interrupted_loses_no_text() -> None:
+    """But for the token on its way to the caller."""
+    chain = toys()
+    wanted = list(chain.stream([1, 2], **LONG))
+    with Interrupt() as whole:
+        list(chain.stream([1, 2], **LONG))
+    files = ("outputs.py", "batch.py")
+    ats = [at for (code, _), at in whole.first.items() if code.co_filename.endswith(files)]
+    assert len(ats) > 300
+    for at in ats:
+        stream, given = None, []
+        try:
+            with Interrupt(at):
+                stream = chain.stream([1, 2], **LONG)
+                for token in stream:
+                    given.append(token)
+        except KeyboardInterrupt:
+            if stream is not None:
+                with contextlib.suppress(RuntimeError):  # the batch has failed
+                    given += stream
+        if stream is None:
+            continue
+        text = stream.batch.rows[0].tokens[2:]
+        assert text == wanted[: len(text)]
+        lost = [n for n in range(len(text)) if given[:n] != text[:n]]
+        assert given == text or given in [text[:n] + text[n + 1 :] for n in range(len(text))], lost
+
+
+def test_a_first_pass_that_fails_leaves_no_cache_behind() -> None:
+    """Whose keys may have another data type than any later pass's."""
+    models = [model(seed, 1) for seed in range(2)]
+    wanted = ps.Chain(models, [2]).generate(PROMPTS, 6, **SAMPLING).sequences
+    for faulty in range(2):
+        chain = ps.Chain(models, [2])
+        values = models[faulty].model.layers[0].self_attn.v_proj
+        hook = values.register_forward_hook(lambda *given: given[-1].bfloat16())
+        with pytest.raises(RuntimeError):
+            chain.generate(PROMPTS, 6, **SAMPLING)
+        hook.remove()
+        for _ in range(2):
+            assert chain.generate(PROMPTS, 6, **SAMPLING).sequences.equal(wanted)
+
+
 def test_an_observer_or_a_stream_that_fails() -> None:
     setting = Setting(PROMPTS)
 
