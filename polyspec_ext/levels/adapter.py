@@ -140,6 +140,12 @@ class CheckedLevel(_Wrapper):
         own: LevelCapabilities = self.level.capabilities
         return own
 
+    @property
+    def revision(self) -> int:
+        """See `Continuing`."""
+        revision: int = self.level.revision
+        return revision
+
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
         return self._states(self.level.prefill(prompts), prompts)
 

@@ -98,11 +98,11 @@ class HuggingFaceLevel(ModelLevel):
 
     Raises:
         TypeError: not a causal language model, or an argument is none of the above.
-        ValueError: in training mode, under `torch.autocast`, or changed since the level was made
-            (`levels.unchanged`); the cache cannot roll back (contract C7), weights on the meta
-            device, logits of a type or on a device that the operators do not read, or a few short
-            passes (`levels.probe`) show that the model's logits behind a cache are not those of one
-            pass over the text; the message names the level and the reason.
+        ValueError: in training mode or under `torch.autocast`, the cache cannot roll back (contract
+            C7), weights on the meta device, logits of a type or on a device that the operators do
+            not read, or a few short passes (`levels.probe`) show that the model's logits behind a
+            cache are not those of one pass over the text. Also of `prefill` and `admit`, where the
+            model changed since (`levels.unchanged`). The message names the level and the reason.
     """
 
     def __init__(

@@ -113,7 +113,11 @@ class Engine:
         # Which entries of the drafter's rows the ids of the level above are.
         self._target_to_draft: torch.Tensor | None = None
         requirements.require_all_ids(levels)
+        for part in self._parts:
+            requirements.require_stated(part)
         if drafter is not None:
+            common = config.id_maps[-1].entries_below(config.vocab_sizes[-2])
+            requirements.require_common_ids(config.names, common)
             entries = config.id_maps[-1].target_to_draft(config.vocab_sizes[-2])
             self._target_to_draft = None if entries is None else entries.to(levels[-1].device)
         self._gives_hidden: set[int] = set()  # levels whose hidden states the drafter is told

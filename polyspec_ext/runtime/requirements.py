@@ -46,6 +46,42 @@ def levels_with_hidden(levels: Sequence[BatchedLevel], drafter: BatchedDrafter) 
     return found
 
 
+# Attributes of a level or drafter, by the capability that states them.
+_STATED = {"continues": ("revision",), "keeps_lengths": ("reserve_span", "note_lengths")}
+
+
+def require_stated(part: BatchedLevel | BatchedDrafter) -> None:
+    """Require of `part` the attributes of the capabilities that it states.
+
+    Raises:
+        ValueError: names the level or drafter, the capability and the attribute.
+    """
+    for capability, names in _STATED.items():
+        lacks = [name for name in names if not hasattr(part, name)]
+        if lacks and getattr(part.capabilities, capability):
+            raise ValueError(
+                f"{part.name}: expected an attribute `{lacks[0]}` beside capabilities with "
+                f"`{capability}`, given none"
+            )
+
+
+def require_common_ids(names: Sequence[str], entries: int) -> None:
+    """Require that the drafter draws some id that the level above it has.
+
+    Args:
+        names: of the levels, drafter last.
+        entries: of the drafter's rows of logits that stand for such an id.
+
+    Raises:
+        ValueError: names the drafter.
+    """
+    if entries == 0:
+        raise ValueError(
+            f"{names[-1]}: expected a drafter that draws some id of {names[-2]}, the level above "
+            "it, given one that draws none of them"
+        )
+
+
 def require_all_ids(levels: Sequence[BatchedLevel]) -> None:
     """Levels that verify can draw every id that they read.
 

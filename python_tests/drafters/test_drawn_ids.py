@@ -110,6 +110,15 @@ def test_processors_see_every_id() -> None:
     assert batch.rows[0].stats.levels[0].num_accepted_tokens >= 4
 
 
+def test_a_drafter_without_a_common_id_is_refused() -> None:
+    part = PartLevel(6)
+    part.drawn = torch.tensor([4, 5])
+    part.id_map = IdMap(6, part.drawn)
+    for drafter in (part, ps.DraftModel(part)):
+        with pytest.raises(ValueError, match="expected a drafter that draws some id of toy 1"):
+            ps.Chain([toy.ToyLevel(3, 1), drafter], [2], check_vocabulary=False)
+
+
 def test_only_the_last_level_may_draw_a_part() -> None:
     levels = [toy.ToyLevel(V, 1), PartLevel(), toy.ToyLevel(V, 2)]
     with pytest.raises(ValueError, match=r"draws all of its 4 ids, given one that draws 3"):

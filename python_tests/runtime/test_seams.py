@@ -303,6 +303,53 @@ def test_levels_without_hidden_states_are_named(place: int) -> None:
         ps.Chain([*above, HiddenDrafter()])
 
 
+class Going(HiddenLevel):
+    """A level whose batch can go on with other prompts."""
+
+    revision = 0
+
+    @property
+    def capabilities(self) -> LevelCapabilities:
+        return LevelCapabilities(batches=True, continues=True)
+
+    def prefill(self, prompts: PromptBatch) -> Any:
+        self.revision += 1
+        if prompts.held is None:
+            return super().prefill(prompts)
+        return self.read(prompts.tokens, prompts.counts or [prompts.tokens.shape[1]])
+
+    def forward(self, block: InputBlock) -> LevelOutput:
+        self.revision += 1
+        return super().forward(block)
+
+    def rollback(self, lengths: RowCounts) -> RowCounts:
+        self.revision += 1
+        return super().rollback(lengths)
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["target", "draft"])
+def test_a_users_level_goes_on_with_other_prompts(place: int) -> None:
+    def levels() -> list[Any]:
+        return [Going(1, "target"), Going(2, "draft")]
+
+    chain, text = ps.Chain(levels(), [2]), [1, 2, 3]
+    for _ in range(3):
+        stream = chain.stream(text, 4, temperature=1.0, seed=5, cache_prompt=True)
+        more = list(stream)
+        alone = ps.Chain(levels(), [2]).generate(text, 4, temperature=1.0, seed=5)
+        assert alone.sequences[0].tolist() == [*text, *more]
+        assert stream.stats.num_cached_tokens == (len(text) - 2 if len(text) > 3 else 0)
+        text = [*text, *more, 1]
+
+    class Silent(Going):
+        revision = property()  # type: ignore[assignment]
+
+    wrong = levels()
+    wrong[place] = Silent(1, "silent")
+    with pytest.raises(ValueError, match="silent: expected an attribute `revision` beside"):
+        ps.Chain(wrong, [2])
+
+
 def test_a_tree_is_refused_by_name() -> None:
     chain = ps.Chain([HiddenLevel(1, "a"), TreeDrafter()])
     with pytest.raises(ValueError, match=r"^tree: expected a chain of tokens.*given a tree"):
