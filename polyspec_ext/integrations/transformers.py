@@ -240,9 +240,9 @@ class _Run:
         sequences = self.ids[:, : self.width + longest]
         if not self.as_dict:
             return sequences
-        logprobs = torch.full((len(self.texts), longest), float("nan"))
+        logprobs = torch.full((len(self.texts), longest), float("nan"), dtype=torch.float32)
         for row, text in enumerate(self.texts):
-            logprobs[row, : len(text)] = torch.tensor(batch.rows[row].logprobs[: len(text)])
+            logprobs[row, : len(text)] = logprobs.new_tensor(batch.rows[row].logprobs[: len(text)])
         return GenerateOutput(
             sequences=sequences,
             scores=self._by_step(self.scores, longest) if self.with_scores else None,

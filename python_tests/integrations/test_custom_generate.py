@@ -593,3 +593,20 @@ def test_windows_do_not_matter(target: LlamaForCausalLM) -> None:
     for window in itertools.product((1, 4), (0, 3)):
         one = ps.Chain([target, near(target, 2), near(target, 3)], list(window))
         assert torch.equal(generate(one, **options), theirs)
+
+
+def test_logprobs_do_not_follow_the_default_data_type() -> None:
+    model, ids = llama(0), torch.tensor([[3, 4, 5]])
+    chain = ps.Chain([model, near(model, 1)], [2])
+    options = {"custom_generate": ps.custom_generate, "chain": chain, "max_new_tokens": 6}
+    options |= {"do_sample": True, "return_dict_in_generate": True}
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        torch.set_default_dtype(dtype)
+        try:
+            found.append(model.generate(ids, **options).logprobs)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert found[1].dtype == torch.float32
+    assert found[0].equal(found[1])
