@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from polyspec_ext.bench.paper.parts import Parts, Places, Tree, shipped
 from polyspec_ext.bench.paper.report.tables.speedups import windows_of
 from polyspec_ext.bench.weights import parameters, weight_bytes
 from polyspec_ext.cli.entry import main
+from polyspec_ext.drafters.eagle.passes import HeadPasses
 
 ALL = (
     "plain", "generate", "assisted:drafter", "drafter", "prompt-lookup", "suffix", "w4",
@@ -159,7 +163,38 @@ def asked(**options: float) -> argparse.Namespace:
     return argparse.Namespace(temperature=0.0, batch=1, **options)
 
 
-def test_windows_are_the_planners(parts: Parts) -> None:
+class Clock:
+    """Moves by what passes cost, and a little whenever somebody looks."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def behind(self, call: Callable[..., Any], seconds: Callable[[Any], float]) -> Any:
+        """Return `call`, a method, whose object says what a call costs."""
+
+        def timed(own: Any, *arguments: Any, **options: Any) -> Any:
+            self.now += seconds(own)
+            return call(own, *arguments, **options)
+
+        return timed
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    own = Clock()
+    monkeypatch.setattr(time, "perf_counter", own)
+    for kind, name, seconds in (
+        (ps.HuggingFaceLevel, "forward", lambda level: 1e-3 * level.num_layers),
+        (HeadPasses, "_pass", lambda _: 1e-3),
+    ):
+        monkeypatch.setattr(kind, name, own.behind(getattr(kind, name), seconds))
+    return own
+
+
+def test_windows_are_the_planners(parts: Parts, clock: Clock) -> None:
     keys = (
         "plain", "drafter", "eagle2", "joint:middle+drafter", "cascade:middle+drafter", "planned",
     )  # fmt: skip
