@@ -96,8 +96,7 @@ class Unchanged:
         return facts
 
     def _weights(self) -> tuple[list[int], list[bytes]]:
-        tables = (module._parameters for module in self._modules)
-        places = [own.data_ptr() for table in tables for own in table.values() if own is not None]
+        places = [own.data_ptr() for own in self._model.parameters()]
         with torch.inference_mode():
             some = [torch.cat([view.flatten() for view in own]) for own in self._sampled.values()]
         return places, [own.cpu().view(torch.uint8).numpy().tobytes() for own in some]
