@@ -318,18 +318,20 @@ def toys() -> ps.Chain:
 
 
 # Of each kind of chain every n-th bytecode, and more of memory that calls share.
-INTERRUPTED = {toys: 64, small: 320, sharing: 960, streaming: 960, blind: 960}
+INTERRUPTED = {toys: 16, small: 320, sharing: 960, streaming: 960, blind: 960}
 SHARED = ("tensors.py", "lengths.py", "rollback.py", "layers.py", "buffers.py")
 
 
 @pytest.mark.parametrize("make", INTERRUPTED, ids=lambda make: make.__name__)
 @pytest.mark.parametrize(
-    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every bytecode"]
+    ("cold", "more"),
+    [
+        pytest.param(False, 1, id="some"),
+        pytest.param(False, 16, id="many", marks=pytest.mark.slow),  # every one of the toys' call
+        pytest.param(True, 2, id="some of a first call", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize(
-    "cold", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["behind a call", "first call"]
-)
-def test_ctrl_c_at_a_bytecode(make: Callable[[], ps.Chain], cold: bool, every: bool) -> None:
+def test_ctrl_c_at_a_bytecode(make: Callable[[], ps.Chain], cold: bool, more: int) -> None:
     """Whatever a call keeps for the next one (parameters, buffers, caches, plans) is noted behind
     what it says."""
     first, second = ([[1, 2]], [[2, 1, 0]]) if make is toys else (FIRST, SECOND)
@@ -348,7 +350,7 @@ def test_ctrl_c_at_a_bytecode(make: Callable[[], ps.Chain], cold: bool, every: b
     with Interrupt() as whole:
         chain.generate(second, **LONG)
     assert len(whole.first) > 4000
-    step = 1 if every else INTERRUPTED[make]
+    step = INTERRUPTED[make] // more
     chain = prepared()
     for number, ((code, _), at) in enumerate(whole.first.items()):
         if number % (max(1, step // 8) if code.co_filename.endswith(SHARED) else step):
