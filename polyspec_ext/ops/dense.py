@@ -7,7 +7,7 @@ import torch
 
 __all__ = ["LABEL_BYTES", "pack", "product"]
 
-LABEL_BYTES = 64  # behind packed weights: what they are (polyspec/types.hpp, PackedLayout)
+LABEL_BYTES = 64  # in front of packed weights: what they are (polyspec/types.hpp, PackedLayout)
 
 
 def pack(weights: torch.Tensor) -> torch.Tensor:

@@ -84,7 +84,7 @@ def test_refusals() -> None:
     with pytest.raises(RuntimeError, match="packed: expected size"):
         blocks.product(torch.randn(1, 512), packed, 48, kind)
     other, _, same_size = packed_of("Q5_K", 16, 512)
-    with pytest.raises(RuntimeError, match="packed: expected layout 3"):
+    with pytest.raises(RuntimeError, match="packed: expected layout 6"):
         blocks.product(torch.randn(1, 512), other, 16, int(gguf.GGMLQuantizationType.Q6_K))
     assert same_size != kind
 

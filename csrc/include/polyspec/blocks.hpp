@@ -35,7 +35,7 @@ enum class BlockType : int32_t {
 //   the weights of each group        16 outputs in 4, 6 or 8 bits.
 // 4 bits lie as in int4.hpp, 8 bits by output with four inputs beside each other. 6 bits, of which
 // types of 5 use the lower ones, are the two high bits of 16 inputs, then the 4 low bits of those.
-// Behind the tiles stands a label, PackedLayout::kBlocks.
+// In front of the tiles is a label, PackedLayout::kBlocks.
 struct BlockShape {
   int64_t outputs = 0;                // n >= 1
   int64_t inputs = 0;                 // k, whole blocks: a multiple of 32, or of 256

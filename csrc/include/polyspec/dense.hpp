@@ -17,7 +17,7 @@ constexpr int64_t kDenseOutputs = 16;  // outputs of a tile
 //
 // Packed, it is a row of tiles of 16 outputs (the last one filled up with zeros), each of them a
 // row of blocks of 64 bytes: in float32 one input of each output; in bfloat16 inputs 2 i and 2 i +
-// 1 of each output, where a zero stands beside the last of an odd number. Behind them stands a
+// 1 of each output, where a zero stands beside the last of an odd number. In front of them is a
 // label, PackedLayout::kDense.
 struct DenseShape {
   int64_t outputs = 0;            // n >= 1

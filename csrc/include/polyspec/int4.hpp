@@ -25,7 +25,7 @@ constexpr int64_t kInt4Tokens = 64;   // tokens of a pass over the weights
 //                                      j of the block, the high half at input 4 + j.
 // So a tile is read from its first byte to its last, and a block unpacks into two vectors of what
 // an instruction for dot products of bytes wants: four inputs of an output beside each other.
-// Behind the tiles stands a label, PackedLayout::kInt4.
+// In front of the tiles is a label, PackedLayout::kInt4.
 struct Int4Shape {
   int64_t outputs = 0;                   // n >= 1
   int64_t inputs = 0;                    // k, a positive multiple of group

@@ -369,10 +369,10 @@ POLYSPEC_API polyspec_code polyspec_verify_tree(const polyspec_verify_tree_param
 
 /* ---- Packed weights ---- */
 
-/* A label behind packed weights has the id of their layout and their shape. A product refuses those
- * of another one; *_packed_check tells beforehand, for weights out of a file. An id is used for one
- * layout and never again. */
-enum { POLYSPEC_LAYOUT_DENSE = 1, POLYSPEC_LAYOUT_INT4 = 2 };
+/* A label in front of packed weights has the id of their layout and their shape. A product refuses
+ * those of another one; *_packed_check tells beforehand, for weights out of a file. An id is used
+ * for one layout and never again. */
+enum { POLYSPEC_LAYOUT_DENSE = 4, POLYSPEC_LAYOUT_INT4 = 5 };
 
 /* ---- Dense product ---- */
 

@@ -13,10 +13,11 @@ namespace polyspec {
 // Element type of a logits tensor.
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-// How packed weights lie (dense.hpp, int4.hpp, blocks.hpp). A label of kPackedLabelBytes behind
-// them has this id and their shape, so that a product refuses those of another layout or shape, and
-// a program those of another release. An id is used for one layout and never again.
-enum class PackedLayout : int32_t { kDense = 1, kInt4 = 2, kBlocks = 3 };
+// How packed weights lie (dense.hpp, int4.hpp, blocks.hpp). A label of kPackedLabelBytes in front
+// of them has this id and their shape, so that a product refuses those of another layout or shape
+// before it reads any, and a program those of another release. An id is used for one layout and
+// never again (1, 2 and 3 had their labels behind the weights).
+enum class PackedLayout : int32_t { kDense = 4, kInt4 = 5, kBlocks = 6 };
 constexpr int64_t kPackedLabelBytes = 64;
 
 // How a drafted block is verified.

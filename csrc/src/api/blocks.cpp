@@ -66,8 +66,8 @@ Result block_pack(const BlockPackParams& params, Stream stream) {
   if (!given.ok()) return given;
   if (const Result at = check_aligned("packed", params.packed); !at.ok()) return at;
   if (stream.device != Stream::Device::kCpu) return on_cpu_only("block_pack");
-  cpu::block_pack(params, stream.executor);
-  write_label(label_of(params.shape), params.packed, tiles_bytes(params.shape));
+  write_label(label_of(params.shape), params.packed);
+  cpu::block_pack(at_weights(params), stream.executor);
   return {};
 }
 
@@ -83,7 +83,7 @@ Result block_product(const BlockProductParams& params, Stream stream) {
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   if (const Result result = check(params); !result.ok()) return result;
   if (stream.device != Stream::Device::kCpu) return on_cpu_only("block_product");
-  if (params.tokens > 0) cpu::block_product(params, stream.executor);
+  if (params.tokens > 0) cpu::block_product(at_weights(params), stream.executor);
   return {};
 }
 

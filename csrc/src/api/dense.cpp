@@ -73,17 +73,17 @@ Result dense_pack(const DensePackParams& params) {
   const Rows out = memory(params.packed, dense_packed_bytes(params.shape));
   if (const Result apart = check_apart("packed", out, {{"weights", weights}}); !apart.ok())
     return apart;
-  auto* packed = static_cast<uint8_t*>(params.packed);
-  std::memset(packed, 0, static_cast<size_t>(dense_packed_bytes(params.shape)));
+  std::memset(params.packed, 0, static_cast<size_t>(dense_packed_bytes(params.shape)));
+  write_label(label_of(params.shape), params.packed);
+  auto* const tiles = static_cast<uint8_t*>(at_weights(params).packed);
   for (int64_t n = 0; n < params.shape.outputs; ++n) {
     const uint8_t* from =
         static_cast<const uint8_t*>(params.weights) + n * params.weights_stride * bytes;
-    uint8_t* to = packed + n / kDenseOutputs * layout.tile_bytes + n % kDenseOutputs * 4;
+    uint8_t* to = tiles + n / kDenseOutputs * layout.tile_bytes + n % kDenseOutputs * 4;
     int64_t left = params.shape.inputs * bytes;
     for (; left > 0; left -= 4, from += 4, to += core::kBlockBytes)
       std::memcpy(to, from, static_cast<size_t>(left < 4 ? left : 4));
   }
-  write_label(label_of(params.shape), packed, tiles_bytes(layout));
   return {};
 }
 
@@ -101,7 +101,7 @@ Result dense_product(const DenseProductParams& params, Stream stream) {
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   if (const Result result = check(params); !result.ok()) return result;
   if (stream.device != Stream::Device::kCpu) return on_cpu_only("dense_product");
-  cpu::dense_product(params, stream.executor);
+  cpu::dense_product(at_weights(params), stream.executor);
   return {};
 }
 

@@ -126,22 +126,23 @@ Result int4_pack(const Int4PackParams& params) {
   }
   const Int4Layout layout(params.shape);
   std::memset(params.packed, 0, static_cast<size_t>(int4_packed_bytes(params.shape)));
-  over_groups(
-      params.shape, params.packed, [&](int64_t row, int64_t group, int64_t lane, uint8_t* head) {
-        const int64_t at = row * layout.groups + group;
-        write_scale(head, lane, params.scales[at], params.shape.scale_dtype);
-        write_scale(head + layout.scale_bytes, lane, params.zeros[at], params.shape.scale_dtype);
-        const uint8_t* values =
-            params.values + row * params.shape.inputs + group * params.shape.group;
-        uint8_t* bytes = head + 2 * layout.scale_bytes + 4 * lane;
-        for (int64_t block = 0; block < layout.blocks; ++block) {
-          for (int i = 0; i < 4; ++i)
-            bytes[i] = static_cast<uint8_t>(values[i] | values[4 + i] << 4);
-          values += core::kBlockInputs;
-          bytes += core::kBlockBytes;
-        }
-      });
-  write_label(label_of(params.shape), params.packed, tiles_bytes(layout));
+  write_label(label_of(params.shape), params.packed);
+  over_groups(params.shape, at_weights(params).packed,
+              [&](int64_t row, int64_t group, int64_t lane, uint8_t* head) {
+                const int64_t at = row * layout.groups + group;
+                write_scale(head, lane, params.scales[at], params.shape.scale_dtype);
+                write_scale(head + layout.scale_bytes, lane, params.zeros[at],
+                            params.shape.scale_dtype);
+                const uint8_t* values =
+                    params.values + row * params.shape.inputs + group * params.shape.group;
+                uint8_t* bytes = head + 2 * layout.scale_bytes + 4 * lane;
+                for (int64_t block = 0; block < layout.blocks; ++block) {
+                  for (int i = 0; i < 4; ++i)
+                    bytes[i] = static_cast<uint8_t>(values[i] | values[4 + i] << 4);
+                  values += core::kBlockInputs;
+                  bytes += core::kBlockBytes;
+                }
+              });
   return {};
 }
 
@@ -153,10 +154,10 @@ Result int4_packed_check(const Int4Shape& shape, const void* packed, int64_t byt
 Result int4_unpack(const Int4UnpackParams& params) {
   if (const Result result = check_both(params); !result.ok()) return result;
   const Int4Layout layout(params.shape);
-  const Result label = check_label(label_of(params.shape), params.packed, tiles_bytes(layout));
+  const Result label = check_label(label_of(params.shape), params.packed);
   if (!label.ok()) return label;
   over_groups(
-      params.shape, params.packed,
+      params.shape, at_weights(params).packed,
       [&](int64_t row, int64_t group, int64_t lane, const uint8_t* head) {
         const int64_t at = row * layout.groups + group;
         params.scales[at] = read_scale(head, lane, params.shape.scale_dtype);
@@ -187,7 +188,7 @@ Result int4_product(const Int4ProductParams& params, Stream stream) {
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   if (const Result result = check(params); !result.ok()) return result;
   if (stream.device != Stream::Device::kCpu) return on_cpu_only("int4_product");
-  if (params.tokens > 0) cpu::int4_product(params, stream.executor);
+  if (params.tokens > 0) cpu::int4_product(at_weights(params), stream.executor);
   return {};
 }
 

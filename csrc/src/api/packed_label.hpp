@@ -1,8 +1,9 @@
-// The label behind packed weights (PackedLayout, polyspec/types.hpp): says what they are.
+// The label in front of packed weights (PackedLayout, polyspec/types.hpp): says what they are.
 #pragma once
 
 #include <cinttypes>
 #include <cstring>
+#include <type_traits>
 
 #include "api/checks.hpp"
 #include "polyspec/types.hpp"
@@ -20,14 +21,22 @@ struct PackedLabel {
 };
 static_assert(sizeof(PackedLabel) == kPackedLabelBytes, "a label has no padding");
 
-// `size`: of the weights in front of the label.
-inline void write_label(const PackedLabel& label, void* packed, int64_t size) {
-  std::memcpy(static_cast<char*>(packed) + size, &label, sizeof label);
+inline void write_label(const PackedLabel& label, void* packed) {
+  std::memcpy(packed, &label, sizeof label);
 }
 
-inline Result check_label(const PackedLabel& wanted, const void* packed, int64_t size) {
+// Params of a call, with `packed` at the weights, which is all that the backends know of it.
+template <class Params>
+Params at_weights(Params params) {
+  using Pointed = std::remove_pointer_t<decltype(params.packed)>;
+  using Byte = std::conditional_t<std::is_const_v<Pointed>, const uint8_t, uint8_t>;
+  params.packed = static_cast<Byte*>(params.packed) + kPackedLabelBytes;
+  return params;
+}
+
+inline Result check_label(const PackedLabel& wanted, const void* packed) {
   PackedLabel found;
-  std::memcpy(&found, static_cast<const char*>(packed) + size, sizeof found);
+  std::memcpy(&found, packed, sizeof found);
   if (std::memcmp(&found, &wanted, sizeof found) == 0) return {};
   if (std::memcmp(found.mark, wanted.mark, sizeof found.mark) != 0)
     return invalid("packed: expected packed weights of this shape, given memory without a label");
@@ -38,14 +47,14 @@ inline Result check_label(const PackedLabel& wanted, const void* packed, int64_t
                  found.layout, found.dtype, found.group, found.outputs, found.inputs);
 }
 
-// What *_packed_check has to say of `bytes` bytes of which the label is the end.
+// What *_packed_check has to say of `bytes` bytes that begin with the label.
 inline Result check_packed(const PackedLabel& wanted, const void* packed, int64_t bytes,
                            int64_t expected_bytes) {
   if (const Result given = check_given({{"packed", packed}}); !given.ok()) return given;
   if (bytes != expected_bytes)
     return invalid("packed: expected %" PRId64 " bytes, given %" PRId64, expected_bytes, bytes);
   if (const Result begin = check_aligned("packed", packed); !begin.ok()) return begin;
-  return check_label(wanted, packed, expected_bytes - kPackedLabelBytes);
+  return check_label(wanted, packed);
 }
 
 }  // namespace polyspec

@@ -28,7 +28,7 @@ Result check_product(const Params& p, int64_t element_bytes, const PackedLabel& 
   if (const Result apart = check_apart("workspace", workspace.rows, {{"x", x}, packed});
       !apart.ok())
     return apart;
-  return check_label(label, p.packed, packed_bytes - kPackedLabelBytes);
+  return check_label(label, p.packed);
 }
 
 }  // namespace polyspec

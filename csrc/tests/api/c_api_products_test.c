@@ -69,18 +69,18 @@ static void test_int4(void) {
   other.outputs = 3;
   CHECK(polyspec_int4_packed_bytes(&other) == bytes);
   CHECK_REFUSED(
-      "expected layout 2, dtype 1, group 32, [3, 32], given layout 2, dtype 1, group 32, "
+      "expected layout 5, dtype 1, group 32, [3, 32], given layout 5, dtype 1, group 32, "
       "[2, 32]",
       polyspec_int4_packed_check(&other, packed, bytes));
   CHECK_REFUSED("packed: expected 384 bytes, given 320",
                 polyspec_int4_packed_check(&shape, packed, 320));
   unpack.shape = &other;
-  CHECK_REFUSED("packed: expected layout 2", polyspec_int4_unpack(&unpack));
+  CHECK_REFUSED("packed: expected layout 5", polyspec_int4_unpack(&unpack));
   float three[3] = {7, 7, 7};
   p.shape = &other;
   p.y = three;
-  CHECK_REFUSED("packed: expected layout 2", polyspec_int4_product(&p, NULL));
-  packed[bytes - 64] ^= 1;
+  CHECK_REFUSED("packed: expected layout 5", polyspec_int4_product(&p, NULL));
+  packed[0] ^= 1;
   CHECK_REFUSED("given memory without a label", polyspec_int4_packed_check(&shape, packed, bytes));
   CHECK(three[0] == 7);
 
@@ -167,7 +167,7 @@ static void test_dense(void) {
   polyspec_dense_shape other = shape; /* 4 inputs fill the same blocks */
   other.inputs = 4;
   p.shape = &other;
-  CHECK_REFUSED("expected layout 1, dtype 1, group 0, [2, 4], given",
+  CHECK_REFUSED("expected layout 4, dtype 1, group 0, [2, 4], given",
                 polyspec_dense_product(&p, NULL));
   p.shape = &shape;
   p.workspace = NULL;
