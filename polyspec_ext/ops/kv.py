@@ -33,9 +33,9 @@ class CacheStatus(enum.IntFlag):
     """Status bits of the cache operators (polyspec/kv_cache.hpp); a row with one is unchanged."""
 
     BAD_LENGTH = 1 << 5
-    CACHE_FULL = 1 << 8
-    BAD_PAGE = 1 << 9
     BAD_PATH = 1 << 10
+    CACHE_FULL = 1 << 11
+    BAD_PAGE = 1 << 12
 
 
 def append(

@@ -17,13 +17,13 @@
 
 namespace polyspec {
 
-// Status bits of these operators, beside kStatusBadLength of status.hpp. A row with an error keeps
-// its length, its pages and what its committed tokens are made of.
+// Status bits of these operators, beside kStatusBadLength; status.hpp has no others of them. A row
+// with an error keeps its length, its pages and what its committed tokens are made of.
 enum CacheStatusBits : int32_t {
-  kStatusCacheFull = 1 << 8,  // the row's tokens do not fit, or no page is free
+  kStatusBadPath = 1 << 10,    // a tree path that does not increase, or leaves the cache
+  kStatusCacheFull = 1 << 11,  // the row's tokens do not fit, or no page is free
   // A page id or a count of pages that cannot be: the block table or the free list is damaged.
-  kStatusBadPage = 1 << 9,
-  kStatusBadPath = 1 << 10,  // a tree path that does not increase, or leaves the cache
+  kStatusBadPage = 1 << 12,
 };
 
 // Rows of vectors somewhere, unit stride along the vector.

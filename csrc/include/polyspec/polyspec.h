@@ -535,8 +535,8 @@ POLYSPEC_API polyspec_code polyspec_attention(const polyspec_attention_params* p
 /* Bits of these operators' status, beside POLYSPEC_STATUS_BAD_LENGTH. A row with one of them keeps
  * its length, its pages and what its committed tokens are made of. */
 enum {
-  POLYSPEC_STATUS_CACHE_FULL = 1 << 8,
-  POLYSPEC_STATUS_BAD_PAGE = 1 << 9,
+  POLYSPEC_STATUS_CACHE_FULL = 1 << 11,
+  POLYSPEC_STATUS_BAD_PAGE = 1 << 12,
   POLYSPEC_STATUS_BAD_PATH = 1 << 10,
 };
 

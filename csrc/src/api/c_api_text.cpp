@@ -45,12 +45,15 @@ size_t polyspec_status_string(int32_t status, char* text, size_t size) {
       {POLYSPEC_STATUS_EMPTY_ROW, "no token has probability"},
       {POLYSPEC_STATUS_DRAFT_ROW, "the row is the draft's"},
       {POLYSPEC_STATUS_TOKEN_OUT_OF_RANGE, "draft token out of range"},
-      {POLYSPEC_STATUS_BAD_LENGTH, "draft length out of range"},
+      {POLYSPEC_STATUS_BAD_LENGTH, "length out of range"},
       {POLYSPEC_STATUS_BAD_PARAMETER, "sampling parameter out of range"},
       {POLYSPEC_STATUS_DRAFT_STATISTICS_MISMATCH,
        "draft token without probability under its distribution, or no distribution of its row"},
       {POLYSPEC_STATUS_BAD_INDEX, "slot, offset or draft row id out of range"},
       {POLYSPEC_STATUS_BAD_TREE, "no tree: parents, equal siblings or depth"},
+      {POLYSPEC_STATUS_BAD_PATH, "tree path that does not increase, or leaves the cache"},
+      {POLYSPEC_STATUS_CACHE_FULL, "cache full, or no page is free"},
+      {POLYSPEC_STATUS_BAD_PAGE, "page or count of pages that cannot be"},
       {POLYSPEC_STATUS_ZERO_RESIDUAL, "residual rounds to zero (note)"},
   };
   size_t length = 0;

@@ -61,6 +61,15 @@ static void test_texts(void) {
   CHECK(polyspec_status_string(bits, text, 6) == strlen(both) && strcmp(text, "NaN i") == 0);
   CHECK(text[6] == 'x');
   CHECK(polyspec_status_string(bits, NULL, 0) == strlen(both));
+  /* No operator has a bit of another's. */
+  polyspec_status_string(POLYSPEC_STATUS_CACHE_FULL, text, sizeof text);
+  CHECK(strcmp(text, "cache full, or no page is free") == 0);
+  int32_t all = POLYSPEC_STATUS_BAD_PATH | POLYSPEC_STATUS_CACHE_FULL | POLYSPEC_STATUS_BAD_PAGE;
+  CHECK((all & (POLYSPEC_STATUS_BAD_INDEX | POLYSPEC_STATUS_BAD_TREE)) == 0);
+  all |= ((POLYSPEC_STATUS_BAD_TREE << 1) - 1) | POLYSPEC_STATUS_ZERO_RESIDUAL;
+  char every[1024];
+  CHECK(polyspec_status_string(all, every, sizeof every) < sizeof every);
+  CHECK(strstr(every, "unknown") == NULL);
   CHECK(polyspec_status_string(1 << 30, text, sizeof text) == 12 &&
         strcmp(text, "unknown bits") == 0);
 }
