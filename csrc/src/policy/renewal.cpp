@@ -14,10 +14,11 @@ constexpr int64_t kLongest = 4096;
 
 [[noreturn]] void refuse(const std::string& text) { throw std::invalid_argument(text); }
 
+// `rounds` may be empty: they follow from the windows.
 void check(const std::vector<double>& acceptance, const std::vector<int64_t>& windows,
            const std::vector<int64_t>& rounds) {
   if (windows.empty()) refuse("windows: expected at least 1, got 0");
-  if (acceptance.size() != windows.size() || rounds.size() != windows.size()) {
+  if (acceptance.size() != windows.size() || (!rounds.empty() && rounds.size() != windows.size())) {
     refuse("acceptance and rounds: expected " + std::to_string(windows.size()) +
            ", one for each window, got " + std::to_string(acceptance.size()) + " and " +
            std::to_string(rounds.size()));
@@ -65,6 +66,7 @@ double gather(const Lengths& block, int64_t window, int64_t bound, Lengths* pend
 
 RenewalRound renewal_round(const std::vector<double>& acceptance,
                            const std::vector<int64_t>& windows, std::vector<int64_t> rounds) {
+  check(acceptance, windows, rounds);
   const size_t count = windows.size();
   if (rounds.empty()) {
     rounds.assign(count, 0);
@@ -72,7 +74,6 @@ RenewalRound renewal_round(const std::vector<double>& acceptance,
       rounds[i] = policy::default_bound(windows[i], windows[i + 1]);
     }
   }
-  check(acceptance, windows, rounds);
   RenewalRound out;
   out.passes.assign(count + 1, 0.0);
   out.verified.assign(count, 0.0);

@@ -119,6 +119,8 @@ void test_bounds() {
   CHECK_THROWS(std::invalid_argument, renewal_round({1.5}, {1}));
   CHECK_THROWS(std::invalid_argument, renewal_round({std::nan("")}, {1}));
   CHECK_THROWS(std::invalid_argument, renewal_round({0.5}, {-1}));
+  CHECK_THROWS(std::invalid_argument, renewal_round({0.5, 0.5}, {3, -1}));
+  CHECK_THROWS(std::invalid_argument, renewal_round({0.5, 0.5}, {INT64_MAX, INT64_MAX}));
   CHECK_THROWS(std::invalid_argument, renewal_round({0.5}, {int64_t{1} << 40}));
   CHECK_THROWS(std::invalid_argument, renewal_round({0.5}, {1}, {-1}));
 }
