@@ -15,6 +15,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -72,10 +73,12 @@ using TokenSink = std::function<bool(const int64_t* tokens, int64_t count)>;
 // Not to be used from two threads at once; its engines are in use while generate() runs.
 class Chain {
  public:
-  // engines: level 1, the target, first, not owned. proposer: the last level, in place of an
-  // engine, or nullptr; not owned. windows: one for each level but the last; windows[i] tokens is
-  // what level i + 1 waits for, and 0 lets it decode alone. One engine and no window is plain
-  // decoding. What is wrong with them is said by outcome(), and by every generate().
+  // engines: level 1, the target, first, not owned. An id that a level does not have is read by it
+  // as id 0: the text keeps the target's distribution, whatever a draft has read. proposer: the
+  // last level, in place of an engine, or nullptr; not owned. windows: one for each level but the
+  // last; windows[i] tokens is what level i + 1 waits for, and 0 lets it decode alone. One engine
+  // and no window is plain decoding. What is wrong with them is said by outcome(), and by every
+  // generate().
   Chain(std::vector<Engine*> engines, std::vector<int64_t> windows, Proposer* proposer = nullptr);
 
   const Outcome& outcome() const { return made_; }
@@ -85,8 +88,9 @@ class Chain {
   // to the policy, which may not ask at all.
   void set_policy(std::unique_ptr<WindowPolicy> policy) { policy_ = std::move(policy); }
 
-  // Writes the new tokens after `prompt` to *text, the EOS included. After a failure *text has the
-  // tokens that the target had emitted until then, and the chain can be used again.
+  // Writes the new tokens after `prompt` to *text, the EOS included. After a failure, such as an
+  // exception of a sink or policy, *text has the tokens that the target had emitted until then, and
+  // the chain can be used again.
   Outcome generate(const std::vector<int64_t>& prompt, const ChainSettings& settings,
                    std::vector<int64_t>* text, const TokenSink& sink = nullptr) noexcept;
 
@@ -116,9 +120,12 @@ class Chain {
   };
 
   int32_t depth() const { return static_cast<int32_t>(std::max<size_t>(pending_.size(), 1)) + 1; }
+  template <class Body>
+  static Outcome guarded(const Body& body) noexcept;
   Outcome start(const std::vector<int64_t>& prompt, const ChainSettings& settings);
   Outcome run(const ChainSettings& settings, const TokenSink& sink);
   Outcome catch_up(int32_t level);
+  Outcome decode(int32_t level, const int64_t* tokens, int64_t count, int64_t rows);
   Outcome read(int32_t level, int64_t rows);
   Outcome draft(const Step& step, const ChainSettings& settings, int64_t* drawn, bool* eos);
   Outcome verify(int32_t level, const ChainSettings& settings, int64_t* emitted, bool* eos);
@@ -142,7 +149,7 @@ class Chain {
   double prompt_seconds_ = 0;
   Ended ended_ = Ended::kFailed;
   // Scratch of one verification, and of choose_windows.
-  std::vector<int64_t> emitted_, next_windows_;
+  std::vector<int64_t> emitted_, next_windows_, readable_;
   std::vector<float> logprobs_;
   std::vector<RowStatistics> statistics_;
 };
@@ -160,7 +167,13 @@ inline Chain::Chain(std::vector<Engine*> engines, std::vector<int64_t> windows, 
     return;
   }
   for (const Engine* engine : engines_) {
-    const int64_t vocab = engine->vocab_size();
+    const int64_t vocab = engine == nullptr ? 0 : engine->vocab_size();
+    if (vocab < 1 || vocab >= int64_t{1} << 31) {
+      made_ = Outcome::failure(Outcome::Code::kInvalidArgument,
+                               "engines: expected each with [1, 2^31) ids, given one with %lld",
+                               static_cast<long long>(vocab));
+      return;
+    }
     vocab_.push_back(vocab_.empty() ? vocab : std::min(vocab_.back(), vocab));
   }
   pending_.resize(windows_.size());
@@ -175,21 +188,34 @@ inline Chain::Chain(std::vector<Engine*> engines, std::vector<int64_t> windows, 
 inline Outcome Chain::generate(const std::vector<int64_t>& prompt, const ChainSettings& settings,
                                std::vector<int64_t>* text, const TokenSink& sink) noexcept {
   ended_ = Ended::kFailed;
+  if (text == nullptr)
+    return Outcome::failure(Outcome::Code::kInvalidArgument, "text: expected a vector, given null");
   text->clear();
   if (!made_.ok()) return made_;
-  Outcome outcome;
-  try {
-    outcome = start(prompt, settings);
-    if (outcome.ok()) {
-      outcome = run(settings, sink);
+  Outcome outcome = guarded([&] { return start(prompt, settings); });
+  if (outcome.ok()) {
+    outcome = guarded([&] { return run(settings, sink); });
+    const Outcome written = guarded([&] {
       const auto begin = tokens_.begin() + static_cast<std::ptrdiff_t>(prompt.size());
       text->assign(begin, begin + scheduler_->committed());
-    }
-  } catch (const std::exception& error) {  // memory; a policy or a sink of the caller's
-    outcome = Outcome::failure(Outcome::Code::kEngine, "%s", error.what());
+      return Outcome();
+    });
+    if (outcome.ok()) outcome = written;
   }
   if (!outcome.ok()) ended_ = Ended::kFailed;
   return outcome;
+}
+
+// What `body` throws becomes an outcome: memory, a policy or a sink of the caller's.
+template <class Body>
+Outcome Chain::guarded(const Body& body) noexcept {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    return Outcome::failure(Outcome::Code::kEngine, "%s", error.what());
+  } catch (...) {
+    return Outcome::failure(Outcome::Code::kEngine, "an exception of unknown type");
+  }
 }
 
 // Checks, forgets an earlier text and reads all of the prompt but its last token.
@@ -204,14 +230,19 @@ inline Outcome Chain::start(const std::vector<int64_t>& prompt, const ChainSetti
                             static_cast<long long>(context), static_cast<long long>(length));
   }
   for (const int64_t token : prompt) {
-    if (token < 0 || token >= vocab_.back()) {
-      return Outcome::failure(Outcome::Code::kInvalidArgument,
-                              "prompt: expected ids in [0, %lld), given %lld",
-                              static_cast<long long>(vocab_.back()), static_cast<long long>(token));
+    if (token < 0 || token >= vocab_.front()) {
+      return Outcome::failure(
+          Outcome::Code::kInvalidArgument, "prompt: expected ids in [0, %lld), given %lld",
+          static_cast<long long>(vocab_.front()), static_cast<long long>(token));
     }
   }
+  if (policy_ != nullptr && !windows_.empty() && policy_->levels() != depth()) {
+    return Outcome::failure(Outcome::Code::kInvalidArgument,
+                            "policy: expected one of %d levels, given one of %d", depth(),
+                            policy_->levels());
+  }
   // The last token is not read, so that a full context still has one behind it.
-  const int64_t room = std::min(settings.max_new_tokens, context + 1 - length);
+  const int64_t room = std::min(settings.max_new_tokens, context - length + 1);
   try {
     scheduler_->set_tail(settings.tail);
     scheduler_->start(room);
@@ -231,7 +262,7 @@ inline Outcome Chain::start(const std::vector<int64_t>& prompt, const ChainSetti
   for (size_t i = 0; i < engines_.size() && length > 1; ++i) {
     // A level of window 0 decodes alone, and asks nobody below; with a policy none is asked yet.
     if (i > 0 && (policy_ != nullptr || windows_[i - 1] == 0)) break;
-    const Outcome outcome = engines_[i]->decode(prompt.data(), length - 1, 0);
+    const Outcome outcome = decode(static_cast<int32_t>(i) + 1, prompt.data(), length - 1, 0);
     if (!outcome.ok()) {
       return Outcome::failure(outcome.code, "level %zu, prompt: %.200s", i + 1, outcome.message);
     }
@@ -293,8 +324,8 @@ inline void Chain::choose_windows(const int64_t* told, int64_t count) {
   next_windows_.resize(windows_.size());
   policy_->next(report, next_windows_.data());
   if (next_windows_ != windows_) {
+    scheduler_->set_windows(next_windows_);
     windows_ = next_windows_;
-    scheduler_->set_windows(windows_);
   }
   steps_.clear();
 }
@@ -311,7 +342,7 @@ inline Outcome Chain::catch_up(int32_t level) {
   const int64_t missed = first_pending(1) - 1 - read;
   if (missed < kFew) return {};
   const auto began = Clock::now();
-  const Outcome outcome = engine->decode(tokens_.data() + read, missed, 0);
+  const Outcome outcome = decode(level, tokens_.data() + read, missed, 0);
   if (!outcome.ok()) {
     return Outcome::failure(outcome.code, "level %d, position %lld: %.200s", level,
                             static_cast<long long>(read), outcome.message);
@@ -323,6 +354,18 @@ inline Outcome Chain::catch_up(int32_t level) {
   return {};
 }
 
+// Has level `level` read tokens as the ids that it has.
+inline Outcome Chain::decode(int32_t level, const int64_t* tokens, int64_t count, int64_t rows) {
+  Engine* engine = engines_[static_cast<size_t>(level - 1)];
+  const int64_t vocab = engine->vocab_size();
+  if (vocab < vocab_.front()) {
+    readable_.assign(tokens, tokens + count);
+    for (int64_t& token : readable_) token = token < vocab ? token : 0;
+    tokens = readable_.data();
+  }
+  return engine->decode(tokens, count, rows);
+}
+
 // Has level `level` read the text up to its end, and keep the logits of the last `rows` tokens.
 inline Outcome Chain::read(int32_t level, int64_t rows) {
   Engine* engine = engines_[static_cast<size_t>(level - 1)];
@@ -330,7 +373,7 @@ inline Outcome Chain::read(int32_t level, int64_t rows) {
   if (engine->length() > end - rows) engine->truncate(end - rows);
   ++stats_[static_cast<size_t>(level - 1)].passes;
   const int64_t read = engine->length();
-  const Outcome outcome = engine->decode(tokens_.data() + read, end - read, rows);
+  const Outcome outcome = decode(level, tokens_.data() + read, end - read, rows);
   if (outcome.ok()) return outcome;
   return Outcome::failure(outcome.code, "level %d, position %lld: %.200s", level,
                           static_cast<long long>(end), outcome.message);
@@ -350,7 +393,8 @@ inline Outcome Chain::draft(const Step& step, const ChainSettings& settings, int
   if (proposer_ != nullptr) {
     const int64_t length = static_cast<int64_t>(tokens_.size());
     emitted_.resize(static_cast<size_t>(step.count));
-    const int64_t found = proposer_->propose(tokens_.data(), length, step.count, emitted_.data());
+    const int64_t found = std::min(
+        proposer_->propose(tokens_.data(), length, step.count, emitted_.data()), step.count);
     ++stats.passes;
     for (; *drawn < found && !*eos; ++*drawn) {
       const int64_t token = emitted_[static_cast<size_t>(*drawn)];
@@ -506,6 +550,7 @@ inline Outcome Chain::checked(const Result& result, int32_t status, int32_t leve
 inline void Chain::Pending::reserve(int64_t wanted) {
   if (wanted <= capacity) return;
   const int64_t more = std::max(wanted, 2 * capacity);
+  if (more > PTRDIFF_MAX / 4 / std::max<int64_t>(vocab, 4)) throw std::bad_alloc();
   std::unique_ptr<float[]> grown(new float[static_cast<size_t>(more * vocab)]);
   std::copy_n(logits.get(), count * vocab, grown.get());
   logits = std::move(grown);
