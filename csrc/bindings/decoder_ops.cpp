@@ -128,7 +128,7 @@ std::tuple<Tensor, Tensor, Tensor> decoder_layers(
                                              &layer.gated_in, &layer.gated_out};
     for (int j = 0; j < 4; ++j) {
       const int64_t count = layer_row[kAttentionIn + j];
-      STD_TORCH_CHECK(count >= 1 && next + count <= products,
+      STD_TORCH_CHECK(count >= 1 && count <= products - next,
                       "layers: expected as many matrices as there are, ", products);
       *all[j] = {parts.data() + next, count};
       next += count;

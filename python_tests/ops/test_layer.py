@@ -218,3 +218,4 @@ def test_the_operators() -> None:
         check(own.rotary.default, (wide, bias, cosine, sine, 2, HEADS, GROUPS, *heads))
     assert rms_norm(x[:0], weight, EPSILON).shape == (0, 64)
     assert gated(x[:0]).shape == (0, 32)
+    assert gated(x[:, :0].contiguous()).shape == (len(x), 0)

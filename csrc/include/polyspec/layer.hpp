@@ -52,7 +52,7 @@ struct RotaryParams {
 
 // y = round(silu(gate)) up, with silu(x) = x / (1 + exp(-x)).
 struct GatedParams {
-  int64_t tokens = 0, width = 0;  // m, n
+  int64_t tokens = 0, width = 0;  // m, n >= 0
   DType dtype = DType::kFloat32;  // kFloat32 or kBFloat16, of all tensors
   const void* x = nullptr;        // [m, 2 n]: gate, up
   void* y = nullptr;              // [m, n] out

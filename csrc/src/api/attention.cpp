@@ -1,6 +1,8 @@
 // polyspec::attention: checks what the host can see, and hands over to the backend.
 #include "polyspec/attention.hpp"
 
+#include <algorithm>
+
 #include "api/checks.hpp"
 #include "cpu/attention_dispatch.hpp"
 #include "cpu/isa.hpp"
@@ -39,7 +41,13 @@ Result check_shape(const AttentionParams& p) {
   if (!is_width(p.value_width)) return expected("value_width", widths, p.value_width);
   if (p.dtype != DType::kFloat32 && p.dtype != DType::kBFloat16)
     return expected("dtype", "float32 (0) or bfloat16 (1)", static_cast<int>(p.dtype));
-  return {};
+  const Result keys = check_sizes("batch, groups, length, width",
+                                  {p.batch, p.groups, p.length, std::max(p.width, p.value_width)});
+  if (!keys.ok()) return keys;
+  // Of the workspace, which has more than the queries and `out`.
+  return check_sizes("batch, heads, tokens, length, value_width",
+                     {p.batch, p.heads, p.tokens, cpu::attention_spans(p.length),
+                      std::max(p.width, cpu::attention_kept(p))});
 }
 
 int64_t attention_workspace_bytes(const AttentionParams& params) {

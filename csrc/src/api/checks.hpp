@@ -67,6 +67,22 @@ inline bool product_fits(int64_t a, int64_t b,
   return a == 0 || b == 0 || a <= limit / b;
 }
 
+// Of the sizes of one tensor or workspace, by `names`; those below 1 count as 1. More elements than
+// this no address space has. What is counted of fewer, a few such tensors in bytes, fits int64.
+inline Result check_sizes(const char* names, std::initializer_list<int64_t> sizes) {
+  constexpr int64_t kMost = int64_t{1} << 56;
+  int64_t elements = 1;
+  for (const int64_t size : sizes) {
+    const int64_t counted = size > 1 ? size : 1;
+    if (!product_fits(elements, counted, kMost)) {
+      return invalid("%s: expected at most 2^56 elements in all, given %lld times %lld or more",
+                     names, static_cast<long long>(elements), static_cast<long long>(counted));
+    }
+    elements *= counted;
+  }
+  return {};
+}
+
 // Of weights [outputs, inputs].
 inline Result check_matrix(int64_t outputs, int64_t inputs) {
   if (outputs < 1 || outputs >= int64_t{1} << 31) return expected("outputs", "[1, 2^31)", outputs);

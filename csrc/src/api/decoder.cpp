@@ -80,51 +80,6 @@ Result multiply(const PackedMatrix& matrix, DType dtype, int64_t tokens, const v
   return expected("layout", "that of a packed matrix", static_cast<int>(matrix.layout));
 }
 
-Result check(const char* name, const PackedMatrices& matrices, int64_t outputs, int64_t inputs) {
-  if (matrices.parts == nullptr || matrices.count < 1)
-    return invalid("%s: expected at least one matrix", name);
-  int64_t found = 0;
-  for (int64_t i = 0; i < matrices.count; ++i) {
-    const PackedMatrix& matrix = matrices.parts[i];
-    if (matrix.inputs != inputs)
-      return expected(name, "inputs of the layer's width", matrix.inputs);
-    if (matrix.bias != nullptr && matrix.layout != PackedLayout::kDense)
-      return invalid("%s: expected no bias of a quantised matrix", name);
-    found += matrix.outputs;
-  }
-  if (found != outputs) return expected(name, "outputs of the layer's shape", found);
-  return {};
-}
-
-Result check(const DecoderParams& p) {
-  if (p.count < 1) return expected("count", ">= 1", p.count);
-  if (p.batch < 0) return expected("batch", ">= 0", p.batch);
-  if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
-  if (p.width < 1) return expected("width", ">= 1", p.width);
-  if (p.gated_width < 1) return expected("gated_width", ">= 1", p.gated_width);
-  if (p.heads < 1 || p.groups < 1 || p.head_width < 1)
-    return invalid("heads, groups, head_width: expected >= 1");
-  if (p.num_taken < 0) return expected("num_taken", ">= 0", p.num_taken);
-  const Result given = check_given({{"layers", p.layers}, {"taken", p.taken, p.num_taken > 0}});
-  if (!given.ok()) return given;
-  for (int64_t i = 0; i < p.num_taken; ++i) {
-    if (p.taken[i] < 0 || p.taken[i] >= p.count || (i > 0 && p.taken[i] <= p.taken[i - 1]))
-      return expected("taken", "ascending numbers of layers", p.taken[i]);
-  }
-  const int64_t features = (p.heads + 2 * p.groups) * p.head_width;
-  for (int64_t i = 0; i < p.count; ++i) {
-    const DecoderLayer& layer = p.layers[i];
-    for (const Result& result :
-         {check("attention_in", layer.attention_in, features, p.width),
-          check("attention_out", layer.attention_out, p.width, p.heads * p.head_width),
-          check("gated_in", layer.gated_in, 2 * p.gated_width, p.width),
-          check("gated_out", layer.gated_out, p.width, p.gated_width)}) {
-      if (!result.ok()) return result;
-    }
-  }
-  return {};
-}
-
 AttentionParams attention_params(const DecoderParams& p) {
   AttentionParams a;
   a.batch = p.batch;
@@ -144,6 +99,62 @@ AttentionParams attention_params(const DecoderParams& p) {
   std::copy(p.value_stride, p.value_stride + 3, a.value_stride);
   std::copy(p.mask_stride, p.mask_stride + 2, a.mask_stride);
   return a;
+}
+
+Result check(const char* name, const PackedMatrices& matrices, int64_t outputs, int64_t inputs) {
+  if (matrices.parts == nullptr || matrices.count < 1)
+    return invalid("%s: expected at least one matrix", name);
+  int64_t found = 0;
+  for (int64_t i = 0; i < matrices.count; ++i) {
+    const PackedMatrix& matrix = matrices.parts[i];
+    if (const Result sizes = check_matrix(matrix.outputs, matrix.inputs); !sizes.ok()) return sizes;
+    if (matrix.inputs != inputs)
+      return expected(name, "inputs of the layer's width", matrix.inputs);
+    if (matrix.bias != nullptr && matrix.layout != PackedLayout::kDense)
+      return invalid("%s: expected no bias of a quantised matrix", name);
+    found += matrix.outputs;
+  }
+  if (found != outputs) return expected(name, "outputs of the layer's shape", found);
+  return {};
+}
+
+Result check(const DecoderParams& p) {
+  if (p.count < 1) return expected("count", ">= 1", p.count);
+  if (p.batch < 0) return expected("batch", ">= 0", p.batch);
+  if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
+  if (p.width < 1) return expected("width", ">= 1", p.width);
+  if (p.gated_width < 1) return expected("gated_width", ">= 1", p.gated_width);
+  if (p.heads < 1 || p.groups < 1 || p.head_width < 1)
+    return invalid("heads, groups, head_width: expected >= 1");
+  if (p.num_taken < 0) return expected("num_taken", ">= 0", p.num_taken);
+  if (p.capacity < 1) return expected("capacity", ">= 1", p.capacity);
+  if (p.span < 1 || p.span > p.capacity) return expected("span", "[1, capacity]", p.span);
+  for (const Result& sizes :
+       {check_sizes("batch, tokens, width", {p.batch, p.tokens, p.width}),
+        check_sizes("batch, tokens, heads, groups, head_width",
+                    {p.batch, p.tokens, 3, std::max(p.heads, p.groups), p.head_width}),
+        check_sizes("batch, tokens, gated_width", {p.batch, p.tokens, 2, p.gated_width})}) {
+    if (!sizes.ok()) return sizes;
+  }
+  if (const Result shape = check_shape(attention_params(p)); !shape.ok()) return shape;
+  const Result given = check_given({{"layers", p.layers}, {"taken", p.taken, p.num_taken > 0}});
+  if (!given.ok()) return given;
+  for (int64_t i = 0; i < p.num_taken; ++i) {
+    if (p.taken[i] < 0 || p.taken[i] >= p.count || (i > 0 && p.taken[i] <= p.taken[i - 1]))
+      return expected("taken", "ascending numbers of layers", p.taken[i]);
+  }
+  const int64_t features = (p.heads + 2 * p.groups) * p.head_width;
+  for (int64_t i = 0; i < p.count; ++i) {
+    const DecoderLayer& layer = p.layers[i];
+    for (const Result& result :
+         {check("attention_in", layer.attention_in, features, p.width),
+          check("attention_out", layer.attention_out, p.width, p.heads * p.head_width),
+          check("gated_in", layer.gated_in, 2 * p.gated_width, p.width),
+          check("gated_out", layer.gated_out, p.width, p.gated_width)}) {
+      if (!result.ok()) return result;
+    }
+  }
+  return {};
 }
 
 // Where everything lies in the workspace; with no memory, how much there is of it.
@@ -180,9 +191,7 @@ struct Workspace {
       }
     }
     multiply = take(most);
-    const int64_t attention = p.spread_keys ? attention_workspace_bytes(attention_params(p)) : 0;
-    if (attention < 0) refused = true;
-    attend = p.spread_keys ? take(std::max<int64_t>(attention, 0)) : nullptr;
+    attend = p.spread_keys ? take(attention_workspace_bytes(attention_params(p))) : nullptr;
   }
 
   bool refused = false;

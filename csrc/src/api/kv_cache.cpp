@@ -2,6 +2,7 @@
 // backend.
 #include "polyspec/kv_cache.hpp"
 
+#include <algorithm>
 #include <limits>
 
 #include "api/checks.hpp"
@@ -27,18 +28,22 @@ Result same_lengths() {
   return invalid("new_lengths: expected memory apart from all else, given lengths");
 }
 
-Result check_pages(int64_t pages, int64_t page_size, int64_t max_pages) {
+Result check_pages(int64_t batch, int64_t pages, int64_t page_size, int64_t max_pages) {
   if (pages < 1 || pages >= kInt32Limit) return expected("pages", "[1, 2^31)", pages);
   if (page_size < 1) return expected("page_size", ">= 1", page_size);
   if (max_pages < 0) return expected("max_pages", ">= 0", max_pages);
-  return {};
+  return check_sizes("batch, max_pages", {batch, max_pages});
 }
 
 Result check_new(const NewTokens& in, const KvCache& keys, const KvCache& values) {
   if (in.batch < 0) return expected("batch", ">= 0", in.batch);
   if (in.tokens < 0) return expected("tokens", ">= 0", in.tokens);
   const Result elements = check_elements(in.heads, in.key_dim, in.value_dim, in.element_size);
-  if (!elements.ok() || in.batch == 0) return elements;
+  if (!elements.ok()) return elements;
+  const Result sizes =
+      check_sizes("batch, heads, tokens, key_dim, value_dim",
+                  {in.batch, in.heads, in.tokens, std::max(in.key_dim, in.value_dim)});
+  if (!sizes.ok() || in.batch == 0) return sizes;
   if (in.new_lengths != nullptr && in.new_lengths == in.lengths) return same_lengths();
   const bool reads = in.tokens > 0;
   return check_given({{"lengths", in.lengths},
@@ -57,7 +62,7 @@ Result check(const AppendParams& p) {
 }
 
 Result check(const PagedAppendParams& p) {
-  const Result pages = check_pages(p.pages, p.page_size, p.max_pages);
+  const Result pages = check_pages(p.in.batch, p.pages, p.page_size, p.max_pages);
   if (!pages.ok()) return pages;
   if (!product_fits(p.page_size, p.max_pages, std::numeric_limits<int64_t>::max() / 2))
     return expected("max_pages", "below 2^62 tokens in all", p.max_pages);
@@ -69,7 +74,7 @@ Result check(const PagedAppendParams& p) {
 
 Result check(const PagesParams& p) {
   if (p.batch < 0) return expected("batch", ">= 0", p.batch);
-  const Result pages = check_pages(p.pages, p.page_size, p.max_pages);
+  const Result pages = check_pages(p.batch, p.pages, p.page_size, p.max_pages);
   if (!pages.ok() || p.batch == 0) return pages;
   return check_given({{"block_table", p.block_table, p.max_pages > 0},
                       {"lengths", p.lengths},
@@ -88,6 +93,10 @@ Result check(const CompactTreeParams& p) {
   if (!elements.ok()) return elements;
   if (p.alignment < p.element_size || (p.alignment & (p.alignment - 1)) != 0)
     return expected("alignment", "a power of two, at least element_size", p.alignment);
+  const Result moved =
+      check_sizes("layers, batch, heads, path_len, key_dim, value_dim",
+                  {p.layers, p.batch, p.heads, p.path_len, std::max(p.key_dim, p.value_dim)});
+  if (!moved.ok()) return moved;
   if (p.batch == 0 || p.layers == 0) return {};
   if (p.new_lengths != nullptr && p.new_lengths == p.lengths) return same_lengths();
   return check_given({{"keys", p.keys},

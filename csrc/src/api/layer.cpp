@@ -1,6 +1,8 @@
 // polyspec::rms_norm, rotary and gated: check what the host can see, and hand over to the backend.
 #include "polyspec/layer.hpp"
 
+#include <algorithm>
+
 #include "api/checks.hpp"
 #include "cpu/isa.hpp"
 #include "cpu/layer_dispatch.hpp"
@@ -18,6 +20,8 @@ Result check(const RmsNormParams& p) {
   if (p.width < 1) return expected("width", ">= 1", p.width);
   if (!(p.epsilon > 0.0f)) return invalid("epsilon: expected > 0, given %g", double(p.epsilon));
   if (const Result dtype = check_wide(p.dtype); !dtype.ok()) return dtype;
+  if (const Result sizes = check_sizes("tokens, width", {p.tokens, p.width}); !sizes.ok())
+    return sizes;
   if (p.tokens == 0) return {};
   return check_given(
       {{"x", p.x}, {"weight", p.weight}, {"y", p.y}, {"sum", p.sum, p.residual != nullptr}});
@@ -31,6 +35,9 @@ Result check(const RotaryParams& p) {
   if (p.width < 2 || p.width > kRotaryWidth || p.width % 2 != 0)
     return expected("width", "an even number in [2, 512]", p.width);
   if (const Result dtype = check_wide(p.dtype); !dtype.ok()) return dtype;
+  const Result sizes = check_sizes("batch, tokens, heads, groups, width",
+                                   {p.batch, p.tokens, std::max(p.heads, p.groups), 3, p.width});
+  if (!sizes.ok()) return sizes;
   const bool norms = p.query_norm != nullptr || p.key_norm != nullptr;
   if (norms && !(p.epsilon > 0.0f))
     return invalid("epsilon: expected > 0, given %g", double(p.epsilon));
@@ -49,6 +56,8 @@ Result check(const GatedParams& p) {
   if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
   if (p.width < 0) return expected("width", ">= 0", p.width);
   if (const Result dtype = check_wide(p.dtype); !dtype.ok()) return dtype;
+  if (const Result sizes = check_sizes("tokens, width", {p.tokens, 2, p.width}); !sizes.ok())
+    return sizes;
   if (p.tokens * p.width == 0) return {};
   return check_given({{"x", p.x}, {"y", p.y}});
 }

@@ -12,6 +12,11 @@ namespace {
 
 constexpr int64_t kVocabLimit = int64_t{1} << 31;
 
+struct NamedSize {
+  const char* name;
+  int64_t size;
+};
+
 Result check_vocab(int64_t vocab) {
   return vocab < 1 || vocab >= kVocabLimit ? expected("vocab", "[1, 2^31)", vocab) : Result{};
 }
@@ -26,6 +31,8 @@ Result check(const SampleParams& p) {
   if (p.ahead < 0) return expected("ahead", ">= 0", p.ahead);
   if (const Result vocab = check_vocab(p.vocab); !vocab.ok()) return vocab;
   if (const Result dtype = check_dtype("dtype", p.dtype); !dtype.ok()) return dtype;
+  if (const Result sizes = check_sizes("batch, vocab", {p.batch, p.vocab}); !sizes.ok())
+    return sizes;
   const bool any = p.batch > 0;
   const Result given = check_given({{"logits", p.logits, any},
                                     {"tokens", p.tokens, any},
@@ -36,6 +43,8 @@ Result check(const SampleParams& p) {
 
 Result check(const CutParams& cut, int64_t batch) {
   if (cut.eos_count < 0) return expected("eos_count", ">= 0", cut.eos_count);
+  const Result ids = check_sizes("eos_count", {batch, cut.eos_count});
+  if (!ids.ok()) return ids;
   const Result eos = check_given({{"eos", cut.eos, batch > 0 && cut.eos_count > 0}});
   if (!eos.ok()) return eos;
   if (cut.room.data == nullptr && cut.room.value < 0)
@@ -43,14 +52,24 @@ Result check(const CutParams& cut, int64_t batch) {
   return {};
 }
 
-// What verify and verify_tree share. `lengths`: the operator's own, which ragged requests do not
-// have.
+// What verify and verify_tree share. `most`: draft tokens of a request, by name. `lengths`: the
+// operator's own, which ragged requests do not have.
 template <class Params>
-Result check_both(const Params& p, const Named& lengths, bool draft_logits_given) {
+Result check_both(const Params& p, const NamedSize& most, const Named& lengths,
+                  bool draft_logits_given) {
   if (p.batch < 0) return expected("batch", ">= 0", p.batch);
   if (const Result vocab = check_vocab(p.vocab); !vocab.ok()) return vocab;
   const Result dtype = check_dtype("target_dtype", p.target_dtype);
   if (!dtype.ok()) return dtype;
+  const bool ragged = p.offsets != nullptr, pool = p.draft_rows != nullptr;
+  if (ragged && p.num_rows < 0) return expected("num_rows", ">= 0", p.num_rows);
+  if (most.size < 0) return expected(most.name, ">= 0", most.size);
+  for (const Result& sizes :
+       {check_sizes(most.name, {p.batch, most.size, ragged && pool ? 1 : p.vocab}),
+        check_sizes("num_rows", {ragged ? p.num_rows : 1, p.vocab}),
+        check_sizes("num_draft_rows", {pool ? p.num_draft_rows : 1, p.vocab})}) {
+    if (!sizes.ok()) return sizes;
+  }
   if (p.draft_rows != nullptr) {
     if (p.num_draft_rows < 0) return expected("num_draft_rows", ">= 0", p.num_draft_rows);
     const Result rows = check_given({{"draft_logits", p.draft_logits, p.num_draft_rows > 0}});
@@ -62,11 +81,8 @@ Result check_both(const Params& p, const Named& lengths, bool draft_logits_given
     if (p.draft_vocab < 1 || p.draft_vocab > p.vocab)
       return expected("draft_vocab", "[1, vocab]", p.draft_vocab);
   }
-  if (p.offsets != nullptr) {
-    if (p.num_rows < 0) return expected("num_rows", ">= 0", p.num_rows);
-    if (lengths.pointer != nullptr)
-      return invalid("%s: expected null beside offsets, given a pointer", lengths.name);
-  }
+  if (ragged && lengths.pointer != nullptr)
+    return invalid("%s: expected null beside offsets, given a pointer", lengths.name);
   if (p.slots != nullptr && p.num_slots < 0) return expected("num_slots", ">= 0", p.num_slots);
   const bool any = p.batch > 0;
   const Result given = check_given({{"target_logits", p.target_logits, any},
@@ -85,7 +101,8 @@ Result check(const VerifyTreeParams& p) {
   if (p.nodes < 0 || p.nodes >= kDrawNodes) return expected("nodes", "[0, 2^14)", p.nodes);
   if (p.depth < 0 || p.depth > p.nodes) return expected("depth", "[0, nodes]", p.depth);
   const bool pool = p.draft_rows != nullptr && p.num_draft_rows > 0;
-  if (const Result both = check_both(p, {"counts", p.counts}, pool); !both.ok()) return both;
+  const Result both = check_both(p, {"nodes", p.nodes}, {"counts", p.counts}, pool);
+  if (!both.ok()) return both;
   const bool any = p.batch > 0;
   return check_given({{"rows", p.rows, any},
                       {"path", p.path, any && p.depth > 0},
@@ -94,10 +111,10 @@ Result check(const VerifyTreeParams& p) {
 }
 
 Result check(const VerifyParams& p) {
-  if (p.draft_len < 0) return expected("draft_len", ">= 0", p.draft_len);
   if (p.rule != Rule::kToken && p.rule != Rule::kBlock)
     return expected("rule", "token (0) or block (1)", static_cast<int>(p.rule));
-  const Result both = check_both(p, {"draft_lengths", p.draft_lengths}, p.draft_logits != nullptr);
+  const Result both = check_both(p, {"draft_len", p.draft_len}, {"draft_lengths", p.draft_lengths},
+                                 p.draft_logits != nullptr);
   if (!both.ok()) return both;
   return check_given({{"draft_tokens", p.draft_tokens, p.batch > 0 && p.draft_len > 0}});
 }

@@ -17,6 +17,11 @@ Result check(const RoundParams& p) {
   if (p.shape.steps < 0) return expected("steps", ">= 0", p.shape.steps);
   if (p.shape.capacity < 0) return expected("capacity", ">= 0", p.shape.capacity);
   if (p.batch < 0) return expected("batch", ">= 0", p.batch);
+  if (const Result log = check_sizes("steps", {p.shape.steps, RoundShape::kPerStep}); !log.ok())
+    return log;
+  if (const Result text = check_sizes("capacity", {p.shape.capacity}); !text.ok()) return text;
+  const Result rows = check_sizes("batch, levels, steps, capacity", {p.batch, p.shape.words()});
+  if (!rows.ok()) return rows;
   return check_given({{"state", p.state, p.batch > 0}});
 }
 
@@ -25,7 +30,7 @@ Result check(const RoundParams& p, int32_t level, int64_t width) {
   if (!result.ok()) return result;
   if (level < 1 || level > p.shape.levels) return expected("level", "[1, levels]", level);
   if (width < 1) return expected("width", ">= 1", width);
-  return {};
+  return check_sizes("batch, width", {p.batch, width});
 }
 
 }  // namespace
@@ -53,6 +58,8 @@ Result schedule_report(const ScheduleReportParams& params, Stream stream) {
   const Result result = check(params.in, params.level, params.width);
   if (!result.ok() || params.in.batch == 0) return result;
   if (params.num_eos < 0) return expected("num_eos", ">= 0", params.num_eos);
+  const Result eos = check_sizes("batch, num_eos", {params.in.batch, params.num_eos});
+  if (!eos.ok()) return eos;
   const bool verifies = params.level != params.in.shape.levels;
   const Result given = check_given({{"plan", params.plan},
                                     {"tokens", params.tokens},

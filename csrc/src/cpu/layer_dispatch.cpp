@@ -32,6 +32,7 @@ void rotary(const RotaryParams& params, const Executor& executor) {
 }
 
 void gated(const GatedParams& params, const Executor& executor) {
+  if (params.width == 0) return;
   spread(executor, params.tokens, tokens_per_task(2 * params.width),
          [&](int64_t begin, int64_t end) { layer().gated(params, begin, end); });
 }

@@ -225,6 +225,22 @@ void test_refusals(const Model& model, const std::vector<float>& x) {
            std::string(polyspec::decoder_layers(p).message));
   p.tokens = 0;
   CHECK(polyspec::decoder_layers(p).ok());
+  for (const int64_t span : {int64_t{-1}, int64_t{0}, kCapacity + 1, int64_t{400}}) {
+    p = text.params(x.data(), 2);
+    p.span = span;
+    refused(p, "span: expected [1, capacity], given " + std::to_string(span));
+  }
+  p = text.params(x.data(), 2);
+  p.capacity = 0;
+  refused(p, "capacity: expected >= 1, given 0");
+  p = text.params(x.data(), 2);
+  p.batch = p.tokens = int64_t{1} << 32;  // 2^64 is no 0
+  refused(p,
+          "batch, tokens, width: expected at most 2^56 elements in all, given 4294967296 times "
+          "4294967296 or more");
+  p = text.params(x.data(), 2);
+  p.heads = p.groups = int64_t{1} << 62;
+  CHECK_EQ(int64_t{-1}, polyspec::decoder_workspace_bytes(p));
 }
 
 }  // namespace
