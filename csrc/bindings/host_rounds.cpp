@@ -72,12 +72,11 @@ class HostRounds {
  public:
   HostRounds(RoundShape shape, Array<int64_t> words, Array<int64_t> eos)
       : shape_(shape), words_(std::move(words)), eos_(std::move(eos)) {
-    if (shape_.levels < 2 || shape_.levels >= 1 << 16 || shape_.steps < 1 || shape_.capacity < 0) {
-      throw std::invalid_argument(
-          "shape: expected 2 to 65535 levels, steps >= 1 and capacity >= 0, given " +
-          std::to_string(shape_.levels) + ", " + std::to_string(shape_.steps) + " and " +
-          std::to_string(shape_.capacity));
-    }
+    polyspec::ScheduleDueParams none;
+    none.in.shape = shape_;
+    require(polyspec::schedule_due(none));
+    if (shape_.steps < 1)
+      throw std::invalid_argument("steps: expected >= 1, given " + std::to_string(shape_.steps));
     if (words_.ndim() != 2 || words_.shape(1) != shape_.words())
       throw std::invalid_argument("words: expected shape [B, " + std::to_string(shape_.words()) +
                                   "]");
@@ -129,6 +128,12 @@ class HostRounds {
     next.input_ids = step.input_ids.mutable_data();
     next.plan = plan_.mutable_data();
     require(polyspec::schedule_next(next));
+    for (const int64_t row : step.group) {
+      if (next.plan[polyspec::kPlanPart * b + row] == 0) {
+        throw std::invalid_argument("words: expected those of a step in row " +
+                                    std::to_string(row) + ", given counts that cannot be");
+      }
+    }
     const auto row_of = [&](polyspec::SchedulePlan field) {
       return std::vector<int64_t>(next.plan + field * b, next.plan + (field + 1) * b);
     };

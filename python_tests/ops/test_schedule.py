@@ -342,24 +342,37 @@ def test_a_step_is_reported_to_the_rows_it_is_of_and_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("levels", "steps", "capacity", "given"),
-    [(3, 0, 40, "3, 0 and 40"), (1, 4, 40, "1, 4"), (3, 4, -1, "-1"), (3, -2, 40, "-2")],
+    ("levels", "steps", "capacity", "said"),
+    [
+        (3, 0, 40, "steps: expected >= 1, given 0"),
+        (1, 4, 40, r"levels: expected \[2, 2\^16\), given 1"),
+        (3, 4, -1, "capacity: expected >= 0, given -1"),
+        (3, -2, 40, "steps: expected >= 0, given -2"),
+        (3, 2**62, 40, "steps: expected at most"),
+    ],
 )
-def test_shapes_of_host_rounds(levels: int, steps: int, capacity: int, given: str) -> None:
+def test_shapes_of_host_rounds(levels: int, steps: int, capacity: int, said: str) -> None:
     """Without room for a step in the log, what a step has brought would be read elsewhere."""
     shape = RoundShape(levels=levels, steps=steps, capacity=capacity)
     words = np.zeros((2, max(shape.words, 0)), np.int64)
-    with pytest.raises(ValueError, match=f"shape: expected .*steps >= 1.*given .*{given}"):
+    with pytest.raises(ValueError, match=said):
         schedule.HostRounds(shape, words, np.full((2, 1), 9))
 
 
 @pytest.mark.parametrize(
-    ("word", "value"), [(SHAPE.TOTAL, 41), (SHAPE.TOTAL, 2**60), (SHAPE.level_at(3), -1)]
+    ("word", "value", "said"),
+    [
+        (SHAPE.TOTAL, 41, "0 <= cached <= total <= 40"),
+        (SHAPE.TOTAL, 2**60, "0 <= cached <= total <= 40"),
+        (SHAPE.level_at(3), -1, "0 <= cached <= total <= 40"),
+        (SHAPE.level_at(2) + SHAPE.PENDING, -1, "those of a step"),
+        (SHAPE.level_at(1) + SHAPE.WINDOW, -1, "those of a step"),
+    ],
 )
-def test_words_that_cannot_be(word: int, value: int) -> None:
+def test_words_that_cannot_be(word: int, value: int, said: str) -> None:
     own, words = host()
     words[1, word] = value
-    with pytest.raises(ValueError, match="words: expected 0 <= cached <= total <= 40 in row 1"):
+    with pytest.raises(ValueError, match=f"words: expected {said} in row 1"):
         own.next()
 
 

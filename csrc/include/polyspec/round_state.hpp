@@ -116,8 +116,9 @@ struct ScheduleReportParams {
   // [n, b] tokens that each level's cache may keep; may be nullptr.
   int64_t* kept = nullptr;
 };
-// A row whose status has an error bit, or whose numbers cannot be, stops: it takes no part in later
-// steps.
+// A row whose status has an error bit, or whose words or numbers cannot be, stops: it takes no part
+// in later steps. Words that cannot be (a length outside of the text, a negative count) are logged
+// as kStatusBadLength; schedule_due names a draft for such a row, schedule_next gives it no part.
 POLYSPEC_API Result schedule_report(const ScheduleReportParams& params,
                                     Stream stream = Stream::cpu());
 

@@ -9,6 +9,35 @@ namespace polyspec::POLYSPEC_CORE {
 
 using Shape = RoundShape;
 
+POLYSPEC_FN bool within(int64_t value, int64_t most) { return value >= 0 && value <= most; }
+
+POLYSPEC_FN bool is_done(const int64_t* words) {
+  return words[Shape::kStopped] != 0 || words[Shape::kRoom] <= 0;
+}
+
+// Whether the words of a row can be: nothing that is added up overflows and, with a text, nothing
+// that is read or written lies outside of it.
+POLYSPEC_FN bool is_sound(const Shape& shape, const int64_t* words, bool with_text) {
+  constexpr int64_t kMost = int64_t{1} << 62;
+  const int64_t total = words[Shape::kTotal];
+  if (with_text && !within(total, shape.capacity)) return false;
+  if (words[Shape::kTailWindow] < 0 ||
+      !within(words[Shape::kTailPending], words[shape.level_at(1) + Shape::kPending]))
+    return false;
+  int64_t left = with_text ? total : kMost;  // tokens that may be pending
+  for (int32_t level = 1; level <= shape.levels; ++level) {
+    const int64_t* own = words + shape.level_at(level);
+    if (!within(own[Shape::kRound], kMost)) return false;
+    if (with_text && !within(own[Shape::kCached], total)) return false;
+    if (level == shape.levels) break;
+    if (own[Shape::kWindow] < 0 || own[Shape::kBound] < 0 || !within(own[Shape::kBlocks], kMost) ||
+        !within(own[Shape::kPending], left))
+      return false;
+    left -= own[Shape::kPending];
+  }
+  return true;
+}
+
 // The tail that level n drafts before the target verifies what it has; 0: none, or not any more.
 POLYSPEC_FN int64_t tail_length(const Shape& shape, const int64_t* words) {
   const int64_t* target = words + shape.level_at(1);
@@ -26,8 +55,8 @@ POLYSPEC_FN int64_t tail_length(const Shape& shape, const int64_t* words) {
 POLYSPEC_FN int32_t due_level(const Shape& shape, const int64_t* words, int64_t* count,
                               int64_t* of_tail) {
   *count = *of_tail = 0;
+  if (is_done(words)) return 0;
   int64_t room = words[Shape::kRoom];
-  if (words[Shape::kStopped] != 0 || room <= 0) return 0;
   // The lowest level whose round has begun. A level above it must not run: its verification would
   // throw the tokens of that round away, which is lossless only if nobody has looked at them. Only
   // windows that have changed can make this matter.
@@ -82,9 +111,13 @@ POLYSPEC_FN void advance(const Shape& shape, int64_t* words, int32_t level, int6
   above[Shape::kClosed] = ended ? 2 : draft && emitted < count;
 }
 
+// A row whose words cannot be has a draft to do, the report of which stops it.
 POLYSPEC_FN void due_row(const ScheduleDueParams& p, int64_t row) {
+  const Shape& shape = p.in.shape;
+  const int64_t* words = p.in.state + row * shape.words();
   int64_t count = 0, of_tail = 0;
-  p.due[row] = due_level(p.in.shape, p.in.state + row * p.in.shape.words(), &count, &of_tail);
+  const bool sound = is_done(words) || is_sound(shape, words, false);
+  p.due[row] = sound ? due_level(shape, words, &count, &of_tail) : shape.levels;
   p.due[p.in.batch + row] = count;
 }
 
@@ -93,11 +126,12 @@ POLYSPEC_FN void next_row(const ScheduleNextParams& p, int64_t row) {
   const int64_t* words = p.in.state + row * shape.words();
   const int64_t* own = words + shape.level_at(p.level);
   const int64_t* text = words + shape.text_at();
-  const int64_t total = words[Shape::kTotal], unread = total - own[Shape::kCached];
+  const bool sound = is_sound(shape, words, true);
+  const int64_t total = words[Shape::kTotal], unread = sound ? total - own[Shape::kCached] : 0;
   int64_t count = 0, of_tail = 0;
-  const bool due = due_level(shape, words, &count, &of_tail) == p.level;
-  const bool part = due && unread >= 1 && unread <= p.width;
+  const bool due = sound && due_level(shape, words, &count, &of_tail) == p.level;
   const int64_t pending = p.level == shape.levels ? 0 : count;  // of the tokens of the text
+  const bool part = due && unread > pending && unread <= p.width;
   int64_t* input_ids = p.input_ids + row * p.width;
   for (int64_t i = 0; i < p.width; ++i) {
     input_ids[i] = part && i < unread ? text[own[Shape::kCached] + i] : 0;
@@ -125,18 +159,25 @@ POLYSPEC_FN void report_step(const ScheduleReportParams& p, int64_t row) {
   int64_t* words = p.in.state + row * shape.words();
   int64_t* slots = p.slots + row * p.width;
   for (int64_t i = 0; i < p.width; ++i) slots[i] = p.padding;
-  if (words[Shape::kStep] >= shape.steps) return;  // the log is full: the caller's mistake
-  int64_t* log = words + shape.log_at() + words[Shape::kStep]++ * Shape::kPerStep;
+  const int64_t step = words[Shape::kStep];
+  if (step >= shape.steps) return;  // the log is full: the caller's mistake
+  const bool sound = step >= 0 && is_sound(shape, words, true), stops = !sound && !is_done(words);
+  if (stops) words[Shape::kStopped] = 1;
+  if (step < 0) return;
+  int64_t* log = words + shape.log_at() + step * Shape::kPerStep;
+  words[Shape::kStep] = step + 1;
   for (int64_t i = 0; i < Shape::kPerStep; ++i) log[i] = 0;
-  if (p.plan[kPlanPart * p.in.batch + row] == 0) {
-    log[Shape::kCount] = -1;
+  if (!sound || p.plan[kPlanPart * p.in.batch + row] == 0) {
+    log[Shape::kCount] = stops ? 0 : -1;
+    log[Shape::kStatus] = stops ? kStatusBadLength : 0;
     return;
   }
   const bool draft = p.level == shape.levels;
   const int64_t count = p.plan[kPlanLengths * p.in.batch + row];
   const int64_t of_tail = p.plan[kPlanOfTail * p.in.batch + row];
-  const int64_t start = words[Shape::kTotal] - (draft ? 0 : count);
+  const int64_t total = words[Shape::kTotal];
   const int64_t given = p.counts == nullptr ? count : p.counts[row];
+  const int64_t start = draft ? total : within(count, total) ? total - count : -1;
   const bool impossible = given < 0 || given > count || start < 0;
   int64_t accepted = draft ? 0 : given;
   int64_t most = impossible ? 0 : draft ? given : given + 1;

@@ -1,5 +1,6 @@
 // schedule_next and schedule_report where something is at its end: the text, the room, the
 // capacity, the log, the width, or the caller's attention.
+#include <algorithm>
 #include <string>
 
 #include "polyspec/status.hpp"
@@ -236,6 +237,7 @@ void test_width() {
 void test_begun_round() {
   Chain c;
   c.rows.level(0, kMiddle, Shape::kPending) = 1;
+  c.rows.level(0, kMiddle, Shape::kCached) = 1;  // the token in front of it is still to be read
   CHECK(c.rows.next(kDrafter, 1)[0] == (Planned{1, 1, 0, 1, 3, 0, {7}}));
   CHECK(c.draft({4}) == (Words{1}));
   CHECK_EQ(2, c.rows.level(0, kMiddle, Shape::kPending));
@@ -349,6 +351,71 @@ void test_proposed_counts() {
   CHECK(more.stopped());
 }
 
+// Words that cannot be: such a row takes no part, stops with an error in its log, and nothing else
+// of it changes. Nor does a row of a plan that cannot be write outside.
+void test_words_that_cannot_be() {
+  const int64_t most = INT64_MAX, least = INT64_MIN;
+  struct Spoiled {
+    int64_t word, value;
+  };
+  const Chain good;
+  const Shape shape = good.rows.params().shape;
+  std::vector<Spoiled> all;
+  for (const int64_t value : {int64_t{-1}, int64_t{41}, most, least})
+    all.push_back({Shape::kTotal, value});
+  for (const int64_t value : {int64_t{-1}, int64_t{-3}, int64_t{-1000}, least})
+    all.push_back({Shape::kStep, value});
+  for (const int64_t value : {int64_t{-1}, least}) all.push_back({Shape::kTailWindow, value});
+  for (const int64_t value : {int64_t{-1}, int64_t{3}, most, least})
+    all.push_back({Shape::kTailPending, value});
+  for (int32_t level = kTarget; level <= kDrafter; ++level) {
+    const int64_t own = shape.level_at(level);
+    for (const int64_t value : {int64_t{-1}, int64_t{-100000}, int64_t{6}, most, least})
+      all.push_back({own + Shape::kCached, value});
+    for (const int64_t value : {int64_t{-1}, most, least})
+      all.push_back({own + Shape::kRound, value});
+    for (const int64_t word : {Shape::kWindow, Shape::kBound}) {
+      for (const int64_t value : {int64_t{-1}, least})
+        if (level != kDrafter) all.push_back({own + word, value});
+    }
+    for (const int64_t word : {Shape::kPending, Shape::kBlocks}) {
+      for (const int64_t value : {int64_t{-1}, most, least})
+        if (level != kDrafter) all.push_back({own + word, value});
+    }
+  }
+  for (const Spoiled& spoiled : all) {
+    for (int32_t level = kTarget; level <= kDrafter; ++level) {
+      Chain c;
+      c.draft({1, 2});  // 5 tokens, of which 2 are pending
+      c.rows.next(level, 4);
+      c.rows.word(0, spoiled.word) = spoiled.value;
+      Words wanted = c.rows.copy();
+      wanted[Shape::kStopped] = 1;
+      if (spoiled.word != Shape::kStep) {
+        int64_t* const log = wanted.data() + shape.log_at() + wanted[Shape::kStep]++ * 7;
+        std::fill_n(log, 7, 0);
+        log[Shape::kStatus] = polyspec::kStatusBadLength;
+      }
+      if (spoiled.word != Shape::kStep) CHECK_EQ(0, c.rows.next(level, 4)[0].part);
+      if (spoiled.word > Shape::kStep && (spoiled.word - shape.level_at(1)) % 7 != Shape::kCached)
+        CHECK(c.rows.due()[0] == (std::pair<int64_t, int64_t>(kDrafter, 0)));
+      Came came{3, {1, 2, 3}, {1}, {0, 0, 0}, {}};
+      CHECK(c.rows.report(level, came) == Words(3, kPadding));
+      CHECK(c.rows.copy() == wanted);
+      c.expect_idle();
+    }
+  }
+  for (const int64_t count : {int64_t{-1}, int64_t{6}, most, least}) {
+    Chain c;
+    c.draft({1, 2});
+    c.rows.next(kMiddle, 4);
+    c.rows.planned(0, polyspec::kPlanLengths) = count;
+    c.rows.report(kMiddle, {3, {1, 2, 3}, {2}, {0, 0, 0}, {}});
+    CHECK(c.stopped());
+    c.expect_text({5, 6, 7, 1, 2});
+  }
+}
+
 // The rows that the backends are compared on: every call is good, and stays in its buffers.
 void test_random_rows() {
   for (uint64_t seed = 0; seed < 2000; ++seed) {
@@ -383,6 +450,7 @@ int main() {
   test_begun_round();
   test_arguments();
   test_proposed_counts();
+  test_words_that_cannot_be();
   test_random_rows();
   return 0;
 }

@@ -93,6 +93,11 @@ class StateRows {
     return state_[line(row) + params_.shape.level_at(level) + word];
   }
   int64_t& text(int64_t row, int64_t i) { return state_[line(row) + params_.shape.text_at() + i]; }
+  int64_t& word(int64_t row, int64_t i) { return state_[line(row) + i]; }
+  // Of the latest plan.
+  int64_t& planned(int64_t row, polyspec::SchedulePlan what) {
+    return plan_[what * params_.batch + row];
+  }
   Entry log(int64_t row, int64_t step) {
     const int64_t at = line(row) + params_.shape.log_at() + step * Shape::kPerStep;
     return {state_[at + Shape::kCount],    state_[at + Shape::kPosition],
