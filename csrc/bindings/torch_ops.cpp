@@ -175,25 +175,14 @@ struct Emitted {
 
 using Sampled = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-// Of rows [B, V] or [B, 1, V]. `tokens` is for what is drawn, one of each row.
-Sampled sample_rows(const Tensor& logits, const Tensor& tokens, const Batch& place,
-                    polyspec::SampleParams* params) {
+// Points at rows [B, V] or [B, 1, V].
+void set_logits(const Tensor& logits, const Batch& place, polyspec::SampleParams* params) {
   expect_unit_stride(logits, "logits");
   params->batch = place.batch;
   params->vocab = logits.size(logits.dim() - 1);
   params->dtype = float_type(logits, "logits");
   params->logits = logits.const_data_ptr();
   params->logits_stride = logits.stride(0);
-
-  const Tensor logprobs = empty<float>(place, {place.batch});
-  const Tensor status = empty<int32_t>(place, {place.batch});
-  const Tensor statistics = empty<int64_t>(place, {place.batch, 2});
-  params->tokens = out_ptr<int64_t>(tokens);
-  params->logprobs = out_ptr<float>(logprobs);
-  params->status = out_ptr<int32_t>(status);
-  params->statistics = out_ptr<polyspec::RowStatistics>(statistics);
-  run<1>(&polyspec::sample, *params, place);
-  return {tokens, logprobs, status, statistics};
 }
 
 Sampled sample(const Tensor& logits, double temperature, const OptTensor& temperatures,
@@ -209,28 +198,34 @@ Sampled sample(const Tensor& logits, double temperature, const OptTensor& temper
                min_p, min_ps);
   set_draw(&params.draw, place, seed, seeds, position, positions, round, rounds, level, draws, 1);
   params.node = per_request<int64_t>(node, nodes, "node", place);
-  return sample_rows(logits, empty<int64_t>(place, {place.batch}), place, &params);
+  set_logits(logits, place, &params);
+  const Tensor tokens = empty<int64_t>(place, {place.batch});
+  const Tensor logprobs = empty<float>(place, {place.batch});
+  const Tensor status = empty<int32_t>(place, {place.batch});
+  const Tensor statistics = empty<int64_t>(place, {place.batch, 2});
+  params.tokens = out_ptr<int64_t>(tokens);
+  params.logprobs = out_ptr<float>(logprobs);
+  params.status = out_ptr<int32_t>(status);
+  params.statistics = out_ptr<polyspec::RowStatistics>(statistics);
+  run<1>(&polyspec::sample, params, place);
+  return {tokens, logprobs, status, statistics};
 }
 
-// Copies `values` [b, ...] or [b, 1, ...], the rows of which are dense, to a column of `table`
-// [b, w, ...].
-void put_column(const Tensor& values, int64_t column, const Tensor& table, const Place& place,
-                int64_t element) {
+// Copies logits [b, 1, v] to a column of rows [b, w, v].
+void put_rows(const Tensor& logits, int64_t column, const Tensor& rows, const Place& place,
+              int64_t element) {
   if (place.cuda()) {
-    Tensor into = torch::stable::select(table, 1, column);
-    const bool nested = values.dim() == table.dim();
-    torch::stable::copy_(into, nested ? torch::stable::select(values, 1, 0) : values);
+    Tensor into = torch::stable::select(rows, 1, column);
+    torch::stable::copy_(into, torch::stable::select(logits, 1, 0));
     return;
   }
   // On the host a call of torch's would cost more than most of what it copies.
-  const int64_t batch = values.size(0), step = values.stride(0) * element;
-  const int64_t begin = column * table.stride(1) * element, next = table.stride(0) * element;
-  int64_t bytes = element;
-  for (int64_t axis = 1; axis < values.dim(); ++axis) bytes *= values.size(axis);
-  char* const into = static_cast<char*>(table.mutable_data_ptr()) + begin;
-  const char* const from = static_cast<const char*>(values.const_data_ptr());
-  for (int64_t b = 0; b < batch; ++b)
-    std::memcpy(into + b * next, from + b * step, static_cast<size_t>(bytes));
+  const int64_t step = logits.stride(0) * element, next = rows.stride(0) * element;
+  char* const into =
+      static_cast<char*>(rows.mutable_data_ptr()) + column * rows.stride(1) * element;
+  const char* const from = static_cast<const char*>(logits.const_data_ptr());
+  for (int64_t b = 0; b < logits.size(0); ++b)
+    std::memcpy(into + b * next, from + b * step, static_cast<size_t>(logits.size(2) * element));
 }
 
 Tensor draw(const Tensor& logits, const OptTensor& temperatures, const OptTensor& top_ks,
@@ -262,14 +257,21 @@ Tensor draw(const Tensor& logits, const OptTensor& temperatures, const OptTensor
   set_sampling(&params.sampling, place, 0, temperatures, 0, top_ks, 1, top_ps, 0, min_ps);
   set_draw(&params.draw, place, 0, seeds, 0, positions, 0, rounds, level, std::nullopt, 1);
   params.ahead = column;
-  const auto [next, logprobs, bits, masses] =
-      sample_rows(logits, empty<int64_t>(place, {batch, 1}), place, &params);
-  put_column(next, column, tokens, place, sizeof(int64_t));
-  put_column(bits, column, status, place, sizeof(int32_t));
+  set_logits(logits, place, &params);
+  const Tensor next = empty<int64_t>(place, {batch, 1});
+  const Tensor logprobs = empty<float>(place, {batch});
+  params.next_ids = out_ptr<int64_t>(next);
+  params.logprobs = out_ptr<float>(logprobs);
+  params.tokens = out_ptr<int64_t>(tokens) + column;
+  params.status = out_ptr<int32_t>(status) + column;
+  params.stride = width;
   if (rows.has_value()) {
-    put_column(logits, column, *rows, place, wide ? sizeof(float) : sizeof(uint16_t));
-    put_column(masses, column, *statistics, place, sizeof(int64_t));
+    params.statistics = out_ptr<polyspec::RowStatistics>(*statistics) + column;
+    params.statistics_stride = rows->size(1);
   }
+  run<1>(&polyspec::sample, params, place);
+  if (rows.has_value())
+    put_rows(logits, column, *rows, place, wide ? sizeof(float) : sizeof(uint16_t));
   return next;
 }
 

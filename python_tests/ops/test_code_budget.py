@@ -19,7 +19,7 @@ REQUESTS = {"0": "any", "1": "unfiltered", "2": "greedy"}
 BUDGET = {
     "sample_kernel any": 95,
     "sample_kernel unfiltered": 41,
-    "sample_kernel greedy": 10,
+    "sample_kernel greedy": 10.5,
     "verify_kernel by token any": 147,
     "verify_kernel by token unfiltered": 83,
     "verify_kernel by token greedy": 16,

@@ -64,6 +64,10 @@ struct SampleParams {
   int32_t* status = nullptr;  // [b] StatusBits
   // [b] distribution of each row, for the verifier above; may be nullptr.
   RowStatistics* statistics = nullptr;
+  // Elements from one request's result to the next, >= 1: the results may be columns of tables.
+  int64_t stride = 1;             // of `tokens` and `status`
+  int64_t statistics_stride = 1;  // of `statistics`
+  int64_t* next_ids = nullptr;    // [b] the tokens once more, side by side; may be nullptr
 };
 
 // Draws b tokens. On the CPU the outputs are written when the call returns; on CUDA the work is

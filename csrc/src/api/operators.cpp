@@ -33,6 +33,8 @@ Result check(const SampleParams& p) {
   if (const Result dtype = check_dtype("dtype", p.dtype); !dtype.ok()) return dtype;
   if (const Result sizes = check_sizes("batch, vocab", {p.batch, p.vocab}); !sizes.ok())
     return sizes;
+  if (p.stride < 1) return expected("stride", ">= 1", p.stride);
+  if (p.statistics_stride < 1) return expected("statistics_stride", ">= 1", p.statistics_stride);
   const bool any = p.batch > 0;
   const Result given = check_given({{"logits", p.logits, any},
                                     {"tokens", p.tokens, any},

@@ -32,10 +32,12 @@ POLYSPEC_FN void sample_request(Group& group, const SampleParams& params, int64_
     }
   }
   if (group.rank() == 0) {
-    params.tokens[request] = emission.token;
+    params.tokens[request * params.stride] = emission.token;
+    if (params.next_ids != nullptr) params.next_ids[request] = emission.token;
     params.logprobs[request] = emission.logprob;
-    params.status[request] = status;
-    if (params.statistics != nullptr) params.statistics[request] = emission.statistics;
+    params.status[request * params.stride] = status;
+    if (params.statistics != nullptr)
+      params.statistics[request * params.statistics_stride] = emission.statistics;
   }
 }
 

@@ -326,6 +326,46 @@ void test_ahead() {
   CHECK_EQ(-1, token);
 }
 
+// Results that are columns of tables are those that lie side by side.
+void test_strides() {
+  constexpr int64_t kBatch = 5, kVocab = 40, kWidth = 3, kStatistics = 4;
+  std::vector<float> logits(kBatch * kVocab);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i * 7 % 11);
+  std::vector<int64_t> tokens(kBatch * kWidth, -2), next(kBatch, -2), wanted(kBatch, -2);
+  std::vector<int32_t> status(kBatch * kWidth, -3), codes(kBatch);
+  std::vector<RowStatistics> statistics(kBatch * kStatistics), rows(kBatch);
+  std::vector<float> logprobs(kBatch);
+  polyspec::SampleParams p;
+  p.batch = kBatch;
+  p.vocab = p.logits_stride = kVocab;
+  p.logits = logits.data();
+  p.draw.seed.value = 3;
+  p.logprobs = logprobs.data();
+  p.tokens = wanted.data();
+  p.status = codes.data();
+  p.statistics = rows.data();
+  CHECK(polyspec::sample(p).ok());
+  p.tokens = tokens.data();
+  p.status = status.data();
+  p.statistics = statistics.data();
+  p.next_ids = next.data();
+  p.stride = kWidth;
+  p.statistics_stride = kStatistics;
+  CHECK(polyspec::sample(p).ok());
+  CHECK(next == wanted);
+  for (int64_t i = 0; i < kBatch * kWidth; ++i) {
+    const size_t at = static_cast<size_t>(i), row = static_cast<size_t>(i / kWidth);
+    CHECK_EQ(i % kWidth == 0 ? wanted[row] : -2, tokens[at]);
+    CHECK_EQ(i % kWidth == 0 ? 0 : -3, status[at]);
+  }
+  for (int64_t i = 0; i < kBatch * kStatistics; ++i) {
+    const RowStatistics& one = rows[static_cast<size_t>(i / kStatistics)];
+    CHECK_EQ(i % kStatistics == 0 ? one.mass : 0, statistics[static_cast<size_t>(i)].mass);
+  }
+  p.stride = 0;
+  CHECK_EQ(std::string("stride: expected >= 1, given 0"), std::string(polyspec::sample(p).message));
+}
+
 }  // namespace
 
 int main() {
@@ -337,5 +377,6 @@ int main() {
   test_zero_residual();
   test_arguments();
   test_ahead();
+  test_strides();
   return 0;
 }
