@@ -11,7 +11,7 @@ import torch
 __all__ = ["DecoderLayers", "LayerWeights", "Matrix"]
 
 # PackedLayout and DType of polyspec/types.hpp.
-DENSE, INT4, BLOCKS = 1, 2, 3
+DENSE, INT4, BLOCKS = 4, 5, 6
 _BFLOAT16 = 1
 _decoder_layers = torch.ops.polyspec.decoder_layers.default
 

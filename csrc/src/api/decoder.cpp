@@ -107,6 +107,8 @@ Result check(const char* name, const PackedMatrices& matrices, int64_t outputs, 
   int64_t found = 0;
   for (int64_t i = 0; i < matrices.count; ++i) {
     const PackedMatrix& matrix = matrices.parts[i];
+    if (matrix.layout < PackedLayout::kDense || matrix.layout > PackedLayout::kBlocks)
+      return expected("layout", "that of a packed matrix", static_cast<int>(matrix.layout));
     if (const Result sizes = check_matrix(matrix.outputs, matrix.inputs); !sizes.ok()) return sizes;
     if (matrix.inputs != inputs)
       return expected(name, "inputs of the layer's width", matrix.inputs);

@@ -239,6 +239,10 @@ void test_refusals(const Model& model, const std::vector<float>& x) {
           "batch, tokens, width: expected at most 2^56 elements in all, given 4294967296 times "
           "4294967296 or more");
   p = text.params(x.data(), 2);
+  PackedMatrix older = text.layers[1].gated_out.parts[0];
+  older.layout = static_cast<polyspec::PackedLayout>(1);  // of an earlier release
+  text.layers[1].gated_out = {&older, 1};
+  refused(p, "layout: expected that of a packed matrix, given 1");
   p.heads = p.groups = int64_t{1} << 62;
   CHECK_EQ(int64_t{-1}, polyspec::decoder_workspace_bytes(p));
 }
