@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "api/packed_label.hpp"
 #include "cpu/block_layout.hpp"
 #include "cpu/block_tables.hpp"
 #include "cpu/isa.hpp"
@@ -77,7 +78,7 @@ struct Case {
   std::vector<float> run(const Blocks& copy, int64_t first, int64_t count) const {
     std::vector<float> y(static_cast<size_t>(count * shape.outputs), 1e30f);
     const Aligned workspace = aligned(polyspec::block_workspace_bytes(shape, count));
-    BlockProductParams call = params(y.data(), workspace);
+    BlockProductParams call = polyspec::at_weights(params(y.data(), workspace));
     call.x = x.data() + first * shape.inputs;
     // In any order, one row by itself.
     if (count > 1) copy.prepare(call, 0, count, 1, count);

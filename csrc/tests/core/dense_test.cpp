@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "api/packed_label.hpp"
 #include "core/row.hpp"
 #include "cpu/dense_dispatch.hpp"
 #include "cpu/dense_tables.hpp"
@@ -129,7 +130,7 @@ struct Case {
     const int64_t bytes = polyspec::dense_workspace_bytes(shape, count);
     const Aligned workspace = aligned(bytes);
     std::memset(workspace.get(), 0xff, static_cast<size_t>(bytes));  // numbers that are none
-    const DenseProductParams call = params(first, count, with_bias, &y, workspace);
+    const auto call = polyspec::at_weights(params(first, count, with_bias, &y, workspace));
     for (int64_t part = copy.parts(shape.dtype, count); part-- > 0;)
       copy.prepare(call, 0, count, part);
     // As threads would: in two parts, of which one begins in the middle.

@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "api/packed_label.hpp"
 #include "cpu/int4_tables.hpp"
 #include "cpu/isa.hpp"
 #include "support/aligned.hpp"
@@ -92,6 +93,7 @@ struct Case {
     params.x = x.data() + first * shape.inputs;
     params.x_stride = shape.inputs;
     params.packed = packed.get();
+    params = polyspec::at_weights(params);
     params.y = y.data();
     params.y_stride = shape.outputs;
     params.workspace = workspace.get();
