@@ -233,7 +233,7 @@ void test_messages() {
            std::string(compact_tree(tree).message));
 }
 
-// Memory that ends where a page begins that nobody may read.
+// Memory that ends where an unreadable page begins.
 class AtPageEnd {
  public:
   explicit AtPageEnd(int64_t bytes) : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
