@@ -169,6 +169,5 @@ polyspec_plant(mark_without_fence cuda/row_tickets.cuh "      __threadfence();  
 polyspec_plant(buffers_used_again cuda/row_tickets.cuh "    group.sync();  // it goes on" "    // it goes on"
                "data race|check failed")
 polyspec_plant(marks_left cuda/row_tickets.cuh "tickets->marks[request] = 0;" ";" "check failed")
-polyspec_plant(previous_kernel_not_awaited cuda/kernels.cuh "  cudaGridDependencySynchronize();\n" "" "data race")
 polyspec_plant(one_vector_more cuda/row_reader.cuh "v + u * lanes < split.vectors" "v + u * lanes <= split.vectors"
                "SEGV|check failed")

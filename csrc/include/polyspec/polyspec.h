@@ -167,12 +167,7 @@ typedef struct polyspec_stream {
   int32_t device;             /* POLYSPEC_CPU (default) or POLYSPEC_CUDA */
   void* cuda_stream;          /* a cudaStream_t; NULL is the legacy default stream. CUDA only */
   polyspec_executor executor; /* CPU only */
-  int32_t overlap; /* CUDA, sm_90 and later: not 0 lets the launch begin while the kernel before it
-                      still runs; no memory is touched before that one ends. Default 0 */
 } polyspec_stream;
-
-/* The size of the release without `overlap`. */
-#define POLYSPEC_STREAM_MIN_SIZE offsetof(polyspec_stream, overlap)
 
 /* ---- Sampling ---- */
 

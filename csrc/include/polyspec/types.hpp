@@ -82,13 +82,9 @@ struct Stream {
   Device device = Device::kCpu;
   CUstream_st* cuda = nullptr;  // the stream of a CUDA call; nullptr is the legacy default stream
   Executor executor{};          // the threads of a CPU call
-  // CUDA, sm_90 and later: the launch may begin while the stream's kernel before it still runs, so
-  // that its start-up is hidden; it touches no memory before that kernel has ended. (Programmatic
-  // dependent launch; sample and verify only.)
-  bool overlap = false;
 
-  static Stream cpu(Executor executor = {}) { return {Device::kCpu, nullptr, executor, false}; }
-  static Stream on(CUstream_st* stream) { return {Device::kCuda, stream, {}, false}; }
+  static Stream cpu(Executor executor = {}) { return {Device::kCpu, nullptr, executor}; }
+  static Stream on(CUstream_st* stream) { return {Device::kCuda, stream, {}}; }
 };
 
 }  // namespace polyspec

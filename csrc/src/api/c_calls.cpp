@@ -13,13 +13,12 @@ polyspec_code from_result(const char* function, const Result& result) {
 
 polyspec_code read_stream(const char* function, const polyspec_stream* given, Stream* out) {
   polyspec_stream in = polyspec_stream_default();
-  const polyspec_code code = read_optional(function, given, &in, {POLYSPEC_STREAM_MIN_SIZE});
+  const polyspec_code code = read_optional(function, given, &in);
   if (code != POLYSPEC_OK) return code;
   if (in.device == POLYSPEC_CPU) {
     *out = Stream::cpu({in.executor.run, in.executor.pool});
   } else if (in.device == POLYSPEC_CUDA) {
     *out = Stream::on(static_cast<CUstream_st*>(in.cuda_stream));
-    out->overlap = in.overlap != 0;
   } else {
     char text[80];
     std::snprintf(text, sizeof text, "device: expected POLYSPEC_CPU or POLYSPEC_CUDA, given %d",

@@ -38,20 +38,10 @@ using Group = core::CtaGroup<kThreads>;
 
 namespace polyspec::cuda {
 
-// Waits for the kernel before this one in the stream, whose end a launch with the attribute
-// cudaLaunchAttributeProgrammaticStreamSerialization does not wait for. Nothing of global memory
-// may be touched before. Returns at once in other launches.
-__device__ __forceinline__ void wait_for_previous_kernel() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-}
-
 // A group takes one request, or in a large batch one after the other.
 template <int kThreads, class Run>
 __device__ __forceinline__ void for_each_request(int64_t batch, const Run& run) {
   POLYSPEC_SHARED(Shared<kThreads>, shared);
-  wait_for_previous_kernel();
   Group<kThreads> group(shared);
   group.sync();  // the other CTAs of a cluster have begun: their shared memory is there
   const int64_t groups = gridDim.x / group.ctas();
@@ -95,7 +85,6 @@ template <class T, Rule rule, Requests kind, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const __grid_constant__ VerifyParams params) {
   POLYSPEC_SHARED(Shared<kThreads>, shared);
-  wait_for_previous_kernel();
   Group<kThreads> group(shared);
   group.sync();
   const Workspace<core::RowTickets, core::RowRecord> workspace(params.workspace);
@@ -110,7 +99,6 @@ template <class T, Requests kind, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     tree_kernel(const __grid_constant__ VerifyTreeParams params) {
   POLYSPEC_SHARED(Shared<kThreads>, shared);
-  wait_for_previous_kernel();
   Group<kThreads> group(shared);
   group.sync();
   const bool at_once = params.workspace != nullptr;

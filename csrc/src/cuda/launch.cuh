@@ -1,4 +1,4 @@
-// How the kernels are launched: over CTAs or clusters, on a stream, with or without overlap.
+// How the kernels are launched: over CTAs or clusters, on a stream.
 #pragma once
 
 #include <algorithm>
@@ -43,18 +43,13 @@ class GroupLaunch {
       cluster.id = cudaLaunchAttributeClusterDimension;
       cluster.val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
     }
-    if (stream.overlap) {
-      cudaLaunchAttribute& overlap = attributes_[config_.numAttrs++];
-      overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      overlap.val.programmaticStreamSerializationAllowed = 1;
-    }
   }
   GroupLaunch(const GroupLaunch&) = delete;
   GroupLaunch& operator=(const GroupLaunch&) = delete;
   const cudaLaunchConfig_t& config() const { return config_; }
 
  private:
-  cudaLaunchAttribute attributes_[2] = {};
+  cudaLaunchAttribute attributes_[1] = {};
   cudaLaunchConfig_t config_ = {};
 };
 
@@ -100,17 +95,15 @@ cudaError_t launch(int64_t groups, int threads, const Params& params, const Stre
     if (ctas == 0) ctas = ctas_per_group(groups, params.vocab, device.multiprocessors);
     while (ctas > 1 && groups_at_once<kernel>(device, ctas, threads) < groups) ctas /= 2;
   }
-  Stream on = stream;
-  on.overlap = stream.overlap && device.clusters;  // both came with sm_90
   const cudaError_t error =
-      launch_kernel(kernel, GroupLaunch(groups, ctas, threads, on).config(), params);
+      launch_kernel(kernel, GroupLaunch(groups, ctas, threads, stream).config(), params);
   if (error == cudaSuccess || ctas == 1 || forced != 0) return error;
   static std::atomic<bool> said{false};
   if (!said.exchange(true)) {
     std::fprintf(stderr, "polyspec: clusters of %d CTAs cannot be launched (%s): one CTA each\n",
                  ctas, cudaGetErrorString(error));
   }
-  return launch_kernel(kernel, GroupLaunch(groups, 1, threads, on).config(), params);
+  return launch_kernel(kernel, GroupLaunch(groups, 1, threads, stream).config(), params);
 }
 
 // f(an integral_constant of the requests): launches what is compiled for them.

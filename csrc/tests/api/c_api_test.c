@@ -129,8 +129,6 @@ static void test_struct_sizes(void) {
   polyspec_stream stream = polyspec_stream_default();
   stream.struct_size = 0;
   CHECK_CODE(POLYSPEC_BAD_STRUCT_SIZE, polyspec_sample(&p, &stream));
-  stream.struct_size = POLYSPEC_STREAM_MIN_SIZE;
-  CHECK_CODE(POLYSPEC_OK, polyspec_sample(&p, &stream));
   polyspec_verify_params verify = polyspec_verify_params_default();
   verify.struct_size = POLYSPEC_VERIFY_PARAMS_MIN_SIZE - 8;
   CHECK_CODE(POLYSPEC_BAD_STRUCT_SIZE, polyspec_verify(&verify, NULL));

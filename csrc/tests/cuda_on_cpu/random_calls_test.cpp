@@ -1,6 +1,6 @@
 // Random calls of every operator on the stand-in device against the CPU backend, bit for bit. Each
-// array ends before a page that faults, each call runs twice, the second time overlapping the
-// first, in a launch shape and an order of threads of its own.
+// array ends before a page that faults, each call runs twice, in a launch shape and an order of
+// threads of its own.
 //
 //   random_calls_test [calls [vocabulary [kinds]]]    `calls` of each kind, vocabularies up to the
 //                                                     one given; kinds: all, or verify_f32
@@ -75,8 +75,7 @@ void compare(Operator run, const Case& call, const std::string& name, bool in_pl
 
   const Guarded outputs(call.outputs);
   const Guarded inputs(with_bytes(call.inputs, cases::inputs_for(call, outputs.data())));
-  Stream stream = Stream::on(nullptr);
-  stream.overlap = true;
+  const Stream stream = Stream::on(nullptr);
   for (int time = 0; time < (in_place ? 1 : 2); ++time) {
     const Result result = run(call.params(inputs.data(), outputs.data()), stream);
     CHECK_EQ(std::string(""), result.message);

@@ -109,39 +109,6 @@ void test_two_streams() {
   for (const cudaStream_t stream : streams) cudaStreamDestroy(stream);
 }
 
-// A launch that overlaps the one before it begins early, and waits where it says so.
-__global__ void set_late(unsigned* flag) {
-  for (int i = 0; i < 1000; ++i) (void)static_cast<unsigned>(threadIdx.x);
-  atomicAdd(flag, 1u);
-}
-template <bool kWaits>
-__global__ void see(const unsigned* flag, unsigned* seen) {
-  if (kWaits) cudaGridDependencySynchronize();
-  if (threadIdx.x == 0) *seen = __atomic_load_n(flag, __ATOMIC_RELAXED);
-}
-
-template <bool kWaits>
-unsigned seen_by_overlapping() {
-  Device<unsigned> flag(1), seen(1);
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(1);
-  config.blockDim = dim3(32);
-  CHECK(cudaLaunchKernelEx(&config, set_late, flag.data) == cudaSuccess);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  CHECK(cudaLaunchKernelEx(&config, see<kWaits>, flag.data, seen.data) == cudaSuccess);
-  CHECK(cudaDeviceSynchronize() == cudaSuccess);
-  return *seen.data;
-}
-
-void test_overlap() {
-  CHECK_EQ(32u, seen_by_overlapping<true>());
-  CHECK(seen_by_overlapping<false>() < 32);
-}
-
 void test_capture() {
   Device<unsigned> flag(1);
   cudaStream_t stream;
@@ -264,7 +231,6 @@ int main() {
   test_clusters();
   test_order();
   test_two_streams();
-  test_overlap();
   test_capture();
   test_faults();
   return 0;

@@ -31,7 +31,6 @@
 
 namespace {
 
-using cases::RowStatistics;
 using polyspec::Result;
 using polyspec::Stream;
 
@@ -323,89 +322,6 @@ class TwoStreams {
   std::vector<std::unique_ptr<Compared<cases::VerifyCase>>> calls_;
 };
 
-// A launch that begins while the kernel before it runs still sees all that one writes: what is
-// sampled is verified at once, against the distribution it was drawn from, so all of it stands.
-class Overlap {
- public:
-  Overlap(int64_t batch, int64_t vocab, cudaStream_t stream)
-      : batch_(batch), vocab_(vocab), stream_(stream), logits_(random_logits()) {
-    drafted_ = results_.reserve<int64_t>(rows());
-    statistics_ = results_.reserve<RowStatistics>(rows());
-    tokens_ = results_.reserve<int64_t>(2 * rows());
-    accepted_ = results_.reserve<int64_t>(rows());
-    logprobs_ = results_.reserve<float>(2 * rows());
-    status_ = results_.reserve<int32_t>(rows());
-  }
-
-  void check(uint64_t seed) const {
-    Stream overlapping = Stream::on(stream_);
-    overlapping.overlap = true;
-    const DeviceBytes out(results_.bytes);
-    polyspec::SampleParams s;
-    s.batch = batch_;
-    s.vocab = vocab_;
-    s.logits = logits_.data();
-    s.logits_stride = 2 * vocab_;
-    s.draw.seed.value = seed;
-    s.draw.level = 2;
-    s.tokens = reinterpret_cast<int64_t*>(out.data() + drafted_);
-    s.logprobs = reinterpret_cast<float*>(out.data() + logprobs_);
-    s.status = reinterpret_cast<int32_t*>(out.data() + status_);
-    s.statistics = reinterpret_cast<RowStatistics*>(out.data() + statistics_);
-    polyspec::VerifyParams v;
-    v.batch = batch_;
-    v.draft_len = 1;
-    v.vocab = v.draft_vocab = vocab_;
-    v.target_logits = v.draft_logits = s.logits;
-    v.target_stride[0] = v.draft_stride[0] = 2 * vocab_;
-    v.target_stride[1] = v.draft_stride[1] = vocab_;
-    v.draft_statistics = s.statistics;
-    v.draft_tokens = s.tokens;
-    v.draft_tokens_stride = 1;
-    v.draw.seed.value = seed;
-    v.tokens = reinterpret_cast<int64_t*>(out.data() + tokens_);
-    v.num_accepted = reinterpret_cast<int64_t*>(out.data() + accepted_);
-    v.logprobs = s.logprobs;
-    v.status = s.status;
-    v.workspace = workspace(stream_);
-    CUDA_OK(cudaStreamSynchronize(stream_));
-    result_ok(run(s, overlapping), "sample");
-    result_ok(run(v, overlapping), "verify");
-    CUDA_OK(cudaStreamSynchronize(stream_));
-    const std::vector<unsigned char> got = out.read();
-    for (int64_t b = 0; b < batch_; ++b) {
-      const int32_t status = reinterpret_cast<const int32_t*>(got.data() + status_)[b];
-      const int64_t accepted = reinterpret_cast<const int64_t*>(got.data() + accepted_)[b];
-      if (status != 0 || accepted != 1 ||
-          reinterpret_cast<const int64_t*>(got.data() + drafted_)[b] !=
-              reinterpret_cast<const int64_t*>(got.data() + tokens_)[2 * b]) {
-        throw Failure("row " + std::to_string(b) + ": status " + std::to_string(status) +
-                      ", accepted " + std::to_string(accepted) + " of its own token");
-      }
-    }
-  }
-
- private:
-  size_t rows() const { return static_cast<size_t>(batch_); }
-  // [batch, 2, vocab]: the second row is flat.
-  std::vector<unsigned char> random_logits() const {
-    cases::Random random(5);
-    std::vector<float> logits(static_cast<size_t>(batch_ * 2 * vocab_), 0.0f);
-    for (int64_t b = 0; b < batch_; ++b) {
-      for (int64_t i = 0; i < vocab_; ++i)
-        logits[static_cast<size_t>(2 * b * vocab_ + i)] = random.normal();
-    }
-    const auto* bytes = reinterpret_cast<const unsigned char*>(logits.data());
-    return {bytes, bytes + logits.size() * sizeof(float)};
-  }
-
-  int64_t batch_, vocab_;
-  cudaStream_t stream_;
-  DeviceBytes logits_;
-  cases::Block results_;
-  size_t drafted_, statistics_, tokens_, accepted_, logprobs_, status_;
-};
-
 // Says that a part is done, and how long it took.
 void done(const std::string& what) {
   static auto began = std::chrono::steady_clock::now();
@@ -483,17 +399,14 @@ void run_all(uint64_t count, int64_t largest) {
   const Compared<cases::VerifyCase> verified(4, middle, stream, "verify");
   const Compared<cases::TreeCase> tree(4, middle, stream, "verify_tree");
   const TwoStreams two_streams(streams, few ? 8 : 64);
-  const Overlap overlap(few ? 4 : 64, few ? 1000 : 40000, stream);
   for (const Shape& shape : shapes) {
     force(shape);
     tally.run("graph, sample, " + shown(shape), [&] { sampled.check_graph(); });
     tally.run("graph, verify, " + shown(shape), [&] { verified.check_graph(); });
     tally.run("graph, verify_tree, " + shown(shape), [&] { tree.check_graph(); });
     tally.run("two streams, " + shown(shape), [&] { two_streams.check(few ? 2 : 20); });
-    for (uint64_t seed = 0; seed < (few ? 2 : 50); ++seed)
-      tally.run("overlap, " + shown(shape), [&] { overlap.check(seed); });
   }
-  done("graphs, two streams and overlap");
+  done("graphs and two streams");
 
   // Several rows of large vocabularies, of the largest (tiles of 2048) fewer; and a large tree.
   for (const int64_t vocab : {int64_t{9000}, int64_t{50257}, int64_t{128256}, int64_t{1050000}}) {

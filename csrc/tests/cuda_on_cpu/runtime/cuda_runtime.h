@@ -21,7 +21,6 @@
 
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeClusterDimension = 4,
-  cudaLaunchAttributeProgrammaticStreamSerialization = 6,
 };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
@@ -29,7 +28,6 @@ struct cudaLaunchAttribute {
     struct {
       unsigned x, y, z;
     } clusterDim;
-    int programmaticStreamSerializationAllowed;
   } val;
 };
 struct cudaLaunchConfig_t {
@@ -133,7 +131,6 @@ T __reduce_max_sync(unsigned mask, T value) {
 void __syncthreads();
 int __syncthreads_count(int predicate);
 void __threadfence();
-void cudaGridDependencySynchronize();
 
 void __cluster_barrier_arrive();
 void __cluster_barrier_wait();

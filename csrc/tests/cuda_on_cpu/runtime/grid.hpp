@@ -33,13 +33,11 @@ struct Launch {
   const char* kernel;
   dim3 grid;
   unsigned threads, ctas;  // of a CTA, of a cluster
-  bool overlaps;           // may begin while the stream's kernel before it runs
   uint64_t clusters;
 
   Stream* stream = nullptr;
   std::vector<uint64_t> order;  // in which the clusters begin
   uint64_t begun = 0, ended = 0;
-  Queue waiting;        // for the kernel before this one
   char submitted, end;  // clocks
 
   bool all_begun() const { return begun == clusters; }

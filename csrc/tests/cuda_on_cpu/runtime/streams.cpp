@@ -67,25 +67,19 @@ cudaError_t synchronize() {
 
 int64_t launches_so_far() { return submitted; }
 race::Context context_of(const Stream& stream) { return stream.context; }
-const void* clock_of(const Stream& stream) { return &stream.clock; }
-bool is_first(const Launch& launch) { return launch.stream->launches.front().get() == &launch; }
 
 std::vector<std::shared_ptr<Launch>> beginning_launches() {
   std::vector<std::shared_ptr<Launch>> launches;
   for (auto& [handle, stream] : streams) {
     const race::Context host = race::current_context();
-    for (const std::shared_ptr<Launch>& launch : stream.launches) {
-      if (!launch->all_begun()) {
-        if (!is_first(*launch) && !launch->overlaps) break;
-        if (launch->begun == 0) {
-          race::switch_to(stream.context);
-          race::acquire(&launch->submitted);
-          race::switch_to(host);
-        }
-        launches.push_back(launch);
-        break;
-      }
+    if (stream.launches.empty() || stream.launches.front()->all_begun()) continue;
+    const std::shared_ptr<Launch>& launch = stream.launches.front();
+    if (launch->begun == 0) {
+      race::switch_to(stream.context);
+      race::acquire(&launch->submitted);
+      race::switch_to(host);
     }
+    launches.push_back(launch);
   }
   return launches;
 }
@@ -95,7 +89,6 @@ void end_launches(Stream& stream) {
     race::acquire(&stream.launches.front()->end);
     stream.launches.pop_front();
     race::release(&stream.clock);
-    if (!stream.launches.empty()) wake(stream.launches.front()->waiting);
   }
 }
 
@@ -117,12 +110,6 @@ cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> threa
   launch->grid = config.gridDim;
   launch->threads = config.blockDim.x;
   launch->ctas = ctas_of_cluster(config);
-  launch->overlaps = false;
-  for (unsigned i = 0; i < config.numAttrs; ++i) {
-    const cudaLaunchAttribute& attribute = config.attrs[i];
-    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization)
-      launch->overlaps = attribute.val.programmaticStreamSerializationAllowed != 0;
-  }
   const dim3& grid = launch->grid;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff || grid.y > 65535 ||
       grid.z > 65535 || config.blockDim.y != 1 || config.blockDim.z != 1 || launch->threads == 0 ||

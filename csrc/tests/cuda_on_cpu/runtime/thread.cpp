@@ -150,12 +150,6 @@ int __syncthreads_count(int predicate) {
   return count;
 }
 
-void cudaGridDependencySynchronize() {
-  stand_in::Launch& launch = *current().cta->cluster->launch;
-  if (!stand_in::is_first(launch)) stand_in::wait_in(launch.waiting);
-  stand_in::race::acquire(stand_in::clock_of(*launch.stream));
-}
-
 void __cluster_barrier_arrive() {
   stand_in::Thread& thread = current();
   if (thread.at_cluster_barrier) fault("a thread arrives twice at the barrier of the cluster");
