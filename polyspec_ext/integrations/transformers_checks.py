@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,7 +78,9 @@ def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
                 f"given a {type(cache).__name__}"
             )
     for name, value in model_kwargs.items():
-        if name not in _KNOWN and value is not None and value is not False:
+        # A model of images and text is handed an empty dict where there is no image.
+        absent = value is None or value is False or (isinstance(value, Mapping) and not value)
+        if name not in _KNOWN and not absent:
             raise ValueError(
                 f"{name}: expected token ids and their attention_mask only, which is what every "
                 f"level of a chain reads, given a {type(value).__name__}"
@@ -132,7 +134,8 @@ def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[in
     if positions is not None:
         expected = (place - sizes).clamp_min(0)
         own = positions.to(input_ids.device)
-        if own.dim() > 2 or ((own != expected) & (place >= sizes)).any():
+        # Models of images and text have several planes, which agree where there is text alone.
+        if own.shape[-1] != width or ((own != expected) & (place >= sizes)).any():
             raise ValueError(
                 "position_ids: expected 0, 1, 2, ... from the first token of each prompt, which "
                 f"is what a chain's levels use, given {positions.tolist()}"
