@@ -26,6 +26,7 @@ from transformers import (
 
 from ..errors import add_note
 from ..sampling import Sampling
+from .call_state import State, call_state, difference
 
 # Processors of transformers that a chain cannot apply to drafted positions, with the reason.
 REFUSED_PROCESSORS = {
@@ -161,8 +162,14 @@ class TransformersProcessors:
 
     They see what they would see in `generate`: float32 scores of the target's vocabulary, on the
     device of input_ids, and prefixes with the padding on their left. What may depend on the row's
-    number is called with copies of the row for the whole batch: one's own processors, and those of
-    transformers that hold something for each row.
+    number is called with copies of the row for the whole batch: one's own processors, unless their
+    attribute `function_of_prefix` says that a row's scores follow from its prefix and scores alone,
+    and those of transformers that hold something for each row.
+
+    A processor must not keep state from call to call. The first position is asked twice, with the
+    same scores and state (`call_state`) in the end, and later the state of one's own processors is
+    compared again and again: only a memo in a dict or set may grow. `function_of_prefix` says that
+    this is not needed.
 
     A draft level's smaller vocabulary is filled up with -inf. Where a processor fails on a drafted
     text, or leaves a draft level no token, that level drafts from its own logits: its distribution
@@ -201,7 +208,9 @@ class TransformersProcessors:
         self._device = padding[0].device
         count = len(prompts)
         self._steps = [[_step(p, row, count) for p in processors] for row in range(count)]
-        self._unproved = [p for p in processors if not getattr(p, "function_of_prefix", False)]
+        self._unproved = [p for p in processors if not _vouched(p)]
+        self._watched: list[tuple[str, Any, State]] = []
+        self._calls = 0
         self._keep, self._committed = keep, committed
         self.given: dict[int, torch.Tensor] = {}
 
@@ -213,9 +222,9 @@ class TransformersProcessors:
         """As `LogitsProcessors.apply`; float32.
 
         Raises:
-            ValueError: a processor is no function of the prefix, or returned something else than
-                scores. Its own errors are passed on with a note that names it, the request and the
-                position, unless no text can get there.
+            ValueError: a processor keeps state, or returned something else than scores. Its own
+                errors are passed on with a note that names it, the request and the position, unless
+                no text can get there.
         """
         count, width = logits.shape
         if self._keep:
@@ -249,6 +258,9 @@ class TransformersProcessors:
             scores = torch.cat([scores, own[scores.shape[0] :]])
         if drafting:
             scores = torch.where(torch.isneginf(scores).all(-1, keepdim=True), own, scores)
+        self._calls += 1
+        if self._calls & (self._calls - 1) == 0:  # ever more seldom: state may be large
+            self.require_unchanged()
         return scores.to(logits.device)
 
     def _call(
@@ -279,42 +291,62 @@ class TransformersProcessors:
         return bool(torch.isneginf(scores.gather(1, drafted)).any())
 
     def _prove(self, ids: torch.Tensor, scores: torch.Tensor, row: int) -> None:
-        """Calls each processor twice with the same arguments, once: a state that follows the calls
-        shows in the result or in its attributes."""
+        """Call each processor twice with the same arguments, once: neither its scores nor its state
+        may follow the calls. From then on, watch the state of those that are the user's."""
         unproved, self._unproved = self._unproved, []
         for processor in unproved:
             step = _step(processor, row, len(self._prompts))
             seen, given = ids.repeat(step.rows, 1), scores.repeat(step.rows, 1)
             once = self._call(step, seen, given.clone(), row, ids.shape[1])
-            before = _plain_attributes(processor)
-            reason = ""
+            before = call_state(processor)
             try:
                 again = self._call(step, seen, given.clone(), row, ids.shape[1])
             except Exception as error:
-                reason = f"called again, it raised {type(error).__name__}: {error}"
-            else:
-                after = _plain_attributes(processor)
-                changed = [key for key in after if after[key] != before.get(key)]
-                if not torch.equal(once.nan_to_num(), again.nan_to_num()):
-                    reason = "called again, it returned other scores"
-                elif changed:
-                    reason = f"every call changes its attribute {changed[0]!r}"
-            if reason:
-                raise ValueError(
-                    f"{step.name}: expected a function of prefix and scores, which a chain can "
-                    f"apply to drafted positions; {reason}. If its scores are such a function all "
-                    "the same, give it an attribute function_of_prefix = True"
-                )
+                add_note(error, "called again with the same arguments, as a chain may do")
+                raise
+            if not torch.equal(once.nan_to_num(), again.nan_to_num()):
+                raise _stateful(step.name, "called again, it returned other scores")
+            if (path := difference(before, call_state(processor))) is not None:
+                raise _stateful(step.name, f"every call changes its state {path}")
+            thing = _users_part(processor)
+            if thing is not None:
+                self._watched.append((step.name, thing, call_state(thing)))
+
+    def require_unchanged(self) -> None:
+        """Refuse processors whose state has followed their calls; a memo of results may grow.
+
+        Raises:
+            ValueError: names the processor and its state.
+        """
+        for i, (name, thing, before) in enumerate(self._watched):
+            after = call_state(thing)
+            if (path := difference(before, after, len(self._prompts))) is not None:
+                raise _stateful(name, f"its calls have changed its state {path}")
+            self._watched[i] = name, thing, after
 
 
-def _plain_attributes(thing: Any) -> dict[str, Any]:
-    kinds = (bool, int, float, str, type(None))
-    return {k: v for k, v in getattr(thing, "__dict__", {}).items() if isinstance(v, kinds)}
+def _stateful(name: str, reason: str) -> ValueError:
+    return ValueError(
+        f"{name}: expected a function of prefix and scores, which a chain can apply to drafted "
+        f"positions; {reason}. If its scores are such a function of each row alone, give it an "
+        "attribute function_of_prefix = True"
+    )
+
+
+def _users_part(processor: Any) -> Any:
+    """Return what of a processor transformers does not know, or None."""
+    if not _of_transformers(type(processor)):
+        return processor
+    return getattr(processor, "_prefix_allowed_tokens_fn", None)
+
+
+def _vouched(processor: Any) -> bool:
+    return bool(getattr(_users_part(processor), "function_of_prefix", False))
 
 
 def _step(processor: Any, row: int, count: int) -> _Step:
     """The processor as row `row` of `count` calls it."""
-    name, rows = type(processor).__name__, count
+    name, rows = type(processor).__name__, 1 if _vouched(processor) else count
     if _of_transformers(type(processor)):
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, torch.Tensor) and ignored.shape == (count,):

@@ -174,7 +174,7 @@ class _Run:
         eos, limit = self._sort(criteria, config)
         ids = config.eos_token_id if config.pad_token_id is None else config.pad_token_id
         self.pad = ids if ids is None or isinstance(ids, int) else ids[0]
-        if self.pad is None and count > 1 and (eos or self.criteria):
+        if self.pad is None and count > 1 and (eos or self.criteria or self.others):
             raise ValueError("pad_token_id: expected an id, as rows may end apart, given None")
         new = max(limit - self.width, 1)
         self.ids = input_ids.new_full((count, self.width + new), self.pad or 0)
@@ -182,7 +182,8 @@ class _Run:
         self.texts: list[list[int]] = [[] for _ in prompts]
         self.scores: list[list[torch.Tensor]] = [[] for _ in prompts]  # per token [V]
         self.logits: list[list[torch.Tensor]] = [[] for _ in prompts]
-        self.streamed = 0
+        self.streamed = self.asked = 0
+        self.steps: list[torch.Tensor] = []  # scores [B, V] of the steps that were asked about
         if streamer is not None:
             streamer.put(input_ids.cpu())
         self.committed = [len(prompt) for prompt in prompts]
@@ -211,17 +212,21 @@ class _Run:
         )
 
     def _sort(self, criteria: list[Any], config: Any) -> tuple[frozenset[int], int]:
-        """EOS ids and longest length, padding included; what else there is becomes `criteria`."""
+        """EOS ids and longest length, padding included. What else there is becomes `criteria`, for
+        single rows, and `others`."""
         eos: set[int] = set()
         limits: list[int] = []  # a criterion given by hand replaces that of the configuration
         self.criteria: list[Any] = []
+        self.others: list[Any] = []
         for criterion in criteria:
             if type(criterion) is EosTokenCriteria:
                 eos.update(criterion.eos_token_id.reshape(-1).tolist())
             elif type(criterion) is MaxLengthCriteria:
                 limits.append(criterion.max_length)
-            else:
+            elif type(criterion) in (StopStringCriteria, MaxTimeCriteria):
                 self.criteria.append(criterion)
+            else:
+                self.others.append(criterion)
         return frozenset(eos), min(limits, default=config.max_length)
 
     def __call__(self) -> torch.Tensor | GenerateOutput:
@@ -230,8 +235,14 @@ class _Run:
             while committed := batch.advance():
                 for row, tokens in committed:
                     self._take(row, tokens)
+                ready = self._ready()
+                if self.others:
+                    self._ask(ready)
+                    ready = self.asked
                 if self.streamer is not None:
-                    self._stream()
+                    self._stream(ready)
+            if self.processors is not None:
+                self.processors.require_unchanged()
         finally:
             self.chain.owner.end(batch)
             if self.processors is not None:
@@ -243,10 +254,14 @@ class _Run:
         logprobs = torch.full((len(self.texts), longest), float("nan"), dtype=torch.float32)
         for row, text in enumerate(self.texts):
             logprobs[row, : len(text)] = logprobs.new_tensor(batch.rows[row].logprobs[: len(text)])
+
+        def steps(rows: list[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+            return tuple(self._step(rows, step) for step in range(longest))
+
         return GenerateOutput(
             sequences=sequences,
-            scores=self._by_step(self.scores, longest) if self.with_scores else None,
-            logits=self._by_step(self.logits, longest) if self.with_logits else None,
+            scores=steps(self.scores) if self.with_scores else None,
+            logits=steps(self.logits) if self.with_logits else None,
             logprobs=logprobs.to(sequences.device),
             stats=batch.stats,
             requests=[row.stats for row in batch.rows],
@@ -254,39 +269,47 @@ class _Run:
         )
 
     def _take(self, row: int, tokens: list[int]) -> None:
-        """Append what was committed, as far as no criterion is met."""
+        """Append what was committed, as far as no criterion for single rows is met."""
         text, begin = self.texts[row], self.width + len(self.texts[row])
-        new = self.ids[row, begin : begin + len(tokens)]
-        new.copy_(torch.tensor(tokens))
-        for i, token in enumerate(tokens):
-            text.append(token)
-            if self.criteria and self._met(row, begin + i + 1):
-                over = len(tokens) - i - 1
-                new[i + 1 :] = self.pad or 0
-                self.batch.stop(row)
-                # Tokens that nobody gets are not counted as generated.
-                own, whole = self.batch.rows[row].stats, self.batch.stats
-                for stats in (own,) if own is whole else (own, whole):
-                    stats.num_new_tokens -= over
-                break
+        self.ids[row, begin : begin + len(tokens)] = torch.tensor(tokens)
+        text += tokens
         self.committed[row] += len(tokens)
+        if self.criteria:
+            for end in range(begin + 1, begin + len(tokens) + 1):
+                ids = self.ids[row : row + 1, :end]
+                if any(_met(one(ids, None), 1)[0] for one in self.criteria):
+                    return self._cut(row, end - self.width)
 
-    def _met(self, row: int, length: int) -> bool:
-        """Whether a criterion ends this row. Criteria that are not known may depend on the row's
-        number: they see its text once for every row of the batch."""
-        count, done = len(self.texts), False
-        ids = self.ids[row : row + 1, :length]
-        scores = tuple(one[None] for one in self.scores[row][: length - self.width])
-        for criterion in self.criteria:  # all of them, as in `generate`: they may count
-            if count == 1 or type(criterion) in (StopStringCriteria, MaxTimeCriteria):
-                met, at = criterion(ids, scores or None), 0
-            else:
-                wide = tuple(one.expand(count, -1) for one in scores)
-                met, at = criterion(ids.repeat(count, 1), wide or None), row
-            if isinstance(met, torch.Tensor):
-                met = met.reshape(-1)[at if met.numel() > 1 else 0]
-            done = done or bool(met)
-        return done
+    def _cut(self, row: int, length: int) -> None:
+        """End a row behind `length` new tokens, of which it may have more by now."""
+        over = len(self.texts[row]) - length
+        del self.texts[row][length:]
+        self.ids[row, self.width + length :] = self.pad or 0
+        self.batch.stop(row)
+        own, whole = self.batch.rows[row].stats, self.batch.stats
+        for stats in (own,) if own is whole else (own, whole):
+            stats.num_new_tokens -= over
+
+    def _ready(self) -> int:
+        """Steps that every row has reached or has ended before."""
+        longest = max(map(len, self.texts))
+        rows = zip(self.batch.rows, self.texts, strict=True)
+        return min(longest if row.ended else len(text) for row, text in rows)
+
+    def _ask(self, ready: int) -> None:
+        """Ask the criteria that may look at all rows or count their calls, once per step and with
+        the whole batch, as `generate` does."""
+        while self.asked < min(ready, max(map(len, self.texts))):
+            step = self.asked
+            if self.with_scores:
+                self.steps.append(self._step(self.scores, step))
+            ids = self.ids[:, : self.width + step + 1]
+            scores = tuple(self.steps) or None
+            met = [_met(one(ids, scores), len(self.texts)) for one in self.others]
+            for row, text in enumerate(self.texts):
+                if len(text) > step and any(row_met[row] for row_met in met):
+                    self._cut(row, step + 1)
+            self.asked += 1
 
     def _observe(self, row: int, logits: torch.Tensor) -> None:
         """The target's logits ``[e, V]`` behind e committed tokens."""
@@ -296,28 +319,25 @@ class _Run:
             given = logits if self.processors is None else self.processors.given[row]
             self.logits[row] += given[: len(logits)].float().clone().unbind()
 
-    def _by_step(self, rows: list[list[torch.Tensor]], longest: int) -> tuple[torch.Tensor, ...]:
-        """One ``[B, V]`` per step, ordinary tensors on the device of the sequences."""
+    def _step(self, rows: list[list[torch.Tensor]], step: int) -> torch.Tensor:
+        """``[B, V]`` of one step, an ordinary tensor on the device of the sequences; behind the end
+        of a row the padding has all probability."""
         end = rows[0][0].new_full((self.chain.vocab_sizes[0],), -float("inf"))
         if self.pad is not None and 0 <= self.pad < len(end):
             end[self.pad] = 0
-        lengths = [len(text) for text in self.texts]
-        return tuple(
-            torch.stack(
-                [own[i] if i < n else end for own, n in zip(rows, lengths, strict=True)]
-            ).to(self.ids.device)
-            for i in range(longest)
-        )
+        pairs = zip(rows, self.texts, strict=True)
+        shown = [own[step] if step < len(text) else end for own, text in pairs]
+        return torch.stack(shown).to(self.ids.device)
 
-    def _stream(self) -> None:
-        """Hand on the tokens ``[B]`` of each step that every row has reached."""
-        texts, longest = self.texts, max(map(len, self.texts))
-        ready = min(
-            longest if row.ended else len(text)
-            for row, text in zip(self.batch.rows, texts, strict=True)
-        )
-        pad = self.pad or 0
+    def _stream(self, ready: int) -> None:
+        """Hand on the tokens ``[B]`` of each step before `ready`."""
         for at in range(self.streamed, ready):
-            step = [text[at] if at < len(text) else pad for text in texts]
+            step = [text[at] if at < len(text) else self.pad or 0 for text in self.texts]
             self.streamer.put(torch.tensor(step))
         self.streamed = max(self.streamed, ready)
+
+
+def _met(answer: Any, rows: int) -> list[bool]:
+    """Return of each row whether a criterion ends it, which may have answered for all at once."""
+    met = answer.reshape(-1).tolist() if isinstance(answer, torch.Tensor) else [answer]
+    return [bool(one) for one in (met * rows if len(met) == 1 else met)]

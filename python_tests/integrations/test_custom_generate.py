@@ -18,6 +18,8 @@ from transformers import (
     LlamaForCausalLM,
     LogitsProcessorList,
     MaxLengthCriteria,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     StopStringCriteria,
     TextIteratorStreamer,
 )
@@ -28,6 +30,7 @@ import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.bench.machine import QUESTIONS
 from polyspec_ext.integrations import transformers as generation
+from polyspec_ext.integrations.transformers_checks import require_supported
 
 V, EOS, PAD = 24, 1, 0
 
@@ -420,6 +423,8 @@ def test_drafts_that_a_grammar_does_not_know(target: LlamaForCausalLM) -> None:
             raise KeyError("not in the grammar")
         return text[len(known) : len(known) + 1] or [2]
 
+    grammar.function_of_prefix = True  # type: ignore[attr-defined]
+
     class Stubborn:
         name = "stubborn"
 
@@ -473,7 +478,7 @@ def test_criteria_row_by_row(scores: bool, chain: ps.Chain, target: LlamaForCaus
     criterion = After(3, 8, 5)
     theirs = target.generate(**options, stopping_criteria=[After(3, 8, 5)])
     ours = generate(chain, **options, stopping_criteria=[criterion])
-    assert criterion.calls == 16
+    assert criterion.calls == 8
     if not scores:
         assert torch.equal(ours, theirs)
         return
@@ -484,6 +489,32 @@ def test_criteria_row_by_row(scores: bool, chain: ps.Chain, target: LlamaForCaus
     assert ours.stats.num_new_tokens == 16
     assert [one.num_new_tokens for one in ours.requests] == [3, 8, 5]
     assert ours.scores[7][0].softmax(-1)[PAD] == 1
+
+
+def test_criteria_with_state_and_of_all_rows(target: LlamaForCausalLM, chain: ps.Chain) -> None:
+    """Asked once per step with the whole batch, as `generate` asks: calls may be counted, and rows
+    compared. Rows that are ahead are cut."""
+
+    class Patience:
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            self.seen.append((ids.tolist(), len(scores)))
+            ended = (ids == 9).any(1)
+            return ended | torch.tensor(len(self.seen) >= 8)
+
+    options = {**RAGGED, **DETAILS, "do_sample": False, "max_new_tokens": 14, "eos_token_id": 14}
+    theirs, ours = Patience(), Patience()
+    wanted = target.generate(**options, stopping_criteria=[theirs])
+    streamer = Recorder()
+    out = generate(chain, **options, stopping_criteria=[ours], token_streamer=streamer)
+    assert_same(out, wanted)
+    assert torch.equal(out.sequences, wanted.sequences)
+    assert out.sequences.shape[1] == 5 + 8
+    assert len({one.num_new_tokens for one in out.requests}) > 1
+    assert ours.seen == theirs.seen
+    assert torch.tensor(streamer.put_[1:]).t().equal(out.sequences[:, 5:])
 
 
 def test_other_criteria(chain: ps.Chain, target: LlamaForCausalLM) -> None:
@@ -512,6 +543,30 @@ def test_no_padding_id(chain: ps.Chain) -> None:
     options = {**inputs, "max_new_tokens": 14, "eos_token_id": [9, 14, 15]}
     model = chain.levels[0].model  # type: ignore[attr-defined]
     assert torch.equal(generate(chain, **options), model.generate(**options))
+
+
+def test_text_of_a_model_that_sees_images() -> None:
+    """`generate` gives it three planes of positions and an empty dict of encoded images, padded
+    batches as well; positions that an image has moved are refused."""
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+    text = {**sizes, "vocab_size": 96, "num_hidden_layers": 2, "num_key_value_heads": 2}
+    text |= {"rope_parameters": rope, "initializer_range": 0.3, "max_position_embeddings": 64}
+    vision = {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 32, "patch_size": 14}
+    ids = {"image_token_id": 95, "video_token_id": 94, "vision_start_token_id": 93}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, vision_end_token_id=92, **ids)
+    model = Qwen2VLForConditionalGeneration(config).eval()
+    one = ps.Chain([model, llama(2, 96)], [3])
+    inputs = {"input_ids": PROMPTS, "attention_mask": MASK, "pad_token_id": PAD}
+    for batch in (inputs, {"input_ids": PROMPTS[1:2]}):
+        options = {**batch, "do_sample": False, "max_new_tokens": 9}
+        assert torch.equal(generate(one, **options), model.generate(**options))
+    moved = torch.arange(5).expand(3, 1, 5) + torch.arange(3)[:, None, None]
+    with pytest.raises(ValueError, match="position_ids: expected 0, 1, 2"):
+        generate(one, input_ids=PROMPTS[1:2], position_ids=moved, max_new_tokens=2)
+    with pytest.raises(ValueError, match="pixel_values: expected token ids"):
+        require_supported(model.generation_config, {"pixel_values": torch.zeros(1)})
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
+import re
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
@@ -279,35 +286,204 @@ def test_a_failure_where_no_text_gets(why: str) -> None:
 # ---- what cannot be applied ----------------------------------------------------------------------
 
 
-def stateful(kind: str) -> Any:
-    class Counting:
-        calls = 0
-
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            self.calls = self.calls + 1
-            if kind == "raises" and self.calls > 1:
-                raise RuntimeError("one text only")
-            return scores + self.calls if kind == "scores" else scores
-
-    return Counting()
+CALLS = 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("scores", "called again, it returned other scores"),
-        ("raises", "called again, it raised RuntimeError: one text only"),
-        ("attribute", "every call changes its attribute 'calls'"),
-    ],
-)
-def test_a_state_that_follows_the_calls_is_refused(kind: str, text: str) -> None:
-    with pytest.raises(ValueError, match=f"Counting: .*{text}"):
-        make([stateful(kind)]).apply(torch.randn(2, V), prefix_of(1), 1)
-    if kind == "attribute":
-        vouched = stateful(kind)
-        vouched.function_of_prefix = True
-        make([vouched]).apply(torch.randn(2, V), prefix_of(1), 1)
-        assert vouched.calls == 2
+class Counting:
+    """Counts its calls in a `state` of any kind, by `count`."""
+
+    shared: ClassVar[list[int]] = [0]
+    __slots__ = ("__dict__", "count", "slot", "state")
+
+    def __init__(self, state: Any, count: Callable[[Any], Any]) -> None:
+        self.state, self.count, self.slot = state, count, 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.count(self)
+        return scores
+
+
+def add(owner: Any, key: Any = 0) -> None:
+    owner[key] = owner[key] + 1
+
+
+def of_function(function: Callable[[], Any]) -> Callable[[Any, Any], Any]:
+    def processor(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        function()
+        return scores
+
+    return processor
+
+
+def closure() -> Any:
+    calls = 0
+
+    def count() -> None:
+        nonlocal calls
+        calls += 1
+
+    return of_function(count)
+
+
+def count_globally(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    global CALLS
+    CALLS += 1
+    return scores
+
+
+def count_in_default(ids: Any, scores: torch.Tensor, calls: Any = SimpleNamespace(n=0)) -> Any:  # noqa: B008
+    calls.n += 1
+    return scores
+
+
+def numbers() -> Any:
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+
+def held(state: Any, count: Callable[[Any], Any]) -> Callable[[], Any]:
+    return lambda: Counting(state, lambda self: count(self.state))
+
+
+# Processors whose state follows their calls, with the path at which that shows.
+STATEFUL: dict[str, tuple[Callable[[], Any], str]] = {
+    "int": (lambda: Counting(0, lambda own: setattr(own, "state", own.state + 1)), "state"),
+    "list": (held([0], add), "state[0]"),
+    "longer list": (held([], lambda state: state.append(1)), "state[1]"),
+    "dict": (held({0: 0}, add), "state{0}"),
+    "set": (held({1}, lambda state: state.add(len(state) + 1)), "state{3}"),
+    "tensor": (held(torch.zeros(3), add), "state"),
+    "bfloat16": (held(torch.zeros(1, dtype=torch.bfloat16), add), "state"),
+    "array": (held(numpy.zeros(2), add), "state"),
+    "nested": (held([({"a": deque([0])},)], lambda state: add(state[0][0]["a"])), "state"),
+    "module": (held(torch.nn.BatchNorm1d(1), lambda m: m.running_mean.add_(1)), "state"),
+    "object": (held(SimpleNamespace(n=0), lambda state: add(vars(state), "n")), "state.n"),
+    "slot": (lambda: Counting(0, lambda own: setattr(own, "slot", own.slot + 1)), "slot"),
+    "class": (lambda: Counting(0, lambda own: add(type(own).shared)), "shared[0]"),
+    "itself": (held(recursive := [0], lambda _: add(recursive)), "state[0]"),
+    "closure": (closure, "function.calls"),
+    "list in a closure": (lambda: of_function(partial(add, [0])), "function.args[0][0]"),
+    "method": (lambda: of_function(Holder().count), ""),
+    "global": (lambda: count_globally, "CALLS"),
+    "default": (lambda: count_in_default, "__defaults__[0].n"),
+    "partial": (
+        lambda: partial(count_in_default, calls=SimpleNamespace(n=0)),
+        "keywords{'calls'}.n",
+    ),
+    "counter": (held(itertools.count(), next), "state"),
+    "iterator": (held(iter(range(9)), next), "state"),
+    "generator": (held(numbers(), next), "state.numbe"),
+    "random": (held(random.Random(0), lambda state: state.random()), "state"),
+    "torch's random": (held(torch.Generator(), lambda g: torch.rand(1, generator=g)), "state"),
+    "numpy's random": (held(numpy.random.default_rng(0), lambda g: g.random()), "state"),
+    "allowed": (
+        lambda: lp.PrefixConstrainedLogitsProcessor(Holder().allowed, 1),
+        "_prefix_allowed_tokens_fn",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_state_that_follows_the_calls_is_refused(name: str) -> None:
+    build, path = STATEFUL[name]
+    processor = build()
+    with pytest.raises(ValueError, match=re.escape(f"every call changes its state {path}")):
+        make([processor]).apply(torch.randn(2, V), prefix_of(1), 1)
+
+
+def test_scores_that_follow_the_calls_are_refused() -> None:
+    """By a state that Python does not see."""
+    with pytest.raises(ValueError, match=r"function: .*called again, it returned other scores"):
+        make([lambda ids, scores: scores + torch.rand(1)]).apply(torch.randn(2, V), prefix_of(1), 1)
+
+
+@pytest.mark.parametrize("state", [[0], {5: 0}, {0}])
+def test_a_state_that_begins_later_is_refused(state: Any) -> None:
+    """Here behind a token that the prompt does not have: a list or an entry that changes, and an
+    entry for a row. The end of a call asks as well."""
+    path = {list: "state[0]", dict: "state{5}", set: "state{1}"}[type(state)]
+
+    def thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if 4 in ids[0, 6:]:
+            state.add(1) if isinstance(state, set) else add(state, 5 if 5 in state else 0)
+        return scores
+
+    ours = make([thinking])
+
+    def call() -> None:
+        for end in range(4, 7):
+            ours.apply(torch.randn(1, V), prefix_of(0)[:end], 0)
+        ours.require_unchanged()
+
+    with pytest.raises(ValueError, match=re.escape(f"its calls have changed its state {path}.")):
+        call()
+
+
+class Holder:
+    n = 0
+
+    def count(self) -> None:
+        self.n += 1
+
+    def allowed(self, row: int, sent: torch.Tensor) -> list[int]:
+        self.n += 1
+        return [1]
+
+
+def test_what_is_no_state() -> None:
+    """A memo of results, what the first call makes, what each makes anew, and not a number."""
+
+    class Grammar:
+        def __init__(self) -> None:
+            self.memo: dict[Any, list[int]] = {}
+            self.known: set[str] = set()
+            self.mask: torch.Tensor | None = None
+            self.limit, self.me = math.nan, self
+
+        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            if self.mask is None:
+                self.mask = torch.zeros(scores.shape[1])
+            self.scratch = [torch.full((2,), math.nan)]
+            self.limit = float("nan")
+            self.memo.setdefault(tuple(ids[0].tolist()), [*ids[0].tolist()])
+            self.known.add(str(ids.tolist()))
+            return scores + self.mask
+
+    ours = make([Grammar(), lp.WatermarkLogitsProcessor(V, "cpu", context_width=2)])
+    for end in range(3, 7):
+        for row in range(2):
+            ours.apply(torch.randn(2, V), prefix_of(row)[:end], row)
+    ours.require_unchanged()
+
+
+def test_what_is_said_to_be_a_function_of_the_prefix() -> None:
+    """It may keep state, and is called with one row: a batch costs what its rows cost."""
+    rows = []
+
+    def vouched(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        rows.append(len(ids))
+        return scores + 1
+
+    vouched.function_of_prefix = True  # type: ignore[attr-defined]
+    logits = torch.randn(2, V)
+    assert torch.equal(make([vouched]).apply(logits, prefix_of(1), 1), logits + 1)
+    assert rows == [1, 1]
+
+
+def test_an_exception_of_the_second_call_is_passed_on() -> None:
+    calls: list[int] = []
+
+    def fragile(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > 1:
+            raise KeyError("one text only")
+        return scores
+
+    with pytest.raises(KeyError, match="one text only") as error:
+        make([fragile]).apply(torch.randn(2, V), prefix_of(1), 1)
+    assert error.value.__notes__[1].startswith("called again with the same arguments")
 
 
 def synth_id() -> Any:
