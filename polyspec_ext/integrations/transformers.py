@@ -7,6 +7,8 @@ inputs) and hands it here instead of to its own loop. What a chain cannot honour
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -81,7 +83,7 @@ def custom_generate(
             padded on the left.
         chain: its target must be `model` itself.
         token_streamer: is given what the `streamer` of `generate` is given: the prompts ``[B, P]``,
-            then ``[B]`` tokens a step, then its end.
+            then ``[B]`` tokens a step, then its end. `streamer` itself works as well.
         seed: keys the draws; one value s for B rows stands for ``ps.row_seeds(s, B)`` as for
             `Chain.generate`, or one per returned row. None: another one each call, as there.
         stop_strings, tokenizer: as of `generate`, which keeps them from a custom loop: without a
@@ -94,9 +96,6 @@ def custom_generate(
     row after every token. A row ends where its criterion is met, whatever the others do. The
     chain's levels have caches of their own: `use_cache` and `cache_implementation` are moot.
 
-    `generate` keeps its own `streamer`, `assistant_model` and `synced_gpus` from a custom loop:
-    they have no effect, and such a streamer never ends.
-
     Returns:
         Sequences ``[B, N]``, or a `GenerateOutput`.
 
@@ -104,14 +103,20 @@ def custom_generate(
         TypeError, ValueError: something that a chain cannot honour; names it.
         RequestError: a row of logits has no distribution.
     """
-    if token_streamer is not None and not all(
-        callable(getattr(token_streamer, name, None)) for name in ("put", "end")
-    ):
-        raise TypeError(
-            "token_streamer: expected an object with put and end, given "
-            f"{arguments.shown(token_streamer)}"
-        )
+    dropped = _dropped(inspect.currentframe())
+    streamers = [one for one in (dropped.get("streamer"), token_streamer) if one is not None]
+    for one in streamers:
+        if not all(callable(getattr(one, name, None)) for name in ("put", "end")):
+            raise TypeError(
+                f"token_streamer: expected an object with put and end, given {arguments.shown(one)}"
+            )
     try:
+        for name in ("assistant_model", "synced_gpus"):
+            if dropped.get(name):
+                raise ValueError(
+                    f"{name}: expected none beside a chain, whose own levels draft, given "
+                    f"{arguments.shown(dropped[name])}"
+                )
         target = require_chain(chain, model)
         assert chain is not None
         encoded = None
@@ -138,14 +143,26 @@ def custom_generate(
             generation_config,
             model_kwargs,
             seed,
-            token_streamer,
+            streamers,
             encoded,
         )
+        if token_streamer is not None:  # generate has given the prompts to its own
+            token_streamer.put(input_ids.cpu())
         return run()
     finally:
         # Also after an error, or who reads from the streamer in another thread waits for ever.
-        if token_streamer is not None:
-            token_streamer.end()
+        for one in streamers:
+            one.end()
+
+
+def _dropped(frame: types.FrameType | None) -> dict[str, Any]:
+    """Return the variables of `generate`, which calls what runs in `frame` and keeps some arguments
+    from it: without its streamer, who reads from that in another thread would wait for ever."""
+    caller = None if frame is None else frame.f_back
+    if caller is None or caller.f_code.co_name != "generate":
+        return {}
+    ours = not str(caller.f_globals.get("__name__")).startswith("transformers.")
+    return {} if ours else dict(caller.f_locals)
 
 
 class _Run:
@@ -160,10 +177,10 @@ class _Run:
         config: Any,
         model_kwargs: dict[str, Any],
         seed: int | Sequence[int] | None,
-        streamer: Any,
+        streamers: list[Any],
         encoded: EncodedInput | None,
     ) -> None:
-        self.chain, self.parts, self.streamer = chain, parts, streamer
+        self.chain, self.parts, self.streamers = chain, parts, streamers
         self.as_dict = bool(config.return_dict_in_generate)
         self.with_scores = self.as_dict and bool(config.output_scores)
         self.with_logits = self.as_dict and bool(config.output_logits)
@@ -184,8 +201,6 @@ class _Run:
         self.logits: list[list[torch.Tensor]] = [[] for _ in prompts]
         self.streamed = self.asked = 0
         self.steps: list[torch.Tensor] = []  # scores [B, V] of the steps that were asked about
-        if streamer is not None:
-            streamer.put(input_ids.cpu())
         self.committed = [len(prompt) for prompt in prompts]
         self.processors = None
         if parts.processors:
@@ -239,8 +254,7 @@ class _Run:
                 if self.others:
                     self._ask(ready)
                     ready = self.asked
-                if self.streamer is not None:
-                    self._stream(ready)
+                self._stream(ready)
             if self.processors is not None:
                 self.processors.require_unchanged()
         finally:
@@ -333,7 +347,8 @@ class _Run:
         """Hand on the tokens ``[B]`` of each step before `ready`."""
         for at in range(self.streamed, ready):
             step = [text[at] if at < len(text) else self.pad or 0 for text in self.texts]
-            self.streamer.put(torch.tensor(step))
+            for streamer in self.streamers:
+                streamer.put(torch.tensor(step))
         self.streamed = max(self.streamed, ready)
 
 

@@ -54,6 +54,7 @@ PUBLIC = {
     "_asdict", "_fields", "_make", "_replace",  # typing.NamedTuple
     "_C",  # the compiled module
     "_forward_hooks", "_forward_pre_hooks", "_modules",  # torch.nn.Module
+    "_version",  # torch.Tensor
 }  # fmt: skip
 LIBRARIES = ("torch", "transformers")
 
