@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 import torch
 
 from . import arguments, inputs, validate
-from .chat import fitted_prompt, has_template
+from .chat import fitted_prompt, has_template, prompt_of_text
 from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
 from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt, Tokenized
@@ -28,7 +28,7 @@ from .levels import (
 )
 from .levels.base import id_map_of
 from .levels.describe import level_line, num_parameters
-from .outputs import Answer, Output, Stream
+from .outputs import Answer, Output, Stream, TargetTokenizer
 from .policies import WindowPolicy, named
 from .runtime.batch import Batch
 from .runtime.config import ChainConfig, Operators
@@ -264,7 +264,6 @@ class Chain:
         self.levels = made  # those that verify; the target is levels[0]
         self.names = names
         self.policy = policy
-        self._tokenizer: Any = None  # of the target, once it is asked for
         self._wants_graphs, self._sync_each_step = graphs, sync_each_step
         self._idle()
 
@@ -314,6 +313,7 @@ class Chain:
         below = [] if self.drafter is None else levels_of(self.drafter)
         names = [*self.names[: len(given)], *[self.names[-1]] * len(below)]
         self.owner = CacheOwner(list(zip(names, [*given, *below], strict=True)))
+        self._tokenizer = TargetTokenizer(given[0], names[0])
         levels: list[BatchedLevel] = [
             batched(level, name) for level, name in zip(given, self.names, strict=False)
         ]
@@ -357,7 +357,7 @@ class Chain:
             RuntimeError: a call is at work.
         """
         self.owner.require_idle()
-        made = ("owner", "engine")
+        made = ("owner", "engine", "_tokenizer")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -459,17 +459,15 @@ class Chain:
                 the template refuses them, or the target has no tokenizer with a template.
         """
         inputs.refuse(self.chat, others)
-        if self._tokenizer is None:
-            find = getattr(self.levels[0], "tokenizer", None)
-            self._tokenizer = find() if callable(find) else None
-        if not has_template(self._tokenizer):
+        tokenizer = self._tokenizer.find()
+        if not has_template(tokenizer):
             raise ValueError(
                 f"chat: expected a target with a chat template beside it, given {self.names[0]}"
             )
         limit = arguments.integer("max_new_tokens", max_new_tokens)
         lengths = (part.max_length for part in self.engine.parts)
         context = min((length for length in lengths if length is not None), default=None)
-        fitted = fitted_prompt(self._tokenizer, messages, system, limit, context)
+        fitted = fitted_prompt(tokenizer, messages, system, limit, context)
         stream = self.stream(
             fitted.prompt.input_ids,
             max_new_tokens=fitted.limit,
@@ -481,7 +479,7 @@ class Chain:
             eos_token_id=eos_token_id,
             cache_prompt=cache_prompt,
         )
-        return Answer(self._tokenizer, fitted, stream)
+        return Answer(tokenizer, fitted, stream)
 
     def batch(
         self,
@@ -642,6 +640,48 @@ class Chain:
             [row.stats for row in batch.rows],
             [row.logprobs for row in batch.rows],
             batch.seeds,
+            [row.tokens[len(p) :] for row, p in zip(batch.rows, prompts, strict=True)],
+            self._tokenizer,
+        )
+
+    def generate_text(
+        self,
+        prompt: str | Sequence[str],
+        max_new_tokens: Ints = 256,
+        temperature: Floats = 0.0,
+        top_k: Ints = 0,
+        top_p: Floats = 1.0,
+        min_p: Floats = 0.0,
+        seed: Ints | None = None,
+        eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        **others: NoReturn,
+    ) -> Output:
+        """Answer a text, or several as one batch; `Output.text` has the answers.
+
+        Args:
+            prompt: read through the chat template of the target's tokenizer, where it has one.
+            max_new_tokens ... eos_token_id: as of `generate`.
+            system: a system prompt for the template.
+            raw: leave out the template, and continue the text itself.
+
+        Raises:
+            TypeError, ValueError: as of `generate`; the target has no tokenizer.
+        """
+        inputs.refuse(self.generate_text, others)
+        tokenizer = self._tokenizer.require("generate_text")
+        texts = arguments.strings("prompt", prompt)
+        return self.generate(
+            [prompt_of_text(tokenizer, text, system, raw).input_ids for text in texts],
+            max_new_tokens,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            eos_token_id,
         )
 
 

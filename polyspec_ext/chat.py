@@ -60,6 +60,29 @@ def chat_prompt(
     return ChatPrompt(text, tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+def prompt_of_text(
+    tokenizer: Any, text: str, system: str | None = None, raw: bool = False
+) -> ChatPrompt:
+    """Return the prompt for an answer to `text`, through the chat template where there is one.
+
+    Args:
+        tokenizer: of transformers.
+        system: a system prompt in front of it.
+        raw: leave out the template.
+
+    Raises:
+        ValueError: no token, or a system prompt and no template, or one that refuses it.
+    """
+    if not raw and has_template(tokenizer):
+        return chat_prompt(tokenizer, [{"role": "user", "content": text}], system)
+    if system is not None:
+        raise ValueError("system: expected a target with a chat template, given one without")
+    ids: list[int] = tokenizer(text)["input_ids"]
+    if not ids:
+        raise ValueError(f"prompt: expected at least 1 token, given none in {text[:20]!r}")
+    return ChatPrompt(text, ids)
+
+
 class FittedPrompt(NamedTuple):
     """A prompt that leaves room for an answer.
 

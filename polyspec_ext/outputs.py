@@ -13,6 +13,41 @@ from .runtime.batch import Batch
 from .stats import Stats
 
 
+class TargetTokenizer:
+    """The tokenizer that lies beside a target's weights, read when it is first asked for.
+
+    Args:
+        level: the target.
+        name: of it, for messages.
+    """
+
+    def __init__(self, level: object, name: str) -> None:
+        self._level, self._name, self._found = level, name, None
+
+    def find(self) -> Any:
+        """Return the tokenizer, or None."""
+        find = getattr(self._level, "tokenizer", None)
+        if self._found is None and callable(find):
+            self._found = find()
+        return self._found
+
+    def require(self, what: str) -> Any:
+        """Return the tokenizer.
+
+        Raises:
+            ValueError: there is none; begins with `what`.
+        """
+        if self.find() is None:
+            raise ValueError(
+                f"{what}: expected a target with a tokenizer beside its weights, given {self._name}"
+            )
+        return self._found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `copy` and `pickle`: without the level, whose weights are large."""
+        return {"_level": None, "_name": self._name, "_found": self.find()}
+
+
 @dataclass(slots=True)
 class Output:
     """What `Chain.generate` returns.
@@ -24,6 +59,8 @@ class Output:
         logprobs: of the new tokens of each row, under the target's processed distribution.
         seeds: of each row; as `seed` of the same call they give the same tokens. Where no row
             samples, those of seed 0.
+        new_tokens: of each row, without prompt and padding.
+        tokenizer: of the target, for `text`.
     """
 
     sequences: torch.Tensor
@@ -31,6 +68,18 @@ class Output:
     requests: list[Stats] = field(default_factory=list)
     logprobs: list[list[float]] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
+    new_tokens: list[list[int]] = field(default_factory=list, repr=False)
+    tokenizer: TargetTokenizer | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def text(self) -> list[str]:
+        """The new tokens of each row as text, without special tokens.
+
+        Raises:
+            ValueError: no tokenizer lies beside the target's weights.
+        """
+        tokenizer = (self.tokenizer or TargetTokenizer(None, "none")).require("text")
+        return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in self.new_tokens]
 
 
 class Stream:

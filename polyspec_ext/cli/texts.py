@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import tiny
-from ..chat import ChatPrompt, TextDecoder, chat_prompt, has_template
+from ..chat import ChatPrompt, TextDecoder, prompt_of_text
 from ..levels import tokenizer_at
 from ..levels.sources import model_source
 from ..quantization.stored import original
@@ -53,20 +53,8 @@ def require_text(asked: Sequence[str]) -> None:
 
 
 def text_prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> ChatPrompt:
-    """What is read for one text of the user's: through the chat template, where there is one and
-    ``--raw`` does not leave it out.
-
-    Raises:
-        ValueError: nothing is in it, or a system prompt has no template to stand in.
-    """
-    if not args.raw and has_template(tokenizer):
-        return chat_prompt(tokenizer, [{"role": "user", "content": text}], args.system)
-    if args.system is not None:
-        raise ValueError("system: expected a target with a chat template, given one without")
-    ids: list[int] = tokenizer(text)["input_ids"]
-    if not ids:
-        raise ValueError(f"prompt: expected at least 1 token, given none in {text[:20]!r}")
-    return ChatPrompt(text, ids)
+    """Return what is read for a text of the user's, as the options say (`prompt_of_text`)."""
+    return prompt_of_text(tokenizer, text, args.system, args.raw)
 
 
 def show_prompt(prompt: ChatPrompt) -> None:

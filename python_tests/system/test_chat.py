@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import signal
 import sys
 from collections.abc import Iterator
@@ -334,6 +335,55 @@ def test_a_chain_answers_messages(instruct: Path) -> None:
     assert second.prompt.text.startswith(answer.prompt.text + answer.text)
     assert list(same) == [*chain.chat(messages, 4, 1.0, seed=3, system="S")]
     assert messages[0] == {"role": "user", "content": "Hi"}
+
+
+def test_texts_and_their_answers(instruct: Path, untrained: Path, tmp_path: Path) -> None:
+    """Through the template or as they are; special tokens and padding are no text."""
+    tokenizer = tiny.tokenizer()
+    texts = ["2 + 2 =", "How many legs have 3 cows?"]
+    bare = with_template(untrained, tmp_path, None)
+    for place, raw in ((instruct, False), (instruct, True), (bare, False)):
+        templated = place == instruct and not raw
+        chain = ps.Chain([place, "prompt-lookup"])
+        out = chain.generate_text(texts, [3, 7], raw=raw, eos_token_id=[])
+        read = [f"[user]{t}{tokenizer.eos_token}[assistant]" if templated else t for t in texts]
+        ids = [tokenizer(t, add_special_tokens=not templated)["input_ids"] for t in read]
+        same = chain.generate(ids, [3, 7], eos_token_id=[])
+        assert same.sequences.equal(out.sequences)
+        assert [len(new) for new in out.new_tokens] == [3, 7]
+        assert out.text == same.text == [tokenizer.decode(new) for new in out.new_tokens]
+        one = chain.generate_text(texts[0], 3, raw=raw, eos_token_id=out.new_tokens[0][-1])
+        assert len(one.text) == 1
+        assert one.new_tokens[0] == out.new_tokens[0][: len(one.new_tokens[0])]
+    system = ps.Chain([instruct]).generate_text(texts[0], 3, system="Be brief.")
+    assert (
+        system.stats.num_prompt_tokens
+        > ps.Chain([instruct]).generate_text(texts[0], 3).stats.num_prompt_tokens
+    )
+    special = ps.Output(out.sequences, out.stats, tokenizer=out.tokenizer)
+    special.new_tokens = [[*ids[0], tokenizer.eos_token_id], []]
+    assert special.text == [texts[0], ""]
+    copied = pickle.loads(pickle.dumps(out))
+    assert copied.text == out.text
+    assert len(pickle.dumps(out)) < 2**20  # no weights
+
+
+def test_texts_without_a_tokenizer(untrained: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(untrained / "target")
+    model.name_or_path = ""
+    chain = ps.Chain([model])
+    with pytest.raises(ValueError, match=r"generate_text: expected a target with a tokenizer"):
+        chain.generate_text("2 + 2 =")
+    with pytest.raises(ValueError, match=r"text: expected .*given LlamaForCausalLM"):
+        _ = chain.generate([3, 4], 2).text
+    plain = ps.Chain([with_template(untrained, tmp_path, None)])
+    for bad, error in (([], ValueError), (3, TypeError), ([3], TypeError)):
+        with pytest.raises(error, match=r"prompt: |input_ids: "):
+            plain.generate_text(bad, 2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="system: expected a target with a chat template"):
+        plain.generate_text("2 + 2 =", 2, system="Be brief.")
+    with pytest.raises(TypeError, match=r"temprature: .*did you mean temperature"):
+        plain.generate_text("2 + 2 =", 2, temprature=1)
 
 
 def test_messages_that_the_context_has_no_room_for(untrained: Path, tmp_path: Path) -> None:
