@@ -249,9 +249,14 @@ def require_room(
     for name, part in zip(names, parts, strict=True):
         if part.max_length is not None and prompt + new > part.max_length:
             raise ValueError(
-                f"{name}: expected at most {part.max_length} tokens in its context, given a prompt "
-                f"of {prompt} and max_new_tokens={new}"
+                f"{name}: expected at most {part.max_length} tokens in its context"
+                f"{_why_no_longer(part)}, given a prompt of {prompt} and max_new_tokens={new}"
             )
+
+
+def _why_no_longer(part: object) -> str:
+    reason = getattr(getattr(part, "level", part), "why_no_longer", None)
+    return f" ({reason})" if reason else ""
 
 
 def padded(

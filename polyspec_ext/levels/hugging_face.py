@@ -23,7 +23,7 @@ from .cpu_packed import packed, unpacked
 from .describe import is_sharded
 from .hidden import HiddenStates, gather, gathering
 from .prefill import read_apart, read_prompts
-from .probe import Probe, require_continued
+from .probe import Probe, require_continued, switch_of
 from .replacement import without_wrapper
 from .shared_cache import Member, Shared, require_same_shape
 from .stack import stacked_pass
@@ -89,6 +89,7 @@ class HuggingFaceLevel(ModelLevel):
             passes (`levels.probe`) have shown that rows do not depend on each other.
         one_at_a_time: why it does not, or None.
         no_trees: why it reads no trees of tokens, or None.
+        why_no_longer: why `max_length` is less than the model's context, or None.
         pack, compile: as given.
         varies: the parts of a pass ("attention", "products", "head") that may give a token other
             bits when other tokens stand beside it. Empty: its logits are the same bits alone, in a
@@ -136,6 +137,11 @@ class HuggingFaceLevel(ModelLevel):
         require_no_autocast(self.device, self.name)
         self.prefill_chunk = prefill_chunk
         text_config = model.config.get_text_config(decoder=True)
+        self.why_no_longer: str | None = None
+        if (switch := switch_of(text_config)) is not None and switch[0] < (
+            self.max_length or switch[0] + 1
+        ):
+            self.max_length, self.why_no_longer = switch
         # What the passes run: `model` stays as it is.
         self._runs, self.varies = packed(model, self.name) if pack else unpacked(model)
         self._unchanged = Unchanged(

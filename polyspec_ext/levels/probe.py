@@ -8,12 +8,13 @@ rows of different lengths of which some wait, and a tree. That is at most twelve
 two rows of a few tokens, in a cache of their own, and one more of a model with quantised layers; on
 every rank of a sharded model alike.
 
-Not covered: what a model does only behind longer texts.
+Not covered: what a model does only behind longer texts, but for what its configuration says of that
+(`switch_of`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -276,3 +277,35 @@ def relative_difference(given: torch.Tensor, wanted: torch.Tensor) -> float:
     distance = float((given - wanted).norm())
     # Rows of equal logits tell nothing; what is left of them is rounding.
     return float("inf") if distance != distance else distance / max(float(wanted.norm()), 1e-4)
+
+
+# Rotary embeddings whose frequencies are the same for a text of any length.
+_STATIC_ROPE = ("default", "linear", "llama3", "mrope", "proportional", "yarn")
+
+
+def switch_of(config: Any) -> tuple[int, str] | None:
+    """Return the tokens up to which every pass of a model has the same rotary frequencies, and the
+    reason; None: any number.
+
+    Beyond, a pass rotates its keys otherwise than the cached ones: `generate` of such models drops
+    the cache and reads the text again, or answers as no single pass would.
+
+    Args:
+        config: of the text model. Embeddings may differ by kind of layer.
+    """
+    found: list[tuple[int, str]] = []
+    for name in ("rope_parameters", "rope_scaling"):
+        ropes = getattr(config, name, None) or {}
+        several = [rope for rope in ropes.values() if isinstance(rope, Mapping)]
+        for rope in several or [ropes]:
+            kind = str(rope.get("rope_type", rope.get("type", "default")))
+            if kind in _STATIC_ROPE:
+                continue
+            named = rope.get("original_max_position_embeddings")
+            if named is None:
+                named = getattr(config, "original_max_position_embeddings", None)
+            if named is None or "dynamic" in kind:
+                # A pass that is shorter than this resets frequencies that a longer one has left.
+                named = int(config.max_position_embeddings) - 1
+            found.append((int(named), f"{kind} embeddings change beyond them"))
+    return min(found, default=None)

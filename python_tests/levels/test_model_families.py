@@ -4,6 +4,7 @@ own greedy text through chains, in ragged batches too where they are allowed, or
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from model_families import (
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.levels.encoder_decoder import is_encoder_decoder
+from polyspec_ext.levels.probe import switch_of
 
 PROMPTS = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32]]
 LENGTHS = [14, 9, 12]
@@ -278,3 +280,81 @@ def test_contexts_of_any_length() -> None:
         assert level.supports_batches
         assert level.max_length == longest
     assert ps.Level(llama(max_position_embeddings=-1)).max_length is None
+
+
+# ---- embeddings that change with the length of the text ------------------------------------------
+
+HALF = {"short_factor": [1.0] * 4, "long_factor": [1.5, 4.0, 16.0, 32.0]}
+LONG = {"rope_type": "longrope", "original_max_position_embeddings": 32, **HALF}
+SCALES = {"short_mscale": 1.0, "long_mscale": 1.3}
+SWITCHING = {
+    "Phi3": (LONG, 32),
+    "Phimoe": ({**LONG, **SCALES}, 32),
+    "Llama": (LONG, 32),
+    "Qwen2": ({"rope_type": "dynamic", "factor": 4.0}, 63),
+}
+
+
+def switching(family: str) -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+    sizes |= {"num_hidden_layers": 2, "num_key_value_heads": 4, "vocab_size": V, "pad_token_id": 0}
+    kinds = getattr(hf, f"{family}Config"), getattr(hf, f"{family}ForCausalLM")
+    parameters = {"rope_theta": 10000.0, **SWITCHING[family][0]}
+    own = {"original_max_position_embeddings": 32} if family.startswith("Phi") else {}
+    torch.manual_seed(0)
+    config = kinds[0](
+        **sizes,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        rope_parameters=parameters,
+        **own,
+    )
+    return kinds[1](config).eval()
+
+
+@torch.no_grad()
+def without_cache(model: Any, prompt: list[int], count: int) -> list[int]:
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return text
+
+
+@pytest.mark.parametrize("family", SWITCHING)
+def test_embeddings_that_switch_bound_the_context(family: str) -> None:
+    """Up to the switch texts are those of passes without a cache; beyond, the level is refused by
+    name, in `generate` too."""
+    longest = SWITCHING[family][1]
+    model = switching(family)
+    draft = switching(family)
+    chain = ps.Chain([model, draft], [3])
+    prompt = [5, 17, 80, 3, 3, 41]
+    count = longest - len(prompt)
+    assert chain.levels[0].max_length == longest  # type: ignore[attr-defined]
+    model(torch.arange(64)[None])  # a text beyond it leaves its frequencies in the model
+    out = chain.generate(prompt, count, eos_token_id=[])
+    assert out.sequences[0].tolist() == without_cache(model, prompt, count)
+    kind = SWITCHING[family][0]["rope_type"]
+    wanted = f"expected at most {longest} tokens in its context \\({kind} embeddings change"
+    with pytest.raises(ValueError, match=wanted):
+        chain.generate(prompt, count + 1)
+    with ps.attach(model, chain), pytest.raises(ValueError, match=wanted):
+        model.generate(torch.tensor([prompt]), max_new_tokens=count + 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 16}, 16),
+        ({"rope_scaling": {"type": "su"}}, 63),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, None),
+        ({"rope_parameters": {"full": {"rope_type": "yarn"}, "sliding": LONG}}, 32),
+        ({"rope_parameters": {"full": {"rope_type": "dynamic"}, "sliding": LONG}}, 32),
+        ({"rope_parameters": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_switch_that_a_configuration_names(config: dict[str, Any], wanted: int | None) -> None:
+    """By the names of other files as well, and of each kind of layer."""
+    found = switch_of(SimpleNamespace(max_position_embeddings=64, **config))
+    assert (found and found[0]) == wanted
