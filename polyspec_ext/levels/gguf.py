@@ -1,8 +1,7 @@
-"""Models of GGUF files whose linear layers multiply with the file's own blocks: the level is the
-file's model, and nothing is rounded again.
+"""Models of GGUF files: every tensor of the file is used, and every weight comes from the file.
 
-Of the families of Llama, Qwen2 and Qwen3, whose modules `transformers` has. Every other file is
-dequantised as a whole (`sources`).
+Linear layers multiply with the file's own blocks, so that nothing is rounded again, or with their
+dequantised weights.
 """
 
 from __future__ import annotations
@@ -15,31 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import progress
 from ..ops import blocks, decoder
 from ..ops.decoder import Matrix
 from . import huge_pages
 from .gguf_file import GgufFile, GgufTensor
+from .gguf_header import EMBEDDINGS, FAMILIES, HEAD, config_of
 from .quantized import QuantizedLinear
 from .replacement import is_plain, replaced
 
-_FAMILIES = ("llama", "qwen2", "qwen3")
-_HEAD, _EMBEDDINGS = "output.weight", "token_embd.weight"
 _FACTORS = "rope_freqs.weight"  # of each frequency, in files of Llama 3.1 and later
-# What a configuration of transformers calls the header's values; {} is the family.
-_CONFIG = {
-    "{}.context_length": "max_position_embeddings",
-    "{}.block_count": "num_hidden_layers",
-    "{}.embedding_length": "hidden_size",
-    "{}.feed_forward_length": "intermediate_size",
-    "{}.attention.head_count": "num_attention_heads",
-    "{}.attention.head_count_kv": "num_key_value_heads",
-    "{}.attention.key_length": "head_dim",
-    "{}.attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "{}.rope.freq_base": "rope_theta",
-    "tokenizer.ggml.bos_token_id": "bos_token_id",
-    "tokenizer.ggml.eos_token_id": "eos_token_id",
-    "tokenizer.ggml.padding_token_id": "pad_token_id",
-}
 
 
 class BlockLinear(QuantizedLinear):
@@ -83,107 +67,109 @@ class BlockLinear(QuantizedLinear):
         ]
 
 
-def block_model(path: str | Path, dtype: torch.dtype) -> Any:
-    """The causal language model of a GGUF file on the CPU, in eval mode.
+def has_blocks(file: GgufFile) -> bool:
+    """Return whether a tensor is of a type of `ops.blocks.BLOCK_INPUTS`."""
+    return any(tensor.type in blocks.BLOCK_INPUTS for tensor in file.tensors.values())
 
-    Linear layers and the head whose type is of `ops.blocks.BLOCK_INPUTS` multiply as they lie;
-    embeddings, norms and what has another type are dequantised.
+
+def gguf_model(file: GgufFile, dtype: torch.dtype, as_blocks: bool = True) -> Any:
+    """Return the causal language model of a file on the CPU, in eval mode.
 
     Args:
         dtype: of activations, and of what is dequantised.
-
-    Returns:
-        The model; where it must be dequantised as a whole, a sentence that says why.
+        as_blocks: linear layers and the head whose type is of `ops.blocks.BLOCK_INPUTS` multiply as
+            they lie; embeddings, norms and what has another type are dequantised. False: so is all.
 
     Raises:
-        OSError, ValueError: no whole GGUF file, or one with rotations that are not known here.
-        ImportError: the package gguf is missing.
+        ValueError: another architecture, a value of the header that is missing or would not be
+            followed, or a tensor that is missing, unknown or of another shape; names it.
     """
-    file = GgufFile(path)
-    family = file.metadata.get("general.architecture")
-    if family not in _FAMILIES:
-        return f"architecture {family}"
-    if _EMBEDDINGS not in file.tensors:  # an adapter, or a part of a model
-        raise ValueError(f"expected a tensor {_EMBEDDINGS} in the file, given none")
-    if not any(tensor.type in blocks.BLOCK_INPUTS for tensor in file.tensors.values()):
-        return "no tensor in blocks"
-    skeleton = _skeleton(file, family, dtype)
-    named = _Named(file, family, skeleton.config)
-    read = {_FACTORS, *(named.source(name) for name, _ in skeleton.named_parameters())}
-    unread = file.tensors.keys() - read
-    if unread:
-        return f"tensors that {type(skeleton).__name__} has no place for: {min(unread)}"
-    made = _with_blocks(skeleton, named)
-    _fill(made, named, dtype)
-    scale_rotations(made, file)
-    made.name_or_path = str(path)
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(file, dtype)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    named = _Named(file, config)
+    named.require_all(skeleton)
+    total = sum(tensor.size for tensor in file.tensors.values())
+    with progress.bar(
+        total=total, desc=file.path.name, unit="B", unit_scale=True, leave=False
+    ) as bar:
+        named.read = bar.update
+        made = _with_blocks(skeleton, named) if as_blocks else skeleton
+        _fill(made, named)
+    made.name_or_path = str(file.path)
     return made
-
-
-def scale_rotations(model: Any, file: GgufFile) -> None:
-    """Has the rotations of a model that was made of `file` follow it, where transformers does not
-    read what the file says of them. Scalings in the header are refused: a model that left them out
-    would be another one.
-
-    Args:
-        model: of transformers, with tables of frequencies for its base and width alone.
-
-    Raises:
-        ValueError: the header asks for a scaling that is not known here, or has factors of another
-            number than the model has frequencies; names what was expected and what came.
-    """
-    key = f"{file.metadata.get('general.architecture')}.rope.scaling.type"
-    kind = file.metadata.get(key, "none")
-    if kind != "none":
-        raise ValueError(f"expected a file without {key}, given {kind}")
-    tensor = file.tensors.get(_FACTORS)
-    if tensor is None:
-        return
-    factors = tensor.dequantised()
-    for module in model.modules():
-        for name in ("inv_freq", "original_inv_freq"):
-            frequencies = getattr(module, name, None)
-            if not isinstance(frequencies, torch.Tensor):
-                continue
-            if frequencies.shape != factors.shape:
-                raise ValueError(
-                    f"{_FACTORS}: expected shape {list(frequencies.shape)}, as the model has "
-                    f"frequencies, given {list(factors.shape)}"
-                )
-            setattr(module, name, frequencies / factors.to(frequencies))
 
 
 def head_rows(path: str | Path, rows: torch.Tensor) -> BlockLinear:
     """The rows `rows`, ``[N]`` int64, of the output head of a file whose head is in blocks."""
     tensors = GgufFile(path).tensors
-    tensor = tensors.get(_HEAD) or tensors[_EMBEDDINGS]
+    tensor = tensors.get(HEAD) or tensors[EMBEDDINGS]
     return BlockLinear([(tensor.blocks()[rows], tensor.type)], tensor.shape[1])
 
 
 class _Named:
-    """Tensors of a file by the names that they have in the model."""
+    """Tensors of a file by the names that they have in the model.
 
-    def __init__(self, file: GgufFile, family: str, config: Any) -> None:
+    Attributes:
+        read: is called with the bytes of every tensor that is read.
+    """
+
+    read: Callable[[int], object]
+
+    def __init__(self, file: GgufFile, config: Any) -> None:
         import gguf
 
+        self._family = next(name for name, kind in FAMILIES.items() if kind == config.model_type)
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-        self._map = gguf.get_tensor_name_map(kinds[family], config.num_hidden_layers)
-        self._tensors = file.tensors
+        self._map = gguf.get_tensor_name_map(kinds[self._family], config.num_hidden_layers)
+        self._file, self._tensors = file, file.tensors
         # llama.cpp rotates neighbours, transformers feature i of a head with i + width / 2.
         heads = (config.num_attention_heads, config.num_key_value_heads)
         names = ("q_proj", "k_proj")
-        self._turned = dict(zip(names, heads, strict=True)) if family == "llama" else {}
+        self._turned = dict(zip(names, heads, strict=True)) if self._family == "llama" else {}
+        self._frequencies = (config.head_dim // 2,)
 
     def source(self, name: str) -> str:
         """The file's name of a parameter."""
+        if name == "lm_head.weight":
+            return HEAD if HEAD in self._tensors else EMBEDDINGS
         found = self._map.get_name(name, try_suffixes=(".weight", ".bias"))
-        return _EMBEDDINGS if found == _HEAD and _HEAD not in self._tensors else str(found)
+        if found is None:
+            raise ValueError(f"expected a model of {self._family} without {name}, given one")
+        return str(found)
+
+    def require_all(self, skeleton: nn.Module) -> None:
+        """Refuse a file whose tensors are not those of the model, in names and shapes. A bias that
+        it does not have is 0."""
+        wanted = {self.source(name): p.shape for name, p in skeleton.named_parameters()}
+        if self._family == "llama" and _FACTORS in self._tensors:
+            wanted[_FACTORS] = torch.Size(self._frequencies)
+        for name, shape in wanted.items():
+            tensor = self._tensors.get(name)
+            if tensor is None and not name.endswith(".bias"):
+                raise ValueError(f"expected a tensor {name} in {self._file.path}, given none")
+            if tensor is not None and tensor.shape != shape:
+                raise ValueError(
+                    f"{self._file.path}: {name}: expected shape {list(shape)}, given "
+                    f"{list(tensor.shape)}"
+                )
+        unread = self._tensors.keys() - wanted.keys()
+        if unread:
+            name = min(unread)
+            raise ValueError(
+                f"{self._file.path}: expected no tensor {name} in a model of {self._family}, given "
+                f"shape {list(self._tensors[name].shape)}"
+            )
+
+    def kind(self, name: str) -> int:
+        return self._tensors[self.source(name)].type
 
     def tensor(self, name: str) -> GgufTensor:
-        """Of a parameter, which the file must have."""
-        found = self._tensors.get(self.source(name))
-        if found is None:
-            raise ValueError(f"expected a tensor {self.source(name)} in the file, given none")
+        """The tensor of a parameter."""
+        found = self._tensors[self.source(name)]
+        self.read(found.size)
         return found
 
     def rows(self, name: str, rows: torch.Tensor) -> torch.Tensor:
@@ -194,25 +180,20 @@ class _Named:
         made: torch.Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         return made.contiguous()
 
+    def dequantised(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """A parameter, in the shape and dtype of `like`."""
+        if name.endswith(".bias") and self.source(name) not in self._tensors:
+            return torch.zeros(like.shape, dtype=like.dtype)
+        numbers = self.rows(name, self.tensor(name).dequantised())
+        # Gemma multiplies with 1 + weight.
+        if self._family.startswith("gemma") and name.endswith("norm.weight"):
+            numbers -= 1
+        return numbers.to(like.dtype)
 
-def _skeleton(file: GgufFile, family: str, dtype: torch.dtype) -> Any:
-    """The model without its weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    values = {
-        name: file.metadata[key]
-        for form, name in _CONFIG.items()
-        if (key := form.format(family)) in file.metadata
-    }
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=file.tensors[_EMBEDDINGS].shape[0],
-        tie_word_embeddings=_HEAD not in file.tensors,
-        dtype=dtype,
-        **values,
-    )
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    def factors(self) -> torch.Tensor | None:
+        """Divisors of the rotations' frequencies, ``[width / 2]``; None: there are none."""
+        found = self._tensors.get(_FACTORS)
+        return None if found is None else found.dequantised()
 
 
 def _with_blocks(skeleton: Any, named: _Named) -> Any:
@@ -220,8 +201,7 @@ def _with_blocks(skeleton: Any, named: _Named) -> Any:
     known: dict[int, str] = {}
     for name, module in skeleton.named_modules():
         if is_plain(module):
-            tensor = named.tensor(f"{name}.weight")
-            size = blocks.BLOCK_INPUTS.get(tensor.type)
+            size = blocks.BLOCK_INPUTS.get(named.kind(f"{name}.weight"))
             if size is not None and module.in_features % size == 0:
                 known[id(module)] = name
 
@@ -232,34 +212,36 @@ def _with_blocks(skeleton: Any, named: _Named) -> Any:
             (named.rows(weight, tensor.blocks()), tensor.type)
             for weight, tensor in ((weight, named.tensor(weight)) for weight in weights)
         ]
-        bias, dtype = None, siblings[0].weight.dtype
+        bias = None
         if siblings[0].bias is not None:
-            bias = torch.cat([_dequantised(named, f"{name}.bias", dtype) for name in names])
+            own = zip(names, siblings, strict=True)
+            bias = torch.cat([named.dequantised(f"{name}.bias", s.bias) for name, s in own])
         return BlockLinear(parts, siblings[0].in_features, bias)
 
     return replaced(skeleton, lambda module: id(module) in known, make)
 
 
-def _dequantised(named: _Named, name: str, dtype: torch.dtype) -> torch.Tensor:
-    return named.rows(name, named.tensor(name).dequantised()).to(dtype)
-
-
-def _fill(made: Any, named: _Named, dtype: torch.dtype) -> None:
+def _fill(made: Any, named: _Named) -> None:
     """All that is still without a value."""
     values: dict[str, nn.Parameter] = {}  # by the file's name: tied ones are one
 
-    def value(name: str) -> nn.Parameter:
+    def value(name: str, like: torch.Tensor) -> nn.Parameter:
         source = named.source(name)
         if source not in values:
-            tensor = _dequantised(named, name, dtype)
-            values[source] = nn.Parameter(tensor, requires_grad=False)
+            values[source] = nn.Parameter(named.dequantised(name, like), requires_grad=False)
         return values[source]
 
+    factors = named.factors()
     for path, module in made.named_modules():
-        for name, _ in list(module.named_parameters(recurse=False)):
-            setattr(module, name, value(f"{path}.{name}"))
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, value(f"{path}.{name}", parameter))
         for name, child in list(module.named_children()):
+            if getattr(child, "embed_scale", None) is not None:
+                child.embed_scale = torch.tensor(child.scalar_embed_scale)
             # Tables of angles, which the configuration alone tells.
-            if any(own.is_meta for own in child.buffers(recurse=False)):
-                remade: Callable[..., nn.Module] = type(child)
-                setattr(module, name, remade(config=made.config))
+            elif any(own.is_meta for own in child.buffers(recurse=False)):
+                remade: Any = type(child)(config=made.config)
+                if factors is not None:
+                    for table in ("inv_freq", "original_inv_freq"):
+                        setattr(remade, table, getattr(remade, table) / factors)
+                setattr(module, name, remade)

@@ -12,7 +12,7 @@ from .. import arguments, progress
 from ..kv_cache.factory import device_of
 from . import base
 from .encoder_decoder import EncoderDecoderLevel, is_encoder_decoder
-from .gguf import block_model, scale_rotations
+from .gguf import gguf_model, has_blocks
 from .gguf_file import GgufFile
 from .hugging_face import HuggingFaceLevel, level_of
 from .registry import ELEMENTS, Loader, ModelSource, Options
@@ -74,10 +74,10 @@ def load_model(
     """The model of an id, directory or GGUF file, in eval mode.
 
     Args:
-        place: a directory with a config.json; a GGUF file, for which the packages
-            gguf and accelerate are needed; or else a model id, for which
-            `transformers` looks in its cache and may ask the network. What can only be a path (a
-            `Path`, a string with more than one slash, a dot or a tilde in front) never gets that
+        place: a directory with a config.json; a GGUF file, for which the package gguf is needed
+            (of a model that was split any one, with the others beside it); or else a model id, for
+            which `transformers` looks in its cache and may ask the network. What can only be a path
+            (a `Path`, a string with more than one slash, a dot or a tilde in front) never gets that
             far.
         dtype: one, its name, or "auto" for the checkpoint's own. None: float32 on the CPU, where
             half precision is slow, and "auto" elsewhere.
@@ -88,7 +88,8 @@ def load_model(
 
     Raises:
         TypeError: `dtype` or `device` is none.
-        ValueError: no model there, a data type or device that the operators do not read.
+        ValueError: no model there, one whose weights are not all there and all read, or a data type
+            or device that the operators do not read.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -96,31 +97,23 @@ def load_model(
     own: Any = torch.float32 if where.type == "cpu" else "auto"
     wanted = arguments.loaded_dtype("dtype", dtype) or own
     with found(name, place) as source, progress.loading():
-        model = _of_blocks(source, wanted, name) if blocks and where.type == "cpu" else None
+        model = _of_file(source, wanted, blocks and where.type == "cpu", name)
         if model is None:
-            both = not _is_adapter(source) and source.config().is_encoder_decoder
+            both = not source.is_adapter and source.config().is_encoder_decoder
             model = source.model(AutoModelForSeq2SeqLM if both else AutoModelForCausalLM, wanted)
-            if source.file is not None:
-                scale_rotations(model, GgufFile(Path(source.place, source.file)))
     return model.to(where).eval()
 
 
-def _of_blocks(source: Source, dtype: torch.dtype | str | None, name: str) -> Any:
-    """The model of a GGUF file that multiplies with its blocks. None: there is no such file, or it
-    must be dequantised, which a note says."""
+def _of_file(source: Source, dtype: torch.dtype | str | None, blocks: bool, name: str) -> Any:
+    """Return the model of a GGUF file. None: there is no such file."""
     if source.file is None:
         return None
-    file = Path(source.place, source.file)
-    made = block_model(file, dtype if isinstance(dtype, torch.dtype) else torch.float32)
-    if not isinstance(made, str):
-        return made
-    progress.note(f"{name}: dequantising {file.name}: {made}")
-    return None
-
-
-def _is_adapter(source: Source) -> bool:
-    folder = Path(source.place)
-    return source.file is None and folder.is_dir() and not (folder / "config.json").is_file()
+    file = GgufFile(source.file)
+    as_blocks = blocks and has_blocks(file)
+    if blocks and not as_blocks:
+        progress.note(f"{name}: dequantising {source.file.name}: no tensor in blocks")
+    own = torch.float32 if as_blocks else torch.bfloat16
+    return gguf_model(file, dtype if isinstance(dtype, torch.dtype) else own, as_blocks)
 
 
 class _Place(Loader):
@@ -147,11 +140,16 @@ class _Place(Loader):
             with found(name, thing) as source:
                 return source.config()
 
+        with found(name, thing) as source:
+            if source.is_adapter and (options.choose is not None or options.pack):
+                raise ValueError(
+                    "an adapter, whose layers are not packed: pack=False, or merge it "
+                    "(PeftModel.from_pretrained(model, folder).merge_and_unload()) and save that"
+                )
+            in_blocks = source.file is not None and has_blocks(GgufFile(source.file))
         if options.choose is not None and (device is None or device.type == "cpu"):
-            dtype = arguments.loaded_dtype("dtype", options.dtype)
-            with found(name, thing) as source:
-                model = _of_blocks(source, dtype, name)
-            if model is not None:  # whose weights are what they are
+            if in_blocks:  # whose weights are what they are
+                model = load_model(thing, options.dtype, device, name=name)
                 return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
             return options.choose(ModelSource(level, config))
         return level(options.dtype, options.pack, options.compile)

@@ -13,62 +13,97 @@ from typing import Any
 import torch
 
 from .. import progress
-from .gguf_file import GgufFile
+from .gguf_file import MAGIC, GgufFile, first_part
+from .gguf_header import config_of
+from .gguf_tokenizer import tokenizer_of
 
 # What is to be done with a file that is none of a model, by how its name ends.
 _BESIDE = "; the directory is wanted that holds it, with a config.json beside it"
 _FILES = dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".json"), _BESIDE)
-GGUF = ".gguf"
-_TOKENIZERS = ("qwen2", "qwen3")  # families with a tokenizer of that name
+_GGUF = ".gguf"
+_WEIGHTS = ("*.safetensors", "*.bin", f"*{_GGUF}")
+_POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
 class Source:
-    """What `transformers` loads from.
+    """Where a model is loaded from.
 
     Attributes:
-        place: a directory or an id.
-        file: name of a GGUF file in it; None: a checkpoint of transformers' own.
+        place: a directory, an id or a GGUF file.
+        file: the (first) GGUF file; None: a checkpoint of transformers' own.
     """
 
     place: str
-    file: str | None = None
+    file: Path | None = None
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is the directory of an adapter (LoRA), without the model that it adapts."""
+        folder = Path(self.place)
+        return folder.is_dir() and not (folder / "config.json").is_file()
 
     def config(self) -> Any:
-        """The model's configuration."""
+        """Return the model's configuration."""
         from transformers import AutoConfig
 
-        file = {} if self.file is None else {"gguf_file": self.file}
-        return AutoConfig.from_pretrained(self.place, **file)
+        if self.file is not None:
+            return config_of(GgufFile(self.file), torch.float32)
+        return AutoConfig.from_pretrained(self.place)
 
     def model(self, kind: Any, dtype: Any) -> Any:
-        """The model, of the class `kind`. Blocks of a GGUF file are dequantised: weights of `dtype`
-        or, with "auto", bfloat16."""
-        if self.file is None:
-            return kind.from_pretrained(self.place, dtype=dtype)
-        from transformers import GgufConfig
+        """Return the model of a checkpoint, of the class `kind`.
 
-        made = kind.from_pretrained(
-            self.place,
-            dtype=torch.bfloat16 if dtype == "auto" else dtype,
-            quantization_config=GgufConfig(gguf_file=self.file, dequantize=True),
-            gguf_file=self.file,
+        Raises:
+            ValueError: the checkpoint lacks weights of the model, or has others; names one.
+        """
+        made, about = kind.from_pretrained(
+            self.place, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
-        made.name_or_path = str(Path(self.place) / self.file)
+        for key, expected in (
+            ("missing_keys", "the weights {}, given none"),
+            ("unexpected_keys", "no weights {}, which the model does not read, given some"),
+            ("mismatched_keys", "weights of the model's shapes, given others: {}"),
+        ):
+            # transformers names one tensor, or one and its two shapes.
+            found = sorted(map(str, about.get(key) or ()))
+            if found:
+                more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+                raise ValueError(f"expected {expected.format(found[0] + more)}")
         return made
 
 
+def path_of(place: str | Path) -> Path:
+    """Return a path, in the user's own folder where it begins with a tilde."""
+    path = Path(place)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no such user
+        return path
+
+
 def is_gguf(place: object) -> bool:
-    """Whether a model's place is a GGUF file that is there."""
-    return isinstance(place, str | Path) and (path := Path(place)).suffix == GGUF and path.is_file()
+    """Whether a model's place is a GGUF file that is there, by its name or its first bytes."""
+    if not isinstance(place, str | Path):
+        return False
+    path = path_of(place)
+    return path.is_file() and (path.suffix.lower() == _GGUF or _begins(path, MAGIC))
+
+
+def _begins(path: Path, first: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(first)) == first
+    except OSError:
+        return False
 
 
 def source_of(place: str | Path) -> Source:
     """Of a place that is known to be one."""
-    if is_gguf(place):
-        path = Path(place)
-        return Source(str(path.parent), path.name)
-    return Source(str(place))
+    path = path_of(place)
+    if is_gguf(path):
+        return Source(str(path), first_part(path))
+    return Source(str(path) if path.exists() else str(place))
 
 
 def tokenizer_at(place: str | Path, local: bool = False) -> Any:
@@ -84,9 +119,9 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
     source = source_of(place)
     try:
         if source.file is not None:
-            file = Path(source.place, source.file).resolve()
-            about = file.stat()
-            return copy.deepcopy(_in_file(file, about.st_mtime_ns, about.st_size))
+            about = source.file.stat()
+            made = _in_file(source.file.resolve(), about.st_mtime_ns, about.st_size)
+            return copy.deepcopy(made)
         found = AutoTokenizer.from_pretrained(source.place, local_files_only=local)
     except (OSError, ValueError, KeyError, TypeError, ImportError, NotImplementedError) as error:
         raise ValueError(
@@ -100,18 +135,7 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
 @functools.lru_cache(maxsize=4)
 def _in_file(file: Path, *_: int) -> Any:
     """The tokenizer of a GGUF file, which takes seconds to make."""
-    from transformers import AutoTokenizer, TokenizersBackend
-
-    about = GgufFile(file).metadata
-    family, kind = about.get("general.architecture"), about.get("tokenizer.ggml.model")
-    place, name = str(file.parent), file.name
-    # Where the class is known: else transformers reads the whole header for a configuration first,
-    # item by item.
-    if family in _TOKENIZERS:
-        return AutoTokenizer.from_pretrained(place, gguf_file=name, tokenizer_type=family)
-    if (family, kind) == ("llama", "gpt2"):
-        return TokenizersBackend.from_pretrained(place, gguf_file=name)
-    return AutoTokenizer.from_pretrained(place, gguf_file=name)
+    return tokenizer_of(GgufFile(file))
 
 
 @contextmanager
@@ -120,7 +144,9 @@ def found(name: str, place: str | Path) -> Iterator[Source]:
     source = model_source(name, place)
     try:
         yield source
-    except (OSError, ValueError, ImportError) as error:
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # broken files raise whatever their bytes lead to
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(
             f"{name}: expected the id, directory or GGUF file of a causal language model, given "
@@ -137,7 +163,7 @@ def model_source(name: str, place: str | Path) -> Source:
     )
 
     source = str(place)
-    folder = Path(source)
+    folder = path_of(place)
     if folder.is_dir():
         # An adapter's directory says itself which model it adapts.
         if not any((folder / one).is_file() for one in ("config.json", "adapter_config.json")):
@@ -145,7 +171,11 @@ def model_source(name: str, place: str | Path) -> Source:
                 f"{name}: expected a directory with a config.json, as save_pretrained writes it, "
                 f"given {source!r}, which has none"
             )
-        return Source(source)
+        for file in (file for end in _WEIGHTS for file in sorted(folder.glob(end))):
+            _require_weights(name, file)
+        return Source(str(folder))
+    if folder.is_file():
+        _require_weights(name, folder)
     if is_gguf(folder):
         return source_of(folder)
     try:
@@ -154,7 +184,7 @@ def model_source(name: str, place: str | Path) -> Source:
     except HFValidationError:
         local = True
     # The name of a file can be an id as well, which no model has.
-    if local or folder.suffix in (*_FILES, GGUF):
+    if local or folder.suffix.lower() in (*_FILES, _GGUF):
         found = "a file" if folder.exists() else "not there"
         raise ValueError(
             f"{name}: expected a model id, the directory of a model or a GGUF file, given "
@@ -163,3 +193,11 @@ def model_source(name: str, place: str | Path) -> Source:
     if "/" not in source:
         progress.note(f"{name}: no directory {source!r} here: looking for a model of this id")
     return Source(source)
+
+
+def _require_weights(name: str, file: Path) -> None:
+    if _begins(file, _POINTER):
+        raise ValueError(
+            f"{name}: expected weights in {file}, given a pointer of git-lfs to them; `git lfs "
+            "pull` brings them"
+        )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 
 import polyspec_ext as ps
 from polyspec_ext.levels import load, tokenizer_at
-from polyspec_ext.levels.gguf import BlockLinear, block_model
+from polyspec_ext.levels.gguf import BlockLinear
 
 pytest.importorskip("gguf")
 import gguf
@@ -23,6 +27,7 @@ from gguf_blocks import TYPES, write_model
 PROMPT = [5, 17, 80, 3, 3, 41]
 # As llama.cpp mixes them: other types for values, for what leads back, and for the head.
 MIXED = {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q5_0", "output": "Q8_0", "token_embd": "Q6_K"}
+KINDS = pytest.mark.parametrize("types", [MIXED, {"": "F16"}], ids=["blocks", "dequantised"])
 REAL = Path(os.environ.get("POLYSPEC_TEST_GGUF", "")) / "qwen0.5b.gguf"
 
 
@@ -33,13 +38,17 @@ def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def is_near(file: Path) -> None:
-    """The file's level is its model, dequantised by transformers and in float64, but for
-    activations of 8 bits."""
-    level, whole = load(file), load(file, blocks=False)
+    """The file's level is its model, as transformers dequantises it, but for activations of 8
+    bits; without blocks it is that to rounding."""
+    whole = hf.AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float64
+    )
     ids = torch.tensor([PROMPT])
-    given, wanted = logits(level.model, ids), logits(whole.model.double(), ids)
-    assert (given.double() - wanted).norm() < 0.06 * wanted.norm()
-    own, other = level.model.config, whole.model.config
+    level, wanted = load(file), logits(whole, ids)
+    assert (logits(level.model, ids).double() - wanted).norm() < 0.06 * wanted.norm()
+    dequantised = logits(load(file, blocks=False).model, ids).double()
+    assert (dequantised - wanted).norm() < 1e-5 * wanted.norm()
+    own, other = level.model.config, whole.config
     for name in ("num_key_value_heads", "rms_norm_eps", "rope_parameters", "tie_word_embeddings"):
         assert getattr(own, name) == getattr(other, name)
 
@@ -71,7 +80,7 @@ def test_a_matrix_of_another_type_is_dequantised(tmp_path: Path) -> None:
     is_near(file)
 
 
-@pytest.mark.parametrize("types", [MIXED, {"": "F16"}], ids=["blocks", "dequantised"])
+@KINDS
 def test_factors_of_frequencies(tmp_path: Path, types: dict[str, str]) -> None:
     """As in files of Llama 3.1: `transformers` leaves them out."""
     plain, scaled = tmp_path / "plain.gguf", tmp_path / "scaled.gguf"
@@ -86,17 +95,297 @@ def test_factors_of_frequencies(tmp_path: Path, types: dict[str, str]) -> None:
     assert not found.equal(without)
 
 
-@pytest.mark.parametrize("types", [MIXED, {"": "F16"}], ids=["blocks", "dequantised"])
+@KINDS
+@pytest.mark.parametrize(
+    "header",
+    [
+        lambda w: w.add_float32("llama.rope.scale_linear", 4.0),
+        lambda w: w.add_rope_scaling_factor(4.0),
+        lambda w: (w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
+                   w.add_rope_scaling_factor(4.0)),
+    ],
+    ids=["scale_linear", "factor", "type and factor"],
+)  # fmt: skip
+def test_linear_scaling_of_positions(
+    tmp_path: Path, types: dict[str, str], header: Callable[[Any], Any]
+) -> None:
+    plain, scaled = tmp_path / "plain.gguf", tmp_path / "scaled.gguf"
+    write_model(plain, "llama", types)
+    write_model(scaled, "llama", types, header=header)
+    ids, quarters = torch.tensor([PROMPT]), torch.arange(len(PROMPT))[None] / 4
+    model = load(plain).model
+    with torch.inference_mode():
+        wanted = model(input_ids=ids, position_ids=quarters).logits
+    assert torch.allclose(logits(load(scaled).model, ids), wanted, atol=0.02 * wanted.std().item())
+    assert not torch.allclose(logits(model, ids), wanted, atol=0.02 * wanted.std().item())
+
+
+@KINDS
 def test_other_rotations_are_refused(tmp_path: Path, types: dict[str, str]) -> None:
     file = tmp_path / "model.gguf"
-    write_model(file, "qwen2", types, scaling=gguf.RopeScalingType.YARN)
-    with pytest.raises(ValueError, match=r"without qwen2\.rope\.scaling\.type, given yarn"):
-        load(file)
-    write_model(file, "llama", types, factors=np.ones(16, dtype=np.float32))
+    write_model(
+        file, "qwen2", types, header=lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    )
     with pytest.raises(
-        ValueError, match=r"rope_freqs\.weight: expected shape \[32\].*given \[16\]"
+        ValueError, match=r"qwen2\.rope\.scaling\.type: expected linear, given 'yarn'"
     ):
         load(file)
+    for family, size in (("llama", 16), ("qwen2", 32)):
+        write_model(file, family, types, factors=np.ones(size, dtype=np.float32))
+        with pytest.raises(ValueError, match=rf"rope_freqs\.weight.*given .*\[{size}\]"):
+            load(file)
+
+
+def header_keys() -> list[str]:
+    """All that the package gguf knows of, by the names that a Llama's file has."""
+
+    def texts(of: type) -> set[str]:
+        parts = [getattr(of, name) for name in vars(of) if not name.startswith("_")]
+        inner = [texts(part) for part in parts if isinstance(part, type)]
+        return {part for part in parts if isinstance(part, str)}.union(*inner)
+
+    forms = {key for key in texts(gguf.Keys) if key.startswith("{arch}.")}
+    return sorted(key.replace("{arch}", "llama") for key in forms)
+
+
+FOLLOWED = {
+    "vocab_size": 320, "context_length": 512, "embedding_length": 256, "block_count": 2,
+    "feed_forward_length": 512, "attention.head_count": 4, "attention.head_count_kv": 2,
+    "attention.key_length": 64, "attention.value_length": 64, "attention.causal": True,
+    "attention.layer_norm_rms_epsilon": 1e-6, "rope.dimension_count": 64, "rope.freq_base": 1e4,
+    "rope.scaling.type": "none", "rope.scaling.factor": 1.0, "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.finetuned": True, "expert_count": 0, "expert_used_count": 0,
+    "nextn_predict_layers": 0, "tensor_data_layout": "Meta AI original pth",
+}  # fmt: skip
+
+
+ANY = {
+    ("context_length", int), ("attention.layer_norm_rms_epsilon", int),
+    ("attention.layer_norm_rms_epsilon", float), ("rope.freq_base", int), ("rope.freq_base", float),
+    ("rope.scaling.factor", float), ("rope.scale_linear", float),
+    *(("rope.scaling.finetuned", kind) for kind in (int, float, str, list, bool)),
+}  # fmt: skip
+
+
+def put(writer: Any, key: str, value: Any) -> None:
+    """Put a value into a header, whatever is there."""
+    for shard in writer.kv_data:
+        shard.pop(key, None)
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
+           str: writer.add_string, list: writer.add_array}  # fmt: skip
+    add[type(value)](key, value)
+
+
+def test_what_a_header_says_is_followed_or_refused(tmp_path: Path) -> None:
+    """Every key that may be in one, with its usual value and with others."""
+    file = tmp_path / "model.gguf"
+    known = [*header_keys(), "llama.anything"]
+    assert {f"llama.{key}" for key in FOLLOWED} <= {*known}
+    for key in known:
+        usual = FOLLOWED.get(key.removeprefix("llama."))
+        if usual is not None:
+            write_model(file, "llama", {"": "F16"}, header=lambda w: put(w, key, usual))  # noqa: B023
+            load(file)
+        for value in (3, 0.7, "x", [2, 4], False):
+            if (key.removeprefix("llama."), type(value)) in ANY or value == usual:
+                continue
+            write_model(file, "llama", {"": "F16"}, header=lambda w: put(w, key, value))  # noqa: B023
+            with pytest.raises(ValueError, match=rf"llama\.{key.split('.')[1]}|shape \[3"):
+                load(file)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["context_length", "embedding_length", "block_count", "feed_forward_length",
+     "attention.head_count", "attention.layer_norm_rms_epsilon"],
+)  # fmt: skip
+def test_what_a_header_must_say(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "model.gguf"
+    write_model(file, "qwen2", {"": "F16"}, header=lambda w: w.kv_data[0].pop(f"qwen2.{key}"))
+    with pytest.raises(ValueError, match=rf"qwen2\.{key}: expected .*, given None"):
+        load(file)
+
+
+def test_a_number_for_each_layer_is_no_length(tmp_path: Path) -> None:
+    """An array was read as how many it has: two groups of keys, whatever it said."""
+    file = tmp_path / "model.gguf"
+    key = "llama.attention.head_count_kv"
+    write_model(file, "llama", {"": "Q4_0"}, header=lambda w: put(w, key, [2, 2]))
+    load(file)
+    write_model(file, "llama", {"": "Q4_0"}, header=lambda w: put(w, key, [2, 1]))
+    with pytest.raises(ValueError, match="head_count_kv: expected an integer"):
+        load(file)
+
+
+@KINDS
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
+def test_every_tensor_is_there_and_read(tmp_path: Path, family: str, types: dict[str, str]) -> None:
+    """One that is missing, of another shape, of a layer too many, or that no model reads."""
+    file = tmp_path / "model.gguf"
+    tensors: dict[str, Any] = {}
+    write_model(file, family, types, change=tensors.update)
+    for name, (values, kind) in tensors.items():
+
+        def narrow(given: dict[str, Any], name: str = name) -> None:
+            given[name] = given[name][0][: len(given[name][0]) // 2], given[name][1]
+
+        changes = [("expected", narrow)]
+        if not name.endswith(".bias") and name != "output.weight":
+            changes.append(("expected", lambda given, name=name: given.pop(name)))
+        twins = [f"{name}.scale", name.replace("blk.1", "blk.7"), name.replace("weight", "bias")]
+        for twin in (twin for twin in twins if twin not in tensors):
+            if family == "llama" and twin.endswith(".bias") and twin.startswith("blk."):
+                continue
+            changes.append(("expected no|block_count|given", lambda given, twin=twin,
+                            own=(values, kind): given.update({twin: own})))  # fmt: skip
+        for message, change in changes:
+            write_model(file, family, types, change=change)
+            with pytest.raises(ValueError, match=message):
+                load(file)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F16"])
+@pytest.mark.parametrize("names", [["q", "k", "v", "output"], ["q", "k", "v"], ["gate", "down"]])
+def test_biases_of_llama(tmp_path: Path, kind: str, names: list[str]) -> None:
+    """As of InternLM and Bielik. Those that a file does not have are 0."""
+    file = tmp_path / "model.gguf"
+    part = "ffn" if "down" in names else "attn"
+    biases = [f"blk.{i}.{part}_{name}" for i in range(2) for name in names]
+
+    def change(tensors: dict[str, Any]) -> None:
+        for number, name in enumerate(biases):
+            drawn = np.random.default_rng(number).normal(size=len(tensors[f"{name}.weight"][0]))
+            tensors[f"{name}.bias"] = drawn.astype(np.float32), None
+
+    write_model(file, "llama", {"": kind}, change=change)
+    level, whole = load(file), load(file, blocks=False).model
+    ids = torch.tensor([PROMPT])
+    given, wanted = logits(level.model, ids), logits(whole, ids)
+    assert (given - wanted).norm() < 0.06 * wanted.norm()
+    found = dict(whole.named_parameters())
+    for name in biases:
+        own = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+        path = next(p for p in found if own.get_name(p, (".bias",)) == f"{name}.bias")
+        assert found[path].abs().max() > 1
+    assert sum(bool(p.any()) for name, p in found.items() if name.endswith("bias")) == len(biases)
+    wanted = ps.Chain([load(file).model], pack=False).generate([PROMPT], 16).sequences
+    chain = ps.Chain([file, "prompt-lookup"], pack=False)
+    assert chain.generate([PROMPT], 16).sequences.equal(wanted)
+
+
+def test_experts_are_refused(tmp_path: Path) -> None:
+    """Of Mixtral, whose files are of the architecture llama: a dense model whose layers nothing
+    had filled."""
+    file = tmp_path / "model.gguf"
+
+    def change(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if ".ffn_" in name and "norm" not in name]:
+            values, kind = tensors.pop(name)
+            tensors[name.replace(".weight", "_exps.weight")] = np.stack([values] * 4), kind
+
+    for kind in ("Q8_0", "F16"):
+        write_model(
+            file, "llama", {"": kind}, change=change, header=lambda w: w.add_expert_count(4)
+        )
+        with pytest.raises(ValueError, match=r"llama\.expert_count: expected 0, given 4"):
+            load(file)
+        write_model(file, "llama", {"": kind}, change=change)
+        with pytest.raises(ValueError, match=r"expected a tensor blk\.0\.ffn_gate\.weight"):
+            load(file)
+
+
+@KINDS
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_model_in_several_files(tmp_path: Path, family: str, types: dict[str, str]) -> None:
+    whole = load(*write_model(tmp_path / "whole.gguf", family, types)).model
+    files = write_model(tmp_path / "model.gguf", family, types, parts=3)
+    ids = torch.tensor([PROMPT])
+    for file in files:
+        assert logits(load(file).model, ids).equal(logits(whole, ids))
+    chain = ps.Chain([files[1]], pack=False)
+    assert chain.generate(PROMPT, 8).sequences.equal(
+        ps.Chain([whole]).generate(PROMPT, 8).sequences
+    )
+    second = files[1].read_bytes()
+    third_place = files[2].rename(tmp_path / "elsewhere.gguf")
+    with pytest.raises(
+        ValueError, match=r"all 3 files of a split model, given no .*00003-of-00003"
+    ):
+        load(files[0])
+    with pytest.raises(
+        ValueError, match=r"expected part 1 of 1.*given split\.no 2 and split\.count 3"
+    ):
+        load(third_place)
+    files[2].write_bytes(second)
+    with pytest.raises(ValueError, match=r"expected part 3 of 3.*split\.no 1"):
+        load(files[0])
+
+
+def damaged(whole: bytes) -> dict[str, bytes]:
+    """Files whose header says what cannot be."""
+
+    def behind(key: str) -> int:
+        return whole.index(struct.pack("<Q", len(key)) + key.encode()) + 8 + len(key)
+
+    def value(key: str, form: str, *values: Any, at: int = 0) -> bytes:
+        begin = behind(key) + at
+        end = begin + struct.calcsize(f"<{form}")
+        return whole[:begin] + struct.pack(f"<{form}", *values) + whole[end:]
+
+    norm, gate = "blk.0.attn_norm.weight", "blk.0.ffn_gate.weight"
+    down, layers = "blk.1.ffn_down.weight", "qwen2.block_count"
+    numbers = {
+        f"{key} {number}": value(f"qwen2.{key}", "I", number, at=4)
+        for key in ("block_count", "embedding_length", "attention.head_count",
+                    "attention.head_count_kv", "feed_forward_length")
+        for number in (0, 3, 2**31 - 1, 2**32 - 1)
+    }  # fmt: skip
+    return numbers | {
+        "a norm of another width": value(norm, "Q", 512, at=4),
+        "a norm of one feature": value(norm, "Q", 1, at=4),
+        "a norm of none": value(norm, "Q", 0, at=4),
+        "no axes": value(norm, "I", 0),
+        "many axes": value(norm, "I", 2**32 - 1),
+        "fewer outputs": value(gate, "Q", 256, at=12),
+        "more than there are": value(gate, "Q", 2**62, at=12),
+        "an odd number of inputs": value(gate, "Q", 33, at=4),
+        "whole numbers": value(down, "I", 24, at=20),
+        "an unknown type": value(down, "I", 99, at=20),
+        "an offset within a tensor": value(down, "Q", 1, at=24),
+        "an offset behind the end": value(down, "Q", 2**62, at=24),
+        "many strings": value(layers, "IIQ", 9, 8, 2**63),
+        "many numbers": value(layers, "IIQ", 9, 4, 2**62),
+        "arrays of arrays": value(layers, "IIQ", 9, 9, 1),
+        "a long string": value("tokenizer.ggml.model", "Q", 2**63, at=4),
+        "many values": whole[:16] + struct.pack("<Q", 2**63) + whole[24:],
+        "many tensors": whole[:8] + struct.pack("<Q", 2**63) + whole[16:],
+        "an earlier version": whole[:4] + struct.pack("<I", 1) + whole[8:],
+    }
+
+
+@pytest.mark.parametrize("types", [{"": "Q4_0", "ffn_down": "Q8_0"}, {"": "F16"}])
+def test_headers_that_contradict_their_file(tmp_path: Path, types: dict[str, str]) -> None:
+    """An error that says so, before anything is allocated."""
+    file = tmp_path / "model.gguf"
+    write_model(file, "qwen2", types)
+    for content in damaged(file.read_bytes()).values():
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="place: expected the id, directory or GGUF file"):
+            load(file)
+
+
+def test_damaged_headers_never_give_another_error(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_model(file, "llama", {"": "F16"}, factors=np.ones(32, dtype=np.float32))
+    whole, draw = file.read_bytes(), random.Random(0)
+    end = whole.index(b"output_norm.weight") + 60
+    for _ in range(150):
+        content = bytearray(whole)
+        for _ in range(draw.choice((1, 1, 4))):
+            content[draw.randrange(end)] = draw.randrange(256)
+        file.write_bytes(content)
+        with contextlib.suppress(ValueError):
+            load(file)
 
 
 def test_no_weight_is_rounded_again(tmp_path: Path) -> None:
@@ -129,7 +418,6 @@ def test_other_files_are_dequantised_with_a_word(
     monkeypatch.setattr("polyspec_ext.progress.on_terminal", lambda: True)
     file = tmp_path / "model.gguf"
     write_model(file, "llama", {"": "F16"})
-    assert block_model(file, torch.float32) == "no tensor in blocks"
     level = load(file)
     assert not any(isinstance(module, BlockLinear) for module in level.model.modules())
     assert "dequantising model.gguf: no tensor in blocks" in capsys.readouterr().err
@@ -154,7 +442,6 @@ def test_a_value_of_an_unknown_type(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Q8_0", "F16"])
 def test_an_adapter_is_no_model(tmp_path: Path, kind: str) -> None:
-    """With Q8_0 it was a KeyError; with F16 a model of random weights was loaded."""
     file = tmp_path / "adapter.gguf"
     writer = gguf.GGUFWriter(str(file), "llama")
     writer.add_type("adapter")
@@ -165,31 +452,8 @@ def test_an_adapter_is_no_model(tmp_path: Path, kind: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ValueError, match=r"expected a tensor token_embd\.weight in the file"):
+    with pytest.raises(ValueError, match=r"general\.type: expected a model, given 'adapter'"):
         load(file)
-
-
-def test_a_files_tokenizer_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes seconds; what one caller does to it no other sees."""
-    calls: list[dict[str, Any]] = []
-
-    def made(place: str, **options: Any) -> dict[str, int]:
-        calls.append(options)
-        return {"made": len(calls)}
-
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", made)
-    file = tmp_path / "model.gguf"
-    write_model(file, "qwen2", {"": "Q4_0"})
-    first, second = tokenizer_at(file), tokenizer_at(file)
-    assert first == second == {"made": 1}
-    assert first is not second
-    assert calls == [{"gguf_file": "model.gguf", "tokenizer_type": "qwen2"}]
-    write_model(file, "llama", {"": "Q4_1"})
-    assert tokenizer_at(file) == {"made": 2}
-    assert calls[1:] == [{"gguf_file": "model.gguf"}]
-    monkeypatch.setattr("transformers.TokenizersBackend.from_pretrained", lambda *_, **__: "own")
-    write_model(file, "llama", {"": "Q4_K"}, tokenizer="gpt2")
-    assert tokenizer_at(file) == "own"
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="no qwen0.5b.gguf in POLYSPEC_TEST_GGUF")

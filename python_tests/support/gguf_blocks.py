@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import torch
 
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 _WITH_MINIMUM = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
@@ -39,50 +41,41 @@ def write_model(
     tied: bool = False,
     tokenizer: str = "no_vocab",
     factors: Any = None,
-    scaling: gguf.RopeScalingType | None = None,
-) -> None:
-    """A random model of two layers, 256 features and 320 ids.
+    header: Callable[[Any], None] | None = None,
+    change: Callable[[dict[str, Any]], Any] | None = None,
+    parts: int = 1,
+) -> list[Path]:
+    """A random model of two layers, 256 features and 320 ids. Returns its files.
 
     Args:
         types: of tensors by the last part but one of their names, as in ``ffn_down``; "" for all
             others that are matrices.
         tokenizer: its kind, by the name that files have; there is none.
         factors: ``[32]`` float32, of the rotations' frequencies; None: there are none.
-        scaling: of rotations, as the header names it; None: it does not.
+        header: adds to the header, by its writer.
+        change: of the tensors by name, each with its type, before they are written.
+        parts: files that it is split into.
     """
     random, seed = np.random.default_rng(7), 0
     features, middle, heads, groups, ids = 256, 512, 4, 2, 320
     width = features // heads
-    writer = gguf.GGUFWriter(str(path), family)
-    writer.add_context_length(512)
-    writer.add_embedding_length(features)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(middle)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(groups)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_vocab_size(ids)
-    writer.add_tokenizer_model(tokenizer)
-    if scaling is not None:
-        writer.add_rope_scaling_type(scaling)
+    tensors: dict[str, Any] = {}
     if factors is not None:
-        writer.add_tensor("rope_freqs.weight", factors)
+        tensors["rope_freqs.weight"] = factors, None
 
     def matrix(name: str, outputs: int, inputs: int) -> None:
         nonlocal seed
         kind, seed = types.get(name.rpartition(".")[2], types[""]), seed + 1
         if kind == "F16":
             values = (random.normal(size=(outputs, inputs)) * 0.1).astype(np.float16)
-            writer.add_tensor(f"{name}.weight", values)
+            tensors[f"{name}.weight"] = values, None
             return
         blocks = random_blocks(kind, outputs, inputs, seed, 0.25)
-        raw = gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(f"{name}.weight", blocks, raw_dtype=raw)
+        tensors[f"{name}.weight"] = blocks, gguf.GGMLQuantizationType[kind]
 
     def vector(name: str, size: int) -> None:
         values = 1 + 0.1 * random.normal(size=size)
-        writer.add_tensor(name, values.astype(np.float32))
+        tensors[name] = values.astype(np.float32), None
 
     matrix("token_embd", ids, features)
     for i in range(2):
@@ -100,7 +93,80 @@ def write_model(
     vector("output_norm.weight", features)
     if not tied:
         matrix("output", ids, features)
+    if change is not None:
+        change(tensors)
+    names, files = list(tensors), []
+    for part in range(parts):
+        end = f"-{part + 1:05d}-of-{parts:05d}.gguf" if parts > 1 else path.suffix
+        files.append(path.with_name(path.stem + end))
+        writer = gguf.GGUFWriter(str(files[-1]), family)
+        if part == 0:
+            writer.add_context_length(512)
+            writer.add_embedding_length(features)
+            writer.add_block_count(2)
+            writer.add_feed_forward_length(middle)
+            writer.add_head_count(heads)
+            writer.add_head_count_kv(groups)
+            writer.add_rope_freq_base(10000.0)
+            writer.add_layer_norm_rms_eps(1e-6)
+            writer.add_vocab_size(ids)
+            writer.add_tokenizer_model(tokenizer)
+            if header is not None:
+                header(writer)
+        if parts > 1:
+            writer.add_uint16("split.no", part)
+            writer.add_uint16("split.count", parts)
+            writer.add_int32("split.tensors.count", len(names))
+        for name in names[part * len(names) // parts : (part + 1) * len(names) // parts]:
+            writer.add_tensor(name, tensors[name][0], raw_dtype=tensors[name][1])
+        _finish(writer)
+    return files
+
+
+def _finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_checkpoint(
+    model: Any, path: Path, family: str, header: Callable[[Any], None] | None = None
+) -> None:
+    """A model of transformers, in float32 as llama.cpp's converter writes it.
+
+    Args:
+        header: adds to the header, by its writer.
+    """
+    config = model.config
+    writer = gguf.GGUFWriter(str(path), family)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if header is not None:
+        header(writer)
+    else:
+        writer.add_tokenizer_model("no_vocab")
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[family], config.num_hidden_layers)
+    turned = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.detach().float() + (family.startswith("gemma") and "norm" in name)
+        heads = turned.get(name.split(".")[-2]) if family == "llama" else None
+        if heads is not None:
+            values = values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        written = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(written, torch.Tensor.numpy(values.contiguous()))
+    _finish(writer)
