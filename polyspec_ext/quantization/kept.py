@@ -2,12 +2,14 @@
 checked before anything is made of it.
 
 A layer has four tensors: `values`, two to a byte, the even input in the low nibble; `scales` and
-`zeros` of its groups; and a `sample` of the model's own weights, which tells it from others.
+`zeros` of its groups; and a `sample` of the model's own weights, which tells it from others. The
+file's metadata has a CRC-32 of every tensor with its name, so that a damaged file is refused.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +22,7 @@ from ..files import replacing
 from ..levels.quantized import SAMPLE, Int4Weights
 from ..ops.int4 import GROUPS
 
-FILE, FORMAT = "int4.safetensors", "polyspec-int4-3"
-_EARLIER = "polyspec-int4-2"  # files of it hold no output head
+FILE, FORMAT = "int4.safetensors", "polyspec-int4-4"
 
 _GROUPS = {str(group): group for group in GROUPS}  # as the file's metadata has them
 # Bytes at the most: of the header's length, of what it says of all layers, and of a tensor but for
@@ -63,6 +64,7 @@ def write(
     # Where each tensor lies is known behind the last: the header is filled up with spaces.
     room = _HEADER + sum(len(_DTYPES) * (_ENTRY + len(json.dumps(name))) for name in samples)
     header: dict[str, Any] = {}
+    sums: dict[str, str] = {}
     begin = group = 0
     with replacing(place) as whole, whole.open("wb") as file:
         file.seek(_LENGTH + room)
@@ -71,22 +73,30 @@ def write(
             pairs = own.values[:, ::2] | own.values[:, 1::2] << 4
             parts = pairs, own.scales.bfloat16(), own.zeros.bfloat16(), samples[name]
             for (part, kind), tensor in zip(_DTYPES.items(), parts, strict=True):
-                size = file.write(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+                content = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+                sums[f"{name}.{part}"] = _sum(f"{name}.{part}", content)
+                size = file.write(content)
                 header[f"{name}.{part}"] = {
                     "dtype": kind,
                     "shape": list(tensor.shape),
                     "data_offsets": [begin, begin + size],
                 }
                 begin += size
-        header["__metadata__"] = {"format": FORMAT, "group": str(group)}
+        every = "".join(sums[key] for key in sorted(sums))
+        header["__metadata__"] = {"format": FORMAT, "group": str(group), "crc32": every}
         file.seek(0)
         file.write(room.to_bytes(_LENGTH, "little"))
         file.write(json.dumps(header).ljust(room).encode())
 
 
+def _sum(name: str, content: Any) -> str:
+    """Return the CRC-32 of a tensor's name and bytes, as eight hexadecimal digits."""
+    return f"{zlib.crc32(content, zlib.crc32(name.encode())):08x}"
+
+
 def read(place: Path) -> Kept:
-    """What `write` kept. ValueError: the file holds something else, or numbers that are not finite;
-    names the field."""
+    """Return what `write` kept. ValueError: the file is damaged, or holds something else or numbers
+    that are not finite; names the field."""
     try:
         with safe_open(place, "pt") as file:
             return _read(file, f"folder: {place}")
@@ -98,10 +108,8 @@ def read(place: Path) -> Kept:
 
 def _read(file: Any, name: str) -> Kept:
     about = file.metadata() or {}
-    if about.get("format") not in (FORMAT, _EARLIER):
-        raise ValueError(
-            f"{name}: expected the format {FORMAT} or {_EARLIER}, given {about.get('format')}"
-        )
+    if about.get("format") != FORMAT:
+        raise ValueError(f"{name}: expected the format {FORMAT}, given {about.get('format')}")
     group = _GROUPS.get(str(about.get("group")))
     if group is None:
         raise ValueError(
@@ -119,10 +127,22 @@ def _read(file: Any, name: str) -> Kept:
         shapes.setdefault(layer, {})[part] = given.get_shape()
     if not shapes:
         raise ValueError(f"{name}: expected the tensors of at least 1 layer, given none")
+    keys, told = sorted(file.keys()), str(about.get("crc32"))
+    if len(told) != 8 * len(keys):
+        raise ValueError(f"{name}: crc32: expected {8 * len(keys)} digits, given {len(told)}")
+    sums = {key: told[8 * i : 8 * i + 8] for i, key in enumerate(keys)}
     found = Kept(group, {}, {}, {})
     for layer, own in shapes.items():
         _require_shapes(own, group, f"{name}: {layer}")
         read = {part: file.get_tensor(f"{layer}.{part}") for part in _DTYPES}
+        for part, tensor in read.items():
+            key = f"{layer}.{part}"
+            given_sum = _sum(key, tensor.view(torch.uint8).numpy().data)
+            if given_sum != sums[key]:
+                raise ValueError(
+                    f"{name}: {key}: expected the CRC-32 {sums[key]}, given {given_sum}: the file "
+                    "is damaged"
+                )
         _require_finite(read, f"{name}: {layer}")
         outputs, half = own["values"]
         found.shapes[layer], found.samples[layer] = (outputs, 2 * half), read.pop("sample")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import weakref
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -285,19 +286,25 @@ def test_a_kept_copy_has_the_head_that_it_had(tmp_path: Path, calibrated: bool) 
         assert again(input_ids=ids).logits.equal(copy(input_ids=ids).logits)
 
 
-def test_files_of_the_first_format_are_read(tmp_path: Path) -> None:
-    """They have no head, and the same name of every tensor."""
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    """Whichever byte of it is another one, it is an error or the same copy."""
     model = llama()
-    ps.save_w4(ps.quantize_w4(model, 32, head=False), tmp_path)
-    place = tmp_path / "int4.safetensors"
-    whole = place.read_bytes()
-    assert whole.count(b"polyspec-int4-3") == 1
-    place.write_bytes(whole.replace(b"polyspec-int4-3", b"polyspec-int4-2"))
-    again = ps.load_w4(model, tmp_path)
-    assert type(again.lm_head) is nn.Linear
-    place.write_bytes(whole.replace(b"polyspec-int4-3", b"polyspec-int4-1"))
-    with pytest.raises(ValueError, match="expected the format polyspec-int4-3 or polyspec-int4-2"):
-        ps.load_w4(model, tmp_path)
+    copy = ps.quantize_w4(model, 32)
+    ps.save_w4(copy, tmp_path)
+    place, ids = tmp_path / "int4.safetensors", torch.arange(10)[None]
+    whole, wanted = place.read_bytes(), copy(input_ids=ids).logits
+    begin = int.from_bytes(whole[:8], "little") + 8
+    places = [*range(0, begin, begin // 60), *range(begin, len(whole), len(whole) // 60)]
+    refused = 0
+    for at in places:
+        place.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            again = ps.load_w4(model, tmp_path)
+        except ValueError:
+            refused += at >= begin
+        else:
+            assert again(input_ids=ids).logits.equal(wanted)
+    assert refused == sum(at >= begin for at in places)
 
 
 def test_layers_are_rounded_and_packed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +412,16 @@ def test_a_kept_copy_knows_its_model_in_every_dtype(tmp_path: Path, dtype: torch
 
 LAYER = "model.layers.0.mlp.down_proj"  # of 64 outputs and 96 inputs
 Tensors = dict[str, torch.Tensor]
-FORMAT = {"format": "polyspec-int4-3", "group": "32"}
+FORMAT = {"format": "polyspec-int4-4", "group": "32"}
+
+
+def summed(tensors: Tensors, about: dict[str, str]) -> dict[str, str]:
+    """The metadata of a file that is not damaged."""
+    sums = {
+        name: zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, zlib.crc32(name.encode()))
+        for name, tensor in tensors.items()
+    }
+    return {**about, "crc32": "".join(f"{sums[name]:08x}" for name in sorted(sums))}
 
 
 def kept(place: Path) -> tuple[Any, Path, Tensors]:
@@ -420,8 +436,8 @@ def kept(place: Path) -> tuple[Any, Path, Tensors]:
 @pytest.mark.parametrize(
     ("about", "message"),
     [
-        (None, "expected the format polyspec-int4-3 or polyspec-int4-2, given None"),
-        ({**FORMAT, "format": "polyspec-int4-1"}, "expected the format .*given polyspec-int4-1"),
+        ({}, "expected the format polyspec-int4-4, given None"),
+        ({**FORMAT, "format": "polyspec-int4-3"}, "expected the format .*given polyspec-int4-3"),
         ({"format": FORMAT["format"]}, "group: expected one of 32, 64, 128, 256, given None"),
         ({**FORMAT, "group": "a"}, "group: .*given 'a'"),
         ({**FORMAT, "group": "-32"}, "group: .*given '-32'"),
@@ -432,7 +448,7 @@ def kept(place: Path) -> tuple[Any, Path, Tensors]:
 )
 def test_a_kept_file_of_another_format(about: Any, message: str, tmp_path: Path) -> None:
     model, file, tensors = kept(tmp_path)
-    save_file(tensors, file, about)
+    save_file(tensors, file, summed(tensors, about))
     with pytest.raises(ValueError, match=f"^folder: {file}: {message}"):
         ps.load_w4(model, tmp_path)
 
@@ -467,7 +483,7 @@ def test_a_kept_tensor_that_is_not_what_it_says(
     found = tensors.pop(f"{LAYER}.{part}")
     if change is not None:
         tensors[f"{LAYER}.{part}"] = change(found).contiguous()
-    save_file(tensors, file, FORMAT)
+    save_file(tensors, file, summed(tensors, FORMAT))
     with pytest.raises(ValueError, match=f"^folder: {file}: {LAYER}.{part}: {message}"):
         ps.load_w4(model, tmp_path)
 
@@ -617,7 +633,9 @@ def test_kept_file_tells_its_format(tmp_path: Path) -> None:
     ps.save_w4(ps.quantize_w4(model, 32), tmp_path)
     with (tmp_path / "int4.safetensors").open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    assert header["__metadata__"] == {"format": "polyspec-int4-3", "group": "32"}
+    sums = header["__metadata__"].pop("crc32")
+    assert len(bytes.fromhex(sums)) == 4 * (len(header) - 1)
+    assert header["__metadata__"] == {"format": "polyspec-int4-4", "group": "32"}
     name = "model.layers.0.self_attn.k_proj"
     assert header[f"{name}.values"]["shape"] == [32, 32]
     assert header[f"{name}.scales"] | {"data_offsets": None} == {

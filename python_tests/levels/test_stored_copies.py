@@ -44,6 +44,16 @@ def test_a_copy_below_the_target(cache: Path) -> None:
     assert len([*cache.glob("*/int4.safetensors")]) == 2
 
 
+def test_a_damaged_copy_is_made_again(cache: Path) -> None:
+    target = tiny.path("target")
+    wanted = text(ps.Chain([f"w4:{target}"]))
+    (kept,) = cache.glob("*/int4.safetensors")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-5000] + bytes([whole[-5000] ^ 16]) + whole[-4999:])
+    assert text(ps.Chain([f"w4:{target}"])) == wanted
+    assert kept.read_bytes() == whole
+
+
 def test_a_copy_as_the_target(cache: Path) -> None:
     place = tiny.path("target")
     own = ps.quantize_w4(load(place, "auto").model, 128)
