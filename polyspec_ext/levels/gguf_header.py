@@ -127,11 +127,11 @@ class _Header:
     def _of(self, key: str) -> Any:
         """Return a value, or None. Of an array, one for each layer, what all of it is."""
         self._unread.discard(self._prefix + key)
-        value = self._values.get(self._prefix + key)
-        layers = self._values.get(f"{self._prefix}block_count")
-        if isinstance(value, np.ndarray) and isinstance(layers, int) and 0 < len(value) == layers:
-            numbers = {*value.tolist()}
-            value = numbers.pop() if len(numbers) == 1 else value
+        value, layers = (self._values.get(self._prefix + each) for each in (key, "block_count"))
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+            if type(layers) is int and len(value) == layers and len({*value}) == 1:
+                value = value[0]
         return value
 
     def _error(self, key: str, expected: object, given: object) -> ValueError:
@@ -179,9 +179,9 @@ class _Header:
             "rope_type": "default",
             "rope_theta": self.positive("rope.freq_base", 10000.0),
         }
-        if kind == "linear" and factor not in (None, 0.0, 1.0):
-            if type(factor) is not float or not 0 < factor < math.inf:
-                raise self._error("rope.scaling.factor", "a number > 0", factor)
+        if factor is not None and (type(factor) is not float or not 0 <= factor < math.inf):
+            raise self._error("rope.scaling.factor", "a number >= 0", factor)
+        if kind == "linear" and factor not in (None, 0.0, 1.0):  # 0 stands for none
             made |= {"rope_type": "linear", "factor": factor}
         return made
 
