@@ -168,7 +168,8 @@ class _Header:
 
     def rope(self) -> dict[str, Any]:
         """Return how positions are rotated. Without a type, factors are linear."""
-        kind = self._of("rope.scaling.type") or "linear"
+        kind = self._of("rope.scaling.type")
+        kind = "linear" if kind is None else kind
         if kind not in ("linear", "none"):
             raise self._error("rope.scaling.type", "linear", kind)
         self.require("rope.scaling.attn_factor", 1.0)

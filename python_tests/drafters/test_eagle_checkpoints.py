@@ -120,6 +120,79 @@ def test_configurations_that_do_not_fit(
         load(place, target)
 
 
+INNER = [
+    ("use_input_layernorm_in_first_layer", [True, None], [False, 1]),
+    ("use_last_layernorm", [True], [False]),
+    ("parallel_draft_step", [1], [2, 0]),
+    ("use_mtp_layernorm", [False], [True]),
+    ("aux_hidden_state_layer_ids", [None, []], [[1, 2, 3]]),
+    ("target_layer_ids", [None], [[1, 2, 3]]),
+    ("bias", [False], [True]),
+]
+OUTER = [
+    ("partial_rotary_factor", [1.0], [0.5]),
+    ("sliding_window", [None], [64]),
+    ("use_sliding_window", [False], [True]),
+    ("layer_types", [["full_attention"]], [["sliding_attention"]]),
+    ("logit_scale", [None], [0.5]),
+    ("rope_scaling", [None], [{"rope_type": "default", "partial_rotary_factor": 0.5}]),
+    ("architectures", [["LlamaForCausalLMEagle3"]], []),
+    ("torch_dtype", ["bfloat16"], []),
+    ("speculators_config", [{"algorithm": "eagle3"}], []),
+]
+SPECULATORS = Variant(
+    "speculators", version=3, speculators=True, own_head=True, hidden=32, vocab=64
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "fine", "other"),
+    [
+        *(("eagle_config", *case) for case in INNER),
+        *((place, *case) for place in ("top", "transformer_layer_config") for case in OUTER),
+    ],
+    ids=lambda x: str(x)[:20],
+)
+def test_keys_are_followed_or_refused(
+    place: str, key: str, fine: list[Any], other: list[Any], target: Any, tmp_path: Path
+) -> None:
+    """Wherever they are: acceptance was lost without a word."""
+    v = SPECULATORS if place == "transformer_layer_config" else THIRD
+    folder = save(v, weights_of(v, 4), tmp_path)
+    for value in (*fine, *other):
+        config = config_of(v)
+        (config if place == "top" else config.setdefault(place, {}))[key] = value
+        (folder / "config.json").write_text(json.dumps(config))
+        if value in fine:
+            load(folder, target)
+        else:
+            with pytest.raises(ValueError, match=rf"{key}.*: expected"):
+                load(folder, target)
+
+
+def test_a_window_that_is_not_in_use(target: Any, tmp_path: Path) -> None:
+    """As configurations of Qwen2 have it."""
+    place = save(FIRST, weights_of(FIRST, 4), tmp_path)
+    own = {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 1}
+    (place / "config.json").write_text(json.dumps({**config_of(FIRST), **own}))
+    load(place, target)
+
+
+def test_ids_that_the_mask_contradicts(target: Any, tmp_path: Path) -> None:
+    whole = weights_of(THIRD, 4)
+    mask = torch.zeros(64, dtype=torch.bool).index_fill(0, torch.arange(40) + whole["d2t"], True)
+    load(save(THIRD, {**whole, "t2d": mask}, tmp_path), target)
+    for wrong, words in (
+        (~mask, "differs in 64"),
+        (mask.roll(1), r"expected the 40 ids of d2t, given one that differs in \d+ \(first: id"),
+        (mask[:40], r"expected shape \[64\], given \[40\]"),
+    ):
+        with pytest.raises(ValueError, match=rf"t2d: .*{words}|t2d: {words}"):
+            load(save(THIRD, {**whole, "t2d": wrong}, tmp_path), target)
+    with pytest.raises(ValueError, match=r"t2d: .*differs in 24"):
+        load(save(FIRST, {**weights_of(FIRST, 4), "t2d": mask}, tmp_path), target)
+
+
 def test_ids_out_of_the_vocabulary(target: Any, tmp_path: Path) -> None:
     whole = weights_of(THIRD, 4)
     for offsets in (whole["d2t"] + 64, torch.zeros(40, dtype=torch.int64) - torch.arange(40)):

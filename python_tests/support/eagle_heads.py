@@ -200,7 +200,8 @@ def weights_of(v: Variant, target_layers: int, seed: int = 0) -> Weights:
         ids = torch.randperm(v.vocab, generator=generator)[: v.draft_vocab].sort().values
         found["d2t"] = ids - torch.arange(v.draft_vocab)
     if v.extra:
-        found["t2d"] = torch.zeros(v.vocab, dtype=torch.bool)
+        drawn = torch.arange(v.vocab) if "d2t" not in found else ids
+        found["t2d"] = torch.zeros(v.vocab, dtype=torch.bool).index_fill(0, drawn, True)
         if v.speculators:
             found["verifier_norm.weight"] = gain(width)
             found["verifier_lm_head.weight"] = normal(3, width)

@@ -5,6 +5,9 @@
   `transformer_layer_config`.
 
 EAGLE-1 and EAGLE-2 (arXiv 2401.15077, 2406.16858) are one network; EAGLE-3 is arXiv 2503.01840.
+
+A key that says something and is not read here is refused by name: a head that left it out would
+draft worse, and nothing would show it.
 """
 
 from __future__ import annotations
@@ -37,6 +40,20 @@ _REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_s
 _EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
 LAST = -1  # the last hidden state of a model, after its final norm
 _AUX_LAYERS = 3  # unless the configuration says otherwise
+# What the network does whatever the configuration says, so that it must say that.
+_FIXED = {"partial_rotary_factor": 1.0}
+_FIXED_3 = {
+    "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True,
+    "parallel_draft_step": 1,
+}  # fmt: skip
+# What no number of a draft depends on.
+_BESIDE = (
+    "architectures", "attention_dropout", "auto_map", "bos_token_id", "dtype", "eos_token_id",
+    "initializer_range", "model_type", "_name_or_path", "pad_token_id", "pretraining_tp",
+    "speculators_config", "speculators_version", "target_model_type", "torch_dtype",
+    "transformers_version", "use_cache",
+)  # fmt: skip
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +120,33 @@ def parse(
         name: of the checkpoint, for messages.
 
     Raises:
-        ValueError: a key is missing or of another kind, or the head is of another architecture;
-            names it.
+        ValueError: a key is missing, of another kind or not known, or the head is of another
+            architecture; names it.
     """
+    made, readers = _parsed(given, tensors, target_layers, name)
+    for reader in readers:
+        reader.require_read(_FIXED_3 if made.version == 3 else {})
+    return made
+
+
+def _parsed(
+    given: Mapping[str, Any], tensors: Collection[str], target_layers: int, name: str
+) -> tuple[EagleConfig, list[_Reader]]:
+    """Return the head, and what its keys were read by."""
     reader = _Reader(given, name)
-    kind = given.get("speculators_model_type")
+    kind = reader.of("speculators_model_type")
     if kind not in (None, "eagle", "eagle3"):
         raise ValueError(
             f"{name}: speculators_model_type: expected 'eagle' or 'eagle3', given {kind!r}"
         )
     layer = reader.nested("transformer_layer_config") if kind is not None else reader
+    layer.require_full_attention()
+    tied = layer.of("tie_word_embeddings") and "embed_tokens.weight" in tensors
+    if tied and "lm_head.weight" not in tensors:
+        raise ValueError(
+            f"{name}: tie_word_embeddings: expected false for a head with embeddings and without "
+            "an output head, given true"
+        )
     third = kind == "eagle3" if kind is not None else _is_third(given, tensors)
     # speculators writes only what differs from a Llama's defaults.
     shape = layer.shape(() if kind is not None else _REQUIRED, count_of(tensors, "layers."))
@@ -129,7 +163,8 @@ def parse(
                 "given true"
             )
         bias = reader.flag("bias", True) if kind is None else reader.flag("fusion_bias", False)
-        return EagleConfig(1, shape, shape.hidden_size, (LAST,), fuse=False, fc_bias=bias, **biases)
+        made = EagleConfig(1, shape, shape.hidden_size, (LAST,), fuse=False, fc_bias=bias, **biases)
+        return made, [reader, layer]
     # Keys of EAGLE-3 stand at the top, or nested in `eagle_config`.
     inner = reader.nested("eagle_config", optional=True)
     both = (inner, reader)
@@ -140,7 +175,7 @@ def parse(
     before, each = _flag(both, "norm_before_fc", False), _flag(both, "fc_norm", False)
     if before and each:
         raise ValueError(f"{name}: expected norm_before_fc or fc_norm, given both")
-    return EagleConfig(
+    made = EagleConfig(
         3,
         shape,
         _size(both, "target_hidden_size", shape.hidden_size) or shape.hidden_size,
@@ -154,6 +189,7 @@ def parse(
         norm_output=_flag(both, "norm_output", False),
         **biases,
     )
+    return made, [reader, layer, inner]
 
 
 def _is_third(given: Mapping[str, Any], tensors: Collection[str]) -> bool:
@@ -217,9 +253,37 @@ class _Reader:
 
     def __init__(self, given: Mapping[str, Any], name: str) -> None:
         self._given, self._name = given, name
+        self._read: set[str] = set()
 
     def of(self, key: str) -> Any:
+        self._read.add(key)
         return self._given.get(key)
+
+    def require_read(self, fixed: Mapping[str, Any]) -> None:
+        """Refuse a key that says something and was not read; `fixed` are values that it may have
+        beside those of every head."""
+        known = {**_FIXED, **fixed}
+        for key, value in self._given.items():
+            if key in known and value != known[key] and value is not None:
+                raise ValueError(
+                    f"{self._name}: {key}: expected {known[key]}, given {shown(value)}"
+                )
+            followed = key in known or key in self._read or key in _BESIDE
+            if not followed and value not in _NOTHING:
+                raise ValueError(
+                    f"{self._name}: {key}: expected no such key, which is not followed, given "
+                    f"{shown(value)}"
+                )
+
+    def require_full_attention(self) -> None:
+        """Refuse layers that see a window alone."""
+        # Qwen's configurations have a width that is not in use.
+        if self.of("use_sliding_window") is False:
+            self._read |= {"sliding_window", "max_window_layers"}
+        elif self._given.get("use_sliding_window"):
+            self._read.discard("use_sliding_window")
+        if set(self._given.get("layer_types") or ()) <= {"full_attention"}:
+            self._read.add("layer_types")
 
     def nested(self, key: str, optional: bool = False) -> _Reader:
         own = self.of(key)
@@ -259,6 +323,13 @@ class _Reader:
         for key in _POSITIVE:
             if self.of(key) is not None:
                 self.positive(key)
+        for key in ("rope_scaling", "rope_parameters"):
+            rope = self.of(key)
+            part = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
+            if part not in (None, 1.0):
+                raise ValueError(
+                    f"{self._name}: {key}.partial_rotary_factor: expected 1.0, given {shown(part)}"
+                )
         act = self.of("hidden_act")
         if act not in (None, "silu"):
             raise ValueError(f"{self._name}: hidden_act: expected 'silu', given {shown(act)}")

@@ -70,8 +70,9 @@ def load_head(
     arguments.dtype("dtype", dtype)
     folder = checkpoint.folder_of(place)
     given = checkpoint.read_config(folder)
-    tensors = renamed(checkpoint.read_folder(folder), str(folder))
-    name = str(folder)
+    read, name = checkpoint.read_folder(folder), str(folder)
+    mask = read.get("t2d")
+    tensors = renamed(read, name)
     text = own.text
     config = parse(given, tensors, text.num_hidden_layers, name)
     _require_target(config, text, name)
@@ -92,6 +93,8 @@ def load_head(
             f"{config.hidden_size}], given none"
         )
     ids = _ids(config, offsets, text.vocab_size, name)
+    if mask is not None:
+        _require_mask(mask, ids, text.vocab_size, name)
     if ids is None:
         return HeadPasses(network, target)
     # Entries in the order of their ids, whatever order they were stored in.
@@ -162,3 +165,21 @@ def _ids(
             f"{known.unique().shape[0]}"
         )
     return ids
+
+
+def _require_mask(mask: torch.Tensor, ids: torch.Tensor | None, vocab_size: int, name: str) -> None:
+    """Refuse a `t2d`, whether the draft vocabulary has an id, that says otherwise than `ids`."""
+    if tuple(mask.shape) != (vocab_size,):
+        raise ValueError(f"{name}: t2d: expected shape [{vocab_size}], given {list(mask.shape)}")
+    known = (
+        torch.ones(vocab_size, dtype=torch.bool)
+        if ids is None
+        else torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+    )
+    differ = (known != mask.bool()).nonzero().flatten()
+    if len(differ):
+        i = int(differ[0])
+        raise ValueError(
+            f"{name}: t2d: expected the {int(known.sum())} ids of d2t, given one that differs in "
+            f"{len(differ)} (first: id {i}, which d2t has{'' if known[i] else ' not'})"
+        )
