@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 import torch
 
 from . import arguments, inputs, validate
-from .chat import fitted_prompt, has_template, prompt_of_text
+from .chat import ends_of_turn, fitted_prompt, has_template, prompt_of_text
 from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
 from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt, Tokenized
@@ -451,7 +451,8 @@ class Chain:
         Args:
             messages: the oldest first, each a mapping with "role" ("system", "user" or "assistant")
                 and "content", a string.
-            max_new_tokens ... eos_token_id, cache_prompt: as of `stream`.
+            max_new_tokens ... eos_token_id, cache_prompt: as of `stream`. Without `eos_token_id`,
+                the tokenizer's end of a text is an end as well.
             system: a system prompt in front of them.
 
         Raises:
@@ -468,6 +469,8 @@ class Chain:
         lengths = (part.max_length for part in self.engine.parts)
         context = min((length for length in lengths if length is not None), default=None)
         fitted = fitted_prompt(tokenizer, messages, system, limit, context)
+        if eos_token_id is None:
+            eos_token_id = ends_of_turn(tokenizer, self.levels[0])
         stream = self.stream(
             fitted.prompt.input_ids,
             max_new_tokens=fitted.limit,

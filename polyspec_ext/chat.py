@@ -83,6 +83,13 @@ def prompt_of_text(
     return ChatPrompt(text, ids)
 
 
+def ends_of_turn(tokenizer: Any, level: Any) -> list[int]:
+    """Return the ids that end an answer: those of the level's configurations, and the tokenizer's
+    end of a text, which is the end of a turn in its template. Fine-tunes have that there alone."""
+    ends = {*getattr(level, "eos_token_ids", ()), getattr(tokenizer, "eos_token_id", None)}
+    return sorted(i for i in ends if i is not None and 0 <= i < level.vocab_size)
+
+
 class FittedPrompt(NamedTuple):
     """A prompt that leaves room for an answer.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,6 +146,11 @@ class Answer:
     def tokens(self) -> list[int]:
         """So far, those that end it among them."""
         return self._decoder.tokens
+
+    @property
+    def ends(self) -> Collection[int]:
+        """Ids that end it."""
+        return self.stream.batch.rows[0].eos
 
     @property
     def message(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -100,14 +100,14 @@ def _answered(
                 f"the context of {answer.context} tokens has no room for the oldest "
                 f"{answer.left_out // 2} of the turns, which are left out"
             )
-        _print(args, answer, getattr(chain.levels[0], "eos_token_ids", ()))
+        _print(args, answer)
     except (ValueError, RuntimeError) as error:
         _note(f"error: {error}")
         return earlier
     return [*earlier, question, answer.message] if answer.text else earlier
 
 
-def _print(args: argparse.Namespace, answer: Answer, ends: Collection[int]) -> None:
+def _print(args: argparse.Namespace, answer: Answer) -> None:
     if args.verbose:
         show_prompt(answer.prompt)
     ending = ""
@@ -118,7 +118,7 @@ def _print(args: argparse.Namespace, answer: Answer, ends: Collection[int]) -> N
                 if asked:
                     ending = "ended by Ctrl-C"
                     break
-        if len(answer.tokens) == answer.limit and answer.tokens[-1] not in ends:
+        if len(answer.tokens) == answer.limit and answer.tokens[-1] not in answer.ends:
             ending = f"cut off at {answer.limit} tokens"
     except KeyboardInterrupt:
         ending = "ended by Ctrl-C"

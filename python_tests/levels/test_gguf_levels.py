@@ -456,6 +456,24 @@ def test_an_adapter_is_no_model(tmp_path: Path, kind: str) -> None:
         load(file)
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "F16"])
+def test_ends_of_a_turn(tmp_path: Path, kind: str) -> None:
+    """The header's ids, and tokens that end turns everywhere, if they are no text."""
+    file = tmp_path / "model.gguf"
+
+    def header(writer: Any) -> None:
+        writer.add_eos_token_id(2)
+        writer.add_eot_token_id(7)
+        writer.add_uint32("tokenizer.ggml.eom_token_id", 9)
+        texts = [f"t{i}" for i in range(320)]
+        texts[11], texts[12] = "<|eot_id|>", "<end_of_turn>"
+        writer.add_token_list(texts)
+        writer.add_token_types([1] * 12 + [3] + [1] * 307)
+
+    write_model(file, "llama", {"": kind}, header=header)
+    assert load(file).eos_token_ids == (2, 7, 9, 12)
+
+
 @pytest.mark.skipif(not REAL.is_file(), reason="no qwen0.5b.gguf in POLYSPEC_TEST_GGUF")
 def test_a_real_file() -> None:
     text = Path(__file__).parents[2].joinpath("docs", "architecture.md").read_text()

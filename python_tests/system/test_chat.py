@@ -418,3 +418,14 @@ def test_chat_refuses(untrained: Path, tmp_path: Path, instruct: Path) -> None:
         chain.chat("Hi")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="chat"):
         chain.chat(messages, max_length=3)
+
+
+def test_the_tokenizers_end_ends_an_answer(instruct: Path) -> None:
+    """As of fine-tunes whose configuration names another: the answer went on into the next turn."""
+    chain = ps.Chain([str(instruct)], pack=False)
+    level, tokenizer = chain.levels[0], tiny.tokenizer()
+    level.model.generation_config.eos_token_id = level.model.config.eos_token_id = 7
+    answer = chain.chat([{"role": "user", "content": "Hi"}], max_new_tokens=4)
+    assert answer.ends == {7, tokenizer.eos_token_id}
+    other = chain.chat([{"role": "user", "content": "Hi"}], max_new_tokens=4, eos_token_id=9)
+    assert other.ends == {9}
