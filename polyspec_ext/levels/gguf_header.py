@@ -108,7 +108,8 @@ class _Header:
 
     def __init__(self, file: GgufFile) -> None:
         about = file.metadata
-        kind, self.family = about.get("general.type", "model"), about.get("general.architecture")
+        kind = about.get("general.type", "model")
+        self.family: str = about.get("general.architecture", "")
         if kind != "model":
             raise ValueError(f"general.type: expected a model, given {shown(kind)}")
         if self.family not in FAMILIES:
@@ -150,7 +151,7 @@ class _Header:
 
     def positive(self, key: str, default: float | None = None) -> float:
         found = self._of(key)
-        value = default if found is None else found
+        value: Any = default if found is None else found
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self._error(key, "a number > 0", value)
         return float(value)

@@ -150,8 +150,8 @@ def _sentencepiece(about: dict[str, Any], texts: list[str]) -> tuple[Any, dict[s
         byte_fallback=True,
     )
     prefix = about.get("tokenizer.ggml.add_space_prefix", True)
-    spaces = [normalizers.Replace(" ", "▁")]
-    back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    spaces: list[Any] = [normalizers.Replace(" ", "▁")]
+    back: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         spaces.insert(0, normalizers.Prepend("▁"))
         back.append(decoders.Strip(" ", 1, 0))
