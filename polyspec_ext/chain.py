@@ -676,6 +676,8 @@ class Chain:
         inputs.refuse(self.generate_text, others)
         tokenizer = self._tokenizer.require("generate_text")
         texts = arguments.strings("prompt", prompt)
+        if eos_token_id is None and not raw and has_template(tokenizer):
+            eos_token_id = ends_of_turn(tokenizer, self.levels[0])
         return self.generate(
             [prompt_of_text(tokenizer, text, system, raw).input_ids for text in texts],
             max_new_tokens,

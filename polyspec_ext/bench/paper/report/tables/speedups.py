@@ -137,10 +137,19 @@ def overall(run: Saved) -> Table:
             "texts beside the baseline's of the same prompts; tied: parted where the target's two "
             "largest logits are a tie of rounding."
             if run.sampling == "greedy"
-            else "p-value of the texts' likelihood being as far from its mean under the target."
+            else _p_values(rows)
         )
         + f"{best} Slower than the baseline: {losing} of {len(rows) - 1}.",
         rows,
+    )
+
+
+def _p_values(rows: Sequence[Sequence[Cell]]) -> str:
+    count = sum(cell.values.get("p_value") is not None for row in rows for cell in row)
+    return (
+        "p-value of the texts' likelihood being as far from its mean under the target. "
+        f"{count} p-values are in this table: by chance one is below {0.05 / max(count, 1):.2g} in "
+        "5 of 100 such tables."
     )
 
 
