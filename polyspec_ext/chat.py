@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import arguments
+
+_IN_FRONT = ("system", "developer")  # roles of messages that are never left out
+_WINDOW = 8  # tokens that go on being decoded, for what they tell of the next
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # how vocabularies with byte fallback write a byte
+# Ends of texts that `clean_up_tokenization` of transformers may still join to what follows.
+_UNTIDIED = re.compile(r"(?: n? ?'?|'| '[rv])$")
 
 
 class ChatPrompt(NamedTuple):
@@ -113,33 +121,55 @@ def fitted_prompt(
     limit: int,
     context: int | None,
 ) -> FittedPrompt:
-    """The prompt for an answer of `limit` tokens in a context of so many; None: of any number.
-    Turns, a question and its answer, are left out while it has no room, the oldest first; then the
-    answer may have fewer tokens.
+    """Return the prompt for an answer of `limit` tokens in a context of so many; None: of any
+    number. Exchanges, a question with all up to the next one, are left out while it has no room,
+    the oldest first; then the answer may have fewer tokens.
 
     Raises:
-        TypeError, ValueError: as of `chat_prompt`; the last message alone is too long.
+        TypeError, ValueError: as of `chat_prompt`; the last exchange alone is too long.
     """
     prompt = chat_prompt(tokenizer, messages, system)
     if context is None:
         return FittedPrompt(prompt, 0, limit, None)
-    left_out = 0
-    begin = 1 if messages[0]["role"] == "system" else 0
-    while len(prompt.input_ids) + limit > context and begin + left_out + 2 < len(messages):
-        left_out += 2
-        rest = [*messages[:begin], *messages[begin + left_out :]]
-        prompt = chat_prompt(tokenizer, rest, system)
+    begin = next((n for n, one in enumerate(messages) if one["role"] not in _IN_FRONT), 0)
+    # Where a prompt may go on behind the messages in front: at a question, not within an exchange,
+    # since templates refuse tool results without their call.
+    questions = [
+        number
+        for number in range(begin + 1, len(messages))
+        if messages[number]["role"] == "user" and messages[number - 1]["role"] != "user"
+    ]
+    cuts = [begin, *questions]
+    prompts = {0: prompt}
+
+    def fits(number: int) -> bool:
+        if number not in prompts:
+            rest = [*messages[:begin], *messages[cuts[number] :]]
+            prompts[number] = chat_prompt(tokenizer, rest, system)
+        return len(prompts[number].input_ids) + limit <= context
+
+    last = len(cuts) - 1
+    few = 0
+    if not fits(0):
+        few = min(1 + bisect.bisect_left(range(1, last), True, key=fits), last)
+        fits(few)  # also writes the prompt
+    prompt = prompts[few]
     room = context - len(prompt.input_ids)
     if room < 1:
         raise ValueError(
             f"message: expected fewer than {context} tokens with the chat template, given "
             f"{len(prompt.input_ids)}"
         )
-    return FittedPrompt(prompt, left_out, min(limit, room), context)
+    return FittedPrompt(prompt, cuts[few] - begin, min(limit, room), context)
 
 
 class TextDecoder:
-    """A text while its tokens come.
+    """Text of tokens as they come, in pieces that together are the text of all tokens.
+
+    Each token costs a decode of the last few tokens only. Held back is what later tokens may still
+    change: unfinished characters, runs of byte tokens and, where the tokenizer tidies spaces, those
+    in front of what may become a contraction or punctuation. Where a tokenizer changes other text,
+    the pieces go on from what both texts have in common.
 
     Attributes:
         tokens: so far.
@@ -147,30 +177,65 @@ class TextDecoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokens: list[int] = []
-        self._tokenizer, self._told = tokenizer, ""
+        self._tokenizer = tokenizer
+        self._tidies = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+        self._begin, self._due = 0, 0  # first token of the window, number of tokens to decode at
+        self._in_bytes = False
+        self._shown = ""  # the text of the window, as far as it was returned
 
     @property
     def text(self) -> str:
         """Of all tokens, without the special ones."""
-        return str(self._tokenizer.decode(self.tokens, skip_special_tokens=True))
+        return self._decoded(0)
 
     def add(self, token: int) -> str:
-        """What is complete with this token and was not given before."""
+        """Return the text that is settled with this token and was not returned before."""
         self.tokens.append(token)
-        # Decoding from the start each time keeps multi-token characters whole: an unfinished one
-        # shows as U+FFFD.
-        text = self.text
-        return "" if text.endswith("\ufffd") else self._new(text)
+        # Bytes that turn out to be no UTF-8 change the text of their whole run. Special tokens do
+        # not end it.
+        if _BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))):
+            self._in_bytes = True
+        elif self._in_bytes and self._decoded(-1):
+            self._in_bytes = False
+        if self._in_bytes or len(self.tokens) < self._due:
+            return ""
+        text = self._decoded(self._begin)
+        piece = self._show(text[: self._num_settled(text)])
+        size = len(self.tokens) - self._begin
+        if size >= 2 * _WINDOW and not self._move_window(text):
+            self._due = len(self.tokens) + size // 4  # all decodes together stay linear
+        return piece
 
     def rest(self) -> str:
-        """What was not given before, complete or not."""
-        return self._new(self.text)
+        """Return the text that was not returned before, settled or not."""
+        return self._show(self._decoded(self._begin))
 
-    def _new(self, text: str) -> str:
-        if not text.startswith(self._told):
+    def _decoded(self, begin: int) -> str:
+        return str(self._tokenizer.decode(self.tokens[begin:], skip_special_tokens=True))
+
+    def _num_settled(self, text: str) -> int:
+        settled = len(text.rstrip("\ufffd"))  # which unfinished characters show as
+        untidied = _UNTIDIED.search(text, 0, settled) if self._tidies else None
+        return settled if untidied is None else untidied.start()
+
+    def _show(self, text: str) -> str:
+        if self._shown.startswith(text):
             return ""
-        new, self._told = text[len(self._told) :], text
-        return new
+        same = zip(self._shown, text, strict=False)
+        common = next((n for n, (old, new) in enumerate(same) if old != new), len(self._shown))
+        self._shown = text
+        return text[common:]
+
+    def _move_window(self, text: str) -> bool:
+        """Keep the last `_WINDOW` tokens, if their text ends as `text`, that of the whole window,
+        from before what is held back on. Its beginning may be another: decoders strip spaces."""
+        held = len(text) - len(self._shown)
+        begin = len(self.tokens) - _WINDOW
+        short = self._decoded(begin)
+        if not 0 <= held < len(text) or not short.endswith(text[-held - 1 :]):
+            return False
+        self._begin, self._shown = begin, short[: len(short) - held]
+        return True
 
 
 def _conversation(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

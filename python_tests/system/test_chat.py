@@ -406,6 +406,56 @@ def test_messages_that_the_context_has_no_room_for(untrained: Path, tmp_path: Pa
         chain.chat([{"role": "user", "content": "4" * 60}])
 
 
+# Refuses an answer without a question or result before it, and a result without a call.
+STRICT = (
+    "{% for m in messages %}"
+    "{% set before = messages[loop.index0 - 1].role if loop.index0 else '' %}"
+    "{% if m.role not in {'': ['system', 'user'], 'system': ['user'], 'user': ['assistant'], "
+    "'assistant': ['user', 'tool'], 'tool': ['tool', 'assistant']}[before] %}"
+    "{{ raise_exception(m.role ~ ' after ' ~ before) }}{% endif %}[{{ m.role }}]{{ m.content }}"
+    "{% endfor %}[assistant]"
+)
+
+
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "S"}]])
+@pytest.mark.parametrize("context", [40, 200, 900, 10**6])
+def test_whole_exchanges_are_left_out_by_halving(
+    monkeypatch: pytest.MonkeyPatch, context: int, system: list[dict[str, str]]
+) -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = STRICT
+    messages = [*system]
+    for number in range(100):
+        messages.append({"role": "user", "content": f"{number}?"})
+        for _ in range(number % 3):  # calls and results
+            messages.append({"role": "assistant", "content": "call"})
+            messages += [{"role": "tool", "content": "1"}] * (number % 2 + 1)
+        messages.append({"role": "assistant", "content": "so"})
+    messages.append({"role": "user", "content": "last"})
+    rendered: list[list[dict[str, str]]] = []
+    apply = tokenizer.apply_chat_template
+
+    def counted(conversation: list[dict[str, str]], **options: Any) -> Any:
+        rendered.append(conversation)
+        return apply(conversation, **options)
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", counted)
+    fitted = chat.fitted_prompt(tokenizer, messages, None, 10, context)
+    assert len(rendered) <= 9
+    rest = messages[len(system) + fitted.left_out :]
+    assert rest[0]["role"] == "user"
+    assert fitted.prompt == chat.chat_prompt(tokenizer, [*system, *rest])
+    room = context - len(fitted.prompt.input_ids)
+    assert room >= fitted.limit == 10
+    # No exchange more than it takes.
+    more = next((n for n in range(fitted.left_out - 1, -1, -1)
+                 if messages[len(system) + n]["role"] == "user"), None)  # fmt: skip
+    assert (more is None) == (context == 10**6)
+    if more is not None:
+        longer = chat.chat_prompt(tokenizer, [*system, *messages[len(system) + more :]])
+        assert len(longer.input_ids) + 10 > context
+
+
 def test_chat_refuses(untrained: Path, tmp_path: Path, instruct: Path) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     chain = ps.Chain([with_template(untrained, tmp_path, None)], dtype="float32")
