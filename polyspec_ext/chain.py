@@ -122,12 +122,11 @@ class Chain:
             step that cannot be captured is a warning, and runs as it is.
         pack, compile: of the models given here (`HuggingFaceLevel`): weights packed for the CPU's
             matrix kernels; decoding through `torch.compile`. "auto": whichever is faster on this
-            processor for one sequence. It is timed once, which takes about a second per level of
-            small models, longer the larger they are, with the memory of all candidates, and the
-            answer kept (`tuning.choose`); compiling may take a minute per candidate.
-            ``pack="auto"`` also tries bfloat16 for draft levels that are loaded here without a
-            `dtype`. `pack` is by default "auto" for models that are loaded here by path or id, and
-            False for those that are given.
+            processor for one sequence; packed in other data types than float32. It is timed once,
+            which takes about a second per level of small models, longer the larger they are, with
+            the memory of all candidates, and the answer kept (`tuning.choose`); compiling may take
+            a minute per candidate. `pack` is by default "auto" for models that are loaded here by
+            path or id, and False for those that are given.
         policy: chooses the windows of every row before each round of the target, from `window` on:
             an object of `ps.policies`, one of your own with `next(report)`, or a name: "online",
             "fsm", "cached-fsm", "q-learning", "joint" or "fixed". None: they stay.
@@ -217,13 +216,10 @@ class Chain:
             _require_another(name, thing, things[:place])
             loaded = isinstance(thing, str | Path)
             packed: Switch = pack if pack is not None else "auto" if loaded else False
-            # A draft's dtype costs speed only; the target's is part of its distribution.
-            either = packed == "auto" and dtype is None and place > 0
-            dtypes = [dtype, torch.bfloat16] if either else [dtype]
             own = level_for(
                 thing,
                 widths[place],
-                dtypes,
+                dtype,
                 device,
                 pack=packed,
                 compile=compile,

@@ -86,7 +86,7 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         help="of the models; auto: each checkpoint's own (default: auto, but on the CPU float32 "
         "unless it is bfloat16, packed, and the processor multiplies that; of the shipped chain "
-        "there float32, its draft levels in bfloat16 where that is faster)",
+        "there float32, its draft levels by the same rule)",
     )
     group.add_argument("--device", default="cpu", help="of the models (default: %(default)s)")
     options.add_threads(group)

@@ -103,9 +103,8 @@ def levels(
     """The shipped models as levels, by name, target first.
 
     Args:
-        dtype: of all of them. None: float32; on the CPU the draft levels in float32 or bfloat16,
-            whichever is faster on this processor. A draft's dtype costs speed only, never
-            exactness.
+        dtype: of all of them. None: float32; on the CPU the draft levels in bfloat16, if the
+            processor multiplies that. A draft's dtype costs speed only, never exactness.
         pack, compile: "auto": whatever is faster on this processor (`tuning.choose`, which keeps
             its answers). Compiling takes minutes.
     """
@@ -118,11 +117,10 @@ def levels(
     window = WINDOWS.get(tuple(names), (5,) * (len(names) - 1))
     made: dict[str, Any] = {}
     for name, widths in zip(names, widths_of(window), strict=True):
-        dtypes = [dtype or torch.float32]
-        if dtype is None and on_cpu and name != LEVELS[0]:
-            dtypes.append(torch.bfloat16)
+        draft = on_cpu and name != LEVELS[0]
+        kind = dtype if dtype or draft else torch.float32
         with progress.loading(shown=False):  # which takes a blink
-            made[name] = level_for(path(name), widths, dtypes, device, pack=pack, compile=compile)
+            made[name] = level_for(path(name), widths, kind, device, pack=pack, compile=compile)
     return made
 
 

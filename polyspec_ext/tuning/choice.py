@@ -1,4 +1,4 @@
-"""How a level's model runs fastest on this processor: data type, packed weights, compilation.
+"""How a level's model runs fastest on this processor: packed weights, compilation.
 
 What is faster on one processor is slower on the next, so the candidates are timed for a moment
 where they are to run, and the answer is kept for the next process (`store`). Whichever is chosen,
@@ -7,6 +7,7 @@ the level's logits are those of its model in the data type that is named.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 
 from . import processor
-from .profile import pass_seconds
+from .profile import REPEATS, pass_seconds
 from .store import default_store
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ Switch = bool | Literal["auto"]
 # A candidate must be faster by so much than those before it: less is within the noise, and the
 # earlier ones are simpler.
 MARGIN = 0.03
-SCHEMA = 4  # of what is kept, and of the products it was timed with
+# What else runs on a machine makes times that do not repeat, or more than any processor takes.
+_REPEATS = 1.5  # so many times one measurement may be the other
+_LONGEST = (0.1, 1e-8)  # seconds of a pass, and as many for each byte of weights and token
+SCHEMA = 5  # of what is kept, and of the products it was timed with
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Choice:
     # Of one pass, by candidate and number of tokens; empty where there was no choice.
     seconds: Mapping[LevelConfig, Mapping[int, float]]
     cached: bool = False  # they were measured earlier
+    steady: bool = True  # they repeated and are plausible; only then they are kept
 
     def __str__(self) -> str:
         """One line."""
@@ -61,6 +66,7 @@ class Choice:
         ]
         sizes = "/".join(map(str, next(iter(self.seconds.values()))))
         when = "measured earlier" if self.cached else "measured now"
+        when += "" if self.steady else ", not kept: the machine is busy"
         return f"{self.config} (ms per pass of {sizes} tokens, {when}: {', '.join(each)})"
 
 
@@ -90,8 +96,8 @@ def choose(
             other is compiled.
         shape: tells models apart whose passes cost differently.
 
-    The answer is kept in `default_store`, by processor, instruction sets, threads, versions and all
-    of the above.
+    All is measured twice. The answer is kept in `default_store`, by processor, instruction sets,
+    threads, versions and all of the above, if both times agree and are plausible.
     """
     if len(candidates) == 1 and compile != "auto":
         only = replace(candidates[0], compile=compile)
@@ -126,9 +132,11 @@ def choose(
                 widths,
             )
             earlier = {} if plain.cached else plain.seconds
-            choice = replace(choice, seconds={**earlier, **choice.seconds})
-    measured = {str(config): dict(times) for config, times in choice.seconds.items()}
-    store.put(key, {"chosen": str(choice.config), "measured": measured})
+            steady = plain.steady and choice.steady
+            choice = replace(choice, seconds={**earlier, **choice.seconds}, steady=steady)
+    if choice.steady:
+        measured = {str(config): dict(times) for config, times in choice.seconds.items()}
+        store.put(key, {"chosen": str(choice.config), "measured": measured})
     return level, choice
 
 
@@ -149,12 +157,42 @@ def _fastest(
                 warnings.warn(f"{config}: left out: {error}", stacklevel=3)
     if not made:
         raise errors[-1]
-    seconds = dict(zip(made, pass_seconds(list(made.values()), widths), strict=True))
-    best, *later = made
+    twice = [
+        dict(
+            zip(made, pass_seconds(list(made.values()), widths, repeats=REPEATS // 2), strict=True)
+        )
+        for _ in range(2)
+    ]
+    first, second = twice
+    seconds = {
+        config: {width: min(first[config][width], second[config][width]) for width in widths}
+        for config in made
+    }
+    best = _best(seconds)
+    steady = _best(first) == _best(second) == best and all(
+        abs(math.log(first[config][width] / second[config][width])) < math.log(_REPEATS)
+        and seconds[config][width] < _longest(level, width)
+        for config, level in made.items()
+        for width in widths
+    )
+    return made[best], Choice(best, seconds, steady=steady)
+
+
+def _best(seconds: Mapping[LevelConfig, Mapping[int, float]]) -> LevelConfig:
+    best, *later = seconds
     for config in later:
         if sum(seconds[config].values()) < (1 - MARGIN) * sum(seconds[best].values()):
             best = config
-    return made[best], Choice(best, seconds)
+    return best
+
+
+def _longest(level: Level, width: int) -> float:
+    """Return the seconds that a pass of `width` tokens takes at most on any processor."""
+    model = getattr(level, "model", None)
+    if not isinstance(model, torch.nn.Module):
+        return math.inf
+    size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    return _LONGEST[0] + _LONGEST[1] * size * width
 
 
 def _read(value: Any, candidates: Sequence[LevelConfig]) -> Choice | None:

@@ -27,7 +27,7 @@ _ASIDE = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
 def level_for(
     thing: Any,
     widths: Sequence[int],
-    dtypes: Sequence[torch.dtype | str | None] = (None,),
+    dtype: torch.dtype | str | None = None,
     device: str | torch.device | None = None,
     *,
     pack: Switch = "auto",
@@ -35,21 +35,22 @@ def level_for(
     name: str = "level",
     above: Sequence[Any] = (),
 ) -> Any:
-    """What an element of a chain stands for (`levels.ELEMENTS`): a level, or a drafter without one.
+    """Return what an element of a chain stands for (`levels.ELEMENTS`): a level, or a drafter
+    without one.
 
-    Where the level is that of a model on the CPU, what is "auto" is chosen by timing (`choose`),
-    and its `choice` tells what was chosen and why; elsewhere it is off. With a
-    target that is sharded over processes, which must not differ, nothing is timed: the first of
-    `dtypes`, packed where it can be, not compiled. A level is given back as it is, as is that of a
-    model whose cache other levels share.
+    Where the level is that of a model in float32 on the CPU, what is "auto" is chosen by timing
+    (`choose`), and its `choice` tells what was chosen and why. Models in other data types are
+    packed where they can be: packed products round otherwise there, and no clock should choose a
+    text. With a target that is sharded over processes, which must not differ, nothing is timed
+    either, and nothing compiled. Elsewhere "auto" is off. A level is returned as it is, as is that
+    of a model whose cache other levels share.
 
     Args:
         widths: numbers of tokens of the level's passes.
-        dtypes: candidates for a model that is loaded here, on the CPU; elsewhere the first. Several
-            only for a draft level, since the data type of a target is part of its distribution.
-            "auto" and None: as `levels.load` has it. But None is bfloat16 of a checkpoint in it,
-            if the processor multiplies that, and the packed level's logits do not depend on the
-            tokens beside a token (`HuggingFaceLevel.varies`).
+        dtype: of a model that is loaded here. "auto" and None: as `levels.load` has it. But on the
+            CPU None is bfloat16 of a checkpoint in it, if the processor multiplies that. Of a
+            target also the packed level's logits must not depend on the tokens beside a token
+            (`HuggingFaceLevel.varies`); else it is float32.
         name: of `thing`, for messages.
         above: the levels above it, target first.
 
@@ -59,27 +60,29 @@ def level_for(
     """
     arguments.switch("pack", pack)
     arguments.switch("compile", compile)
-    some = isinstance(pack, str) or isinstance(compile, str) or len(dtypes) > 1
-    some = some or (pack and dtypes[0] is None and isinstance(thing, str | Path))
+    some = isinstance(pack, str) or isinstance(compile, str)
+    some = some or (pack and dtype is None and isinstance(thing, str | Path))
     timed = not any(map(is_sharded, (thing, *above[:1])))
     if not timed:
-        dtypes, compile = dtypes[:1], compile is True
-    fastest = partial(_fastest, widths, dtypes, pack, compile, timed) if some else None
-    options = Options(name, above, dtypes[0], device, pack is True, compile is True, fastest)
+        compile = compile is True
+    fastest = partial(_fastest, widths, dtype, pack, compile, timed, bool(above)) if some else None
+    options = Options(name, above, dtype, device, pack is True, compile is True, fastest)
     return ELEMENTS.resolve(thing, options)
 
 
 def _fastest(
     widths: Sequence[int],
-    dtypes: Sequence[torch.dtype | str | None],
+    dtype: torch.dtype | str | None,
     pack: Switch,
     compile: Switch,
     timed: bool,
+    drafts: bool,
     source: ModelSource,
 ) -> Any:
-    """The level that runs fastest of those that can be made of a model on the CPU. Not `timed`: one
-    that is packed where it can be; there is one of `dtypes`, and `compile` is not "auto"."""
+    """Return the level that runs fastest of those that can be made of a model on the CPU. Not
+    `timed`: one that is packed where it can be, and `compile` is not "auto"."""
     given, models, plain = source.model, {}, None
+    kind: Any
 
     def model_in(dtype: torch.dtype | str | None) -> Any:
         if dtype not in models:
@@ -89,25 +92,19 @@ def _fastest(
     if given is None:
         config = source.config()
         if config.is_encoder_decoder:  # of which there is one way to run
-            return source.level(dtypes[0], False, False)
+            return source.level(dtype, False, False)
         # Where "auto" is not told, loading finds it out.
-        if "auto" in dtypes and config.dtype is None:
-            dtypes = [model_in("auto").dtype]
+        if dtype == "auto":
+            dtype = config.dtype or model_in("auto").dtype
         half = config.dtype == torch.bfloat16 and pack and processor.multiplies_bfloat16()
-        own = {"auto": config.dtype, None: torch.bfloat16 if half else torch.float32}
-        kinds = [kind if isinstance(kind, torch.dtype) else own[kind] for kind in dtypes]
-        kinds = list(dict.fromkeys(kinds))
+        kind = dtype or (torch.bfloat16 if half else torch.float32)
     else:
         plain = source.level(None, False, False)
         if not plain.reads_apart:
             return plain
-        config, kinds = given.config, [given.dtype]
-        models[given.dtype] = given
-    packs: tuple[bool, ...] = (False, True) if pack == "auto" else (pack,)
-    if pack == "auto" and (given is not None or not timed):
-        able = can_pack(model_in(kinds[0]))
-        # Nothing to choose: all layers have 4-bit weights, or no clock may decide.
-        packs = (False, True) if able and timed else (able,)
+        config, dtype = given.config, given.dtype
+        models[dtype] = given
+        kind = dtype
 
     def make(config: LevelConfig) -> Any:
         if plain is not None and not config.pack and not config.compile:
@@ -115,21 +112,31 @@ def _fastest(
         model = model_in(config.dtype)
         return HuggingFaceLevel(model, pack=config.pack, compile=config.compile)
 
-    def chosen(candidates: Sequence[LevelConfig]) -> Any:
+    def chosen(*packs: bool) -> Any:
+        candidates = [LevelConfig(kind, each) for each in packs]
         shape = _digest(config, () if given is None else given.modules())
         level, choice = choose(make, candidates, widths, compile=compile, shape=shape)
         level.choice = choice
         return level
 
-    if tuple(dtypes) == (None,) and kinds == [torch.bfloat16]:
-        # A target, whose text would depend on the passes' widths were its bits to.
+    if dtype is None and kind == torch.bfloat16:
+        # The text of a target would depend on the passes' widths were its bits to.
         with contextlib.suppress(ValueError):
-            level = chosen([LevelConfig(torch.bfloat16, True)])
-            if level.varies == ():
+            level = chosen(True)
+            if drafts or level.varies == ():
                 return level
         models.clear()
-        kinds = [torch.float32]
-    return chosen([LevelConfig(kind, each) for kind in kinds for each in packs])
+        kind = torch.float32
+    if pack != "auto":
+        return chosen(pack)
+    by_clock = timed and kind == torch.float32
+    # Nothing to choose where all layers have 4-bit weights.
+    if (given is None and by_clock) or can_pack(model_in(kind)):
+        if by_clock:
+            return chosen(False, True)
+        with contextlib.suppress(ValueError, RuntimeError):  # oneDNN's, of what it cannot pack
+            return chosen(True)
+    return chosen(False)
 
 
 def _digest(config: Any, modules: Iterable[torch.nn.Module]) -> str:

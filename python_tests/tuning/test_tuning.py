@@ -33,7 +33,7 @@ class Machine:
         self.cost, self.now = cost, 0.0
         self.made: list[LevelConfig] = []
         self.passes: list[tuple[LevelConfig, int]] = []
-        self.measured = 0
+        self.measured = 0.0
         self.busy: Iterator[float] = itertools.repeat(0.0)
 
     def make(self, config: LevelConfig) -> Any:
@@ -45,7 +45,7 @@ class Machine:
     def measure(
         self, levels: Sequence[Any], widths: Sequence[int], repeats: int = 12
     ) -> list[dict[int, float]]:
-        self.measured += repeats > 1
+        self.measured += (repeats > 1) / 2  # each choice measures twice
         return tuning.pass_seconds(levels, widths, repeats=repeats, clock=lambda: self.now)
 
 
@@ -230,6 +230,40 @@ def test_the_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert choose(COST, store=tuning.Store(folder))[1].config == PLAIN
 
 
+@pytest.mark.parametrize(
+    ("times", "size", "kept"),
+    [
+        ([(2.0, 1.0), (2.1, 1.1)], 10**9, True),
+        ([(2.0, 1.0), (2.0, 1.9)], 10**9, False),  # which do not repeat
+        ([(2.0, 1.0), (0.9, 1.0)], 10**9, False),  # nor the answer
+        ([(2.0, 1.0), (2.1, 1.1)], 10**6, False),  # which no processor takes for such a model
+    ],
+)
+def test_times_of_a_busy_machine_are_not_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    times: list[tuple[float, float]],
+    size: int,
+    kept: bool,
+) -> None:
+    model = torch.nn.Linear(size // 4, 1, bias=False, device="meta")
+    monkeypatch.setattr(SlowLevel, "model", model, raising=False)
+    measured = itertools.cycle(times)
+
+    def measure(
+        self: Machine, levels: Sequence[Any], widths: Sequence[int], repeats: int = 12
+    ) -> list[dict[int, float]]:
+        each = next(measured) if repeats > 1 else times[0]
+        return [dict.fromkeys(widths, seconds) for seconds in each[: len(levels)]]
+
+    monkeypatch.setattr(Machine, "measure", measure)
+    store = tuning.Store(tmp_path)
+    _, choice = choose(COST, store=store)
+    assert choice.steady == kept
+    assert ("not kept: the machine is busy" in str(choice)) != kept
+    assert choose(COST, store=store)[1].cached == kept
+
+
 def test_what_was_kept_and_cannot_be_made_now(tmp_path: Path) -> None:
     choose(COST, store=tuning.Store(tmp_path))
     machine, choice = choose({PLAIN: 1.0}, [PLAIN, PACKED], store=tuning.Store(tmp_path))
@@ -358,24 +392,37 @@ def test_nothing_is_timed_where_there_is_nothing_to_pack(home: Path) -> None:
 
 
 @pytest.mark.parametrize("multiplies", [True, False])
-def test_a_draft_that_is_loaded_may_change_its_data_type(
-    home: Path, multiplies: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("pack", [None, "auto"])
+def test_no_clock_chooses_a_data_type(
+    home: Path, multiplies: bool, pack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor how a level in another than float32 is packed: both change texts."""
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: multiplies)
     for number, name in enumerate(tiny.LEVELS):
         model(number, torch.bfloat16).save_pretrained(home / name)
     paths = [home / name for name in tiny.LEVELS]
-    chain = ps.Chain(paths, check_vocabulary=False, pack="auto")
-    target, middle = (level.choice for level in chain.levels)  # type: ignore[attr-defined]
-    assert {config.dtype for config in target.seconds} == {torch.float32}
-    # Of a checkpoint in bfloat16, float32 is not tried where the processor multiplies that.
-    kinds = {torch.bfloat16} if multiplies else {torch.float32, torch.bfloat16}
-    assert {config.dtype for config in middle.seconds} == kinds
-    for level in chain.levels:
-        assert level.model.dtype == level.choice.config.dtype  # type: ignore[attr-defined]
-    fixed = ps.Chain(paths, check_vocabulary=False, pack="auto", dtype=torch.float32)
-    (_, drafts) = (level.choice for level in fixed.levels)  # type: ignore[attr-defined]
-    assert {config.dtype for config in drafts.seconds} == {torch.float32}
+
+    def choices(**options: Any) -> list[Any]:
+        chain = ps.Chain(paths, check_vocabulary=False, pack=pack, **options)
+        drafter: Any = chain.drafter
+        levels: list[Any] = [*chain.levels, drafter.level]
+        for level in levels:
+            assert level.model.dtype == level.choice.config.dtype
+        return [level.choice for level in levels]
+
+    target, *drafts = choices()
+    assert target.config.dtype == torch.float32  # since packed it varies with a pass's width
+    for choice in drafts:
+        if multiplies:
+            assert (choice.config, choice.seconds) == (HALF_PACKED, {})
+        else:
+            assert list(choice.seconds) == [PLAIN, PACKED]
+    for choice in choices(dtype=torch.float32):
+        assert list(choice.seconds) == [PLAIN, PACKED]
+    for choice in choices(dtype="bfloat16"):
+        assert (choice.config, choice.seconds) == (HALF_PACKED, {})
+    given: Any = level_for(model(0, torch.bfloat16), [1], compile=False)
+    assert (given.choice.config, given.choice.seconds) == (HALF_PACKED, {})
 
 
 def test_levels_of_the_users_own_stay() -> None:
@@ -398,14 +445,9 @@ def test_a_switch_of_the_wrong_kind(name: str, value: Any) -> None:
 
 def test_the_shipped_chain_chooses(home: Path) -> None:
     made = tiny.levels()
-    for name, level in made.items():
-        choice: Any = level.choice
-        kinds = {config.dtype for config in choice.seconds}
-        assert torch.float32 in kinds
-        assert (torch.bfloat16 not in kinds) or name != "target"
-    assert made["target"].model.dtype == torch.float32
+    half = torch.bfloat16 if processor.multiplies_bfloat16() else torch.float32
+    assert [level.model.dtype for level in made.values()] == [torch.float32, half, half]
+    assert list(made["target"].choice.seconds) == [PLAIN, PACKED]
     assert list((home / "cache" / "polyspec_ext" / "levels").iterdir())
-    again = {name: str(level.choice) for name, level in tiny.levels().items()}
-    assert all("measured earlier" in line for line in again.values())
     given = tiny.levels(dtype=torch.float32, pack=False)
     assert all("as given" in str(level.choice) or level.choice is None for level in given.values())

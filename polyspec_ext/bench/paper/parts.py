@@ -99,9 +99,8 @@ class Parts:
 
     Args:
         places: what to load.
-        device, dtype: of the models; None: the target's as `levels.load` has it, but float32 of the
-            shipped one on the CPU; of draft levels there, and of a target that is grown, what is
-            fastest.
+        device, dtype: of the models; None: as `tuning.level_for` has it, but float32 of the shipped
+            target on the CPU; of one that is grown, what is fastest.
         compile: on the CPU the target and the draft levels decode through `torch.compile`.
     """
 
@@ -160,17 +159,15 @@ class Parts:
             return _level(model, name="--target")
         dtype = torch.float32 if self.dtype is None and self.on_cpu and shipped else self.dtype
         place = self.places.target or tiny.path(TARGET)
-        return _level(place, [dtype], self.device, name="--target")
+        return _level(place, dtype, self.device, name="--target")
 
     def model(self, name: str) -> HuggingFaceLevel:
         """A draft level, or the 4-bit copy."""
         return self._once(name, self._quantised if name == W4 else lambda: self._load_model(name))
 
     def _load_model(self, name: str) -> Any:
-        dtypes = [self.dtype]
-        if self.dtype is None and self.on_cpu:
-            dtypes.append(torch.bfloat16)
-        level = _level(self.places.models[name], dtypes, self.device, name=f"--draft {name}")
+        place = self.places.models[name]
+        level = _level(place, self.dtype, self.device, name=f"--draft {name}")
         return _compiled(level) if self.compile and self.on_cpu else level
 
     def _quantised(self) -> HuggingFaceLevel:
@@ -201,7 +198,7 @@ class Parts:
 
     @property
     def _head_dtype(self) -> torch.dtype:
-        """As the cheapest draft model was found to run fastest, where there is one on the CPU."""
+        """As the cheapest draft model runs, where there is one on the CPU."""
         models = list(self.places.models)
         level = self.model(models[-1]) if models and self.on_cpu else self.eager
         dtype: torch.dtype = level.model.dtype
