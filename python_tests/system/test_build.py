@@ -216,6 +216,60 @@ def test_cuda_without_nvcc_is_an_error_with_a_hint(tmp_path: Path) -> None:
     assert "POLYSPEC_CUDA=OFF" in text
 
 
+@needs_cmake
+def test_a_torch_with_cuda_and_no_nvcc_is_built_without_kernels(tmp_path: Path) -> None:
+    """With a warning that pip's silence does not hide, each time; unless kernels were asked for."""
+    (tmp_path / "torch").mkdir()
+    fake = "__version__ = '2.13.0+cu130'\nclass version:\n    cuda = '13.0'\n"
+    (tmp_path / "torch" / "__init__.py").write_text(fake)
+    build = tmp_path / "build"
+    command = [CMAKE, "-S", ROOT, "-B", build, "-DPOLYSPEC_BUILD_PYTHON=ON"]
+    command.append(f"-DPython_EXECUTABLE={sys.executable}")
+
+    def configured(cuda: str | None) -> tuple[int, str]:
+        paths = {"PYTHONPATH": str(tmp_path), "CUDACXX": str(tmp_path / "nvcc")}
+        done = run(*command, POLYSPEC_CUDA=cuda, **paths)
+        report = f"import setup, pathlib; setup.report_left_out(pathlib.Path({str(build)!r}))"
+        code = f"import setuptools; setuptools.setup = lambda **options: None; {report}"
+        told = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT, capture_output=True, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert told.returncode == 0, told.stderr
+        return done.returncode, " ".join(f"{done.stdout} {done.stderr} {told.stderr}".split())
+
+    for _ in range(2):
+        status, text = configured(None)
+        assert status == 0, text
+        assert "CUDA kernels OFF" in text
+        assert text.count("built WITHOUT CUDA KERNELS and runs on the CPU only") == 2
+    status, text = configured("OFF")
+    assert (status, "WITHOUT CUDA KERNELS" in text) == (0, False)
+    status, text = configured("ON")
+    assert status != 0
+    assert "no CUDA compiler (nvcc) was found" in text
+
+
+def test_an_old_setuptools_is_named_with_the_remedy() -> None:
+    """65 comes with a fresh environment of Python 3.11."""
+    code = "import setuptools; setuptools.__version__ = '65.5.0'; import setup"
+    failed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert failed.returncode != 0
+    assert "expected setuptools >= 77" in failed.stderr
+    assert "-m pip install 'setuptools>=77'\n" in failed.stderr
+
+
+def test_pages_name_what_an_installation_needs() -> None:
+    required = re.search(r"requires = \[(.*)\]", (ROOT / "pyproject.toml").read_text())
+    assert required is not None
+    names = re.findall(r'"([^"]+)"', required.group(1))
+    for page in ("README.md", "docs/installation.md"):
+        command = re.search(r"^pip install (.*)\n(?=pip install --no-build-isolation)", (
+            ROOT / page).read_text(), re.M)  # fmt: skip
+        assert command is not None, page
+        assert sorted(command.group(1).replace('"', "").split()) == sorted(names), page
+
+
 def test_readme_and_cmake_ask_for_the_same_nvcc() -> None:
     cmake = (ROOT / "csrc" / "cmake" / "PolyspecCuda.cmake").read_text()
     enforced = re.search(r"CMAKE_CUDA_COMPILER_VERSION VERSION_LESS ([0-9.]+)\)", cmake)
