@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from transformers import AutoTokenizer
-
 import polyspec_ext as ps
 from polyspec_ext import tiny
 
 
 def main() -> None:
     models = [tiny.path(name) for name in ("target", "middle", "drafter")]
-    tokenizer = AutoTokenizer.from_pretrained(models[0])
-    chat = [{"role": "user", "content": "Tom has 3 bags of 8 apples. How many in all?"}]
-    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)
-
     chain = ps.Chain(models, window=[5, 3])
     print(chain)
-    stream = chain.stream(prompt, max_new_tokens=48, temperature=0.7, top_p=0.9, seed=0)
-    for token in stream:
-        print(tokenizer.decode([token]), end="", flush=True)
+    question = {"role": "user", "content": "Tom has 3 bags of 8 apples. How many in all?"}
+    answer = chain.chat([question], max_new_tokens=48, temperature=0.7, top_p=0.9, seed=0)
+    for piece in answer:
+        print(piece, end="", flush=True)
     print()
-    for level in stream.stats.levels:
+    for level in answer.stats.levels:
         print(f"{level.name}: {level.num_forward_passes} passes, {level.seconds:.2f} s", end="")
         if level.num_drafts:
             print(f", {level.mean_acceptance_length:.2f} tokens per verification", end="")
