@@ -138,12 +138,13 @@ def test_spec_bench_itself() -> None:
     ("line", "wrong"),
     [
         ("{", "line 2: expected JSON with"),
-        ('{"question_id": 1, "turns": ["a"]}', "line 2: expected JSON with"),
+        ('{"question_id": 1, "text": ["a"]}', "line 2: expected JSON with one of"),
+        ("[1]", "line 2: expected JSON with"),
         ('"question"', "line 2: expected JSON with"),
-        ('{"question": 7}', '"turns" to be a list of texts'),
-        ('{"question_id": 1, "category": "x", "turns": ["a"]}', '"category" to be one of writing'),
-        ('{"question_id": 1, "category": "qa", "turns": "a"}', '"turns" to be a list of texts'),
-        ('{"question_id": 1, "category": "qa", "turns": []}', '"turns" to be a list of texts'),
+        ('{"question": 7}', '"question" to be a text or a list of texts'),
+        ('{"prompt": [{"role": "user"}]}', '"prompt" to be a text or a list of texts'),
+        ('{"question_id": 1, "category": 7, "turns": ["a"]}', '"category" to be a word'),
+        ('{"question_id": 1, "category": "qa", "turns": []}', '"turns" to be a text or a list'),
         ('{"question_id": [1], "category": "qa", "turns": ["a"]}', '"question_id" to be a number'),
         ('{"question_id": 0, "category": "qa", "turns": ["a"]}', "each question_id once"),
     ],
@@ -171,8 +172,25 @@ def test_questions_of_gsm8k(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert parse(["bench", "paper", "--questions", "gsm8k"]).questions == place
     assert parse(["bench", "paper", "--questions", str(place)]).questions == place
     monkeypatch.setattr(machine, "GSM8K", tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match=r"--questions: expected none\.jsonl"):
+    with pytest.raises(ValueError, match=r"none\.jsonl .* fetch it: curl -L"):
         questions.read(parse(["bench", "paper", "--questions", "gsm8k"]).questions)
+
+
+def test_prompts_of_any_file(tmp_path: Path) -> None:
+    place = tmp_path / "prompts.jsonl"
+    rows: list[dict[str, Any]] = [
+        {"task_id": "HumanEval/0", "prompt": "def add(a, b):"},
+        {"prompt": ["Who?", "Why?"], "category": "history", "question_id": "h1"},
+        {"instruction": "Translate.", "category": "translation", "output": "x"},
+    ]
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = questions.read(place)
+    assert [(one.question_id, one.task, one.turns) for one in found] == [
+        (1, "other", ("def add(a, b):",)),
+        ("h1", "other", ("Who?", "Why?")),
+        (3, "translation", ("Translate.",)),
+    ]
+    assert questions.select(found, 5) == [found[2], found[0], found[1]]
 
 
 def test_no_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,5 +199,7 @@ def test_no_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="expected questions in"):
         questions.read(place)
     monkeypatch.setattr(questions, "SPEC_BENCH", tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match=r"--questions: expected Spec-Bench.s question\.jsonl"):
-        questions.read()
+    few = questions.read()  # as in a clone: those that come along
+    assert {one.task for one in few} == set(questions.TASKS)
+    assert len({one.question_id for one in few}) == len(few) == 12
+    assert {len(one.turns) for one in few if one.task == "mt_bench"} == {2}

@@ -14,6 +14,7 @@ from compiled_passes import short_passes_in_python
 
 from polyspec_ext import tiny
 from polyspec_ext.bench.paper import methods, parts, prepare, record, report
+from polyspec_ext.bench.paper import questions as asked
 from polyspec_ext.cli.entry import main
 
 # Five questions in Spec-Bench's format, of five tasks, one of them with two turns.
@@ -158,6 +159,57 @@ def test_questions_in_batches(tmp_path: Path, questions: Path, temperature: str)
     after = record.read_run(tmp_path / "two").turns
     assert after[:kept] == run.turns[:kept]
     assert [(t.key, t.tokens) for t in after] == [(t.key, t.tokens) for t in run.turns]
+
+
+METHOD = """
+def greedy(model, tokenizer):
+    def generate(request):
+        assert tokenizer.eos_token_id == 1
+        rows = []
+        for prompt in request.prompts:
+            ids = torch.tensor([prompt])
+            out = model.generate(ids, max_new_tokens=request.max_new_tokens + 3, do_sample=False)
+            rows.append(out[0, len(prompt):])
+        return rows
+    return generate
+import torch
+zero = 0
+def few(model, tokenizer):
+    return lambda request: []
+"""
+
+
+@pytest.mark.usefixtures("bare")
+def test_methods_of_ones_own_and_the_questions_of_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(asked, "SPEC_BENCH", tmp_path / "none.jsonl")
+    (tmp_path / "mine.py").write_text(METHOD)
+    words = [
+        "bench", "paper", "--output", str(tmp_path / "run"), "--plan-seconds", "0",
+        "--no-compile", "--max-new-tokens", str(TOKENS), "--per-task", "1", "--methods", "plain",
+    ]  # fmt: skip
+    for name in ("greedy", "few"):
+        words += ["--method", f"{name}={tmp_path / 'mine.py'}:{name}"]
+    assert main(words) == 1  # since `few` gives too few rows
+    run = record.read_run(tmp_path / "run")
+    assert run.facts["settings"]["questions"] == "polyspec_ext"
+    assert len(run.turns) == 7 * 3
+    for turn in run.turns:
+        assert turn.ok == (turn.method != "few")
+        if turn.ok:
+            assert len(turn.tokens or []) <= TOKENS
+            assert turn.lossless is not None
+            assert turn.lossless["identical"] or turn.lossless["gap"] < 1e-4
+    for wrong, text in (
+        ("mine.py:few", "expected NAME=FILE.py:FUNCTION"),
+        (f"plain={tmp_path / 'mine.py'}:few", "whose name is another's"),
+        (f"x={tmp_path / 'none.py'}:few", "with no such file"),
+        (f"x={tmp_path / 'mine.py'}:zero", "with no such function"),
+    ):
+        capsys.readouterr()
+        assert main([*words, "--method", wrong]) == 2
+        assert text in capsys.readouterr().err
 
 
 def test_methods_that_answer_one_prompt_at_a_time(

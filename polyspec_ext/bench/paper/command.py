@@ -9,7 +9,7 @@ import platform
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ from polyspec_ext.command import options
 from . import prepare, presets, questions, record, report
 from .conversation import AUTO, Conversation
 from .engines import OpenVino, llama_cpp
-from .methods import RESERVED, Call, Method, default_keys, read_keys
+from .methods import RESERVED, Call, Method, default_keys, read_functions, read_keys
 from .parts import EAGLE2, EAGLE3, HYDRA, TARGET, W4, Parts, Places, Tree, shipped
 from .questions import Question
 from .runner import Runner
 
 _LOOKED_AT = 12  # questions, two of each task, that windows and overlaps are found out on
+_PACKAGED = "polyspec_ext"
 BAD_INPUT, SOME_FAILED = 2, 1
 # Settings of a run that are options.
 _AS_GIVEN = (
@@ -42,9 +43,9 @@ def add_command(kinds: Any) -> None:
     """Adds ``paper`` to the kinds of benchmarks."""
     sub = kinds.add_parser(
         "paper",
-        help="Spec-Bench's questions, answered by every method in turns",
+        help="questions, as Spec-Bench's, answered by every method in turns",
         description="Has plain decoding, transformers' own generation and chains of two to four "
-        "levels answer Spec-Bench's questions in turns, each with its own answers before, and "
+        "levels answer questions, as Spec-Bench's, in turns, each with its own answers before, and "
         "writes a line per turn to a folder. A run that was killed goes on where it stopped when "
         "it is called again.",
     )
@@ -78,6 +79,15 @@ def add_command(kinds: Any) -> None:
         "(online:drafter, joint:w4+drafter, cascade:w4+drafter) (default: some of each)",
     )
     group.add_argument(
+        "--method",
+        metavar="NAME=FILE.py:FUNCTION",
+        action="append",
+        default=[],
+        help="a method of yours: its function takes the target's model and tokenizer, and gives a "
+        "function of a request (prompts, max_new_tokens, temperature, seeds) that returns the new "
+        "tokens of each prompt; may be repeated",
+    )
+    group.add_argument(
         "--plan-seconds",
         type=options.COUNT_OR_NONE,
         default=30,
@@ -98,8 +108,9 @@ def _add_questions(sub: Any) -> None:
         "--questions",
         type=_questions,
         metavar="FILE",
-        help="Spec-Bench's question.jsonl, others in its format or in GSM8K's, or gsm8k for that "
-        "one's test split where it lies beside the repository (default: Spec-Bench's there)",
+        help='JSON lines with "turns", "prompt", "question" or "instruction", as Spec-Bench\'s '
+        "question.jsonl and GSM8K's, or gsm8k for that one's test split where it lies beside the "
+        "repository (default: Spec-Bench's where it lies there, else a few that come along)",
     )
     options.add_count(group, "--per-task", 10, "questions of each of the six tasks")
     options.add_count(group, "--repeats", 1, "of every question, the methods in turns")
@@ -164,12 +175,24 @@ def run(args: argparse.Namespace) -> int:
         for command in error.commands:
             print(f"  {command}", file=sys.stderr)
         return BAD_INPUT
+    places = replace(places, functions=read_functions(args.method))
     chosen = questions.select(questions.read(args.questions), args.per_task)
+    if _source(args) == _PACKAGED:
+        progress.note(
+            f"bench paper: {len(chosen)} questions that come along, too few for an interval that "
+            "says much; --questions takes a file"
+        )
     on_cpu = torch.device(args.device).type == "cpu"
     keys = args.methods or default_keys(places, args.compile, on_cpu, args.batch)
+    keys = [*keys, *(name for name in places.functions if name not in keys)]
     methods = read_keys(keys, places, on_cpu=on_cpu, compile=args.compile, batch=args.batch)
     parts = Parts(places, args.device, _dtype(args.dtype), args.compile)
     return _measure(args, parts, methods, chosen, args.template or template)
+
+
+def _source(args: argparse.Namespace) -> str:
+    place = args.questions or questions.default_place()
+    return _PACKAGED if place is None else place.stem
 
 
 def places_of(args: argparse.Namespace) -> tuple[Places, str]:
@@ -305,7 +328,6 @@ def _facts(
     """What ``run.json`` says before anything is measured."""
     about = machine.describe("cpu" if parts.on_cpu else "cuda")
     commit = about.pop("commit")
-    source = questions.SPEC_BENCH if args.questions is None else args.questions
     versions = {name: about.pop(name) for name in ("torch", "transformers", "python")}
     versions["polyspec_ext"] = importlib.metadata.version("polyspec_ext")
     return {
@@ -318,7 +340,7 @@ def _facts(
         "dirty": None if commit is None else commit.endswith("+"),
         "versions": versions,
         "settings": {
-            "questions": Path(source).stem,
+            "questions": _source(args),
             "digest": questions.digest(chosen),
             "count": len(chosen),
             "turns": sum(len(one.turns) for one in chosen),

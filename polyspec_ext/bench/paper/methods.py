@@ -7,13 +7,17 @@ target with + between, the dearest first, and what chooses their windows in fron
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import runpy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from polyspec_ext import tiny
 from polyspec_ext.bench.generation_calls import Answer, Decode, Request, chain_call, generate_call
 from polyspec_ext.chain import Chain
+from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.policies import POLICIES
 from polyspec_ext.runtime.plan import default_rounds
 
@@ -22,7 +26,7 @@ from .parts import AS_CHAIN, HEADS, TARGET, W4, WORDS, Parts, Places
 PLAIN, COMPILED = "plain", "plain-compiled"
 GENERATE, STATIC, ASSISTED = "generate", "generate-static", "assisted"
 PLANNED, CASCADE = "planned", "cascade"
-ENGINE = "engine"  # the kind of another engine's methods
+ENGINE, USER = "engine", "user"  # the kinds of another engine's methods, and of the user's
 _ONE_AT_A_TIME = (ENGINE, ASSISTED)  # kinds that answer one prompt in a call
 CASCADE_ROUNDS = 2  # of each level but the lowest, before the level above verifies
 _LOOKUP_WINDOW = 8
@@ -41,8 +45,8 @@ class Method:
         name: its key.
         label: for tables.
         kind: "plain", "generate", "assisted", "chain" (of levels and drafters without hidden
-            states), "eagle" (a head alone below the target), "adaptive", "planned", "cascade" or
-            "engine" (another engine's).
+            states), "eagle" (a head alone below the target), "adaptive", "planned", "cascade",
+            "engine" (another engine's) or "user" (the user's).
         levels: names, target first; for "assisted" the target and its assistant.
         windows, rounds, rule, tail: of the chain (`Chain`); None where it has none.
         tree: of a head that drafts trees.
@@ -85,7 +89,7 @@ def default_keys(places: Places, compile: bool, on_cpu: bool, batch: int = 1) ->
         keys += ["+".join(models), "+".join((W4, *models))]
     three = "+".join(models) if len(models) > 1 else f"{W4}+{last}"
     own = [f"online:{last}", f"joint:{three}", f"{CASCADE}:{three}", PLANNED]
-    return [*keys, *own, *(places.variants if batch == 1 else ())]
+    return [*keys, *own, *places.functions, *(places.variants if batch == 1 else ())]
 
 
 def read_keys(
@@ -137,6 +141,8 @@ def _method(key: str, places: Places, on_cpu: bool) -> Method:
     }
     if key in alone:
         return Method(key, *alone[key], (TARGET,))
+    if key in places.functions:
+        return Method(key, key, USER, (TARGET,))
     if key == PLANNED:
         return Method(key, "planned", PLANNED, (TARGET,), ())
     if key in places.variants:
@@ -207,6 +213,54 @@ def _cascade(made: Method) -> Method:
     return replace(made, label=label, kind=CASCADE, windows=windows, rounds=rounds)
 
 
+def read_functions(given: Sequence[str]) -> dict[str, Callable[[Any, Any], Any]]:
+    """Return the functions that ``--method NAME=FILE.py:FUNCTION`` names, by name.
+
+    Raises:
+        ValueError: another form, or a file without that function.
+    """
+    found: dict[str, Callable[[Any, Any], Any]] = {}
+    for text in given:
+        name, _, where = text.partition("=")
+        place, _, function = where.rpartition(":")
+        wrong = f"--method: expected NAME=FILE.py:FUNCTION, given {text!r}"
+        if name in (*RESERVED, *found) or not re.fullmatch(r"[\w.-]+", name):
+            raise ValueError(f"{wrong}, whose name is another's or not of letters and digits")
+        if not Path(place).is_file():
+            raise ValueError(f"{wrong}, with no such file")
+        try:
+            make = runpy.run_path(place, run_name=Path(place).stem).get(function)
+        except Exception as error:
+            raise ValueError(f"{wrong}, a file that fails: {error!r}") from error
+        if not callable(make):
+            raise ValueError(f"{wrong}, with no such function in the file")
+        found[name] = make
+    return found
+
+
+def user_call(
+    name: str, make: Callable[[Any, Any], Any], parts: Parts, eos: frozenset[int]
+) -> Decode:
+    """Return the call of a user's method.
+
+    Args:
+        make: of the target's model and its tokenizer; returns a function of a `Request` that
+            returns the new tokens of each prompt. What follows an EOS or `max_new_tokens` is cut.
+    """
+    generate = make(parts.eager.model, parts.tokenizer)
+
+    def call(request: Request) -> Answer:
+        rows = [list(map(int, row)) for row in generate(request)]
+        if len(rows) != len(request.prompts):
+            raise ValueError(
+                f"--method {name}: expected new tokens of {len(request.prompts)} prompts, given "
+                f"{len(rows)} rows"
+            )
+        return Answer([cut_at_eos(row[: request.max_new_tokens], eos) for row in rows])
+
+    return call
+
+
 class Call:
     """A method ready to decode."""
 
@@ -224,6 +278,8 @@ def _decode(method: Method, parts: Parts) -> Decode:
     if method.kind == ENGINE:
         engine, _ = parts.places.variants[method.name]
         return engine.decoder(method.name, eos)
+    if method.kind == USER:
+        return user_call(method.name, parts.places.functions[method.name], parts, eos)
     if method.kind == "generate":
         return generate_call(parts.eager.model, eos, static=method.name == STATIC)
     if method.kind == ASSISTED:

@@ -52,6 +52,7 @@ class Places:
         times: how many times as wide the shipped target is made (`tiny.grown`).
         w4: directory where the 4-bit copy is kept; None: it is made anew.
         engines: others that answer as well.
+        functions: that make the user's methods, by name (`methods.user_call`).
     """
 
     target: str | Path | None = None
@@ -61,6 +62,7 @@ class Places:
     times: int = 1
     w4: Path | None = None
     engines: Sequence[Engine] = ()
+    functions: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..questions import TASKS
+from ..questions import OTHER, TASKS
 
 OVERALL = "overall"
 TASK_NAMES = {
@@ -21,6 +21,7 @@ TASK_NAMES = {
     "qa": "QA",
     "math": "Math",
     "rag": "RAG",
+    OTHER: "Other",
     OVERALL: "Overall",
 }
 POLYBASIC, FOUR_LEVELS, EAGLE_2, HYDRA = "polybasic", "four levels", "EAGLE-2", "Hydra"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..questions import TASKS
+from ..questions import OTHER, TASKS
 from ..record import Run, Turn
 from . import printed
 from .statistics import Key, Turns
@@ -49,7 +49,7 @@ class Saved:
                 self.turns[turn.method][turn.question_id, turn.turn, turn.repeat] = turn
         self.failed = [turn for turn in self.lines if not turn.ok]
         there = {turn.task for turn in self.lines}
-        self.tasks = [task for task in TASKS if task in there]
+        self.tasks = [task for task in (*TASKS, OTHER) if task in there]
         # The model of that name, perhaps with how it runs in front ("eager target").
         name = self.methods[self.baseline]["levels"][0]
         self.target: Mapping[str, Any] = next(
