@@ -144,6 +144,7 @@ IN_TORCH_2_11 = {
     "aoti_torch_library_init_impl",
     "aoti_torch_memory_format_contiguous_format",
     "aoti_torch_new_tensor_handle",
+    "aoti_torch_warn",
     "torch_call_dispatcher",
     "torch_delete_list",
     "torch_get_const_data_ptr",
