@@ -1,7 +1,8 @@
 # The README's two commands, from a fresh clone:
 #   make demo                 make test
 #   make demo-full            the demo with what takes several minutes more
-#   make demo-real            the demo on Qwen2.5-Coder 1.5B and 0.5B, beside llama.cpp: brings 1.6 GB;
+#   make demo-real            the demo on Qwen2.5-Coder 1.5B and 0.5B, beside llama.cpp: brings 1.6 GB, or
+#                             MODELS=dir: its largest GGUF file is the target, the next one drafts;
 #                             DEMO="--repeats 1" adds options
 #   make quick                after `make test` once: what was changed is built, and half a minute of tests
 #   make llama            chains of GGUF models inside llama.cpp, measured: brings 1.6 GB of models, or
@@ -48,8 +49,9 @@ demo-full: environment
 COPY ?= w4:
 demo-real: environment $(LLAMA_PROGRAM)
 	$(PIP) accelerate gguf
-	models=$$($(PY) $(EXAMPLE)/get.py qwen1.5b qwen0.5b) && set -- $$models && \
-	$(PY) -m polyspec_ext demo --target "$(COPY)$$1" --drafter "$(COPY)$$2" --gguf "$$1,$$2" --llama $(LLAMA_PROGRAM) $(DEMO)
+	models=$$($(if $(MODELS),ls -S $(MODELS)/*.gguf,$(PY) $(EXAMPLE)/get.py qwen1.5b qwen0.5b)) && set -- $$models && \
+	if [ $$# -lt 2 ]; then echo "MODELS: expected two GGUF files or more, given $$*" >&2; exit 2; fi && \
+	$(PY) -m polyspec_ext demo --target "$(COPY)$$1" --draft "$(COPY)$$2" --gguf "$$1,$$2" --llama $(LLAMA_PROGRAM) $(DEMO)
 
 # The library, llama.cpp and the program that uses both in folders of their own; what is there already stays.
 $(LLAMA_PROGRAM): export POLYSPEC_CUDA = OFF

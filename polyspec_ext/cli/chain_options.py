@@ -21,7 +21,7 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "chain",
         "without --target: the shipped target, and below it the shipped middle and drafter where "
-        "neither --middle nor --drafter is given",
+        "neither --middle nor --draft is given",
     )
     group.add_argument(
         "--target",
@@ -34,13 +34,11 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         action="append",
         default=[],
-        help="level between target and drafter, or 'w4' or 'w8', the target's 4-bit or 8-bit copy "
+        help="level between target and draft, or 'w4' or 'w8', the target's 4-bit or 8-bit copy "
         "over the target's cache; may be repeated",
     )
-    group.add_argument(
-        "--drafter",
-        metavar="MODEL",
-        help="model directory or id, or 'prompt-lookup', 'suffix', 'ngram' or 'early-exit:K'",
+    options.add_draft(
+        group, "model directory or id, or 'prompt-lookup', 'suffix', 'ngram' or 'early-exit:K'"
     )
     group.add_argument(
         "--window",
@@ -155,12 +153,12 @@ def build_chain(args: argparse.Namespace) -> Chain:
     names = ("rule", "dtype", "device", "compile", "rounds", "tail", "policy", "confidence")
     chosen: dict[str, Any] = {name: getattr(args, name) for name in names}
     chosen["pack"] = options.SWITCHES[args.pack]
-    if args.target is None and not args.middle and not args.drafter:
+    if args.target is None and not args.middle and not args.draft:
         return tiny.chain(window=args.window, **chosen)
     target = tiny.path("target") if args.target is None else args.target
     levels = [("--target", target), *(("--middle", place) for place in args.middle)]
-    if args.drafter:
-        levels.append(("--drafter", args.drafter))
+    if args.draft:
+        levels.append(("--draft", args.draft))
     try:
         return Chain([place for _, place in levels], args.window, **chosen)
     except (TypeError, ValueError) as error:
@@ -182,7 +180,7 @@ def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
             raise ValueError(f"auto: expected no --{name} beside it, given {getattr(args, name)}")
     if args.measure_again:
         default_store().clear()
-    given = [args.target, *args.middle, *([args.drafter] if args.drafter else [])]
+    given = [args.target, *args.middle, *([args.draft] if args.draft else [])]
     return Chain.planned(
         given,
         prompts,

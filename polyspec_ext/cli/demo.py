@@ -74,16 +74,14 @@ def add_command(commands: Any) -> None:
     )
     own = sub.add_argument_group(
         "models",
-        "the shipped ones, or your own: plain decoding, the target with the drafter, and with its "
+        "the shipped ones, or your own: plain decoding, the target with the draft, and with its "
         "4-bit copy between them (of a target that is one itself, with prompt lookup below)",
     )
     own.add_argument(
         "--target", metavar="MODEL", help="directory, id or GGUF file; 'w4:MODEL': its 4-bit copy"
     )
-    own.add_argument(
-        "--drafter",
-        metavar="MODEL",
-        help="the same, or another drafter, as 'suffix' or an EAGLE head (default: prompt lookup)",
+    options.add_draft(
+        own, "the same, or a drafter, as 'suffix' or an EAGLE head (default: prompt lookup)"
     )
     options.add_llama(own)
     sub.add_argument(
@@ -140,8 +138,8 @@ def add_command(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Returns 1 where texts are not the target's own, 130 where Ctrl-C came
     behind the first table."""
-    if args.target is None and (args.drafter or args.gguf):
-        raise ValueError("--drafter, --gguf: expected a --target with them")
+    if args.target is None and (args.draft or args.gguf):
+        raise ValueError("--draft, --gguf: expected a --target with them")
     if args.target is not None and (args.full or args.grown or args.compile):
         raise ValueError("--full, --grown, --compile: expected without --target, given both")
     compile = args.compile or ("auto" if args.full else "none")

@@ -80,8 +80,8 @@ def own(args: argparse.Namespace) -> Models:
     if not isinstance(target, HuggingFaceLevel):
         raise ValueError(f"--target: expected a causal language model, given {args.target}")
     levels = {"target": target}
-    if args.drafter is not None:
-        drafter = element(args.drafter, "--drafter", target)
+    if args.draft is not None:
+        drafter = element(args.draft, "--draft", target)
         if isinstance(drafter, HuggingFaceLevel):
             levels["drafter"] = drafter
     prompts = [text_prompt(args, tokenizer, question).input_ids for question in questions]
@@ -89,7 +89,7 @@ def own(args: argparse.Namespace) -> Models:
 
     def chains(levels: Levels) -> list[tuple[str, Chain]]:
         target, *models = levels.values()
-        lowest: list[Any] = [*models] or [args.drafter or "prompt-lookup"]
+        lowest: list[Any] = [*models] or [args.draft or "prompt-lookup"]
         made = [Chain([target, *lowest], args.two_level_window or [_WINDOW], policy="online")]
         three = [target, *models, "prompt-lookup"] if quantized else [target, "w4", *lowest]
         if len(three) == 3:

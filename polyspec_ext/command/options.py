@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -134,6 +135,26 @@ def add(
 def add_count(group: Any, name: str, default: int, what: str = "") -> None:
     """An option that takes an integer >= 1."""
     add(group, name, COUNT, default, "N", what)
+
+
+class _Renamed(argparse.Action):
+    """An option by the name that it had, which says its new one (docs/deprecation.md)."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        print(f"note: {option_string} is now --{self.dest}, and will go", file=sys.stderr)
+        setattr(namespace, self.dest, values)
+
+
+def add_draft(group: Any, what: str) -> None:
+    """``--draft`` of a command that takes one; it was ``--drafter``."""
+    group.add_argument("--draft", metavar="MODEL", help=what)
+    group.add_argument("--drafter", dest="draft", action=_Renamed, help=argparse.SUPPRESS)
 
 
 def add_llama(group: Any) -> None:

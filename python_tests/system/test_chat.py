@@ -209,7 +209,7 @@ def test_a_conversation_is_read_again_with_every_turn(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, instruct: Path
 ) -> None:
     lines = "one\n\n/what\ntwo\n/reset\nthree\n/quit\nfour\n"
-    words = ("--target", instruct, "--drafter", "prompt-lookup", "--system", "S", *SHORT)
+    words = ("--target", instruct, "--draft", "prompt-lookup", "--system", "S", *SHORT)
     status, shown, prompts = talk(capsys, monkeypatch, lines, *words)
     assert status == 0
     begin = "[system]S<|eos|>[user]"

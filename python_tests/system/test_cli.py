@@ -102,21 +102,21 @@ def test_generate_with_a_chain_of_ones_own(
     request = ("--raw", "--json", "--max-new-tokens", "10")
     plain = json.loads(call(capsys, "generate", "x", "--target", target, *request)[1])
     chains: list[list[str]] = [
-        ["--drafter", drafter, "--window", "3"],
-        ["--middle", middle, "--drafter", drafter, "--window", "4,2", "--rule", "block"],
+        ["--draft", drafter, "--window", "3"],
+        ["--middle", middle, "--draft", drafter, "--window", "4,2", "--rule", "block"],
         [
             "--middle",
             middle,
             "--middle",
             drafter,
-            "--drafter",
+            "--draft",
             "prompt-lookup",
             "--window",
             "3,2,1",
         ],
-        ["--middle", middle, "--drafter", drafter, "--window", "9,2", "--rounds", "3"],
-        ["--middle", middle, "--drafter", drafter, "--window", "4,2", "--tail", "2"],
-        ["--drafter", "prompt-lookup"],
+        ["--middle", middle, "--draft", drafter, "--window", "9,2", "--rounds", "3"],
+        ["--middle", middle, "--draft", drafter, "--window", "4,2", "--tail", "2"],
+        ["--draft", "prompt-lookup"],
     ]
     for options in chains:
         # Without --target it is the shipped one.
@@ -129,9 +129,19 @@ def test_generate_with_a_chain_of_ones_own(
             assert len(report["stats"]["levels"]) == len(options) // 2 + 1 - uncounted(options)
 
 
+def test_the_former_name_of_draft_says_its_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("generate", "x", "--max-new-tokens", "3", "--json")
+    former = call(capsys, *words, "--drafter", "suffix")
+    assert former[0] == 0
+    assert "note: --drafter is now --draft, and will go\n" in former[2]
+    assert "prefill" not in former[2]
+    names = [level["name"] for level in json.loads(former[1])["stats"]["levels"]]
+    assert names == ["target", "suffix match"]
+
+
 def uncounted(options: list[str]) -> int:
     """Of the options, those that name no level."""
-    return sum(word.startswith("--") and word not in ("--middle", "--drafter") for word in options)
+    return sum(word.startswith("--") and word not in ("--middle", "--draft") for word in options)
 
 
 @pytest.mark.parametrize("options", [["--raw"], [], ["--system", "x"]])
@@ -180,14 +190,14 @@ def test_several_prompts_are_one_batch_with_values_for_each(
         (["--window", "4,a"], "--window: expected an integer >= 0, or several with commas"),
         (["--rounds", "4,1"], "--rounds: expected 1 integers >= 0 for 3 levels, given [4, 1]"),
         (["--tail", "-1"], "--tail: expected an integer >= 0, given '-1'"),
-        (["--drafter", "../no"], "--drafter: expected a model id"),
+        (["--draft", "../no"], "--draft: expected a model id"),
         (["--dtype", "float99"], "--dtype: expected torch.float32"),
         (["--dtype", "int8"], "--dtype: expected torch.float32"),
         (["--device", "quark"], "--device: expected"),
         (["--target", "./nowhere"], "--target: expected a model id, the directory of a model"),
         (["--target", "/a/b/c"], "--target: expected a model id, the directory of a model"),
         (["--target", "{empty}"], "--target: expected a directory with a config.json"),
-        (["--target", "{model}", "--drafter", "../no"], "--drafter: expected a model id"),
+        (["--target", "{model}", "--draft", "../no"], "--draft: expected a model id"),
         (["--target", "{model}", "--middle", "../no"], "--middle: expected a model id"),
         (["--target", "prompt-lookup"], "--target of 1: expected a model, given the drafter"),
         (["-", "-"], "prompt: expected one '-'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import llama_program
@@ -22,7 +23,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_beside_llama_cpp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program, *files = llama_program.write(tmp_path)
-    words = [*WORDS, "--prompts", "1", "--target", TARGET, "--drafter", DRAFTER]
+    words = [*WORDS, "--prompts", "1", "--target", TARGET, "--draft", DRAFTER]
     words += ["--llama", str(program), "--gguf", ",".join(map(str, files))]
     assert main(words) == 0
     report = json.loads(capsys.readouterr().out)
@@ -44,7 +45,7 @@ def test_beside_llama_cpp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_copy_as_the_target(capsys: pytest.CaptureFixture[str]) -> None:
     """It is no middle below itself: prompt lookup drafts below the drafter."""
-    words = [*WORDS, "--prompts", "1", "--target", f"w4:{TARGET}", "--drafter", f"w4:{DRAFTER}"]
+    words = [*WORDS, "--prompts", "1", "--target", f"w4:{TARGET}", "--draft", f"w4:{DRAFTER}"]
     assert main(words) == 0
     (table,) = json.loads(capsys.readouterr().out)["tables"]
     assert table["configurations"][-1]["label"] == "three levels: target, drafter, prompt lookup"
@@ -54,7 +55,7 @@ def test_a_copy_as_the_target(capsys: pytest.CaptureFixture[str]) -> None:
 def test_another_drafter_than_a_model(drafter: str, capsys: pytest.CaptureFixture[str]) -> None:
     place = str(tiny.path(drafter)) if drafter == "eagle3" else drafter
     name = "eagle3" if drafter == "eagle3" else "suffix match"
-    assert main([*WORDS, "--prompts", "1", "--target", TARGET, "--drafter", place]) == 0
+    assert main([*WORDS, "--prompts", "1", "--target", TARGET, "--draft", place]) == 0
     (table,) = json.loads(capsys.readouterr().out)["tables"]
     rows = {row["label"]: row for row in table["configurations"]}
     for label in (f"two levels: target, {name}", f"three levels: target, w4, {name}"):
@@ -64,7 +65,7 @@ def test_another_drafter_than_a_model(drafter: str, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
-        (["--drafter", DRAFTER], "--drafter, --gguf: expected a --target"),
+        (["--draft", DRAFTER], "--draft, --gguf: expected a --target"),
         (["--target", TARGET, "--full"], "expected without --target, given both"),
         (["--target", TARGET, "--prompts", "4"], "--prompts: expected at most 3, given 4"),
         (["--target", "nowhere/at/all"], "--target: expected a model id, the directory"),
@@ -76,3 +77,26 @@ def test_what_does_not_go_together(
 ) -> None:
     assert main([*WORDS, *words]) == 2
     assert wrong in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("names", "status"), [(("small", "large", "least"), 0), (("one",), 2)])
+def test_make_takes_models_that_are_there(
+    names: tuple[str, ...], status: int, tmp_path: Path
+) -> None:
+    """The largest is the target, the next one the draft, and none is fetched."""
+    sizes = {"small": 20, "large": 30, "least": 10, "one": 1}
+    for name in names:
+        (tmp_path / f"{name}.gguf").write_bytes(b"x" * sizes[name])
+    words = ["make", "demo-real", f"MODELS={tmp_path}", "PY=echo", "PIP=true", "-o", "environment"]
+    program = "build/llama/program/polyspec_llama"
+    done = subprocess.run(
+        [*words, "-o", program], cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    assert (done.returncode == 0) == (status == 0)
+    shown = done.stdout.splitlines()[-1] if status == 0 else done.stderr
+    large, small = (f"w4:{tmp_path}/{name}.gguf" for name in ("large", "small"))
+    expected = (
+        f"--target {large} --draft {small} --gguf {tmp_path}/large.gguf,{tmp_path}/small.gguf"
+    )
+    assert (expected if status == 0 else "expected two GGUF files or more, given") in shown
+    assert "get.py" not in shown
