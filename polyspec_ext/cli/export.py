@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from .. import tiny
 from ..integrations import gguf
+from ..levels import load_model
 
 
 def add_command(commands: Any) -> None:
@@ -33,7 +33,7 @@ def add_command(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the file."""
     source = tiny.path(args.model) if args.model in tiny.LEVELS else args.model
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    model = load_model(source, torch.float32, blocks=False, name="MODEL")
     gguf.write_gguf(model, args.file)
     print(args.file)
     return 0

@@ -37,9 +37,9 @@ def tokenizer_of(args: argparse.Namespace) -> Any:
     if args.target is None:
         return tiny.tokenizer()
     place = original(args.target)
-    model_source("target", place)
+    source = model_source("target", place)
     try:
-        return tokenizer_at(place)
+        return tokenizer_at(source.place)
     except ValueError as error:
         raise ValueError(f"target: {error}") from error
 

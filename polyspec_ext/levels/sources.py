@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import progress
+from . import hub
 from .gguf_file import MAGIC, GgufFile, first_part
 from .gguf_header import config_of
 from .gguf_tokenizer import tokenizer_of
@@ -192,7 +193,13 @@ def model_source(name: str, place: str | Path) -> Source:
         )
     if "/" not in source:
         progress.note(f"{name}: no directory {source!r} here: looking for a model of this id")
-    return Source(source)
+    try:
+        return Source(hub.place_of(source))
+    except ValueError as error:
+        raise ValueError(
+            f"{name}: expected the id, directory or GGUF file of a causal language model, given "
+            f"{source!r}: {error}"
+        ) from None
 
 
 def _require_weights(name: str, file: Path) -> None:

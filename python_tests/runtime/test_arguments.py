@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -523,10 +524,35 @@ def test_places_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
     for loader in (hf.AutoConfig, hf.AutoModelForCausalLM):
         monkeypatch.setattr(loader, "from_pretrained", offline)
+    monkeypatch.setattr(huggingface_hub, "file_exists", lambda *_: False)
     with pytest.raises(
         ValueError, match=r"^levels\[0\]: .*given 'some/model': We couldn't connect$"
     ):
         ps.Chain(["some/model"], pack=pack)
+
+
+def test_without_a_network_an_id_is_cached_or_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub is asked once, and not by transformers, which tries again and again."""
+    asked: list[str] = []
+
+    def unreachable(place: str, file: str) -> bool:
+        asked.append(place)
+        raise OSError("Name or service not known")
+
+    make("llama", 1).save_pretrained(tmp_path)
+    cached = {"some/cached": str(tmp_path / "config.json")}
+    monkeypatch.setattr(huggingface_hub, "file_exists", unreachable)
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda place, file: cached.get(place)
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"^levels\[1\]: .*, given 'some/other': no such folder here, no .* be reached$",
+    ):
+        ps.Chain(["some/cached", "some/other"], dtype="float32", pack=False)
+    assert asked == ["some/cached", "some/other"]
 
 
 def test_load(tmp_path: Path) -> None:
