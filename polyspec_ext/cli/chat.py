@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..chain import Chain
-from ..chat import has_template
+from ..chat import chat_prompt, has_template
 from ..command import options
+from ..files import replace_text
 from ..outputs import Answer
 from ..stats import Stats
 from .chain_options import add_chain_options, add_sampling_options, build_chain, sampling_of
-from .texts import add_prompt_options, drawn_seeds, show_prompt, speed, tokenizer_of
+from .texts import add_prompt_options, show_prompt, speed, tokenizer_of
 
-COMMANDS = (
-    "/reset forgets the conversation, /quit or Ctrl-D ends; Ctrl-C ends an answer, twice at once"
-)
+COMMANDS = {
+    "/help": "list these commands",
+    "/reset": "forget the conversation",
+    "/retry": "answer the last question again, with another seed",
+    "/system TEXT": "replace the system prompt (without TEXT: by none), and begin anew",
+    "/save FILE": "write the conversation as JSON messages",
+    "/quit": "end, as Ctrl-D does",
+}
+HINT = "/help lists the commands, /quit ends; Ctrl-C ends an answer, twice at once"
+_PASTE = ("\x1b[200~", "\x1b[201~")  # what terminals send around pasted text
+_PASTES = ("\x1b[?2004h", "\x1b[?2004l")  # and what has them do so, or not
 
 
 def add_command(commands: Any) -> None:
@@ -31,9 +41,9 @@ def add_command(commands: Any) -> None:
         "chat",
         help="a conversation on the terminal",
         description="Talk with a chain, whose target's tokenizer needs a chat template. Answers "
-        f"stream; statistics follow each on standard error. {COMMANDS}. What stands in the caches "
-        "is not read again. Turns for which the context has no room are left out, the oldest "
-        "first.",
+        "stream; statistics follow each on standard error. Pasted lines are one message. Commands: "
+        f"{', '.join(COMMANDS)}. What stands in the caches is not read again. Turns for which the "
+        "context has no room are left out, the oldest first.",
     )
     add_prompt_options(sub)
     sub.add_argument(
@@ -47,67 +57,130 @@ def add_command(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answers lines of stdin until it ends."""
-    request = sampling_of(args, 1)
-    chain = build_chain(args)
-    if not has_template(tokenizer_of(args)):
-        raise ValueError(
-            f"target: expected a model whose tokenizer has a chat template, given {args.target}; "
-            "`generate` continues text without one"
-        )
-    messages: list[dict[str, str]] = []  # without the system prompt, the oldest first
+    """Answer lines of stdin until it ends."""
+    talk = Conversation(args)
     if args.verbose:
-        _note(str(chain))
-    _note(COMMANDS)
+        _note(str(talk.chain))
+    _note(HINT)
     while True:
         try:
             text = _line()
-            if text == "/quit":
+            if text and not talk.take(text):
                 return 0
-            if text == "/reset":
-                messages = []
-                _note("the conversation is forgotten")
-            elif re.fullmatch(r"/\w*", text):
-                _note(f"expected a message or a command, given {text}; {COMMANDS}")
-            elif text:
-                messages = _answered(args, chain, request, messages, text)
         except EOFError:
             return 0
         except KeyboardInterrupt:
-            _note(f"\n{COMMANDS}")
+            _note(f"\n{HINT}")
 
 
-def _answered(
-    args: argparse.Namespace,
-    chain: Chain,
-    request: dict[str, Any],
-    earlier: list[dict[str, str]],
-    text: str,
-) -> list[dict[str, str]]:
-    """Print the answer to `text`; returns the conversation with both. What was answered when Ctrl-C
-    came is an answer; a question without one is forgotten, and so is one that fails.
+class Conversation:
+    """A conversation with the chain that the options describe.
 
-    Args:
-        request: sampling parameters and `max_new_tokens`, as of `Chain.chat`.
-        earlier: questions and answers in turns.
+    Attributes:
+        messages: questions and answers in turns, the oldest first.
+        system: the system prompt.
     """
-    question = {"role": "user", "content": text}
-    try:
-        answer = chain.chat([*earlier, question], system=args.system, **request)
-        if answer.left_out:
-            earlier = earlier[answer.left_out :]
-            _note(
-                f"the context of {answer.context} tokens has no room for the oldest "
-                f"{answer.left_out // 2} of the turns, which are left out"
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args, self._request = args, sampling_of(args, 1)
+        self.chain = build_chain(args)
+        self._tokenizer = tokenizer_of(args)
+        if not has_template(self._tokenizer):
+            raise ValueError(
+                "target: expected a model whose tokenizer has a chat template, given "
+                f"{args.target}; `generate` continues text without one"
             )
-        _print(args, answer)
-    except (ValueError, RuntimeError) as error:
-        _note(f"error: {error}")
-        return earlier
-    return [*earlier, question, answer.message] if answer.text else earlier
+        self.messages: list[dict[str, str]] = []
+        self.system: str | None = args.system
+        self._asked: str | None = None  # the last question
+
+    def take(self, text: str) -> bool:
+        """Answer a message or follow a command. Returns whether the conversation goes on."""
+        word, rest = [*text.split(maxsplit=1), ""][:2]
+        if re.fullmatch(r"/\w*", word) is None:
+            self._answer(text, self.messages, self._request["seed"])
+        elif word not in {name.partition(" ")[0] for name in COMMANDS}:
+            _note(
+                f"error: expected a message or a command, given {word}; the commands are "
+                f"{', '.join(COMMANDS)}"
+            )
+        elif rest and word in COMMANDS:
+            _note(f"error: expected nothing behind {word}, given {rest[:20]!r}")
+        elif word == "/quit":
+            return False
+        elif word == "/help":
+            _note("\n".join(f"  {name:13} {what}" for name, what in COMMANDS.items()))
+        elif word == "/reset":
+            self._begin_anew()
+        elif word == "/retry":
+            self._retry()
+        elif word == "/system":
+            self._replace_system(rest or None)
+        else:
+            self._save(rest)
+        return True
+
+    def _begin_anew(self) -> None:
+        self.messages, self._asked = [], None
+        _note("the conversation is forgotten")
+
+    def _replace_system(self, text: str | None) -> None:
+        try:
+            chat_prompt(self._tokenizer, [{"role": "user", "content": "?"}], text)
+        except ValueError as error:  # of a template that takes none
+            _note(f"error: {error}")
+            return
+        self.system = text
+        self._begin_anew()
+
+    def _retry(self) -> None:
+        if self._asked is None:
+            _note("error: /retry: expected a question before it, given none")
+            return
+        if not any(self._args.temperature):
+            _note("at temperature 0 every answer is the same; --temperature T lets them differ")
+        answered = [one["content"] for one in self.messages[-2:-1]] == [self._asked]
+        self._answer(self._asked, self.messages[:-2] if answered else self.messages, None)
+
+    def _save(self, file: str) -> None:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        messages = [*system, *self.messages]
+        if not file:
+            _note("error: /save: expected a file, given none")
+            return
+        text = json.dumps(messages, indent=1, ensure_ascii=False)
+        try:
+            replace_text(Path(file).expanduser(), text + "\n")
+            _note(f"wrote {len(messages)} messages to {file}")
+        except (OSError, RuntimeError) as error:  # a user without a folder of their own
+            reason = getattr(error, "strerror", None) or error
+            _note(f"error: /save: expected a file to write, given {file}: {reason}")
+
+    def _answer(self, text: str, earlier: list[dict[str, str]], seed: int | None) -> None:
+        """Print the answer to `text` behind `earlier` messages, and keep both. What was answered
+        when Ctrl-C came is an answer; a question without one, or that fails, changes nothing."""
+        self._asked = text
+        question = {"role": "user", "content": text}
+        try:
+            answer = self.chain.chat(
+                [*earlier, question], system=self.system, **{**self._request, "seed": seed}
+            )
+            if answer.left_out:
+                earlier = earlier[answer.left_out :]
+                _note(
+                    f"the context of {answer.context} tokens has no room for the oldest "
+                    f"{answer.left_out // 2} of the turns, which are left out"
+                )
+            _print(self._args, answer, drawn=seed is None)
+        except (ValueError, RuntimeError) as error:
+            _note(f"error: {error}")
+            return
+        if answer.text:
+            self.messages = [*earlier, question, answer.message]
 
 
-def _print(args: argparse.Namespace, answer: Answer) -> None:
+def _print(args: argparse.Namespace, answer: Answer, drawn: bool) -> None:
+    """Print an answer as it comes, then what is to be said of it; `drawn`: its seed too."""
     if args.verbose:
         show_prompt(answer.prompt)
     ending = ""
@@ -127,7 +200,8 @@ def _print(args: argparse.Namespace, answer: Answer) -> None:
     if answer.tokens:
         stats = answer.stats
         lines = [stats.table() if args.stats else _figures(stats)]
-        lines.append(drawn_seeds(args, answer.seeds))
+        if drawn and any(args.temperature):
+            lines.append(f"--seed {answer.seeds[0]}")
     _note("\n".join(filter(None, [*lines, ending])))
 
 
@@ -173,14 +247,32 @@ def _line() -> str:
     """
     try:
         if sys.stdin.isatty() and sys.stdout.isatty():
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401  (`input` edits with it, and finds earlier lines)
-            line = input("> ")
+            line = _typed()
         elif not (line := sys.stdin.readline()):
             raise EOFError
         return options.prompt(line).strip()
     except (UnicodeDecodeError, argparse.ArgumentTypeError):
         raise ValueError("message: expected UTF-8 text, given other bytes") from None
+
+
+def _typed() -> str:
+    """A message from the terminal. Pasted lines are one: readline knows where a paste ends, without
+    it the terminal tells."""
+    with contextlib.suppress(ImportError):
+        import readline
+
+        if "libedit" not in (readline.__doc__ or ""):  # which submits every pasted line
+            readline.parse_and_bind("set enable-bracketed-paste on")
+            return input("> ")
+    begin, end = _PASTE
+    print(_PASTES[0], end="")
+    try:
+        line = input("> ")
+        while line.count(begin) > line.count(end):
+            line += "\n" + input()
+    finally:
+        print(_PASTES[1], end="", flush=True)
+    return line.replace(begin, "").replace(end, "")
 
 
 def _note(text: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,6 +235,85 @@ def test_a_conversation_ends_with_stdin_and_shows_what_is_asked_for(
     assert len(prompts) == 2
     assert all(f"tokens:\n{prompt}\n" in shown for prompt in prompts)
     assert shown.count("ms/pass") == 2
+
+
+def test_commands_of_a_conversation(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    instruct: Path,
+    tmp_path: Path,
+) -> None:
+    files = [tmp_path / name for name in ("first.json", "second.json", "none/third.json")]
+    lines = [
+        "/retry", "/help", "/reset now", "/save", "/sytem S", f"/save {files[2]}",
+        "/usr/bin is a folder", f"/save {files[0]}", "/retry", f"/save {files[1]}",
+        "/system Be brief.", "two", "/system", "three", "/quit",
+    ]  # fmt: skip
+    words = ("--target", instruct, "--system", "S", "--temperature", "1.5", "--seed", "3", *SHORT)
+    status, shown, prompts = talk(capsys, monkeypatch, "\n".join(lines), *words)
+    assert status == 0
+    known = "/help, /reset, /retry, /system TEXT, /save FILE, /quit"
+    assert (
+        f"error: expected a message or a command, given /sytem; the commands are {known}" in shown
+    )
+    assert "  /save FILE    write the conversation" in shown
+    for wrong in (
+        "/retry: expected a question before it", "expected nothing behind /reset, given 'now'",
+        "/save: expected a file, given none",
+        f"/save: expected a file to write, given {files[2]}: No",
+    ):  # fmt: skip
+        assert f"error: {wrong}" in shown
+    first = "[user]/usr/bin is a folder<|eos|>[assistant]"
+    assert prompts == [
+        *[f"[system]S<|eos|>{first}"] * 2,
+        "[system]Be brief.<|eos|>[user]two<|eos|>[assistant]",
+        "[user]three<|eos|>[assistant]",
+    ]
+    # The answer of another seed, which is shown, replaces the last one.
+    one, other = (json.loads(file.read_text()) for file in files[:2])
+    assert [message["role"] for message in other] == ["system", "user", "assistant"]
+    assert one[:2] == other[:2]
+    assert one[2] != other[2]
+    assert shown.count("\n--seed ") == 1
+
+
+def test_a_system_prompt_that_the_template_refuses_changes_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, shown, prompts = talk(capsys, monkeypatch, "one\n/system S\ntwo\n", *SHORT)
+    assert status == 0
+    assert "error: system: expected a conversation that the chat template takes" in shown
+    assert prompts[1].startswith(prompts[0])
+
+
+@pytest.mark.parametrize("readline", [True, False])
+def test_pasted_lines_are_one_message(readline: bool, tmp_path: Path) -> None:
+    """In a terminal, which puts marks around what is pasted, and without readline as well."""
+    pty = pytest.importorskip("pty")
+    master, slave = pty.openpty()
+    hide = "" if readline else "sys.modules['readline'] = None; "
+    code = f"import sys; {hide}from polyspec_ext import cli; sys.exit(cli.main())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "chat", "--max-new-tokens", "3"],
+        stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"},
+    ) as process:  # fmt: skip
+        os.close(slave)
+        shown = b""
+
+        def enter(text: str, wanted: bytes) -> None:
+            nonlocal shown
+            while not shown.rstrip().endswith(wanted):
+                shown += os.read(master, 4096)
+            os.write(master, text.encode())
+            shown = b""
+
+        file = tmp_path / "talk.json"
+        enter("\x1b[200~first line\rsecond line\x1b[201~\r", b">")
+        enter(f"/save {file}\r", b">")
+        enter("/quit\r", b">")
+        assert process.wait(60) == 0
+    os.close(master)
+    assert json.loads(file.read_text())[0]["content"] == "first line\nsecond line"
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_conversation(
