@@ -290,12 +290,15 @@ def test_a_system_prompt_that_the_template_refuses_changes_nothing(
 def test_pasted_lines_are_one_message(readline: bool, tmp_path: Path) -> None:
     """In a terminal, which puts marks around what is pasted, and without readline as well."""
     pty = pytest.importorskip("pty")
+    off = tmp_path / "inputrc"  # as readline before 8.1 has it
+    off.write_text("set enable-bracketed-paste off\n")
     master, slave = pty.openpty()
     hide = "" if readline else "sys.modules['readline'] = None; "
     code = f"import sys; {hide}from polyspec_ext import cli; sys.exit(cli.main())"
     with subprocess.Popen(
         [sys.executable, "-c", code, "chat", "--max-new-tokens", "3"],
-        stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"},
+        stdin=slave, stdout=slave, stderr=slave,
+        env={**os.environ, "TERM": "xterm", "INPUTRC": str(off)},
     ) as process:  # fmt: skip
         os.close(slave)
         shown = b""
