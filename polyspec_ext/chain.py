@@ -14,15 +14,17 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 
-from . import arguments, inputs, validate
+from . import arguments, chain_file, inputs, validate
 from .chat import ends_of_turn, fitted_prompt, has_template, prompt_of_text
 from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
 from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt, Tokenized
 from .levels import (
+    ELEMENTS,
     BatchedLevel,
     EncodedInput,
     Level,
+    Options,
     batched,
     vocabulary,
 )
@@ -302,6 +304,26 @@ class Chain:
             consider=arguments.flag("consider", consider),
             batch=batch,
         )
+
+    @classmethod
+    def from_plan(cls, path: str | Path) -> Chain:
+        """Return the chain of a file that ``plan --save`` or `Plan.save` wrote, with the data
+        types and packed weights of its levels as they were planned. Nothing is timed.
+
+        Raises:
+            TypeError, ValueError: no path, no such file, or one of another form; as of `Chain`,
+                where an element cannot be loaded any more.
+        """
+        saved = chain_file.read("path", arguments.path("path", path))
+        elements: list[Any] = []
+        for number, one in enumerate(saved.elements):
+            name = f"levels[{number}]"
+            dtype = arguments.loaded_dtype(f"{name}: dtype", one.dtype)
+            options = Options(name, tuple(elements), dtype, None, one.pack, one.compile)
+            elements.append(ELEMENTS.resolve(one.source, options))
+        chain = cls(elements, saved.window, rounds=saved.rounds, tail=saved.tail, rule=saved.rule)
+        chain.prediction = Prediction(*saved.prediction)
+        return chain
 
     def _idle(self) -> None:
         """What is at work between the levels; nothing has begun yet."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from polyspec_ext import columns
 from polyspec_ext.command import options
 from polyspec_ext.files import replace_text
 
@@ -33,6 +35,11 @@ def number(value: float | None, form: str) -> str:
 def token_count(count: int) -> str:
     """ "1 token", "2 tokens"."""
     return f"{count} token{'s' * (count > 1)}"
+
+
+def show(markdown: str) -> None:
+    """Print Markdown, on a terminal in as many columns as tables may have there."""
+    print(columns.fitted(markdown) if sys.stdout.isatty() else markdown, flush=True)
 
 
 def save(args: argparse.Namespace, report: dict[str, Any]) -> None:
@@ -61,7 +68,10 @@ def add_report(
     def run(args: argparse.Namespace) -> int:
         report = report_of(args)
         save(args, report)
-        print(json.dumps(report, indent=1) if args.json else markdown(report))
+        if args.json:
+            print(json.dumps(report, indent=1))
+        else:
+            show(markdown(report))
         return status(report)
 
     parser.set_defaults(run=run)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from .. import tiny
+from .. import chain_file, tiny
 from ..command import options
 from ..planned import Chain
 from ..policies import POLICIES
@@ -22,6 +23,11 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         "chain",
         "without --target: the shipped target, and below it the shipped middle and drafter where "
         "neither --middle nor --draft is given",
+    )
+    group.add_argument(
+        "--chain",
+        metavar="FILE",
+        help="a chain that `plan --save FILE` wrote, instead of the options below but --threads",
     )
     group.add_argument(
         "--target",
@@ -148,6 +154,8 @@ def sampling_of(args: argparse.Namespace, count: int) -> dict[str, Any]:
 
 def build_chain(args: argparse.Namespace) -> Chain:
     """The chain that the options describe."""
+    if args.chain is not None:
+        return _saved_chain(args)
     if args.measure_again:
         default_store().clear()
     names = ("rule", "dtype", "device", "compile", "rounds", "tail", "policy", "confidence")
@@ -167,17 +175,37 @@ def build_chain(args: argparse.Namespace) -> Chain:
         raise ValueError(text) from error
 
 
+def _saved_chain(args: argparse.Namespace) -> Chain:
+    """The chain of ``--chain``, whose target becomes that of the options.
+
+    Raises:
+        ValueError: no such chain, or options that it decides.
+    """
+    parser = argparse.ArgumentParser()
+    add_chain_options(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        value = getattr(args, name)
+        if value != default and name not in ("chain", "threads"):
+            raise ValueError(f"{name}: expected none beside --chain, given {value}")
+    try:
+        chain = Chain.from_plan(args.chain)
+    except ValueError as error:
+        raise ValueError(re.sub("^path:", "chain:", str(error))) from error
+    args.target = chain_file.read("chain", Path(args.chain)).elements[0].source
+    return chain
+
+
 def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
     """The chain that is recommended for such prompts and the options' models (``--auto``).
 
     Raises:
         ValueError: no target, or options that a plan chooses.
     """
-    if args.target is None:
-        raise ValueError("auto: expected a --target beside it, given none")
-    for name in ("window", "rounds", "policy", "dtype"):
+    for name in ("chain", "window", "rounds", "policy", "dtype"):
         if getattr(args, name) is not None:
             raise ValueError(f"auto: expected no --{name} beside it, given {getattr(args, name)}")
+    if args.target is None:
+        raise ValueError("auto: expected a --target beside it, given none")
     if args.measure_again:
         default_store().clear()
     given = [args.target, *args.middle, *([args.draft] if args.draft else [])]

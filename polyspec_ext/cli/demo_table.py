@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .. import columns
 from ..bench.differences import verdict
 from ..bench.measuring import Contender
 from ..stats import merge
-
-WIDTH = 56  # of the labels, in characters
 
 
 def rows_of(
@@ -60,47 +59,48 @@ def rows_of(
 
 
 def show(table: dict[str, Any], where: dict[str, Any]) -> None:
-    """Prints a table of `rows_of`, with what was measured and the levels' "choices"; `where`: of
+    """Print a table of `rows_of`, with what was measured and the levels' "choices"; `where`: of
     `machine.describe`."""
     greedy = table["temperature"] == 0
-    print(
-        f"{'configuration':{WIDTH}} {'window':>6} {'tokens/s':>9} {'ratio':>6} {'decoding':>8} "
-        f"{'/generate':>9}  "
-        f"{'same text as plain' if greedy else 'likelihood under the target'}"
-    )
+    heads = ("window", "tokens/s", "ratio", "decoding", "/generate",
+             "same text as plain" if greedy else "likelihood under target")  # fmt: skip
+    rows: list[columns.Row] = []
     for row in table["configurations"]:
-        window = ",".join(map(str, row["window"])) or "-"
-        line = f"{row['label']:{WIDTH}} {window:>6} {row['tokens_per_second']:9.1f}"
         alone = row["decoding_ratio"]
-        line += f" {row['ratio']:5.2f}x {'-' if alone is None else f'{alone:.2f}x':>8}"
-        print(f"{line} {row['ratio_to_generate']:8.2f}x  {row['verdict']}")
-    print(
-        f"\n{'per level':{WIDTH}} forward passes   ms/pass  mean acceptance length  acceptance rate"
-    )
+        rows.append((row["label"], (
+            ",".join(map(str, row["window"])) or "-", f"{row['tokens_per_second']:.1f}",
+            f"{row['ratio']:.2f}x", "-" if alone is None else f"{alone:.2f}x",
+            f"{row['ratio_to_generate']:.2f}x", row["verdict"],
+        )))  # fmt: skip
+    print(columns.table("configuration", heads, rows, left=1))
+    per_level = ("passes", "ms/pass", "mean length", "accepted")
+    rows = []
     for row in table["configurations"]:
         if row["stats"] is None or len(row["stats"]["levels"]) == 1:
             continue
-        print(row["label"])
+        rows.append((row["label"], ("",) * len(per_level)))
         for level in row["stats"]["levels"]:
-            passes = level["num_forward_passes"]
-            each = f"{level['seconds'] / passes * 1e3:.2f}" if passes else "-"
-            line = f"  {level['name']:{WIDTH - 2}} {passes:14}  {each:>8}"
-            if level["mean_acceptance_length"] is not None:
-                line += f"  {level['mean_acceptance_length']:22.2f}"
-                line += f"  {level['draft_acceptance_rate']:15.2f}"
-            print(line)
+            passes, length = level["num_forward_passes"], level["mean_acceptance_length"]
+            accepts = length is not None
+            rows.append((f"  {level['name']}", (
+                str(passes), f"{level['seconds'] / passes * 1e3:.2f}" if passes else "-",
+                f"{length:.2f}" if accepts else "-",
+                f"{level['draft_acceptance_rate']:.2f}" if accepts else "-",
+            )))  # fmt: skip
+    if rows:
+        print(f"\n{columns.table('per level', per_level, rows)}")
     print("\nfastest on this processor, by timing each level's passes")
     for name, choice in table["choices"].items():
-        print(f"  {name}: {choice}")
-    print(
+        print(columns.wrapped(f"  {name}: {choice}"))
+    counts = f"{table['prompts']} questions, median of {table['repeats']} interleaved runs each"
+    for line in (
         f"\nratio: over the fastest plain decoding ({table['fastest_plain']}), prefill included; "
-        "decoding: over the\nfastest by the same engine, without the prefill; /generate: over "
-        "transformers' generate"
-    )
-    print(
-        f"{table['prompts']} questions, median of {table['repeats']} interleaved runs each, up to "
-        f"{table['max_new_tokens']} new tokens, temperature {table['temperature']:g}\n"
-        f"{where['cpu']}, {where['cores']} cores, {where['threads']} threads; "
-        f"torch {where['torch']}, transformers {where['transformers']}\n",
-        flush=True,
-    )
+        "decoding: over the fastest by the same engine, without the prefill; /generate: over "
+        "transformers' generate; mean length: tokens that a verification hands up; accepted: share "
+        "of the draft tokens",
+        f"{counts}, up to {table['max_new_tokens']} new tokens, temperature "
+        f"{table['temperature']:g}",
+        f"{where['cpu']}, {where['cores']} cores, {where['threads']} threads; torch "
+        f"{where['torch']}, transformers {where['transformers']}\n",
+    ):
+        print(columns.wrapped(line), flush=True)

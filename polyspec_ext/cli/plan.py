@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import progress, tiny
+from .. import columns, progress, tiny
 from ..bench import chains
 from ..bench.machine import QUESTIONS
 from ..chat import has_template
 from ..command import options
 from ..planned import plan
 from ..planning import plot
+from ..planning.planner import Plan
 from ..tuning import default_store
 from .chain_options import add_measure_again
 from .texts import add_raw, require_text, text_prompt, tokenizer_of
@@ -91,6 +94,17 @@ def add_command(commands: Any) -> None:
     add_measure_again(work)
     options.add_json(sub, "tables")
     sub.add_argument(
+        "--verbose",
+        action="store_true",
+        help="also the measurements, the theory, and what the recommendation depends on",
+    )
+    sub.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the recommended chain, for --chain of generate and chat and Chain.from_plan",
+    )
+    sub.add_argument(
         "--plot",
         type=Path,
         metavar="FILE",
@@ -149,7 +163,53 @@ def run(args: argparse.Namespace) -> int:
         repeats=args.repeats,
         consider=args.target is not None and not args.only,
     )
+    if shipped and args.grown is None:
+        found.parts = [
+            replace(part, word=part.word or str(tiny.path(part.name))) for part in found.parts
+        ]
     if args.plot is not None:
         plot.draw(found, args.plot)
-    print(json.dumps(found.to_dict(), indent=1) if args.json else found)
+    if args.save is not None:
+        found.save(args.save)
+    if args.json:
+        print(json.dumps(found.to_dict(), indent=1))
+        return 0
+    print(found.report(args.verbose))
+    if not args.verbose:
+        print("\n--verbose shows the measurements and what the recommendation depends on")
+    if args.grown is None:
+        print(f"\n{_command(args, found)}")
     return 0
+
+
+def _command(args: argparse.Namespace, found: Plan) -> str:
+    """What to paste: `generate` with the recommended chain."""
+    best, sources = found.recommended, found.sources()
+    if args.save is not None:
+        words = [("chain", str(args.save))]
+    else:
+        names = ["target", *["middle"] * (len(sources) - 2), "draft"]
+        words = list(zip(names, sources, strict=False))  # the target alone has no draft
+        words += [("window", ",".join(map(str, best.windows)))] if best.windows else []
+        words += [("rounds", ",".join(map(str, best.rounds)))] if best.rounds else []
+        chosen = {"tail": (best.tail, 0), "rule": (best.rule, "token"), "pack": (args.pack, "auto")}
+        words += [(name, str(value)) for name, (value, usual) in chosen.items() if value != usual]
+    words.append(("max-new-tokens", str(args.max_new_tokens)))
+    for name, off in {
+        "temperature": 0,
+        "top_k": 0,
+        "top_p": 1,
+        "min_p": 0,
+        "threads": None,
+    }.items():
+        value = getattr(args, name)
+        words += [(name.replace("_", "-"), f"{value:g}")] if value != off else []
+    each = [f"--{name} {shlex.quote(value)}" for name, value in words]
+    each += ["--compile"] if args.compile and args.save is None else []
+    lines = ["python -m polyspec_ext generate 'YOUR PROMPT'"]
+    for word in each:
+        if len(lines[-1]) + len(word) < columns.WIDTH - 2:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"  {word}")
+    return " \\\n".join(lines)

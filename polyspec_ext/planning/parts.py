@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .. import arguments
@@ -11,6 +13,10 @@ from ..levels import batched
 from ..levels.base import id_map_of
 from ..sampling import Sampling
 from ..validate import SEED_MAX
+
+_SOURCE = re.compile(
+    r"((?:w[48]:|eagle:|trim:\d+:)*)(.*)"
+)  # prefixes, then a path, an id or a word
 
 
 @dataclass(frozen=True)
@@ -59,12 +65,21 @@ class Part:
     thing: Any  # a `Level`, or a drafter
     name: str  # for people
     model: bool  # whether it is a level
-    word: str | None = None  # of what was considered unasked (`considered`)
+    word: str | None = None  # its path, id or word; None: it was a Python object
 
     @property
     def choice(self) -> Any:
         """How it was found to run fastest (`Choice`); None where there was nothing to choose."""
         return getattr(self.thing, "choice", None)
+
+    @property
+    def source(self) -> str:
+        """Its word, with an absolute path."""
+        match = _SOURCE.fullmatch(str(self.word))
+        assert match is not None
+        loads = (self.model and self.reads_apart) or self.reads_states  # else a drafter's word
+        path = Path(match[2])
+        return match[1] + str(path.absolute() if loads and path.exists() else match[2])
 
     @property
     def verifies(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from .. import arguments, inputs, progress
 from ..chain import Chain, Prediction
+from ..chain_file import ChainFile, Element
 from ..drafters import elements, is_drafter
 from ..inputs import Prompt
 from ..levels.describe import is_sharded
@@ -117,11 +118,15 @@ class Plan:
             "measuring_seconds": self.measured.spent,
         }
 
-    def __str__(self) -> str:
-        """For people: the chains, the measurements, the tests, and what they depend on."""
+    def report(self, verbose: bool = False) -> str:
+        """Return the recommendation and a table of the chains for people, in 80 columns; `verbose`:
+        also the measurements, the tests of Theorem 3.2, and what the recommendation depends on."""
+        head = tables.verdict(self.recommended, self.plain)
+        if not verbose:
+            return f"{head}\n\n{tables.short_rates(self.candidates, self.plain)}"
         ran = [one for one in self.candidates if one.measured_work]
         sections = [
-            tables.verdict(self.recommended, self.plain),
+            head,
             tables.rates(self.candidates, self.plain),
             tables.measurements(self.measured, self.parts, self.request),
             tables.work(ran) if ran else "",
@@ -129,6 +134,45 @@ class Plan:
             tables.sensitivities(self.sensitivities) if self.sensitivities else "",
         ]
         return "\n\n".join(filter(None, sections))
+
+    def __str__(self) -> str:
+        """Return the whole report."""
+        return self.report(verbose=True)
+
+    def sources(self) -> list[str]:
+        """Return the path, id or word of each element of the recommended chain.
+
+        Raises:
+            ValueError: one was a Python object, which no word stands for; names it.
+        """
+        sources = []
+        for part in map(self.parts.__getitem__, self.recommended.parts):
+            if part.word is None:
+                raise ValueError(
+                    f"{part.name}: expected an element by its path, id or word, given "
+                    f"{type(part.thing).__name__}, which a file cannot hold"
+                )
+            sources.append(part.source)
+        return sources
+
+    def save(self, path: str | Path) -> None:
+        """Write the recommended chain, as `Chain.from_plan` and ``--chain`` read it.
+
+        Raises:
+            TypeError, ValueError: no path; as of `sources`.
+            OSError: the file cannot be written.
+        """
+        path, best = arguments.path("path", path), self.recommended
+        elements = []
+        for source, n in zip(self.sources(), best.parts, strict=True):
+            level = self.parts[n].thing
+            dtype = getattr(getattr(level, "model", None), "dtype", None)
+            how = [bool(getattr(level, name, False)) for name in ("pack", "compile")]
+            elements.append(Element(source, dtype and str(dtype).removeprefix("torch."), *how))
+        prediction = (best.predicted_tokens_per_second, best.uncertainty, self.request.batch)
+        ChainFile(
+            elements, list(best.windows), list(best.rounds), best.tail, best.rule, prediction
+        ).write(path)
 
 
 def plan(
@@ -304,6 +348,8 @@ def _parts_of(levels: Sequence[Any], ready: _Ready) -> list[Part]:
         part = ready.part(thing, name, [part.thing for part in made])
         if not part.model and place == 0:
             raise TypeError(f"{name}: expected a model, given {type(part.thing).__name__}")
+        if isinstance(thing, str | Path):
+            part = replace(part, word=str(thing))
         made.append(part)
     return _named(made)
 
@@ -396,7 +442,8 @@ def load_or_plan(
     best = found.recommended
     chosen = [things.index(found.parts[n].thing) for n in best.parts]
     value = {
-        "parts": [parts[n].word or n for n in chosen],
+        # Of what was considered unasked, the word: the next call may not have made it.
+        "parts": [n if n < len(given) else parts[n].word for n in chosen],
         "windows": list(best.windows),
         "rounds": list(best.rounds),
         "prediction": [best.predicted_tokens_per_second, best.uncertainty],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from .. import columns
 from .measure import OWN, Measured
 from .parts import Part, Request
 from .search import Candidate, Insertion, LevelWork, Sensitivity, Work
@@ -19,14 +20,24 @@ def verdict(one: Candidate, plain: Candidate) -> str:
     if not one.windows:
         return f"do not speculate: {one.levels[0]} alone, {rate}"
     over = one.predicted_tokens_per_second / plain.predicted_tokens_per_second
-    return f"recommended: {_described(one)}, rule {one.rule}; {rate}; {over:.2f}x plain"
+    text = f"recommended: {_described(one)}, rule {one.rule}; {rate}; {over:.2f}x plain"
+    return columns.wrapped(text)
+
+
+def short_rates(found: Sequence[Candidate], plain: Candidate) -> str:
+    """Return a table of every chain's rate, predicted and, where any was run, measured."""
+    heads, places = ["tokens/s", "+-", "over plain"], [0, 1, 4]
+    if any(one.measured_tokens_per_second for one in found):
+        heads, places = [*heads, "measured", "over plain"], [*places, 2, 5]
+    rows = [(_described(one), [_rates(one, plain)[n] for n in places]) for one in found]
+    return f"predicted for whole calls\n{columns.table('chain', heads, rows)}"
 
 
 def rates(found: Sequence[Candidate], plain: Candidate) -> str:
     """Every chain with what is predicted and what was measured."""
     heads = ("predicted", "+-", "measured", "pred./meas.", "over plain", "measured", "pred./meas.",
              "decoding", "measured", "tokens/round", "measured")  # fmt: skip
-    table = _table("chain", heads, [(_described(one), _rates(one, plain)) for one in found])
+    table = columns.table("chain", heads, [(_described(one), _rates(one, plain)) for one in found])
     return f"tokens per second of whole calls, and of decoding without prefills\n{table}"
 
 
@@ -82,7 +93,7 @@ def measurements(found: Measured, parts: Sequence[Part], request: Request) -> st
         over = [f"{parts[n].name} x{found.correction(chain, n):.2f}" for n in chain]
         lines.append(f"    {', '.join(over)}; own x{found.correction(chain, OWN):.2f}")
     lines += [f"  {part.name}: {part.choice}" for part in parts if part.choice is not None]
-    return "\n".join(lines)
+    return columns.wrapped("\n".join(lines))
 
 
 def work(ran: Sequence[Candidate]) -> str:
@@ -99,7 +110,7 @@ def work(ran: Sequence[Candidate]) -> str:
         own = [f"{1e3 * work.own / _steps(work):.2f}" for work in (one.work, one.measured_work)]
         rows.append(("  outside the levels", (*("",) * (len(heads) - 2), *own)))
     title = "predicted and measured by level; a step verifies, of the lowest level drafts"
-    return f"{title}\n{_table('', heads, rows)}"
+    return f"{columns.wrapped(title)}\n{columns.table('', heads, rows)}"
 
 
 def _steps(work: Work) -> float:
@@ -125,7 +136,7 @@ def insertions(tests: Sequence[Insertion]) -> str:
         "the model above hands up per pass; exact: T_new against Lemma 3.1 before and after)"
     )
     rows = [(f"{one.new} between {one.above} and {one.below}", _insertion(one)) for one in tests]
-    return f"{title}\n{_table('', heads, rows)}"
+    return f"{columns.wrapped(title)}\n{columns.table('', heads, rows)}"
 
 
 def _insertion(one: Insertion) -> tuple[str, ...]:
@@ -154,7 +165,7 @@ def sensitivities(found: Iterable[Sensitivity]) -> str:
             if factor is not None:
                 ends.append(f"x{factor:.2f} (then {rival})")
         lines.append(f"  {one.quantity}: {'; '.join(ends) or 'nothing within x0.2 ... x5'}")
-    return "\n".join(lines)
+    return columns.wrapped("\n".join(lines))
 
 
 def _described(one: Candidate) -> str:
@@ -163,16 +174,6 @@ def _described(one: Candidate) -> str:
     text = f"{', '.join(one.levels)}; window {','.join(map(str, one.windows))}"
     text += f" tail {one.tail}" if one.tail else ""
     return text + (f" rounds {','.join(map(str, one.rounds))}" if one.rounds else "")
-
-
-def _table(corner: str, heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    widths = [max(map(len, own)) for own in zip(heads, *(cells for _, cells in rows), strict=True)]
-    first = max(len(name) for name, _ in rows)
-    lines = []
-    for name, cells in ((corner, heads), *rows):
-        each = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
-        lines.append(f"{name:{first}}  {'  '.join(each)}".rstrip())
-    return "\n".join(lines)
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +39,14 @@ def test_json_names_every_candidate(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_models_of_ones_own(capsys: pytest.CaptureFixture[str], untrained: Path) -> None:
     models = ("--target", str(untrained / "target"), "--draft", str(untrained / "drafter"))
-    assert cli.main(["plan", "3 + 4 =", *models, *FEW, "--only", "--theorem", "--batch", "2"]) == 0
+    assert (
+        cli.main(
+            ["plan", "3 + 4 =", *models, *FEW, "--only", "--theorem", "--batch", "2", "--verbose"]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
-    assert "temperature 0, batch 2;" in out
+    assert "temperature 0, batch 2;" in " ".join(out.split())
     assert out.startswith(("recommended: target, drafter", "do not speculate: target alone"))
     assert "target alone" in out
 
@@ -103,6 +111,104 @@ def test_drafts_with_many_ids_are_considered_with_fewer(tmp_path: Path) -> None:
     copies = [f"w4:{large}", f"trim:16000:{large}", f"w4:{small}"]
     assert found == ["prompt-lookup", "w4", *copies]
     assert considered(["T", f"w4:{large}"])[3:] == [f"trim:16000:w4:{large}"]
+
+
+@pytest.fixture(scope="module")
+def planned(untrained: Path) -> ps.Plan:
+    """Of every kind of element that has a path or a word."""
+    middle, drafter = (str(untrained / name) for name in ("middle", "drafter"))
+    levels = [untrained / "target", "w4", f"w4:{middle}", drafter, "suffix"]
+    return ps.plan(levels, [[1, 2, 3], [4, 5]], 8, seconds=0, trials=0)
+
+
+def test_a_saved_chain_is_the_planned_one(planned: ps.Plan, tmp_path: Path) -> None:
+    file = tmp_path / "chain.json"
+    for number, one in enumerate(planned.candidates):
+        some = replace(one, rule="block") if number % 2 else one
+        replace(planned, recommended=some).save(file)
+        chain, expected = ps.Chain.from_plan(file), planned.chain(some)
+        # But for the times by which it was chosen how levels run.
+        assert repr(chain) == re.sub(", chosen .*", "", repr(expected))
+        for own, other in zip(chain.levels, expected.levels, strict=True):
+            assert (own.pack, own.model.dtype) == (other.pack, other.model.dtype)
+        assert chain.prediction == (one.predicted_tokens_per_second, one.uncertainty, 1)
+        out = chain.generate([1, 2, 3], 6)
+        assert out.sequences.tolist() == expected.generate([1, 2, 3], 6).sequences.tolist()
+
+
+def test_a_python_object_cannot_be_saved(untrained: Path, tmp_path: Path) -> None:
+    level = ps.Level(untrained / "target", dtype="float32")
+    plan = ps.plan([level], [[1, 2, 3]], 4, seconds=0)
+    with pytest.raises(ValueError, match=r"^target: expected .*, given HuggingFaceLevel, which"):
+        plan.save(tmp_path / "chain.json")
+    assert not (tmp_path / "chain.json").exists()
+
+
+WRONG: dict[str, Any] = {
+    "no such file": None,
+    "it has no format": [1],
+    "format: expected 'polyspec chain', given 'other'": {"format": "other"},
+    "version: expected 1, given '2'": {"version": 2},
+    "elements: expected a list": {"elements": {}},
+    "it has no source": {"elements": [{"dtype": None}]},
+    "pack: expected true or false": {
+        "elements": [{"source": "x", "dtype": None, "pack": 1, "compile": False}]
+    },
+    "window: expected a list": {"window": 4},
+    "tail: expected a number": {"tail": "1"},
+    "prediction: expected three numbers": {"prediction": [1, 2]},
+    "unexpected keyword argument 'more'": {"more": 1},
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_a_file_of_another_form_is_refused(
+    planned: ps.Plan, tmp_path: Path, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "chain.json"
+    planned.save(file)
+    change = WRONG[reason]
+    if change is None:
+        file.unlink()
+    else:
+        data = json.loads(file.read_text())
+        file.write_text(json.dumps({**data, **change} if isinstance(change, dict) else change))
+    expected = f"expected a chain that `plan --save` wrote, given {str(file)!r}: "
+    with pytest.raises(ValueError, match=f"^path: {re.escape(expected)}") as caught:
+        ps.Chain.from_plan(file)
+    assert reason.lower() in str(caught.value).lower()
+    assert cli.main(["generate", "x", "--chain", str(file)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --chain: {expected}")
+
+
+@pytest.mark.parametrize("save", [True, False])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_plan_ends_with_a_command_that_runs(
+    capsys: pytest.CaptureFixture[str], untrained: Path, tmp_path: Path, save: bool, own: bool
+) -> None:
+    file = tmp_path / "a chain.json"
+    models = ["--target", str(untrained / "target"), "--draft", str(untrained / "drafter")]
+    words = [*(models if own else []), *(["--save", str(file)] if save else [])]
+    assert cli.main(["plan", "3 + 4 =", *words, *FEW, "--temperature", "0.5", "--only"]) == 0
+    report, _, command = capsys.readouterr().out.partition("python -m polyspec_ext ")
+    assert "Theorem 3.2" not in report
+    assert max(map(len, report.splitlines())) <= 80
+    words = shlex.split(command.replace("\\\n", ""))
+    assert ("--chain" in words) == save
+    assert words[-2:] == ["--temperature", "0.5"]
+    assert cli.main([*words, "--seed", "1"]) == 0
+    if not save:
+        return
+    assert cli.main(["generate", "x", "--chain", str(file), "--window", "3"]) == 2
+    assert "--window: expected none beside --chain, given [3]" in capsys.readouterr().err
+    assert cli.main(["generate", "x", "--auto", "--chain", str(file)]) == 2
+    assert "--auto: expected no --chain beside it" in capsys.readouterr().err
+
+
+def test_the_whole_report_fits_a_terminal(planned: ps.Plan) -> None:
+    assert "own seconds per step" in planned.report(verbose=True)
+    assert str(planned) == planned.report(verbose=True)
+    assert max(map(len, str(planned).splitlines())) <= 80
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,10 +25,10 @@ KNOWN_PRIVATE: set[tuple[str, str]] = set()
 # Folders, and modules that lie in none, from the ground up. Each imports from earlier rows only,
 # and from the root not at all.
 LAYERS = (
-    {"drawing", "errors", "files", "progress", "reference", "stats"},
+    {"columns", "drawing", "errors", "files", "progress", "reference", "stats"},
     {"validate"},
     {"arguments", "returned"},
-    {"ops", "policies", "sampling", "scheduler", "seeds", "chat"},
+    {"chain_file", "ops", "policies", "sampling", "scheduler", "seeds", "chat"},
     {"tensors"},
     {"kv_cache"},
     {"levels"},

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyspec_ext.bench import plot
+from polyspec_ext.bench import output, plot
 from polyspec_ext.command import options
 
 from ..record import read_run
@@ -178,6 +178,6 @@ def run(args: argparse.Namespace) -> int:
         print(plot.MISSING)
     written = write(runs, folder)
     for one in runs:
-        print(f"# {one.label}\n\n{tables.overall(one).markdown()}")
+        output.show(f"# {one.label}\n\n{tables.overall(one).markdown()}")
     print(f"{len(written)} files in {folder}: report.html, report.md, report.json, CSV, PNG")
     return 0
