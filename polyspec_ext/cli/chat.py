@@ -14,13 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from .. import columns
 from ..chat import chat_prompt, has_template
 from ..command import options
 from ..files import replace_text
 from ..outputs import Answer
 from ..stats import Stats
 from .chain_options import add_chain_options, add_sampling_options, build_chain, sampling_of
-from .texts import add_prompt_options, show_prompt, speed, tokenizer_of
+from .texts import SHIPPED, add_prompt_options, show_prompt, speed, tokenizer_of
 
 COMMANDS = {
     "/help": "list these commands",
@@ -61,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     talk = Conversation(args)
     if args.verbose:
         _note(str(talk.chain))
+    if args.target is None:
+        _note(columns.wrapped(SHIPPED))
     _note(HINT)
     while True:
         try:

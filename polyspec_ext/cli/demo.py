@@ -23,9 +23,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .. import progress, tiny
+from .. import columns, progress, tiny
 from ..bench import chains as grown_chains
-from ..bench import chains_table, machine
+from ..bench import chains_table, machine, output
 from ..bench.generation_calls import generate_call
 from ..bench.measuring import Contender, measure
 from ..chain import Chain
@@ -38,7 +38,7 @@ from ..tiny import growth
 from ..tuning import Switch, default_store
 from . import chain_options, demo_models, demo_table
 from .demo_models import Levels, Models
-from .texts import print_text, speed
+from .texts import SHIPPED, print_text, speed
 
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
 COMPILED = ", compiled"
@@ -217,7 +217,8 @@ class Demo:
         else:
             print(f"Question: {models.questions[0]}\nAnswer:", end="", flush=True)
             text = print_text(stream, models.tokenizer)
-            print(f"({label.partition(':')[0]}: {speed(stream.stats)})\n", flush=True)
+            print(columns.wrapped(f"({label.partition(':')[0]}: {speed(stream.stats)})"))
+            print(columns.wrapped(SHIPPED) if args.target is None else "", end="\n\n", flush=True)
         self.result["text"] = text
 
     def chains(self, seconds: float | None) -> None:
@@ -268,7 +269,7 @@ class Demo:
         )
         self.result["grown"] = report
         if not args.json:
-            print(chains_table.markdown(report), flush=True)
+            output.show(chains_table.markdown(report))
 
     def _generate(self) -> Contender:
         target = self._levels["target"]

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from .. import columns
 from ..chat import ChatPrompt
 from ..command import options
 from ..outputs import Output
@@ -18,6 +19,7 @@ from .chain_options import (
     sampling_of,
 )
 from .texts import (
+    SHIPPED,
     add_prompt_options,
     add_raw,
     drawn_seeds,
@@ -100,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
         titles = (f"==> {' '.join(text.split())} <==" for text in asked)
         blocks = (f"{title}\n{own['text']}\n" for title, own in zip(titles, answers, strict=True))
         print("\n".join(blocks), end="")
+    if args.target is None:
+        print(columns.wrapped(SHIPPED), file=sys.stderr)
     print(stats.table() if args.stats else summary(stats), file=sys.stderr)
     if drawn := drawn_seeds(args, seeds):
         print(drawn, file=sys.stderr)

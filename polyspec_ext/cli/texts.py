@@ -14,6 +14,11 @@ from ..levels.sources import model_source
 from ..quantization.stored import original
 from ..stats import Stats
 
+SHIPPED = (
+    "The shipped models have at most 7 million parameters: expect wrong sums. The text is exactly "
+    "the target's own."
+)
+
 
 def add_prompt_options(parser: Any) -> None:
     """Options of what is made of the user's words."""

@@ -91,8 +91,25 @@ def test_generate_streams_the_text_that_json_has(capsys: pytest.CaptureFixture[s
     _, out, err = call(capsys, *options, "--stats")
     assert out == report["text"] + "\n"
     table = err.splitlines()
-    assert table[0].endswith("tokens/s")
-    assert [line.split()[1] for line in table[4:7]] == [*tiny.LEVELS]
+    assert table[2].endswith("tokens/s")
+    assert [line.split()[1] for line in table[6:9]] == [*tiny.LEVELS]
+
+
+def test_answers_of_the_shipped_models_say_what_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, untrained: Path
+) -> None:
+    def says(*words: str) -> bool:
+        monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
+        _, out, err = call(capsys, *words)
+        return "expect wrong sums. The text is exactly the target's own" in " ".join(
+            (out + err).split()
+        )
+
+    for words in (("generate", "x", "--max-new-tokens", "2"), ("chat",), (*DEMO, "--repeats", "1")):
+        assert says(*words)
+    own = ("--target", str(untrained / "target"))
+    for words in (("generate", "x", "--max-new-tokens", "2"), ("chat",)):
+        assert not says(*words, *own)
 
 
 def test_generate_with_a_chain_of_ones_own(
@@ -384,7 +401,8 @@ def test_demo_streams_an_answer_and_says_what_it_does(capsys: pytest.CaptureFixt
     answer, _, table = out.partition("(three levels: ")
     assert answer.startswith("Question: A baker")
     assert len(answer.partition("\nAnswer:")[2].strip()) > 0
-    assert table.count("\nconfiguration ") == 1
+    assert table.count("\nconfiguration\n") == 1
+    assert max(map(len, table.splitlines())) <= 80
     loading, measuring, more = err.splitlines()
     assert "loading" in loading
     assert "measuring 6 configurations: 2 questions" in measuring
@@ -421,7 +439,7 @@ def test_ctrl_c_keeps_the_repeats_that_the_demo_has_finished(
     monkeypatch.setattr(ps.Chain, "generate", interrupted)
     status, out, _ = call(capsys, *DEMO, "--repeats", "2", *options)
     assert status == 130
-    assert ("\nconfiguration " in out) == (repeats == 1 and not options)
+    assert ("\nconfiguration\n" in out) == (repeats == 1 and not options)
     if repeats and options:
         assert [table["repeats"] for table in json.loads(out)["tables"]] == [1]
     elif repeats:
@@ -442,7 +460,7 @@ def test_ctrl_c_keeps_the_tables_that_the_demo_has_finished(
     if options:
         assert len(json.loads(out)["tables"]) == 1
     else:
-        assert "\nconfiguration " in out
+        assert "\nconfiguration\n" in out
 
 
 def test_full_is_all_of_it(
