@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from polyspec_ext.bench import output
+from polyspec_ext.bench import machine, output
+from polyspec_ext.tuning import processor
 
 Report = dict[str, Any]
 
@@ -19,9 +20,8 @@ LEGEND = (
 )
 
 BUSY = (
-    "**The machine was busy with something else: wall times of whoever uses several threads are "
-    "inflated, and the targets are not verified.** Repeat it on an idle machine, or with "
-    "--threads 1 --processor-time."
+    f"**The machine was busy: {processor.BUSY}; the targets are not verified.** Repeat it on an "
+    "idle machine, or with --threads 1 --processor-time."
 )
 
 
@@ -78,15 +78,15 @@ def _cells(row: Report) -> list[str]:
 
 def _machine_line(report: Report) -> str:
     """What the numbers were measured on, and how busy it was."""
-    machine, load, settings = report["machine"], report["load"], report["settings"]
+    where, load, settings = report["machine"], report["load"], report["settings"]
     busy = ""
     if load["before"] is not None:
         busy = f"load average {load['before']:.1f} before, {load['after']:.1f} after; "
     caches = "flushed before every call" if settings["cold"] else "as they are"
     return (
-        f"{machine['device_name']}, {machine['threads']} threads of {machine['cores']} cores, "
-        f"torch {machine['torch']}, transformers {machine['transformers']}, "
-        f"commit {machine['commit']}; copy bandwidth {report['copy_gbs']:.1f} GB/s; {busy}"
+        f"{where['device_name']}, {where['threads']} threads of {where['cores']} cores, "
+        f"torch {where['torch']}, transformers {where['transformers']}, "
+        f"commit {where['commit']}; copy bandwidth {report['copy_gbs']:.1f} GB/s; {busy}"
         f"{settings['clock']}, caches {caches}."
     )
 
@@ -98,6 +98,9 @@ def markdown(report: Report) -> str:
     if report["load"]["busy"]:
         lines += [BUSY, ""]
     lines += [LEGEND, ""]
+    shares = [row["percent_of_copy"] / 100 for case in report["cases"] for row in case["rows"]]
+    for line in machine.contradiction(shares):
+        lines += [line, ""]
     for case in report["cases"]:
         lines += _case(case)
     words = {True: "yes", False: "**no**", None: "-"}

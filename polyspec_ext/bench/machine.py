@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ import transformers
 from .. import _C, ops
 from ..errors import PolyspecError
 from ..tuning import processor
+from ..tuning.processor import cores as cores
+from ..tuning.processor import load_average as load_average
 from .timing import Clock
 
 # GSM8K's test split, where it lies beside the repository.
@@ -76,13 +77,6 @@ def require_device(device: str) -> None:
         raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
 
 
-def cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def commit() -> str | None:
     """Abbreviated commit of the checkout that this package is in, "+" for local changes; None
     outside a checkout."""
@@ -104,22 +98,33 @@ def commit() -> str | None:
 
 
 def is_busy(load: float | None, threads: int, cores: int, clock: Clock) -> bool:
-    """Whether others left too few cores for `threads`. Wall times then measure the scheduler:
-    whoever waits for several threads in every step, as torch does, loses far more than one thread.
-    """
-    return clock.kind == "wall time" and load is not None and load + threads > cores + 0.5
-
-
-def load_average() -> float | None:
-    """Runnable processes over the last minute; how busy the machine is beside this."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    """Whether others left too few cores for `threads`, and `clock` shows it."""
+    return clock.kind == "wall time" and processor.is_busy(load, threads, cores)
 
 
 def conditions(report: Mapping[str, Any]) -> str:
     """Threads, torch and load of a report, in words."""
     where, load = report["machine"], report["load"]["before"]
-    busy = "" if load is None else f", load average {load:.1f} before"
-    return f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}{busy}"
+    text = f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}"
+    text += "" if load is None else f", load average {load:.1f} before"
+    busy = processor.is_busy(load, where["threads"], where["cores"])
+    return f"{text} (busy: {processor.BUSY})" if busy and report.get("device") != "cuda" else text
+
+
+# A copy reads, writes and, in most caches, reads first what it overwrites: so much more than its
+# bandwidth reading alone may reach.
+_READING = 1.5
+
+
+def contradiction(shares: Iterable[float | None]) -> list[str]:
+    """Return what is to be said where memory was read at so many times the copy bandwidth."""
+    most = max((share for share in shares if share is not None), default=0.0)
+    if most <= _READING:
+        return []
+    return [
+        f"Up to {100 * most:,.0f} % of the copy bandwidth is more than memory gives: what is read "
+        "stays in caches, or something else had the processor while the copy was timed."
+    ]
 
 
 def questions(count: int, file: Path | None) -> tuple[list[str], str]:

@@ -12,6 +12,7 @@ from typing import Any
 from polyspec_ext import columns
 from polyspec_ext.command import options
 from polyspec_ext.files import replace_text
+from polyspec_ext.tuning import processor
 
 
 def table(
@@ -66,6 +67,7 @@ def add_report(
     options.add_threads(parser)
 
     def run(args: argparse.Namespace) -> int:
+        processor.note_load()
         report = report_of(args)
         save(args, report)
         if args.json:

@@ -580,6 +580,8 @@ def markdown(report: dict[str, Any]) -> str:
         rows.append([name, row["runs"], "1", "", "", "", f"{row['whole_ms']:.3f}"])
     heads = ["", "runs", "tokens", "ms", "floor, ms", "x floor", "ms of the whole"]
     lines += ["", *output.table(heads, rows, range(2, 7))]
+    shares = [1 / row["over_floor"] for row in report["passes"] if row["over_floor"]]
+    lines += [text for line in machine.contradiction(shares) for text in ("", line)]
     checks = ", ".join(f"{ms:.3f} for {n}" for n, ms in report["verify_ms"].items())
     lines += [
         "",

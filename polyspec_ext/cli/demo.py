@@ -35,7 +35,7 @@ from ..files import cache_folder
 from ..levels import HuggingFaceLevel
 from ..quantization.kept import FORMAT
 from ..tiny import growth
-from ..tuning import Switch, default_store
+from ..tuning import Switch, default_store, processor
 from . import chain_options, demo_models, demo_table
 from .demo_models import Levels, Models
 from .texts import SHIPPED, print_text, speed
@@ -189,8 +189,11 @@ class Demo:
         self._args, self._models = args, models
         self._levels, self._prompts = models.levels, models.prompts
         self._tables: list[dict[str, Any]] = []
+        load = machine.load_average()
+        self._load_line = processor.load_line(load)
         self.result: dict[str, Any] = {
             "machine": machine.describe("cpu"),
+            "load": {"before": load},
             "temperature": args.temperature,
             "max_new_tokens": args.max_new_tokens,
             "tables": self._tables,
@@ -330,7 +333,7 @@ class Demo:
         }
         self._tables.append(table)
         if not args.json:
-            demo_table.show(table, self.result["machine"])
+            demo_table.show(table, self.result["machine"], self._load_line)
         if isinstance(stopped, KeyboardInterrupt):
             raise stopped
 

@@ -58,9 +58,9 @@ def rows_of(
     return {"fastest_plain": fastest.label, "configurations": rows}
 
 
-def show(table: dict[str, Any], where: dict[str, Any]) -> None:
+def show(table: dict[str, Any], where: dict[str, Any], load: str) -> None:
     """Print a table of `rows_of`, with what was measured and the levels' "choices"; `where`: of
-    `machine.describe`."""
+    `machine.describe`, `load`: of `processor.load_line`."""
     greedy = table["temperature"] == 0
     heads = ("window", "tokens/s", "ratio", "decoding", "/generate",
              "same text as plain" if greedy else "likelihood under target")  # fmt: skip
@@ -101,6 +101,7 @@ def show(table: dict[str, Any], where: dict[str, Any]) -> None:
         f"{counts}, up to {table['max_new_tokens']} new tokens, temperature "
         f"{table['temperature']:g}",
         f"{where['cpu']}, {where['cores']} cores, {where['threads']} threads; torch "
-        f"{where['torch']}, transformers {where['transformers']}\n",
+        f"{where['torch']}, transformers {where['transformers']}",
+        f"{load}\n",
     ):
         print(columns.wrapped(line), flush=True)

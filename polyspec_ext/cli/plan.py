@@ -17,7 +17,7 @@ from ..command import options
 from ..planned import plan
 from ..planning import plot
 from ..planning.planner import Plan
-from ..tuning import default_store
+from ..tuning import default_store, processor
 from .chain_options import add_measure_again
 from .texts import add_raw, require_text, text_prompt, tokenizer_of
 
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"grown: expected no --target beside it, given {args.target}")
     if args.w4 is not None and args.grown is None:
         raise ValueError("w4: expected --grown as well, given none")
-    pack = options.SWITCHES[args.pack]
+    pack, load = options.SWITCHES[args.pack], processor.load_average()
     shipped = args.target is None
     levels: list[Any] = [args.target, *args.draft]
     tokenizer = tokenizer_of(args)
@@ -172,9 +172,9 @@ def run(args: argparse.Namespace) -> int:
     if args.save is not None:
         found.save(args.save)
     if args.json:
-        print(json.dumps(found.to_dict(), indent=1))
+        print(json.dumps({**found.to_dict(), "load": {"before": load}}, indent=1))
         return 0
-    print(found.report(args.verbose))
+    print(f"{found.report(args.verbose)}\n\n{columns.wrapped(processor.load_line(load))}")
     if not args.verbose:
         print("\n--verbose shows the measurements and what the recommendation depends on")
     if args.grown is None:

@@ -15,8 +15,8 @@ from ..quantization.stored import original
 from ..stats import Stats
 
 SHIPPED = (
-    "The shipped models have at most 7 million parameters: expect wrong sums. The text is exactly "
-    "the target's own."
+    "The shipped target has 7 million parameters: expect wrong sums. The text is exactly the "
+    "target's own."
 )
 
 

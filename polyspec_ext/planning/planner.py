@@ -252,6 +252,7 @@ def plan(
         parts = _with_considered(elements(levels), parts, ready, _MAKING * seconds)
     rows = representative(_checked(prompts, request, parts[0]), request.batch)
     parts = _in_order(parts)
+    processor.note_load()
     progress.note(f"plan: measuring {', '.join(part.name for part in parts)}")
     measured = measure(parts, rows, request, limit=_MEASURING * seconds)
     found = candidates(measured, parts)

@@ -144,6 +144,7 @@ def _fastest(
     make: Callable[[LevelConfig], _Level], candidates: Sequence[LevelConfig], widths: Sequence[int]
 ) -> tuple[_Level, Choice]:
     """See `choose`."""
+    processor.note_load()
     made: dict[LevelConfig, _Level] = {}
     errors: list[Exception] = []
     for config in candidates:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from .. import progress
 from .._C import build_info
 
 
@@ -24,6 +25,46 @@ def name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+BUSY = "times may be too long, and ratios uncertain"
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def load_average() -> float | None:
+    """Runnable processes over the last minute; how busy the machine is beside this."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def is_busy(load: float | None, threads: int, cores: int) -> bool:
+    """Whether others left too few cores for `threads`. Wall times then measure the scheduler:
+    whoever waits for several threads in every step, as torch does, loses far more than one thread.
+    """
+    return load is not None and load + threads > cores + 0.5
+
+
+def load_line(load: float | None) -> str:
+    """Return a load for people, and what it does to times where the machine is busy."""
+    threads, available = torch.get_num_threads(), cores()
+    if load is None:
+        return ""
+    line = f"load average {load:.1f} beside {threads} threads on {available} cores"
+    if not is_busy(load, threads, available):
+        return line
+    return f"{line}: {BUSY}; an idle machine, or fewer threads, tell more"
+
+
+def note_load() -> None:
+    """Tell of a busy machine before something is timed."""
+    load = load_average()
+    if is_busy(load, torch.get_num_threads(), cores()):
+        progress.note(load_line(load))
 
 
 def multiplies_bfloat16() -> bool:

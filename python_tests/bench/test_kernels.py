@@ -237,6 +237,26 @@ def test_a_busy_machine_verifies_nothing() -> None:
     assert found[0].measured.startswith("9.00x")
 
 
+@pytest.mark.parametrize(("load", "busy"), [(0.2, False), (9.25, True)])
+def test_reports_say_what_the_load_does(load: float, busy: bool) -> None:
+    report: dict[str, Any] = {
+        "device": "cpu", "machine": {"threads": 2, "cores": 2, "torch": "2"},
+        "load": {"before": load},
+    }  # fmt: skip
+    text = machine.conditions(report)
+    assert f"load average {load:.1f} before" in text
+    assert ("times may be too long, and ratios uncertain" in text) == busy
+    assert "too long" not in machine.conditions({**report, "device": "cuda"})
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"), [((0.9, None), ""), ((1.2, 13.8), "1,380 % of the copy")]
+)
+def test_more_than_memory_gives_is_said(shares: tuple[float | None, ...], said: str) -> None:
+    assert said in " ".join(machine.contradiction(shares))
+    assert bool(machine.contradiction(shares)) == bool(said)
+
+
 def test_cuda_targets_are_all_listed() -> None:
     found = targets.check([], "cuda")
     assert len(found) == 4 * 6 + 1
@@ -255,6 +275,14 @@ SMALL = (
 def quiet_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy bandwidth without its large buffers."""
     monkeypatch.setattr(timing, "copy_bandwidth", lambda *_: 50.0)
+
+
+def test_a_report_says_that_its_shares_of_the_copy_are_no_memorys(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "copy_bandwidth", lambda *_: 1e-6)
+    assert cli.main([*SMALL]) == 0
+    assert " % of the copy bandwidth is more than memory gives" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("quiet_copy")

@@ -409,6 +409,22 @@ def test_demo_streams_an_answer_and_says_what_it_does(capsys: pytest.CaptureFixt
     assert "demo --full" in more
 
 
+@pytest.mark.parametrize(("load", "busy"), [(0.0, False), (9.25, True)])
+def test_demo_and_plan_say_what_the_load_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, load: float, busy: bool
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    words = ("plan", "x", "--max-new-tokens", "24", "--seconds", "0")
+    for command in ((*DEMO, "--repeats", "1"), words):
+        status, out, err = call(capsys, *command)
+        assert status == 0, err
+        shown = " ".join(out.split())
+        threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+        assert f"load average {load:.1f} beside {threads} threads on {cores} cores" in shown
+        assert ("times may be too long, and ratios uncertain" in shown) == busy
+        assert json.loads(call(capsys, *command, "--json")[1])["load"] == {"before": load}
+
+
 def test_demo_stops_behind_a_repeat_when_the_time_is_over(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

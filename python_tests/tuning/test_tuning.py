@@ -106,6 +106,16 @@ def test_measured_times_decide() -> None:
     )
 
 
+def test_a_busy_machine_is_told_of_before_it_is_timed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyspec_ext.progress.on_terminal", lambda: True)
+    for load, busy in ((0.0, False), (99.0, True)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
+        choose({PLAIN: 2.0, PACKED: 1.0})
+        assert ("load average 99.0 beside" in capsys.readouterr().err) == busy
+
+
 def test_what_won_without_it_is_compiled_and_nothing_else() -> None:
     cost = {PLAIN: 4.0, PACKED: 3.0, HALF: 2.0, HALF_PACKED: 2.5}
     compiled = replace(HALF, compile=True)

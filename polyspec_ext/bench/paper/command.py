@@ -20,6 +20,7 @@ from polyspec_ext import progress
 from polyspec_ext.bench import machine
 from polyspec_ext.bench.measuring import Spent
 from polyspec_ext.command import options
+from polyspec_ext.tuning import processor
 
 from . import prepare, presets, questions, record, report
 from .conversation import AUTO, Conversation
@@ -306,6 +307,7 @@ def _measure(
     sessions = facts.get("seconds", [])  # which this one goes on from
     writer = record.TurnWriter(args.output, facts)
     turns = facts["settings"]["turns"] * len(calls) * args.repeats
+    processor.note_load()
     with progress.bar(total=turns, unit="turn", smoothing=0.05) as bar:
         runner = Runner(calls, chosen, conversation, args, parts.eager, writer, bar.update)
         with spent.on("warm-up"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from polyspec_ext.bench import machine
 from polyspec_ext.bench.output import token_count
 from polyspec_ext.planning.theory import lemma_seconds
 
@@ -34,6 +35,7 @@ def levels(run: Saved) -> Table:
                     *_bandwidth(run, level.name, seconds),
                 ]
             )
+    shares = [cell.values["of_copy"] for row in rows for cell in row if "of_copy" in cell.values]
     return Table(
         "levels",
         "Levels: L, F and T",
@@ -41,7 +43,7 @@ def levels(run: Saved) -> Table:
         "token; T: milliseconds of a pass; share: of the decode time. GB/s: bytes of weights read "
         "in a pass, over T, and in per cent of the copy bandwidth measured in the run "
         f"({GB * run.about['copy_bandwidth_bytes_per_second']:.1f} GB/s), which counts bytes read "
-        "and written.",
+        f"and written. {' '.join(machine.contradiction(shares))}".rstrip(),
         rows,
     )
 
