@@ -250,10 +250,8 @@ def _line() -> str:
     """
     try:
         if sys.stdin.isatty() and sys.stdout.isatty():
-            line = _typed()
-        elif not (line := sys.stdin.readline()):
-            raise EOFError
-        return options.prompt(line).strip()
+            return options.prompt(_typed()).strip()
+        return options.prompt(_read()).strip()
     except (UnicodeDecodeError, argparse.ArgumentTypeError):
         raise ValueError("message: expected UTF-8 text, given other bytes") from None
 
@@ -268,14 +266,20 @@ def _typed() -> str:
             readline.parse_and_bind("set enable-bracketed-paste on")
             return input("> ")
     begin, end = _PASTE
-    print(_PASTES[0], end="")
+    print(f"{_PASTES[0]}> ", end="", flush=True)
     try:
-        line = input("> ")
-        while line.count(begin) > line.count(end):
-            line += "\n" + input()
+        text = _read()
+        while text.count(begin) > text.count(end):
+            text += _read()
     finally:
         print(_PASTES[1], end="", flush=True)
-    return line.replace(begin, "").replace(end, "")
+    return text.replace(begin, "").replace(end, "")
+
+
+def _read() -> str:
+    if not (line := sys.stdin.readline()):
+        raise EOFError
+    return line
 
 
 def _note(text: str) -> None:

@@ -47,6 +47,19 @@ def test_a_report(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(file.read_text()) == report
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_terminal_gets_the_report_in_its_columns(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    heads = [f"number {n}" for n in range(20)]
+    markdown = "\n".join(output.table(["", *heads], [["row", *map(str, range(20))]]))
+    output.show(markdown)
+    out = capsys.readouterr().out
+    assert (out == f"{markdown}\n") == (not terminal)
+    assert (max(map(len, out.splitlines())) <= 80) == terminal
+
+
 def test_everybody_has_every_place_once() -> None:
     assert [rotated("abc", turn) for turn in range(4)] == [
         ["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]
