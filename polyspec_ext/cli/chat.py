@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.verbose:
         _note(str(talk.chain))
     if args.target is None:
-        _note(columns.wrapped(SHIPPED))
+        _note(SHIPPED)
     _note(HINT)
     while True:
         try:
@@ -283,4 +283,4 @@ def _read() -> str:
 
 
 def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(columns.wrapped(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)

@@ -130,6 +130,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"grown: expected no --target beside it, given {args.target}")
     if args.w4 is not None and args.grown is None:
         raise ValueError("w4: expected --grown as well, given none")
+    if args.save is not None and args.grown is not None:
+        raise ValueError("save: expected no --grown beside it, whose levels have no path")
     pack, load = options.SWITCHES[args.pack], processor.load_average()
     shipped = args.target is None
     levels: list[Any] = [args.target, *args.draft]
@@ -169,15 +171,15 @@ def run(args: argparse.Namespace) -> int:
         ]
     if args.plot is not None:
         plot.draw(found, args.plot)
-    if args.save is not None:
-        found.save(args.save)
     if args.json:
         print(json.dumps({**found.to_dict(), "load": {"before": load}}, indent=1))
-        return 0
-    print(f"{found.report(args.verbose)}\n\n{columns.wrapped(processor.load_line(load))}")
-    if not args.verbose:
-        print("\n--verbose shows the measurements and what the recommendation depends on")
-    if args.grown is None:
+    else:
+        print(f"{found.report(args.verbose)}\n\n{columns.wrapped(processor.load_line(load))}")
+        if not args.verbose:
+            print("\n--verbose shows the measurements and what the recommendation depends on")
+    if args.save is not None:  # behind the report, which a folder that is full does not take away
+        found.save(args.save)
+    if not args.json and args.grown is None:
         print(f"\n{_command(args, found)}")
     return 0
 

@@ -97,12 +97,12 @@ def summary(stats: Stats) -> str:
     """A few lines for people: speed, and what each level did."""
     lines = [speed(stats)]
     for number, level in enumerate(stats.levels, 1):
-        line = f"  level {number} {level.name}: {level.num_forward_passes} forward passes, "
+        line = f"  level {number} {level.name}: {level.num_forward_passes} passes, "
         line += f"{level.seconds * 1e3:.1f} ms"
         if level.num_drafts:
             line += (
                 f", mean acceptance length {level.mean_acceptance_length:.2f}, "
-                f"draft acceptance rate {level.draft_acceptance_rate:.2f}"
+                f"rate {level.draft_acceptance_rate:.2f}"
             )
         lines.append(line)
     return "\n".join(lines)

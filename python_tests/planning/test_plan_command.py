@@ -216,6 +216,8 @@ def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "error: --draft: expected a --target as well, given none\n"
     assert cli.main(["plan", "--target", "x", "--grown", "4"]) == 2
     assert "--grown: expected no --target beside it, given x" in capsys.readouterr().err
+    assert cli.main(["plan", "--grown", "4", "--save", "x"]) == 2
+    assert "--save: expected no --grown beside it" in capsys.readouterr().err
     assert cli.main(["plan", "--w4", "x"]) == 2
     assert "--w4: expected --grown as well, given none" in capsys.readouterr().err
     assert cli.main(["plan", "--target", "nowhere/at/all"]) == 2
