@@ -50,6 +50,8 @@ class Unchanged:
         # Views of some weights that were packed.
         self._sampled: dict[torch.dtype, list[torch.Tensor]] = {}
         linear = [module for module in self._modules if copied and type(module) is nn.Linear]
+        # Modules whose weights the passes do not look for again.
+        self._bound = self._modules if compiled else linear
         for own in (weight for layer in linear for weight in layer.parameters(recurse=False)):
             steps = [max(1, size // _SAMPLED) for size in own.shape]
             view = own.detach()[tuple(slice(None, None, step) for step in steps)]
@@ -96,7 +98,8 @@ class Unchanged:
         return facts
 
     def _weights(self) -> tuple[list[int], list[bytes]]:
-        places = [own.data_ptr() for own in self._model.parameters()]
+        bound = (own for module in self._bound for own in module.parameters(recurse=False))
+        places = [own.data_ptr() for own in bound]
         with torch.inference_mode():
             some = [torch.cat([view.flatten() for view in own]) for own in self._sampled.values()]
         return places, [own.cpu().view(torch.uint8).numpy().tobytes() for own in some]

@@ -69,7 +69,7 @@ def patched(own: Any) -> Undo:
 
 
 def moved(own: Any) -> Undo:
-    weight = own.model.norm.weight
+    weight = own.model.layers[0].mlp.up_proj.weight
     before = weight.data
     weight.data = before * 2
     return lambda: setattr(weight, "data", before)

@@ -240,12 +240,14 @@ def test_levels_without_trees_are_named() -> None:
         ps.Chain([TreeLevel(V, 1), toy.ToyLevel(V, 2, name="plain"), drafter], operators=operators)
     # Only the level above the drafter reads them.
     ps.Chain([toy.ToyLevel(V, 2), TreeLevel(V, 1), drafter], operators=operators)
-    drafter.capabilities = replace(drafter.capabilities, keeps_lengths=True)
 
     class OnDevice(TreeLevel):
         capabilities = replace(TreeLevel(V, 1).capabilities, keeps_lengths=True)
+        reserve_span = note_lengths = None
 
     level = OnDevice(V, 1)
+    drafter.capabilities = replace(drafter.capabilities, keeps_lengths=True)
+    drafter.reserve_span = drafter.note_lengths = None  # type: ignore[attr-defined]
     with pytest.raises(
         ValueError, match=r"^sync_each_step: .* since tree drafts trees of any size"
     ):
