@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from .. import columns
-from ..chat import ChatPrompt
+from ..chat import ChatPrompt, ends_of_turn, has_template
 from ..command import options
 from ..outputs import Output
 from .chain_options import (
@@ -80,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     prompts = [text_prompt(args, tokenizer, text) for text in asked]
     if chain is None:
         chain = planned_chain(args, [prompt.input_ids for prompt in prompts])
+    if not args.raw and has_template(tokenizer):
+        request["eos_token_id"] = ends_of_turn(tokenizer, chain.levels[0])
     if args.verbose:
         print(chain, file=sys.stderr)
         for prompt in prompts:

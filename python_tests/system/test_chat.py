@@ -567,3 +567,22 @@ def test_the_tokenizers_end_ends_an_answer(instruct: Path) -> None:
     assert answer.ends == {7, tokenizer.eos_token_id}
     other = chain.chat([{"role": "user", "content": "Hi"}], max_new_tokens=4, eos_token_id=9)
     assert other.ends == {9}
+
+
+def test_the_tokenizers_end_ends_an_answer_to_a_text(
+    untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In `generate_text` and `generate`, where the chat template reads the prompt."""
+    place = with_template(untrained, tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    drawn: dict[str, Any] = {"temperature": 1.0, "seed": 3}
+    chain = ps.Chain([place], pack=False)
+    (whole,) = chain.generate_text("Hi", 8, **drawn, eos_token_id=[]).new_tokens
+    end = next(n for n, token in enumerate(whole) if n and token not in whole[:n])
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(whole[end])
+    tokenizer.save_pretrained(place)
+    chain = ps.Chain([place], pack=False)
+    assert chain.generate_text("Hi", 8, **drawn).new_tokens == [whole[: end + 1]]
+    words = ["generate", "Hi", "--target", str(place), "--max-new-tokens", "8", "--json"]
+    assert cli.main([*words, "--temperature", "1", "--seed", "3"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == whole[: end + 1]
