@@ -31,7 +31,7 @@ class Element:
 
 @dataclass(frozen=True)
 class ChainFile:
-    """What the file holds; `prediction`: tokens per second, its relative uncertainty, and the
+    """Contents of the file; `prediction`: tokens per second, its relative uncertainty, and the
     prompts of a call."""
 
     elements: list[Element]

@@ -119,7 +119,7 @@ class Tables:
 
 @dataclass
 class Row:
-    """One chain at one pair of acceptances, and what its calls measured.
+    """A chain at a pair of acceptances, and the measurements of its calls.
 
     Attributes:
         seconds: of decoding, of each counted call.

@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _command(args: argparse.Namespace, found: Plan) -> str:
-    """What to paste: `generate` with the recommended chain."""
+    """Return the command to paste: `generate` with the recommended chain."""
     best, sources = found.recommended, found.sources()
     if args.save is not None:
         words = [("chain", str(args.save))]

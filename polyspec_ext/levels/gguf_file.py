@@ -145,7 +145,7 @@ def _block_of(kind: int) -> tuple[int, int]:
 
 
 class _Part:
-    """One file, whose offsets, sizes and types are checked."""
+    """Read one file, and check its offsets, sizes and types."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""What the header of a GGUF file says of its model, as a configuration of transformers.
+"""Read the header of a GGUF file as a configuration of transformers.
 
 A value of the architecture that is not read here is refused by name: a model that left it out would
 be another one.

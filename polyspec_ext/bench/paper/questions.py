@@ -56,7 +56,7 @@ class Question:
 
     @property
     def task(self) -> str:
-        """One of `TASKS`, or `OTHER`."""
+        """Return a name of `TASKS`, or `OTHER`."""
         return _TASK_OF.get(self.category, OTHER)
 
 
