@@ -105,14 +105,15 @@ OTHERWISE_BEFORE = (
     *("recurrent_gemma", "roformer"),
 )
 
-HEAD = ["| served | why | `model_type` |", "|---|---|---|"]
+HEAD = ["| `model_type` | served | why |", "|---|---|---|"]
 
 
 def table_rows() -> list[str]:
-    """The rows of the table."""
+    """Return the rows of the table, one for each family, in the order of the alphabet."""
+    verdicts = {name: verdict for verdict in TABLE for name in verdict.names}
     return [
-        f"| {v.served} | {v.why} | " + ", ".join(name.replace("[", " [") for name in v.names) + " |"
-        for v in TABLE
+        f"| {name.replace('[', ' [')} | {verdicts[name].served} | {verdicts[name].why} |"
+        for name in sorted(verdicts)
     ]
 
 
