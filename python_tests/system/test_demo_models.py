@@ -87,7 +87,8 @@ def test_make_takes_models_that_are_there(
     sizes = {"small": 20, "large": 30, "least": 10, "one": 1}
     for name in names:
         (tmp_path / f"{name}.gguf").write_bytes(b"x" * sizes[name])
-    words = ["make", "demo-real", f"MODELS={tmp_path}", "PY=echo", "PIP=true", "-o", "environment"]
+    words = ["make", "--no-print-directory", "demo-real", f"MODELS={tmp_path}", "PY=echo"]
+    words += ["PIP=true", "-o", "environment"]
     program = "build/llama/program/polyspec_llama"
     done = subprocess.run(
         [*words, "-o", program], cwd=Path(__file__).parents[2], capture_output=True, text=True
