@@ -56,6 +56,7 @@ PAPER = {
     "paper-real-epyc": ["cpu-2026-11-25-paper-real/greedy-epyc"],
     "paper-real-w4": ["cpu-2026-11-25-paper-real/w4-greedy"],
     "paper-real-sampled": ["cpu-2026-11-25-paper-real/sampled-epyc"],
+    "paper-sampled-texts": ["cpu-2026-11-26-paper-sampled"],
     "paper-real-batches": [
         f"cpu-2026-11-25-paper-real/{name}" for name in ("batch4-epyc", "batch8-epyc", "batch8")
     ],
