@@ -45,7 +45,7 @@ def inputs(tokenizer: Any) -> dict[str, Any]:
 
 
 def verified(chain: ps.Chain, call: Callable[[], Any]) -> tuple[Any, int]:
-    """What `call` returns, and how many batches of the chain it took."""
+    """Return the result of `call`, and how many batches of the chain it took."""
     begun = chain.batch
     calls = []
 

@@ -220,7 +220,7 @@ def test_a_number_for_each_layer_is_no_length(tmp_path: Path) -> None:
 @KINDS
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
 def test_every_tensor_is_there_and_read(tmp_path: Path, family: str, types: dict[str, str]) -> None:
-    """One that is missing, of another shape, of a layer too many, or that no model reads."""
+    """Refuse tensors that are missing, of another shape, of a layer too many, or unread."""
     file = tmp_path / "model.gguf"
     tensors: dict[str, Any] = {}
     write_model(file, family, types, change=tensors.update)
@@ -274,7 +274,7 @@ def test_biases_of_llama(tmp_path: Path, kind: str, names: list[str]) -> None:
 
 
 def test_experts_are_refused(tmp_path: Path) -> None:
-    """Of Mixtral, whose files are of the architecture llama: a dense model whose layers nothing
+    """Refuse Mixtral, whose files are of the architecture llama: a dense model whose layers nothing
     had filled."""
     file = tmp_path / "model.gguf"
 

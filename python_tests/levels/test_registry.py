@@ -147,7 +147,7 @@ def test_special_tokens_alone_are_no_tokenizer(tmp_path: Path) -> None:
 def test_weights_that_are_not_the_models(
     weights: Any, config: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    """What was missing was random, and the chain answered."""
+    """Refuse weights that are missing: they were random, and the chain answered."""
     make("llama").save_pretrained(tmp_path)
     file, about = tmp_path / "model.safetensors", tmp_path / "config.json"
     if weights is not None:

@@ -115,7 +115,7 @@ def test_drafts_with_many_ids_are_considered_with_fewer(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def planned(untrained: Path) -> ps.Plan:
-    """Of every kind of element that has a path or a word."""
+    """Compare every kind of element that has a path or a word."""
     middle, drafter = (str(untrained / name) for name in ("middle", "drafter"))
     levels = [untrained / "target", "w4", f"w4:{middle}", drafter, "suffix"]
     return ps.plan(levels, [[1, 2, 3], [4, 5]], 8, seconds=0, trials=0)
