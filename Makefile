@@ -1,6 +1,5 @@
 # The README's two commands, from a fresh clone:
 #   make demo                 make test
-#   make demo-full            the demo with what takes several minutes more
 #   make demo-real            the demo on Qwen2.5-Coder 1.5B and 0.5B, beside llama.cpp: brings 1.6 GB, or
 #                             MODELS=dir: its largest GGUF file is the target, the next one drafts;
 #                             DEMO="--repeats 1" adds options
@@ -37,13 +36,10 @@ QUICK_PYTEST = $(addprefix python_tests/, \
 # What `make test-aarch64` runs: emulated, the others take too long.
 ARM_CTEST = $(QUICK_CTEST)|^(attention_stack|blocks|cpu_rows|dense|int4|ops|product_threads)_test
 
-.PHONY: demo demo-full demo-real llama $(LLAMA_PROGRAM) test quick rebuilt test-oldest test-aarch64 environment test-environment wheel lint clean
+.PHONY: demo demo-real llama $(LLAMA_PROGRAM) test quick rebuilt test-oldest test-aarch64 environment test-environment wheel lint clean
 
 demo: environment
-	$(PY) -m polyspec_ext demo
-
-demo-full: environment
-	$(PY) -m polyspec_ext demo --full
+	$(PY) -m benchmarks demo
 
 # Real models, by their 4-bit copies here, or with COPY= by the files' own blocks, as there.
 COPY ?= w4:
@@ -51,7 +47,7 @@ demo-real: environment $(LLAMA_PROGRAM)
 	$(PIP) accelerate gguf
 	models=$$($(if $(MODELS),ls -S $(MODELS)/*.gguf,$(PY) $(EXAMPLE)/get.py qwen1.5b qwen0.5b)) && set -- $$models && \
 	if [ $$# -lt 2 ]; then echo "MODELS: expected two GGUF files or more, given $$*" >&2; exit 2; fi && \
-	$(PY) -m polyspec_ext demo --target "$(COPY)$$1" --draft "$(COPY)$$2" --gguf "$$1,$$2" --llama $(LLAMA_PROGRAM) $(DEMO)
+	$(PY) -m benchmarks demo --target "$(COPY)$$1" --draft "$(COPY)$$2" --gguf "$$1,$$2" --llama $(LLAMA_PROGRAM) $(DEMO)
 
 # The library, llama.cpp and the program that uses both in folders of their own; what is there already stays.
 $(LLAMA_PROGRAM): export POLYSPEC_CUDA = OFF
@@ -102,7 +98,7 @@ test-aarch64: $(PY)
 lint:
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy polyspec_ext
+	$(PY) -m mypy polyspec_ext benchmarks training
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
 
 $(PY):

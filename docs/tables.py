@@ -29,9 +29,9 @@ sys.path[:0] = [
 import compare  # noqa: E402
 import model_families  # noqa: E402
 
-from polyspec_ext.bench import adaptation, machine, output, overhead  # noqa: E402
-from polyspec_ext.bench.paper import report as paper_report  # noqa: E402
-from polyspec_ext.bench.paper.report import tables as paper_tables  # noqa: E402
+from benchmarks import adaptation, machine, output, overhead  # noqa: E402
+from benchmarks.paper import report as paper_report  # noqa: E402
+from benchmarks.paper.report import tables as paper_tables  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 # The newest results of every benchmark. Who commits newer ones names them here.
@@ -49,7 +49,7 @@ LLAMA = "cpu-2026-11-23-llama/llama.json"
 LLAMA_POLICY = "cpu-2026-11-23-llama/policy.json"
 REAL_DEMO = "cpu-2026-11-25-demo-real/demo-real.json"
 BLOCKS_DEMO = "cpu-2026-11-25-demo-real/demo-blocks.json"
-# Runs of `bench paper`, by the table that shows them.
+# Runs of `benchmarks paper`, by the table that shows them.
 PAPER = {
     "paper": ["cpu-2026-11-22-paper"],
     "paper-real": ["cpu-2026-11-25-paper-real/greedy"],
@@ -92,7 +92,7 @@ def tables_of(markdown: str) -> list[Lines]:
 
 # ---- whole generations ---------------------------------------------------------------------------
 
-# (Of that commit. Since then `bench paper --questions gsm8k` asks the same questions.)
+# (Of that commit. Since then `benchmarks paper --questions gsm8k` asks the same questions.)
 GENERATE_COMMAND = "bench generate --temperature 0 --compile none --repeats 3"
 
 
@@ -205,7 +205,7 @@ def demo(name: str, how: str, options: str = "") -> Lines:
 
 
 def paper(name: str) -> Lines:
-    """Every method of some runs of ``bench paper`` over all their questions."""
+    """Every method of some runs of ``benchmarks paper`` over all their questions."""
     lines: Lines = []
     for run in paper_report.load([RESULTS / folder for folder in PAPER[name]]):
         table = paper_tables.overall(run)
@@ -217,7 +217,7 @@ def paper(name: str) -> Lines:
 def paper_short() -> Lines:
     """Some columns of real models for the front page."""
     summary, _, _, *table = paper("paper-real")
-    command = "`bench paper`, its command under [benchmarks](docs/benchmarks.md#real-models)"
+    command = "`benchmarks paper`, its command under [benchmarks](docs/benchmarks.md#real-models)"
     kept = ("method", "tokens/s", "speedup", "lossless")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     places = [rows[0].index(name) for name in kept]
@@ -229,8 +229,7 @@ def paper_short() -> Lines:
 
 
 CHAINS_COMMAND = (
-    "python -m polyspec_ext bench chains --compile --head eagle3 --prompts 3 --repeats 2 "
-    "--threads 2"
+    "python -m benchmarks chains --compile --head eagle3 --prompts 3 --repeats 2 --threads 2"
 )
 
 
@@ -297,7 +296,7 @@ def predictions() -> Lines:
 
 
 KERNELS_COMMAND = (
-    "python -m polyspec_ext bench kernels --batch 1 --vocab 128256 --draft-len 10 "
+    "python -m benchmarks kernels --batch 1 --vocab 128256 --draft-len 10 "
     "--acceptance 0.7 --dtype float32 --filters none,top_k=50+top_p=.9 --no-compile"
 )
 
@@ -324,7 +323,7 @@ def kernels() -> Lines:
     ]
 
 
-OVERHEAD_COMMAND = "python -m polyspec_ext bench overhead --levels 2,3,4 --batch 1,8"
+OVERHEAD_COMMAND = "python -m benchmarks overhead --levels 2,3,4 --batch 1,8"
 
 
 def overheads() -> Lines:
@@ -348,7 +347,7 @@ def policies() -> Lines:
     section = text.partition("## target, middle, drafter")[2]
     _, over_best, *_ = tables_of(section)
     return [
-        f"`python -m polyspec_ext bench adaptation --traces build/traces.json --threads 1`: "
+        f"`python -m benchmarks adaptation --traces build/traces.json --threads 1`: "
         f"{report['machine']['cpu']}, commit {report['machine']['commit']}; "
         f"`docs/results/{ADAPTATION}`.",
         "Tokens per second in simulated time over the best fixed windows, three levels, the "

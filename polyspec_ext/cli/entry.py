@@ -1,4 +1,4 @@
-"""The command line: ``python -m polyspec_ext generate|chat|demo|plan|train|export|bench ...``."""
+"""The command line: ``python -m polyspec_ext generate|chat|plan|export ...``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from pathlib import Path
 
 import torch
 
-from ..bench import adaptation, chains, int4, kernels, model, overhead, preflight, shapes
-from ..bench.paper import command as paper
-from ..bench.paper import report
 from ..command import options
 from ..command.run import help_of, run_command
-from . import chat, demo, export, generate, plan, train
+from . import chat, export, generate, plan
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -30,17 +27,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=help_of(parser))
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    for command in (generate, chat, demo, plan, train, export):
+    for command in (generate, chat, plan, export):
         command.add_command(commands)
-    bench = commands.add_parser(
-        "bench", help="benchmarks", description="Benchmarks, each beside what it competes with."
-    )
-    bench.set_defaults(run=help_of(bench))
-    kinds = bench.add_subparsers(metavar="WHAT")
-    for kind in (
-        preflight, kernels, model, overhead, chains, int4, adaptation, paper, report, shapes,
-    ):  # fmt: skip
-        kind.add_command(kinds)
     return parser
 
 

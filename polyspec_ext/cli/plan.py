@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import columns, progress, tiny
-from ..bench import chains
-from ..bench.machine import QUESTIONS
 from ..chat import has_template
 from ..command import options
 from ..planned import plan
@@ -52,16 +50,6 @@ def add_command(commands: Any) -> None:
         action="store_true",
         help="plan with these alone, and not with 4-bit copies of them, drafts with fewer ids, "
         "prompt lookup and suffixes as well",
-    )
-    models.add_argument(
-        "--grown",
-        type=options.COUNT,
-        metavar="TIMES",
-        help="the shipped target with all widths TIMES as wide, with its 4-bit copy above the "
-        "shipped draft models: a chain in which Theorem 3.2 inserts a model (--theorem)",
-    )
-    models.add_argument(
-        "--w4", type=Path, metavar="DIR", help="keep the 4-bit copy of --grown there for next time"
     )
     models.add_argument(
         "--pack", choices=tuple(options.SWITCHES), default="auto", help="(default: %(default)s)"
@@ -113,36 +101,21 @@ def add_command(commands: Any) -> None:
     sub.set_defaults(run=run, system=None)
 
 
-def _grown(args: argparse.Namespace) -> list[Any]:
-    progress.note("making the 4-bit copy, which takes a minute or two")
-    # As `bench chains` has them: the target in the data type that is faster here.
-    parts, _ = chains.parts_of(chains.settings(times=args.grown, w4=args.w4))
-    return [parts[name] for name in (chains.TARGET, *chains.KINDS) if name in parts]
-
-
 def run(args: argparse.Namespace) -> int:
     """Plan, and print what came of it."""
     if args.measure_again:
         default_store().clear()
     if args.target is None and args.draft:
         raise ValueError("draft: expected a --target as well, given none")
-    if args.target is not None and args.grown is not None:
-        raise ValueError(f"grown: expected no --target beside it, given {args.target}")
-    if args.w4 is not None and args.grown is None:
-        raise ValueError("w4: expected --grown as well, given none")
-    if args.save is not None and args.grown is not None:
-        raise ValueError("save: expected no --grown beside it, whose levels have no path")
     pack, load = options.SWITCHES[args.pack], processor.load_average()
     shipped = args.target is None
     levels: list[Any] = [args.target, *args.draft]
     tokenizer = tokenizer_of(args)
-    if args.grown is not None:
-        levels = _grown(args)
-    elif shipped:
+    if shipped:
         with progress.loading(shown=False):
             made = tiny.levels(pack=pack, compile=args.compile)
         levels = [*made.values(), "prompt-lookup"]
-    asked = args.prompt or list(QUESTIONS[:6])
+    asked = args.prompt or list(tiny.QUESTIONS[:6])
     require_text(asked)
     if not args.prompt and (args.raw or not has_template(tokenizer)):
         asked = [tiny.prompt_of(one) for one in asked]  # a question that a text goes on to answer
@@ -165,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
         repeats=args.repeats,
         consider=args.target is not None and not args.only,
     )
-    if shipped and args.grown is None:
+    if shipped:
         found.parts = [
             replace(part, word=part.word or str(tiny.path(part.name))) for part in found.parts
         ]
@@ -179,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
             print("\n--verbose shows the measurements and what the recommendation depends on")
     if args.save is not None:  # behind the report, which a folder that is full does not take away
         found.save(args.save)
-    if not args.json and args.grown is None:
+    if not args.json:
         print(f"\n{_command(args, found)}")
     return 0
 

@@ -1,7 +1,7 @@
 """The shipped chain: three small Llama-architecture models with one tokenizer, trained on GSM8K
 and Tiny Shakespeare.
 
-They are ordinary Hugging Face directories; `python -m polyspec_ext.tiny.train` makes them anew.
+They are ordinary Hugging Face directories; `python -m training.tiny_models` makes them anew.
 """
 
 from __future__ import annotations
@@ -34,6 +34,26 @@ WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
 # Rounds of the middle for one prompt: a third one where the first two have not filled the window.
 ROUNDS: dict[tuple[str, ...], tuple[int, ...]] = {("target", "middle", "drafter"): (3,)}
 
+# Sums in the words of the training texts.
+QUESTIONS = (
+    "A baker makes 12 trays of rolls with 8 rolls on each tray. She sells 70 rolls in the morning. "
+    "How many rolls are left?",
+    "Maria reads 15 pages of her book every day. The book has 240 pages. How many days does she "
+    "need to read half of it?",
+    "A farmer has 5 rows of apple trees with 9 trees in each row. Each tree gives 20 apples. How "
+    "many apples does he have?",
+    "Ben buys 3 notebooks for $4 each and a pen for $2. He pays with a $20 bill. How much change "
+    "does he get?",
+    "A train has 8 cars. Each car has 45 seats, and 60 seats in the whole train are empty. How "
+    "many people are on the train?",
+    "Lena saves $6 a week for 10 weeks. Then she spends a third of her money on a game. How much "
+    "money does she have left?",
+    "There are 24 students in a class. Half of them play soccer and 5 others play chess. How many "
+    "play neither of the two?",
+    "A gardener plants 7 flowers an hour for 4 hours on Monday and twice as many on Tuesday. How "
+    "many does he plant in all?",
+)
+
 
 def root() -> Path:
     """The folder of the models: beside this file, or where POLYSPEC_TINY points (a chain trained by
@@ -54,7 +74,7 @@ def path(level: str) -> Path:
     place = root() / level
     if not (place / "config.json").exists():
         raise FileNotFoundError(
-            f"no model in {place}; train one with `python -m polyspec_ext.tiny.train --output "
+            f"no model in {place}; train one with `python -m training.tiny_models --output "
             f"{root()}`"
         )
     return place

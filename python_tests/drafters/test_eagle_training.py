@@ -10,8 +10,8 @@ from eagle_heads import Reference, Variant, save, weights_of
 from small_models import make
 
 from polyspec_ext.drafters.eagle.load import load_head
-from polyspec_ext.training.states import States, Teacher
-from polyspec_ext.training.unrolled import Unrolled
+from training.states import States, Teacher
+from training.unrolled import Unrolled
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.differences import first_difference
 from polyspec_ext import tiny
-from polyspec_ext.bench.differences import first_difference
-from polyspec_ext.bench.machine import QUESTIONS
+from polyspec_ext.tiny import QUESTIONS
 
 TOKENS = 96
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k_test.jsonl"

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from benchmarks.model import INSTRUCTIONS
 from cubin import compiled
-
-from polyspec_ext.bench.model import INSTRUCTIONS
 
 PER_VECTOR = 8  # logits in 16 bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from dataclasses import replace
@@ -10,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import polyspec_ext as ps
 from polyspec_ext import cli
-from polyspec_ext.bench import chains
 from polyspec_ext.planning import planner
 from polyspec_ext.planning.considered import considered
 
@@ -51,22 +52,19 @@ def test_models_of_ones_own(capsys: pytest.CaptureFixture[str], untrained: Path)
     assert "target alone" in out
 
 
-def test_theorem_on_the_grown_target(
-    capsys: pytest.CaptureFixture[str], untrained: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("load", "busy"), [(0.0, False), (9.25, True)])
+def test_a_plan_says_what_the_load_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, load: float, busy: bool
 ) -> None:
-    """Its parts are those of `bench chains`, which has tests of its own: here stand small ones."""
-    asked: list[tuple[int, Path | None]] = []
-
-    def parts_of(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        asked.append((args.times, args.w4))
-        return {"target": untrained / "target", "middle": untrained / "middle"}, {}
-
-    monkeypatch.setattr(chains, "parts_of", parts_of)
-    words = ("--grown", "4", "--w4", str(untrained / "w4"), "--theorem", "--json")
-    assert cli.main(["plan", "How many?", *FEW, *words]) == 0
-    assert asked == [(4, untrained / "w4")]
-    levels = [one["levels"] for one in json.loads(capsys.readouterr().out)["candidates"]]
-    assert sorted(levels) == [["target"], ["target", "middle"]]
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    words = ["plan", "x", "--max-new-tokens", "24", "--seconds", "0"]
+    assert cli.main(words) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    assert f"load average {load:.1f} beside {threads} threads on {cores} cores" in shown
+    assert ("times may be too long, and ratios uncertain" in shown) == busy
+    assert cli.main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["load"] == {"before": load}
 
 
 def test_what_nobody_named_is_considered(
@@ -214,12 +212,6 @@ def test_the_whole_report_fits_a_terminal(planned: ps.Plan) -> None:
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--draft", "prompt-lookup"]) == 2
     assert capsys.readouterr().err == "error: --draft: expected a --target as well, given none\n"
-    assert cli.main(["plan", "--target", "x", "--grown", "4"]) == 2
-    assert "--grown: expected no --target beside it, given x" in capsys.readouterr().err
-    assert cli.main(["plan", "--grown", "4", "--save", "x"]) == 2
-    assert "--save: expected no --grown beside it" in capsys.readouterr().err
-    assert cli.main(["plan", "--w4", "x"]) == 2
-    assert "--w4: expected --grown as well, given none" in capsys.readouterr().err
     assert cli.main(["plan", "--target", "nowhere/at/all"]) == 2
     assert capsys.readouterr().err.startswith("error: --target: expected a model id, the di")
     assert cli.main(["plan", "--max-new-tokens", "1"]) == 2

@@ -1,4 +1,4 @@
-"""Saved runs of ``bench paper`` made of random numbers, and their JSON lines as they are."""
+"""Saved runs of ``benchmarks paper`` made of random numbers, and their JSON lines as they are."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.tiny import corpus
+from training import corpus
 
 TEXT = [tiny.prompt_of("How many apples are 3 apples and 4 apples?") + " 3 + 4 = 7 apples.\n#### 7"]
 

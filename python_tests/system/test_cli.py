@@ -6,7 +6,6 @@ import argparse
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import saved_chain
 import torch
 import transformers
 
 import polyspec_ext as ps
+from benchmarks.__main__ import make_parser as benchmarks_parser
 from polyspec_ext import cli, tiny
-from polyspec_ext.bench import chains as grown_chains
-from polyspec_ext.cli import demo, entry
-from polyspec_ext.tiny import train
+from polyspec_ext.cli import entry
+from training import tiny_models
+from training.__main__ import make_parser as training_parser
 
 pytestmark = pytest.mark.usefixtures("tiny_untrained")
 
@@ -105,7 +104,7 @@ def test_answers_of_the_shipped_models_say_what_they_are(
             (out + err).split()
         )
 
-    for words in (("generate", "x", "--max-new-tokens", "2"), ("chat",), (*DEMO, "--repeats", "1")):
+    for words in (("generate", "x", "--max-new-tokens", "2"), ("chat",)):
         assert says(*words)
     own = ("--target", str(untrained / "target"))
     for words in (("generate", "x", "--max-new-tokens", "2"), ("chat",)):
@@ -251,7 +250,7 @@ def test_an_error_of_many_lines_is_shown_in_one(
     assert (status, err) == (2, "error: no such model Check your connection.\n")
 
 
-@pytest.mark.parametrize("words", [("generate", "x"), ("demo",), ("bench", "chains")])
+@pytest.mark.parametrize("words", [("generate", "x"), ("plan",)])
 def test_a_command_runs_on_as_many_threads_as_it_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
@@ -261,7 +260,7 @@ def test_a_command_runs_on_as_many_threads_as_it_is_told(
         seen.append(torch.get_num_threads())
         raise KeyboardInterrupt
 
-    for name in ("chain", "levels", "tokenizer"):
+    for name in ("chain", "tokenizer"):
         monkeypatch.setattr(tiny, name, noted)
     try:
         status, out, _ = call(capsys, *words, "--threads", str(before + 1))
@@ -286,14 +285,10 @@ def test_stdin_is_a_prompt(
     )
 
 
-@pytest.mark.parametrize("words", [[], ["bench"]])
-def test_a_missing_word_shows_the_help(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    status, out, err = call(capsys, *words)
+def test_a_missing_word_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = call(capsys)
     assert (status, out) == (2, "")
     assert "usage: " in err
-    assert "benchmark" in err.lower()
 
 
 def test_ctrl_c_ends_with_the_status_of_shells_and_no_traceback(
@@ -355,188 +350,6 @@ def test_a_terminal_without_the_characters_gets_replacements() -> None:
     assert b"?" in out
 
 
-DEMO = ("demo", "--prompts", "2", "--max-new-tokens", "8")
-
-
-def test_demo_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    # What compiles is tested elsewhere, and takes a minute.
-    monkeypatch.setattr(torch, "compile", lambda call, **options: call)
-    monkeypatch.setenv("CXX", sys.executable)
-    status, out, _ = call(capsys, *DEMO, "--repeats", "1", "--json", "--compile", "all")
-    assert status == 0
-    report = json.loads(out)
-    assert "grown" not in report
-    assert report["text"]
-    assert {"cpu", "cores", "torch"} <= report["machine"].keys()
-    first, second = report["tables"]
-    labels = [[row["label"] for row in table["configurations"]] for table in (first, second)]
-    assert [len(some) for some in labels] == [6, 6]
-    assert not any(label.endswith(demo.COMPILED) for label in labels[0])
-    assert sum(label.endswith(demo.COMPILED) for label in labels[1]) == 4
-    assert list(first["choices"]) == [*tiny.LEVELS]
-    assert "ms per pass of 1/6 tokens" in first["choices"]["target"]
-    assert list(second["choices"]) == [name + demo.COMPILED for name in tiny.LEVELS]
-    for table in (first, second):
-        rows = table["configurations"]
-        theirs = next(row for row in rows if row["label"] == demo.GENERATE)
-        assert theirs["ratio_to_generate"] == 1.0
-        # Ratios are over the fastest of the ways to decode plainly.
-        alone = [row for row in rows if row["label"].startswith("plain decoding")]
-        assert len(alone) == 3
-        best = max(alone, key=lambda row: row["tokens_per_second"])
-        assert table["fastest_plain"] == best["label"]
-        assert max(row["ratio"] for row in alone) == best["ratio"] == 1.0
-        assert max(row["decoding_ratio"] for row in alone if row is not theirs) == 1.0
-        for row in rows:
-            assert row["tokens_per_second"] > 0
-            assert row["new_tokens"] > 0
-            assert row["lossless"]
-            assert row["verdict"].startswith(("2 of 2", "1 of 2, 1 part at a tie"))
-
-
-def test_demo_streams_an_answer_and_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line per phase, also where there is no terminal, and no bar."""
-    status, out, err = call(capsys, *DEMO, "--repeats", "1")
-    assert status == 0
-    answer, _, table = out.partition("(three levels: ")
-    assert answer.startswith("Question: A baker")
-    assert len(answer.partition("\nAnswer:")[2].strip()) > 0
-    assert table.count("\nconfiguration\n") == 1
-    assert max(map(len, table.splitlines())) <= 80
-    loading, measuring, more = err.splitlines()
-    assert "loading" in loading
-    assert "measuring 6 configurations: 2 questions" in measuring
-    assert "demo --full" in more
-
-
-@pytest.mark.parametrize(("load", "busy"), [(0.0, False), (9.25, True)])
-def test_demo_and_plan_say_what_the_load_does(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, load: float, busy: bool
-) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
-    words = ("plan", "x", "--max-new-tokens", "24", "--seconds", "0")
-    for command in ((*DEMO, "--repeats", "1"), words):
-        status, out, err = call(capsys, *command)
-        assert status == 0, err
-        shown = " ".join(out.split())
-        threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
-        assert f"load average {load:.1f} beside {threads} threads on {cores} cores" in shown
-        assert ("times may be too long, and ratios uncertain" in shown) == busy
-        assert json.loads(call(capsys, *command, "--json")[1])["load"] == {"before": load}
-
-
-def test_demo_stops_behind_a_repeat_when_the_time_is_over(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    _, out, _ = call(capsys, *DEMO, "--repeats", "3", "--seconds", "0", "--json")
-    (table,) = json.loads(out)["tables"]
-    assert table["repeats"] == 1
-    for row in table["configurations"]:
-        assert row["stats"] is None or row["stats"]["num_requests"] == 2
-
-
-@pytest.mark.parametrize(("calls", "repeats"), [(8, 0), (24, 1)])
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_ctrl_c_keeps_the_repeats_that_the_demo_has_finished(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-    calls: int,
-    repeats: int,
-) -> None:
-    """Five chains answer two prompts twice, behind a first call of each."""
-    generate, left = ps.Chain.generate, iter(range(calls))
-
-    def interrupted(self: ps.Chain, *args: Any, **more: Any) -> ps.Output:
-        if next(left, None) is None:
-            signal.raise_signal(signal.SIGINT)
-        return generate(self, *args, **more)
-
-    monkeypatch.setattr(ps.Chain, "generate", interrupted)
-    status, out, _ = call(capsys, *DEMO, "--repeats", "2", *options)
-    assert status == 130
-    assert ("\nconfiguration\n" in out) == (repeats == 1 and not options)
-    if repeats and options:
-        assert [table["repeats"] for table in json.loads(out)["tables"]] == [1]
-    elif repeats:
-        assert "median of 1 " in out
-
-
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_ctrl_c_keeps_the_tables_that_the_demo_has_finished(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str]
-) -> None:
-    def interrupted(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(grown_chains, "report_of", interrupted)
-    status, out, err = call(capsys, *DEMO, "--repeats", "1", "--grown", "4", *options)
-    assert status == 130
-    assert "what was finished is kept" in err
-    if options:
-        assert len(json.loads(out)["tables"]) == 1
-    else:
-        assert "\nconfiguration\n" in out
-
-
-def test_full_is_all_of_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    levels = tiny.levels
-    monkeypatch.setattr(
-        tiny, "levels", lambda **options: seen.append(options.get("compile")) or levels()
-    )
-    monkeypatch.setenv("CXX", sys.executable)
-
-    def report_of(settings: Any, _: Any) -> Any:
-        seen.append((settings.times, settings.compile))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(grown_chains, "report_of", report_of)
-    assert call(capsys, *DEMO, "--repeats", "1", "--full")[0] == 130
-    assert seen == [None, "auto", (4, "auto")]
-
-
-def test_demo_has_a_last_table(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Chains below the grown target; its 4-bit copy is kept, and the small models are the levels of
-    the first table, compiled ones among them."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    levels, made = tiny.levels, []
-    monkeypatch.setattr(
-        tiny, "levels", lambda *names, **options: made.append(names) or levels(*names, **options)
-    )
-    command = ("demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6")
-    written = []
-    for _ in range(2):
-        status, out, err = call(capsys, *command, "--grown", "4")
-        assert status == 0, err
-        table = out.partition("# Chains below a target of")[2]
-        assert "| target <- W4 copy <- drafter |" in table
-        assert "| transformers assisted: drafter |" in table
-        assert "EAGLE" not in table  # this folder has no head
-        (kept,) = (tmp_path / "polyspec_ext" / "w4").iterdir()
-        written.append((kept / "int4.safetensors").stat().st_mtime_ns)
-    assert written[0] == written[1]
-    assert made == [(), (["target"],), ()]  # whose texts the copy is calibrated on, once
-
-
-def test_demo_says_when_the_text_differs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved_chain.end_wrongly(monkeypatch)
-    command = ("demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6")
-    status, out, _ = call(capsys, *command)
-    assert status == 1
-    assert "DIFFER" in out
-    # What was chosen for this processor, a line per level.
-    for level in tiny.LEVELS:
-        assert f"\n  {level}: " in out
-    assert out.count("ms per pass of") == len(tiny.LEVELS)
-
-
 def test_the_module_runs_as_a_command() -> None:
     with python("--version") as process:
         out, err = process.communicate()
@@ -573,7 +386,8 @@ def test_every_help_renders(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    found = [*commands(entry.make_parser()), train.make_parser()]
+    found = [*commands(entry.make_parser()), *commands(benchmarks_parser())]
+    found += [*commands(training_parser()), tiny_models.make_parser()]
     assert len(found) > 10
     for parser in found:
         with pytest.raises(SystemExit) as stopped:

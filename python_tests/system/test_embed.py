@@ -444,7 +444,7 @@ def test_shared_library_has_a_version_and_exports_the_public_interface(
 
 
 def test_microbenchmark(prefix: Path) -> None:
-    """csrc/examples/bench: every operator a row with the columns of `bench kernels`."""
+    """csrc/examples/bench: every operator a row with the columns of `benchmarks kernels`."""
     build = prefix.parent / "bench"
     cmake_build(ROOT / "csrc" / "examples" / "bench", build, f"-DCMAKE_PREFIX_PATH={prefix}")
     bench = build / "kernel_bench"

@@ -15,7 +15,8 @@ import pytest
 from transformers.utils import logging
 
 import polyspec_ext as ps
-from polyspec_ext import cli, levels, progress, tiny
+from benchmarks import __main__ as benchmarks
+from polyspec_ext import levels, progress, tiny
 from polyspec_ext.runtime.graphs import Graphs
 
 
@@ -102,7 +103,7 @@ def test_phases_stand_in_a_log_and_notes_do_not(
     assert capsys.readouterr().out == ""
 
 
-OVERHEAD = ["bench", "overhead", "--levels", "2", "--batch", "1", "--turns", "1", "--json"]
+OVERHEAD = ["overhead", "--levels", "2", "--batch", "1", "--turns", "1", "--json"]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -110,7 +111,7 @@ def test_a_benchmark_shows_a_bar_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
     with shown(monkeypatch, terminal) as stream:
-        assert cli.main(OVERHEAD) == 0
+        assert benchmarks.main(OVERHEAD) == 0
     assert ("overhead" in stream.getvalue()) == terminal
     json.loads(capsys.readouterr().out)
 

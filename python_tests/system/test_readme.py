@@ -3,6 +3,7 @@ their tables are what docs/tables.py makes, and their lists are those of the cod
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -20,11 +21,13 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 
 import polyspec_ext as ps
+from benchmarks.__main__ import make_parser as benchmarks_parser
 from polyspec_ext import tiny
 from polyspec_ext.cli import entry
 from polyspec_ext.integrations import processors
 from polyspec_ext.integrations import transformers_checks as generation_checks
-from polyspec_ext.tiny import train
+from training import tiny_models
+from training.__main__ import make_parser as training_parser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -123,6 +126,14 @@ def test_every_example_stands_on_a_page() -> None:
 STAND_INS = {"DIR": tiny.path("target"), "build/llama/program/polyspec_llama": Path(__file__)}
 
 
+PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
+    "polyspec_ext": entry.make_parser,
+    "benchmarks": benchmarks_parser,
+    "training": training_parser,
+    "training.tiny_models": tiny_models.make_parser,
+}
+
+
 def commands() -> list[str]:
     """Every call of the command line, in blocks and in running text, once each."""
     shell = [block.text for block in BLOCKS if not block.language]
@@ -130,7 +141,11 @@ def commands() -> list[str]:
     for text in PAGES.values():
         inline = re.findall(r"`([^`]*)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
         lines += [" ".join(code.split()) for code in inline]
-    found = [line for line in lines if re.match(r"(python -m polyspec_ext|polyspec)[ .]\S", line)]
+    found = [
+        line
+        for line in lines
+        if re.match(r"(python -m (polyspec_ext|benchmarks|training)|polyspec)[ .]\S", line)
+    ]
     return list(dict.fromkeys(found))
 
 
@@ -139,17 +154,15 @@ def test_commands_parse(line: str) -> None:
     for placeholder, path in STAND_INS.items():
         line = line.replace(placeholder, str(path))
     words = shlex.split(line)
-    if "polyspec_ext.tiny.train" in words:
-        args = train.make_parser().parse_args(words[3:])
-    else:
-        words = words[3:] if words[0] == "python" else words[1:]
-        if words == ["--version"]:
-            with pytest.raises(SystemExit, match="0"):
-                entry.make_parser().parse_args(words)
-            return
-        args = entry.make_parser().parse_args(words)
-        assert args.run.__name__ != "show_help"
+    module, words = (words[2], words[3:]) if words[0] == "python" else ("polyspec_ext", words[1:])
+    parser = PARSERS[module]()
+    if words == ["--version"]:
+        with pytest.raises(SystemExit, match="0"):
+            parser.parse_args(words)
+        return
+    args = parser.parse_args(words)
     assert callable(args.run)
+    assert args.run.__name__ != "show_help"
 
 
 def test_the_commands_that_newcomers_need_are_there() -> None:
@@ -159,8 +172,8 @@ def test_the_commands_that_newcomers_need_are_there() -> None:
         "--threads",
         " chat ",
         "prompt-lookup",
-        "bench shapes",
-        "bench overhead",
+        "benchmarks shapes",
+        "benchmarks overhead",
     ):
         assert wanted in found
 

@@ -38,15 +38,14 @@ LAYERS = (
     {"command", "inputs", "runtime"},
     {"outputs"},
     {"chain"},
-    {"integrations", "planning", "training"},
+    {"integrations", "planning"},
     {"tiny"},
     {"planned"},
-    {"bench"},
     {"cli"},
     {"__main__"},
 )
 # Who may ask the root, which tells the version and the public names.
-ASK_THE_ROOT = {"bench", "cli"}
+ASK_THE_ROOT = {"cli"}
 
 # Named with an underscore by somebody else, for everybody: methods of named tuples, the extension
 # module, torch's own.
@@ -257,3 +256,47 @@ def test_a_cycle_of_folders_is_found() -> None:
 )
 def test_private_names_are_found(text: str, found: list[str]) -> None:
     assert list(foreign_private_names(ast.parse(text))) == found
+
+
+# ---- sizes ---------------------------------------------------------------------------------------
+
+REPOSITORY = ROOT.parent
+# The most lines and files of Python in a folder. Lower them with every step, never raise them.
+BUDGETS = {
+    "polyspec_ext": (29_430, 170),
+    "benchmarks": (9_980, 60),
+    "training": (1_640, 12),
+    "python_tests": (40_300, 188),
+}
+
+
+@pytest.mark.parametrize("folder", BUDGETS)
+def test_folders_keep_their_budget(folder: str) -> None:
+    files = list((REPOSITORY / folder).rglob("*.py"))
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    most_lines, most_files = BUDGETS[folder]
+    assert 0 < lines <= most_lines
+    assert 0 < len(files) <= most_files
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "training"])
+def test_the_package_imports_nothing_that_builds_on_it(folder: str) -> None:
+    for module, tree in sources(ROOT, "polyspec_ext").items():
+        names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        names += [
+            one.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for one in node.names
+        ]
+        assert folder not in {name.partition(".")[0] for name in names}, module
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "training"])
+def test_what_builds_on_the_package_uses_public_names(folder: str) -> None:
+    found = {
+        (module, name)
+        for module, tree in sources(REPOSITORY / folder, folder).items()
+        for name in foreign_private_names(tree)
+    }
+    assert not found

@@ -13,12 +13,13 @@ from small_models import V, make
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.cli import entry
+from polyspec_ext.command.run import run_command
 from polyspec_ext.levels import HuggingFaceLevel, load
-from polyspec_ext.training.rows import Document, Stream, frequent
-from polyspec_ext.training.session import HeadTraining, Settings
-from polyspec_ext.training.steps import Steps
-from polyspec_ext.training.texts import documents_of, read_texts, split
+from training.__main__ import make_parser
+from training.rows import Document, Stream, frequent
+from training.session import HeadTraining, Settings
+from training.steps import Steps
+from training.texts import documents_of, read_texts, split
 
 SMALL = Settings(draft_vocab=64, inner=32, length=24, batch=2, block=4, rate=3e-3)
 
@@ -198,16 +199,16 @@ def test_the_command_trains_a_head_for_the_shipped_target(
 ) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text("\n".join(json.dumps(line) for line in LINES))
-    words = ["train", "eagle3", "--target", str(tiny.path("target")), "--texts", str(file)]
+    words = ["eagle3", "--target", str(tiny.path("target")), "--texts", str(file)]
     words += ["--output", str(tmp_path / "head"), "--max-new-tokens", "30", "--temperature", "0"]
     words += ["--length", "16", "--block", "4", "--draft-vocab", "64", "--inner", "32"]
-    assert entry.main([*words, "--tokens", "64"]) == 0
+    assert run_command(make_parser(), [*words, "--tokens", "64"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert len(report["overlap"]) == 3
     assert report["tokens_read"] == 64
-    assert entry.main([*words, "--tokens", "128"]) == 2
+    assert run_command(make_parser(), [*words, "--tokens", "128"]) == 2
     assert "--resume: expected --resume" in capsys.readouterr().err
-    assert entry.main([*words, "--tokens", "128", "--resume"]) == 0
+    assert run_command(make_parser(), [*words, "--tokens", "128", "--resume"]) == 0
     assert json.loads(capsys.readouterr().out)["tokens_read"] == 128
     assert (
         ps.Eagle.from_pretrained(tmp_path / "head", load(tiny.path("target"))).config.version == 3
@@ -228,10 +229,10 @@ def test_what_is_no_text_is_named(
 ) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text(line + "\n")
-    words = ["train", "eagle3", "--target", str(tiny.path("target")), "--output", str(tmp_path)]
-    assert entry.main([*words, "--texts", str(file)]) == 2
+    words = ["eagle3", "--target", str(tiny.path("target")), "--output", str(tmp_path)]
+    assert run_command(make_parser(), [*words, "--texts", str(file)]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-    assert entry.main(words) == 2
+    assert run_command(make_parser(), words) == 2
     assert capsys.readouterr().err.startswith("error: --texts: expected files of texts or prompts")

@@ -1,5 +1,5 @@
 // A microbenchmark in C++ alone: the operators beside a textbook implementation, in turns, with the
-// columns of `python -m polyspec_ext bench kernels`.
+// columns of `python -m benchmarks kernels`.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -146,7 +146,7 @@ void require(const polyspec::Result& result) {
 }
 
 // Bytes that the token rule must move for the acceptances in `inputs`: the byte model of
-// polyspec_ext/bench/cost.py.
+// benchmarks/cost.py.
 double verify_bytes(const Inputs& inputs, bool statistics, bool block) {
   const int64_t k = inputs.shape.draft_len;
   int64_t rows = 0, verified = 0;

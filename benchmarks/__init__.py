@@ -1,0 +1,1 @@
+"""Benchmarks, one file each with its options; ``python -m benchmarks`` runs them."""

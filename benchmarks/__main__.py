@@ -1,0 +1,37 @@
+"""``python -m benchmarks NAME``: each benchmark beside what it competes with."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from polyspec_ext.command import options
+from polyspec_ext.command.run import help_of, run_command
+
+from . import adaptation, chains, demo, int4, kernels, overhead, preflight, shapes
+from .paper import command as paper
+from .paper import report
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = options.Parser(
+        prog="python -m benchmarks",
+        description="Benchmarks, each beside what it competes with.",
+    )
+    parser.set_defaults(run=help_of(parser))
+    kinds = parser.add_subparsers(metavar="NAME")
+    for kind in (
+        demo, preflight, kernels, overhead, chains, int4, adaptation, paper, report, shapes,
+    ):  # fmt: skip
+        kind.add_command(kinds)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one benchmark. Returns the exit status; bad input is one line on stderr and status 2."""
+    return run_command(make_parser(), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+"""``shapes --chains``: chains at the shape of a published model with a chosen acceptance.
+
+Weights are random, so a pass costs what it costs at that shape. What is accepted is drawn before
+the run: each level has a table with one token per position, and its logits get one large number at
+that token. The target's table is the text. A level below has the token of the level above with
+probability `a`, and another one otherwise, independently at each position. At temperature 0 every
+verification accepts with probability `a`, so the speedup of any acceptance can be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+import polyspec_ext as ps
+from benchmarks import machine, output
+from benchmarks.memory import require_memory
+from benchmarks.published_shapes import SHAPES, Shape
+from benchmarks.random_models import random_head, random_model
+from polyspec_ext import progress
+from polyspec_ext.command import options
+from polyspec_ext.drafters import Eagle
+from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
+from polyspec_ext.ops import unchecked
+from polyspec_ext.planning.theory import Acceptance, ConstantSeconds, expectation
+from polyspec_ext.quantization import quantize_w4
+
+SCHEMA = 1  # of the JSON report
+PLAIN, EAGER = "plain decoding", "plain decoding, no graphs"
+W4, HEAD, DRAFT = "W4 copy", "EAGLE head", "draft"
+DRAFT_SHAPE = SHAPES["qwen2.5-0.5b"]
+PROMPT = 32  # tokens
+LARGE = 1.0e4  # logit of the table's token
+WARM_UP = 2  # calls as long as the run: the first is eager, the second captures
+# (acceptance of the level below the target, acceptance of the level below that one).
+ACCEPTANCES = ((0.93, 0.7), (0.97, 0.8))
+# Windows by the levels below the target.
+WINDOWS: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
+    (HEAD,): ((4,), (6,)),
+    (DRAFT,): ((3,),),
+    (W4,): ((6,),),
+    (W4, HEAD): ((8, 4), (12, 4)),
+    (W4, DRAFT): ((8, 3),),
+}
+
+
+class ChosenLevel(HuggingFaceLevel):
+    """A level whose logits are largest at the token of a table.
+
+    Attributes:
+        table: ``[P]`` int64 on the level's device, the token at each position of the text; None:
+            logits as the model has them.
+    """
+
+    table: torch.Tensor | None = None
+
+    def run(self, block: InputBlock) -> LevelOutput:
+        made = super().run(block)
+        if self.table is None:
+            return made
+        width, keep = block.tokens.shape[1], made.logits.shape[1]
+        first = width - keep if block.first is None else block.first.on(self.device)
+        begin = self.cache.rows.base + first  # `base`: the cached lengths that the pass began with
+        positions = begin[:, None] + torch.arange(1, keep + 1, device=self.device)
+        return made._replace(logits=chosen(made.logits, self.table, positions))
+
+
+def chosen(logits: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return logits ``[B, n, V]`` with `LARGE` at the table's tokens of positions ``[B, n]``."""
+    tokens = table[positions.clamp(0, len(table) - 1)]
+    return logits.scatter(2, tokens.expand(logits.shape[:2])[..., None], LARGE)
+
+
+def choosing_draw(table: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Return `ops.unchecked.draw` of a drafter whose logits are largest at the table's tokens."""
+
+    def draw(
+        logits: torch.Tensor, parameters: Any, positions: torch.Tensor, rounds: torch.Tensor,
+        level: int, column: int, *outputs: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        logits = chosen(logits, table, (positions + column)[:, None])
+        return unchecked.draw(logits, parameters, positions, rounds, level, column, *outputs)
+
+    return draw
+
+
+class Tables:
+    """Tokens by position: of the target, of the level below it and of the level below that one.
+
+    Args:
+        length: positions.
+        vocab: ids of the text are in ``[2, vocab)``; 1 and 0 are the rejected ones.
+        device: of the tables, whose memory stays from one `draw` to the next.
+    """
+
+    def __init__(self, length: int, vocab: int, device: torch.device) -> None:
+        self._random = torch.Generator().manual_seed(0)
+        text = torch.randint(2, vocab, (length,), generator=self._random)
+        self.target = text.to(device)
+        self.second, self.third, self.below = (self.target.clone() for _ in range(3))
+
+    def draw(self, outer: float, inner: float) -> None:
+        """Draw the tables of the levels below: `second` and `below` from the target's, with
+        probability `outer` and `inner` of the same token, `third` from `second` with `inner`."""
+        self.second.copy_(self._other(self.target, outer, 1))
+        self.third.copy_(self._other(self.second, inner, 0))
+        self.below.copy_(self._other(self.target, inner, 1))
+
+    def _other(self, above: torch.Tensor, acceptance: float, rejected: int) -> torch.Tensor:
+        rejects = torch.rand(len(above), generator=self._random) >= acceptance
+        return torch.where(rejects.to(above.device), rejected, above)
+
+
+@dataclass
+class Row:
+    """A chain at a pair of acceptances, and the measurements of its calls.
+
+    Attributes:
+        seconds: of decoding, of each counted call.
+        captures: CUDA graphs captured before the counted calls, and in them.
+    """
+
+    label: str
+    outer: float
+    inner: float
+    chain: ps.Chain
+    acceptance: tuple[float, ...]
+    seconds: list[float] = field(default_factory=list)
+    captures: list[int] = field(default_factory=lambda: [0, 0])
+    output: Any = None
+    error: str | None = None
+
+    def call(self, tokens: int, counted: bool) -> None:
+        """Generate, and keep the times if the call counts."""
+        graphs = self.chain.engine.graphs
+        before = 0 if graphs is None else graphs.num_captures
+        made = self.chain.generate([[3] * PROMPT], tokens, temperature=0.0, eos_token_id=[])
+        if graphs is not None:
+            self.captures[counted] += graphs.num_captures - before
+        if counted:
+            self.output = made
+            self.seconds.append(made.stats.decode_seconds)
+
+    def report(self, tokens: int, plain: Row | None) -> dict[str, Any]:
+        """Return the row of the JSON report."""
+        told: dict[str, Any] = {
+            "label": self.label,
+            "outer": self.outer,
+            "inner": self.inner,
+            "window": list(self.chain.window),
+            "rounds": list(self.chain.rounds),
+            "captures": dict(zip(("warm_up", "counted"), self.captures, strict=True)),
+            "error": self.error,
+        }
+        if self.output is None or self.error is not None:
+            return told
+        levels = self.output.stats.levels
+        told |= {
+            "ms_per_token": 1e3 * statistics.median(self.seconds) / tokens,
+            "seconds": self.seconds,
+            "levels": [
+                {
+                    "name": one.name,
+                    "passes": one.num_forward_passes,
+                    "ms": 1e3 * one.seconds / max(1, one.num_forward_passes),
+                }
+                for one in levels
+            ],
+            "length": levels[0].mean_acceptance_length if self.acceptance else 1.0,
+            "expected_length": self.expected_length(),
+        }
+        if plain is not None and plain.output is not None:
+            pairs = zip(plain.seconds, self.seconds, strict=False)
+            told["x_plain"] = statistics.median(a / b for a, b in pairs)
+            told["same_text"] = bool(self.output.sequences.equal(plain.output.sequences))
+        return told
+
+    def expected_length(self) -> float:
+        """Return the expected tokens per round of the target (`planning.theory`)."""
+        if not self.acceptance:
+            return 1.0
+        chain = self.chain
+        seconds = ConstantSeconds([1.0] * (len(self.acceptance) + 1))
+        accept = Acceptance.constant(*self.acceptance)
+        return expectation(chain.window, chain.rounds, accept, seconds).length
+
+
+class ChosenChains:
+    """The models of a shape, and chains of them with a chosen acceptance.
+
+    Args:
+        shape: of the target, its copy and its head.
+        draft: of the small model; its vocabulary is the target's.
+        device: "cpu" or "cuda".
+        tokens: new tokens of a call.
+    """
+
+    def __init__(self, shape: Shape, draft: Shape, device: str, tokens: int) -> None:
+        self.tokens, self.device = tokens, torch.device(device)
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        model = random_model(shape, dtype, device)
+        group = next(g for g in (128, 64, 32) if shape.hidden % g == 0 and shape.inner % g == 0)
+        small = random_model(replace(draft, vocab=shape.vocab), dtype, device)
+        self.tables = tables = Tables(PROMPT + tokens + 256, shape.vocab, self.device)
+        self.target = ChosenLevel(model, name="target")
+        self.copy = ChosenLevel(quantize_w4(model, group), name=W4, shares_cache_with=self.target)
+        self.drafts = [ChosenLevel(small, name=DRAFT) for _ in range(2)]
+        head = random_head(shape, self.target)
+        lowest = (tables.below, tables.third)  # of chains of two levels, and of three
+        self.heads = [Eagle(head, name=HEAD, draw=choosing_draw(table)) for table in lowest]
+        self.target.table, self.copy.table = tables.target, tables.second
+        self.drafts[0].table, self.drafts[1].table = lowest
+
+    def rows(self, outer: float, inner: float) -> list[Row]:
+        """Draw the tables of a pair of acceptances; return its chains, plain decoding first."""
+        self.tables.draw(outer, inner)
+        rows = [Row(PLAIN, outer, inner, ps.Chain([self.target]), ())]
+        if self.device.type == "cuda":
+            rows.append(Row(EAGER, outer, inner, ps.Chain([self.target], graphs=False), ()))
+        for below, windows in WINDOWS.items():
+            three = len(below) > 1
+            parts = {W4: self.copy, HEAD: self.heads[three], DRAFT: self.drafts[three]}
+            acceptance = (outer, inner) if three else (outer if below == (W4,) else inner,)
+            for window in windows:
+                chain = ps.Chain([self.target, *(parts[name] for name in below)], list(window))
+                label = " <- ".join(("target", *below))
+                rows.append(Row(label, outer, inner, chain, acceptance))
+        return rows
+
+
+def measure(
+    chains: ChosenChains,
+    acceptances: Sequence[tuple[float, float]],
+    repeats: int,
+    save: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
+    end: float = float("inf"),
+) -> list[dict[str, Any]]:
+    """Measure every chain at every pair of acceptances, in turns.
+
+    A chain's first turn comes behind `WARM_UP` calls as long as the counted ones, so that no
+    capture is counted. A chain that fails is a row with its error.
+
+    Args:
+        save: called with the report's rows so far, behind every turn.
+        end: of `time.perf_counter`, behind which no turn begins.
+    """
+    tokens, done = chains.tokens, list[dict[str, Any]]()
+    for outer, inner in acceptances:
+        rows = chains.rows(outer, inner)
+        told: list[dict[str, Any]] = []
+        turns = [(turn, row) for turn in range(repeats) for row in rows]
+        for turn, row in progress.bar(turns, desc=f"{outer:g}, {inner:g}", leave=False):
+            if row.error is not None or time.perf_counter() > end:
+                continue
+            try:
+                for _ in range(0 if turn else WARM_UP):
+                    row.call(tokens, counted=False)
+                row.call(tokens, counted=True)
+            except Exception as error:
+                row.error = f"{type(error).__name__}: {error}".splitlines()[0]
+            told = [one.report(tokens, rows[0]) for one in rows]
+            save([*done, *told])
+        done += told
+    return done
+
+
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure; return the JSON report, which is in ``--json-file`` behind every turn.
+
+    Raises:
+        ValueError: no such device, or memory is short.
+    """
+    end = time.perf_counter() + (args.seconds or float("inf"))
+    machine.require_device(args.device)
+    shape, before = SHAPES[args.shape], machine.load_average()
+    layers = args.layers or shape.layers
+    part = replace(shape, layers=layers)
+    draft = DRAFT_SHAPE if args.layers is None else replace(DRAFT_SHAPE, layers=min(layers, 24))
+    require_memory(part, torch.bfloat16, args.device, "; --layers N makes fewer")
+    chains = ChosenChains(part, draft, args.device, args.max_new_tokens)
+
+    def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            **machine.header("shapes", SCHEMA, args.device),
+            "settings": {
+                "shape": args.shape,
+                "layers": layers,
+                "of_layers": shape.layers,
+                "max_new_tokens": args.max_new_tokens,
+                "repeats": args.repeats,
+                "warm_up": WARM_UP,
+            },
+            "load": {"before": before, "after": machine.load_average()},
+            "rows": rows,
+        }
+
+    return report(
+        measure(
+            chains,
+            args.acceptance or ACCEPTANCES,
+            args.repeats,
+            lambda rows: output.save(args, report(rows)),
+            end,
+        )
+    )
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Return the report as a table."""
+    settings = report["settings"]
+    lines = [
+        f"# Chains at the shape of {settings['shape']}, {report['machine']['device_name']}",
+        "",
+        f"{machine.conditions(report)}. Random weights, {settings['layers']} of "
+        f"{settings['of_layers']} layers; acceptance is chosen, not measured. Up to "
+        f"{settings['max_new_tokens']} new tokens at temperature 0, medians of "
+        f"{settings['repeats']} turns behind {settings['warm_up']} calls of warm-up.",
+        "",
+    ]
+    cells = []
+    for row in report["rows"]:
+        window = ", ".join(map(str, row["window"]))
+        name = f"{row['label']} ({window})" if window else row["label"]
+        numbers = {
+            "ms_per_token": ".3f",
+            "x_plain": ".2f",
+            "length": ".2f",
+            "expected_length": ".2f",
+        }
+        measured = [output.number(row.get(key), form) for key, form in numbers.items()]
+        text = row["error"] or {True: "yes", False: "**NO**", None: "-"}[row.get("same_text")]
+        cells.append([name, f"{row['outer']:g}", f"{row['inner']:g}", *measured, text])
+    heads = ["chain (windows)", "outer", "inner", "ms per token", "x plain", "tokens per round"]
+    heads += ["expected", "text as plain decoding"]
+    return "\n".join([*lines, *output.table(heads, cells, range(1, 7))])
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``--chains``."""
+    group = parser.add_argument_group("chains with a chosen acceptance")
+    group.add_argument(
+        "--chains",
+        action="store_true",
+        help="generate with chains of the models in place of timing their passes",
+    )
+    group.add_argument(
+        "--acceptance",
+        type=options.listed(_pair),
+        metavar="A:B,...",
+        help="of the W4 copy's tokens by the target, and of the drafter's by the level above it "
+        "(default: .93:.7,.97:.8)",
+    )
+    options.add_count(group, "--max-new-tokens", 128, "")
+    group.add_argument(
+        "--seconds",
+        type=options.COUNT,
+        metavar="S",
+        help="after which no turn begins, making the models included (default: none)",
+    )
+
+
+def _pair(text: str) -> tuple[float, float]:
+    try:
+        outer, inner = map(float, text.split(":"))
+    except ValueError:
+        outer = inner = 0.0
+    if not (0 < outer < 1 and 0 < inner < 1):
+        raise argparse.ArgumentTypeError(
+            f"expected two numbers in (0, 1) with a colon between, given {text!r}"
+        )
+    return outer, inner

@@ -1,0 +1,137 @@
+"""What a benchmark runs on and with: processor, versions, commit, load, and questions to answer."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from polyspec_ext import _C, ops, tiny
+from polyspec_ext.errors import PolyspecError
+from polyspec_ext.tuning import processor
+from polyspec_ext.tuning.processor import cores as cores
+from polyspec_ext.tuning.processor import load_average as load_average
+
+from .timing import Clock
+
+# GSM8K's test split, where it lies beside the repository.
+GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
+
+
+def describe(device: str) -> dict[str, Any]:
+    """What the numbers are measured on. Names no path."""
+    cpu = processor.name()
+    return {
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else cpu,
+        "cpu": cpu,
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": processor.instructions(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "polyspec": _C.build_info(),
+        "commit": commit(),
+    }
+
+
+def header(kind: str, schema: int, device: str) -> dict[str, Any]:
+    """What the JSON report of ``bench <kind>`` begins with: `schema` is the number of its form, the
+    date is that of UTC."""
+    return {
+        "schema": schema,
+        "command": f"bench {kind}",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "device": device,
+        "machine": describe(device),
+    }
+
+
+def require_device(device: str) -> None:
+    """PolyspecError where the operators do not run on it here."""
+    if device == "cuda" and not ops.has_cuda():
+        raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
+
+
+def commit() -> str | None:
+    """Abbreviated commit of the checkout that this file is in, "+" for local changes; None
+    outside a checkout."""
+    package = Path(__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != package.parent:
+            return None  # installed into somebody else's checkout
+        changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        return git("rev-parse", "--short=12", "HEAD") + changed
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def is_busy(load: float | None, threads: int, cores: int, clock: Clock) -> bool:
+    """Whether others left too few cores for `threads`, and `clock` shows it."""
+    return clock.kind == "wall time" and processor.is_busy(load, threads, cores)
+
+
+def conditions(report: Mapping[str, Any]) -> str:
+    """Threads, torch and load of a report, in words."""
+    where, load = report["machine"], report["load"]["before"]
+    text = f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}"
+    text += "" if load is None else f", load average {load:.1f} before"
+    busy = processor.is_busy(load, where["threads"], where["cores"])
+    return f"{text} (busy: {processor.BUSY})" if busy and report.get("device") != "cuda" else text
+
+
+# A copy reads, writes and, in most caches, reads first what it overwrites: so much more than its
+# bandwidth reading alone may reach.
+_READING = 1.5
+
+
+def contradiction(shares: Iterable[float | None]) -> list[str]:
+    """Return what is to be said where memory was read at so many times the copy bandwidth."""
+    most = max((share for share in shares if share is not None), default=0.0)
+    if most <= _READING:
+        return []
+    return [
+        f"Up to {100 * most:,.0f} % of the copy bandwidth is more than memory gives: what is read "
+        "stays in caches, or something else had the processor while the copy was timed."
+    ]
+
+
+def questions(count: int, file: Path | None) -> tuple[list[str], str]:
+    """The first `count` questions, and where they are from: `file` or GSM8K's test split (JSON
+    lines with "question"), else `tiny.QUESTIONS`.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    place = file or (GSM8K if GSM8K.exists() else None)
+    if place is None:
+        found, source = list(tiny.QUESTIONS), "built-in questions"
+    else:
+        lines = place.read_text(encoding="utf-8").splitlines()
+        found, source = [_question(line, place) for line in lines[:count]], place.stem
+    if len(found) < count:
+        raise ValueError(f"--prompts: expected at most {len(found)} of {source}, given {count}")
+    return found[:count], source
+
+
+def _question(line: str, place: Path) -> str:
+    try:
+        return str(json.loads(line)["question"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(
+            f'--questions: expected JSON lines with "question" in {place}, given {line[:40]!r}'
+        ) from None

@@ -1,0 +1,182 @@
+"""Other engines as methods: OpenVINO GenAI in this process, and llama.cpp through the program of
+csrc/examples/llama_cpp.
+
+Each runs its own form of the target (an OpenVINO IR, a GGUF file), which is another model where its
+weights are rounded otherwise. So an engine's text is compared with that engine's own plain text.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.generation_calls import Answer, Decode, Request
+
+_ASSISTED = "-assisted"  # behind an engine's key: its own speculation with a draft model
+_CHAIN = "-chain"  # our chain within it
+_WINDOW = 4
+
+
+class Variant(NamedTuple):
+    """One way to decode with an engine.
+
+    Attributes:
+        key: in ``--methods``.
+        label: for tables.
+        drafts: whether a draft model stands below the target.
+        plain: key of the same engine's plain decoding, whose texts these are compared with.
+    """
+
+    key: str
+    label: str
+    drafts: bool
+    plain: str
+
+
+_OPENVINO = [
+    Variant("openvino", "OpenVINO GenAI, plain", False, "openvino"),
+    Variant(f"openvino{_ASSISTED}", "OpenVINO GenAI with draft", True, "openvino"),
+]
+_LLAMA_CPP = [
+    Variant("llama.cpp", "llama.cpp, plain", False, "llama.cpp"),
+    Variant(f"llama.cpp{_ASSISTED}", "llama.cpp's rule with draft", True, "llama.cpp"),
+    # Its plain text with the same settings is what the chain's must be.
+    Variant("llama.cpp-exact", "llama.cpp, invariant settings", False, "llama.cpp-exact"),
+    Variant(f"llama.cpp{_CHAIN}", "our chain in llama.cpp", True, "llama.cpp-exact"),
+]
+
+
+class OpenVino:
+    """OpenVINO GenAI (package openvino-genai).
+
+    Args:
+        target, draft: directories of exported models, with ``openvino_model.xml``.
+
+    Attributes:
+        variants: ways to decode.
+
+    Raises:
+        ValueError: the package or a model is not there.
+    """
+
+    def __init__(self, target: Path, draft: Path | None = None) -> None:
+        try:
+            import openvino_genai
+        except ImportError:
+            raise ValueError(
+                "--openvino: expected the package openvino-genai, given an environment without it"
+            ) from None
+        for place in (target, draft):
+            if place is not None and not (place / "openvino_model.xml").is_file():
+                raise ValueError(
+                    f"--openvino: expected openvino_model.xml in {place}, given none; "
+                    "optimum-cli export openvino writes it"
+                )
+        self._genai: Any = openvino_genai
+        self._target, self._draft = target, draft
+        self.variants = _OPENVINO[: 1 if draft is None else None]
+
+    def decoder(self, key: str, eos: frozenset[int]) -> Decode:
+        """What decodes one prompt with a variant, loaded and ready."""
+        import openvino
+
+        options: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        drafts = key.endswith(_ASSISTED)
+        if drafts:
+            options["draft_model"] = self._genai.draft_model(str(self._draft), "CPU")
+        pipeline = self._genai.LLMPipeline(str(self._target), "CPU", **options)
+
+        def call(request: Request) -> Answer:
+            (prompt,) = request.prompts
+            config = self._genai.GenerationConfig()
+            config.max_new_tokens = request.max_new_tokens
+            config.stop_token_ids = set(eos)
+            config.do_sample = request.temperature > 0
+            if config.do_sample:
+                config.temperature, config.rng_seed = request.temperature, request.seeds[0]
+                config.top_k, config.top_p = 2**31 - 1, 1.0
+            if drafts:
+                config.num_assistant_tokens = _WINDOW
+            ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
+            mask = openvino.Tensor(np.ones((1, len(prompt)), dtype=np.int64))
+            found = pipeline.generate(self._genai.TokenizedInputs(ids, mask), config)
+            first = found.perf_metrics.get_ttft().mean / 1000
+            return Answer([list(found.tokens[0])], prefill_seconds=first)
+
+        return call
+
+
+def llama_cpp(files: Sequence[str], program: Path | None) -> LlamaCpp | None:
+    """What ``--gguf`` and ``--llama`` stand for; None where no file is given.
+
+    Raises:
+        ValueError: more than a target and a draft, files without the program, or none there.
+    """
+    if not files:
+        return None
+    if len(files) > 2:
+        raise ValueError(f"--gguf: expected a target and perhaps a draft, given {len(files)}")
+    if program is None:
+        raise ValueError("--gguf: expected --llama PROGRAM with it, which make llama builds")
+    return LlamaCpp(program, *map(Path, files))
+
+
+class LlamaCpp:
+    """llama.cpp, in the program that ``make llama`` builds.
+
+    Args:
+        program: ``polyspec_llama``.
+        target, draft: GGUF files of one vocabulary.
+
+    Attributes:
+        variants: ways to decode.
+
+    Raises:
+        ValueError: a file is not there.
+    """
+
+    def __init__(self, program: Path, target: Path, draft: Path | None = None) -> None:
+        for name, place in (("--llama", program), ("--gguf", target), ("--gguf", draft)):
+            if place is not None and not place.is_file():
+                raise ValueError(f"{name}: expected a file, given {place}")
+        self._program, self._target, self._draft = program.resolve(), target, draft
+        self.variants = _LLAMA_CPP[: 1 if draft is None else None]
+
+    def decoder(self, key: str, eos: frozenset[int]) -> Decode:
+        """What decodes one prompt with a variant."""
+        exact = not key.endswith(_ASSISTED) and key != "llama.cpp"
+        command = [str(self._program), str(self._target), "--ids", "--json"]
+        command += ["--exact" if exact else "--fast", "--threads", str(torch.get_num_threads())]
+        if key.endswith((_ASSISTED, _CHAIN)):
+            rule = "llama.cpp" if key.endswith(_ASSISTED) else "block"
+            command[2:2] = [str(self._draft), "--windows", str(_WINDOW), "--rule", rule]
+
+        def call(request: Request) -> Answer:
+            (prompt,) = request.prompts
+            asked = {
+                "--prompt": " ".join(map(str, prompt)),
+                "--tokens": request.max_new_tokens,
+                "--temperature": request.temperature,
+                "--seed": request.seeds[0],
+                "--context": len(prompt) + request.max_new_tokens + 2 * _WINDOW,
+            }
+            options = [str(word) for pair in asked.items() for word in pair]
+            done = subprocess.run([*command, *options], capture_output=True, text=True)
+            if done.returncode != 0:
+                said = " ".join(done.stderr.split())
+                raise RuntimeError(f"{self._program.name}: {said}")
+            found = json.loads(done.stdout.splitlines()[-1])
+            # Its own seconds: the model is loaded anew for every text, which is not timed.
+            seconds, prefill = found["seconds"], found["prompt_seconds"]
+            return Answer([found["ids"]], seconds=seconds, prefill_seconds=prefill)
+
+        return call
+
+
+Engine = OpenVino | LlamaCpp

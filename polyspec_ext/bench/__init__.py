@@ -1,1 +1,0 @@
-"""Benchmarks, one file each with its options; ``python -m polyspec_ext bench`` runs them."""

@@ -1,0 +1,159 @@
+"""`benchmarks adaptation`: a replay does what the chain does, and the report has what it says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyspec_ext as ps
+from benchmarks import __main__ as cli
+from benchmarks import adaptation
+from benchmarks.replay import Costs, Trace, oracle, replay
+from benchmarks.traces import BRANCH, HELD_OUT, TUNING, Text, Traces, record
+from polyspec_ext import tiny
+
+PROMPTS = [[0, 45, 300, 17, 5, 99], [0, 800, 12]]
+CHAINS = [
+    (("target", "drafter"), [4]),
+    (("target", "middle"), [3]),
+    (tiny.LEVELS, [6, 2]),
+    (tiny.LEVELS, [3, 0]),
+]
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.traces.measured_seconds", lambda: SECONDS)
+        made = record({"ours": PROMPTS}, 40)
+    place = tmp_path_factory.mktemp("traces") / "traces.json"
+    made.save(place)
+    assert Traces.read(place) == made
+    return made
+
+
+SECONDS = {
+    "target": {1: 9.0, 33: 9.0},
+    "middle": {1: 3.0, 33: 3.0},
+    "drafter": {1: 1.0, 33: 1.0},
+}
+
+
+@pytest.mark.parametrize(("levels", "windows"), CHAINS, ids=str)
+def test_replay_is_the_chain(traces: Traces, levels: tuple[str, ...], windows: list[int]) -> None:
+    """Verifications and accepted tokens of every level, text by text."""
+    parts: list[Any] = [tiny.path(name) for name in levels]
+    chain = ps.Chain(parts, windows, dtype=torch.float32)
+    costs = Costs([SECONDS[name] for name in levels])
+    for text in traces.sets["ours"]:
+        out = chain.generate([text.prompt], len(text.tokens))
+        assert out.sequences[0, len(text.prompt) :].tolist() == text.tokens
+        trace, at = Trace(text, levels), 0
+        verified, accepted = [0] * len(levels), [0] * len(levels)
+        while at < trace.size:
+            committed, steps = trace.round(at, windows, costs)
+            at += committed
+            for step in steps:
+                verified[step.level - 1] += step.tokens
+                accepted[step.level - 1] += step.accepted
+        for number, level in enumerate(out.stats.levels[:-1]):
+            assert accepted[number] == level.num_accepted_tokens
+            assert verified[number] == level.num_draft_tokens
+
+
+def test_oracle_is_never_slower(traces: Traces) -> None:
+    own = [Trace(text, ("target", "drafter")) for text in traces.sets["ours"]]
+    costs = Costs([SECONDS["target"], SECONDS["drafter"]])
+    choices = [[k] for k in range(9)]
+    best = max(replay(own, costs, None, windows).speed for windows in choices)
+    assert oracle(own, costs, choices).speed >= best
+    assert oracle(own, costs, [[2]]).speed == pytest.approx(replay(own, costs, None, [2]).speed)
+
+
+def agreeing(chance: random.Random, outer: float, inner: float, size: int = 128) -> Text:
+    """A text on which the target agrees with the middle, and that with the drafter, at so many
+    places, independently."""
+    middle, under = ([chance.random() < a for _ in range(size)] for a in (outer, inner))
+    drafter = [a and b for a, b in zip(middle, under, strict=True)]
+    wrong = [place for place, agrees in enumerate(middle) if not agrees]
+    branches = {place: [chance.random() < inner for _ in range(BRANCH)] for place in wrong}
+    return Text([0], list(range(size)), drafter, middle, under, branches)
+
+
+def test_joint_is_as_good_as_online_and_better_on_three_levels() -> None:
+    times = [{1: 9.0, 8: 9.6, 33: 12.0}, {1: 2.8, 33: 3.4}, {1: 1.2, 33: 1.4}]
+    gains: dict[int, list[float]] = {2: [], 3: []}
+    for seed, (outer, inner) in itertools.product(
+        range(3), ((0.9, 0.72), (0.8, 0.8), (0.95, 0.6), (0.7, 0.5))
+    ):
+        chance = random.Random(seed)
+        texts = [agreeing(chance, outer, inner) for _ in range(24)]
+        for chain, start in ((("target", "drafter"), [4]), (tiny.LEVELS, [8, 3])):
+            count = len(chain)
+            traces = [Trace(text, chain) for text in texts]
+            costs = Costs([times[0], *times[4 - count :]])
+            online, joint = (
+                replay(traces, costs, adaptation.policy_of(name, count), start).speed
+                for name in ("online", "joint")
+            )
+            gains[count].append(joint / online)
+    assert min(*gains[2], *gains[3]) > 0.99
+    assert statistics.fmean(gains[2]) > 0.998
+    assert statistics.fmean(gains[3]) > 1.003
+
+
+def test_halves_have_no_text_in_common(traces: Traces) -> None:
+    """What is chosen by looking at numbers is chosen on other texts than those of the report."""
+    tuning, held_out = traces.half(TUNING)["ours"], traces.half(HELD_OUT)["ours"]
+    prompts = [[tuple(text.prompt) for text in half] for half in (tuning, held_out)]
+    assert prompts == [[tuple(PROMPTS[0])], [tuple(PROMPTS[1])]]
+
+
+def test_the_command(
+    traces: Traces,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Replayed, run for real, and drawn."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(adaptation, "LIVE_LENGTH", 10)
+    monkeypatch.setattr(adaptation, "LIMITS", {2: [5], 3: [6, 2]})
+    monkeypatch.setattr(adaptation, "CHAINS", (("target", "drafter"), tiny.LEVELS))
+    place = tmp_path / "traces.json"
+    ours = traces.sets["ours"]
+    Traces({"ours": ours * 2, "others": ours[::-1] * 2}, traces.seconds).save(place)
+    words = ["adaptation", "--traces", str(place)]
+    words += ["--live", "1", "--plots", str(tmp_path / "plots")]
+    words += ["--json-file", str(tmp_path / "report.json")]
+    assert cli.main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+    json.dumps(report, allow_nan=False)  # JSON has no NaN
+    assert report["half"] == HELD_OUT
+    names = {"ours", "others", "mixed", "changing half-way", "nothing accepted"}
+    for sets in report["chains"].values():
+        assert names < set(sets)
+        for own in sets.values():
+            speeds = {name: row["speed"] for name, row in own["policies"].items()}
+            assert speeds["oracle"] >= speeds[adaptation.BEST] >= speeds[adaptation.FOUND]
+            assert speeds[adaptation.HALVES] >= speeds[adaptation.BEST] * (1 - 1e-9)
+    assert "windows_over_time" not in json.dumps(report)
+    assert set(report["live"]) == {"ours", "others"}
+    for speeds in report["live"].values():
+        assert {"plain decoding", "online", "joint", adaptation.FOUND} < set(speeds)
+        assert min(speeds.values()) > 0
+    for name in ("windows.png", "acceptance.png"):
+        assert (tmp_path / "plots" / name).read_bytes()[:4] == b"\x89PNG"
+    text = adaptation.markdown(report)
+    assert "| online, history 64 |" in text
+    assert "## Live, three levels" in text
+    assert cli.main(["adaptation", "--overhead", "--plots", str(tmp_path)]) == 2
+    assert "--plots: expected no --overhead beside it" in capsys.readouterr().err

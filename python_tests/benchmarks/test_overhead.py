@@ -1,0 +1,143 @@
+"""``benchmarks overhead``: what is taken off, what is left, and the report."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorder import Recorder, on_a_device
+
+import polyspec_ext as ps
+from benchmarks import __main__ as cli
+from benchmarks import calls, overhead
+from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.ops import unchecked
+from polyspec_ext.runtime.engine import Engine
+from polyspec_ext.runtime.graphs import Graphs
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["overhead", "--json", "--levels", "2,3", "--batch", "1,3", "--turns", "1"]
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr()
+    report = json.loads(out.out)
+    assert [(row["levels"], row["batch"]) for row in report["cases"]] == [
+        (2, 1), (2, 3), (3, 1), (3, 3)
+    ]  # fmt: skip
+    for row in report["cases"]:
+        assert row["advances"] == overhead.PER_TURN
+        assert row["rounds"] >= row["advances"]
+        for name in ("ours_us", "checks_us", "operators_us", "forwards_us"):
+            times = row[name]
+            assert 0 < times["q25"] <= times["median"] <= times["q75"]
+        assert row["checks_us"]["median"] < row["ours_us"]["median"]
+        assert row["waiting_us"]["median"] == 0
+        assert 0.4 < row["draft_acceptance_rate"][-1] < 0.9
+    assert [target["met"] for target in report["targets"]] == [
+        target["measured"] <= overhead.BUDGET for target in report["targets"]
+    ]
+    assert len(report["targets"]) == 2
+    assert [one["name"] for one in report["calls"]] == list(calls.CASES)
+    text = overhead.markdown(report)
+    assert text.count("\n| 2 | 4 |") == 2
+    assert f"{report['machine']['threads']} threads" in text
+
+
+def test_captured_rounds_are_counted_when_all_steps_are_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a stand-in for graphs; the first two rounds of a key run as they are and are captured."""
+
+    def level(model: Any, name: str) -> HuggingFaceLevel:
+        cache = partial(on_a_device, model, bucket=128, capacity=256)
+        return HuggingFaceLevel(model, name=name, new_cache=lambda rows: cache(rows))
+
+    monkeypatch.setattr(overhead, "HuggingFaceLevel", level)
+    graphs = Graphs(Recorder(), progress=False)
+    (case,) = overhead.measure([2], [1], "cpu", 2, 1.0, graphs=graphs)
+    assert graphs.num_captures > 0
+    rounds = 2 * overhead.PER_TURN
+    assert 0 < len(case.seconds["ours"]) < rounds
+    assert case.rounds == len(case.seconds["ours"])
+
+
+def test_the_operators_are_put_back() -> None:
+    def now() -> tuple[object, ...]:
+        return unchecked._draw, unchecked._verify
+
+    before = now()
+    overhead.measure([2], [1], "cpu", 1, 1.0)
+    assert now() == before
+
+
+@pytest.mark.parametrize("part", ["forward", "operator", "check", "chain"])
+def test_time_is_booked_where_it_is_spent(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause of 3 ms in one place shows there and nowhere else."""
+
+    def slower(call: Any) -> Any:
+        def slow(*args: Any, **options: Any) -> Any:
+            time.sleep(0.003)
+            return call(*args, **options)
+
+        return slow
+
+    owner, name = {
+        "forward": (overhead.InstantLevel, "forward"),
+        "operator": (unchecked, "_verify"),
+        "check": (unchecked, "verify"),
+        "chain": (Engine, "round"),
+    }[part]
+    monkeypatch.setattr(owner, name, slower(getattr(owner, name)))
+    (case,) = overhead.measure([2], [1], "cpu", 1, 1.0)
+    spent = case.seconds
+    slow = {
+        "forward": min(spent["forwards"]),
+        "operator": min(spent["operators"]),
+        "check": min(spent["checks"]),
+        "chain": min(o - c for o, c in zip(spent["ours"], spent["checks"], strict=True)),
+    }
+    assert {kind for kind, seconds in slow.items() if seconds > 0.003} == {part}
+
+
+def test_instant_levels_give_rows_in_turns() -> None:
+    level = overhead.InstantLevel("level", torch.arange(2 * 5 * 3).view(2, 5, 3).float())
+    seen = [level.forward(torch.zeros(2, 1, dtype=torch.int64), 2)[0, 0, 0].item() for _ in "12345"]
+    assert seen == [0, 3, 6, 9, 0]
+    level.select([1])
+    assert level.forward(torch.zeros(1, 1, dtype=torch.int64), 1).shape == (1, 1, 3)
+
+
+def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["overhead", "--levels", "1"]) == 2
+    assert "--levels: expected an integer >= 2" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert cli.main(["overhead", "--device", "cuda"]) == 2
+        assert "no CUDA device" in capsys.readouterr().err
+
+
+# Calls of the package's own functions, and the files they lie in, per round of the target. What is
+# added to a round has to be taken off elsewhere: lower these with every step, never raise them.
+@pytest.mark.parametrize(
+    ("name", "budget", "files"),
+    [
+        ("plain decoding", 46, 12),
+        ("three levels", 220, 15),
+        ("three levels, 8 prompts", 423, 17),
+        ("EAGLE tree", 309, 24),
+    ],
+)
+def test_python_calls_per_round_keep_their_budget(name: str, budget: int, files: int) -> None:
+    found = calls.measure(name)
+    assert 0 < found["calls"] <= budget, found
+    assert 0 < found["files"] <= files, found
+
+
+def test_calls_are_counted_of_the_package_alone() -> None:
+    found = calls.counted(lambda: [ps.row_seeds(0, 2) for _ in range(3)])
+    assert found["seeds.py"] >= 3
+    assert all((Path(ps.__file__).parent / name).is_file() for name in found)

@@ -1,0 +1,110 @@
+"""``python -m training eagle3``: train an EAGLE-3 head for a target."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from polyspec_ext import progress
+from polyspec_ext.cli.texts import tokenizer_of
+from polyspec_ext.command import options
+from polyspec_ext.command.run import help_of, run_command
+from polyspec_ext.levels import HuggingFaceLevel, load
+
+from .session import HeadTraining, Settings
+from .texts import documents_of, read_texts, split
+
+_TOKENS = 1_000_000
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = options.Parser(prog="python -m training", description="Train a drafter for a target.")
+    parser.set_defaults(run=help_of(parser))
+    sub = parser.add_subparsers(metavar="KIND").add_parser(
+        "eagle3",
+        help="an EAGLE-3 head, from texts or from the target's own answers",
+        description="Train an EAGLE-3 head for a causal language model on the CPU. The output "
+        "directory holds the head as SafeAILab publishes heads, so that a chain loads it, and its "
+        "folder 'training' what a resumed run needs.",
+    )
+    sub.add_argument(
+        "--target", metavar="MODEL", required=True, help="model directory, id or GGUF file"
+    )
+    sub.add_argument("--output", type=Path, metavar="DIR", required=True, help="of the head")
+    data = sub.add_argument_group("texts")
+    data.add_argument(
+        "--texts",
+        type=Path,
+        metavar="FILE",
+        nargs="+",
+        default=[],
+        help='JSON lines (.jsonl) with "question" and "answer", with "messages" or with "text", or '
+        "plain text; a question without an answer is answered by the target first",
+    )
+    options.add_count(data, "--max-new-tokens", 256, "of an answer of the target's")
+    options.add(data, "--temperature", options.number(0), 0.8, "T", "of the target's answers")
+    run = sub.add_argument_group("run")
+    run.add_argument(
+        "--tokens",
+        type=options.COUNT,
+        metavar="N",
+        help=f"end after the target has read so many (default: {_TOKENS:,}, without --minutes)",
+    )
+    run.add_argument(
+        "--minutes", type=options.number(0), metavar="M", help="end after so many, in all runs"
+    )
+    run.add_argument("--resume", action="store_true", help="go on with the run that --output holds")
+    options.add_threads(run)
+    shape = sub.add_argument_group("head")
+    options.add_count(shape, "--draft-vocab", 8192, "most frequent ids, which the head knows")
+    options.add_count(shape, "--steps", 3, "of a draft, that are learnt")
+    shape.add_argument(
+        "--inner", type=options.COUNT, metavar="N", help="width of the MLP (default: the target's)"
+    )
+    learning = sub.add_argument_group("learning")
+    options.add_count(learning, "--epochs", 3, "how often a row is learnt from")
+    options.add_count(learning, "--length", 320, "tokens of a row")
+    options.add_count(learning, "--batch", 2, "rows of a step")
+    options.add_count(learning, "--block", 16, "rows that the target reads at a time")
+    options.add(learning, "--rate", options.number(0), 1e-3, "R", "highest learning rate")
+    options.add_seed(learning, "of the first weights, the answers and the order of texts")
+    sub.set_defaults(run=train_eagle3)
+    return parser
+
+
+def train_eagle3(args: argparse.Namespace) -> int:
+    """Train, and print the report."""
+    if not args.texts:
+        raise ValueError("texts: expected files of texts or prompts, given none")
+    texts = read_texts(args.texts)
+    level = load(args.target, "auto", blocks=False, name="target")
+    if not isinstance(level, HuggingFaceLevel):
+        raise ValueError(
+            f"target: expected a causal language model, given {type(level.model).__name__}"
+        )
+    model = level.model.requires_grad_(False)
+    documents = documents_of(
+        texts,
+        tokenizer_of(args),
+        model,
+        args.output / "training" / "answers.jsonl",
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+    )
+    learnt, held_out = split(documents, args.length)
+    names = ("steps", "inner", "epochs", "length", "batch", "block", "rate", "seed")
+    chosen = {name: getattr(args, name) for name in names}
+    settings = Settings(draft_vocab=min(args.draft_vocab, level.vocab_size), **chosen)
+    training = HeadTraining(model, learnt, held_out, args.output, settings, resume=args.resume)
+    tokens = args.tokens if args.tokens or args.minutes else _TOKENS
+    training.run(tokens, args.minutes)
+    progress.note("measuring acceptance on the texts that were held out")
+    print(json.dumps(training.report(), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(make_parser()))

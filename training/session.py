@@ -1,0 +1,284 @@
+"""Training of one head, from texts to a directory that a chain loads; it can be stopped at any time
+and resumed.
+
+A block of rows is read by the target once, and its states are kept while the head learns from them
+and from those of the last few blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from polyspec_ext import progress
+from polyspec_ext.drafters.eagle import EagleNetwork
+from polyspec_ext.files import replacing
+
+from . import heads
+from .rows import Document, Stream, frequent
+from .states import States, Teacher
+from .steps import Steps
+from .unrolled import Unrolled, measure_acceptance, mixed
+
+_BLOCKS = 8  # whose states are kept
+_LAYERS = 3
+_FIRST = 4  # blocks that the first weights are fitted to
+_EVERY = 120  # seconds between two checkpoints
+_SMOOTH = 0.95
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run must be resumed with."""
+
+    version: int = 3  # 1: EAGLE-2
+    steps: int = 3  # of a draft, that are learnt
+    draft_vocab: int | None = None  # ids that an EAGLE-3 head knows; None: all
+    inner: int | None = None  # width of its MLP; None: the target's
+    epochs: int = 3  # how often a row is learnt from, in the mean
+    length: int = 320  # tokens of a row
+    batch: int = 4  # rows of a step
+    block: int = 32  # rows that the target reads at a time
+    rate: float = 1e-3  # highest learning rate
+    seed: int = 0  # of the first weights and the order of rows
+
+
+class HeadTraining:
+    """A head that learns from `target`.
+
+    Args:
+        target: a causal language model of transformers on the CPU, in eval mode.
+        documents: that are learnt; `held_out`: that are reported on.
+        place: the head's directory. What a resumed run needs lies in its folder ``training``.
+        resume: go on where the last run stopped.
+        begin: gives a new head its first weights; None: `heads.begin_linear` does, or for an
+            EAGLE-2 head they are random.
+
+    Raises:
+        ValueError: `target` has no form that a head can read, too few texts, nothing to resume, or
+            a run of other settings.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        documents: Sequence[Document],
+        held_out: Sequence[Document],
+        place: Path,
+        settings: Settings,
+        *,
+        resume: bool = False,
+        begin: Callable[[EagleNetwork], None] | None = None,
+    ) -> None:
+        text = target.config.get_text_config(decoder=True)
+        if settings.version == 3 and text.num_hidden_layers < _LAYERS:
+            raise ValueError(
+                f"target: expected at least {_LAYERS} layers, whose states an EAGLE-3 head reads, "
+                f"given {text.num_hidden_layers}"
+            )
+        self._held_out, self._place, self._settings = held_out, place, settings
+        self._stream = Stream(documents, settings.length, settings.seed)
+        self._config = heads.head_config(
+            text, settings.version, settings.draft_vocab, settings.inner
+        )
+        ids = None
+        if settings.draft_vocab is not None and settings.draft_vocab < text.vocab_size:
+            ids = frequent(documents, settings.draft_vocab, text.vocab_size)
+        torch.manual_seed(settings.seed)
+        head = heads.make_head(self._config, text.num_hidden_layers)
+        self._teacher = Teacher(target, head.config, ids)
+        first = self._stream.rows(0, 4)
+        self._teacher.require_plain_head(first.tokens[:1, :32])
+        if settings.version == 3:
+            self._teacher.measure(first)
+        self._unrolled = Unrolled(head, self._teacher, settings.steps)
+        self._steps = Steps(head.parameters(), settings.rate)
+        self._texts = _digest(documents)
+        self._block = self._batch = 0  # that come next
+        self._seconds, self._smooth = 0.0, [0.0] * (1 + settings.steps)
+        self._work = place / "training"
+        self._states: dict[int, States] = {}
+        if resume:
+            self._restore()
+            return
+        if (self._work / "run.pt").exists():
+            raise ValueError(
+                f"resume: expected --resume, or another --output, given {place}, where a run has "
+                "been begun"
+            )
+        if begin is not None:
+            begin(head)
+        elif settings.version == 3:
+            blocks = [self._states_of(number) for number in range(_FIRST)]
+            heads.begin_linear(head, self._teacher, blocks)
+
+    @property
+    def tokens(self) -> int:
+        """That the target has read so far."""
+        return self._block * self._settings.block * self._settings.length
+
+    def run(
+        self, tokens: int | None = None, minutes: float | None = None, every: float = _EVERY
+    ) -> None:
+        """Learn until the target has read so many tokens, or for so many minutes, those of earlier
+        runs counted in, whichever is first. The learning rate decays towards that end. A checkpoint
+        is written every so many seconds."""
+        own, began = self._settings, time.monotonic() - self._seconds
+        saved = time.monotonic()
+        self._unrolled.train()
+        total = None if tokens is None else max(tokens, 1)
+        bar = progress.bar(total=total, initial=self.tokens, desc="tokens", mininterval=5, unit="")
+
+        def way() -> float:
+            done = 0.0 if total is None else (self.tokens + share * own.block * own.length) / total
+            return max(done, 0.0 if minutes is None else self._seconds / 60 / minutes)
+
+        share = 0.0
+        with bar:
+            while way() < 1:
+                batches = self._batches()
+                for number in range(self._batch, len(batches)):
+                    share = number / len(batches)
+                    if minutes is not None and way() >= 1:
+                        break
+                    self._learn(self._pick(batches[number]), way())
+                    self._batch = number + 1
+                    self._seconds = time.monotonic() - began
+                    if time.monotonic() - saved > every:
+                        self.save()
+                        saved = time.monotonic()
+                    bar.set_postfix_str(self._figures(), refresh=False)
+                else:
+                    self._block, self._batch, share = self._block + 1, 0, 0.0
+                    bar.update(own.block * own.length)
+                    progress.phase(
+                        f"{self.tokens:,} tokens, {self._seconds / 60:.1f} min: {self._figures()}"
+                    )
+        self._unrolled.eval()
+        self.save()
+
+    def report(self) -> dict[str, Any]:
+        """Acceptance by position on the held-out texts, written beside the head as well."""
+        self._unrolled.eval()
+        report = {
+            **measure_acceptance(self._unrolled, self._held_out),
+            "tokens_read": self.tokens,
+            "updates": self._steps.count,
+            "seconds": round(self._seconds),
+            **asdict(self._settings),
+        }
+        (self._place / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        return report
+
+    def _figures(self) -> str:
+        correction = 1 - _SMOOTH ** max(1, self._steps.count)
+        loss, *overlaps = (x / correction for x in self._smooth)
+        return f"loss {loss:.3f}, overlap " + " ".join(f"{x:.3f}" for x in overlaps)
+
+    def _learn(self, batch: States, way: float) -> None:
+        with mixed():
+            loss, overlaps = self._unrolled(batch)
+        self._steps.step(loss, way)
+        for i, value in enumerate((loss.item(), *overlaps)):
+            self._smooth[i] = _SMOOTH * self._smooth[i] + (1 - _SMOOTH) * value
+
+    def _batches(self) -> list[torch.Tensor]:
+        """Of the block that comes next, places of rows in what is kept: its own, and as many of
+        all of the last blocks as epochs say."""
+        own = self._settings
+        first = max(0, self._block - _BLOCKS + 1)
+        for number in range(first, self._block + 1):
+            self._states_of(number)
+        for number in [one for one in self._states if one < first]:
+            del self._states[number]
+            self._file(number).unlink(missing_ok=True)
+        generator = torch.Generator().manual_seed(own.seed + self._block)
+        new, end = self._block * own.block, (self._block + 1) * own.block
+        again = (own.epochs - 1) * own.block
+        some = torch.randint(first * own.block, end, (again,), generator=generator)
+        order = torch.cat([torch.arange(new, end), some])
+        return list(order[torch.randperm(len(order), generator=generator)].split(own.batch))
+
+    def _pick(self, places: torch.Tensor) -> States:
+        """Rows by their number."""
+        rows = [divmod(place, self._settings.block) for place in places.tolist()]
+        fields = zip(*(tuple(f[i] for f in self._states[b]) for b, i in rows), strict=True)
+        return States(*(torch.stack(field) for field in fields))
+
+    def _states_of(self, number: int) -> States:
+        """Of a block: as kept in memory or in its file, else the target reads it."""
+        if number not in self._states:
+            file = self._file(number)
+            if file.exists():
+                found = load_file(file)
+                self._states[number] = States(**{key: found[key] for key in States._fields})
+            else:
+                own = self._settings
+                rows = self._stream.rows(number * own.block, own.block)
+                states = self._teacher.read(rows, own.batch)
+                self._work.mkdir(parents=True, exist_ok=True)
+                with replacing(file) as part:
+                    save_file(states._asdict(), part)
+                self._states[number] = states
+        return self._states[number]
+
+    def _file(self, number: int) -> Path:
+        return self._work / f"states{number}.safetensors"
+
+    def save(self) -> None:
+        """The head as it is, and what a resumed run needs. Each file is replaced when the new one
+        is whole."""
+        kept = {key: value.clone() for key, value in self._unrolled.head.state_dict().items()}
+        tensors = dict(kept)
+        if self._settings.version == 3:
+            tensors["fc.weight"] = tensors["fc.weight"] / self._teacher.scale
+            tensors["lm_head.weight"] = self._teacher.head
+        heads.save_head(self._place, self._config, tensors, self._teacher.ids)
+        self._work.mkdir(parents=True, exist_ok=True)
+        state = {
+            "settings": asdict(self._settings),
+            "texts": self._texts,
+            "head": kept,
+            "scale": self._teacher.scale,
+            "steps": self._steps.state(),
+            "at": (self._block, self._batch),
+            "seconds": self._seconds,
+            "smooth": self._smooth,
+        }
+        with replacing(self._work / "run.pt") as part:
+            torch.save(state, part)
+
+    def _restore(self) -> None:
+        file = self._work / "run.pt"
+        if not file.exists():
+            raise ValueError(f"resume: expected a run that was begun, given none in {self._place}")
+        state = torch.load(file, weights_only=True)
+        given = {**asdict(self._settings), "texts": self._texts}
+        begun = {**state["settings"], "texts": state["texts"]}
+        for key, value in begun.items():
+            if given[key] != value:
+                raise ValueError(
+                    f"{key}: expected {value}, with which the run in {self._place} was begun, "
+                    f"given {given[key]}"
+                )
+        self._unrolled.head.load_state_dict(state["head"])
+        self._teacher.scale = state["scale"]
+        self._steps.restore(state["steps"])
+        self._block, self._batch = state["at"]
+        self._seconds, self._smooth = state["seconds"], list(state["smooth"])
+
+
+def _digest(documents: Sequence[Document]) -> str:
+    found = hashlib.sha256()
+    for one in documents:
+        found.update(one.ids.numpy().tobytes())
+        found.update(str(one.begin).encode())
+    return found.hexdigest()[:16]
