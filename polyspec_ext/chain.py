@@ -108,11 +108,6 @@ class Chain:
             is about to verify and the level below it has verified; no more than a draft has. They
             cost drafting and no verification of their own: the target verifies each against the
             drafter's distribution. Not with a drafter of trees.
-        confidence: in [0, 1]. A draft ends behind a token drawn where the drafter's softmax gives
-            no id so much: what follows such a token is seldom accepted. Windows are then the most
-            that is drafted, and may be larger. It is asked before the token is drawn, so that texts
-            keep the target's distribution. 0: every draft is as long as its window. With a draft
-            model or a head that drafts chains, without a policy; the host reads each draft.
         rule: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2024), on every level.
         dtype, device: for models loaded here. float32, bfloat16 or float16, or the name of one, or
             "auto" for each checkpoint's own; by default that too, but on the CPU float32 unless it
@@ -133,8 +128,8 @@ class Chain:
             an object of `ps.policies`, one of your own with `next(report)`, or a name: "online",
             "fsm", "cached-fsm", "q-learning", "joint" or "fixed". None: they stay.
         sync_each_step: whether the host reads what came of each draft and verification before the
-            next. None: on the CPU, and where it must: unbounded `rounds`, `confidence`, logits
-            processors, a drafter on the host, levels on several devices, the end of a context.
+            next. None: on the CPU, and where it must: unbounded `rounds`, logits processors,
+            a drafter on the host, levels on several devices, the end of a context.
             Else it reads once per round of the target.
         operators: draw the tokens (`runtime.config.Operators`).
 
@@ -143,7 +138,7 @@ class Chain:
         levels: those that verify, as `Level` objects.
         drafter: the lowest level; None where the target decodes alone.
         vocab_sizes: ids that each level of a model may draw are below them.
-        window, rounds, tail, confidence, rule: as above, with what was chosen by default.
+        window, rounds, tail, rule: as above, with what was chosen by default.
         prediction: tokens per second of a chain that was planned (`planned`), and the relative
             uncertainty; None of others.
 
@@ -161,7 +156,6 @@ class Chain:
         *,
         rounds: Sequence[int] | None = None,
         tail: int = 0,
-        confidence: float = 0.0,
         rule: str = "token",
         dtype: torch.dtype | str | None = None,
         device: str | torch.device | None = None,
@@ -186,12 +180,6 @@ class Chain:
             raise ValueError(
                 f"tail: expected 0 for {count} levels, since no level verifies between drafter and "
                 f"target, given {self.tail}"
-            )
-        self.confidence = arguments.real("confidence", confidence)
-        if self.confidence and policy is not None:
-            raise ValueError(
-                "confidence: expected 0 beside a policy, which learns how long drafts should be, "
-                f"given {self.confidence}"
             )
         validate.rule(rule)
         self.rule = rule
@@ -354,7 +342,6 @@ class Chain:
             levels[0].device,
             self._operators,
             self.tail,
-            self.confidence,
         )
         devices = {level.device for level in levels}
         if drafter is not None:
@@ -391,7 +378,6 @@ class Chain:
             lines.append(f"{type(self.drafter).__name__}, no model")
         shown = [f"  {name}: {line}" for name, line in zip(self.names, lines, strict=True)]
         tail = f", tail={self.tail}" if self.tail else ""
-        tail += f", confidence={self.confidence}" if self.confidence else ""
         settings = f"  window={self.window}, rounds={self.rounds}{tail}, rule={self.rule!r}"
         return "\n".join(["Chain(", *shown, settings, ")"])
 

@@ -67,14 +67,6 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         "T",
         "tokens that the drafter adds, unverified, to those that the target is about to verify",
     )
-    options.add(
-        group,
-        "--confidence",
-        options.SHARE,
-        0.0,
-        "C",
-        "a draft ends behind a token drawn where the drafter gives no id so much; 0: never",
-    )
     group.add_argument(
         "--rule",
         choices=("token", "block"),
@@ -158,7 +150,7 @@ def build_chain(args: argparse.Namespace) -> Chain:
         return _saved_chain(args)
     if args.measure_again:
         default_store().clear()
-    names = ("rule", "dtype", "device", "compile", "rounds", "tail", "policy", "confidence")
+    names = ("rule", "dtype", "device", "compile", "rounds", "tail", "policy")
     chosen: dict[str, Any] = {name: getattr(args, name) for name in names}
     chosen["pack"] = options.SWITCHES[args.pack]
     if args.target is None and not args.middle and not args.draft:

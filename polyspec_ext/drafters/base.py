@@ -60,7 +60,6 @@ class DrafterCapabilities(LevelCapabilities):
             them.
         hidden_layers: layers of the verifiers whose hidden states it wants.
         hidden_size: width of these states; None: any.
-        confidence: its drafts can end where it is unsure (`DraftInput.confidence`).
         tree_size: from the levels asked for to the size of a row's tree, where that depends on
             nothing else; None: it may.
     """
@@ -68,7 +67,6 @@ class DrafterCapabilities(LevelCapabilities):
     batches: bool = True
     hidden_layers: tuple[int, ...] = ()
     tree_size: Callable[[int], TreeSize] | None = None
-    confidence: bool = False
 
 
 class RowBuffer(NamedTuple):
@@ -111,8 +109,6 @@ class DraftInput:
         hidden: the verifiers' states since a row's last draft: with the first draft the prompt's,
             from position 0 on. Rows without a part are told again. None: it wants none.
         vocab_size: ids of the level above are below it, and so must be those that are drafted.
-        confidence: a row's draft ends behind the first token drawn from logits whose softmax gives
-            no id so much; 0: none does. Only with `eos`.
     """
 
     tokens: torch.Tensor
@@ -131,7 +127,6 @@ class DraftInput:
     text: Callable[[int], torch.Tensor] | None = None
     hidden: HiddenStates | None = None
     vocab_size: int = 2**31 - 1
-    confidence: float = 0.0
 
 
 @dataclass(slots=True)

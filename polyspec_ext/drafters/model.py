@@ -72,7 +72,6 @@ class DraftModel:
             keeps_lengths=can.keeps_lengths,
             continues=can.continues,
             id_map=can.id_map,
-            confidence=True,
         )
 
     @property
@@ -147,7 +146,6 @@ def draw_chain(
     # Tokens that each row has yet to draw. Where the host must not wait for the device, every
     # row with a part draws all of them.
     left = None if inputs.eos is None else list(inputs.lengths.host or ())
-    drawn = None if left is None or inputs.confidence == 0 else [0] * len(left)
     counts, first = (None, None) if even else (read, read.less(1))
     entries, every = min(vocab_size, inputs.vocab_size), id_map.drawn is None
     if not every:
@@ -170,7 +168,6 @@ def draw_chain(
         if rows is None and inputs.wants_rows:
             rows = _room(inputs.rows, most, logits)
             kept, statistics = rows
-        unsure = None if drawn is None else _unsure(logits, inputs.confidence)
         # (The level may write its logits again with the next pass.)
         tokens = draw(
             logits,
@@ -200,9 +197,6 @@ def draw_chain(
                 tokens = tokens.clamp_min(0)  # a row without a part may have drawn none
             if left[b]:
                 left[b] = 0 if token in inputs.eos[b] else left[b] - 1
-                if drawn is not None and unsure is not None:
-                    drawn[b] += 1
-                    left[b] = 0 if unsure[b] else left[b]
         if not any(left):
             break
         counts = None if all(left) else RowCounts(left).less(0, 1)
@@ -211,17 +205,9 @@ def draw_chain(
         drafted = drafted[:, : i + 1]
     return DraftBlock(
         drafted if every else id_map.to_above(drafted),
-        None if drawn is None else torch.tensor(drawn, device=device),
         status=status if left is None else None,
         rows=rows,
     )
-
-
-def _unsure(logits: torch.Tensor, confidence: float) -> list[bool]:
-    """Of each row of ``[B, 1, Vd]``, whether its softmax gives no id so much."""
-    wide = logits[:, 0].float()
-    most = (wide.amax(1) - wide.logsumexp(1)).exp()
-    return (most < confidence).tolist()
 
 
 def _require_drawn(

@@ -41,7 +41,6 @@ class ChainConfig:
         rule: "token" or "block".
         device: of the target.
         operators: draw the tokens.
-        confidence: a draft ends where the drafter is less sure (`DraftInput`); 0: none does.
     """
 
     names: tuple[str, ...]
@@ -53,7 +52,6 @@ class ChainConfig:
     device: torch.device
     operators: Operators = Operators()
     tail: int = 0
-    confidence: float = 0.0
 
     @property
     def levels(self) -> int:

@@ -124,7 +124,6 @@ class Engine:
         if drafter is not None:
             self._gives_hidden = requirements.levels_with_hidden(levels, drafter)
             requirements.require_trees(levels, drafter, config.tail)
-        requirements.require_confidence(drafter, config.confidence)
         reason = requirements.needs_host(config, levels, drafter, self._gives_hidden)
         if sync_each_step is False and reason is not None:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
@@ -623,7 +622,6 @@ class Engine:
                 text=state.text if host else None,
                 hidden=window.states() if self._layers else None,
                 vocab_size=self.config.vocab_sizes[-2],
-                confidence=self.config.confidence,
             )
         )
         if self._trees or block.parents is not None:

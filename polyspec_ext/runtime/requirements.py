@@ -116,21 +116,6 @@ def require_trees(levels: Sequence[BatchedLevel], drafter: BatchedDrafter, tail:
         raise ValueError(f"tail: expected 0 with {drafter.name}, which drafts trees, given {tail}")
 
 
-def require_confidence(drafter: BatchedDrafter | None, confidence: float) -> None:
-    """If drafts are to end where the drafter is unsure, there is one that can tell.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if confidence == 0 or (drafter is not None and drafter.capabilities.confidence):
-        return
-    found = "a target alone" if drafter is None else f"{confidence} with {drafter.name}"
-    raise ValueError(
-        "confidence: expected 0, or a draft model or head that drafts a chain, whose logits say "
-        f"how sure it is, given {found}"
-    )
-
-
 def needs_host(
     config: ChainConfig,
     levels: Sequence[BatchedLevel],
@@ -155,8 +140,6 @@ def needs_host(
             return f"{config.names[-1]} drafts trees of any size"
         if can.hidden_layers and len(telling) < len(levels):
             return f"{config.names[-1]} reads hidden states that not every level gives"
-    if config.confidence:
-        return "where a draft ends depends on its logits"
     if round_plan(config.windows, config.rounds).steps is None:
         return "rounds are not bounded"
     return None

@@ -114,7 +114,6 @@ class Eagle:
             continues=True,
             device_lengths=self._head.features.in_one_place,
             id_map=self._head.id_map,
-            confidence=self.tree is None,
         )
 
     def _tree_size(self, depth: int) -> TreeSize:
