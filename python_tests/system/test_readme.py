@@ -96,8 +96,8 @@ PRINTED = {
     "fits_in_memory": "passes of the target: ",
     "in_generate": "as without a chain: True",
     "mixed_batch": "row 1 alone has the same tokens: True",
+    "one_screen": "as ps.Chain: True",
     "own_drafter": "as plain decoding: True",
-    "own_loop": "as plain decoding: True",
     "three_levels": "target: ",
 }
 
@@ -111,6 +111,15 @@ def test_an_example_runs_and_prints_what_it_shows(
     runpy.run_path(str(path), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith(PRINTED[path.stem]) for line in lines), lines
+
+
+def test_architecture_opens_with_the_one_screen() -> None:
+    source = (ROOT / "examples" / "one_screen.py").read_text(encoding="utf-8")
+    [block] = [block for block in PYTHON if block.page == "docs/architecture.md"]
+    assert block.text in source
+    screen = block.text[block.text.index("def generate") :]
+    assert screen.rstrip().endswith("return text[len(prompt) :]")
+    assert screen.count("\n") <= 60
 
 
 def test_every_example_stands_on_a_page() -> None:

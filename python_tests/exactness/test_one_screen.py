@@ -1,0 +1,163 @@
+"""Random chains against the loop of examples/one_screen.py: every row of `Chain` has its tokens."""
+
+from __future__ import annotations
+
+import functools
+import runpy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import toy_rows
+from device_rounds import counted
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from toy import ToyLevel
+from transformers import AutoModelForCausalLM
+
+import polyspec_ext as ps
+from polyspec_ext import tiny
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "one_screen.py"
+generate = runpy.run_path(str(EXAMPLE))["generate"]
+VOCAB = 9
+
+sampling = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.6, 1.0, 1.0, 1.7]),
+        "top_k": st.sampled_from([0, 0, 0, 4]),
+        "top_p": st.sampled_from([1.0, 1.0, 0.8]),
+        "min_p": st.sampled_from([0.0, 0.0, 0.1]),
+        "seed": st.sampled_from([0, 1, 7, 2**63, 2**64 - 1]),
+    }
+)
+
+
+class Row(NamedTuple):
+    """A request of a batch."""
+
+    prompt: list[int]
+    max_new_tokens: int
+    eos: list[int]
+    sampling: dict[str, Any]
+
+
+def rows(prompts: st.SearchStrategy[list[int]], most: int) -> st.SearchStrategy[list[Row]]:
+    eos = st.sets(st.integers(0, VOCAB - 1), max_size=1).map(list)
+    row = st.builds(Row, prompts, st.integers(0, most), eos, sampling)
+    return st.lists(row, min_size=1, max_size=5)
+
+
+class Shape(NamedTuple):
+    """A chain but for its levels."""
+
+    window: list[int]
+    rounds: list[int]
+    tail: int
+    rule: str
+    sync_each_step: bool | None
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `Chain`."""
+        return self._asdict()
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    levels = draw(st.integers(1, 4))
+    window = draw(
+        st.lists(st.sampled_from([1, 2, 3, 5, 8, 0]), min_size=levels - 1, max_size=levels - 1)
+    )
+    rounds = draw(
+        st.lists(
+            st.sampled_from([1, 2, 3, 0]), min_size=max(0, levels - 2), max_size=max(0, levels - 2)
+        )
+    )
+    tail = draw(st.integers(0, 3)) if levels > 2 else 0
+    # Without the host's reading a round must be bounded.
+    sync = draw(st.sampled_from([False, None])) if all(rounds) else None
+    return Shape(window, rounds, tail, draw(st.sampled_from(["token", "token", "block"])), sync)
+
+
+def batch_of(chain: ps.Chain, batch: list[Row]) -> list[list[int]]:
+    """Return the new tokens of each row of one call, up to its EOS."""
+    names = list(batch[0].sampling)
+    out = chain.generate(
+        [row.prompt for row in batch],
+        [row.max_new_tokens for row in batch],
+        eos_token_id=[row.eos for row in batch],
+        **{name: [row.sampling[name] for row in batch] for name in names},
+    )
+    return [
+        out.sequences[b, len(row.prompt) :][: out.requests[b].num_new_tokens].tolist()
+        for b, row in enumerate(batch)
+    ]
+
+
+def screen(levels: list[Any], shape: Shape, row: Row) -> list[int]:
+    """Return the tokens of the loop on one screen."""
+    window, rounds, tail, rule, _ = shape
+    options = {"rounds": rounds, "tail": tail, "rule": rule, "eos": row.eos, **row.sampling}
+    tokens: list[int] = generate(levels, window, row.prompt, row.max_new_tokens, **options)
+    return tokens
+
+
+PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6)
+
+
+@settings(max_examples=400)
+@given(shapes(), rows(PROMPTS, 30), st.sampled_from([0.6, 1.2]))
+def test_every_row_of_a_chain_is_that_of_the_one_screen(
+    shape: Shape, batch: list[Row], scale: float
+) -> None:
+    """Toy levels, one cache per row: a wrong cached length shows in the logits."""
+    seeds = range(11, 12 + len(shape.window))
+    levels = [toy_rows.Staying(VOCAB, seed, scale) for seed in seeds]
+    chain = ps.Chain(levels, **shape.options())
+    with counted() as read:
+        tokens = batch_of(chain, batch)
+    event(f"{len(levels)} levels, without the host: {bool(read)}")
+    for row, found in zip(batch, tokens, strict=True):
+        alone: list[Any] = [ToyLevel(VOCAB, seed, scale) for seed in seeds]
+        assert found == screen(alone, shape, row)
+
+
+@functools.cache
+def shipped(name: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny.path(name), dtype="float32")
+
+
+def packed(names: tuple[str, ...]) -> list[Any]:
+    """Return levels whose logits do not depend on the batch."""
+    return [
+        ps.HuggingFaceLevel(shipped(name), name=f"{i}", pack=True) for i, name in enumerate(names)
+    ]
+
+
+@functools.cache
+def shipped_levels(names: tuple[str, ...], use: str) -> list[Any]:
+    return packed(names)
+
+
+QUESTIONS = tiny.prompt_ids(["How many legs have 2 cows?", "What is 3 + 4?", "Tom has 3 bags."])
+
+
+@settings(max_examples=25)
+@given(
+    shapes().filter(lambda shape: len(shape.window) > 0),
+    rows(st.sampled_from(QUESTIONS), 24),
+    st.integers(0, 12),
+)
+def test_the_shipped_models(shape: Shape, batch: list[Row], more: int) -> None:
+    """Two calls, the second of which goes on with the caches of the first."""
+    names = ("target", *["middle"] * (len(shape.window) - 1), "drafter")
+    eos = list(shipped_levels(names, "chain")[0].eos_token_ids)
+    batch = [row._replace(eos=eos) for row in batch]
+    chain = ps.Chain(shipped_levels(names, "chain"), **shape.options())
+    alone = shipped_levels(names, "alone")
+    for _ in range(2):
+        texts = batch_of(chain, batch)
+        for row, found in zip(batch, texts, strict=True):
+            assert found == screen(alone, shape, row)
+        pairs = zip(batch, texts, strict=True)
+        batch = [row._replace(prompt=row.prompt + text, max_new_tokens=more) for row, text in pairs]
